@@ -28,6 +28,7 @@ MAX_LEVELS: Final[int]
 COLLECTIVE_OPS: Final[tuple[str, ...]]
 ALGORITHMS: Final[tuple[str, ...]]
 STATUS_SENTENCES: Final[tuple[str, ...]]
+PIPELINE_SCHEDULES: Final[tuple[str, ...]]
 PIPELINE_SENTENCES: Final[tuple[str, ...]]
 
 MESH_ALGORITHMS: Final[tuple[str, ...]]

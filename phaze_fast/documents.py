@@ -1,4 +1,4 @@
-"""Plain data as YAML and JSON text, and the hash of its content.
+"""Plain data as YAML and JSON text, the hash of its content, and presets by name.
 
 Faults are an `InvalidInputError` with the file and the line. No pickle is ever loaded.
 """
@@ -12,15 +12,19 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, nearest
 
 __all__ = [
+    "Presets",
     "digest",
     "parse_json",
     "parse_text",
@@ -239,6 +243,75 @@ def read_document(path: str | Path) -> Any:
     """
     path = Path(path)
     return parse_text(read_text(path), str(path), json_only=path.suffix == ".json")
+
+
+T = TypeVar("T")
+
+
+class Presets(Generic[T]):
+    """Records of one kind that come with the package, by name, or read from a file in their place.
+
+    Each preset is one YAML file in a folder of the package: adding a file adds a preset. Names are
+    the same in upper and lower case. Records are frozen, so each is made once.
+
+    Parameters
+    ----------
+    what
+        What messages call one, such as ``chip``.
+    folder
+        Package and path of the folder, such as ``phaze_fast.hardware/data/chips``.
+    read
+        Makes a record of plain data and the name of their source, as `Record.from_dict` does.
+    """
+
+    def __init__(self, what: str, folder: str, read: Callable[[Any, str], T]) -> None:
+        self._what, self._folder, self._read = what, folder, read
+        self._made: dict[str, T] = {}
+
+    def file(self, name: str) -> Traversable:
+        """Return a file of the folder."""
+        package, _, path = self._folder.partition("/")
+        return resources.files(package) / path / name
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of all presets, sorted."""
+        files = (file.name for file in self.file("").iterdir())
+        return tuple(sorted(name[:-5] for name in files if name.endswith(".yaml")))
+
+    def load(self, name_or_path: str | Path) -> T:
+        """Return a preset by its name, or read a YAML or JSON file.
+
+        Raises
+        ------
+        InvalidInputError
+            Where there is no such preset or file, or the file is not accepted.
+        """
+        text = str(name_or_path)
+        path = isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json"))
+        if path or "/" in text:
+            return self.from_file(name_or_path)
+        name = text.lower()
+        if name not in self._made:
+            self._made[name] = self.preset(name)
+        return self._made[name]
+
+    def from_file(self, path: str | Path) -> T:
+        """Read a file of the user's."""
+        return self._read(read_document(path), str(path))
+
+    def preset(self, name: str) -> T:
+        """Make a preset; other kinds of presets override it."""
+        self.check(name)
+        return self._read(parse_text(self.file(f"{name}.yaml").read_text("utf-8"), name), name)
+
+    def check(self, name: str) -> None:
+        """Raise an `InvalidInputError` with the nearest name where no preset is called so."""
+        if name not in self.names:
+            raise InvalidInputError(
+                f"{self._what}: {name!r} is neither a preset nor a .yaml or .json file; "
+                f"{nearest(name, self.names)}"
+            )
 
 
 def to_yaml(data: object) -> str:

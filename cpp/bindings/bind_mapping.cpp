@@ -258,8 +258,8 @@ void bind_mapping(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(MapEdgeRecord, from, to, kind, again, bytes);
   PYBIND11_NUMPY_DTYPE(MapRulesRecord, x_bytes_per_s, y_bytes_per_s, hop_s, capacity_bytes,
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,
-                       gradient_bytes, state_bytes, step_bytes, boundary_bytes, micro_batches, modes,
-                       volume, linear, stream_shared, chunks, zero_bubble, fabric, pieces,
+                       gradient_bytes, state_bytes, step_bytes, boundary_bytes, micro_batches,
+                       modes, volume, linear, stream_shared, chunks, zero_bubble, fabric, pieces,
                        outer_tail_s, stream_link_s, stream_both_s, first_stage, pipeline_stages,
                        other_sum_s, other_slowest_s, other_tail_s);
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,

@@ -138,6 +138,11 @@ std::int32_t check(std::int32_t code, std::int64_t stages, std::int64_t chunks,
 }  // namespace
 
 void bind_pipeline(py::module_& module) {
+  py::tuple names(kPipelineScheduleCount);
+  for (int i = 0; i < kPipelineScheduleCount; ++i) {
+    names[static_cast<std::size_t>(i)] = py::str(name(static_cast<PipelineSchedule>(i)));
+  }
+  module.attr("PIPELINE_SCHEDULES") = names;
   py::tuple sentences(kPipelineStatusCount);
   for (int i = 0; i < kPipelineStatusCount; ++i) {
     sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PipelineStatus>(i)));

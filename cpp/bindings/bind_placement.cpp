@@ -158,8 +158,9 @@ void bind_placement(py::module_& module) {
   module.attr("MAX_PLACED_LAYERS") = kMaxPlacedLayers;
   module.attr("MAX_VARIANTS") = kMaxVariants;
   module.def("place_published", &published, py::arg("tables"), py::arg("ptr"),
-             py::arg("memory_bytes"), py::arg("devices"), py::arg("micro_batches"), py::arg("width"),
-             py::arg("recompute"), py::arg("stages"), py::arg("replicas"), py::arg("threads"));
+             py::arg("memory_bytes"), py::arg("devices"), py::arg("micro_batches"),
+             py::arg("width"), py::arg("recompute"), py::arg("stages"), py::arg("replicas"),
+             py::arg("threads"));
   module.def("place_pipeline", &pipeline, py::arg("tables"), py::arg("memory_bytes"),
              py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("micro_batches"),
              py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("best_only"),

@@ -331,11 +331,10 @@ class PyPlanSpace {
 void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, end, unused);
-  PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep,
-                       micro_batch, message_bytes, gathered_bytes, copied_parameters, sent_bytes,
-                       variants, way);
-  PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, stages, vpp, zero, rank_order,
-                       dp, micro_batches, shard);
+  PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, micro_batch, message_bytes, gathered_bytes,
+                       copied_parameters, sent_bytes, variants, way);
+  PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, stages, vpp, zero, rank_order, dp,
+                       micro_batches, shard);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,
                        bucket_bytes, contention, hbm_byte_j, network_byte_j, gather_bytes,
                        workspace_bytes, late_gradients, unused);

@@ -1,7 +1,7 @@
 #include "phaze/placement.hpp"
 
 #include "bytes.hpp"
-#include "placement/placement_tables.hpp"
+#include "plan/placement_tables.hpp"
 
 namespace phaze::fuzz {
 namespace {

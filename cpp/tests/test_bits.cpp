@@ -9,7 +9,7 @@
 #include "phaze/op_cost.hpp"
 #include "phaze/placement.hpp"
 #include "phaze/silicon.hpp"
-#include "placement/placement_tables.hpp"
+#include "plan/placement_tables.hpp"
 #include "wafer/mapping_chain.hpp"
 
 namespace {

@@ -12,7 +12,7 @@
 #include "phaze/layer_batch.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/placement.hpp"
-#include "placement/placement_tables.hpp"
+#include "plan/placement_tables.hpp"
 
 namespace {
 

@@ -166,16 +166,16 @@ void draw_layouts(Numbers& numbers, int blocks, Model* m) {
       l.stages = 1 << numbers.below(3);
       const auto schedule = static_cast<PipelineSchedule>(l.schedule);
       l.vpp = schedule == PipelineSchedule::kInterleaved
-                             ? 2
-                             : (schedule >= PipelineSchedule::kZeroBubbleV ? 2 : 1);
+                  ? 2
+                  : (schedule >= PipelineSchedule::kZeroBubbleV ? 2 : 1);
       l.dp = own.ep << numbers.below(2);
       l.micro_batches = (1 + numbers.below(3)) * 2 * l.stages;
       l.zero = numbers.below(4);
       l.rank_order = numbers.below(2);
       if (l.zero > 0 && numbers.below(3) == 0) l.shard = own.ep;
       const bool fits = l.stages * l.dp <= most && l.stages * l.vpp <= blocks;
-      if (!fits || (l.stages > 1 && check_schedule(schedule, l.stages, l.vpp,
-                                                   l.micro_batches) != PipelineStatus::kOk)) {
+      if (!fits || (l.stages > 1 && check_schedule(schedule, l.stages, l.vpp, l.micro_batches) !=
+                                        PipelineStatus::kOk)) {
         continue;
       }
       if (l.stages == 1) l.schedule = 0, l.vpp = 1;

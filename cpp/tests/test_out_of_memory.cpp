@@ -18,7 +18,7 @@
 #include "phaze/op_cost.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/placement.hpp"
-#include "placement/placement_tables.hpp"
+#include "plan/placement_tables.hpp"
 #include "wafer/mapping_chain.hpp"
 
 namespace {

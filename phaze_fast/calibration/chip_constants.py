@@ -13,7 +13,7 @@ from phaze_fast import _core
 from phaze_fast.calibration.fit import Constant
 from phaze_fast.calibration.fitted import Calibrated, calibrated
 from phaze_fast.cost.machines import machines
-from phaze_fast.cost.measurements import Measurements, read_measurements
+from phaze_fast.cost.validation import Measurements, read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.tuning import AttentionKernel

@@ -12,8 +12,13 @@ from phaze_fast.calibration.collective_tables import CollectiveRows, read_collec
 from phaze_fast.calibration.fit import Constant
 from phaze_fast.calibration.fitted import Calibrated, calibrated
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.collective_tuning import CollectiveTuning
-from phaze_fast.hardware.fabric import FlatFabric, MeshFabric, TieredFabric, TorusFabric
+from phaze_fast.hardware.fabric import (
+    CollectiveTuning,
+    FlatFabric,
+    MeshFabric,
+    TieredFabric,
+    TorusFabric,
+)
 
 __all__ = ["calibrate_fabric"]
 

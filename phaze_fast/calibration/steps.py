@@ -15,7 +15,7 @@ from typing import Any
 from phaze_fast.calibration.published import RowRefusedError
 from phaze_fast.calibration.statistics import ErrorSummary, summarise
 from phaze_fast.calibration.validation import csv_rows
-from phaze_fast.cost.measurements import measured_model
+from phaze_fast.cost.validation import measured_model
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
 from phaze_fast.hardware import Accelerator, Cluster, FlatFabric

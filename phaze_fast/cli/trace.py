@@ -78,7 +78,7 @@ def _traced(target: str, how: Tracing) -> GraphModel:
     path = Path(target)
     if path.is_dir() or target.endswith(".json"):
         from phaze_fast.documents import read_document
-        from phaze_fast.models.torch_hf import trace_hf
+        from phaze_fast.models.huggingface import trace_hf
 
         file = path / "config.json" if path.is_dir() else path
         title = file.resolve().parent.name if file.name == "config.json" else file.stem

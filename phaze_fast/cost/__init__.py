@@ -1,6 +1,5 @@
-"""The cost model: seconds and joules of operators and collectives on chips and fabrics."""
+"""The cost model: seconds and joules of operators and collectives on chips and interconnects."""
 
-from phaze_fast.cost.cache import CacheInfo, cost_cache_clear, cost_cache_info
 from phaze_fast.cost.collectives import (
     CollectiveCost,
     CollectiveTimes,
@@ -8,10 +7,23 @@ from phaze_fast.cost.collectives import (
     collective_batch,
     message_batch,
 )
-from phaze_fast.cost.costs import Costs
-from phaze_fast.cost.engine import estimate_costs
-from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
-from phaze_fast.cost.single import OperatorCost, array_cycles, gemm, operator_costs
+from phaze_fast.cost.engine import (
+    CacheInfo,
+    Costs,
+    cost_cache_clear,
+    cost_cache_info,
+    estimate_costs,
+    roofline_work_s,
+)
+from phaze_fast.cost.operators import (
+    OperatorCost,
+    array_cycles,
+    attention_ops,
+    gemm,
+    operator_costs,
+    product_ops,
+    vector_ops,
+)
 from phaze_fast.cost.validation import ColumnError, Validation, validate
 
 __all__ = [
@@ -33,6 +45,7 @@ __all__ = [
     "message_batch",
     "operator_costs",
     "product_ops",
+    "roofline_work_s",
     "validate",
     "vector_ops",
 ]

@@ -1,33 +1,190 @@
 """Time and energy of every operator of operator graphs on every chip of a batch.
 
-Work is shared: operators of equal shape are priced once, and so are chips that do not differ in
-what an operator sees. Answers are kept by the content of the query.
+Operators of equal shape are priced once, and so are chips that do not differ in what an operator
+reads of them. Answers are cached by the content of the query.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.cost.cache import answers
-from phaze_fast.cost.collectives import AnyFabric
-from phaze_fast.cost.costs import Costs, CostTable
+from phaze_fast.caching import LruCache
+from phaze_fast.cost.collectives import AnyFabric, collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
-from phaze_fast.cost.network import collectives_s, rank_groups
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import FORMATS, LayerGraph, OpGraph
+from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
 
-__all__ = ["distinct_operators", "estimate_costs"]
+__all__ = [
+    "CacheInfo",
+    "CostTable",
+    "Costs",
+    "cost_cache_clear",
+    "cost_cache_info",
+    "distinct_operators",
+    "estimate_costs",
+    "roofline_work_s",
+]
 
 Array = np.ndarray[Any, Any]
+
+
+@lru_cache(maxsize=256)
+def _rings(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Positions of the collectives of attention in a ring."""
+    return tuple(k for k, name in enumerate(names) if name.endswith(RING))
+
+
+class CostTable(NamedTuple):
+    """Distinct operators on the chips that are distinct to them."""
+
+    time_s: Array
+    one_core_s: Array
+    bound_s: Array
+    dynamic_j: Array
+    chip_of: Array
+    """Which of its rows each chip is."""
+    column_of: Array
+    """Which of its columns each operator is; -1 where it is in the other table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Time and energy of the operators of several graphs on several chips.
+
+    Answers are kept once per distinct shape and chip; `time_s` and the others lay out what is asked
+    for, one row per chip and one column per operator of a graph.
+    """
+
+    graphs: tuple[OpGraph, ...]
+    chips: int
+    cores: Array
+    """Tensor cores, vector cores and networks (1) of each chip, shape (chips, 3)."""
+    evaluations: int
+    """Pairs of distinct operator and distinct chip that were priced."""
+    _tables: tuple[CostTable, ...]
+    _static_w: Array
+    _ends: tuple[int, ...]
+    _network_s: tuple[Array, ...]
+    _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
+    """Of each graph that was asked for: tables, which operators are theirs, and their columns."""
+
+    _contention: float = 0.0
+
+    def _places_of(self, graph: int) -> list[tuple[int, Array, Array]]:
+        known = self._places.get(graph)
+        if known is None:
+            ops = slice(self._ends[graph], self._ends[graph + 1])
+            known = []
+            for at, table in enumerate(self._tables):
+                columns = table.column_of[ops]
+                mine = np.flatnonzero(columns >= 0)
+                if len(mine):
+                    known.append((at, mine, columns[mine]))
+            self._places[graph] = known
+        return known
+
+    def _look_up(self, name: str, graph: int, chip: int | None) -> Array:
+        if not 0 <= graph < len(self.graphs):
+            last = len(self.graphs) - 1
+            raise InvalidInputError(f"graph: {graph!r} is not accepted; expected 0 to {last}")
+        if chip is not None and not 0 <= chip < self.chips:
+            raise InvalidInputError(
+                f"chip: {chip!r} is not accepted; expected 0 to {self.chips - 1}"
+            )
+        rows = slice(None) if chip is None else slice(chip, chip + 1)
+        found = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
+        for at, mine, columns in self._places_of(graph):
+            table = self._tables[at]
+            values: Array = getattr(table, name)
+            found[:, mine] = values.take(columns, axis=1).take(table.chip_of[rows], axis=0)
+        return found
+
+    def at(self, chips: Array) -> Costs:
+        """Those of some chips, by position."""
+        tables = [table._replace(chip_of=table.chip_of[chips]) for table in self._tables]
+        return replace(
+            self,
+            chips=len(chips),
+            cores=self.cores[chips],
+            _tables=tuple(tables),
+            _static_w=self._static_w[chips],
+        )
+
+    def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
+        """Those with collectives of some groups of devices (`phaze_fast.opgraph.GROUPS`) free.
+
+        A `share` below 1 takes away only so much of their seconds.
+        """
+        codes = [GROUPS.index(name) for name in groups]
+        network = tuple(
+            np.where(np.isin(graph.ops["group"], codes), (1.0 - share) * seconds, seconds)
+            for graph, seconds in zip(self.graphs, self._network_s, strict=True)
+        )
+        return replace(self, _network_s=network)
+
+    def with_contention(self, contention: float) -> Costs:
+        """Those in which work loses so much of each second of a collective beside it."""
+        return replace(self, _contention=contention)
+
+    def _exposed_s(self, graph: int, chip: int | None) -> Array:
+        """Seconds of collectives; of a ring those that outlast or slow the attention beside it."""
+        network, names = self._network_s[graph], self.graphs[graph].names
+        rings = _rings(names)
+        if not rings:
+            return network
+        hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
+        beside = self._look_up("time_s", graph, chip)[:, hides]
+        found = np.repeat(network[None, :], len(beside), axis=0)
+        ring_s = network[list(rings)]
+        found[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
+        return found
+
+    def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Seconds on all cores, shape (chips, operators); collectives over the fabric."""
+        found: Array = self._look_up("time_s", graph, chip) + self._exposed_s(graph, chip)
+        return found
+
+    def one_core_s(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Seconds on one core of each type, shape (chips, operators)."""
+        found: Array = self._look_up("one_core_s", graph, chip) + self._exposed_s(graph, chip)
+        return found
+
+    def bound_s(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Lower bounds of `time_s`, shape (chips, operators)."""
+        found: Array = self._look_up("bound_s", graph, chip) + self._exposed_s(graph, chip)
+        return found
+
+    @property
+    def static_w(self) -> Array:
+        """Watts of each chip that flow whatever runs, shape (chips,)."""
+        return self._static_w
+
+    def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Joules on the chip but for those of `static_w`, shape (chips, operators)."""
+        return self._look_up("dynamic_j", graph, chip)
+
+    def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Joules on the chip, shape (chips, operators); none while the network is at work."""
+        watts = self._static_w if chip is None else self._static_w[chip : chip + 1]
+        found = self.dynamic_j(graph, chip)
+        found += watts[:, None] * self._look_up("time_s", graph, chip)
+        return found
+
+    def total_s(self) -> Array:
+        """Seconds of each graph if its operators follow one another, shape (graphs, chips)."""
+        return np.array([self.time_s(i).sum(axis=1) for i in range(len(self.graphs))])
+
 
 _SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epilogue", "function")
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity is not speed
@@ -109,6 +266,43 @@ def _bounded(ops: Array, asked: Machines, threads: int) -> tuple[Array, ...]:
     return bounds, bounds, bounds, np.zeros_like(bounds)
 
 
+class CacheInfo(NamedTuple):
+    """Counters of the cache of operator costs."""
+
+    hits: int
+    misses: int
+    entries: int
+    bytes: int
+
+
+_answers: LruCache[bytes, tuple[Array, ...]] = LruCache(
+    64 * 2**20, lambda arrays: sum(array.nbytes for array in arrays)
+)
+
+
+def cost_cache_info() -> CacheInfo:
+    """Return how often the cache of operator costs could answer, and what it holds.
+
+    Examples
+    --------
+    >>> cost_cache_info().hits >= 0
+    True
+    """
+    return CacheInfo(_answers.hits, _answers.misses, len(_answers), _answers.size)
+
+
+def cost_cache_clear() -> None:
+    """Drop all operator costs and set the counters to zero.
+
+    Examples
+    --------
+    >>> cost_cache_clear()
+    >>> cost_cache_info().entries
+    0
+    """
+    _answers.clear()
+
+
 def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
     """Time on all cores and on one, bound and energy without static power; looked up first."""
     parts = (ops, *asked.arguments[:3], np.array(asked.precision), asked.prices)
@@ -116,7 +310,7 @@ def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[
     for part in parts:
         digest.update(part.tobytes())
         digest.update(len(part).to_bytes(8, "little"))
-    found = answers.get(digest.digest())
+    found = _answers.get(digest.digest())
     if found is None:
         tables = [np.empty((len(asked), len(ops))) for _ in range(4)]
         step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
@@ -133,7 +327,7 @@ def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[
         found = tuple(tables)
         for table in found:
             table.setflags(write=False)
-        answers.put(digest.digest(), found)
+        _answers.put(digest.digest(), found)
     return found
 
 
@@ -271,3 +465,77 @@ def estimate_costs(
         _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),
     )
+
+
+# ---- rooflines of whole layers ----
+
+
+def _before(graphs: list[OpGraph]) -> tuple[Array, Array]:
+    """Nodes that each node waits for, numbered through all graphs: pointers and positions."""
+    waits: list[list[int]] = []
+    for graph in graphs:
+        first = len(waits)
+        waits += [[] for _ in range(len(graph))]
+        for earlier, later in graph.edges():
+            waits[first + later].append(first + earlier)
+    pointers = np.array([0, *accumulate(len(w) for w in waits)], dtype=np.int64)
+    return pointers, np.array([b for w in waits for b in w], dtype=np.int32)
+
+
+def roofline_work_s(
+    graph: LayerGraph,
+    records: Array,
+    cluster: Cluster,
+    like: Accelerator,
+    threads: int | None = None,
+    expert_stride: int | None = None,
+    hidden: Mapping[str, float] | None = None,
+) -> Array:
+    """Bound the seconds of all layers, forward and backward, from below on each of many chips.
+
+    Of every layer it is the longest path of operators, each at its peak-compute and
+    compulsory-traffic bound, collectives as they are. A roofline holds on one core as well as on
+    all. The GIL is released; memory does not grow with the chips but by the answer.
+
+    Parameters
+    ----------
+    graph
+        Layers under a strategy, each as often as it occurs.
+    records
+        Chips, such as `ArchitectureSpace.chips`.
+    cluster
+        What collectives run over.
+    like
+        The chip whose tuning, launch latency and formats the chips share.
+    threads
+        At most this many, by default all cores; the result does not depend on it.
+    expert_stride
+        As in `estimate_costs`.
+    hidden
+        Shares of the seconds of collectives that other work hides, by group of devices.
+
+    Examples
+    --------
+    >>> from phaze_fast import ArchitectureSpace, layer_graph, models
+    >>> space = ArchitectureSpace.tpuv4_area()
+    >>> pod = Cluster(devices=8, fabric="tpuv4-pod")
+    >>> graph = layer_graph(models.load("bertlarge"))
+    >>> roofline_work_s(graph, space.chips, pod, space.spec.base).shape == (len(space),)
+    True
+    """
+    flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
+    asked = machines(records, like=like)
+    groups = rank_groups(graph, expert_stride)
+    shapes, which = distinct_operators(np.concatenate([part.ops for part in flat]))
+    shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
+    network_s = [collectives_s(part, cluster, groups) * shares[part.ops["group"]] for part in flat]
+    paths = (
+        np.array([0, *accumulate(len(part) for part in flat)], dtype=np.int64),
+        which.astype(np.int32),
+        np.concatenate(network_s),
+        *_before(flat),
+        np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
+    )
+    sized = in_format(shapes, asked.precision)
+    found: Array = _core.path_bounds(sized, *asked.arguments, paths, thread_count(threads))
+    return found

@@ -1,21 +1,34 @@
-"""Single operators, from their shapes to the records that the cost kernels read.
+"""Single operators: their records from their shapes, and their costs on one chip with a breakdown.
 
-Graphs come with their operators; this is for asking about operators on their own. Bytes are counted
-as in graphs: every array once, bf16 unless told otherwise.
+Graphs come with their operators; these functions serve questions about one operator. Bytes are
+counted as in graphs: every array once, in bf16 unless a format says otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware import Accelerator, EnergyTable, presets
+from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph.graph import KINDS, UNITS
+from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["attention_ops", "product_ops", "vector_ops"]
+__all__ = [
+    "OperatorCost",
+    "array_cycles",
+    "attention_ops",
+    "gemm",
+    "operator_costs",
+    "product_ops",
+    "vector_ops",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -147,3 +160,257 @@ def attention_ops(
     ops["flops"] = (5.0 if backward else 2.0) * one * ops["n"]
     ops["read_bytes"], ops["write_bytes"] = (4.0 * one, 3.0 * one) if backward else (3.0 * one, one)
     return ops
+
+
+# ---- costs on one chip ----
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """One operator on one chip, on all its cores."""
+
+    time_s: float
+    """Of the best mapping, seconds."""
+    one_core_s: float
+    """The same on one core, seconds."""
+    bound_s: float
+    """No mapping is faster."""
+    limit: str
+    """What binds: compute, port, buffer, hbm, power, vector or launch."""
+    compute_s: float
+    """Time of the arrays alone, and so on for each resource."""
+    port_s: float
+    buffer_s: float
+    hbm_s: float
+    power_s: float
+    vector_s: float
+    fill_s: float
+    overhead_s: float
+    """Beginning and ending units of work, on top of compute or port."""
+    fixed_s: float
+    """Launches and the reduction of a split."""
+    dispatch_s: float
+    """What the host adds to an operator timed alone; part of `time_s`."""
+    compute_cycles: float
+    """Cycles of one core's array."""
+    macs: float
+    """Multiply-accumulates of the operator."""
+    port_bytes: float
+    """Through the ports of all cores."""
+    buffer_bytes: float
+    """Through the shared buffer, what is multicast counted once."""
+    hbm_bytes: float
+    """To and from HBM."""
+    utilization: float
+    """Share of the chip's rated peak (of its vector units, for a vector operator)."""
+    energy_j: float
+    """Joules."""
+    dataflow: str
+    """os, ws or is; empty for vector operators."""
+    block: tuple[int, int]
+    """Outputs (m, n) a core works on at a time."""
+    split: int
+    """Parts the inner dimension is cut into."""
+    stays: str
+    """What tiles the buffer keeps: outputs, inputs, weights or nothing."""
+    tiles: tuple[int, int]
+    """How often the kept matrix is cut along its sides."""
+    extrapolated: bool
+    """Whether shape or format lie outside what the chip's constants were fitted on."""
+
+    def __str__(self) -> str:
+        return (
+            f"{format_time(self.time_s)} ({self.limit}-bound, {self.utilization:.0%} of peak; "
+            f"bound {format_time(self.bound_s)}), HBM {format_bytes(self.hbm_bytes)}"
+        )
+
+
+def _outside(chip: Accelerator, op: Any, dtype: Dtype) -> bool:
+    fitted = chip.tuning.fitted_range
+    if fitted is None:
+        return False
+    if dtype not in ("bf16", "fp16"):
+        return True
+    if op["function"] != 0:
+        return False
+    return any(
+        not low <= op[name] <= high
+        for name, (low, high) in (("m", fitted.m), ("k", fitted.k), ("n", fitted.n))
+    )
+
+
+def _of_record(
+    chip: Accelerator, dtype: Dtype, static_w: float, op: Any, row: Any, one_core_s: float
+) -> OperatorCost:
+    alone = chip.tuning.dispatch_s
+    seconds, macs = float(row["time_s"]) + alone, float(row["macs"])
+    # Of the rated peak, which is not always the clock that operators run at.
+    used = 2.0 * macs / (seconds * chip.peak_flops(dtype)) if macs else float(row["utilization"])
+    flow, order = int(row["dataflow"]), int(row["order"])
+    return OperatorCost(
+        time_s=seconds,
+        one_core_s=float(one_core_s) + alone,
+        bound_s=float(row["bound_s"]) + alone,
+        limit=_core.LIMITS[int(row["limit"])],
+        compute_s=float(row["compute_s"]),
+        port_s=float(row["port_s"]),
+        buffer_s=float(row["buffer_s"]),
+        hbm_s=float(row["hbm_s"]),
+        power_s=float(row["power_s"]),
+        vector_s=float(row["vector_s"]),
+        fill_s=float(row["fill_s"]),
+        overhead_s=float(row["overhead_s"]),
+        fixed_s=float(row["fixed_s"]),
+        dispatch_s=alone,
+        compute_cycles=float(row["compute_cycles"]),
+        macs=macs,
+        port_bytes=float(row["port_bytes"]),
+        buffer_bytes=float(row["buffer_bytes"]),
+        hbm_bytes=float(row["hbm_bytes"]),
+        utilization=used,
+        energy_j=float(row["energy_j"]) + static_w * alone,
+        dataflow=_core.DATAFLOWS[flow] if flow >= 0 else "",
+        block=(int(row["block_m"]), int(row["block_n"])),
+        split=int(row["split"]),
+        stays=_core.ORDERS[order] if order >= 0 else "",
+        tiles=(int(row["tiles_i"]), int(row["tiles_j"])),
+        extrapolated=_outside(chip, op, dtype),
+    )
+
+
+def operator_costs(
+    chip: Accelerator | str,
+    ops: Array,
+    dtype: Dtype = "bf16",
+    energy: EnergyTable | None = None,
+) -> list[OperatorCost]:
+    """Cost of single operators on one chip, with everything behind it.
+
+    Where the chip's constants include what the host adds to an operator timed alone, that is part
+    of the times.
+
+    Parameters
+    ----------
+    chip
+        Where they run.
+    ops
+        Records such as `operators.product_ops` makes, or those of a graph.
+    dtype
+        Number format of the operands.
+    energy
+        Prices of events; by default the 7 nm table.
+
+    Raises
+    ------
+    InvalidInputError
+        Where an operator is malformed or too large, or the chip does not multiply the format.
+
+    Examples
+    --------
+    >>> from phaze_fast.cost.operators import vector_ops
+    >>> from phaze_fast.hardware import presets
+    >>> operator_costs(presets.chip("h200"), vector_ops("add", [65536], [2048]))[0].limit
+    'hbm'
+    """
+    chip = presets.chip(chip) if isinstance(chip, str) else chip
+    asked: Machines = machines(chip, dtype, energy=energy)
+    prices = asked.prices
+    ops = in_format(ops, asked.precision)
+    rows = _core.op_costs(ops, *asked.arguments, False, prices, asked.static_w, 1)
+    for op, row in zip(ops, rows, strict=True):
+        if row["status"] != 0:
+            shape = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
+            raise InvalidInputError(f"{shape}: {_core.STATUS_SENTENCES[int(row['status'])]}")
+    alone = _core.op_times(ops, *asked.arguments, True, 1)
+    return [
+        _of_record(chip, dtype, float(asked.static_w[0]), *pair)
+        for pair in zip(ops, rows, alone, strict=True)
+    ]
+
+
+def gemm(
+    chip: Accelerator | str,
+    m: int,
+    k: int,
+    n: int,
+    b: int = 1,
+    dtype: Dtype = "bf16",
+) -> OperatorCost:
+    """Cost of b products of m x k by k x n on a chip, by the best mapping.
+
+    Parameters
+    ----------
+    chip
+        Where it runs, or its name.
+    m, k, n
+        Rows, inner dimension and columns.
+    b
+        Products side by side.
+    dtype
+        Number format of the operands.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a dimension is below 1 or the product is too large.
+
+    Examples
+    --------
+    >>> cost = gemm("tpuv4", 4096, 4096, 4096)
+    >>> cost.limit, cost.utilization > 0.9, cost.bound_s <= cost.time_s
+    ('compute', True, True)
+    """
+    for name, size in (("b", b), ("m", m), ("k", k), ("n", n)):
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
+    return operator_costs(chip, product_ops([(b, m, k, n)]), dtype)[0]
+
+
+def array_cycles(
+    m: int, k: int, n: int, rows: int, cols: int, dataflow: str = "os", overlapped: bool = False
+) -> int:
+    """Cycles of one product of m x k by k x n on one array.
+
+    Parameters
+    ----------
+    m, k, n
+        Rows, inner dimension and columns of the product.
+    rows, cols
+        Of the array.
+    dataflow
+        ``os``, ``ws`` or ``is``: outputs, weights or inputs stay in the array.
+    overlapped
+        Whether a fold loads while the one before it drains. If not, this is what SCALE-Sim v3
+        reports plus one, since it gives the number of the last cycle.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a size is below 1 or above 2^40, or the count exceeds 2^63 - 1.
+
+    Examples
+    --------
+    >>> array_cycles(512, 1024, 1024, 128, 128)
+    40896
+    >>> array_cycles(512, 1024, 1024, 128, 128, overlapped=True)
+    33022
+    """
+    if dataflow not in _core.DATAFLOWS:
+        raise InvalidInputError(
+            f"dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _core.DATAFLOWS)}"
+        )
+    for name, size in (("m", m), ("k", k), ("n", n), ("rows", rows), ("cols", cols)):
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
+    try:
+        sizes = np.array([[m], [k], [n], [rows], [cols]], dtype=np.int64)
+    except OverflowError:
+        raise InvalidInputError("a size is too large; expected at most 2^40") from None
+    flow = np.array([_core.DATAFLOWS.index(dataflow)], dtype=np.int32)
+    counts, states = _core.array_cycles(
+        sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], flow, overlapped, 1
+    )
+    if states[0] != 0:
+        asked = f"{m}x{k}x{n} on {rows}x{cols}"
+        raise InvalidInputError(f"{asked}: {_core.STATUS_SENTENCES[int(states[0])]}")
+    return int(counts[0])

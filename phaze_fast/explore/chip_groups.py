@@ -14,10 +14,9 @@ import numpy as np
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.explore.variants import Variant, variants_of
 from phaze_fast.hardware import Accelerator, ArchitectureSpace
-from phaze_fast.hardware.named_axes import FP8_RATE
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.price import Prices
-from phaze_fast.hardware.space_limits import area_terms, why_empty
+from phaze_fast.hardware.space_spec import FP8_RATE
 
 __all__ = ["ChipGroups"]
 
@@ -106,13 +105,13 @@ class ChipGroups:
             Where no chip passes its limits.
         """
         if not len(space):
-            raise InfeasibleError(why_empty(space))
+            raise InfeasibleError(space.why_empty())
         spec = space.spec
         found = cls.of_records(space.chips, space.area_mm2, spec.base)
         cut = spec.package is None and ("dies" in spec.axes or spec.base.dies > 1)
         found = replace(
             found,
-            prices=Prices.at_node(area_terms(spec).process_nm),
+            prices=Prices.at_node(spec.area_terms.process_nm),
             package=PackageModel() if cut else spec.package,
         )
         if not spec.varies_step:

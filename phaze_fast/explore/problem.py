@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.cost.paths import roofline_work_s
+from phaze_fast.cost.engine import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.explore.bounds import (

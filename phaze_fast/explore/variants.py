@@ -17,7 +17,7 @@ import numpy as np
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, FlatFabric, TieredFabric
-from phaze_fast.hardware.named_axes import FP8_RATE
+from phaze_fast.hardware.space_spec import FP8_RATE
 from phaze_fast.models import Model
 from phaze_fast.planning import PlanEvaluator, Training
 from phaze_fast.software import BF16, load_precision

@@ -1,7 +1,6 @@
 """Hardware as validated records: chips, fabrics, clusters, wafers, areas, prices and spaces."""
 
 from phaze_fast.hardware import presets
-from phaze_fast.hardware.calibration import Calibration, CalibrationState
 from phaze_fast.hardware.chip import (
     Accelerator,
     Buffer,
@@ -11,9 +10,9 @@ from phaze_fast.hardware.chip import (
     VectorCore,
     chip_records,
 )
-from phaze_fast.hardware.cluster import Cluster
 from phaze_fast.hardware.die import Die, WaferRules
 from phaze_fast.hardware.fabric import (
+    Cluster,
     Fabric,
     FlatFabric,
     MeshFabric,
@@ -43,6 +42,8 @@ from phaze_fast.hardware.space import ArchitectureSpace, SpaceChunk
 from phaze_fast.hardware.space_spec import AreaLimit, SpaceSpec
 from phaze_fast.hardware.tuning import (
     AttentionTuning,
+    Calibration,
+    CalibrationState,
     FittedRange,
     FunctionCost,
     Tuning,

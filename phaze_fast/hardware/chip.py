@@ -6,18 +6,15 @@ else, a buffer they share, and memory beside the chip. On a GPU a "tensor core" 
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from phaze_fast import _core
+from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.calibration import Calibration, calibration_of
-from phaze_fast.hardware.preset_files import is_file, read_preset
-from phaze_fast.hardware.tuning import AttentionKernel, Tuning
+from phaze_fast.hardware.tuning import AttentionKernel, Calibration, Tuning, calibration_of
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -34,6 +31,7 @@ from phaze_fast.records import (
 from phaze_fast.units import KIB, format_bandwidth, format_bytes, format_flops
 
 __all__ = [
+    "CHIPS",
     "Accelerator",
     "Buffer",
     "Dtype",
@@ -42,7 +40,6 @@ __all__ = [
     "TensorCore",
     "VectorCore",
     "chip_records",
-    "load_chip",
 ]
 
 Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8", "fp32", "tf32"]
@@ -300,13 +297,5 @@ def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarr
     return table
 
 
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> Accelerator:
-    return Accelerator.from_dict(read_preset("chips", "chip", name), name)
-
-
-def load_chip(name_or_path: str | Path) -> Accelerator:
-    """Load a chip by preset name, or from a YAML or JSON file; see `presets.chip`."""
-    if is_file(name_or_path):
-        return Accelerator.from_file(name_or_path)
-    return _preset(str(name_or_path))
+CHIPS = Presets("chip", "phaze_fast.hardware/data/chips", Accelerator.from_dict)
+"""Chips that come with the package; see `presets.chip`."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from phaze_fast.hardware.chip import Accelerator, load_chip
+from phaze_fast.hardware.chip import CHIPS, Accelerator
 from phaze_fast.hardware.silicon import FULL_AREA, area
 from phaze_fast.records import (
     Bandwidth,
@@ -31,7 +31,7 @@ FewOrNone = Annotated[int, Field(strict=True, ge=0, le=4096)]
 
 
 def _named_chip(value: object) -> object:
-    return load_chip(value) if isinstance(value, str) else value
+    return CHIPS.load(value) if isinstance(value, str) else value
 
 
 class WaferRules(Record):

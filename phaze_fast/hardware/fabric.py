@@ -1,18 +1,20 @@
-"""The wiring between devices: flat, tiered, torus and mesh fabrics.
+"""Interconnects between devices: flat, tiered, torus and mesh, and clusters of devices on one.
 
-Ranks are numbered innermost first: on tiers, rank 0..7 share a node of 8; on a torus, rank r sits
-at coordinate r mod dims[0] of the first dimension.
+Ranks are numbered innermost first: on tiers, rank 0..7 share a node of 8; on a torus, rank r has
+coordinate r mod dims[0] in the first dimension. How a communication library uses the links of a
+tier is data as well: an ideal interconnect needs none; for clusters of GPUs the constants are
+fitted to measured collectives or follow from published figures, and `sources` says which.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     Field,
     SerializerFunctionWrapHandler,
     TypeAdapter,
@@ -22,25 +24,177 @@ from pydantic import (
 )
 
 from phaze_fast import _core
-from phaze_fast.documents import read_document
+from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.collective_tuning import CollectiveTuning, fill_protocols
-from phaze_fast.hardware.preset_files import is_file, preset_names, read_preset
-from phaze_fast.records import Bandwidth, Count, Record, Seconds, explain
+from phaze_fast.hardware.chip import CHIPS, Accelerator
+from phaze_fast.records import (
+    Bandwidth,
+    Bytes,
+    Count,
+    FrozenDict,
+    NamedOr,
+    Record,
+    Seconds,
+    explain,
+)
 from phaze_fast.units import format_bandwidth
 
 __all__ = [
+    "FABRICS",
+    "AnyFabric",
+    "Cluster",
+    "CollectiveTuning",
     "Fabric",
     "FlatFabric",
+    "InSwitch",
     "MeshFabric",
+    "Protocol",
     "Tier",
     "TieredFabric",
     "TorusFabric",
     "cluster_record",
     "fabric_from_dict",
     "fabric_record",
-    "load_fabric",
+    "fill_protocols",
 ]
+
+# ---- communication libraries ----
+
+
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+"""More than 0, at most 1."""
+
+Operation = Literal["all-reduce", "reduce-scatter", "all-gather"]
+_TRANSFERS: tuple[Operation, ...] = ("all-reduce", "reduce-scatter", "all-gather")
+_EXCHANGE = 3
+
+
+class Protocol(Record):
+    """One way in which a library moves messages; of those that may, the fastest counts.
+
+    A reduce-scatter or all-gather of V bytes over p ranks takes startup_s + (p - 1) step_s + V x,
+    with x a line through (p - 1)/p = 1/2, where it is what two ranks reach, and 1, where it is what
+    very many reach. An all-reduce is two of them.
+    """
+
+    what: ClassVar[str] = "protocol"
+    name: str = Field(min_length=1)
+    """What to call it, such as NCCL's LL, LL128 and Simple."""
+    startup_s: Seconds
+    """Beginning a collective that reaches this tier."""
+    step_s: Seconds
+    """One step between neighbours."""
+    two_rank_share: Share
+    """Share of the tier's bandwidth that two ranks reach."""
+    many_rank_share: Share
+    """Share that very many ranks reach; at most twice the other."""
+    operations: Annotated[dict[Operation, tuple[Share, Share]], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Both shares of collectives that differ, by name."""
+    most_bytes_per_rank: Bytes = 0
+    """Not used where one rank's part of the vector is larger; 0 = no limit."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        pairs = [(self.two_rank_share, self.many_rank_share), *self.operations.values()]
+        for two, many in pairs:
+            if many >= 2.0 * two:
+                raise ValueError(
+                    f"many_rank_share: {many!r} is not accepted; expected less than twice "
+                    f"two_rank_share {two!r}, or more ranks would take less time"
+                )
+        return self
+
+    def shares(self, operation: str) -> tuple[float, float]:
+        """Return what two and what very many ranks reach in an operation."""
+        for name, pair in self.operations.items():
+            if name == operation:
+                return pair
+        return self.two_rank_share, self.many_rank_share
+
+
+class InSwitch(Record):
+    """All-reduces that the switch of a tier adds up (NVLink SHARP), for three or more ranks."""
+
+    what: ClassVar[str] = "in_switch"
+    startup_s: Seconds
+    """Beginning one."""
+    share: Share
+    """Share of the tier's bandwidth, counting the bytes of a ring, 2 (p - 1)/p of the vector."""
+
+
+class CollectiveTuning(Record):
+    """What a library makes of one tier.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> [p.name for p in presets.fabric("dgx-h100").tiers[0].library.ring]
+    ['LL', 'LL128', 'Simple']
+    """
+
+    what: ClassVar[str] = "library"
+    ring: Annotated[tuple[Protocol, ...], Field(min_length=1, max_length=_core.MAX_PROTOCOLS)]
+    """For all-reduce, reduce-scatter, all-gather and broadcast; the last has no limit of bytes."""
+    exchange: Annotated[tuple[Protocol, ...], Field(min_length=1, max_length=_core.MAX_PROTOCOLS)]
+    """For all-to-all and point-to-point; the last has no limit of bytes."""
+    in_switch: InSwitch | None = None
+    """All-reduces in the switch; none where it cannot."""
+    fitted: tuple[str, ...] = ()
+    """Constants that were fitted to measurements of this fabric."""
+    sources: tuple[str, ...] = ()
+    """What they were fitted on, or where they come from."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for field in ("ring", "exchange"):
+            protocols: tuple[Protocol, ...] = getattr(self, field)
+            if protocols[-1].most_bytes_per_rank:
+                last = len(protocols) - 1
+                raise ValueError(
+                    f"{field}.{last}.most_bytes_per_rank: "
+                    f"{protocols[-1].most_bytes_per_rank} is not accepted; the last protocol "
+                    "must move messages of any size"
+                )
+        return self
+
+    @property
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of both lists of protocols, which all tiers of a fabric share."""
+        return tuple(p.name for p in self.ring), tuple(p.name for p in self.exchange)
+
+
+def fill_protocols(
+    row: np.ndarray[Any, Any], level: int, bandwidth_bytes_per_s: float, tuning: CollectiveTuning
+) -> None:
+    """Write one tier's protocols into a fabric's record, dtype ``_core.FABRIC_DTYPE``."""
+    lists = [tuning.ring] * _EXCHANGE + [tuning.exchange]
+    for transfer, protocols in enumerate(lists):
+        row["protocols"][0, transfer] = len(protocols)
+        operation = _TRANSFERS[transfer] if transfer < _EXCHANGE else "exchange"
+        for i, protocol in enumerate(protocols):
+            two, many = protocol.shares(operation)
+            cell = row["protocol"][0, transfer, i]
+            # Outer tiers may set a smaller limit; the largest one holds for the whole fabric.
+            cell["most_bytes"] = max(float(cell["most_bytes"]), protocol.most_bytes_per_rank)
+            cell["startup_s"][level] = protocol.startup_s
+            cell["step_s"][level] = protocol.step_s
+            # Seconds per byte at (p - 1)/p = 1/2 and 1 make a slope and what it starts from.
+            steepness = max(2.0 / many - 1.0 / two, 0.0)
+            level_copy = max(1.0 / two - 1.0 / many, 0.0)
+            if two <= many:
+                cell["share"][level] = 1.0 / steepness
+                cell["copy_s_per_byte"][level] = level_copy / bandwidth_bytes_per_s
+            else:  # many ranks reach less: charged to all
+                cell["share"][level] = many
+    if tuning.in_switch is not None:
+        row["in_switch_startup_s"][0, level] = tuning.in_switch.startup_s
+        row["in_switch_share"][0, level] = tuning.in_switch.share
+
+
+# ---- interconnects ----
+
 
 _SWITCHED, _GRID = 0, 1  # phaze::FabricKind
 _PEAK = "-peak"  # behind a preset's name: without what a library makes of it
@@ -308,17 +462,15 @@ class MeshFabric(_GridFabric):
     """Which fabric this is."""
 
 
-Fabric = Annotated[
-    FlatFabric | TieredFabric | TorusFabric | MeshFabric, Field(discriminator="kind")
-]
-"""Any fabric; `kind` says which."""
+AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
+"""An interconnect of any kind."""
+Fabric = Annotated[AnyFabric, Field(discriminator="kind")]
+"""The same as a field of a record; `kind` says which it is."""
 
-_ADAPTER: TypeAdapter[FlatFabric | TieredFabric | TorusFabric | MeshFabric] = TypeAdapter(Fabric)
+_ADAPTER: TypeAdapter[AnyFabric] = TypeAdapter(Fabric)
 
 
-def fabric_from_dict(
-    data: object, source: str = ""
-) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
+def fabric_from_dict(data: object, source: str = "") -> AnyFabric:
     """Validate plain data as whichever fabric its `kind` names.
 
     Raises
@@ -337,9 +489,7 @@ def fabric_from_dict(
         raise InvalidInputError(explain(error, "fabric", source)) from None
 
 
-def fabric_record(
-    fabric: FlatFabric | TieredFabric | TorusFabric | MeshFabric,
-) -> np.ndarray[Any, Any]:
+def fabric_record(fabric: AnyFabric) -> np.ndarray[Any, Any]:
     """Lay a fabric out as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``.
 
     The array is read-only and made once per fabric.
@@ -347,9 +497,7 @@ def fabric_record(
     return fabric._record
 
 
-def cluster_record(
-    fabric: FlatFabric | TieredFabric | TorusFabric | MeshFabric, devices: int
-) -> np.ndarray[Any, Any]:
+def cluster_record(fabric: AnyFabric, devices: int) -> np.ndarray[Any, Any]:
     """Lay a fabric out with only so many devices on it."""
     row = fabric._record.copy()
     row["devices"] = devices
@@ -379,16 +527,69 @@ def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | No
     return best
 
 
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
-    base = name.removesuffix(_PEAK)
-    if base != name and base in preset_names("fabrics"):
-        return _preset(base).at_peak()
-    return fabric_from_dict(read_preset("fabrics", "fabric", name), name)
+class _FabricPresets(Presets[AnyFabric]):
+    def preset(self, name: str) -> AnyFabric:
+        base = name.removesuffix(_PEAK)
+        if base != name and base in self.names:
+            return self.load(base).at_peak()
+        return super().preset(name)
 
 
-def load_fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
-    """Load a fabric by preset name, or from a YAML or JSON file; see `presets.fabric`."""
-    if is_file(name_or_path):
-        return fabric_from_dict(read_document(name_or_path), str(name_or_path))
-    return _preset(str(name_or_path))
+FABRICS = _FabricPresets("fabric", "phaze_fast.hardware/data/fabrics", fabric_from_dict)
+"""Interconnects that come with the package; see `presets.fabric`."""
+
+
+# ---- clusters ----
+
+
+class Cluster(Record):
+    """A number of devices on a fabric.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> Cluster(devices=1024, fabric=presets.fabric("dgx-a100")).devices
+    1024
+    """
+
+    what: ClassVar[str] = "cluster"
+    devices: Annotated[int, Field(strict=True, ge=1, le=2**20)]
+    """How many devices, at most 2**20: messages are priced device by device."""
+    fabric: Annotated[Fabric, NamedOr()]
+    """How they are wired; a torus or mesh is cut to a slice of that many devices. In a file also a
+    preset's name."""
+    chip: Annotated[Accelerator, NamedOr()] | None = None
+    """What the devices are; absent where a search chooses it. In a file also a preset's name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_names_and_size(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        found = dict(data)
+        if isinstance(found.get("chip"), str):
+            found["chip"] = CHIPS.load(found["chip"])
+        fabric, devices = found.get("fabric"), found.get("devices")
+        if isinstance(fabric, str):
+            fabric = FABRICS.load(fabric)
+        if isinstance(fabric, dict):
+            try:
+                fabric = fabric_from_dict(fabric)
+            except InvalidInputError:
+                return found  # validated again below, where faults get their whole path
+        if (
+            isinstance(fabric, TorusFabric | MeshFabric)
+            and isinstance(devices, int)
+            and 1 <= devices < math.prod(fabric.dims)
+        ):
+            fabric = fabric.sized(devices)
+        return found if fabric is None else {**found, "fabric": fabric}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        held = self.fabric.capacity
+        if held is not None and self.devices > held:
+            raise ValueError(
+                f"devices: {self.devices} is not accepted; {self.fabric.name} holds {held}"
+            )
+        return self

@@ -1,23 +1,16 @@
-"""Chips, fabrics, wafers and spaces of wafers by name or from a file, with their sources.
+"""Chips, interconnects, wafers and spaces of wafers by name or from a file, with their sources.
 
-Each is one file; `preset_files` says where.
+Each is one file of ``hardware/data``, read by `phaze_fast.documents.Presets`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from phaze_fast.hardware.chip import Accelerator, load_chip
-from phaze_fast.hardware.fabric import (
-    FlatFabric,
-    MeshFabric,
-    TieredFabric,
-    TorusFabric,
-    load_fabric,
-)
-from phaze_fast.hardware.preset_files import preset_names
-from phaze_fast.hardware.wafer import Wafer, load_wafer
-from phaze_fast.hardware.wafer_space import WaferSpace, load_wafer_space
+from phaze_fast.hardware.chip import CHIPS, Accelerator
+from phaze_fast.hardware.fabric import FABRICS, AnyFabric
+from phaze_fast.hardware.wafer import WAFERS, Wafer
+from phaze_fast.hardware.wafer_space import WAFER_SPACES, WaferSpace
 
 __all__ = [
     "chip",
@@ -39,18 +32,18 @@ def chip_names() -> tuple[str, ...]:
     >>> "h100" in chip_names()
     True
     """
-    return preset_names("chips")
+    return CHIPS.names
 
 
 def fabric_names() -> tuple[str, ...]:
-    """Names of the fabrics that come with the package.
+    """Names of the interconnects that come with the package.
 
     Examples
     --------
     >>> "dgx-a100" in fabric_names()
     True
     """
-    return preset_names("fabrics")
+    return FABRICS.names
 
 
 def wafer_names() -> tuple[str, ...]:
@@ -61,7 +54,7 @@ def wafer_names() -> tuple[str, ...]:
     >>> "wse3-like" in wafer_names()
     True
     """
-    return preset_names("wafers")
+    return WAFERS.names
 
 
 def wafer_space_names() -> tuple[str, ...]:
@@ -72,7 +65,7 @@ def wafer_space_names() -> tuple[str, ...]:
     >>> wafer_space_names()
     ('wafer-space',)
     """
-    return preset_names("wafer_spaces")
+    return WAFER_SPACES.names
 
 
 def chip(name_or_path: str | Path) -> Accelerator:
@@ -88,23 +81,23 @@ def chip(name_or_path: str | Path) -> Accelerator:
     >>> chip("a100-80").hbm.stacks
     5
     """
-    return load_chip(name_or_path)
+    return CHIPS.load(name_or_path)
 
 
-def fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
-    """Load a fabric by preset name, or from a YAML or JSON file.
+def fabric(name_or_path: str | Path) -> AnyFabric:
+    """Load an interconnect by preset name, or from a YAML or JSON file.
 
     Raises
     ------
     InvalidInputError
-        Where there is no such preset or file, or the file is not a valid fabric.
+        Where there is no such preset or file, or the file is not a valid interconnect.
 
     Examples
     --------
     >>> fabric("tpuv4-pod").dims
     (16, 16, 16)
     """
-    return load_fabric(name_or_path)
+    return FABRICS.load(name_or_path)
 
 
 def wafer(name_or_path: str | Path) -> Wafer:
@@ -120,7 +113,7 @@ def wafer(name_or_path: str | Path) -> Wafer:
     >>> wafer("wse3-like").grid
     (12, 7)
     """
-    return load_wafer(name_or_path)
+    return WAFERS.load(name_or_path)
 
 
 def wafer_space(name_or_path: str | Path) -> WaferSpace:
@@ -136,4 +129,4 @@ def wafer_space(name_or_path: str | Path) -> WaferSpace:
     >>> wafer_space("wafer-space").base.name
     'dram-wafer'
     """
-    return load_wafer_space(name_or_path)
+    return WAFER_SPACES.load(name_or_path)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from phaze_fast.hardware.nodes import process_node
+from phaze_fast.hardware.silicon import process_node
 from phaze_fast.records import Quantity, Record
 from phaze_fast.units import GIB
 

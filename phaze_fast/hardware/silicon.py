@@ -1,9 +1,12 @@
-"""Area of chips by term, and their peak power.
+"""Area, energy and power of chips at a process node, and the clock that a power cap leaves.
 
 Area follows the PHAZE template, exact at its published sizes. Terms that the published formula
 leaves out can be switched on, each with its source: the network between cores and buffer, HBM PHYs
-with their controllers, registers and control of vector lanes, SerDes of the fabric, links between
-dies, and multipliers that take FP8 as well. See `AreaTerms`.
+with their controllers, registers and control of vector lanes, SerDes of the interconnect, links
+between dies, and multipliers that take FP8 as well. See `AreaTerms`.
+
+Logic draws dynamic power in proportion to clock x voltage squared, and leaks in proportion to
+voltage; a lower clock needs less voltage, down to a least one. HBM has a supply of its own.
 """
 
 from __future__ import annotations
@@ -11,18 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
-from typing import Any, ClassVar
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from phaze_fast import _core
-from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.documents import Presets
+from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware.chip import Accelerator, chip_records
-from phaze_fast.hardware.nodes import REFERENCE_NM, process_node
 from phaze_fast.records import Quantity, Record
 from phaze_fast.threads import thread_count
 
@@ -30,16 +32,85 @@ __all__ = [
     "EVERY_AREA",
     "FULL_AREA",
     "PUBLISHED_AREA",
+    "REFERENCE_NM",
     "Area",
     "AreaTerms",
+    "ChipPower",
     "EnergyTable",
+    "PowerModel",
+    "ProcessNode",
     "area",
     "area_batch",
     "energy_table",
     "energy_table_at",
     "energy_table_names",
     "power_batch",
+    "process_node",
 ]
+
+# ---- process nodes ----
+
+
+REFERENCE_NM = 7.0
+"""The node of the area formula and of the usual energy table."""
+
+
+@dataclass(frozen=True)
+class ProcessNode:
+    """One node as its maker names it."""
+
+    nm: float
+    transistors_per_mm2: float
+    """Khan and Mann, AI Chips, CSET 2020, as LLMCompass (ISCA 2024) takes them."""
+    sram_cell_um2: float
+    """High-density six-transistor cell, TSMC: IEDM 2013 to 2019 (28, 16, 10, 7 and 5 nm)."""
+    wafer_usd: float
+    """Khan and Mann, AI Chips, CSET 2020, table 9: price of a processed 300 mm wafer."""
+    defects_per_cm2: float
+    """0.09 for a mature 7 nm process, as its maker published; others are assumed alike."""
+
+    @property
+    def logic_growth(self) -> float:
+        """How much larger logic is than at 7 nm, less 1."""
+        return process_node(REFERENCE_NM).transistors_per_mm2 / self.transistors_per_mm2 - 1.0
+
+    @property
+    def sram_growth(self) -> float:
+        """How much larger SRAM is than at 7 nm, less 1."""
+        return self.sram_cell_um2 / process_node(REFERENCE_NM).sram_cell_um2 - 1.0
+
+
+_NODES = {
+    28.0: ProcessNode(28.0, 15.3e6, 0.127, 2891.0, 0.09),
+    16.0: ProcessNode(16.0, 28.9e6, 0.070, 3984.0, 0.09),
+    10.0: ProcessNode(10.0, 52.5e6, 0.042, 5992.0, 0.09),
+    7.0: ProcessNode(7.0, 96.3e6, 0.027, 9346.0, 0.09),
+    5.0: ProcessNode(5.0, 138.2e6, 0.021, 16988.0, 0.09),
+}
+
+
+@cache
+def process_node(nm: float) -> ProcessNode:
+    """Give a node.
+
+    Raises
+    ------
+    InvalidInputError
+        Where its figures are not known.
+
+    Examples
+    --------
+    >>> round(process_node(16.0).logic_growth, 2), round(process_node(5.0).sram_growth, 2)
+    (2.33, -0.22)
+    """
+    if nm not in _NODES:
+        known = ", ".join(f"{n:g}" for n in _NODES)
+        raise InvalidInputError(f"process_nm: {nm!r} is not accepted; expected one of {known}")
+    return _NODES[nm]
+
+
+# ---- area and energy ----
+
 
 # Zhang et al., LLMCompass, ISCA 2024 (and its public cost model): die-photo estimates at 7 nm of an
 # HBM2e PHY, 10.45 mm2 per 1,024-bit stack, and controller, 552.743 M transistors; and 44.3 M
@@ -267,25 +338,23 @@ def _records(chips: Sequence[Accelerator] | np.ndarray[Any, Any]) -> np.ndarray[
     return chips if isinstance(chips, np.ndarray) else chip_records(list(chips))
 
 
-def energy_table_names() -> list[str]:
+_ENERGY_TABLES = Presets("energy table", "phaze_fast.hardware/data/energy", EnergyTable.from_dict)
+
+
+def energy_table_names() -> tuple[str, ...]:
     """Names of the tables that come with the package."""
-    folder = resources.files(__package__) / "data" / "energy"
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name[-5:] == ".yaml")
+    return _ENERGY_TABLES.names
 
 
-def energy_table(name: str = "7nm") -> EnergyTable:
-    """Load an energy table by name.
+def energy_table(name_or_path: str | Path = "7nm") -> EnergyTable:
+    """Load an energy table by name, or from a YAML or JSON file.
 
     Examples
     --------
     >>> energy_table("7nm").mac_j
     5.9e-13
     """
-    if name not in energy_table_names():
-        raise InvalidInputError(
-            f"energy table: {name!r} is not accepted; {nearest(name, energy_table_names())}"
-        )
-    return _energy_table(name)
+    return _ENERGY_TABLES.load(name_or_path)
 
 
 _SCALED = ("mac_j", "vector_op_j", "local_byte_j", "buffer_byte_j")
@@ -315,7 +384,180 @@ def energy_table_at(nm: float) -> EnergyTable:
     return usual.replace(name=f"{nm:g}nm", **scaled)
 
 
-@lru_cache(maxsize=16)  # every call of the cost model asks for one
-def _energy_table(name: str) -> EnergyTable:
-    file = resources.files(__package__) / "data" / "energy" / f"{name}.yaml"
-    return EnergyTable.from_dict(parse_text(file.read_text("utf-8"), f"{name}.yaml"), name)
+# ---- power at a clock ----
+
+
+Array = np.ndarray[Any, Any]
+
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class ChipPower:
+    """Peak power of a chip at a share of its rated clock, watts."""
+
+    clock_share: float
+    volts: float
+    dynamic_w: float
+    """Of logic and SRAM, every unit busy."""
+    leakage_w: float
+    hbm_w: float
+    """At full bandwidth."""
+    links_w: float
+    """At full bandwidth; SerDes run at a clock of their own."""
+
+    @property
+    def total_w(self) -> float:
+        """All together."""
+        return self.dynamic_w + self.leakage_w + self.hbm_w + self.links_w
+
+
+class PowerModel(Record):
+    """How power follows clock and voltage.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> model, chip = PowerModel(), presets.chip("tpuv4")
+    >>> full = model.at(chip)
+    >>> capped = model.under(chip, 150.0)
+    >>> round(full.total_w), round(capped.total_w), capped.clock_share < 1.0
+    (214, 150, True)
+    """
+
+    what: ClassVar[str] = "power model"
+    volts: Quantity = 0.75
+    """At the rated clock. Assumption: a nominal supply of 7 nm logic."""
+    least_volts: Quantity = 0.55
+    """Below which it does not work. Assumption."""
+    least_volts_at: Quantity = 0.5
+    """Share of the rated clock that the least voltage is enough for. Assumption: voltage rises
+    linearly from there."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0.0 < self.least_volts <= self.volts:
+            raise ValueError(
+                f"least_volts: {self.least_volts!r} is not accepted; expected more than 0 and at "
+                f"most volts, {self.volts!r}"
+            )
+        if not 0.0 < self.least_volts_at < 1.0:
+            raise ValueError(
+                f"least_volts_at: {self.least_volts_at!r} is not accepted; expected a share "
+                "between 0 and 1"
+            )
+        return self
+
+    def _volts(self, share: Any) -> Any:
+        """Volts that a share of the rated clock needs, or shares do."""
+        way = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
+        return self.least_volts + way * (self.volts - self.least_volts)
+
+    def at(
+        self,
+        chip: Accelerator,
+        clock_share: float = 1.0,
+        table: EnergyTable | None = None,
+        terms: AreaTerms = FULL_AREA,
+    ) -> ChipPower:
+        """Peak power at a share of the rated clock."""
+        if not 0.0 <= clock_share <= 1.0:
+            raise InvalidInputError(
+                f"clock_share: {clock_share!r} is not accepted; expected 0 to 1"
+            )
+        table = energy_table_at(terms.process_nm) if table is None else table
+        total = float(power_batch([chip], table, terms)[0])
+        hbm = 0.0 if chip.hbm is None else chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j
+        links = 0.0
+        if chip.links is not None:
+            links = chip.links.count * chip.links.bandwidth_bytes_per_s * table.network_byte_j
+        leakage = table.static_w_per_mm2 * area(chip, terms).total_mm2
+        volts = float(self._volts(clock_share))
+        swing = volts / self.volts
+        return ChipPower(
+            clock_share=clock_share,
+            volts=volts,
+            dynamic_w=(total - hbm - links - leakage) * clock_share * swing**2,
+            leakage_w=leakage * swing,
+            hbm_w=hbm,
+            links_w=links,
+        )
+
+    def under(
+        self,
+        chip: Accelerator,
+        max_w: float,
+        table: EnergyTable | None = None,
+        terms: AreaTerms = FULL_AREA,
+    ) -> ChipPower:
+        """Peak power at the highest clock, at most the rated one, that a power cap allows.
+
+        Raises
+        ------
+        InfeasibleError
+            Where leakage and HBM alone are above the cap.
+        """
+        share = float(self.clock_shares(chip_records([chip]), max_w, table, terms)[0])
+        if math.isnan(share):
+            idle = self.at(chip, 0.0, table, terms)
+            raise InfeasibleError(
+                f"max_power_w: {max_w:g} W is not above what {chip.name} draws without a clock, "
+                f"{idle.leakage_w:.1f} W of leakage and {idle.hbm_w + idle.links_w:.1f} W of HBM "
+                "and links"
+            )
+        return self.at(chip, share, table, terms)
+
+    def clock_shares(
+        self,
+        records: Array,
+        max_w: float,
+        table: EnergyTable | None = None,
+        terms: AreaTerms = FULL_AREA,
+    ) -> Array:
+        """Highest shares of the rated clock, at most 1, that a power cap leaves many chips.
+
+        Parameters
+        ----------
+        records
+            Chips, such as `ArchitectureSpace.chips`.
+        max_w
+            The cap, watts.
+
+        Returns
+        -------
+        numpy.ndarray
+            One share per chip; NaN where leakage, links and HBM alone are above the cap.
+        """
+        table = energy_table_at(terms.process_nm) if table is None else table
+        fixed, leakage = _unclocked_w(records, table, terms)
+        dynamic = power_batch(records, table, terms) - fixed - leakage
+
+        def total(share: Array) -> Array:
+            swing = self._volts(share) / self.volts
+            found: Array = dynamic * share * swing**2 + leakage * swing + fixed
+            return found
+
+        low, high = np.zeros(len(records)), np.ones(len(records))
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            within = total(middle) <= max_w
+            low, high = np.where(within, middle, low), np.where(within, high, middle)
+        shares = np.where(total(np.ones(len(records))) <= max_w, 1.0, low)
+        found: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
+        return found
+
+    def idle_w(
+        self, records: Array, table: EnergyTable | None = None, terms: AreaTerms = FULL_AREA
+    ) -> Array:
+        """Watts that chips draw without a clock: leakage at the least voltage, links and HBM."""
+        table = energy_table_at(terms.process_nm) if table is None else table
+        fixed, leakage = _unclocked_w(records, table, terms)
+        found: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
+        return found
+
+
+def _unclocked_w(records: Array, table: EnergyTable, terms: AreaTerms) -> tuple[Array, Array]:
+    """Watts of HBM and links at full bandwidth, and of leakage at the rated voltage."""
+    fixed = records["hbm_bytes_per_s"] * table.hbm_byte_j
+    fixed = fixed + records["links"] * records["link_bytes_per_s"] * table.network_byte_j
+    return fixed, table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]

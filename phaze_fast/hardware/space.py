@@ -1,14 +1,14 @@
 """The chips of a grid over chip fields that pass its limits, as arrays.
 
-A space is described by `SpaceSpec`; `ArchitectureSpace` enumerates it lazily. Points keep the order
-of the grid (the last axis varies fastest), so an index means the same chip on every machine.
+A space is described by `SpaceSpec`; `ArchitectureSpace` enumerates it lazily. Points keep the
+order of the grid (the last axis varies fastest), so an index means the same chip on every machine.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -16,32 +16,35 @@ from typing import Any, overload
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.documents import digest
+from phaze_fast.documents import Presets, digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.hardware.chip import Accelerator, Links, chip_records, load_chip
-from phaze_fast.hardware.named_axes import axis_number
+from phaze_fast.hardware.chip import CHIPS, Accelerator, Links, chip_records
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import (
     EVERY_AREA,
     FULL_AREA,
     PUBLISHED_AREA,
+    PowerModel,
     area,
+    area_batch,
     energy_table_at,
     power_batch,
 )
-from phaze_fast.hardware.space_limits import area_terms, finished, late_power
 from phaze_fast.hardware.space_spec import (
     COLUMN_NUMBER,
     COLUMNS,
     AreaLimit,
     SpaceSpec,
+    axis_number,
     with_fields,
+    with_stacks,
 )
-from phaze_fast.units import GIB, MIB
+from phaze_fast.units import GIB, MIB, format_bytes
 
 __all__ = ["ArchitectureSpace", "SpaceChunk"]
 
 Array = np.ndarray[Any, Any]
+
 
 _NO_ENERGY = np.zeros(1, dtype=_core.ENERGY_DTYPE)
 _CHUNK = 1 << 16  # grid points enumerated at a time
@@ -57,6 +60,13 @@ class SpaceChunk:
     """Chip records, dtype ``_core.CHIP_DTYPE``."""
     area_mm2: Array
     """Area of each, with the terms of the space's limit."""
+
+    def where(self, keep: Array) -> SpaceChunk:
+        """Return the points that a mask keeps."""
+        if keep.all():
+            return self
+        chips = np.ascontiguousarray(self.chips[keep])
+        return SpaceChunk(self.index[keep], chips, self.area_mm2[keep])
 
 
 class ArchitectureSpace:
@@ -84,7 +94,7 @@ class ArchitectureSpace:
     @classmethod
     def tpuv4_area(cls) -> ArchitectureSpace:
         """Return the space of the PHAZE paper: 29,360 chips no larger than its TPUv4-like chip."""
-        base = load_chip("phaze-tpuv4")
+        base = CHIPS.load("phaze-tpuv4")
         powers = tuple(float(2**e) for e in range(13))
         sizes = tuple(float(2**e) for e in range(1, 9))
         largest = _core.chip_area_total(chip_records([base]), PUBLISHED_AREA.rates, 1)
@@ -178,20 +188,7 @@ class ArchitectureSpace:
     @classmethod
     def load(cls, name_or_path: str | Path) -> ArchitectureSpace:
         """Load ``published``, ``full-area``, ``every-term`` or ``tpuv4-area``, or a file."""
-        named = {
-            "tpuv4-area": cls.tpuv4_area,
-            "published": cls.published,
-            "full-area": cls.full_area,
-            "every-term": cls.every_term,
-        }
-        if str(name_or_path) in named:
-            return named[str(name_or_path)]()
-        if not str(name_or_path).endswith((".yaml", ".yml", ".json")):
-            raise InvalidInputError(
-                f"space: {str(name_or_path)!r} is neither a preset nor a .yaml or .json file; "
-                f"{nearest(str(name_or_path), named)}"
-            )
-        return cls(SpaceSpec.from_file(name_or_path))
+        return cls(_SPACES.load(name_or_path))
 
     @property
     def selection(self) -> Array | None:
@@ -209,28 +206,100 @@ class ArchitectureSpace:
         """Enumerate the space in pieces of at most `size` grid points; nothing is kept."""
         if size < 1:
             raise InvalidInputError(f"size: {size} is not accepted; expected a number >= 1")
-        limit, power = self.spec.area, self.spec.max_power_w
-        terms = area_terms(self.spec)
+        limit, terms = self.spec.area, self.spec.area_terms
         if self._selection is not None:
             for start in range(0, len(self._selection), size):
                 picked = self._grid.pick(self._selection[start : start + size], terms.rates)
-                yield finished(self.spec, SpaceChunk(*picked))
+                yield self._limited(SpaceChunk(*picked))
             return
         smallest, largest = 0.0, math.inf
         if limit is not None:
             smallest, largest = limit.min_fraction * limit.max_mm2, limit.max_mm2
         waived = limit is not None and limit.keep_small_single_core
-        if late_power(self.spec):
-            power = None
+        power = None if self._late_power else self.spec.max_power_w
         energy = _NO_ENERGY if power is None else energy_table_at(terms.process_nm).to_record()
         for start in range(0, self.grid_size, size):
             stop = min(start + size, self.grid_size)
             rows = self._grid.filter(
                 start, stop, terms.rates, (smallest, largest), waived, energy, power or math.inf
             )
-            chunk = finished(self.spec, SpaceChunk(*rows))
+            chunk = self._limited(SpaceChunk(*rows))
             if len(chunk.index):
                 yield chunk
+
+    @property
+    def _late_power(self) -> bool:
+        """Whether power is limited after the grid's filter, which knows no stacks and no clocks."""
+        slow = self.spec.above_power == "slow"
+        return self.spec.max_power_w is not None and (slow or "hbm.generation" in self.spec.axes)
+
+    def _limited(self, chunk: SpaceChunk) -> SpaceChunk:
+        """Count stacks, lower clocks and apply the limits that the grid's filter does not know."""
+        spec = self.spec
+        if not len(chunk.index):
+            return chunk
+        if "hbm.generation" in spec.axes:
+            chips = with_stacks(spec.base, spec.axes["hbm.generation"], chunk.chips)
+            chunk = replace(chunk, chips=chips)
+        if spec.max_power_w is not None and self._late_power:
+            chunk = self._within_power(chunk, spec.max_power_w)
+        if spec.min_hbm_bytes or spec.max_hbm_bytes is not None:
+            size = chunk.chips["hbm_bytes"]
+            most = np.inf if spec.max_hbm_bytes is None else spec.max_hbm_bytes
+            chunk = chunk.where((size >= spec.min_hbm_bytes) & (size <= most))
+        if spec.package is not None:
+            dies, stacks = chunk.chips["dies"], chunk.chips["hbm_stacks"]
+            chunk = chunk.where(spec.package.fits(chunk.area_mm2, dies, stacks))
+        return chunk
+
+    def _within_power(self, chunk: SpaceChunk, max_w: float) -> SpaceChunk:
+        """Drop chips that would draw more than a cap, or lower their clocks until they do not."""
+        terms = self.spec.area_terms
+        if self.spec.above_power == "drop":
+            return chunk.where(power_batch(chunk.chips, terms=terms) <= max_w)
+        shares = PowerModel().clock_shares(chunk.chips, max_w, terms=terms)
+        runs = np.isfinite(shares)
+        slowed = chunk.where(runs)
+        chips = slowed.chips.copy()
+        chips["clock_hz"] = chips["clock_hz"] * shares[runs]
+        return replace(slowed, chips=chips)
+
+    def why_empty(self) -> str:
+        """Return in one line which limit of an empty space leaves no chip, and what would fit."""
+        spec = self.spec
+
+        def without(**changes: Any) -> ArchitectureSpace:
+            return ArchitectureSpace(spec.replace(**changes))
+
+        if spec.package is not None and len(free := without(package=None)):
+            small = int(np.argmin(free.area_mm2))
+            chip = free.chips[small]
+            reason = spec.package.complaint(
+                float(free.area_mm2[small]), int(chip["dies"]), int(chip["hbm_stacks"])
+            )
+            return f"{spec.name}: no package holds any of its chips; of the smallest, {reason}"
+        if spec.max_power_w is not None and len(free := without(max_power_w=None)):
+            least_w = PowerModel().idle_w(free.chips, terms=spec.area_terms)
+            what = "leakage, links and HBM alone"
+            if spec.above_power == "drop":
+                least_w, what = power_batch(free.chips, terms=spec.area_terms), "a chip at its peak"
+            return (
+                f"{spec.name}: max_power_w {spec.max_power_w:g} W leaves no chip; {what} take "
+                f"{float(least_w.min()):.1f} W at least"
+            )
+        if spec.area is not None and len(free := without(area=None)):
+            areas = area_batch(free.chips, spec.area_terms)["total_mm2"]
+            return (
+                f"{spec.name}: area.max_mm2 {spec.area.max_mm2:g} leaves no chip; areas of its "
+                f"grid are {float(areas.min()):.1f} to {float(areas.max()):.1f} mm2"
+            )
+        if len(free := without(min_hbm_bytes=0, max_hbm_bytes=None)):
+            sizes = free.chips["hbm_bytes"]
+            return (
+                f"{spec.name}: min_hbm_bytes and max_hbm_bytes leave no chip; memories are "
+                f"{format_bytes(int(sizes.min()))} to {format_bytes(int(sizes.max()))}"
+            )
+        return f"{spec.name}: there is no chip in it, or none that passes its limits"
 
     @cached_property
     def _grid(self) -> _core.ChipGrid:
@@ -347,7 +416,7 @@ class ArchitectureSpace:
 
     def _chip(self, index: int) -> Accelerator:
         picked = self._grid.pick(np.array([index], dtype=np.int64), PUBLISHED_AREA.rates)
-        row = finished(self.spec, SpaceChunk(*picked)).chips[0]
+        row = self._limited(SpaceChunk(*picked)).chips[0]
         varied = {field: row[COLUMNS[field]].item() for field in (*self.spec.axes, *self.spec.ties)}
         if varied.pop("hbm.generation", None) is not None:
             varied["hbm.capacity_bytes"] = row["hbm_bytes"].item()
@@ -355,3 +424,24 @@ class ArchitectureSpace:
         if self.spec.above_power == "slow":
             varied["clock_hz"] = row["clock_hz"].item()
         return with_fields(self.spec.base, varied, f"{self.spec.name}[{index}]")
+
+
+_MAKERS = {
+    "tpuv4-area": ArchitectureSpace.tpuv4_area,
+    "published": ArchitectureSpace.published,
+    "full-area": ArchitectureSpace.full_area,
+    "every-term": ArchitectureSpace.every_term,
+}
+
+
+class _SpacePresets(Presets[SpaceSpec]):
+    """Spaces by name; their limits follow from the base chip's area, so code makes them."""
+
+    names = tuple(_MAKERS)
+
+    def preset(self, name: str) -> SpaceSpec:
+        self.check(name)
+        return _MAKERS[name]().spec
+
+
+_SPACES = _SpacePresets("space", "", SpaceSpec.from_dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -12,8 +13,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, brief, nearest
-from phaze_fast.hardware.chip import Accelerator, load_chip
-from phaze_fast.hardware.named_axes import FP8_RATE, NAMED_AXES
+from phaze_fast.hardware.chip import CHIPS, Accelerator
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms
 from phaze_fast.records import (
@@ -26,9 +26,79 @@ from phaze_fast.records import (
     SquareMillimetres,
     Watts,
 )
-from phaze_fast.units import parse_quantity
+from phaze_fast.units import GIB, parse_quantity
 
-__all__ = ["COLUMNS", "COLUMN_NUMBER", "AreaLimit", "SpaceSpec", "with_fields"]
+__all__ = [
+    "COLUMNS",
+    "COLUMN_NUMBER",
+    "FORMATS",
+    "FP8_RATE",
+    "HBM_GENERATIONS",
+    "NAMED_AXES",
+    "AreaLimit",
+    "HbmGeneration",
+    "SpaceSpec",
+    "axis_number",
+    "with_fields",
+    "with_stacks",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class HbmGeneration:
+    """One 1,024-bit stack of a generation."""
+
+    bandwidth_bytes_per_s: float
+    capacity_bytes: int
+    source: str
+
+
+HBM_GENERATIONS = {
+    "hbm2": HbmGeneration(256e9, 8 * GIB, "JEDEC JESD235A: 2.0 Gb/s a pin, 8 dies of 8 Gb"),
+    "hbm2e": HbmGeneration(409.6e9, 16 * GIB, "JEDEC JESD235C: 3.2 Gb/s a pin, 8 dies of 16 Gb"),
+    "hbm3": HbmGeneration(819.2e9, 16 * GIB, "JEDEC JESD238: 6.4 Gb/s a pin, 8 dies of 16 Gb"),
+    "hbm3e": HbmGeneration(1177.6e9, 24 * GIB, "Micron, HBM3E, 2023: 9.2 Gb/s a pin, 8 x 24 Gb"),
+}
+"""What one stack carries and holds, by generation."""
+
+FORMATS = ("bf16", "fp8")
+"""What the arrays multiply fastest: a step computes in it."""
+FP8_RATE = 2.0
+"""Products in FP8 per product in bf16, as on the H100."""
+
+NAMED_AXES = {"hbm.generation": ("base", *HBM_GENERATIONS), "format": FORMATS}
+"""Axes whose values have names, and those names; ``base`` is a stack of the space's base."""
+
+
+def _stack(base: Accelerator, name: str) -> HbmGeneration:
+    """Give what one stack of a generation carries and holds."""
+    if name != "base":
+        return HBM_GENERATIONS[name]
+    assert base.hbm is not None
+    rate = base.hbm.bandwidth_bytes_per_s / base.hbm.stacks
+    return HbmGeneration(rate, base.hbm.capacity_bytes // base.hbm.stacks, base.name)
+
+
+def axis_number(base: Accelerator, field: str, value: Any) -> float:
+    """Give what stands for a value in the grid's column: a stack's bytes/s, or 1 for FP8."""
+    if field == "hbm.generation":
+        return _stack(base, value).bandwidth_bytes_per_s
+    if field == "format":
+        return float(FORMATS.index(value))
+    return float(value)
+
+
+def with_stacks(base: Accelerator, names: Sequence[Any], chips: Array) -> Array:
+    """Give chips of a grid over generations with the bytes and bytes/s of all their stacks."""
+    made = chips.copy()
+    for generation in (_stack(base, name) for name in names):
+        own = chips["hbm_bytes_per_s"] == generation.bandwidth_bytes_per_s
+        made["hbm_bytes"][own] = chips["hbm_stacks"][own] * generation.capacity_bytes
+        made["hbm_bytes_per_s"][own] *= chips["hbm_stacks"][own]
+    return made
+
 
 # Field of a chip -> column of the kernels' record.
 COLUMNS = {
@@ -171,7 +241,7 @@ class SpaceSpec(Record):
     @field_validator("base", mode="before")
     @classmethod
     def _named_base(cls, value: object) -> object:
-        return load_chip(value) if isinstance(value, str) else value
+        return CHIPS.load(value) if isinstance(value, str) else value
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -224,6 +294,11 @@ class SpaceSpec(Record):
             raise ValueError(
                 f"max_hbm_bytes: {self.max_hbm_bytes} is below min_hbm_bytes, {self.min_hbm_bytes}"
             )
+
+    @property
+    def area_terms(self) -> AreaTerms:
+        """Terms that the areas of its chips have."""
+        return PUBLISHED_AREA if self.area is None else self.area.terms
 
     @property
     def varies_step(self) -> bool:

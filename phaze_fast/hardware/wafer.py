@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
+from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.chip import Accelerator, Dtype, Hbm
 from phaze_fast.hardware.die import Die, FewOrNone, WaferRules
-from phaze_fast.hardware.preset_files import is_file, read_preset
 from phaze_fast.hardware.wafer_rules import (
     broken_rules,
     extent_mm,
@@ -38,7 +37,7 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops
 
-__all__ = ["MemoryTier", "OffWafer", "Wafer", "WaferIo", "load_wafer"]
+__all__ = ["WAFERS", "MemoryTier", "OffWafer", "Wafer", "WaferIo"]
 
 
 Position = tuple[FewOrNone, FewOrNone]
@@ -352,13 +351,5 @@ class Wafer(Record):
         )
 
 
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> Wafer:
-    return Wafer.from_dict(read_preset("wafers", "wafer", name), name)
-
-
-def load_wafer(name_or_path: str | Path) -> Wafer:
-    """Load a wafer by preset name, or from a YAML or JSON file; see `presets.wafer`."""
-    if is_file(name_or_path):
-        return Wafer.from_file(name_or_path)
-    return _preset(str(name_or_path))
+WAFERS = Presets("wafer", "phaze_fast.hardware/data/wafers", Wafer.from_dict)
+"""Wafers that come with the package."""

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
@@ -24,16 +23,15 @@ from pydantic import (
     model_validator,
 )
 
-from phaze_fast.documents import digest
+from phaze_fast.documents import Presets, digest
 from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.hardware.die import Die
-from phaze_fast.hardware.preset_files import is_file, read_preset
-from phaze_fast.hardware.wafer import Wafer, load_wafer
+from phaze_fast.hardware.wafer import WAFERS, Wafer
 from phaze_fast.hardware.wafer_rules import Rule, broken_rules
 from phaze_fast.records import FrozenDict, NamedOr, OrderedFrozenDict, Record, explain
 from phaze_fast.units import format_bytes
 
-__all__ = ["WaferSpace", "load_wafer_space"]
+__all__ = ["WAFER_SPACES", "WaferSpace"]
 
 _R = TypeVar("_R", bound=Record)
 
@@ -58,7 +56,7 @@ _AXES_SCHEMA = WithJsonSchema(
 
 
 def _named_wafer(value: object) -> object:
-    return load_wafer(value) if isinstance(value, str) else value
+    return WAFERS.load(value) if isinstance(value, str) else value
 
 
 class WaferSpace(Record):
@@ -346,13 +344,5 @@ def _text(field: str, value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> WaferSpace:
-    return WaferSpace.from_dict(read_preset("wafer_spaces", "wafer space", name), name)
-
-
-def load_wafer_space(name_or_path: str | Path) -> WaferSpace:
-    """Load a space of wafers by preset name, or from a file; see `presets.wafer_space`."""
-    if is_file(name_or_path):
-        return WaferSpace.from_file(name_or_path)
-    return _preset(str(name_or_path))
+WAFER_SPACES = Presets("wafer space", "phaze_fast.hardware/data/wafer_spaces", WaferSpace.from_dict)
+"""Spaces of wafers that come with the package."""

@@ -8,11 +8,15 @@ from phaze_fast.models.flops import (
 )
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
 from phaze_fast.models.huggingface import from_hf
-from phaze_fast.models.parts import LatentAttention, MixtureOfExperts, Patches
 from phaze_fast.models.presets import Model, load, model_from_dict, names
 from phaze_fast.models.recognise import recognised, why_not_recognised
 from phaze_fast.models.torch_import import from_torch
-from phaze_fast.models.transformer import TransformerModel
+from phaze_fast.models.transformer import (
+    LatentAttention,
+    MixtureOfExperts,
+    Patches,
+    TransformerModel,
+)
 
 __all__ = [
     "GraphLayer",

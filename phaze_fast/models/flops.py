@@ -1,9 +1,9 @@
 """Floating-point operations that training a model asks for, by the formulas of the field.
 
 A multiply-accumulate counts as two operations, the backward pass as two forward passes, and only
-matrix products count: 6 operations for each token and each weight it is multiplied by, and
-12 L H Q T for each token's attention over T others (Chowdhery et al., PaLM, 2022, appendix B;
-Narayanan et al., Megatron-LM, 2021, appendix). docs/throughput.md derives both.
+matrix products count: 6 operations for each token and each weight it is multiplied by, and 12 L H
+Q T for each token's attention over T others (Chowdhery et al., PaLM, 2022, appendix B; Narayanan
+et al., Megatron-LM, 2021, appendix). docs/throughput.md derives both.
 """
 
 from __future__ import annotations

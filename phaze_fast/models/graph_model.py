@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phaze_fast.models.parts import MOST_BLOCKS
+from phaze_fast.models.transformer import MOST_BLOCKS
 from phaze_fast.records import Count, Quantity, Record
 
 __all__ = [

@@ -7,13 +7,11 @@ configurations beside it by the same code that reads a user's.
 from __future__ import annotations
 
 import json
-from functools import cache
-from importlib import resources
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.documents import parse_text, read_document
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.documents import Presets, parse_text, read_document
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.transformer import TransformerModel
@@ -25,64 +23,59 @@ Model = TransformerModel | GraphModel
 
 _MEGATRON_GPT: dict[str, Any] = {"dropout": True, "fused_qkv": True}
 _MEGATRON_BERT: dict[str, Any] = {
-    "dropout": True,
-    "fused_qkv": True,
+    **_MEGATRON_GPT,
     "causal": False,
     "head": "mlm",
     "token_types": 2,
 }
 
 
-@cache
-def _index() -> dict[str, dict[str, Any]]:
-    text = (resources.files(__package__) / "data" / "presets.yaml").read_text("utf-8")
-    found: dict[str, dict[str, Any]] = parse_text(text, "presets.yaml")
-    return found
+class _ModelPresets(Presets[Model]):
+    """The entries of one file, of which some name a configuration of HuggingFace."""
 
+    @cached_property
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        entries: dict[str, dict[str, Any]] = parse_text(
+            self.file("presets.yaml").read_text("utf-8"), "presets.yaml"
+        )
+        return entries
 
-def names() -> tuple[str, ...]:
-    """Names of the models that come with the package, the PHAZE paper's eight first.
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
 
-    Examples
-    --------
-    >>> names()[:3]
-    ('bertlarge', 'megatronbert', 'opt')
-    """
-    return tuple(_index())
+    def preset(self, name: str) -> Model:
+        self.check(name)
+        entry = self._entries[name]
+        about = {
+            "name": name,
+            "seq": entry["seq"],
+            "published_parameters": entry.get("parameters"),
+            "published_digits": entry.get("digits"),
+            "sources": tuple(entry["sources"]),
+            "notes": entry.get("notes", ""),
+        }
+        if "hf" in entry:
+            config = json.loads(self.file(f"hf/{entry['hf']}.json").read_text("utf-8"))
+            return from_hf(config).replace(**about)
+        kind = "megatron_gpt" if "megatron_gpt" in entry else "megatron_bert"
+        layers, hidden, heads = entry[kind]
+        sizes = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": 4 * hidden}
+        sizes |= {"vocab": entry["vocab"], "max_positions": entry["seq"]}
+        fixed = _MEGATRON_GPT if kind == "megatron_gpt" else _MEGATRON_BERT
+        return TransformerModel.from_dict({**sizes, **fixed, **about}, name)
 
+    def load(self, name_or_path: str | Path) -> Model:
+        text = str(name_or_path)
+        if text.lower() not in self.names and Path(text).is_dir():
+            return from_hf(text)
+        return super().load(name_or_path)
 
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> TransformerModel:
-    entry = _index()[name]
-    known = {
-        "name": name,
-        "seq": entry["seq"],
-        "published_parameters": entry.get("parameters"),
-        "published_digits": entry.get("digits"),
-        "sources": tuple(entry["sources"]),
-        "notes": entry.get("notes", ""),
-    }
-    if "hf" in entry:
-        folder = resources.files(__package__) / "data" / "hf"
-        config = json.loads((folder / f"{entry['hf']}.json").read_text("utf-8"))
-        model = from_hf(config)
-        assert isinstance(model, TransformerModel)  # presets are of architectures with a record
-        return model.replace(**known)
-    kind = "megatron_gpt" if "megatron_gpt" in entry else "megatron_bert"
-    layers, hidden, heads = entry[kind]
-    return TransformerModel.from_dict(
-        {
-            "layers": layers,
-            "hidden": hidden,
-            "heads": heads,
-            "ffn": 4 * hidden,
-            "vocab": entry["vocab"],
-            "max_positions": entry["seq"],
-            **(_MEGATRON_GPT if kind == "megatron_gpt" else _MEGATRON_BERT),
-            **known,
-        },
-        name,
-    )
+    def from_file(self, path: str | Path) -> Model:
+        data = read_document(path)
+        if isinstance(data, dict) and "model_type" in data:
+            return from_hf(str(path))
+        return model_from_dict(data, str(path))
 
 
 def model_from_dict(data: object, source: str = "model") -> Model:
@@ -117,16 +110,18 @@ def load(name_or_path: str | Path) -> Model:
     >>> load("gpt3-175b").hidden
     12288
     """
-    text = str(name_or_path)
-    if text.lower() in _index():
-        return _preset(text.lower())
-    if Path(text).is_dir():
-        return from_hf(text)
-    if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
-        data = read_document(text)
-        if isinstance(data, dict) and "model_type" in data:
-            return from_hf(text)
-        return model_from_dict(data, text)
-    raise InvalidInputError(
-        f"model: {text!r} is neither a preset nor a .yaml or .json file; {nearest(text, names())}"
-    )
+    return _MODELS.load(name_or_path)
+
+
+_MODELS = _ModelPresets("model", "phaze_fast.models/data", model_from_dict)
+
+
+def names() -> tuple[str, ...]:
+    """Names of the models that come with the package, the PHAZE paper's eight first.
+
+    Examples
+    --------
+    >>> names()[:3]
+    ('bertlarge', 'megatronbert', 'opt')
+    """
+    return _MODELS.names

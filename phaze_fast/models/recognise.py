@@ -3,24 +3,586 @@
 A training library with fused kernels does not run the operators that a trace shows one by one; it
 runs the norms, rotations and losses that they make up. Where every operator of a graph has its
 place in a transformer, and parameters and FLOPs come out the same, the graph is planned as that
-transformer; else as the operators it has.
+transformer; else as the operators it has. Names of modules are not read, only which ATen operator
+each one is.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.flops import model_flops
-from phaze_fast.models.graph_model import GraphLayer, GraphModel
-from phaze_fast.models.recognise_block import read_block
-from phaze_fast.models.skeleton import ENTERS, NotATransformerError, Skeleton
+from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = ["recognised", "why_not_recognised"]
+__all__ = [
+    "Attention",
+    "FeedForward",
+    "Norm",
+    "NotATransformerError",
+    "Skeleton",
+    "read_block",
+    "recognised",
+    "why_not_recognised",
+]
+
+# ---- products, attentions, norms and non-linearities of a layer ----
+
+
+_PASSES = """
+    _to_copy clone copy mul div add sub rsub neg cat stack index index_select where masked_fill pow
+    mean native_dropout dropout view_as_complex complex square sqrt constant_pad_nd repeat slice
+    repeat_interleave tril triu
+    """
+_PASSED = frozenset(_PASSES.split())
+_ROUTES = """
+    topk sort scatter gather histc cumsum floor_divide sum index_put bitwise_not index_add clamp
+    argsort zeros_like bincount eq ge lt one_hot div max masked_fill scatter_add clamp_min
+    logical_not bitwise_and le gt fill zero
+    """
+_ROUTING = frozenset(_ROUTES.split())
+_ROTATES = frozenset({"cat", "stack", "neg", "view_as_complex", "complex"})
+_CHOICES = frozenset({"topk", "sort", "argsort", "histc", "bincount", "one_hot", "cumsum"})
+ENTERS = -1
+"""Stands for what enters a layer."""
+
+
+class NotATransformerError(Exception):
+    """A layer that no field of a transformer describes; the text says why."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm: one operator, or the row of them that it is written as."""
+
+    last: int
+    """Operator that makes its rows."""
+    above: frozenset[int]
+    """What it normalises."""
+    width: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention, fused or written as scores, softmax and mix."""
+
+    last: int
+    """Operator that makes its result."""
+    queries: tuple[int, ...]
+    """Products that make queries; likewise keys and values."""
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+    heads: int
+    width: int
+    """Of a head; the mean of keys' and values' where they differ."""
+    length: int
+    causal: bool
+    window: int
+    rotated: bool
+    capped: bool = False
+    explicit: bool = False
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Products up, a non-linearity, a product down."""
+
+    ups: tuple[int, ...]
+    down: int
+    curve: str
+    by_steps: bool
+    rows: int
+    """Rows that the non-linearity works on."""
+
+
+def aten(op: GraphOperator) -> str:
+    """Name of the ATen operator, which ends an operator's name."""
+    return op.name.rsplit(".", 1)[-1].split("-")[0]
+
+
+class Skeleton:
+    """A layer's products, attentions, norms and non-linearities, and what feeds each."""
+
+    def __init__(self, layer: GraphLayer) -> None:
+        self.layer, self.ops = layer, layer.forward
+        self.names = [aten(op) for op in self.ops]
+        self.gemms = [at for at, op in enumerate(self.ops) if op.kind == "gemm"]
+        self.norms = self._norms()
+        self._stops = {at: at for at in self.gemms}
+        self._stops |= {at: at for at, op in enumerate(self.ops) if op.kind == "attention"}
+        self._stops |= {at: at for at, op in enumerate(self.ops) if op.kind == "batched-gemm"}
+        self._stops |= {norm.last: norm.last for norm in self.norms}
+        self.norms = [self._with_source(norm) for norm in self.norms]
+        self._explained: set[int] = set()
+
+    # ---- walking up ----
+
+    def _walk(self, start: Iterable[int], stops: Iterable[int]) -> tuple[frozenset[int], list[int]]:
+        """Walk against the data; give the operators at which that stops, and those passed."""
+        ends, passed, found = frozenset(stops), [], set()
+        waiting = list(start)
+        while waiting:
+            at = waiting.pop()
+            if at < 0 or at in ends:
+                found.add(at)
+            elif at not in passed and not self._is_constant(at) and not self._chooses(at):
+                passed.append(at)
+                waiting += self.ops[at].inputs
+        return frozenset(found), passed
+
+    def _is_constant(self, at: int) -> bool:
+        """Whether an operator works on parameters and constants alone."""
+        op = self.ops[at]
+        return op.scales == "none" and op.kind != "embedding" and not op.flops
+
+    def _chooses(self, at: int) -> bool:
+        """Whether an operator makes positions rather than rows."""
+        return self.names[at] in _CHOICES
+
+    def above(self, at: int) -> frozenset[int]:
+        """Products, attentions and norms that feed an operator; `ENTERS` for the layer's input."""
+        return self._walk(self.ops[at].inputs, self._stops)[0]
+
+    def products_above(self, at: int) -> tuple[int, ...]:
+        """Products with weights that feed an operator, norms passed."""
+        return tuple(sorted(self._walk([at], self.gemms)[0]))
+
+    def depends(self, at: int, on: int) -> bool:
+        """Whether an operator's result depends on another's."""
+        return on in self._walk([at], [on])[0]
+
+    # ---- norms ----
+
+    def _norms(self) -> list[Norm]:
+        found = []
+        for at, op in enumerate(self.ops):
+            if op.kind == "norm":
+                found.append(Norm(at, frozenset(), op.n, op.function))
+            elif self.names[at] == "rsqrt":
+                found.append(self._written_out(at))
+        return found
+
+    def _written_out(self, root: int) -> Norm:
+        """Read a norm that is a row of operators around a reciprocal root of a mean of squares."""
+        mean = root
+        while self.names[mean] != "mean":
+            mean = max(self.ops[mean].inputs)
+            if mean < 0 or self.names[mean] not in ("mean", "add", "_to_copy"):
+                raise NotATransformerError("a reciprocal root that is no norm's")
+        squares = max(self.ops[mean].inputs)
+        if squares < 0 or self.names[squares] not in ("pow", "square", "mul"):
+            raise NotATransformerError("a mean that is no norm's")
+        centred = any(
+            at >= 0 and self.names[at] == "sub" and self.ops[at].n == self.ops[squares].n
+            for at in self.ops[squares].inputs
+        )
+        last = next((at for at, op in enumerate(self.ops) if root in op.inputs), None)
+        if last is None:
+            raise NotATransformerError("a norm that nothing reads")
+        function = "layernorm" if centred else "rmsnorm"
+        return Norm(last, frozenset({squares}), self.ops[squares].n, function)
+
+    def _with_source(self, norm: Norm) -> Norm:
+        if norm.above:
+            (squares,) = norm.above
+            return Norm(norm.last, self.above(squares), norm.width, norm.function)
+        return Norm(norm.last, self.above(norm.last), norm.width, norm.function)
+
+    def norm_at(self, labels: frozenset[int]) -> Norm | None:
+        """Give the norm that is all of what feeds an operator."""
+        return next((n for n in self.norms if labels == {n.last}), None)
+
+    # ---- attention ----
+
+    def attentions(self) -> list[Attention]:
+        """Attentions in order."""
+        found = []
+        for at, op in enumerate(self.ops):
+            if op.kind == "attention":
+                found.append(self._fused(at))
+            elif op.kind == "softmax" and self._scores_above(at) is not None:
+                found.append(self._explicit(at))
+        return found
+
+    def _scores_above(self, at: int) -> int | None:
+        labels = {x for x in self.above(at) if x >= 0}
+        scores = {x for x in labels if self.ops[x].kind == "batched-gemm"}
+        return scores.pop() if len(scores) == 1 and len(labels) == 1 else None
+
+    def _fused(self, at: int) -> Attention:
+        op = self.ops[at]
+        sides = [self.products_above(source) for source in op.inputs]
+        if len(set(sides)) == 1:
+            sides = [sides[0]] * 3
+        return self._attention(at, sides, op, op.inputs[:1], op)
+
+    def _explicit(self, softmax: int) -> Attention:
+        scores = self._scores_above(softmax)
+        mixes = [
+            at
+            for at, op in enumerate(self.ops)
+            if op.kind == "batched-gemm"
+            and softmax in self._walk(op.inputs, [softmax, *self.gemms])[0]
+        ]
+        if scores is None or len(mixes) != 1:
+            raise NotATransformerError("scores without a mix of values")
+        mix, op = self.ops[mixes[0]], self.ops[scores]
+        between = self._walk(self.ops[softmax].inputs, [scores])[1]
+        caps = [at for at in between if self.names[at] == "tanh"]
+        self._explained |= {softmax, *caps}
+        mask = next((self.ops[at] for at in between if self.ops[at].causal), op)
+        values = self._walk(mix.inputs, [softmax, *self.gemms])[0] - {softmax}
+        sides = [self.products_above(source) for source in op.inputs[:2]]
+        if len(sides) == 1:
+            sides *= 2
+        sides.append(tuple(sorted(values)))
+        found = self._attention(mixes[0], sides, op, op.inputs[:2], mask)
+        return replace(found, capped=bool(caps), explicit=True)
+
+    def _attention(
+        self,
+        last: int,
+        sides: list[tuple[int, ...]],
+        op: GraphOperator,
+        starts: tuple[int, ...],
+        mask: GraphOperator,
+    ) -> Attention:
+        if len(sides) != 3 or not all(sides) or any(ENTERS in side for side in sides):
+            raise NotATransformerError("attention whose queries, keys and values are not products")
+        passed = self._walk(starts, self.gemms)[1]
+        queries, keys, values = sides
+        return Attention(
+            last=last,
+            queries=queries,
+            keys=keys,
+            values=values,
+            heads=op.b,
+            width=op.k,
+            length=op.m,
+            causal=mask.causal or mask.window > 0,
+            window=mask.window,
+            rotated=any(self.names[at] in _ROTATES for at in passed),
+        )
+
+    def biased(self, at: int) -> bool:
+        """Whether a bias is added to a product, by the product itself or right after it."""
+        width = self.ops[at].n
+        return self.ops[at].bias or any(
+            self.names[i] == "add" and op.inputs == (at,) and op.weights == width
+            for i, op in enumerate(self.ops)
+        )
+
+    # ---- feed-forward ----
+
+    def feed_forward(self, down: int) -> FeedForward:
+        """Read what stands before a product down."""
+        ends, passed = self._walk(self.ops[down].inputs, self.gemms)
+        curves = [at for at in passed if self.ops[at].kind == "activation"]
+        if not curves or ENTERS in ends:
+            raise NotATransformerError("a product that follows no non-linearity")
+        if len(curves) != 1:
+            raise NotATransformerError("several non-linearities before a product")
+        name = self.names[curves[0]]
+        (before,) = self.ops[curves[0]].inputs[:1]
+        by_steps = name == "tanh"
+        scaled = before >= 0 and self.names[before] == "mul"
+        plain = scaled and sum(self.ops[at].n for at in ends) == self.ops[down].k
+        curve = {"tanh": "gelu", "sigmoid": "gelu" if plain else "silu"}.get(name, name)
+        if curve not in ("gelu", "relu", "silu"):
+            raise NotATransformerError(f"the non-linearity {name}")
+        self._explained |= set(curves)
+        return FeedForward(tuple(sorted(ends)), down, curve, by_steps, self.ops[curves[0]].m)
+
+    # ---- what is left ----
+
+    def explain(self, operators: Iterable[int]) -> None:
+        """Note operators that are accounted for."""
+        self._explained |= set(operators)
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped at random."""
+        return any(op.kind == "dropout" for op in self.ops)
+
+    def check(self, routed: bool = False) -> None:
+        """Refuse a layer with an operator that nothing accounts for."""
+        known = _PASSED | (_ROUTING if routed else frozenset())
+        norms = {"rsqrt"}
+        for at, op in enumerate(self.ops):
+            if at in self._explained or op.kind in ("norm", "attention", "batched-gemm"):
+                continue
+            if op.kind == "gemm" or (self.names[at] not in known | norms):
+                raise NotATransformerError(f"{op.name} is no part of a transformer's block")
+        used = {at for at, op in enumerate(self.ops) if op.kind == "batched-gemm"}
+        explicit = 2 * sum(a.explicit for a in self.attentions())
+        if len(used) != explicit:
+            raise NotATransformerError("products of activations outside of attention")
+
+
+# ---- blocks ----
+
+
+def _refuse(why: str) -> NotATransformerError:
+    return NotATransformerError(why)
+
+
+def _biased(sk: Skeleton, products: tuple[int, ...]) -> bool:
+    biases = {sk.biased(at) for at in products}
+    if len(biases) != 1:
+        raise _refuse("projections of which some have a bias")
+    return biases.pop()
+
+
+def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Fields of the products that make queries, keys and values, and those products."""
+    wide = sk.ops[a.queries[0]].n
+    if a.queries == a.keys == a.values and len(a.queries) == 1:
+        apart = wide - a.heads * a.width
+        kv_heads, rest = divmod(apart, 2 * a.width)
+        if rest or kv_heads < 1:
+            raise _refuse("queries, keys and values of other widths than heads")
+        return {
+            "kv_heads": kv_heads,
+            "head_dim": a.width,
+            "fused_qkv": True,
+            "qkv_bias": _biased(sk, a.queries),
+        }, a.queries
+    if len(a.keys) == 2 and len(a.values) == 1 and a.values[0] in a.keys:
+        return _latent(sk, a, out)
+    each = (*a.queries, *a.keys, *a.values)
+    if len(set(each)) != 3:
+        raise _refuse("attention whose queries, keys and values are not three products")
+    widths = [sk.ops[at].n for at in each]
+    if widths != [a.heads * a.width, widths[1], widths[1]] or widths[1] % a.width:
+        raise _refuse("queries, keys and values of other widths than heads")
+    fields = {"kv_heads": widths[1] // a.width, "head_dim": a.width}
+    return {**fields, "qkv_bias": _biased(sk, each)}, each
+
+
+def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Read keys and values made from one narrow vector (DeepSeek-V2, section 2.1)."""
+    (up,), (query,) = a.values, a.queries
+    down = next(at for at in a.keys if at != up)
+    rank, value = sk.ops[up].k, sk.ops[out].k // a.heads
+    plain = sk.ops[up].n // a.heads - value
+    latent: dict[str, Any] = {
+        "kv_rank": rank,
+        "plain_width": plain,
+        "rotary_width": sk.ops[down].n - rank,
+        "value_width": value,
+    }
+    if plain + latent["rotary_width"] != sk.ops[query].n // a.heads:
+        raise _refuse("latent attention of other widths than heads")
+    used = [query, up, down]
+    before = sk.norm_at(sk.above(query))
+    if before is not None and before.above != sk.above(down) and ENTERS not in before.above:
+        (narrow,) = before.above
+        if narrow in sk.gemms:
+            latent["query_rank"] = sk.ops[query].k
+            used.append(narrow)
+    fields = {"latent": latent, "kv_heads": None, "head_dim": None}
+    return {**fields, "qkv_bias": sk.biased(down)}, tuple(used)
+
+
+def _out(sk: Skeleton, a: Attention) -> int:
+    found = [at for at in sk.gemms if sk.above(at) == {a.last}]
+    if len(found) != 1:
+        raise _refuse("attention that no product follows")
+    return found[0]
+
+
+def _dense(sk: Skeleton, ff: FeedForward) -> dict[str, Any]:
+    """Fields of a feed-forward layer."""
+    inner = sk.ops[ff.down].k
+    widths = [sk.ops[at].n for at in ff.ups]
+    if widths not in ([inner], [2 * inner], [inner, inner]):
+        raise _refuse("a feed-forward layer of other widths")
+    if widths == [2 * inner] and sk.names[ff.ups[0]] != "_grouped_mm":
+        shape = {"gated": True, "fused_gate": True}
+    else:
+        shape = {"gated": widths != [inner]}
+    return {
+        **shape,
+        "activation": ff.curve,
+        "gelu_new": ff.by_steps,
+        "ffn_bias": _biased(sk, (*ff.ups, ff.down)),
+    }
+
+
+def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[str, Any]:
+    """Fields of a mixture of experts: grouped products, a router, what every token visits."""
+    grouped = [at for at in rest if sk.names[at] == "_grouped_mm"]
+    down = next((at for at in grouped if sk.ops[at].n == hidden and at == grouped[-1]), None)
+    if down is None:
+        raise _refuse("experts without a product down")
+    routed = sk.feed_forward(down)
+    if set(routed.ups) | {down} != set(grouped):
+        raise _refuse("experts of other products than up and down")
+    experts = sk.ops[down].b
+    fields = _dense(sk, routed)
+    moe: dict[str, Any] = {
+        "experts": experts,
+        "top_k": routed.rows // length,
+        "expert_ffn": sk.ops[down].k,
+    }
+    others = [at for at in rest if at not in grouped]
+    router = [at for at in others if sk.ops[at].n == experts and sk.ops[at].k == hidden]
+    downs = [at for at in others if sk.ops[at].n == hidden and sk.ops[at].k != hidden]
+    if downs:
+        shared = sk.feed_forward(downs[0])
+        if {"ffn_bias": False, **_dense(sk, shared)}["activation"] != fields["activation"]:
+            raise _refuse("shared experts of another non-linearity")
+        moe["shared_ffn"] = sk.ops[downs[0]].k
+        others = [at for at in others if at not in (*shared.ups, shared.down)]
+    gates = [at for at in others if sk.ops[at].n == 1]
+    if len(gates) == 1 and downs:
+        moe["shared_gate"] = True
+    if len(router) != 1 or set(others) != {*router, *(gates if downs else ())}:
+        raise _refuse("experts with other products beside them")
+    moe["router_bias"] = sk.biased(router[0])
+    sk.explain(
+        at
+        for at, op in enumerate(sk.ops)
+        if op.kind in ("activation", "softmax") and op.n in (experts, 1, moe["top_k"])
+    )
+    return {**fields, "moe": moe, "ffn": moe["expert_ffn"]}
+
+
+def _position(sk: Skeleton, first: frozenset[int], out: int) -> tuple[str, Norm | None]:
+    """Where norms stand around a sub-layer whose products read `first` and end in `out`."""
+    before = sk.norm_at(first)
+    after = any(norm.above == {out} for norm in sk.norms)
+    if before is not None:
+        return "sandwich" if after else "pre", before
+    if ENTERS not in first:
+        raise _refuse("a sub-layer whose input is neither a norm nor the residual stream")
+    if after:
+        return "output", None
+    if any(norm.above == {ENTERS, out} for norm in sk.norms):
+        return "post", None
+    raise _refuse("attention without a norm")
+
+
+def _check_trained(layer: GraphLayer) -> None:
+    """Refuse a block that is not trained whole, computed again, or not in 16 bits."""
+    products = [op for op in layer.forward if op.kind == "gemm"]
+    gradients = ("gemm-input-gradient", "gemm-weight-gradient")
+    back = sum(op.flops for op in layer.backward if op.kind in gradients)
+    forward = sum(op.flops for op in products)
+    if abs(back - 2.0 * forward) > 0.05 * forward:
+        raise _refuse("a block with other gradients than those of all inputs and weights")
+    widest = max((op for op in products if op.b == 1), key=lambda op: op.flops, default=None)
+    if widest is None or widest.write_bytes != 2.0 * widest.m * widest.n:
+        raise _refuse("products that are not in 16 bits")
+
+
+def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
+    """Read the fields of one block.
+
+    Returns
+    -------
+    dict
+        Fields of a `TransformerModel`, and ``cross``, ``window``, ``drops``, ``normed`` (whether
+        queries and keys are) and ``buckets`` of a table of relative positions.
+
+    Raises
+    ------
+    NotATransformerError
+        Where some operator has no place in such a block.
+    """
+    sk = Skeleton(layer)
+    _check_trained(layer)
+    attentions = sk.attentions()
+    if len(attentions) not in (1, 2):
+        raise _refuse("a block without attention")
+    own = attentions[0]
+    out = _out(sk, own)
+    fields, used = _projections(sk, own, out)
+    first = sk.above(used[2] if "latent" in fields else used[0])  # keys' vector, or queries
+    position, before = _position(sk, first, out)
+    if sk.ops[out].n != hidden:
+        raise _refuse("attention that leaves another width than it enters")
+    fields |= {"heads": own.heads, "norm_position": position, "out_bias": sk.biased(out)}
+    taken = {*used, out}
+    if len(attentions) == 2:
+        taken |= _cross(sk, attentions[1], fields)
+    rest = [at for at in sk.gemms if at not in taken]
+    routed = any(sk.names[at] == "_grouped_mm" for at in rest)
+    if routed:
+        fields |= _mixture(sk, rest, hidden, own.length)
+    else:
+        downs = [at for at in rest if sk.ops[at].n == hidden and at == rest[-1]]
+        if not downs:
+            raise _refuse("a block without a feed-forward layer")
+        ff = sk.feed_forward(downs[0])
+        if {*ff.ups, ff.down} != set(rest):
+            raise _refuse("a block with other products beside attention and feed-forward")
+        fields |= _dense(sk, ff)
+        fields["ffn"] = sk.ops[ff.down].k
+        if not sk.depends(ff.down, out):
+            same = sk.above(ff.ups[0]) == first
+            fields["parallel"] = "one-norm" if same else "two-norms"
+    tables = [at for at, op in enumerate(sk.ops) if op.kind == "embedding"]
+    sk.explain([*sk.gemms, *tables])
+    sk.check(routed)
+    normed = _count_norms(sk, fields, len(attentions) == 2, before)
+    buckets = sum(sk.ops[at].weights for at in tables) // own.heads
+    return {
+        **fields,
+        "causal": own.causal,
+        "rotated": own.rotated,
+        "score_cap": own.capped,
+        "explicit": own.explicit,
+        "cross": len(attentions) == 2,
+        "window": own.window,
+        "drops": sk.drops,
+        "normed": normed,
+        "buckets": buckets,
+    }
+
+
+def _cross(sk: Skeleton, a: Attention, fields: dict[str, Any]) -> set[int]:
+    """Check a second attention, to what an encoder made; give its products."""
+    out = _out(sk, a)
+    again, used = _projections(sk, a, out)
+    same = all(again[name] == fields[name] for name in ("kv_heads", "head_dim", "qkv_bias"))
+    if not same or a.heads != fields["heads"] or sk.above(a.keys[0]) != {ENTERS}:
+        raise _refuse("a second attention unlike the first")
+    return {*used, out}
+
+
+def _count_norms(sk: Skeleton, fields: dict[str, Any], cross: bool, before: Norm | None) -> bool:
+    """Check that all norms are accounted for; say whether queries and keys have some."""
+    functions = {norm.function for norm in sk.norms}
+    if len(functions) != 1:
+        raise _refuse("norms of several kinds in a block")
+    fields["norm"] = functions.pop()
+    parallel = fields.get("parallel", "no")
+    wanted = 4 if fields["norm_position"] == "sandwich" else 2
+    if parallel != "no":
+        if before is None or fields["norm_position"] != "pre":
+            raise _refuse("parallel sub-layers without a norm before them")
+        wanted = 1 if parallel == "one-norm" else 2
+    wanted += cross
+    if "latent" in fields:
+        wanted += 1 + ("query_rank" in fields["latent"])
+        if len(sk.norms) != wanted:
+            raise _refuse("latent attention with other norms")
+        return False
+    extra = len(sk.norms) - wanted
+    if extra not in (0, 2) and extra != fields["heads"] + fields["kv_heads"]:
+        raise _refuse(f"{len(sk.norms)} norms in a block; expected {wanted}")
+    return extra > 0
+
+
+# ---- models ----
+
 
 _LOSS = ("_log_softmax", "nll_loss_forward")
 _OF_A_LAYER = ("cross", "window", "drops", "normed", "buckets", "explicit", "rotated", "causal")

@@ -9,23 +9,271 @@ from __future__ import annotations
 
 import sys
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
+from torch.overrides import TorchFunctionMode  # type: ignore[import-not-found, unused-ignore]
 from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unused-ignore]
     TorchDispatchMode,
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models.torch_constants import Constants
-from phaze_fast.models.torch_functions import Functions, loss_of
 
-__all__ = ["Array", "Call", "Recorder", "Saved", "record_step"]
+__all__ = [
+    "Array",
+    "Call",
+    "Constants",
+    "Functions",
+    "Recorder",
+    "Saved",
+    "loss_of",
+    "record_step",
+]
+
+# ---- values that depend on no input: positions and masks ----
+
+
+_MOST = {torch.bool: 2**28}  # elements of a constant whose values are followed, by type
+_MOST_OF_OTHERS = 2**24
+_MOST_BYTES = 2**30  # of all of them
+_HIDDEN = -1e4  # scores that are lowered by more are those of hidden keys
+_CHANCE = frozenset({"rand", "rand_like", "randn", "randn_like", "randint", "bernoulli", "uniform"})
+
+
+class Constants:
+    """Values of arrays that depend on no input.
+
+    Control flow may depend on them, as on anything that is the same in every step. Random numbers
+    are the lowest of their range, or the highest: two recordings show whether control flow depends
+    on them.
+
+    Parameters
+    ----------
+    highest
+        Whether random numbers are the highest of their range.
+    """
+
+    def __init__(self, highest: bool = False) -> None:
+        self._known: dict[int, tuple[Any, Any]] = {}  # by identity, as long as it lives
+        self._chance = 1.0 - 2.0**-24 if highest else 0.0
+        self._drawn: dict[int, str] = {}
+        self.random_lines: list[str] = []
+        """Source lines at which a number was read that depends on chance."""
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._known:
+                return self._known[id(value)][1]
+            if not value.is_meta:
+                return value
+            raise KeyError(id(value))
+        if isinstance(value, tuple | list):
+            return type(value)(self._of(one) for one in value)
+        return value
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Compute what an operator on constants gives, where that is small and known."""
+        outputs = out if isinstance(out, tuple | list) else (out,)
+        if self._held_bytes() > _MOST_BYTES or any(
+            not isinstance(x, torch.Tensor) or x.numel() > _MOST.get(x.dtype, _MOST_OF_OTHERS)
+            for x in outputs
+        ):
+            return
+        name = func.overloadpacket.__name__.removesuffix("_")
+        drawn = name in _CHANCE or any(id(x) in self._drawn for x in (*args, *kwargs.values()))
+        try:
+            given = {key: self._of(value) for key, value in kwargs.items()}
+            if "device" in given:
+                given["device"] = "cpu"
+            if name in _CHANCE:
+                made: Any = torch.full(tuple(out.shape), self._chance, dtype=torch.float32)
+                made = made.to(out.dtype)
+            else:
+                made = func(*self._of(tuple(args)), **given)
+        except (KeyError, RuntimeError, NotImplementedError):
+            return  # it depends on an input, or has no values
+        values = made if isinstance(made, tuple | list) else (made,)
+        for tensor, value in zip(outputs, values, strict=True):
+            key = id(tensor)
+            self._known[key] = (weakref.ref(tensor, partial(self._forget, key)), value)
+            if drawn:
+                self._drawn[key] = name
+
+    def _forget(self, key: int, _: Any) -> None:
+        self._known.pop(key, None)
+        self._drawn.pop(key, None)
+
+    def _held_bytes(self) -> int:
+        storages = [value.untyped_storage() for _, value in self._known.values()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    def value(self, tensor: Any, constant: bool, line: str) -> Any:
+        """Give the number in an array of one."""
+        if not constant or (tensor.is_meta and id(tensor) not in self._known):
+            raise RuntimeError("control flow, or a number, that depends on data")
+        if id(tensor) in self._drawn:
+            self.random_lines.append(line)
+        return self._of(tensor).item()
+
+    def mask(self, tensor: Any, either: bool = False) -> dict[str, Any]:
+        """Say what a mask of scores hides: all that follows a token, or what is far before it.
+
+        With `either`, a mask may also be true where scores are hidden.
+        """
+        try:
+            values = self._of(tensor)
+        except KeyError:
+            return {}
+        if values.dim() < 2 or not values.numel():
+            return {}
+        shown = values if values.dtype == torch.bool else values > _HIDDEN
+        plane = shown[(0,) * (shown.dim() - 2)]
+        if plane.shape[0] != plane.shape[1] or not plane.shape[0]:
+            return {}
+        spread = all(
+            step == 0 or size == 1
+            for step, size in zip(shown.stride()[:-2], shown.shape[:-2], strict=True)
+        )
+        if not spread and not torch.equal(shown, plane.expand_as(shown)):
+            return {}
+        return _pattern(plane) or (_pattern(~plane) if either else {})
+
+
+def _pattern(plane: Any) -> dict[str, Any]:
+    """Say whether a square mask is causal, and how many keys the last query sees of a window."""
+    keys, shown = plane.shape[0], plane.to(torch.uint8)
+    counts, order = shown.sum(1), torch.arange(plane.shape[0])
+    seen = int(counts[-1])
+    first, last = shown.argmax(1), keys - 1 - shown.flip(1).argmax(1)
+    if not (
+        seen > 0
+        and torch.equal(last, order)
+        and torch.equal(first, (order + 1 - seen).clamp(min=0))
+        and torch.equal(counts, last - first + 1)
+    ):
+        return {}
+    return {"causal": True, "window": seen if seen < keys else 0}
+
+
+# ---- fused attention, dropout and a missing loss ----
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Fused attention as one operator each way, which keeps what such kernels keep."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
+        """Note the operator."""
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.seen, ctx.recorder = seen, recorder
+        reads, writes = recorder.arrays([q, k, v]), recorder.arrays([out, sums])
+        recorder.add("attention", reads, writes, seen)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Note its gradient."""
+        q, k, v, out, sums = ctx.saved_tensors
+        made = [torch.empty_like(x) for x in (q, k, v)]
+        recorder = ctx.recorder
+        reads = recorder.arrays([q, k, v, out, sums, gradient])
+        recorder.add("attention_backward", reads, recorder.arrays(made), ctx.seen)
+        return (*made, None, None)
+
+
+_DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
+
+
+class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Takes fused attention and dropout before PyTorch takes them apart.
+
+    On GPUs dropout is one kernel; on the meta device it would be several.
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace fused attention by one operator."""
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if func in _DROPOUTS:
+            return self._drop(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _drop(func: Any, x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Any:
+        if training and 0.0 < p < 1.0 and not inplace and func is not torch.dropout_:
+            return torch.native_dropout(x, p, True)[0]
+        rest = {"inplace": inplace} if func is torch.nn.functional.dropout else {}
+        return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
+
+    def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+        given = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
+        mask = given.get("attn_mask")
+        seen = {"causal": bool(given.get("is_causal")), "dropout": bool(given.get("dropout_p"))}
+        if mask is not None:
+            seen |= self.recorder.constants.mask(mask)
+        return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
+            query, key, value, seen, self.recorder
+        )
+
+
+class _Loss(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """A number that all outputs go into, where a module gives no loss; it costs nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Any) -> Any:
+        """Give a number."""
+        ctx.save_for_backward()
+        ctx.like = [(tuple(x.shape), x.dtype) for x in outputs]
+        return outputs[0].new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Give a gradient of each."""
+        return tuple(gradient.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like)
+
+
+def _floats(output: Any) -> Iterator[Any]:
+    if isinstance(output, torch.Tensor):
+        if output.requires_grad:
+            yield output
+        return
+    values = output.values() if hasattr(output, "values") else output
+    if isinstance(output, tuple | list) or hasattr(output, "values"):
+        for value in values:
+            yield from _floats(value)
+
+
+def loss_of(output: Any) -> Any:
+    """Give the number of a module's output that is differentiated; None where nothing can be."""
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, dict):
+        loss = output.get("loss")
+    if isinstance(loss, torch.Tensor):
+        return loss
+    outputs = list(_floats(output))
+    if len(outputs) == 1 and outputs[0].numel() == 1:
+        return outputs[0]
+    if not outputs:
+        return None
+    return _Loss.apply(*outputs)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+# ---- the recording ----
+
 
 Modules = tuple[tuple[int, str], ...]
 """Modules that run, outermost first: number of the call, and path of the module."""

@@ -1,7 +1,7 @@
 """Forward and backward operator graphs of a model under a parallel strategy."""
 
+from phaze_fast.opgraph.attention import BESIDE_RING, RING
 from phaze_fast.opgraph.builder import Tensor
-from phaze_fast.opgraph.context import BESIDE_RING, RING
 from phaze_fast.opgraph.graph import (
     FORMATS,
     GROUPS,

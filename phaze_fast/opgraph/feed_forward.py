@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from phaze_fast.models import MixtureOfExperts
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
-from phaze_fast.opgraph.writer import BlockWriter
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockWriter, OperatorSpec
 
 __all__ = ["experts", "experts_of_rows", "feed_forward", "own_experts"]
 

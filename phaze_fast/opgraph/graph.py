@@ -1,4 +1,4 @@
-"""An operator graph as arrays: operators, CSR edges, kept tensors."""
+"""Operator graphs as arrays: operators, CSR edges, kept tensors, sets of recomputed operators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.models.graph_model import OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
-from phaze_fast.opgraph.functions import function_code
 from phaze_fast.records import FrozenDict
 
 __all__ = [
     "CAST",
     "FORMATS",
+    "FUNCTIONS",
     "GROUPS",
     "KINDS",
     "PASSING_CAST",
@@ -26,8 +26,33 @@ __all__ = [
     "UNITS",
     "OpGraph",
     "check_recompute",
+    "function_code",
     "lay_out",
 ]
+
+FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
+"""Names of functions in the order of their codes; the first four are no rows of a vector table."""
+
+_CODES = {name: code for code, name in enumerate(FUNCTIONS)}
+_OF_KIND = {"residual": "add", "norm": "layernorm", "activation": "gelu"}
+
+
+def function_code(kind: str, function: str = "") -> int:
+    """Code of an operator's function; one that is not named is the usual one of its kind.
+
+    Examples
+    --------
+    >>> FUNCTIONS[function_code("norm-backward", "rmsnorm")]
+    'rmsnorm-backward'
+    >>> FUNCTIONS[function_code("gemm-weight-gradient")]
+    'product'
+    """
+    base = kind.removesuffix("-backward")
+    if "gemm" in base:
+        return _CODES["product"]
+    name = function or _OF_KIND.get(base, base)
+    return _CODES[name + kind.removeprefix(base)]
+
 
 Array = np.ndarray[Any, Any]
 

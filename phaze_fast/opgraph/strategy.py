@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from phaze_fast.errors import InfeasibleError
-from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
-from phaze_fast.models.split_rules import widths_divide
+from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.records import Count, Record
 
 __all__ = ["CONTEXT_KINDS", "RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
@@ -187,6 +186,23 @@ RULES = (
 )
 
 
+def _uneven(layer: GraphLayer, width: int) -> str:
+    """Return what of a layer `width` devices cannot share evenly; empty where they can."""
+    heads = max((op.k for op in layer.forward if op.kind == "attention"), default=0)
+    for at, op in enumerate(layer.forward):
+        size = {"columns": op.n, "rows": op.k}.get(op.split, 0)
+        if op.split == "inside" and op.kind in ("attention", "batched-gemm"):
+            size = op.b
+        if size % width:
+            return f"{width} does not divide {size} of {layer.name}.{op.name}"
+        attended = any(
+            reader.kind == "attention" and at in reader.inputs for reader in layer.forward
+        )
+        if op.split == "columns" and attended and heads and size // heads % width:
+            return f"{width} does not divide {size // heads} heads of {layer.name}.{op.name}"
+    return ""
+
+
 def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
     """Say what a graph has no rule for."""
     found = []
@@ -201,7 +217,7 @@ def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
         whole = [layer for layer in model.layers if layer.unsplit]
         if len(whole) == len(model.layers):
             found.append(f"tp: {t}: {whole[0].unsplit}")
-        uneven = (widths_divide(layer, t) for layer in model.layers)
+        uneven = (_uneven(layer, t) for layer in model.layers)
         found += [f"tp: {why}" for why in uneven if why][:1]
     return found
 

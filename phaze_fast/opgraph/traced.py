@@ -1,24 +1,201 @@
-"""The layers of a model that is given by its graph, as one device runs them."""
+"""The layers of a traced model as one device runs them, with tensor-parallel collectives."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphLayer, GraphModel, GraphOperator
-from phaze_fast.opgraph.builder import OperatorSpec, Tensor
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
 from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.quantise import quantised, quantised_tensors
+from phaze_fast.opgraph.rewrites import quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons
-from phaze_fast.opgraph.traced_split import (
-    backward_specs,
-    device_parameters,
-    forward_specs,
-    rows_shared,
-)
 from phaze_fast.software import Precision
 
-__all__ = ["TracedLayer", "traced_layers"]
+__all__ = [
+    "TracedLayer",
+    "backward_specs",
+    "device_parameters",
+    "forward_specs",
+    "rows_shared",
+    "traced_layers",
+]
+
+_GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
+
+
+def rows_shared(layer: GraphLayer) -> bool:
+    """Whether what is outside of split regions works row by row, so that devices can share rows."""
+    outside = {op.kind for op in layer.forward if op.split == "no"}
+    return not outside & {"attention", "batched-gemm"}
+
+
+def _cut(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
+    """Divide one dimension."""
+    sizes = {name: getattr(spec, name) for name in "bmnk"}
+    sizes[dim] = max(sizes[dim] // width, 1)
+    return replace(spec, b=sizes["b"], m=sizes["m"], n=sizes["n"], k=sizes["k"])
+
+
+def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
+    """Take a share of one dimension of a product, its bytes counted anew."""
+    made = _cut(spec, dim, width)
+    return replace(
+        made,
+        flops=spec.flops / width,
+        read_bytes=ELEMENT_BYTES * made.b * (made.m * made.k + made.k * made.n),
+        write_bytes=ELEMENT_BYTES * made.b * made.m * made.n,
+    )
+
+
+def _part(spec: OperatorSpec, width: int) -> OperatorSpec:
+    """Take a share of all elements."""
+    dim = "b" if spec.b % width == 0 else "n" if spec.n % width == 0 else "m"
+    made = _cut(spec, dim, width)
+    return replace(
+        made,
+        flops=spec.flops / width,
+        read_bytes=spec.read_bytes / width,
+        write_bytes=spec.write_bytes / width,
+    )
+
+
+def _rows(op: GraphOperator, spec: OperatorSpec, width: int) -> OperatorSpec:
+    """Take a share of the rows."""
+    if op.scales not in ("m", "k") or getattr(spec, op.scales) % width:
+        return spec
+    if spec.flops:
+        return _less(spec, op.scales, width)
+    return replace(
+        spec,
+        m=spec.m // width if op.scales == "m" else spec.m,
+        read_bytes=spec.read_bytes / width,
+        write_bytes=spec.write_bytes / width,
+    )
+
+
+def _shared(
+    op: GraphOperator, spec: OperatorSpec, role: str, of: GraphOperator, width: int, rows: bool
+) -> OperatorSpec:
+    """One operator of either pass as one of `width` devices runs it."""
+    if role == "no":
+        return _rows(op, spec, width) if rows else spec
+    if role == "inside":
+        return _part(spec, width)
+    if op.kind == "embedding":
+        return spec
+    if op.kind == "gemm":
+        return _less(spec, "k" if role == "rows" else "n", width)
+    if op.kind not in _GRADIENTS:
+        return spec if role == "rows" else _part(spec, width)
+    if op.kind == "gemm-input-gradient":
+        return _less(spec, "n" if role == "rows" else "k", width)
+    wanted = of.k if role == "rows" else of.n
+    return _less(spec, "m" if op.m == wanted else "n", width)
+
+
+def _collective(name: str, kind: str, inputs: tuple[int, ...], payload: float) -> OperatorSpec:
+    return OperatorSpec(
+        name,
+        "collective",
+        "NET",
+        inputs,
+        payload_bytes=payload,
+        collective=kind,
+        group="tensor",
+    )
+
+
+def _moved(inputs: tuple[int, ...], place: dict[int, int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(place.get(source, -1) for source in inputs))
+
+
+def forward_specs(
+    layer: GraphLayer, whole: list[OperatorSpec], width: int, rows: bool
+) -> list[OperatorSpec]:
+    """Operators of the forward pass on one of `width` devices."""
+    made: list[OperatorSpec] = []
+    place: dict[int, int] = {}
+    gathered: dict[tuple[int, ...], int] = {}
+    for at, (op, spec) in enumerate(zip(layer.forward, whole, strict=True)):
+        inputs = _moved(op.inputs, place)
+        if rows and (op.split == "columns" or (op.split == "vocabulary" and op.kind == "gemm")):
+            if op.inputs not in gathered:
+                size = float(ELEMENT_BYTES * spec.b * spec.m * spec.k)
+                made.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
+                gathered[op.inputs] = len(made) - 1
+            inputs = (gathered[op.inputs],)
+        made.append(replace(_shared(op, spec, op.split, op, width, rows), inputs=inputs))
+        place[at] = len(made) - 1
+        summed = op.split == "rows" or (op.split == "vocabulary" and op.kind == "embedding")
+        if summed:
+            kind = "reduce-scatter" if rows else "all-reduce"
+            made.append(_collective(f"{op.name}-sum", kind, (place[at],), spec.write_bytes))
+            place[at] = len(made) - 1
+        elif op.kind == "softmax" and op.split == "inside" and _is_loss(layer):
+            sums = 3.0 * 4.0 * spec.m  # maximum, target and sum of each row
+            made.append(_collective(f"{op.name}-reduce", "all-reduce", (place[at],), sums))
+            place[at] = len(made) - 1
+    return made
+
+
+def _is_loss(layer: GraphLayer) -> bool:
+    return any(op.split == "vocabulary" and op.kind == "gemm" for op in layer.forward)
+
+
+def _enters(op: GraphOperator, of: GraphOperator) -> bool:
+    """Whether it is the gradient of what a split region reads."""
+    split = of.split == "columns" or (of.split == "vocabulary" and of.kind == "gemm")
+    return op.kind == "gemm-input-gradient" and split
+
+
+def backward_specs(
+    layer: GraphLayer, whole: list[OperatorSpec], width: int, rows: bool, samples: int
+) -> list[OperatorSpec]:
+    """Operators of the backward pass on one of `width` devices."""
+    made: list[OperatorSpec] = []
+    place: dict[int, int] = {}
+    fed: set[int] = set()
+    left: dict[tuple[int, ...], list[int]] = {}
+    for at, op in enumerate(layer.backward):
+        of = layer.forward[op.forward]
+        if op.forward >= 0 and _enters(op, of):
+            left.setdefault(of.inputs, []).append(at)
+    for at, (op, spec) in enumerate(zip(layer.backward, whole, strict=True)):
+        of = layer.forward[op.forward]
+        role = of.split if op.forward >= 0 else "no"
+        inputs = _moved(op.inputs, place)
+        summed = role == "rows" or (role == "vocabulary" and of.kind == "embedding")
+        if rows and summed and op.forward not in fed:  # what was scattered is gathered
+            fed.add(op.forward)
+            size = float(samples * ELEMENT_BYTES * of.b * of.m * of.n)
+            made.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
+            inputs = (len(made) - 1,)
+        made.append(replace(_shared(op, spec, role, of, width, rows), inputs=inputs))
+        place[at] = len(made) - 1
+        if op.forward >= 0 and _enters(op, of) and left[of.inputs][-1] == at:
+            sources = tuple(place[one] for one in left[of.inputs])
+            size = float(ELEMENT_BYTES * spec.b * spec.m * spec.n)
+            if rows:  # weight gradients need the gathered input once more
+                made.append(_collective(f"{op.name}-again", "all-gather", (-1,), size))
+            kind = "reduce-scatter" if rows else "all-reduce"
+            made.append(_collective(f"{op.name}-sum", kind, sources, size))
+            place |= dict.fromkeys(left[of.inputs], len(made) - 1)
+    return made
+
+
+def device_parameters(layer: GraphLayer, width: int) -> int:
+    """Parameters of a layer that one of `width` devices holds."""
+    total = layer.parameters
+    for op in layer.forward:
+        shared = op.weights
+        if op.split == "rows":
+            shared = min(op.weights, op.b * op.k * op.n)  # its bias is whole
+        if op.split in ("columns", "rows", "vocabulary"):
+            total -= shared - -(-shared // width)
+    return total
+
 
 _VECTOR = "VC"
 _ENDS = ("embedding", "head")

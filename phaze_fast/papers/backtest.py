@@ -29,8 +29,8 @@ from phaze_fast.hardware import (
     TieredFabric,
     area,
     power_batch,
+    presets,
 )
-from phaze_fast.hardware.chip import load_chip
 from phaze_fast.hardware.fabric import fabric_from_dict
 from phaze_fast.hardware.space_spec import AreaLimit
 from phaze_fast.models import TransformerModel, load
@@ -79,7 +79,7 @@ def generation_names() -> list[str]:
 def _chip(item: Mapping[str, Any]) -> Accelerator:
     """Give the chip of a generation with the links that its fabric has."""
     given = item["chip"]
-    chip = load_chip(given) if isinstance(given, str) else Accelerator.from_dict(given)
+    chip = presets.chip(given) if isinstance(given, str) else Accelerator.from_dict(given)
     fabric: Any = _cluster(item, chip).fabric
     if isinstance(fabric, TieredFabric):
         rate = fabric.tiers[0].bandwidth_bytes_per_s / item["links"]
@@ -218,7 +218,7 @@ def _sign(ratio: float) -> int:
 
 def _run(item: Mapping[str, Any]) -> dict[str, Any]:
     """Plan a published run on the chip it ran on."""
-    chip = load_chip(item["chip"])
+    chip = presets.chip(item["chip"])
     cluster = _cluster(item, chip)
     free: dict[str, Any] = {"pp": item["pp"]} if "pp" in item else {}
     step = Training(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.hardware import ArchitectureSpace, AreaTerms, area_batch, chip_records
-from phaze_fast.hardware.space_limits import area_terms
 from phaze_fast.robust.constants import AREA_TERMS, Uncertainty
 
 __all__ = ["AreaRange", "terms_mm2", "widened_space"]
@@ -27,8 +26,8 @@ _ALMOST = 1.0 + 1e-12
 
 def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
     """Area of chips by term, shape (chips, terms), mm2."""
-    found = area_batch(records, area_terms(space.spec))
-    terms = area_terms(space.spec)
+    found = area_batch(records, space.spec.area_terms)
+    terms = space.spec.area_terms
     multiplier, lane = _unit_mm2(space)
     arrays = records["tensor_cores"] * records["tensor_width"] * float(multiplier)
     arrays = arrays * records["tensor_depth"]
@@ -57,7 +56,7 @@ def _unit_mm2(space: ArchitectureSpace) -> tuple[float, float]:
         two[field] = 1
     two["fp8"] = 0
     two["tensor_width"] = two["vector_lanes"] = (1, 2)
-    found = area_batch(two, AreaTerms(process_nm=area_terms(space.spec).process_nm))
+    found = area_batch(two, AreaTerms(process_nm=space.spec.area_terms.process_nm))
     return float(np.diff(found["tensor_mm2"])[0]), float(np.diff(found["vector_mm2"])[0])
 
 

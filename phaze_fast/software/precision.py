@@ -8,14 +8,13 @@ frameworks offer; master weights, gradients and moments are the optimiser's
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.documents import Presets
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.records import Quantity, Record
@@ -89,7 +88,9 @@ class Precision(Record):
         return bool(self.products)
 
 
-@cache
+_PRECISIONS = Presets("precision", "phaze_fast.software/precisions", Precision.from_dict)
+
+
 def precision_names() -> tuple[str, ...]:
     """Names of the precisions that come with the package.
 
@@ -98,30 +99,23 @@ def precision_names() -> tuple[str, ...]:
     >>> "mxfp8" in precision_names()
     True
     """
-    folder = resources.files(__package__) / "precisions"
-    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
+    return _PRECISIONS.names
 
 
-@cache
-def load_precision(name: str) -> Precision:
-    """Load a precision by name.
+def load_precision(name_or_path: str | Path) -> Precision:
+    """Load a precision by name, or from a YAML or JSON file.
 
     Raises
     ------
     InvalidInputError
-        Where there is none of that name.
+        Where there is none of that name, or the file is not accepted.
 
     Examples
     --------
     >>> load_precision("bf16").low
     False
     """
-    if name not in precision_names():
-        raise InvalidInputError(
-            f"precision: {name!r} is not accepted; {nearest(name, precision_names())}"
-        )
-    file = resources.files(__package__) / "precisions" / f"{name}.yaml"
-    return Precision.from_dict(parse_text(file.read_text("utf-8"), name), name)
+    return _PRECISIONS.load(name_or_path)
 
 
 def check_precision(precision: Precision, chip: Accelerator) -> None:

@@ -7,15 +7,13 @@ the sizes of messages all read it.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.documents import Presets
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.records import Bytes, Count, FrozenDict, Quantity, Record, Seconds
 
@@ -170,7 +168,9 @@ class Software(Record):
         return 1.0 - 1.0 / self.overlap_slowdown
 
 
-@cache
+_PROFILES = Presets("software", "phaze_fast.software/data", Software.from_dict)
+
+
 def software_names() -> tuple[str, ...]:
     """Names of the profiles that come with the package.
 
@@ -179,14 +179,7 @@ def software_names() -> tuple[str, ...]:
     >>> "deepspeed" in software_names()
     True
     """
-    folder = resources.files(__package__) / "data"
-    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
-
-
-@cache
-def _preset(name: str) -> Software:
-    file = resources.files(__package__) / "data" / f"{name}.yaml"
-    return Software.from_dict(parse_text(file.read_text("utf-8"), name), name)
+    return _PROFILES.names
 
 
 def load_software(name_or_path: str | Path) -> Software:
@@ -202,15 +195,7 @@ def load_software(name_or_path: str | Path) -> Software:
     >>> load_software("huggingface-eager").name
     'huggingface-eager'
     """
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
-        return Software.from_file(name_or_path)
-    if text not in software_names():
-        raise InvalidInputError(
-            f"software: {text!r} is neither a profile nor a .yaml or .json file; "
-            f"{nearest(text, software_names())}"
-        )
-    return _preset(text)
+    return _PROFILES.load(name_or_path)
 
 
 def _resolved(value: Any) -> Any:

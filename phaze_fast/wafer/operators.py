@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.block import embedding_builder, head_builder
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
-from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
 from phaze_fast.wafer.codes import ROW_WISE

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phaze_fast.cost import gemm, measurements, validate
-from phaze_fast.cost.measurements import read_measurements
+from phaze_fast.cost import gemm, validate, validation
+from phaze_fast.cost.validation import read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 
@@ -123,7 +123,7 @@ def test_kept_bytes_and_parameters_of_measured_blocks():
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     assert len(rows) == 10
     for row in rows:
-        block = measurements._measured_block(measurements._Row(GOLDEN, 1, row))
+        block = validation._measured_block(validation._Row(GOLDEN, 1, row))
         assert block.parameters == int(row["params"])
         error = block.forward.stashed_bytes() / int(row["stashed_bytes"]) - 1
         assert abs(error) <= (0.03 if row["attention"] == "flash" else 0.05), row

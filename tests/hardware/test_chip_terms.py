@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 import phaze_fast as pf
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links, chip_records, power_batch
-from phaze_fast.hardware.named_axes import HBM_GENERATIONS
-from phaze_fast.hardware.nodes import process_node
 from phaze_fast.hardware.package import PackageModel
-from phaze_fast.hardware.power import PowerModel
 from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.silicon import PowerModel, process_node
+from phaze_fast.hardware.space_spec import HBM_GENERATIONS
 
 BASE = pf.presets.chip("phaze-tpuv4").replace(links=Links(count=6, bandwidth_bytes_per_s=50e9))
 GIB = 2**30

@@ -11,8 +11,8 @@ import phaze_fast as pf
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware.chip import chip_records
 from phaze_fast.hardware.package import PackageModel
-from phaze_fast.hardware.power import PowerModel
 from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.silicon import PowerModel
 
 CHIP = pf.presets.chip("phaze-tpuv4")
 

@@ -56,7 +56,7 @@ MIXTURES = ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"
 def pair(kind):
     """A traced module of an architecture, and the record of its configuration."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from phaze_fast.models.torch_hf import trace_hf
+    from phaze_fast.models.huggingface import trace_hf
 
     fields = {"model_type": kind, "vocab_size": 100, **SMALL[kind]}
     if kind not in ("gpt2", "t5"):
@@ -72,7 +72,7 @@ def pair(kind):
 def mixture(name):
     """The same of a small mixture of experts."""
     pytest.importorskip("transformers", reason="transformers is not installed")
-    from phaze_fast.models.torch_hf import trace_hf
+    from phaze_fast.models.huggingface import trace_hf
 
     config = next(entry["config"] for entry in GOLDEN["models"] if entry["name"] == name)
     return trace_hf(config, name, seq=96), models.from_hf(config).replace(seq=96)

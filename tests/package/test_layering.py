@@ -21,7 +21,7 @@ PACKAGE = ROOT / "phaze_fast"
 
 ORDER = [
     {"errors"},
-    {"units", "documents", "tables", "threads", "_core"},
+    {"units", "documents", "tables", "threads", "caching", "_core"},
     {"records"},
     {"models", "hardware"},
     {"software"},

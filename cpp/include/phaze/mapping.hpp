@@ -26,8 +26,8 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "phaze/map_score.hpp"
@@ -182,51 +182,56 @@ struct MapStage {
 // A factor, slot or operator out of range, tables of the wrong size, or numbers above 1e100.
 Status check_problem(const MapProblem& problem) noexcept;
 
+// Terms of one operator under one operator mapping, for one micro-batch.
+struct MapNode {
+  double forward_s, backward_s;       // work
+  double weight_grad_s;               // part of backward_s
+  double blocking_f_s, blocking_b_s;  // collectives that the work waits for
+  double hidden_f_s, hidden_b_s;      // collectives beside the work
+  double stream_s;                    // from and to off the wafer, beside both
+  double sync_s, step_s;              // once in a step: gradients, optimiser
+  double state_bytes, stream_bytes, stash_bytes, live_bytes, gathered_bytes;
+};
+
+// A problem and a mapping of it. Owns copies of all that the problem points to. Used by one thread
+// at a time; what does not depend on the mapping (all const methods but assigned, op_mapping and
+// score) may be read by others meanwhile. Methods that allocate may throw std::bad_alloc; they then
+// leave what they had.
 class Mapping {
  public:
-  explicit Mapping(const MapProblem& problem);  // copies; check_problem() comes first
+  explicit Mapping(const MapProblem& problem);  // check_problem() comes first
+  ~Mapping();
+  Mapping(Mapping&&) noexcept;
+  Mapping& operator=(Mapping&&) noexcept;
 
-  int ops() const noexcept { return static_cast<int>(ops_.size()); }
-  int slots() const noexcept { return static_cast<int>(slots_.size()); }
-  int stages() const noexcept { return static_cast<int>(blocks_.size()); }
+  int ops() const noexcept;
+  int slots() const noexcept;
+  int stages() const noexcept;
   // Of the whole pipeline, which these stages may be a part of: its length, whether a stage has an
   // end of the model, and the micro-batches whose activations it holds.
-  int pipeline_stages() const noexcept {
-    return rules_.pipeline_stages > 0 ? rules_.pipeline_stages : stages();
-  }
-  bool is_first(int k) const noexcept { return rules_.first_stage + k == 0; }
-  bool is_last(int k) const noexcept { return rules_.first_stage + k + 1 == pipeline_stages(); }
-  double flight(int k) const noexcept {
-    return rules_.in_flight(pipeline_stages(), rules_.first_stage + k);
-  }
-  const MapRulesRecord& rules() const noexcept { return rules_; }
-  const MapOpRecord& op(int i) const noexcept { return ops_[static_cast<std::size_t>(i)]; }
-  const OpMapping& op_mapping(int i) const noexcept {
-    return op_mappings_[static_cast<std::size_t>(i)];
-  }
+  int pipeline_stages() const noexcept;
+  bool is_first(int stage) const noexcept;
+  bool is_last(int stage) const noexcept;
+  double flight(int stage) const noexcept;
+  const MapRulesRecord& rules() const noexcept;
+  const MapOpRecord& op(int i) const noexcept;
+  const OpMapping& op_mapping(int i) const noexcept;
 
-  bool assigned() const noexcept { return op_mappings_.size() == ops_.size(); }
+  bool assigned() const noexcept;
   bool legal(int op, const OpMapping& op_mapping) const noexcept;
 
-  // Whether it has weights, so that its mode makes a difference.
-  bool weighted(int op) const noexcept { return weighted_[static_cast<std::size_t>(op)] != 0; }
+  // Whether an operator has weights, so that its mode makes a difference.
+  bool weighted(int op) const noexcept;
 
-  // Every legal way to deal the slots of one operator, in a fixed order.
-  const std::vector<OpMapping>& choices(int op) const noexcept {
-    return choices_[static_cast<std::size_t>(op)];
-  }
+  // Every legal assignment of slots to the roles of one operator, in a fixed order.
+  const std::vector<OpMapping>& choices(int op) const noexcept;
 
   // All operators at once, every term computed; each operator mapping must be legal.
   void assign(std::span<const OpMapping> op_mappings);
 
   // What the stages of other classes take, where these are a part of a pipeline; seconds >= 0.
   // `each`: one by one, where streams pass other stages' links; none: nobody waits for these.
-  void set_others(double sum_s, double slowest_s, double tail_s, std::span<const MapOther> each) {
-    others_.assign(each.begin(), each.end());
-    rules_.other_sum_s = sum_s;
-    rules_.other_slowest_s = slowest_s;
-    rules_.other_tail_s = tail_s;
-  }
+  void set_others(double sum_s, double slowest_s, double tail_s, std::span<const MapOther> each);
 
   // One operator, and only the terms that it touches.
   void change(int op, const OpMapping& op_mapping);
@@ -249,146 +254,21 @@ class Mapping {
                  double limit_s = std::numeric_limits<double>::infinity(), double shortage = 0.0,
                  MapRange* range = nullptr) const;
 
-  // Terms of one operator's own work and of one conversion, for the bound; theta weighs work
-  // against collectives beside it.
-  struct Node {
-    double forward_s, backward_s;  // work
-    double weight_grad_s;          // part of backward_s
-    double blocking_f_s, blocking_b_s;
-    double hidden_f_s, hidden_b_s;
-    double stream_s;
-    double sync_s, step_s;
-    double state_bytes, stream_bytes, stash_bytes, live_bytes, gathered_bytes;
-  };
-  struct Fan {
-    double forward_s, backward_s, again_s;
-    double beside_f_s, beside_b_s;  // pieces that run beside work
-  };
-  Node node(int op, const OpMapping& op_mapping) const noexcept;
+  // ---- for bounds: what does not depend on the mapping at hand ----
+
+  MapNode node(int op, const OpMapping& op_mapping) const noexcept;
   // A tensor from one operator to the next and its gradient back, seconds that work waits for.
   double conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
                       double bytes) const noexcept;
-  std::span<const std::int32_t> chain() const noexcept { return chain_; }
-  std::span<const MapEdgeRecord> edges() const noexcept { return edges_; }
-  std::span<const std::int32_t> blocks() const noexcept { return blocks_; }
-  std::span<const double> boundary() const noexcept { return boundary_; }
-  double stream_link_s() const noexcept { return link_s_; }  // of a stage by itself
+  std::span<const std::int32_t> chain() const noexcept;
+  std::span<const MapEdgeRecord> edges() const noexcept;
+  std::span<const std::int32_t> blocks() const noexcept;
+  std::span<const double> boundary() const noexcept;
+  double stream_link_s() const noexcept;  // of a stage by itself, per byte of each die
 
  private:
-  struct State {  // of a tensor along the slots
-    std::uint16_t batch, rows, experts, features, partial, whole;
-
-    std::uint16_t split() const noexcept {
-      return static_cast<std::uint16_t>(batch | rows | experts | features);
-    }
-    bool same_splits(const State& other) const noexcept {
-      return batch == other.batch && rows == other.rows && experts == other.experts &&
-             features == other.features;
-    }
-  };
-  State state(int op, const OpMapping& op_mapping, std::uint16_t features, std::uint16_t partial,
-              std::uint16_t whole) const noexcept;
-  struct FanShape {
-    std::int32_t from;
-    std::int32_t kind;
-    double bytes;
-    std::vector<std::int32_t> to;
-    std::vector<bool> again;  // of each one in `to`
-  };
-  struct Item;  // of the choice of outputs
-  struct Block;
-  struct Frame;
-  struct Pipeline;
-  State made(int op, const OpMapping& op_mapping) const noexcept;
-  State wanted(int op, const OpMapping& op_mapping) const noexcept;
-  State gradient_made(int op, const OpMapping& op_mapping) const noexcept;
-  State gradient_wanted(int op, const OpMapping& op_mapping) const noexcept;
-  State at_boundary() const noexcept;
-  double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
-  double reduce_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
-  double exchange_s(std::uint16_t slots, double bytes) const noexcept;
-  double convert_s(int op, const State& from, const State& to, double bytes, std::uint8_t algorithm,
-                   double* again_s) const noexcept;
-  struct Overlap {
-    double waits_s, beside_s;
-  };
-  Overlap overlap(double whole_s, double piece_s, double work_s) const noexcept;
-  double work_s(int op, const OpMapping& op_mapping, bool forward) const noexcept;
-  bool takes_beside(int from, int to) const noexcept;
-  double reentry_s(const MapEdgeRecord& edge) const noexcept;
-  // Seconds of the busiest link to the rim where each die of a stage takes and gives so much.
-  double streamed_link_s(double in_bytes, double out_bytes) const noexcept {
-    const double less = in_bytes < out_bytes ? in_bytes : out_bytes;
-    return (in_bytes + out_bytes - 2.0 * less) * link_s_ + less * both_s_;
-  }
-  double size(std::uint16_t slots) const noexcept { return sizes_[slots]; }
-  std::int32_t column_of(const OpMapping& op_mapping) const noexcept;
-  Fan fan(const FanShape& shape) const noexcept;
-  void enumerate(int op);
-  void sum_parts(Block& block, std::array<Block, 2>& ends) const;
-  void list_items(Block& block) const;
-  Frame frame(const Block& block, const std::array<Block, 2>& ends, int k, double regather_s,
-              double copies) const;
-  template <typename Chooser>
-  bool narrow(Chooser& chooser, std::span<const Frame> frames, Pipeline least, double plain_s,
-              double tail_s, double limit_s, MapRange& range) const;
-  double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
-  double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
-  double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
-  struct Moved {  // between a die and the rim, for one micro-batch
-    double taken_bytes, given_bytes;
-  };
-  std::array<Moved, 3> moved_weights() const noexcept;
-  MapOther streams_of(const std::array<Moved, 3>& parts, int k, double alone_s,
-                      double offloaded) const noexcept;
-  struct Charged {
-    double sum_s, slowest_s;  // of the stages of other classes
-    double links_s;           // that the busiest link to the rim takes for what all stages stream
-  };
-  Charged charge_foreign(std::span<const MapOther> own, std::span<double> loads_s) const noexcept;
-
-  std::vector<MeshRun> slots_;
-  std::vector<MapOpRecord> ops_;
-  std::vector<MapEdgeRecord> edges_;
-  MapRulesRecord rules_;
-  std::vector<std::int32_t> position_;  // of a factor in the list of divisors
-  std::vector<std::int32_t> column_;
-  std::size_t divisors_;
-  std::size_t columns_;
-  std::vector<double> forward_s_, backward_s_, stash_bytes_, live_bytes_, parameters_;
-  std::vector<double> weight_grad_s_;
-  std::vector<std::int32_t> blocks_;
-  std::vector<double> boundary_;
-  std::vector<double> flights_;  // of each stage
-  std::vector<double> foreign_s_;
-  std::vector<MapOther> others_;
-  double link_s_, both_s_;  // of the busiest link that a stage's own streams pass
-  std::vector<std::int32_t> chain_;
-  std::int32_t last_;   // operator whose output leaves the block
-  std::int32_t entry_;  // the one whose output enters the next block where the first is entered
-
-  std::vector<double> sizes_;  // of each set of slots
-  std::vector<MeshLines> gather_lines_;
-  std::vector<MeshLine> exchange_lines_;
-  MeshLine reduce_line_;
-  std::vector<FanShape> fans_;
-  std::vector<std::vector<std::int32_t>> fans_of_;  // that an operator begins or ends
-  std::vector<std::vector<std::int32_t>> forced_;   // unkept operators run again with each one
-  std::vector<std::vector<OpMapping>> choices_;
-  std::vector<std::uint8_t> weighted_;
-
-  std::vector<OpMapping> op_mappings_;
-  std::vector<Node> nodes_;
-  std::vector<Fan> fan_terms_;
-
-  struct Proposed {  // what stood there before
-    std::vector<std::pair<std::int32_t, OpMapping>> op_mappings;
-    std::vector<std::pair<std::int32_t, Node>> nodes;
-    std::vector<std::pair<std::int32_t, Fan>> fans;
-    std::vector<std::int32_t> touched;  // operators whose terms are to be computed
-    std::vector<std::uint8_t> seen;     // fans that are computed already
-  };
-  Proposed proposed_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace phaze

@@ -43,11 +43,11 @@ struct NestLayers {
 };
 
 struct NestRules {
-  double memory_bytes;        // of one device
-  double states;              // weights, gradients and moments, as multiples of the weights
+  double memory_bytes;         // of one device
+  double states;               // weights, gradients and moments, as multiples of the weights
   std::int64_t micro_batches;  // of one batch, over all replicas
-  bool recompute;             // stages keep what enters them, and run their layers again
-  bool all_replicas;          // price messages in every replica, not in the first alone
+  bool recompute;              // stages keep what enters them, and run their layers again
+  bool all_replicas;           // price messages in every replica, not in the first alone
 };
 
 struct NestPlan {

@@ -28,6 +28,29 @@ enum class PipelineSchedule : std::int32_t {
 };
 inline constexpr int kPipelineScheduleCount = 8;
 
+// The name of a schedule in files, options and Python; static storage, safe from any thread.
+constexpr const char* name(PipelineSchedule schedule) noexcept {
+  switch (schedule) {
+    case PipelineSchedule::kOneForwardOneBackward:
+      return "1f1b";
+    case PipelineSchedule::kGpipe:
+      return "gpipe";
+    case PipelineSchedule::kInterleaved:
+      return "interleaved";
+    case PipelineSchedule::kZeroBubbleH1:
+      return "zb-h1";
+    case PipelineSchedule::kZeroBubbleH2:
+      return "zb-h2";
+    case PipelineSchedule::kZeroBubbleV:
+      return "zb-v";
+    case PipelineSchedule::kDualPipe:
+      return "dualpipe";
+    case PipelineSchedule::kDualPipeV:
+      return "dualpipe-v";
+  }
+  return "unknown";
+}
+
 // Which rule a combination of schedule, stages, chunks and micro-batches breaks.
 enum class PipelineStatus : std::int32_t {
   kOk = 0,

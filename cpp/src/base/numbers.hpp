@@ -1,27 +1,39 @@
-// Small arithmetic that several cost kernels need.
+// Arithmetic that every kernel shares: the index cast, the infinity, and which numbers are
+// accepted. All functions are pure and may be called from any thread.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
-
-#include "phaze/gemm.hpp"
+#include <limits>
+#include <span>
 
 namespace phaze {
+
+// Stands for "there is none": the time of a plan that does not exist, a limit that nothing reaches.
+inline constexpr double kInfinite = std::numeric_limits<double>::infinity();
+// Stands for "cannot be computed from these arguments".
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // Keeps a bound from excluding what it equals but for rounding.
 inline constexpr double kRounding = 1.0 - 1e-12;
 
+// Sizes, times and rates of a problem are at most this: sums and products of a few of them are
+// finite, and differences of sums are numbers.
+inline constexpr double kLargestInput = 1e100;
+
+// An index that is known not to be negative.
+constexpr std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
-// The largest of several times and what it belongs to; the first of those that tie.
-struct Largest {
-  double seconds;
-  Limit limit;
+// False for NaN.
+constexpr bool is_size(double value) noexcept { return value >= 0.0 && value <= kLargestInput; }
 
-  void consider(double other_s, Limit which) noexcept {
-    if (!(other_s > seconds)) return;
-    seconds = other_s;
-    limit = which;
-  }
-};
+inline bool all_finite_sizes(std::span<const double> values) noexcept {
+  return std::all_of(values.begin(), values.end(),
+                     [](double value) { return std::isfinite(value) && value >= 0.0; });
+}
 
 }  // namespace phaze

@@ -5,8 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
+#include "base/numbers.hpp"
 #include "phaze/parallel.hpp"
 
 namespace phaze {
@@ -77,7 +77,7 @@ double global_sram_um2(double mib, bool* extrapolated) noexcept {
 AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept {
   AreaBreakdown area{};
   if (!well_formed(chip)) {
-    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    constexpr double nan = kNan;
     constexpr auto bad = static_cast<std::int32_t>(Status::kBadChip);
     return {nan, nan, nan, nan, nan, nan, nan, nan, nan, 0, bad};
   }

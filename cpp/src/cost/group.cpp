@@ -4,6 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include "base/numbers.hpp"
+
 namespace phaze {
 namespace {
 
@@ -146,7 +148,7 @@ void charge_irregular(const Layout& layout, const GroupShape& shape) noexcept {
   group.active = 0;
   group.contiguous = false;
   group.slowest_seconds_per_byte = 0.0;
-  group.fastest_seconds_per_byte = std::numeric_limits<double>::infinity();
+  group.fastest_seconds_per_byte = kInfinite;
   const bool one_run = shape.outer_ranks == 1;
   const std::int64_t between = shape.outer_stride - (shape.ranks - 1) * shape.stride;
   const std::int64_t gap = one_run ? shape.stride : std::min(shape.stride, between);
@@ -271,7 +273,7 @@ Group lay_out(const FabricRecord& fabric, const GroupShape& shape,
     return group;
   }
   group.slowest_seconds_per_byte = 0.0;
-  group.fastest_seconds_per_byte = std::numeric_limits<double>::infinity();
+  group.fastest_seconds_per_byte = kInfinite;
   for (int l = 0; l < group.active; ++l) {
     const ActiveLevel& level = group.level[l];
     group.slowest_seconds_per_byte =

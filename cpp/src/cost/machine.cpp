@@ -3,12 +3,12 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
-#include <limits>
+
+#include "base/numbers.hpp"
 
 namespace phaze {
 namespace {
 
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
 // Rates and shares below this are refused, so that no product of them vanishes.
 constexpr double kLeast = 1e-9;
 constexpr std::int64_t kMost = std::int64_t{1} << 40;

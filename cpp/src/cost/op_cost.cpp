@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <limits>
 
+#include "base/numbers.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/vector_op.hpp"
 
 namespace phaze {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr Traffic kNoTraffic{0.0, Order::kNothing, 0, 0};
 
 bool is_product(const OperatorRecord& op) noexcept {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/numbers.hpp"
+#include "cost/largest.hpp"
 
 namespace phaze {
 namespace {

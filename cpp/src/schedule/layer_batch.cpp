@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <numeric>
 
+#include "base/numbers.hpp"
 #include "phaze/layer_canonical.hpp"
 #include "phaze/parallel.hpp"
 
@@ -144,7 +144,7 @@ void write(std::size_t b, std::size_t first, std::size_t last, const LayerSoluti
 
 // What stands where there is no answer.
 void refuse(std::size_t b, std::size_t first, std::size_t last, const LayerAnswers& out) noexcept {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double nan = kNan;
   out.makespan_s[b] = out.bound_s[b] = nan;
   out.proved_by[b] = 0;
   out.nodes[b] = 0;

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "base/numbers.hpp"
 
 namespace phaze {
 namespace {
-
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 // How much each resource counts in a mix. At no moment do the shares of all running operators
 // exceed one, so the sum of shares times durations is a bound.

@@ -1,14 +1,13 @@
 // The longest path beside the network, and the gaps in which what nothing waits for could hide:
 // the fourth bound of docs/schedule.md.
 #include <algorithm>
-#include <limits>
 
+#include "base/numbers.hpp"
 #include "schedule/layer_facts.hpp"
 
 namespace phaze {
 namespace {
 
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr int kNetwork = kResources - 1;
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 #include <unordered_set>
 
+#include "base/numbers.hpp"
 #include "schedule/layer_facts.hpp"
 
 namespace phaze {
@@ -98,7 +98,7 @@ class Hiding {
     Moment moment = facts_.beginning();
     while (moment.done != facts_.all()) {
       if (least_end(moment) >= enough_s_) {
-        made_.makespan_s = std::numeric_limits<double>::infinity();
+        made_.makespan_s = kInfinite;
         return made_;
       }
       start_inner(&moment, true);
@@ -336,7 +336,7 @@ class Improvement {
   std::int32_t by_tail_[kMaxLayerOps];  // operators, longest tail first
   Choices choices_;
   std::unordered_set<Choices, ChoicesHash> tried_;
-  double reached_s_ = std::numeric_limits<double>::infinity();
+  double reached_s_ = kInfinite;
 };
 
 }  // namespace
@@ -357,8 +357,7 @@ LayerSolution best_list_schedule(const LayerFacts& facts) noexcept {
 LayerSolution list_schedule(const LayerProblem& problem) noexcept {
   const LayerFacts facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  best.bound_s =
-      facts.bound(facts.beginning(), 0, std::numeric_limits<double>::infinity()) * kRoundedDown;
+  best.bound_s = facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
   return best;
 }
 

@@ -1,16 +1,10 @@
 // Rates at which running beside others gains nothing: the fifth bound of docs/schedule.md.
 #include <algorithm>
-#include <limits>
 
+#include "base/numbers.hpp"
 #include "schedule/layer_facts.hpp"
 
 namespace phaze {
-namespace {
-
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
-}  // namespace
-
 // Each operator in turn gets the rate at which its way beside others counts as much as alone, as
 // far as those that have one and may run beside it leave room. Of any operators that run at once
 // the last to get its rate had that much room, so that together they never exceed one.

@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <unordered_map>
 #include <vector>
 
+#include "base/numbers.hpp"
 #include "schedule/layer_facts.hpp"
 
 namespace phaze {
 namespace {
 
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kBetweenChecks = 256;    // nodes between looks at the clock
 constexpr std::int64_t kBeforeImproving = 256;  // nodes of an easy layer
 constexpr std::size_t kMaxRemembered = 1u << 20;

@@ -1,123 +1,389 @@
+// What a step takes by a mapping: sums over its terms, the room and the load of each stage, the
+// exact choice of outputs where memory is short, and the pipeline that the stages make up.
+// docs/wafer.md has the formulas.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <limits>
+#include <optional>
+#include <span>
 
+#include "base/numbers.hpp"
 #include "phaze/mapping.hpp"
-#include "placement/memory_rule.hpp"
-#include "wafer/mapping_parts.hpp"
-#include "wafer/mapping_range.hpp"
+#include "plan/memory_rule.hpp"
+#include "wafer/mapping_terms.hpp"
 #include "wafer/output_choice.hpp"
 
 namespace phaze {
 namespace {
 
-constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
-using Outputs = std::array<std::uint8_t, kMaxMapOps>;
-constexpr double kNever = std::numeric_limits<double>::infinity();
+// A limit is this much wider: what ties with it is exact.
+constexpr double kLimitRounding = 1e-9;
 
 MapScore too_long() noexcept {
   MapScore score{};
-  score.time_s = kNever;
+  score.time_s = kInfinite;
   return score;
 }
 
-// Seconds of the mesh, each way, for outputs that are moved off the wafer.
-template <class Block>
-double moved_link_s(const Block& block, const Outputs& outputs) noexcept {
-  double found = 0.0;
-  for (int i = 0; i < block.count; ++i) {
-    const auto& item = block.items[kAt(i)];
-    if (outputs[kAt(item.op)] == 2) found += item.link_s;
+// Sums over one part of the model: a block, or an end.
+struct Block {
+  double forward_s = 0.0, backward_s = 0.0, weight_grad_s = 0.0;
+  double blocking_f_s = 0.0, blocking_b_s = 0.0;
+  double hidden_f_s = 0.0, hidden_b_s = 0.0;
+  double stream_s = 0.0;
+  double sync_s = 0.0, step_s = 0.0;
+  double state_bytes = 0.0, stream_bytes = 0.0, stash_bytes = 0.0;
+  double live_bytes = 0.0, gathered_bytes = 0.0;
+
+  void add(const MapNode& n) noexcept {
+    forward_s += n.forward_s;
+    backward_s += n.backward_s;
+    weight_grad_s += n.weight_grad_s;
+    blocking_f_s += n.blocking_f_s;
+    blocking_b_s += n.blocking_b_s;
+    hidden_f_s += n.hidden_f_s;
+    hidden_b_s += n.hidden_b_s;
+    stream_s += n.stream_s;
+    sync_s += n.sync_s;
+    step_s += n.step_s;
+    state_bytes += n.state_bytes;
+    stream_bytes += n.stream_bytes;
+    stash_bytes += n.stash_bytes;
+    live_bytes = std::max(live_bytes, n.live_bytes);
+    gathered_bytes = std::max(gathered_bytes, n.gathered_bytes);
   }
-  return found;
-}
-
-}  // namespace
-
-double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
-  const PipelineSchedule schedule = zero_bubble != 0 ? PipelineSchedule::kZeroBubbleH1
-                                    : chunks > 1     ? PipelineSchedule::kInterleaved
-                                                     : PipelineSchedule::kOneForwardOneBackward;
-  return micro_batches_in_flight(schedule, stages, stage, micro_batches, chunks);
-}
-
-// What an operator that runs again pays to take in a kept tensor, where the backward pass does not
-// convert that tensor once more anyway.
-double Mapping::reentry_s(const MapEdgeRecord& edge) const noexcept {
-  if (edge.again != 0 || ops_[kAt(edge.from)].kept == 0) return 0.0;
-  const State in = wanted(edge.to, op_mappings_[kAt(edge.to)]);
-  for (const MapEdgeRecord& other : edges_) {
-    if (other.from != edge.from || other.kind != edge.kind || other.again == 0) continue;
-    const State its = wanted(other.to, op_mappings_[kAt(other.to)]);
-    if (its.same_splits(in)) return 0.0;
+  void add(const MapFan& f) noexcept {
+    blocking_f_s += f.forward_s;
+    blocking_b_s += f.backward_s;
+    hidden_f_s += f.beside_f_s;
+    hidden_b_s += f.again_s + f.beside_b_s;
   }
-  const OpMapping& from = op_mappings_[kAt(edge.from)];
-  double again = 0.0;
-  convert_s(edge.from, made(edge.from, from), in, edge.bytes, from.algorithm, &again);
-  return again;
-}
+  // The forward pass, with so much more beside its work.
+  double forward_pass_s(double more_s) const noexcept {
+    return blocking_f_s + std::max(forward_s, hidden_f_s + more_s);
+  }
+  // Both passes with every output kept.
+  double plain_s() const noexcept {
+    const double passes = blocking_f_s + std::max(forward_s, hidden_f_s) + blocking_b_s +
+                          std::max(backward_s, hidden_b_s);
+    return std::max(passes, stream_s);
+  }
+};
+
+// Seconds of a step by its schedule, as its stages are added.
+struct Pipeline {
+  const MapRulesRecord* rules;
+  double sum_s, slowest_s;
+  // While it fills: of all stages, of the slowest, and the most of any.
+  double idle_s, slowest_idle_s, most_idle_s;
+
+  // Begins with the stages of other classes, where there are any.
+  explicit Pipeline(const MapRulesRecord& of) noexcept
+      : rules(&of),
+        sum_s(of.other_sum_s),
+        slowest_s(of.other_slowest_s),
+        idle_s(of.other_sum_s),
+        slowest_idle_s(of.other_slowest_s),
+        most_idle_s(of.other_slowest_s) {}
+
+  void add(double load_s, double weight_grad_s) noexcept {
+    const double waits =
+        rules->zero_bubble != 0 ? std::max(0.0, load_s - 2.0 * weight_grad_s) : load_s;
+    sum_s += load_s;
+    idle_s += waits;
+    most_idle_s = std::max(most_idle_s, waits);
+    if (load_s > slowest_s) {
+      slowest_s = load_s;
+      slowest_idle_s = waits;
+    }
+  }
+  double time_s() const noexcept {
+    const auto batches = static_cast<double>(rules->micro_batches);
+    if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
+    return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
+  }
+  // What stages take that each take no less than these: the slowest may then be another one.
+  double least_s() const noexcept {
+    if (rules->zero_bubble == 0) return time_s();
+    return static_cast<double>(rules->micro_batches) * slowest_s +
+           (idle_s - most_idle_s) / rules->chunks;
+  }
+  // The most that a stage of `load_s` here may take in a step of so long: every micro-batch passes
+  // it, or the slowest one so far, and the other stages once, or a part of them.
+  double most_s(double limit_s, double load_s) const noexcept {
+    const auto batches = static_cast<double>(rules->micro_batches);
+    const double part = rules->zero_bubble != 0 ? 0.0 : 1.0 / rules->chunks;
+    const double left_s = limit_s - part * (sum_s - load_s);
+    if (rules->zero_bubble != 0 || rules->chunks != 1) return left_s / batches;
+    return std::min(left_s / batches, left_s - (batches - 1.0) * slowest_s);
+  }
+  // A stage that was thought to take `least_s` takes so long.
+  void now(double load_s, double least_s) noexcept {
+    sum_s += load_s - least_s;
+    slowest_s = std::max(slowest_s, load_s);
+  }
+};
+
+// One stage but for the choice of its outputs.
+struct StageBudget {
+  double flight;       // micro-batches that it holds
+  double state_bytes;  // weights, gradients, optimiser state
+  double stash_bytes;  // that its ends keep
+  double fixed_bytes;  // all but what its blocks keep
+  double stream_bytes;
+  double sync_s, step_s;
+  double others_s;      // besides its blocks
+  double needed_bytes;  // that every block has to save; 0 where all it keeps has room
+  double stream_room;   // off the wafer, for what a block saves
+  double least_s;       // of all of it with outputs saved in parts, where there is a limit
+};
+
+// Between a die and the rim, for one micro-batch.
+struct Moved {
+  double taken_bytes, given_bytes;
+};
+
+// One evaluation of a mapping: a local object of score_step(), which reads the terms and the state
+// and changes neither. Members are filled in the order of run()'s steps; what a step reads, earlier
+// ones have filled.
+class StepScorer {
+ public:
+  StepScorer(const MapTerms& terms, const MapState& state, const ScoreRequest& request) noexcept
+      : terms_(terms),
+        state_(state),
+        rules_(terms.rules),
+        asked_(request),
+        count_(terms.stage_count()),
+        limit_s_(request.limit_s * (1.0 + kLimitRounding)),
+        most_s_(limit_s_ - rules_.outer_tail_s),
+        least_(rules_) {}
+
+  MapScore run() {
+    sum_parts();
+    const bool short_of_room = budget_stages();
+    if (least_.least_s() > most_s_) return too_long();
+    chooses_ = asked_.outputs.empty() && short_of_room;
+    if (chooses_ || !asked_.outputs.empty()) list_items();
+    chooser_.emplace(
+        items_.data(), item_count_,
+        OutputBlock{block_.blocking_f_s, block_.forward_s, block_.hidden_f_s, block_.blocking_b_s,
+                    block_.backward_s, block_.hidden_b_s, block_.stream_s});
+    const bool limited = chooses_ && most_s_ < kInfinite;
+    if (limited && !may_be_in_time()) return too_long();
+    least_step_s_ = least_.least_s();
+    if (limited && surely_lacks()) return too_long();
+    tail_s_ = tail_s();
+    const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && terms_.foreign_s.empty();
+    if (asked_.range != nullptr && limited && plain && narrow(*asked_.range)) {
+      MapScore score = too_long();
+      if (asked_.range->most_s < kInfinite) score.time_s = kNan;
+      return score;
+    }
+    return add_stages() ? total() : too_long();
+  }
+
+ private:
+  // ---- parts of the model and stages ----
+  void sum_parts() noexcept;
+  bool budget_stages() noexcept;
+  StageBudget budget(int k, double regather_s, double copies) const noexcept;
+  double others_s(int k, double regather_s, double copies) const noexcept;
+  double weight_grad_s(int k) const noexcept {
+    return blocks(k) * block_.weight_grad_s + (terms_.is_first(k) ? ends_[0].weight_grad_s : 0.0) +
+           (terms_.is_last(k) ? ends_[1].weight_grad_s : 0.0);
+  }
+  double blocks(int k) const noexcept { return terms_.blocks[at(k)]; }
+  double tail_s() const noexcept;
+
+  // ---- outputs ----
+  void list_items() noexcept;
+  double block_s(const Outputs& outputs) const noexcept;
+  double saved_bytes(const Outputs& outputs) const noexcept;
+  bool may_be_in_time() noexcept;
+  bool surely_lacks() const noexcept;
+  bool lacks(double over_bytes) const noexcept {
+    return over_bytes > 0.0 &&
+           least_step_s_ * (1.0 + asked_.shortage * over_bytes / rules_.capacity_bytes) > limit_s_;
+  }
+  bool narrow(MapRange& range) noexcept;
+
+  // ---- the step ----
+  bool choose(int k, Outputs* outputs) noexcept;
+  bool add_stages();
+  void describe(int k, const Outputs& outputs, double load_s, double block_s, double activations,
+                double over_bytes);
+  MapScore total();
+  std::array<Moved, 3> moved_weights() const noexcept;
+  MapOther streams_of(int k, double alone_s, double offloaded) const noexcept;
+  struct Charged {
+    double sum_s, slowest_s;  // of the stages of other classes
+    double links_s;           // that the busiest link to the rim takes for what all stages stream
+  };
+  Charged charge_foreign() noexcept;
+
+  const MapTerms& terms_;
+  const MapState& state_;
+  const MapRulesRecord& rules_;
+  const ScoreRequest& asked_;
+  int count_;                // of stages
+  double limit_s_, most_s_;  // of the step; of the step without what follows all of it
+  Block block_;
+  std::array<Block, 2> ends_;
+  double plain_s_;                                 // of a block with every output kept
+  std::array<StageBudget, kMaxMapStages> stages_;  // `count_` of them
+  Pipeline least_;  // stages that take no more than those of any choice of outputs in time
+  bool chooses_ = false;
+  int item_count_ = 0;
+  std::array<OutputItem, kMaxMapOps> items_;
+  std::optional<OutputChooser> chooser_;
+  double least_step_s_, tail_s_;
+  MapScore score_{};
+  std::array<double, kMaxMapStages> loads_s_;  // `count_` of them, and of the next where stages
+  std::array<MapOther, kMaxMapStages> alone_;  // wait for streams of others
+  std::array<Moved, 3> weights_{};             // moved before the blocks, of a block, behind them
+};
+
+// ---- parts of the model and stages ----
 
 // Sums of a block, and of what stands before and behind the blocks.
-void Mapping::sum_parts(Block& block, std::array<Block, 2>& ends) const {
-  for (int i = 0; i < ops(); ++i) {
-    const int part = ops_[kAt(i)].part;
-    (part == 1 ? block : ends[part == 0 ? 0 : 1]).add(nodes_[kAt(i)]);
+void StepScorer::sum_parts() noexcept {
+  for (int i = 0; i < terms_.op_count(); ++i) {
+    const int part = terms_.ops[at(i)].part;
+    (part == 1 ? block_ : ends_[part == 0 ? 0 : 1]).add(state_.nodes[at(i)]);
   }
-  for (std::size_t f = 0; f < fans_.size(); ++f) {
-    const int part = ops_[kAt(fans_[f].from)].part;
-    const bool exit = fans_[f].kind == static_cast<int>(EdgeKind::kExit);
-    (part == 1 && !exit ? block : ends[part == 0 ? 0 : 1]).add(fan_terms_[f]);
+  for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
+    const int part = terms_.ops[at(terms_.fans[f].from)].part;
+    const bool exit = terms_.fans[f].kind == static_cast<int>(EdgeKind::kExit);
+    (part == 1 && !exit ? block_ : ends_[part == 0 ? 0 : 1]).add(state_.fans[f]);
   }
+  plain_s_ = block_.plain_s();
 }
 
+// Fills `stages_`, and `least_` with every output kept; whether some stage is short of room then.
+bool StepScorer::budget_stages() noexcept {
+  // Between stages each die sends its share; copies are sent once and gathered behind.
+  const TensorState between = terms_.at_boundary(state_);
+  const double share = rules_.boundary_bytes / terms_.size(between.split());
+  const double regather_s =
+      terms_.gather_s(between.whole, share, state_.op_mappings[at(terms_.last)].algorithm);
+  const double copies = terms_.size(between.whole);
+  bool short_of_room = false;
+  for (int k = 0; k < count_; ++k) {
+    stages_[at(k)] = budget(k, regather_s, copies);
+    short_of_room = short_of_room || stages_[at(k)].needed_bytes > 0.0;
+    least_.add(stages_[at(k)].others_s + blocks(k) * plain_s_, weight_grad_s(k));
+  }
+  return short_of_room;
+}
+
+StageBudget StepScorer::budget(int k, double regather_s, double copies) const noexcept {
+  const double own_blocks = blocks(k);
+  StageBudget b{};
+  b.flight = terms_.flights[at(k)];
+  b.state_bytes = own_blocks * block_.state_bytes;
+  b.stream_bytes = own_blocks * block_.stream_bytes;
+  b.sync_s = own_blocks * block_.sync_s;
+  b.step_s = own_blocks * block_.step_s;
+  double live = own_blocks > 0.0 ? block_.live_bytes : 0.0;
+  double gathered = own_blocks > 0.0 ? block_.gathered_bytes : 0.0;
+  for (int e = 0; e < 2; ++e) {
+    if (!(e == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
+    const Block& end = ends_[at(e)];
+    b.state_bytes += end.state_bytes;
+    live = std::max(live, end.live_bytes);
+    gathered = std::max(gathered, end.gathered_bytes);
+    b.stash_bytes += b.flight * end.stash_bytes;
+    b.stream_bytes += end.stream_bytes;
+    b.sync_s += end.sync_s;
+    b.step_s += end.step_s;
+  }
+  b.fixed_bytes = b.state_bytes + live + 2.0 * gathered + b.stash_bytes;
+  b.others_s = others_s(k, regather_s, copies);
+  const double kept = b.flight * own_blocks;  // copies of what a block keeps
+  const double room = rules_.capacity_bytes - b.fixed_bytes;
+  b.stream_room =
+      kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - b.stream_bytes) / kept : 0.0;
+  if (kept * block_.stash_bytes > room && kept > 1.0) {
+    b.needed_bytes = (kept * block_.stash_bytes - room) / (kept - 1.0) * (1.0 - 1e-12);
+  }
+  return b;
+}
+
+// Seconds of a stage besides its blocks: ends, and what it sends.
+double StepScorer::others_s(int k, double regather_s, double copies) const noexcept {
+  const bool first = terms_.is_first(k), last = terms_.is_last(k);
+  double sending = terms_.boundary_s[at(k)] * rules_.boundary_bytes;
+  if (terms_.pipeline_stages() > 1) {
+    const double ways = 2.0 * rules_.chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
+    sending = std::min(sending * copies, sending + ways * regather_s);
+  }
+  return (first ? ends_[0].plain_s() : 0.0) + (last ? ends_[1].plain_s() : 0.0) + sending;
+}
+
+// Gradients of all but the last block are summed while the others still run backward.
+double StepScorer::tail_s() const noexcept {
+  double longest_s = rules_.other_tail_s;
+  for (int k = 0; k < count_; ++k) {
+    const StageBudget& b = stages_[at(k)];
+    const double beside = std::max(0.0, blocks(k) - 1.0) * block_.backward_s;
+    const double exposed = std::max(b.sync_s - beside, std::min(b.sync_s, block_.sync_s));
+    longest_s = std::max(longest_s, exposed + b.step_s);
+  }
+  return longest_s;
+}
+
+// ---- outputs ----
+
 // What may be computed again or moved off the wafer, and what that costs.
-void Mapping::list_items(Block& block) const {
-  std::array<Fan, kMaxMapOps> sent{};
-  for (std::size_t f = 0; f < fans_.size(); ++f) {
-    const FanShape& shape = fans_[f];
-    if (ops_[kAt(shape.from)].part != 1 || shape.kind == static_cast<int>(EdgeKind::kExit))
+void StepScorer::list_items() noexcept {
+  std::array<MapFan, kMaxMapOps> sent{};
+  for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
+    const FanShape& shape = terms_.fans[f];
+    if (terms_.ops[at(shape.from)].part != 1 || shape.kind == static_cast<int>(EdgeKind::kExit))
       continue;
-    sent[kAt(shape.from)].forward_s += fan_terms_[f].forward_s;
-    sent[kAt(shape.from)].again_s += fan_terms_[f].again_s;
-    sent[kAt(shape.from)].beside_f_s += fan_terms_[f].beside_f_s;
+    sent[at(shape.from)].forward_s += state_.fans[f].forward_s;
+    sent[at(shape.from)].again_s += state_.fans[f].again_s;
+    sent[at(shape.from)].beside_f_s += state_.fans[f].beside_f_s;
   }
   std::array<double, kMaxMapOps> entering{};
-  for (const MapEdgeRecord& edge : edges_) {
+  for (const MapEdgeRecord& edge : terms_.edges) {
     const bool passes = edge.kind == static_cast<int>(EdgeKind::kInside) ||
                         edge.kind == static_cast<int>(EdgeKind::kWrap);
-    if (passes && ops_[kAt(edge.to)].part == 1) entering[kAt(edge.to)] += reentry_s(edge);
+    if (passes && terms_.ops[at(edge.to)].part == 1) {
+      entering[at(edge.to)] += terms_.reentry_s(edge, state_);
+    }
   }
-  for (int i = 0; i < ops(); ++i) {
-    const MapOpRecord& record = ops_[kAt(i)];
+  for (int i = 0; i < terms_.op_count(); ++i) {
+    const MapOpRecord& record = terms_.ops[at(i)];
     const bool again = (record.outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
     const bool out = (record.outputs >> static_cast<int>(Output::kOffload) & 1) != 0 &&
                      rules_.stream_capacity_bytes > 0.0;
-    const Node& own = nodes_[kAt(i)];
+    const MapNode& own = state_.nodes[at(i)];
     if (record.part != 1 || !(own.stash_bytes > 0.0) || !(again || out)) continue;
-    Item item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0, 0.0};
-    item.blocking_s = own.blocking_f_s + sent[kAt(i)].forward_s;
-    if (record.kept != 0) item.blocking_s += entering[kAt(i)];
-    item.hidden_s = sent[kAt(i)].beside_f_s - sent[kAt(i)].again_s;
-    for (const std::int32_t f : forced_[kAt(i)]) {
-      item.work_s += nodes_[kAt(f)].forward_s;
-      item.blocking_s += nodes_[kAt(f)].blocking_f_s + sent[kAt(f)].forward_s + entering[kAt(f)];
-      item.hidden_s += sent[kAt(f)].beside_f_s;
+    OutputItem item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0, 0.0};
+    item.blocking_s = own.blocking_f_s + sent[at(i)].forward_s;
+    if (record.kept != 0) item.blocking_s += entering[at(i)];
+    item.hidden_s = sent[at(i)].beside_f_s - sent[at(i)].again_s;
+    for (const std::int32_t f : terms_.forced[at(i)]) {
+      item.work_s += state_.nodes[at(f)].forward_s;
+      item.blocking_s += state_.nodes[at(f)].blocking_f_s + sent[at(f)].forward_s + entering[at(f)];
+      item.hidden_s += sent[at(f)].beside_f_s;
     }
     if (out) {
       const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
       item.stream_s = moved / rules_.stream_bytes_per_s;
-      item.link_s = own.stash_bytes * link_s_;
+      item.link_s = own.stash_bytes * terms_.link_s;
     }
-    block.items[kAt(block.count++)] = item;
+    items_[at(item_count_++)] = item;
   }
 }
 
-double Mapping::block_s(const Block& block, const Outputs& outputs) const {
-  double blocking = block.blocking_b_s, work = block.backward_s, hidden = block.hidden_b_s;
-  double stream = block.stream_s, hidden_f = block.hidden_f_s;
-  for (int i = 0; i < block.count; ++i) {
-    const Item& item = block.items[kAt(i)];
-    switch (static_cast<Output>(outputs[kAt(item.op)])) {
+double StepScorer::block_s(const Outputs& outputs) const noexcept {
+  double blocking = block_.blocking_b_s, work = block_.backward_s, hidden = block_.hidden_b_s;
+  double stream = block_.stream_s, hidden_f = block_.hidden_f_s;
+  for (int i = 0; i < item_count_; ++i) {
+    const OutputItem& item = items_[at(i)];
+    switch (static_cast<Output>(outputs[at(item.op)])) {
       case Output::kStash:
         break;
       case Output::kRecompute:
@@ -132,244 +398,299 @@ double Mapping::block_s(const Block& block, const Outputs& outputs) const {
         break;
     }
   }
-  const double forward = block.blocking_f_s + std::max(block.forward_s, hidden_f);
+  const double forward = block_.blocking_f_s + std::max(block_.forward_s, hidden_f);
   return std::max(forward + blocking + std::max(work, hidden), stream);
 }
 
-double Mapping::saved_bytes(const Block& block, const Outputs& outputs) const {
+double StepScorer::saved_bytes(const Outputs& outputs) const noexcept {
   double saved = 0.0;
-  for (int i = 0; i < block.count; ++i) {
-    const Item& item = block.items[kAt(i)];
-    if (outputs[kAt(item.op)] != 0) saved += item.saved_bytes;
+  for (int i = 0; i < item_count_; ++i) {
+    const OutputItem& item = items_[at(i)];
+    if (outputs[at(item.op)] != 0) saved += item.saved_bytes;
   }
   return saved;
 }
 
-// Seconds of a stage besides its blocks: ends, and what it sends.
-double Mapping::others_s(const std::array<Block, 2>& ends, int k, double regather_s,
-                         double copies) const {
-  const bool first = is_first(k), last = is_last(k);
-  double sending = boundary_[kAt(k)] * rules_.boundary_bytes;
-  if (pipeline_stages() > 1) {
-    const double ways = 2.0 * rules_.chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
-    sending = std::min(sending * copies, sending + ways * regather_s);
-  }
-  return (first ? ends[0].plain_s() : 0.0) + (last ? ends[1].plain_s() : 0.0) + sending;
-}
-
-// Seconds of a step by its schedule, stage by stage.
-void Mapping::Pipeline::add(double load_s, double weight_grad_s) noexcept {
-  const double waits =
-      rules->zero_bubble != 0 ? std::max(0.0, load_s - 2.0 * weight_grad_s) : load_s;
-  sum_s += load_s;
-  idle_s += waits;
-  most_idle_s = std::max(most_idle_s, waits);
-  if (load_s > slowest_s) {
-    slowest_s = load_s;
-    slowest_idle_s = waits;
-  }
-}
-
-double Mapping::Pipeline::time_s() const noexcept {
-  const auto batches = static_cast<double>(rules->micro_batches);
-  if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
-  return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
-}
-
-double Mapping::Pipeline::least_s() const noexcept {
-  if (rules->zero_bubble == 0) return time_s();
-  return static_cast<double>(rules->micro_batches) * slowest_s +
-         (idle_s - most_idle_s) / rules->chunks;
-}
-
-Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& ends, int k,
-                              double regather_s, double copies) const {
-  const double blocks = blocks_[kAt(k)];
-  Frame f{};
-  f.flight = flights_[kAt(k)];
-  f.state_bytes = blocks * block.state_bytes;
-  f.stream_bytes = blocks * block.stream_bytes;
-  f.sync_s = blocks * block.sync_s;
-  f.step_s = blocks * block.step_s;
-  double live = blocks > 0.0 ? block.live_bytes : 0.0;
-  double gathered = blocks > 0.0 ? block.gathered_bytes : 0.0;
-  for (int e = 0; e < 2; ++e) {
-    if (!(e == 0 ? is_first(k) : is_last(k))) continue;
-    const Block& end = ends[kAt(e)];
-    f.state_bytes += end.state_bytes;
-    live = std::max(live, end.live_bytes);
-    gathered = std::max(gathered, end.gathered_bytes);
-    f.stash_bytes += f.flight * end.stash_bytes;
-    f.stream_bytes += end.stream_bytes;
-    f.sync_s += end.sync_s;
-    f.step_s += end.step_s;
-  }
-  f.fixed_bytes = f.state_bytes + live + 2.0 * gathered + f.stash_bytes;
-  f.others_s = others_s(ends, k, regather_s, copies);
-  const double kept = f.flight * blocks;  // copies of what a block keeps
-  const double room = rules_.capacity_bytes - f.fixed_bytes;
-  f.stream_room =
-      kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - f.stream_bytes) / kept : 0.0;
-  if (kept * block.stash_bytes > room && kept > 1.0) {
-    f.needed_bytes = (kept * block.stash_bytes - room) / (kept - 1.0) * (1.0 - 1e-12);
-  }
-  return f;
-}
-
-MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
-                        double limit_s, double shortage, MapRange* range) const {
-  Block block;
-  std::array<Block, 2> ends;
-  sum_parts(block, ends);
-  // Between stages each die sends its share; copies are sent once and gathered behind.
-  const State between = at_boundary();
-  const double share = rules_.boundary_bytes / size(between.split());
-  const double regather = gather_s(between.whole, share, op_mappings_[kAt(last_)].algorithm);
-  const double copies = size(between.whole);
-  const int count = stages();
-  const double plain_s = block.plain_s();
-  const auto weight_grad = [&](int k) {
-    return blocks_[kAt(k)] * block.weight_grad_s + (is_first(k) ? ends[0].weight_grad_s : 0.0) +
-           (is_last(k) ? ends[1].weight_grad_s : 0.0);
-  };
-  std::array<Frame, kMaxMapStages> frames;  // `count` of them
-  Pipeline least(rules_);                   // with everything kept: it takes no less
-  bool short_of_room = false;
-  for (int k = 0; k < count; ++k) {
-    frames[kAt(k)] = frame(block, ends, k, regather, copies);
-    short_of_room = short_of_room || frames[kAt(k)].needed_bytes > 0.0;
-    least.add(frames[kAt(k)].others_s + blocks_[kAt(k)] * plain_s, weight_grad(k));
-  }
-  limit_s *= 1.0 + kLimitRounding;
-  const double most_s = limit_s - rules_.outer_tail_s;
-  if (least.least_s() > most_s) return too_long();
-  const bool chooses = outputs.empty() && short_of_room;
-  if (chooses || !outputs.empty()) list_items(block);
-  Chooser<Item> chooser(block.items.data(), block.count, block);
-  const auto least_s = [&](int k) {
-    const double needed = frames[kAt(k)].needed_bytes;
-    if (!(needed > 0.0 && chooser.surely(needed, frames[kAt(k)].stream_room))) return plain_s;
-    return std::max(plain_s, chooser.least_s(needed));
-  };
-  if (chooses && most_s < kNever) {  // with outputs saved in parts, as suits them best
-    least = Pipeline(rules_);
-    for (int k = 0; k < count; ++k) {
-      Frame& f = frames[kAt(k)];
-      f.least_s = f.others_s + blocks_[kAt(k)] * least_s(k);
-      least.add(f.least_s, weight_grad(k));
+// Whether the step may be in time with outputs saved in parts, as suits each stage best; fills
+// `least_` and the stages' least seconds.
+bool StepScorer::may_be_in_time() noexcept {
+  least_ = Pipeline(rules_);
+  for (int k = 0; k < count_; ++k) {
+    StageBudget& b = stages_[at(k)];
+    double block_s = plain_s_;
+    if (b.needed_bytes > 0.0 && chooser_->surely(b.needed_bytes, b.stream_room)) {
+      block_s = std::max(plain_s_, chooser_->least_s(b.needed_bytes));
     }
-    if (least.least_s() > most_s) return too_long();
+    b.least_s = b.others_s + blocks(k) * block_s;
+    least_.add(b.least_s, weight_grad_s(k));
   }
-  const double least_step_s = least.least_s();
-  const auto lacks = [&](double over) {
-    return over > 0.0 && least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s;
-  };
-  for (int k = 0; chooses && most_s < kNever && k < count; ++k) {  // whatever is chosen
-    const Frame& f = frames[kAt(k)];
-    const double kept = f.flight * blocks_[kAt(k)];
-    if (chooser.most_saved() >= f.needed_bytes) continue;
-    const double kept_bytes = (kept - 1.0) * chooser.most_saved();
-    if (lacks(f.fixed_bytes + kept * block.stash_bytes - kept_bytes -
+  return !(least_.least_s() > most_s_);
+}
+
+// Whether some stage lacks too much memory whatever is chosen.
+bool StepScorer::surely_lacks() const noexcept {
+  for (int k = 0; k < count_; ++k) {
+    const StageBudget& b = stages_[at(k)];
+    const double kept = b.flight * blocks(k);
+    if (chooser_->most_saved() >= b.needed_bytes) continue;
+    const double kept_bytes = (kept - 1.0) * chooser_->most_saved();
+    if (lacks(b.fixed_bytes + kept * block_.stash_bytes - kept_bytes -
               rules_.capacity_bytes * (1.0 + 1e-12))) {
-      return too_long();
+      return true;
     }
   }
-  // Gradients of all but the last block are summed while the others still run backward.
-  double tail_s = rules_.other_tail_s;
-  for (int k = 0; k < count; ++k) {
-    const Frame& f = frames[kAt(k)];
-    const double beside = std::max(0.0, blocks_[kAt(k)] - 1.0) * block.backward_s;
-    const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
-    tail_s = std::max(tail_s, exposed + f.step_s);
+  return false;
+}
+
+// A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
+// than the limit, which makes it endless; false where that is not known. Outputs are chosen for
+// stages that may be the slowest, the fullest first: those with less to save, and no less room off
+// the wafer, take no longer than with the same choice, and no less than with outputs saved in
+// parts.
+bool StepScorer::narrow(MapRange& range) noexcept {
+  const auto count = at(count_);
+  const double tail_s = tail_s_ + rules_.outer_tail_s;
+  Pipeline least = least_;
+  std::array<double, kMaxMapStages> most;  // `count` of them
+  std::array<bool, kMaxMapStages> exact;
+  for (std::size_t k = 0; k < count; ++k) {
+    const StageBudget& b = stages_[k];
+    exact[k] = !(b.needed_bytes > 0.0);
+    most[k] = exact[k] ? b.others_s + terms_.blocks[k] * plain_s_ : kInfinite;
   }
-  const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && foreign_s_.empty();
-  if (range != nullptr && chooses && most_s < kNever && plain &&
-      narrow(chooser, {frames.data(), kAt(count)}, least, plain_s, tail_s + rules_.outer_tail_s,
-             limit_s, *range)) {
-    MapScore score = too_long();
-    if (range->most_s < kNever) score.time_s = std::numeric_limits<double>::quiet_NaN();
-    return score;
-  }
-  MapScore total{};
-  total.compute_s = block.forward_s + block.backward_s;
-  total.blocking_s = block.blocking_f_s + block.blocking_b_s;
-  total.hidden_s = block.hidden_f_s + block.hidden_b_s;
-  if (described != nullptr) described->resize(kAt(count));
-  Pipeline pipeline(rules_);
-  const bool streams = !foreign_s_.empty();   // that stages may wait for
-  std::array<double, kMaxMapStages> loads_s;  // these and the next where there are, `count` of them
-  std::array<MapOther, kMaxMapStages> alone;
-  const std::array<Moved, 3> weights = streams ? moved_weights() : std::array<Moved, 3>{};
-  Outputs chosen{};
-  for (int k = 0; k < count; ++k) {
-    const Frame& f = frames[kAt(k)];
-    const double blocks = blocks_[kAt(k)], kept = f.flight * blocks;
-    if (!outputs.empty()) {
-      for (int i = 0; i < ops(); ++i) chosen[kAt(i)] = outputs[kAt(k) * kAt(ops()) + kAt(i)];
-    } else if (!(f.needed_bytes > 0.0)) {
-      chosen.fill(0);
-    } else {
-      double worst_s = kNever;
-      if (most_s < kNever) worst_s = (least.most_s(most_s, f.least_s) - f.others_s) / blocks;
-      if (!chooser.choose(f.needed_bytes, f.stream_room, worst_s, chosen)) return too_long();
+  for (bool first = true;; first = false) {
+    std::size_t slowest = 0;  // and of those not bounded yet the fullest
+    for (std::size_t k = 1; k < count; ++k) {
+      const bool fuller = stages_[k].needed_bytes > stages_[slowest].needed_bytes;
+      if (most[k] > most[slowest] || (most[k] == most[slowest] && fuller)) slowest = k;
     }
-    const double saved = saved_bytes(block, chosen);
-    const double activations = kept * (block.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
-    const double memory = f.fixed_bytes + activations;
+    const StageBudget& full = stages_[slowest];
+    const double own_blocks = terms_.blocks[slowest];
+    if (exact[slowest]) return false;
+    exact[slowest] = true;
+    const double worst_s =
+        (least.most_s(limit_s_ - tail_s, full.least_s) - full.others_s) / own_blocks;
+    const double block_s =
+        chooser_->solve(full.needed_bytes, full.stream_room, worst_s, range.again);
+    if (!(block_s < kInfinite)) {
+      range.most_s = kInfinite;
+      return chooser_->surely(full.needed_bytes, full.stream_room);
+    }
+    if (first) range.again = chooser_->again();
+    least.now(full.others_s + own_blocks * block_s, full.least_s);
+    Pipeline longest(rules_);
+    for (std::size_t k = 0; k < count; ++k) {
+      const StageBudget& b = stages_[k];
+      const bool less = b.needed_bytes <= full.needed_bytes && b.stream_room >= full.stream_room;
+      if (less) most[k] = std::min(most[k], b.others_s + terms_.blocks[k] * block_s);
+      longest.add(most[k], 0.0);
+    }
+    const double least_s = (least.time_s() + tail_s) * (1.0 - kLimitRounding);
+    const double most_s = (longest.time_s() + tail_s) * (1.0 + kLimitRounding);
+    if (least_s >= range.least_s && most_s <= range.most_s) {
+      range.least_s = least_s;
+      range.most_s = most_s;
+      return true;
+    }
+  }
+}
+
+// ---- the step ----
+
+// What becomes of the outputs of a stage's blocks; false where the step is surely too long.
+bool StepScorer::choose(int k, Outputs* outputs) noexcept {
+  const StageBudget& b = stages_[at(k)];
+  if (!asked_.outputs.empty()) {
+    const auto ops = at(terms_.op_count());
+    for (std::size_t i = 0; i < ops; ++i) (*outputs)[i] = asked_.outputs[at(k) * ops + i];
+    return true;
+  }
+  if (!(b.needed_bytes > 0.0)) {
+    outputs->fill(0);
+    return true;
+  }
+  double worst_s = kInfinite;
+  if (most_s_ < kInfinite) {
+    worst_s = (least_.most_s(most_s_, b.least_s) - b.others_s) / blocks(k);
+  }
+  return chooser_->choose(b.needed_bytes, b.stream_room, worst_s, *outputs);
+}
+
+// Adds up memory and loads, stage by stage; false as soon as the step is surely too long.
+bool StepScorer::add_stages() {
+  if (asked_.stages != nullptr) asked_.stages->resize(at(count_));
+  const bool streams = !terms_.foreign_s.empty();  // that stages may wait for
+  if (streams) weights_ = moved_weights();
+  Outputs outputs{};
+  for (int k = 0; k < count_; ++k) {
+    if (!choose(k, &outputs)) return false;
+    const StageBudget& b = stages_[at(k)];
+    const double kept = b.flight * blocks(k);
+    const double saved = saved_bytes(outputs);
+    const double activations = kept * (block_.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
+    const double memory = b.fixed_bytes + activations;
     const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
-    if (lacks(over)) return too_long();
+    if (lacks(over)) return false;
     double moved = 0.0;
-    for (int i = 0; i < block.count; ++i) {
-      const Item& item = block.items[kAt(i)];
-      if (chosen[kAt(item.op)] == 2) moved += item.saved_bytes;
+    for (int i = 0; i < item_count_; ++i) {
+      const OutputItem& item = items_[at(i)];
+      if (outputs[at(item.op)] == static_cast<std::uint8_t>(Output::kOffload)) {
+        moved += item.saved_bytes;
+      }
     }
-    const double stream = f.stream_bytes + kept * moved;
-    const double per_block = block_s(block, chosen);
-    const double load = f.others_s + blocks * per_block;
-    pipeline.add(load, weight_grad(k));
-    least.now(load, f.least_s);
-    if (streams) {
-      loads_s[kAt(k)] = load;
-      alone[kAt(k)] = streams_of(weights, k, load, moved);
-    }
-    total.memory_bytes = std::max(total.memory_bytes, memory);
-    total.over_bytes = std::max(total.over_bytes, over);
-    total.stream_bytes = std::max(total.stream_bytes, stream);
-    total.stream_over_bytes =
-        std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
-    if (described != nullptr) {
-      const bool first = is_first(k), last = is_last(k);
-      (*described)[kAt(k)] = {
-          load,
-          memory,
-          f.state_bytes,
-          activations + f.stash_bytes,
-          over,
-          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
-          per_block,
-          block.forward_pass_s(moved_link_s(block, chosen)),
-          (first ? ends[0].plain_s() : 0.0) + (last ? ends[1].plain_s() : 0.0),
-          (first ? ends[0].forward_pass_s(0.0) : 0.0) + (last ? ends[1].forward_pass_s(0.0) : 0.0),
-          chosen};
-    }
+    const double stream = b.stream_bytes + kept * moved;
+    const double per_block_s = block_s(outputs);
+    const double load_s = b.others_s + blocks(k) * per_block_s;
+    loads_s_[at(k)] = load_s;
+    least_.now(load_s, b.least_s);
+    if (streams) alone_[at(k)] = streams_of(k, load_s, moved);
+    score_.memory_bytes = std::max(score_.memory_bytes, memory);
+    score_.over_bytes = std::max(score_.over_bytes, over);
+    score_.stream_bytes = std::max(score_.stream_bytes, stream);
+    score_.stream_over_bytes =
+        std::max(score_.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
+    if (asked_.stages != nullptr) describe(k, outputs, load_s, per_block_s, activations, over);
   }
-  if (streams) {
-    const Charged others = charge_foreign({alone.data(), kAt(count)}, {loads_s.data(), kAt(count)});
-    pipeline = Pipeline(rules_);
+  return true;
+}
+
+void StepScorer::describe(int k, const Outputs& outputs, double load_s, double block_s,
+                          double activations, double over_bytes) {
+  const bool first = terms_.is_first(k), last = terms_.is_last(k);
+  const StageBudget& b = stages_[at(k)];
+  double moved_link_s = 0.0;  // each way, for outputs that are moved off the wafer
+  for (int i = 0; i < item_count_; ++i) {
+    const bool away = outputs[at(items_[at(i)].op)] == static_cast<std::uint8_t>(Output::kOffload);
+    if (away) moved_link_s += items_[at(i)].link_s;
+  }
+  MapStage& stage = (*asked_.stages)[at(k)];
+  stage.load_s = load_s;
+  stage.memory_bytes = b.fixed_bytes + activations;
+  stage.state_bytes = b.state_bytes;
+  stage.activation_bytes = activations + b.stash_bytes;
+  stage.over_bytes = over_bytes;
+  stage.streams = terms_.foreign_s.empty() ? MapOther{load_s, 0.0, 0.0} : alone_[at(k)];
+  stage.block_s = block_s;
+  stage.block_forward_s = block_.forward_pass_s(moved_link_s);
+  stage.ends_s = (first ? ends_[0].plain_s() : 0.0) + (last ? ends_[1].plain_s() : 0.0);
+  stage.ends_forward_s =
+      (first ? ends_[0].forward_pass_s(0.0) : 0.0) + (last ? ends_[1].forward_pass_s(0.0) : 0.0);
+  stage.outputs = outputs;
+}
+
+MapScore StepScorer::total() {
+  score_.compute_s = block_.forward_s + block_.backward_s;
+  score_.blocking_s = block_.blocking_f_s + block_.blocking_b_s;
+  score_.hidden_s = block_.hidden_f_s + block_.hidden_b_s;
+  Pipeline pipeline(rules_);
+  Charged others{};
+  if (!terms_.foreign_s.empty()) {
+    others = charge_foreign();
     pipeline.sum_s = pipeline.idle_s = others.sum_s;
     pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;
-    for (int k = 0; k < count; ++k) {
-      pipeline.add(loads_s[kAt(k)], weight_grad(k));
-      if (described != nullptr) (*described)[kAt(k)].load_s = loads_s[kAt(k)];
-    }
-    const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
-    total.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
   }
-  if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
-  total.slowest_stage_s = pipeline.slowest_s;
-  total.tail_s = tail_s + rules_.outer_tail_s;
-  total.time_s += pipeline.time_s() + total.tail_s;
-  return total;
+  for (int k = 0; k < count_; ++k) {
+    pipeline.add(loads_s_[at(k)], weight_grad_s(k));
+    if (asked_.stages != nullptr) (*asked_.stages)[at(k)].load_s = loads_s_[at(k)];
+  }
+  if (!terms_.foreign_s.empty()) {
+    const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
+    score_.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
+  }
+  if (!(score_.stream_over_bytes > 0.0)) score_.stream_over_bytes = 0.0;
+  score_.slowest_stage_s = pipeline.slowest_s;
+  score_.tail_s = tail_s_ + rules_.outer_tail_s;
+  score_.time_s += pipeline.time_s() + score_.tail_s;
+  return score_;
+}
+
+// ---- streams ----
+
+// Weights and gradients of what stands before the blocks, of one block, and of what stands behind.
+std::array<Moved, 3> StepScorer::moved_weights() const noexcept {
+  std::array<Moved, 3> found{};
+  const double all = rules_.weight_bytes + rules_.gradient_bytes + rules_.state_bytes;
+  for (int i = 0; i < terms_.op_count(); ++i) {
+    const auto mode = static_cast<WeightMode>(state_.op_mappings[at(i)].mode);
+    const double kept = state_.nodes[at(i)].stream_bytes;  // off the wafer, of a die's parameters
+    Moved& part = found[at(terms_.ops[at(i)].part)];
+    if (mode == WeightMode::kStream) {
+      part.taken_bytes += 2.0 * rules_.weight_bytes * (kept / all);
+      part.given_bytes += rules_.gradient_bytes * (kept / all);
+    } else if (mode == WeightMode::kOffload) {
+      part.given_bytes += rules_.gradient_bytes * (kept / (all - rules_.weight_bytes));
+    }
+  }
+  return found;
+}
+
+// What a stage's dies take and give for one micro-batch; activations that are moved off the wafer
+// (`offloaded`, of each block) come and go.
+MapOther StepScorer::streams_of(int k, double alone_s, double offloaded) const noexcept {
+  MapOther found{alone_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
+                 blocks(k) * (weights_[1].given_bytes + offloaded)};
+  for (const std::size_t end : {std::size_t{0}, std::size_t{2}}) {
+    if (!(end == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
+    found.taken_bytes += weights_[end].taken_bytes;
+    found.given_bytes += weights_[end].given_bytes;
+  }
+  return found;
+}
+
+// Collectives of a stage share its links with what other stages stream past them. Each stage
+// streams once while the slowest one works: that one meets all of it, a faster one what passes in
+// its time. The links to the rim carry no less than if every stage streamed as little as the one
+// that streams least. Replaces `loads_s_` by what the stages take then.
+StepScorer::Charged StepScorer::charge_foreign() noexcept {
+  const std::size_t count = at(terms_.pipeline_stages()), first = at(rules_.first_stage);
+  const std::size_t own = at(count_);
+  Charged found{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
+  std::array<MapOther, kMaxMapStages> all;  // `count` of them
+  if (terms_.others.size() + own != count && own != count) return found;
+  for (std::size_t k = 0; k < count; ++k) {
+    const bool mine = k >= first && k < first + own;
+    all[k] = mine ? alone_[k - first] : terms_.others[k < first ? k : k - own];
+  }
+  double least_in = all[0].taken_bytes, least_out = all[0].given_bytes, most = 0.0, pace_s = 0.0;
+  for (std::size_t j = 0; j < count; ++j) {
+    least_in = std::min(least_in, all[j].taken_bytes);
+    least_out = std::min(least_out, all[j].given_bytes);
+    most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
+    pace_s = std::max(pace_s, all[j].alone_s);
+  }
+  if (!(most > 0.0) || !(pace_s > 0.0)) return found;
+  found = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
+  for (std::size_t k = 0; k < count; ++k) {
+    double past_s = 0.0;
+    for (std::size_t j = 0; j < count; ++j) {
+      const double less = std::min(all[j].taken_bytes, all[j].given_bytes);
+      const double rest = std::max(all[j].taken_bytes, all[j].given_bytes) - less;
+      if (j == k || !(rest + less > 0.0)) continue;
+      const double* cost = &terms_.foreign_s[(k * count + j) * 2];
+      past_s += rest * cost[0] + less * cost[1];
+    }
+    const double load_s = all[k].alone_s + all[k].alone_s / pace_s * past_s;
+    if (k >= first && k < first + own) {
+      loads_s_[k - first] = load_s;
+    } else {
+      found.sum_s += load_s;
+      found.slowest_s = std::max(found.slowest_s, load_s);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
+  const PipelineSchedule schedule = zero_bubble != 0 ? PipelineSchedule::kZeroBubbleH1
+                                    : chunks > 1     ? PipelineSchedule::kInterleaved
+                                                     : PipelineSchedule::kOneForwardOneBackward;
+  return micro_batches_in_flight(schedule, stages, stage, micro_batches, chunks);
+}
+
+MapScore score_step(const MapTerms& terms, const MapState& state, const ScoreRequest& request) {
+  return StepScorer(terms, state, request).run();
 }
 
 }  // namespace phaze

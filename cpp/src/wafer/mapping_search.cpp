@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "base/numbers.hpp"
 
 namespace phaze {
 namespace {
-
-constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
 
 class Numbers {  // splitmix64: integers only, so alike everywhere
  public:
@@ -30,9 +29,7 @@ constexpr double kShortage = 4.0;  // what lacking all of a die's memory costs, 
 constexpr double kNeverSoLong = 1e18;  // seconds: what does not fit is worse than what does
 
 // What fits beats whatever does not.
-double shortage(double best) noexcept {
-  return best < kNeverSoLong ? std::numeric_limits<double>::infinity() : 0.0;
-}
+double shortage(double best) noexcept { return best < kNeverSoLong ? kInfinite : 0.0; }
 
 std::vector<OpMapping> op_mappings_of(const Mapping& mapping) {
   std::vector<OpMapping> op_mappings;
@@ -73,9 +70,9 @@ class Mover {
       spread(op, 1 + numbers_.below(mapping_.ops()));
     } else if (kind < 13 && modes_.size() > 1) {
       const int op = numbers_.below(mapping_.ops());  // arguments have no order of their own
-      keep(op, modes_[kAt(numbers_.below(size(modes_)))]);
+      keep(op, modes_[at(numbers_.below(size(modes_)))]);
     } else if (kind < 14 && modes_.size() > 1) {
-      const std::uint8_t mode = modes_[kAt(numbers_.below(size(modes_)))];
+      const std::uint8_t mode = modes_[at(numbers_.below(size(modes_)))];
       for (int i = 0; i < mapping_.ops(); ++i) keep(i, mode);
     } else {
       exchange_slots();
@@ -92,7 +89,7 @@ class Mover {
 
   void deal(int op) {
     const std::vector<OpMapping>& choices = mapping_.choices(op);
-    OpMapping op_mapping = choices[kAt(numbers_.below(static_cast<int>(choices.size())))];
+    OpMapping op_mapping = choices[at(numbers_.below(static_cast<int>(choices.size())))];
     op_mapping.mode = mapping_.op_mapping(op).mode;
     op_mapping.algorithm = mapping_.op_mapping(op).algorithm;
     set(op, op_mapping);
@@ -130,7 +127,7 @@ class Mover {
 
   void follow(int times) {
     for (int t = 0; t < times && !edges_.empty(); ++t) {
-      const MapEdgeRecord& edge = edges_[kAt(numbers_.below(static_cast<int>(edges_.size())))];
+      const MapEdgeRecord& edge = edges_[at(numbers_.below(static_cast<int>(edges_.size())))];
       align(edge, numbers_.below(2) == 0);
     }
   }
@@ -202,7 +199,7 @@ double exactly_before(Mapping& mapping) {
   const double before = soft_objective(mapping, mapping.score());
   for (int i = 0; i < mapping.ops(); ++i) {
     const OpMapping& now = mapping.op_mapping(i);
-    const OpMapping& then = proposed[kAt(i)];
+    const OpMapping& then = proposed[at(i)];
     if (!same_slots(now, then) || now.mode != then.mode) mapping.propose(i, then);
   }
   mapping.settle();
@@ -309,7 +306,7 @@ double ways(const Mapping& mapping) noexcept {
 }
 
 MapFound exhaust(Mapping& mapping) {
-  std::vector<std::vector<OpMapping>> options(kAt(mapping.ops()));
+  std::vector<std::vector<OpMapping>> options(at(mapping.ops()));
   for (int op = 0; op < mapping.ops(); ++op) {
     const bool any = mapping.weighted(op);
     for (const OpMapping& choice : mapping.choices(op)) {
@@ -317,11 +314,11 @@ MapFound exhaust(Mapping& mapping) {
         if ((mapping.rules().modes >> w & 1) == 0) continue;
         OpMapping op_mapping = choice;
         op_mapping.mode = any ? w : choice.mode;
-        options[kAt(op)].push_back(op_mapping);
+        options[at(op)].push_back(op_mapping);
         if (!any) break;
       }
     }
-    mapping.change(op, options[kAt(op)][0]);
+    mapping.change(op, options[at(op)][0]);
   }
   MapFound found{op_mappings_of(mapping), mapping.score(), 1};
   double best = objective(mapping, found.score);

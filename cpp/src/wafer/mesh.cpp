@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "base/numbers.hpp"
 
 namespace phaze {
 namespace {
@@ -133,7 +134,7 @@ MeshLine mesh_exchange_line(std::span<const MeshRun> runs, const MeshLinks& link
 
 MeshResult mesh_collective(CollectiveOp op, double bytes, std::span<const MeshRun> runs,
                            const MeshLinks& links, MeshAlgorithm wanted) noexcept {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double nan = kNan;
   if (!std::isfinite(bytes)) return {nan, wanted, Status::kNotFinite};
   if (bytes < 0.0) return {nan, wanted, Status::kNegative};
   if (!good(links)) return {nan, wanted, Status::kBadFabric};

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include "base/numbers.hpp"
 #include "phaze/mesh.hpp"
 
 namespace phaze {
@@ -289,7 +289,7 @@ Status mesh_collective_loads(const MeshGrid& grid, std::span<const MeshCollectiv
 
 MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective> collectives,
                            const MeshLinks& links) {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double nan = kNan;
   std::vector<std::vector<std::vector<MeshFlow>>> all(collectives.size());
   std::size_t most = 0;
   double fixed_s = 0.0;

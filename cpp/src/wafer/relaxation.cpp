@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
+
+#include "base/numbers.hpp"
 
 namespace phaze {
 namespace {
 
-constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1e-12;         // relative: a chain as cheap as the known one stays in
+constexpr double kAsCheap = 1e-12;          // relative: a chain as cheap as the known one stays in
 constexpr double kFirstSlack = 1.0 / 1024;  // chains looked at first: so much above the least
 constexpr double kWider = 2.0;              // and so many times as much again
 constexpr double kLeastSlack = 1.0 / 4096;  // of the way to a chain that is known
@@ -27,7 +26,7 @@ std::vector<int> rising(const std::vector<double>& values) {
   std::vector<int> order(values.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return values[kAt(a)] < values[kAt(b)]; });
+                   [&](int a, int b) { return values[at(a)] < values[at(b)]; });
   return order;
 }
 
@@ -35,12 +34,12 @@ std::vector<int> rising(const std::vector<double>& values) {
 
 Relaxation::Relaxation(const Mapping& mapping)
     : mapping_(mapping),
-      own_(kAt(mapping.ops())),
-      kept_(kAt(mapping.ops())),
-      modes_(kAt(mapping.ops())) {
+      own_(at(mapping.ops())),
+      kept_(at(mapping.ops())),
+      modes_(at(mapping.ops())) {
   const auto chain = mapping.chain();
-  for (std::size_t at = 0; at < chain.size(); ++at) {
-    bytes_.push_back(at == 0 ? 0.0 : bytes_between(mapping, chain[at - 1], chain[at]));
+  for (std::size_t link = 0; link < chain.size(); ++link) {
+    bytes_.push_back(link == 0 ? 0.0 : bytes_between(mapping, chain[link - 1], chain[link]));
   }
   // Bytes of the first stage beside its blocks that no mapping goes without: the ends that stand in
   // it, and the operator whose inputs and outputs are largest when split best.
@@ -50,22 +49,22 @@ Relaxation::Relaxation(const Mapping& mapping)
   for (int op = 0; op < mapping.ops(); ++op) {
     for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
       if ((mapping.rules().modes >> w & 1) == 0) continue;
-      modes_[kAt(op)].push_back(w);
+      modes_[at(op)].push_back(w);
       if (!mapping.weighted(op)) break;
     }
     double least_kept = kInfinite, least_live = kInfinite;
     for (OpMapping op_mapping : mapping.choices(op)) {
-      Mapping::Node n{};
-      for (const std::uint8_t w : modes_[kAt(op)]) {
+      MapNode n{};
+      for (const std::uint8_t w : modes_[at(op)]) {
         op_mapping.mode = w;
         n = mapping.node(op, op_mapping);
-        kept_[kAt(op)].push_back(
+        kept_[at(op)].push_back(
             {n.hidden_f_s + n.hidden_b_s, n.stream_s, n.state_bytes, n.gathered_bytes});
         least_kept = std::min(least_kept, n.state_bytes + flight * n.stash_bytes);
         least_live = std::min(least_live, n.live_bytes);
       }
-      own_[kAt(op)].push_back({n.forward_s + n.backward_s, n.forward_s,
-                               n.blocking_f_s + n.blocking_b_s, n.blocking_f_s, n.stash_bytes});
+      own_[at(op)].push_back({n.forward_s + n.backward_s, n.forward_s,
+                              n.blocking_f_s + n.blocking_b_s, n.blocking_f_s, n.stash_bytes});
       const double work = n.forward_s + n.backward_s;
       if (work > 0.0) weight_share = std::max(weight_share, n.weight_grad_s / work);
     }
@@ -83,11 +82,11 @@ Relaxation::Relaxation(const Mapping& mapping)
 // A stage has room for two gathered weights, the largest of any operator's: no less than a mean of
 // several. The operators of a block whose weights are largest when nothing splits them share it.
 void Relaxation::share_gathers() {
-  std::vector<double> most(kAt(mapping_.ops()), 0.0);
+  std::vector<double> most(at(mapping_.ops()), 0.0);
   for (int op = 0; op < mapping_.ops(); ++op) {
     if (mapping_.op(op).part != 1) continue;
-    for (const Kept& kept : kept_[kAt(op)]) {
-      most[kAt(op)] = std::max(most[kAt(op)], kept.gathered_bytes);
+    for (const Kept& kept : kept_[at(op)]) {
+      most[at(op)] = std::max(most[at(op)], kept.gathered_bytes);
     }
   }
   const double largest = *std::max_element(most.begin(), most.end());
@@ -108,11 +107,11 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
   const int outputs = mapping_.op(op).outputs;
   const bool again = (outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
   const bool away = (outputs >> static_cast<int>(Output::kOffload) & 1) != 0;
-  const std::vector<std::uint8_t>& modes = modes_[kAt(op)];
-  Prices found{std::vector<double>(own_[kAt(op)].size(), kInfinite),
-               std::vector<std::uint8_t>(own_[kAt(op)].size()), kInfinite, 0};
-  for (std::size_t h = 0; h < own_[kAt(op)].size(); ++h) {
-    const Own& own = own_[kAt(op)][h];
+  const std::vector<std::uint8_t>& modes = modes_[at(op)];
+  Prices found{std::vector<double>(own_[at(op)].size(), kInfinite),
+               std::vector<std::uint8_t>(own_[at(op)].size()), kInfinite, 0};
+  for (std::size_t h = 0; h < own_[at(op)].size(); ++h) {
+    const Own& own = own_[at(op)][h];
     double out = 0.0;
     if (price > 0.0) {
       out = price * kept * own.stash_bytes;
@@ -130,11 +129,11 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
       }
     }
     for (std::size_t w = 0; w < modes.size(); ++w) {
-      const Kept& mode = kept_[kAt(op)][h * modes.size() + w];
+      const Kept& mode = kept_[at(op)][h * modes.size() + w];
       double cost = own.blocking_s + theta * own.work_s + (1.0 - theta) * mode.hidden_s;
       cost = (1.0 - phi) * cost + phi * mode.stream_s;
       if (price > 0.0) {
-        const double gathered = gathers_[kAt(op)] * mode.gathered_bytes;
+        const double gathered = gathers_[at(op)] * mode.gathered_bytes;
         cost += price * (blocks * mode.state_bytes + gathered) + out;
       }
       if (!(cost < found.cost[h])) continue;
@@ -148,19 +147,19 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
   return found;
 }
 
-double Relaxation::convert_s(std::size_t at, int before, int here) const {
-  const int from = mapping_.chain()[at - 1], to = mapping_.chain()[at];
-  return mapping_.conversion_s(mapping_.choices(from)[kAt(before)], from,
-                               mapping_.choices(to)[kAt(here)], to, bytes_[at]);
+double Relaxation::convert_s(std::size_t k, int before, int here) const {
+  const int from = mapping_.chain()[k - 1], to = mapping_.chain()[k];
+  return mapping_.conversion_s(mapping_.choices(from)[at(before)], from,
+                               mapping_.choices(to)[at(here)], to, bytes_[k]);
 }
 
 // What the last answer's chain costs now.
 double Relaxation::known(const std::vector<Prices>& prices, double phi) const {
   const auto chain = mapping_.chain();
   double cost = 0.0;
-  for (std::size_t at = 0; at < chain.size(); ++at) {
-    if (at > 0) cost += (1.0 - phi) * convert_s(at, last_[at - 1], last_[at]);
-    cost += prices[kAt(chain[at])].cost[kAt(last_[at])];
+  for (std::size_t link = 0; link < chain.size(); ++link) {
+    if (link > 0) cost += (1.0 - phi) * convert_s(link, last_[link - 1], last_[link]);
+    cost += prices[at(chain[link])].cost[at(last_[link])];
   }
   return cost;
 }
@@ -169,23 +168,23 @@ double Relaxation::known(const std::vector<Prices>& prices, double phi) const {
 double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, double most) {
   const auto chain = mapping_.chain();
   double rest = 0.0;  // of the operators that are still to come, each by itself
-  for (const std::int32_t op : chain) rest += prices[kAt(op)].least;
+  for (const std::int32_t op : chain) rest += prices[at(op)].least;
   std::vector<std::vector<int>> from(chain.size()), alive(chain.size());
   std::vector<double> reached;  // at the operator before, rising
-  for (std::size_t at = 0; at < chain.size(); ++at) {
-    const Prices& here = prices[kAt(chain[at])];
+  for (std::size_t link = 0; link < chain.size(); ++link) {
+    const Prices& here = prices[at(chain[link])];
     rest -= here.least;
-    const double before = at == 0 ? 0.0 : reached[0];
+    const double before = link == 0 ? 0.0 : reached[0];
     std::vector<int> places, origins;
     std::vector<double> values;
     for (std::size_t h = 0; h < here.cost.size(); ++h) {
       const double room = most - here.cost[h] - rest;
       if (before > room) continue;
-      double best = at == 0 ? 0.0 : kInfinite;
+      double best = link == 0 ? 0.0 : kInfinite;
       int origin = -1;
       for (std::size_t g = 0; g < reached.size() && reached[g] < best && reached[g] <= room; ++g) {
         const double value =
-            reached[g] + (1.0 - phi) * convert_s(at, alive[at - 1][g], static_cast<int>(h));
+            reached[g] + (1.0 - phi) * convert_s(link, alive[link - 1][g], static_cast<int>(h));
         if (!(value < best)) continue;
         best = value;
         origin = static_cast<int>(g);
@@ -198,16 +197,16 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, doubl
     if (places.empty()) return kInfinite;
     reached.clear();
     for (const int i : rising(values)) {
-      reached.push_back(values[kAt(i)]);
-      alive[at].push_back(places[kAt(i)]);
-      from[at].push_back(origins[kAt(i)]);
+      reached.push_back(values[at(i)]);
+      alive[link].push_back(places[at(i)]);
+      from[link].push_back(origins[at(i)]);
     }
   }
   last_.resize(chain.size());
-  int at = 0;
+  int link = 0;
   for (std::size_t k = chain.size(); k-- > 0;) {
-    last_[k] = alive[k][kAt(at)];
-    at = from[k][kAt(at)];
+    last_[k] = alive[k][at(link)];
+    link = from[k][at(link)];
   }
   return reached[0];
 }
@@ -216,14 +215,14 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, doubl
 // it, as soon as that settles whether the chain is cheap enough.
 double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const Settled& settled) {
   double alone = 0.0;
-  for (const std::int32_t op : mapping_.chain()) alone += prices[kAt(op)].least;
+  for (const std::int32_t op : mapping_.chain()) alone += prices[at(op)].least;
   if (last_.empty()) {
     last_.reserve(mapping_.chain().size());  // so that it is never half filled
-    for (const std::int32_t op : mapping_.chain()) last_.push_back(prices[kAt(op)].cheapest);
+    for (const std::int32_t op : mapping_.chain()) last_.push_back(prices[at(op)].cheapest);
   }
   const double upper = known(prices, phi);
   if (upper <= alone) return upper;  // none can cost less
-  const double ceiling = upper + std::abs(upper) * kRounding;
+  const double ceiling = upper + std::abs(upper) * kAsCheap;
   double slack = std::max(alone * kFirstSlack, (upper - alone) * kLeastSlack);
   for (;; slack *= kWider) {
     const double most = std::min(ceiling, alone + slack);
@@ -236,12 +235,12 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const
 
 // A block whose operators each cost what they cost at best, without conversions.
 Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>& prices) const {
-  Block found{0.0, 0.0, 0.0, std::vector<OpMapping>(kAt(mapping_.ops()))};
+  Block found{0.0, 0.0, 0.0, std::vector<OpMapping>(at(mapping_.ops()))};
   for (int op = 0; op < mapping_.ops(); ++op) {
     prices.push_back(priced(op, weights));
     const Prices& own = prices.back();
-    found.op_mappings[kAt(op)] = mapping_.choices(op)[kAt(own.cheapest)];
-    found.op_mappings[kAt(op)].mode = own.mode[kAt(own.cheapest)];
+    found.op_mappings[at(op)] = mapping_.choices(op)[at(own.cheapest)];
+    found.op_mappings[at(op)].mode = own.mode[at(own.cheapest)];
     const int part = mapping_.op(op).part;
     (part == 1 ? found.block_s : part == 0 ? found.before_s : found.behind_s) += own.least;
   }
@@ -257,14 +256,14 @@ Relaxation::Block Relaxation::together(const Weights& weights, Block block,
   for (const std::int32_t op : chain) on_chain |= std::uint64_t{1} << op;
   for (int op = 0; op < mapping_.ops(); ++op) {
     const bool inside = mapping_.op(op).part == 1 && (on_chain >> op & 1) == 0;
-    if (inside) others_s += prices[kAt(op)].least;
+    if (inside) others_s += prices[at(op)].least;
   }
   const auto whole = [&](double chain_s) { return settled(chain_s + others_s); };
   block.block_s = cheapest(prices, weights.phi, whole) + others_s;
-  for (std::size_t at = 0; at < chain.size(); ++at) {
-    const int op = chain[at];
-    block.op_mappings[kAt(op)] = mapping_.choices(op)[kAt(last_[at])];
-    block.op_mappings[kAt(op)].mode = prices[kAt(op)].mode[kAt(last_[at])];
+  for (std::size_t link = 0; link < chain.size(); ++link) {
+    const int op = chain[link];
+    block.op_mappings[at(op)] = mapping_.choices(op)[at(last_[link])];
+    block.op_mappings[at(op)].mode = prices[at(op)].mode[at(last_[link])];
   }
   return block;
 }

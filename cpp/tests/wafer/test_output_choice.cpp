@@ -20,18 +20,10 @@ using test::Numbers;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr int kMost = 7;
 
-struct Item {
-  int op;
-  bool recompute, offload;
-  double saved_bytes, work_s, blocking_s, hidden_s, stream_s, link_s;
-};
-struct Block {
-  double blocking_f_s, forward_s, hidden_f_s, stream_s, blocking_b_s, backward_s, hidden_b_s;
-};
-using Outputs = std::array<std::uint8_t, kMaxMapOps>;
+using Item = OutputItem;
 
 struct Case {
-  Block block;
+  OutputBlock block;
   std::vector<Item> items;
 
   // Seconds of a choice; infinite where it saves too little, or moves too much or what must stay.
@@ -101,20 +93,20 @@ void no_choice_takes_less() {
     const Case made = drawn(numbers, round % 2 == 0);
     double all = 0.0;
     for (const Item& item : made.items) all += item.saved_bytes;
-    Chooser<Item> chooser(made.items.data(), static_cast<int>(made.items.size()), made.block);
+    OutputChooser chooser(made.items.data(), static_cast<int>(made.items.size()), made.block);
     double share = 1.05, room = (1.0 + 1e-12) * all * numbers.below(8) / 7.0;
     for (int stage = 0; stage < 4; ++stage) {  // less is needed, and there is no less room
       const double needed = (1.0 - 1e-12) * share * all, least_s = made.least_s(needed, room);
       Outputs outputs{};
       CHECK(chooser.choose(needed, room, kNever, outputs));
-      Chooser<Item> fresh(made.items.data(), static_cast<int>(made.items.size()), made.block);
+      OutputChooser fresh(made.items.data(), static_cast<int>(made.items.size()), made.block);
       const auto hint = static_cast<std::uint64_t>(numbers.below(1 << kMost));
       const double hinted_s = fresh.solve(needed, room, kNever, hint);
       if (least_s < kNever) {
         CHECK_CLOSE(made.time_s(outputs, needed, room), least_s, 1e-11);
         CHECK_CLOSE(hinted_s, least_s, 1e-11);
         CHECK(chooser.least_s(needed) <= least_s * (1.0 + 1e-12));
-        Chooser<Item> limited(made.items.data(), static_cast<int>(made.items.size()), made.block);
+        OutputChooser limited(made.items.data(), static_cast<int>(made.items.size()), made.block);
         Outputs same{};
         limited.solve(0.9 * needed, room, kNever, hint);
         CHECK(limited.choose(needed, room, least_s * (1.0 + 1e-6), same));

@@ -1,0 +1,20 @@
+// The largest of several times of an operator, and what it belongs to.
+#pragma once
+
+#include "phaze/gemm.hpp"
+
+namespace phaze {
+
+// Of times that tie, the first that was considered.
+struct Largest {
+  double seconds;
+  Limit limit;
+
+  void consider(double other_s, Limit which) noexcept {
+    if (!(other_s > seconds)) return;
+    seconds = other_s;
+    limit = which;
+  }
+};
+
+}  // namespace phaze

@@ -1,0 +1,140 @@
+// What a device holds: the one place in C++ for micro-batches in flight, ZeRO's shares and the sum
+// of a stage's bytes. phaze_fast/memory/kernel.py has the same rules for whole grids; a test holds
+// the two equal.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "phaze/plan.hpp"
+
+namespace phaze {
+
+inline constexpr double kFits = 1.0 + 1e-12;  // sums of bytes that differ by rounding alone
+
+// Micro-batches whose activations a stage holds at its worst moment.
+inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t stages,
+                                      std::int64_t stage, std::int64_t micro_batches,
+                                      std::int64_t vpp) noexcept {
+  switch (schedule) {
+    case PipelineSchedule::kGpipe:
+      return static_cast<double>(micro_batches);
+    case PipelineSchedule::kInterleaved: {  // counted in chunks of 1 / vpp of the stage
+      const std::int64_t chunks = 2 * (stages - stage - 1) + (vpp - 1) * stages + 1;
+      const auto each = static_cast<double>(vpp);
+      return std::min(static_cast<double>(chunks), static_cast<double>(micro_batches) * each) /
+             each;
+    }
+    case PipelineSchedule::kZeroBubbleH1:  // kept until the weight gradient, which waits
+    case PipelineSchedule::kZeroBubbleV:
+      return static_cast<double>(std::min(micro_batches, stages));
+    case PipelineSchedule::kZeroBubbleH2:
+      return static_cast<double>(std::min(micro_batches, 2 * stages - 1));
+    case PipelineSchedule::kDualPipe:
+      return static_cast<double>(stages + 1) / 2.0;
+    case PipelineSchedule::kDualPipeV:
+      return static_cast<double>(2 * stages + 1) / 2.0;
+    case PipelineSchedule::kOneForwardOneBackward:
+      return static_cast<double>(std::min(micro_batches, stages - stage));
+    default:
+      break;
+  }
+  return chunks_in_flight(schedule, stages, stage, micro_batches, vpp) / static_cast<double>(vpp);
+}
+
+// Parameters that a device is left with where replicas share them. An expert is on as many replicas
+// as there are for each expert-parallel device.
+inline double shared_parameters(double parameters, double experts, double shards,
+                                double ep) noexcept {
+  const double copies = std::max(1.0, shards / ep);
+  return (parameters - experts) / shards + experts / copies;
+}
+
+// Replicas that share state among themselves.
+inline std::int64_t sharing_replicas(const LayoutRecord& layout) noexcept {
+  return layout.shard > 0 ? layout.shard : layout.dp;
+}
+
+// Bytes of weights, gradients and optimiser state under ZeRO.
+struct StateBytes {
+  double weights;
+  double gradients;
+  double optimizer;
+};
+
+inline StateBytes state_bytes(const TrainingRecord& training, int zero, double parameters,
+                              double shared) noexcept {
+  return {training.weight_bytes * (zero >= 3 ? shared : parameters),
+          training.gradient_bytes * (zero >= 2 ? shared : parameters),
+          training.state_bytes * (zero >= 1 ? shared : parameters)};
+}
+
+// Bytes that go with the weights of a layer, such as their copies in a smaller format.
+inline double copied_weights(double bytes, int zero, double parameters, double shared) noexcept {
+  return zero >= 3 && parameters > 0.0 ? bytes * (shared / parameters) : bytes;
+}
+
+// The layer at work and the one fetched ahead of it are whole for a moment.
+inline double gathered_weights_bytes(const TrainingRecord& training, int zero, double largest_layer,
+                                     double shards) noexcept {
+  return zero >= 3 ? 2.0 * largest_layer * training.weight_bytes * (1.0 - 1.0 / shards) : 0.0;
+}
+
+// What a stage keeps besides its state, before an allocator's losses.
+struct MovingBytes {
+  double stash;    // of one micro-batch
+  double live;     // of one layer while it is recomputed
+  double once;     // of the head
+  double buffers;  // of collectives and messages, gathered weights included
+};
+
+// Gradients of a stage that are not there all the time, bytes.
+struct LateGradients {
+  double all;          // of all its layers
+  double last;         // of what stands after its blocks
+  double first;        // of its first block and what stands before it
+  double first_stash;  // that those keep of one micro-batch
+};
+
+// What a stage holds at its fullest besides what is always there.
+struct PeakBytes {
+  PeakInstant instant;
+  double activations;
+  double live;
+  double once;
+  double gradients;
+  double lost;   // by the allocator
+  double total;  // of all these and the buffers
+};
+
+// The most over the instants of a step. Activations of all micro-batches in flight are there when
+// the last of their forward passes ends; from then on gradients come as activations go, and after
+// the first backward pass all are there, which is before that instant where there are more
+// micro-batches than fit in flight. `share` is what an allocator loses.
+inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double in_flight,
+                            double micro_batches, double share) noexcept {
+  const double stash = in_flight * m.stash;
+  const double once = std::min(in_flight, 1.0) * m.once;
+  const double others = std::max(in_flight - 1.0, 0.0) * m.stash;
+  const bool all = micro_batches > in_flight;
+  PeakBytes found{PeakInstant::kLoss, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0};
+  const auto offer = [&](PeakInstant instant, double kept, double live, double loss,
+                         double gradients) {
+    const double moving = kept + live + loss + m.buffers;
+    const double sum = gradients + moving + share * moving;
+    if (sum > found.total) found = {instant, kept, live, loss, gradients, share * moving, sum};
+  };
+  offer(PeakInstant::kLoss, stash, 0.0, once, all ? g.all : 0.0);
+  offer(PeakInstant::kBackward, stash, m.live, 0.0, all ? g.all : g.last);
+  if (!all) {
+    offer(PeakInstant::kFirst, others + g.first_stash, m.live, 0.0, g.all - g.first);
+    if (in_flight > 1.0) {  // the second micro-batch
+      offer(PeakInstant::kBackward, others, m.live, 0.0, g.all);
+    } else {
+      offer(PeakInstant::kStep, 0.0, 0.0, 0.0, g.all);
+    }
+  }
+  return found;
+}
+
+}  // namespace phaze

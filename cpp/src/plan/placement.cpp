@@ -1,0 +1,1139 @@
+// Layers on devices by two objectives: the cuts of a graph of layers, PHAZE's objective, and the
+// time of a schedule.
+#include "phaze/placement.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "base/numbers.hpp"
+#include "plan/memory_rule.hpp"
+#include "plan/pipeline_clock.hpp"
+
+namespace phaze {
+
+// A chain has one cut per position; other graphs have one per set of layers that is closed under
+// predecessors. Cut 0 has nothing before it, the last has everything.
+class PlacementCuts {
+ public:
+  // `per_edge`: every edge over a boundary is sent; else a layer's output once to each stage.
+  Status build(const PlacementLayers& layers, bool per_edge);
+
+  int count() const noexcept { return count_; }
+  bool chain() const noexcept { return next_.empty(); }
+  const PlacementLayers& layers() const noexcept { return *layers_; }
+
+  // Calls f(j) for the cuts that contain cut i, by rising work, until it says false.
+  template <typename F>
+  void for_after(int i, const F& f) const {
+    if (chain()) {
+      for (int j = i + 1; j < count_; ++j) {
+        if (!f(j)) return;
+      }
+      return;
+    }
+    for (const std::int32_t j : next_[static_cast<std::size_t>(i)]) {
+      if (!f(j)) return;
+    }
+  }
+
+  // Seconds and bytes of what enters and leaves the stage between two cuts.
+  struct Traffic {
+    double in_s;
+    double out_s;
+    double in_bytes;
+  };
+  Traffic traffic(int i, int j) const noexcept {
+    if (chain()) return {cut_s_[at(i)], cut_s_[at(j)], cut_bytes_[at(i)]};
+    return crossing(i, j);
+  }
+
+  // Sums over the layers of a stage.
+  double work_s(int i, int j) const noexcept { return work_[at(j)] - work_[at(i)]; }
+  double forward_s(int v, int i, int j) const noexcept { return part(forward_, v, i, j); }
+  double backward_s(int v, int i, int j) const noexcept { return part(backward_, v, i, j); }
+  double stash_bytes(int v, int i, int j) const noexcept { return part(stash_, v, i, j); }
+  double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
+  double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
+  double sync_s(int i, int j) const noexcept { return part(sync_, 0, i, j); }
+  double step_s(int i, int j) const noexcept { return part(step_, 0, i, j); }
+  double weight_grad_s(int i, int j) const noexcept { return part(weight_grad_, 0, i, j); }
+  int wide_after(int i) const noexcept { return wide_.back() - wide_[at(i)]; }
+  int narrow_before(int i) const noexcept { return size_[at(i)] - wide_[at(i)]; }
+  bool wide(int i, int j) const noexcept { return wide_[at(j)] > wide_[at(i)]; }
+  int layers_after(int i) const noexcept { return size_.back() - size_[at(i)]; }
+  // The largest of what one layer at a time takes.
+  double live_bytes(int v, int i, int j) const noexcept;
+
+  // Which stage each layer is in, given the cuts between stages in order (0 and the last included).
+  std::vector<std::int32_t> stages(const std::vector<std::int32_t>& cuts) const;
+
+ private:
+  double part(const std::vector<double>& sums, int v, int i, int j) const noexcept {
+    const std::size_t row = at(v) * at(count_);
+    return sums[row + at(j)] - sums[row + at(i)];
+  }
+  Status find_closed_sets();
+  void sort_by_work();
+  void add_sums();
+  void add_kinds();
+  void add_edges(bool per_edge);
+  Traffic crossing(int i, int j) const noexcept;
+  bool before(int cut, int layer) const noexcept {
+    if (words_ == 0) return layer < cut_size_[at(cut)];
+    return (bits_[at(cut) * at(words_) + at(layer / 64)] >> (layer % 64) & 1) != 0;
+  }
+  void find_next();
+
+  const PlacementLayers* layers_ = nullptr;
+  std::vector<double> least_;  // per layer: work that no variant avoids
+  int count_ = 0;
+  int words_ = 0;                    // of a set; 0 where cuts are positions
+  std::vector<std::uint64_t> bits_;  // [cut][word]
+  std::vector<std::int32_t> cut_size_;
+  std::vector<std::vector<std::int32_t>> next_;
+  std::vector<double> work_, forward_, backward_, stash_, resident_, once_, sync_, step_,
+      weight_grad_;
+  std::vector<std::int32_t> wide_, size_;
+  int kinds_ = 0;
+  std::vector<double> kind_live_;          // [kind][variant]
+  std::vector<double> kind_gather_;        // [kind]
+  std::vector<std::int32_t> kind_count_;   // [kind][cut]
+  std::vector<double> cut_s_, cut_bytes_;  // of a chain
+  struct Crossing {
+    std::int32_t source;
+    std::int32_t target;
+    double seconds;
+    double bytes;
+  };
+  std::vector<std::vector<Crossing>> crossing_;  // edges from before a cut to after it, by source
+  bool per_edge_ = true;
+};
+
+// found[r][i]: the least that the largest of r stages before cut i of a chain must work, r below
+// `most`; `work(i, j)` of a stage must rise with its layers.
+template <typename Work>
+std::vector<std::vector<double>> balanced_shares(int last, std::int64_t most, const Work& work) {
+  std::vector<std::vector<double>> found(1, std::vector<double>(at(last) + 1, kInfinite));
+  found[0][0] = 0.0;
+  for (std::int64_t r = 1; r < most; ++r) {
+    const std::vector<double>& fewer = found.back();
+    std::vector<double> row(at(last) + 1, kInfinite);
+    int j = 0;
+    for (int i = 1; i <= last; ++i) {
+      const auto largest = [&](int cut) { return std::max(fewer[at(cut)], work(cut, i)); };
+      while (j + 1 < i && largest(j + 1) <= largest(j)) ++j;
+      row[at(i)] = largest(j);
+    }
+    found.push_back(std::move(row));
+  }
+  return found;
+}
+
+namespace {
+
+bool right_size(std::span<const double> values, std::size_t size) noexcept {
+  return values.size() == size;
+}
+
+}  // namespace
+
+Status check_placement(const PlacementLayers& l) noexcept {
+  if (l.layers < 1 || l.layers > kMaxPlacedLayers) return Status::kBadLayers;
+  if (l.variants < 1 || l.variants > kMaxVariants) return Status::kBadLayers;
+  const auto n = static_cast<std::size_t>(l.layers);
+  const std::size_t rows = n * static_cast<std::size_t>(l.variants);
+  for (const auto& values : {l.forward_s, l.backward_s, l.stash_bytes, l.live_bytes}) {
+    if (!right_size(values, rows)) return Status::kBadLayers;
+    if (!all_finite_sizes(values)) return Status::kNotFinite;
+  }
+  for (const auto& values :
+       {l.resident_bytes, l.once_bytes, l.gather_bytes, l.sync_s, l.step_s, l.weight_grad_s}) {
+    if (!right_size(values, n)) return Status::kBadLayers;
+    if (!all_finite_sizes(values)) return Status::kNotFinite;
+  }
+  if (l.wide.size() != n) return Status::kBadLayers;
+  const std::size_t edges = l.edge_from.size();
+  if (l.edge_to.size() != edges || l.edge_s.size() != edges || l.edge_bytes.size() != edges ||
+      l.tied_from.size() != l.tied_to.size()) {
+    return Status::kBadLayers;
+  }
+  if (!all_finite_sizes(l.edge_s) || !all_finite_sizes(l.edge_bytes)) return Status::kNotFinite;
+  for (std::size_t e = 0; e < edges; ++e) {
+    if (l.edge_from[e] < 0 || l.edge_to[e] >= l.layers || l.edge_from[e] >= l.edge_to[e]) {
+      return Status::kBadEdge;
+    }
+  }
+  for (std::size_t e = 0; e < l.tied_from.size(); ++e) {
+    if (l.tied_from[e] < 0 || l.tied_from[e] >= l.layers || l.tied_to[e] < 0 ||
+        l.tied_to[e] >= l.layers) {
+      return Status::kBadEdge;
+    }
+  }
+  return Status::kOk;
+}
+
+Status PlacementCuts::build(const PlacementLayers& layers, bool per_edge) {
+  layers_ = &layers;
+  per_edge_ = per_edge;
+  const std::size_t n = at(layers.layers);
+  least_.resize(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    least_[i] = layers.forward_s[i] + layers.backward_s[i];
+    for (int v = 1; v < layers.variants; ++v) {
+      const std::size_t k = at(v) * n + i;
+      least_[i] = std::min(least_[i], layers.forward_s[k] + layers.backward_s[k]);
+    }
+  }
+  const Status status = find_closed_sets();
+  if (status != Status::kOk) return status;
+  add_sums();
+  add_kinds();
+  add_edges(per_edge);
+  return Status::kOk;
+}
+
+// Sets closed under predecessors, from the empty one up, a layer at a time. Where each set but the
+// last can grow in one way only, cuts are positions.
+Status PlacementCuts::find_closed_sets() {
+  const PlacementLayers& l = *layers_;
+  const int n = l.layers;
+  std::vector<std::vector<std::int32_t>> preds(at(n));
+  for (std::size_t e = 0; e < l.edge_from.size(); ++e) {
+    preds[at(l.edge_to[e])].push_back(l.edge_from[e]);
+  }
+  bool ordered = true;  // every layer follows the one before it
+  for (int i = 1; i < n && ordered; ++i) {
+    const auto& p = preds[at(i)];
+    ordered = std::find(p.begin(), p.end(), i - 1) != p.end();
+  }
+  const auto keeps_ties = [&](const auto& holds) {
+    for (std::size_t t = 0; t < l.tied_from.size(); ++t) {
+      if (holds(l.tied_from[t]) != holds(l.tied_to[t])) return false;
+    }
+    return true;
+  };
+  if (ordered) {
+    for (int size = 0; size <= n; ++size) {
+      if (keeps_ties([&](int layer) { return layer < size; })) cut_size_.push_back(size);
+    }
+    count_ = static_cast<int>(cut_size_.size());
+    return Status::kOk;
+  }
+  words_ = (n + 63) / 64;
+  using Set = std::vector<std::uint64_t>;
+  const auto holds = [](const Set& set, int layer) {
+    return (set[at(layer / 64)] >> (layer % 64) & 1) != 0;
+  };
+  struct Hash {
+    std::size_t operator()(const Set& set) const noexcept {
+      std::uint64_t h = 0;
+      for (const std::uint64_t word : set) {
+        h = (h ^ word) * 0x9E3779B97F4A7C15ULL;
+        h ^= h >> 29;
+      }
+      return static_cast<std::size_t>(h);
+    }
+  };
+  std::vector<Set> level{Set(at(words_), 0)};
+  for (int size = 0; size <= n; ++size) {
+    std::sort(level.begin(), level.end());
+    std::unordered_set<Set, Hash> grown;
+    for (const Set& set : level) {
+      if (keeps_ties([&](int layer) { return holds(set, layer); })) {
+        bits_.insert(bits_.end(), set.begin(), set.end());
+        cut_size_.push_back(size);
+      }
+      for (int layer = 0; layer < n; ++layer) {
+        if (holds(set, layer)) continue;
+        const auto& p = preds[at(layer)];
+        if (!std::all_of(p.begin(), p.end(), [&](int b) { return holds(set, b); })) continue;
+        Set larger = set;
+        larger[at(layer / 64)] |= std::uint64_t{1} << (layer % 64);
+        grown.insert(std::move(larger));
+      }
+      if (static_cast<std::int64_t>(grown.size()) + static_cast<std::int64_t>(cut_size_.size()) >
+          kMaxCuts) {
+        return Status::kTooManyCuts;
+      }
+    }
+    level.assign(grown.begin(), grown.end());
+  }
+  count_ = static_cast<int>(cut_size_.size());
+  sort_by_work();
+  find_next();
+  return Status::kOk;
+}
+
+// Work rises with every layer, so a set never stands before one it contains.
+void PlacementCuts::sort_by_work() {
+  const PlacementLayers& l = *layers_;
+  std::vector<double> work(at(count_), 0.0);
+  for (int c = 0; c < count_; ++c) {
+    for (int layer = 0; layer < l.layers; ++layer) {
+      if (before(c, layer)) work[at(c)] += least_[at(layer)];
+    }
+  }
+  std::vector<std::int32_t> order(at(count_));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return work[at(a)] != work[at(b)] ? work[at(a)] < work[at(b)]
+                                      : cut_size_[at(a)] < cut_size_[at(b)];
+  });
+  std::vector<std::uint64_t> bits(bits_.size());
+  std::vector<std::int32_t> sizes(at(count_));
+  for (int c = 0; c < count_; ++c) {
+    std::copy_n(bits_.begin() + order[at(c)] * words_, words_, bits.begin() + c * words_);
+    sizes[at(c)] = cut_size_[at(order[at(c)])];
+  }
+  bits_ = std::move(bits);
+  cut_size_ = std::move(sizes);
+}
+
+void PlacementCuts::find_next() {
+  next_.resize(at(count_));
+  for (int i = 0; i < count_; ++i) {
+    const std::uint64_t* small = &bits_[at(i) * at(words_)];
+    for (int j = i + 1; j < count_; ++j) {
+      const std::uint64_t* large = &bits_[at(j) * at(words_)];
+      bool inside = true;
+      for (int w = 0; w < words_ && inside; ++w) inside = (small[w] & ~large[w]) == 0;
+      if (inside) next_[at(i)].push_back(j);
+    }
+  }
+}
+
+void PlacementCuts::add_sums() {
+  const PlacementLayers& l = *layers_;
+  const std::size_t n = at(l.layers);
+  const auto fill = [&](std::vector<double>& sums, std::span<const double> values, int rows) {
+    sums.assign(at(rows) * at(count_), 0.0);
+    for (int v = 0; v < rows; ++v) {
+      double* row = &sums[at(v) * at(count_)];
+      const double* value = values.data() + at(v) * n;
+      if (words_ == 0) {
+        double sum = 0.0;
+        int next = 0;
+        for (int c = 0; c < count_; ++c) {
+          for (; next < cut_size_[at(c)]; ++next) sum += value[next];
+          row[c] = sum;
+        }
+        continue;
+      }
+      for (int c = 0; c < count_; ++c) {
+        for (int layer = 0; layer < l.layers; ++layer) {
+          if (before(c, layer)) row[c] += value[layer];
+        }
+      }
+    }
+  };
+  fill(forward_, l.forward_s, l.variants);
+  fill(backward_, l.backward_s, l.variants);
+  fill(stash_, l.stash_bytes, l.variants);
+  fill(resident_, l.resident_bytes, 1);
+  fill(once_, l.once_bytes, 1);
+  fill(sync_, l.sync_s, 1);
+  fill(step_, l.step_s, 1);
+  fill(weight_grad_, l.weight_grad_s, 1);
+  fill(work_, least_, 1);
+  size_ = cut_size_;
+  wide_.assign(at(count_), 0);
+  for (int c = 0; c < count_; ++c) {
+    for (int layer = 0; layer < l.layers; ++layer) {
+      if (before(c, layer)) wide_[at(c)] += l.wide[at(layer)] != 0;
+    }
+  }
+}
+
+// Layers with the same bytes at a time are one kind; a stage has a kind where its count rises.
+void PlacementCuts::add_kinds() {
+  const PlacementLayers& l = *layers_;
+  const std::size_t n = at(l.layers);
+  std::vector<std::int32_t> first;  // a layer of each kind
+  std::vector<std::int32_t> kind_of(n, -1);
+  const auto same = [&](std::size_t a, std::size_t b) {
+    if (l.gather_bytes[a] != l.gather_bytes[b]) return false;
+    for (int v = 0; v < l.variants; ++v) {
+      if (l.live_bytes[at(v) * n + a] != l.live_bytes[at(v) * n + b]) return false;
+    }
+    return true;
+  };
+  const auto nothing = [&](std::size_t a) {
+    bool none = l.gather_bytes[a] == 0.0;
+    for (int v = 0; v < l.variants; ++v) none = none && l.live_bytes[at(v) * n + a] == 0.0;
+    return none;
+  };
+  for (std::size_t i = 0; i < n; ++i) {
+    if (nothing(i)) continue;
+    for (std::size_t k = 0; k < first.size() && kind_of[i] < 0; ++k) {
+      if (same(i, at(first[k]))) kind_of[i] = static_cast<std::int32_t>(k);
+    }
+    if (kind_of[i] >= 0) continue;
+    kind_of[i] = static_cast<std::int32_t>(first.size());
+    first.push_back(static_cast<std::int32_t>(i));
+  }
+  kinds_ = static_cast<int>(first.size());
+  for (const std::int32_t layer : first) {
+    kind_gather_.push_back(l.gather_bytes[at(layer)]);
+    for (int v = 0; v < l.variants; ++v) {
+      kind_live_.push_back(l.live_bytes[at(v) * n + at(layer)]);
+    }
+  }
+  kind_count_.assign(at(kinds_) * at(count_), 0);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (kind_of[i] < 0) continue;
+    for (int c = 0; c < count_; ++c) {
+      if (before(c, static_cast<int>(i))) ++kind_count_[at(kind_of[i]) * at(count_) + at(c)];
+    }
+  }
+}
+
+double PlacementCuts::live_bytes(int v, int i, int j) const noexcept {
+  double live = 0.0;
+  double gather = 0.0;
+  for (int k = 0; k < kinds_; ++k) {
+    const std::int32_t* counts = &kind_count_[at(k) * at(count_)];
+    if (counts[j] == counts[i]) continue;
+    live = std::max(live, kind_live_[at(k) * at(layers_->variants) + at(v)]);
+    gather = std::max(gather, kind_gather_[at(k)]);
+  }
+  return live + gather;
+}
+
+void PlacementCuts::add_edges(bool per_edge) {
+  const PlacementLayers& l = *layers_;
+  std::vector<Crossing> edges(l.edge_from.size());
+  bool plain = words_ == 0;
+  for (std::size_t e = 0; e < edges.size(); ++e) {
+    edges[e] = {l.edge_from[e], l.edge_to[e], l.edge_s[e], l.edge_bytes[e]};
+    plain = plain && l.edge_to[e] == l.edge_from[e] + 1;
+  }
+  std::stable_sort(edges.begin(), edges.end(),
+                   [](const Crossing& a, const Crossing& b) { return a.source < b.source; });
+  if (plain && (per_edge || edges.size() + 1 == at(l.layers))) {
+    cut_s_.assign(at(count_), 0.0);
+    cut_bytes_.assign(at(count_), 0.0);
+    for (int c = 0; c < count_; ++c) {
+      for (const Crossing& e : edges) {
+        if (e.target != cut_size_[at(c)]) continue;
+        cut_s_[at(c)] += e.seconds;
+        cut_bytes_[at(c)] += e.bytes;
+      }
+    }
+    return;
+  }
+  if (next_.empty()) {
+    next_.resize(at(count_));
+    for (int i = 0; i < count_; ++i) {
+      for (int j = i + 1; j < count_; ++j) next_[at(i)].push_back(j);
+    }
+  }
+  crossing_.resize(at(count_));
+  for (int c = 0; c < count_; ++c) {
+    for (const Crossing& e : edges) {
+      if (before(c, e.source) && !before(c, e.target)) crossing_[at(c)].push_back(e);
+    }
+  }
+}
+
+// Sums over edges, or over layers whose output is needed; of a layer's edges the largest counts.
+PlacementCuts::Traffic PlacementCuts::crossing(int i, int j) const noexcept {
+  Traffic found{0.0, 0.0, 0.0};
+  const auto sum = [&](int cut, const auto& counts, double* seconds, double* bytes) {
+    const std::vector<Crossing>& edges = crossing_[at(cut)];
+    for (std::size_t e = 0; e < edges.size();) {
+      const std::int32_t source = edges[e].source;
+      double most_s = 0.0;
+      double most_bytes = 0.0;
+      for (; e < edges.size() && edges[e].source == source; ++e) {
+        if (!counts(edges[e])) continue;
+        if (per_edge_) {
+          most_s += edges[e].seconds;
+          most_bytes += edges[e].bytes;
+        } else {
+          most_s = std::max(most_s, edges[e].seconds);
+          most_bytes = std::max(most_bytes, edges[e].bytes);
+        }
+      }
+      *seconds += most_s;
+      *bytes += most_bytes;
+    }
+  };
+  double unused = 0.0;
+  sum(i, [&](const Crossing& e) { return before(j, e.target); }, &found.in_s, &found.in_bytes);
+  sum(j, [&](const Crossing& e) { return !before(i, e.source); }, &found.out_s, &unused);
+  return found;
+}
+
+std::vector<std::int32_t> PlacementCuts::stages(const std::vector<std::int32_t>& cuts) const {
+  std::vector<std::int32_t> stage_of(at(layers_->layers), 0);
+  for (int layer = 0; layer < layers_->layers; ++layer) {
+    std::int32_t stage = 0;
+    while (!before(cuts[at(stage + 1)], layer)) ++stage;
+    stage_of[at(layer)] = stage;
+  }
+  return stage_of;
+}
+
+namespace {
+
+// A way to place everything after a cut.
+struct Tail {
+  double load_s;
+  std::int32_t devices;
+  std::int32_t next_cut;
+  std::int32_t next_tail;  // position among those of that cut, one stage fewer
+};
+
+// Stages are found from the last to the first: a stage's memory depends on how many follow it. For
+// every number of stages and every cut the tails are kept of which none has both a lower load and
+// fewer devices than another.
+class Published {
+ public:
+  Published(const PlacementCuts& cuts, const PublishedRules& rules, PlacementPlan* best)
+      : cuts_(cuts), rules_(rules), best_(best) {
+    most_stages_ = std::min<std::int64_t>(cuts.layers().layers, rules.devices);
+    if (rules.stages > 0) most_stages_ = std::min<std::int64_t>(most_stages_, rules.stages);
+    find_bounds();
+  }
+
+  void run() {
+    if (cuts_.chain() && !guess()) return;
+    const int last = cuts_.count() - 1;
+    find_limits();
+    while (most_stages_ > 0 && limits_s_[at(static_cast<int>(most_stages_))] <= 0.0) {
+      --most_stages_;
+    }
+    tails_.push_back({0.0, 0, -1, -1});
+    if (cuts_.chain()) {
+      balanced_ =
+          balanced_shares(last, most_stages_, [&](int i, int j) { return work_s(i, j, 2); });
+    }
+    for (int s = 1; s <= most_stages_; ++s) {
+      find_limits();
+      const std::size_t before = tails_.size();
+      std::vector<std::int32_t> starts(static_cast<std::size_t>(last) + 2);
+      // Tails of cut i lie from starts[i] to ends: filled from the last cut down.
+      std::vector<std::int32_t> ends(static_cast<std::size_t>(last) + 2);
+      const double largest = *std::max_element(limits_s_.begin() + s, limits_s_.end());
+      for (int i = last - 1; i >= 0; --i) {
+        starts[at(i)] = static_cast<std::int32_t>(tails_.size());
+        // What is before cut i shrinks, what s stages must hold grows.
+        const bool possible = cuts_.work_s(i, last) < largest * s * (1.0 + 1e-12);
+        if (i > 0 && possible) extend(s, i);
+        if (i == 0) complete(s);
+        ends[at(i)] = static_cast<std::int32_t>(tails_.size());
+      }
+      starts[at(last)] = ends[at(last)] = 0;
+      spans_.push_back({std::move(starts), std::move(ends)});
+      if (tails_.size() == before) break;
+    }
+    if (best_->stages > 0) write();
+  }
+
+ private:
+  struct Span {
+    std::vector<std::int32_t> starts;
+    std::vector<std::int32_t> ends;
+  };
+
+  // Tails of a cut with a number of stages after it.
+  std::pair<std::int32_t, std::int32_t> tails(int s, int cut) const noexcept {
+    if (s == 0) return cut == cuts_.count() - 1 ? std::pair{0, 1} : std::pair{0, 0};
+    const Span& span = spans_[at(s - 1)];
+    return {span.starts[at(cut)], span.ends[at(cut)]};
+  }
+
+  // Whatever has this many stages takes at least this long.
+  void find_bounds() {
+    bound_s_.assign(at(static_cast<int>(most_stages_)) + 2, kInfinite);
+    for (auto s = static_cast<int>(most_stages_); s >= 1; --s) {
+      const std::int64_t most = std::max<std::int64_t>(1, rules_.devices / s);
+      const double rounds = static_cast<double>(ceil_div(rules_.micro_batches, most) + s - 1);
+      bound_s_[at(s)] = even_share(s) * rounds * (1.0 - 1e-12);
+    }
+  }
+
+  // Work of the layers between two cuts in a stage that s - 1 others follow.
+  double work_s(int i, int j, int s) const noexcept {
+    const double once = cuts_.work_s(i, j);
+    return rules_.recompute && s > 1 ? once + cuts_.forward_s(0, i, j) : once;
+  }
+
+  // The largest load of p stages is no less. The forward pass that the last one does not repeat is
+  // no more than its load.
+  double even_share(std::int64_t p) const noexcept {
+    const int last = cuts_.count() - 1;
+    const double once = cuts_.work_s(0, last) / static_cast<double>(p);
+    if (!rules_.recompute) return once;
+    const double twice = work_s(0, last, 2) / static_cast<double>(p + 1);
+    return std::max(once, twice);
+  }
+
+  struct Stage {
+    double load_s;
+    std::int32_t devices;
+    bool fits;
+  };
+
+  Stage stage(int i, int j, int s) const noexcept {
+    const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
+    const double kept = rules_.recompute ? traffic.in_bytes : cuts_.stash_bytes(0, i, j);
+    const double bytes = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (s - 1) * kept;
+    const double forward = cuts_.forward_s(0, i, j);
+    const double backward = cuts_.backward_s(0, i, j);
+    const double out = rules_.recompute && s > 1 ? std::max(forward, traffic.out_s) : traffic.out_s;
+    const std::int32_t devices = cuts_.wide(i, j) ? rules_.width : 1;
+    return {traffic.in_s + forward + out + backward, devices, bytes <= rules_.memory_bytes * kFits};
+  }
+
+  double least_time(double load_s, std::int64_t devices, int stages) const noexcept {
+    const std::int64_t most = rules_.devices / devices;
+    if (most < 1) return kInfinite;
+    return load_s * static_cast<double>(ceil_div(rules_.micro_batches, most) + stages - 1);
+  }
+
+  // What lies before a cut does not fit into fewer stages, whatever else they hold.
+  double least_stages(int i) const noexcept {
+    const double held = cuts_.resident_bytes(0, i);
+    if (held <= rules_.memory_bytes) return 1.0;
+    return std::ceil(held / rules_.memory_bytes * (1.0 - 1e-12));
+  }
+
+  // Loads from which on a plan with p stages takes as long as the best so far.
+  void find_limits() {
+    limits_s_.assign(at(static_cast<int>(most_stages_)) + 1, 0.0);
+    const int narrow = cuts_.narrow_before(cuts_.count() - 1);
+    for (int p = 1; p <= most_stages_; ++p) {
+      const std::int64_t devices =
+          std::int64_t{rules_.width} * p - std::int64_t{rules_.width - 1} * std::min(p, narrow);
+      const std::int64_t most = rules_.devices / devices;
+      if (most < 1 || (rules_.stages > 0 && p != rules_.stages)) continue;
+      const auto rounds = static_cast<double>(ceil_div(rules_.micro_batches, most) + p - 1);
+      const double limit = best_->time_s / rounds * (1.0 + 1e-12);
+      if (p >= least_stages(cuts_.count() - 1) && even_share(p) < limit) limits_s_[at(p)] = limit;
+    }
+  }
+
+  // No stage after cut i, s of them, may have this load or more in a plan that is better than the
+  // best so far.
+  double load_limit(int s, int i) const noexcept {
+    if (s >= most_stages_) return 0.0;
+    if (!cuts_.chain()) return *std::max_element(limits_s_.begin() + s + 1, limits_s_.end());
+    // An even share of the work is already too much for fewer than this.
+    const double most = limits_s_[at(s) + 1] > 0.0 ? limits_s_[at(s) + 1] : kInfinite;
+    const double few = std::max(least_stages(i), std::ceil(work_s(0, i, 2) / most * (1.0 - 1e-12)));
+    if (!(few <= static_cast<double>(most_stages_))) return 0.0;
+    for (int p = s + static_cast<int>(few); p <= most_stages_; ++p) {
+      if (balanced_[at(p - s)][at(i)] < limits_s_[at(p)]) return limits_s_[at(p)];
+    }
+    return 0.0;
+  }
+
+  // Stages from the last to the first, each as long as memory and a load allow. True where that
+  // covers all layers; `cuts` are then the cuts from the last one down.
+  bool greedy(double load_s, std::int64_t most, Tail* whole,
+              std::vector<std::int32_t>* cuts) const {
+    int j = cuts_.count() - 1;
+    *whole = {0.0, 0, j, -1};
+    cuts->assign(1, j);
+    for (int s = 1; j > 0; ++s) {
+      if (s > most) return false;
+      int i = j;
+      Stage longest{};
+      for (int h = j - 1; h >= 0; --h) {
+        const Stage made = stage(h, j, s);
+        if (!made.fits || made.load_s > load_s) break;
+        i = h;
+        longest = made;
+      }
+      if (i == j) return false;
+      whole->load_s = std::max(whole->load_s, longest.load_s);
+      whole->devices += longest.devices;
+      whole->next_cut = j;
+      cuts->push_back(i);
+      j = i;
+    }
+    return whole->devices <= rules_.devices;
+  }
+
+  // A first plan for the search to beat. False where there is none at all: without recomputation
+  // bytes rise with every layer and every stage that follows, so that the longest stages from the
+  // end on reach furthest.
+  bool guess() {
+    Tail whole;
+    std::vector<std::int32_t> cuts;
+    if (!greedy(kInfinite, most_stages_, &whole, &cuts)) {
+      return rules_.recompute || whole.devices > rules_.devices || cuts.back() == 0;
+    }
+    const auto fewest = static_cast<std::int64_t>(cuts.size()) - 1;
+    constexpr int kSteps = 7;
+    for (std::int64_t p = fewest; p <= most_stages_; p += 1 + (p - fewest) / 2) {
+      if (bound_s_[at(static_cast<int>(p))] >= best_->time_s) continue;
+      double low = even_share(p);
+      double high = 2.0 * low;
+      for (int step = 0; step < kSteps; ++step) {
+        const double load = step == 0 ? high : 0.5 * (low + high);
+        if (!greedy(load, p, &whole, &cuts)) {
+          low = load;
+          if (step == 0) high *= 2.0;
+          continue;
+        }
+        high = std::min(high, whole.load_s);
+        const auto s = static_cast<int>(cuts.size()) - 1;
+        if (rules_.stages > 0 && s != rules_.stages) continue;
+        if (try_replicas(whole, s)) guessed_.assign(cuts.rbegin(), cuts.rend());
+      }
+    }
+    return true;
+  }
+
+  void extend(int s, int i) {
+    const double limit_s = load_limit(s, i);
+    if (limit_s <= 0.0) return;
+    const std::size_t mine = tails_.size();
+    // No tail has fewer devices than this.
+    const int narrow = std::min(s, cuts_.layers_after(i) - cuts_.wide_after(i));
+    const std::int64_t fewest = std::int64_t{rules_.width} * s - (rules_.width - 1) * narrow;
+    double enough_s = kInfinite;  // load of a tail with the fewest devices
+    cuts_.for_after(i, [&](int j) {
+      // Cuts come by rising work without recomputation; with it, on graphs, in no order.
+      if (cuts_.work_s(i, j) >= std::min(enough_s, limit_s)) return false;
+      if (work_s(i, j, s) >= std::min(enough_s, limit_s)) return !cuts_.chain();
+      const auto [from, to] = tails(s - 1, j);
+      if (from == to) return true;
+      const Stage made = stage(i, j, s);
+      if (!made.fits) {
+        // Bytes rise with every layer; only what enters a stage may fall again.
+        const double held = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j);
+        return !(cuts_.chain() && (!rules_.recompute || held > rules_.memory_bytes));
+      }
+      for (std::int32_t t = from; t < to; ++t) {
+        const Tail& rest = tails_[at(t)];
+        const double load = std::max(made.load_s, rest.load_s);
+        const std::int32_t devices = made.devices + rest.devices;
+        if (load >= limit_s || least_time(load, devices + 1, s + 1) >= best_->time_s) continue;
+        keep(mine, {load, devices, j, t - from});
+      }
+      enough_s = kInfinite;
+      for (std::size_t t = mine; t < tails_.size(); ++t) {
+        if (tails_[t].devices <= fewest) enough_s = std::min(enough_s, tails_[t].load_s);
+      }
+      return true;
+    });
+  }
+
+  void keep(std::size_t mine, const Tail& tail) {
+    for (std::size_t t = mine; t < tails_.size(); ++t) {
+      if (tails_[t].load_s <= tail.load_s && tails_[t].devices <= tail.devices) return;
+    }
+    std::size_t kept = mine;
+    for (std::size_t t = mine; t < tails_.size(); ++t) {
+      if (tail.load_s <= tails_[t].load_s && tail.devices <= tails_[t].devices) continue;
+      tails_[kept++] = tails_[t];
+    }
+    tails_.resize(kept);
+    tails_.push_back(tail);
+  }
+
+  // Plans with this many stages, the first of them from the beginning.
+  void complete(int s) {
+    if (rules_.stages > 0 && s != rules_.stages) return;
+    cuts_.for_after(0, [&](int j) {
+      if (least_time(cuts_.work_s(0, j), s, s) >= best_->time_s) return false;
+      if (least_time(work_s(0, j, s), s, s) >= best_->time_s) return !cuts_.chain();
+      const auto [from, to] = tails(s - 1, j);
+      if (from == to) return true;
+      const Stage made = stage(0, j, s);
+      if (!made.fits) return true;
+      for (std::int32_t t = from; t < to; ++t) {
+        const Tail& rest = tails_[at(t)];
+        const Tail whole{std::max(made.load_s, rest.load_s), made.devices + rest.devices, j,
+                         t - from};
+        if (try_replicas(whole, s)) guessed_.clear();
+      }
+      return true;
+    });
+  }
+
+  // time(d) = load * (ceil(m / d) + s - 1) + sync * (1 - 1 / d) is at least the same without
+  // rounding up, which falls or rises with d all the way: from its better end on until that alone
+  // is too much.
+  bool try_replicas(const Tail& whole, int s) {
+    const double before = best_->time_s;
+    const double sync = cuts_.sync_s(0, whole.next_cut);
+    const double load = whole.load_s;
+    const auto m = static_cast<double>(rules_.micro_batches);
+    std::int64_t most = std::min(rules_.devices / whole.devices, rules_.micro_batches);
+    if (rules_.replicas > 0) {
+      if (rules_.devices / whole.devices >= rules_.replicas) consider(whole, s, rules_.replicas);
+      return best_->time_s < before;
+    }
+    const auto least = [&](double d) { return load * (m / d + s - 1) + sync * (1.0 - 1.0 / d); };
+    if (load * m >= sync) {
+      while (most >= 1 && least(static_cast<double>(most)) * (1.0 - 1e-12) < best_->time_s) {
+        // The fewest replicas with this many rounds.
+        const std::int64_t rounds = ceil_div(rules_.micro_batches, most);
+        const std::int64_t fewest = ceil_div(rules_.micro_batches, rounds);
+        consider(whole, s, fewest);
+        most = fewest - 1;
+      }
+      return best_->time_s < before;
+    }
+    for (std::int64_t d = 1;
+         d <= most && least(static_cast<double>(d)) * (1.0 - 1e-12) < best_->time_s;) {
+      consider(whole, s, d);
+      const std::int64_t rounds = ceil_div(rules_.micro_batches, d);
+      if (rounds == 1) break;
+      d = ceil_div(rules_.micro_batches, rounds - 1);  // the fewest with fewer rounds
+    }
+    return best_->time_s < before;
+  }
+
+  void consider(const Tail& whole, int s, std::int64_t d) {
+    const auto rounds = static_cast<double>(ceil_div(rules_.micro_batches, d) + s - 1);
+    const auto replicas = static_cast<double>(d);
+    const double time =
+        whole.load_s * rounds + cuts_.sync_s(0, whole.next_cut) * (replicas - 1.0) / replicas;
+    if (!(time < best_->time_s)) return;
+    best_->time_s = time;
+    best_->max_load_s = whole.load_s;
+    best_->stages = s;
+    best_->replicas = d;
+    best_->devices = whole.devices;
+    found_ = whole;
+  }
+
+  void write() {
+    best_->variant_of.assign(at(best_->stages), 0);
+    if (!guessed_.empty()) {
+      best_->stage_of = cuts_.stages(guessed_);
+      return;
+    }
+    std::vector<std::int32_t> cuts{0};
+    Tail tail = found_;
+    for (int s = best_->stages - 1;; --s) {
+      cuts.push_back(tail.next_cut);
+      if (s == 0) break;
+      tail = tails_[at(tails(s, tail.next_cut).first + tail.next_tail)];
+    }
+    best_->stage_of = cuts_.stages(cuts);
+  }
+
+  const PlacementCuts& cuts_;
+  const PublishedRules& rules_;
+  PlacementPlan* best_;
+  std::int64_t most_stages_;
+  std::vector<double> bound_s_;
+  std::vector<double> limits_s_;
+  std::vector<std::vector<double>> balanced_;
+  std::vector<Tail> tails_;
+  std::vector<Span> spans_;
+  Tail found_{};
+  std::vector<std::int32_t> guessed_;  // cuts of the plan at hand, where it was guessed
+};
+
+}  // namespace
+
+Status place_published(const PlacementLayers& layers, const PublishedRules& rules, double below_s,
+                       PlacementPlan* best) {
+  *best = {kInfinite, 0.0, 0.0, 0, 0, 0, {}, {}};
+  const Status status = check_placement(layers);
+  if (status != Status::kOk) return status;
+  if (rules.devices < 1 || rules.micro_batches < 1 || rules.width < 1 || rules.stages < 0 ||
+      rules.replicas < 0 || !(rules.memory_bytes >= 0.0) || rules.devices > kMostDevices ||
+      rules.micro_batches > kMostMicroBatches) {
+    return Status::kBadRules;
+  }
+  PlacementCuts cuts;
+  const Status built = cuts.build(layers, true);
+  if (built != Status::kOk) return built;
+  best->time_s = below_s;
+  PublishedRules own = rules;  // a stage that is wider than the cluster does not fit, however wide
+  own.width = static_cast<std::int32_t>(std::min<std::int64_t>(rules.width, rules.devices + 1));
+  Published(cuts, own, best).run();
+  if (best->stages == 0) best->time_s = kInfinite;
+  return Status::kOk;
+}
+
+namespace {
+
+// A way to place everything after a cut.
+struct TimedTail {
+  PipelineClock clock;
+  std::int32_t variant;
+  std::int32_t next_cut;
+  std::int32_t next_tail;  // position in `tails_`
+};
+
+// Stages are found from the last to the first, as in the published objective. Of the tails of a cut
+// those are kept of which none is better than another in every respect. A first pass with the load
+// alone gives plans to beat.
+class Pipeline {
+ public:
+  Pipeline(const PlacementCuts& cuts, const PipelineRules& rules, std::vector<PlacementPlan>* plans)
+      : cuts_(cuts), rules_(rules), plans_(*plans) {
+    nothing_s_ = 1e-13 * cuts.work_s(0, cuts.count() - 1);
+  }
+
+  void run() {
+    const int first = rules_.first_stages;
+    const int last = std::min(rules_.last_stages, cuts_.layers().layers);
+    plans_.assign(at(rules_.last_stages - first + 1), {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}});
+    if (rules_.kind == PipelineKind::kZeroBubble) {
+      // Fewer micro-batches than stages leave nothing to fill the gaps with.
+      const auto most = static_cast<int>(std::min<std::int64_t>(last, rules_.micro_batches));
+      for (int p = first; p <= most; ++p) solve(p, p, p);
+    } else {
+      solve(first, last, 0);
+    }
+    if (rules_.best_only) keep_best();
+  }
+
+ private:
+  void keep_best() {
+    std::size_t best = 0;
+    for (std::size_t k = 1; k < plans_.size(); ++k) {
+      if (plans_[k].time_s < plans_[best].time_s) best = k;
+    }
+    for (std::size_t k = 0; k < plans_.size(); ++k) {
+      if (k != best) plans_[k] = {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}};
+    }
+  }
+
+  struct Stage {
+    double forward_s;
+    double backward_s;
+    std::int32_t variant;
+  };
+
+  // The variants that fit, in a stage that s - 1 others follow, of which none is faster both ways
+  // than another. Messages are received before a pass.
+  int stages(int i, int j, int s, Stage* found) const noexcept {
+    const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
+    const auto schedule = rules_.kind == PipelineKind::kZeroBubble
+                              ? PipelineSchedule::kZeroBubble
+                              : PipelineSchedule::kOneForwardOneBackward;
+    const double waiting =
+        micro_batches_in_flight(schedule, stages_ > 0 ? stages_ : s, stages_ > 0 ? stages_ - s : 0,
+                                rules_.micro_batches, 1);
+    const bool single = i == 0 && j == cuts_.count() - 1;
+    const double held =
+        cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (single ? 0.0 : rules_.piped_bytes);
+    int count = 0;
+    for (int v = 0; v < cuts_.layers().variants; ++v) {
+      const double bytes = held + waiting * cuts_.stash_bytes(v, i, j) + cuts_.live_bytes(v, i, j);
+      if (bytes > rules_.memory_bytes * kFits) continue;
+      const Stage made{traffic.in_s + cuts_.forward_s(v, i, j),
+                       traffic.out_s + cuts_.backward_s(v, i, j), v};
+      bool faster = true;
+      for (int k = 0; k < count && faster; ++k) {
+        faster = made.forward_s < found[k].forward_s || made.backward_s < found[k].backward_s;
+      }
+      if (faster) found[count++] = made;
+    }
+    return count;
+  }
+
+  double tail_s(int i, int j) const noexcept {
+    return tail_after(cuts_.sync_s(i, j), cuts_.backward_s(0, i, j), rules_.bucket_s,
+                      cuts_.step_s(i, j), cuts_.backward_s(0, 0, i));
+  }
+
+  TimedTail joined_with(const Stage& made, const TimedTail& rest, int i, int j, int s,
+                        double own_tail_s) const noexcept {
+    const StagePass pass{made.forward_s, made.backward_s, cuts_.weight_grad_s(i, j), own_tail_s};
+    const bool zero_bubble = rules_.kind == PipelineKind::kZeroBubble;
+    return {joined(rest.clock, pass, rules_.micro_batches, s - 1, stages_ - s, zero_bubble),
+            made.variant, j, 0};
+  }
+
+  static double time(const TimedTail& t) noexcept { return t.clock.time_s(); }
+
+  PlacementPlan& plan(int p) { return plans_[at(p - rules_.first_stages)]; }
+
+  void solve(int first, int last, std::int64_t stages) {
+    stages_ = static_cast<int>(stages);
+    pass(first, last, true);
+    if (cuts_.chain() && balanced_.empty()) {
+      const int end = cuts_.count() - 1;
+      const int most = std::min(rules_.last_stages, cuts_.layers().layers);
+      balanced_ = balanced_shares(end, most, [&](int i, int j) { return cuts_.work_s(i, j); });
+    }
+    pass(first, last, false);
+  }
+
+  // The time that some plan with s stages or more must beat, and loads from which on a plan with p
+  // stages does not.
+  void find_limits(int first, int last) {
+    limits_s_.assign(at(last) + 2, 0.0);
+    loads_s_.assign(at(last) + 2, 0.0);
+    double best = kInfinite;
+    for (const PlacementPlan& each : plans_) best = std::min(best, each.time_s);
+    for (int p = last; p >= 1; --p) {
+      double own = p >= first ? plan(p).time_s : 0.0;
+      if (rules_.best_only) own = std::min(own, best);
+      limits_s_[at(p)] = std::max(limits_s_[at(p) + 1], own);
+      if (p >= first) {
+        loads_s_[at(p)] = own / static_cast<double>(rules_.micro_batches) * (1.0 + 1e-12);
+      }
+    }
+  }
+
+  // No stage after cut i, s of them, may have this load or more in a plan that beats its own limit.
+  double load_limit(int s, int i, int first, int last) const noexcept {
+    if (i == 0) return s >= first ? loads_s_[at(s)] : 0.0;
+    double most = 0.0;
+    for (int p = std::max(s + 1, first); p <= last; ++p) {
+      const double own = loads_s_[at(p)];
+      const bool fits = balanced_.empty() || balanced_[at(p - s)][at(i)] < own;
+      if (fits) most = std::max(most, own);
+    }
+    return most;
+  }
+
+  void pass(int first, int last, bool rough) {
+    const int end = cuts_.count() - 1;
+    tails_.assign(1, {PipelineClock{}, -1, -1, -1});
+    find_limits(first, last);
+    std::vector<std::int32_t> starts(at(end) + 1, 0);
+    std::vector<std::int32_t> ends(at(end) + 1, 0);
+    ends[at(end)] = 1;
+    for (int s = 1; s <= last; ++s) {
+      std::vector<std::int32_t> own_starts(at(end) + 1, 0);
+      std::vector<std::int32_t> own_ends(at(end) + 1, 0);
+      bool any = false;
+      for (int i = end - 1; i >= 0; --i) {
+        const std::size_t mine = tails_.size();
+        const double load_s = rough ? kInfinite : load_limit(s, i, first, last);
+        if (load_s > 0.0) extend(i, s, starts, ends, mine, rough, load_s);
+        own_starts[at(i)] = static_cast<std::int32_t>(mine);
+        own_ends[at(i)] = static_cast<std::int32_t>(tails_.size());
+        any = any || tails_.size() > mine;
+      }
+      if (s >= first) finish(s, own_starts[0], own_ends[0]);
+      if (!any) break;
+      starts = std::move(own_starts);
+      ends = std::move(own_ends);
+    }
+  }
+
+  void extend(int i, int s, const std::vector<std::int32_t>& starts,
+              const std::vector<std::int32_t>& ends, std::size_t mine, bool rough, double load_s) {
+    const double limit_s = limits_s_[at(s)];
+    // By 1F1B every stage before adds its work.
+    const bool plain = rules_.kind != PipelineKind::kZeroBubble;
+    const double before_s = plain ? cuts_.work_s(0, i) : 0.0;
+    double enough_s = kInfinite;
+    Stage ways[kMaxVariants];
+    cuts_.for_after(i, [&](int j) {
+      const double work = cuts_.work_s(i, j);
+      if ((rough && work >= enough_s) || work >= load_s) return false;
+      if (starts[at(j)] == ends[at(j)]) return true;
+      const int count = stages(i, j, s, ways);
+      if (count == 0) {
+        const double held = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j);
+        return !(cuts_.chain() && held > rules_.memory_bytes);
+      }
+      const double own_tail_s = tail_s(i, j);
+      for (std::int32_t t = starts[at(j)]; t < ends[at(j)]; ++t) {
+        const TimedTail rest = tails_[at(t)];
+        for (int way = 0; way < count; ++way) {
+          TimedTail whole = joined_with(ways[way], rest, i, j, s, own_tail_s);
+          whole.next_tail = t;
+          if (rough) {
+            keep_lightest(mine, whole);
+            enough_s = tails_[mine].clock.load_s;
+          } else if ((time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
+            keep(mine, whole);
+          }
+        }
+      }
+      return true;
+    });
+  }
+
+  void keep_lightest(std::size_t mine, const TimedTail& tail) {
+    if (tails_.size() == mine) {
+      tails_.push_back(tail);
+    } else if (tail.clock.load_s < tails_[mine].clock.load_s ||
+               (tail.clock.load_s == tails_[mine].clock.load_s &&
+                time(tail) < time(tails_[mine]))) {
+      tails_[mine] = tail;
+    }
+  }
+
+  void keep(std::size_t mine, const TimedTail& tail) {
+    // Sums in another order differ in their last digits; that makes no plan worth keeping.
+    const auto no_worse = [&](const PipelineClock& a, const PipelineClock& b) {
+      return a.bound_s <= b.bound_s + nothing_s_ && a.trip_s <= b.trip_s + nothing_s_ &&
+             a.tail_s <= b.tail_s + nothing_s_ && a.sent_s <= b.sent_s + nothing_s_;
+    };
+    for (std::size_t t = mine; t < tails_.size(); ++t) {
+      if (no_worse(tails_[t].clock, tail.clock)) return;
+    }
+    std::size_t kept = mine;
+    for (std::size_t t = mine; t < tails_.size(); ++t) {
+      if (!no_worse(tail.clock, tails_[t].clock)) tails_[kept++] = tails_[t];
+    }
+    tails_.resize(kept);
+    tails_.push_back(tail);
+  }
+
+  void finish(int p, std::int32_t from, std::int32_t to) {
+    for (std::int32_t t = from; t < to; ++t) {
+      PlacementPlan& best = plan(p);
+      const double taken = time(tails_[at(t)]);
+      if (!(taken < best.time_s)) continue;
+      best.time_s = taken;
+      best.tail_s = tails_[at(t)].clock.tail_s;
+      best.max_load_s = tails_[at(t)].clock.load_s;
+      best.stages = p;
+      best.replicas = 1;
+      best.devices = p;
+      best.variant_of.clear();
+      std::vector<std::int32_t> cuts{0};
+      for (std::int32_t k = t; tails_[at(k)].next_tail >= 0; k = tails_[at(k)].next_tail) {
+        best.variant_of.push_back(tails_[at(k)].variant);
+        cuts.push_back(tails_[at(k)].next_cut);
+      }
+      best.stage_of = cuts_.stages(cuts);
+    }
+  }
+
+  const PlacementCuts& cuts_;
+  const PipelineRules& rules_;
+  std::vector<PlacementPlan>& plans_;
+  double nothing_s_;
+  int stages_ = 0;  // of the zero-bubble schedule, which must know; 0: any
+  std::vector<double> limits_s_;
+  std::vector<double> loads_s_;
+  std::vector<std::vector<double>> balanced_;
+  std::vector<TimedTail> tails_;
+};
+
+}  // namespace
+
+Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
+                      std::vector<PlacementPlan>* plans) {
+  plans->clear();
+  const Status status = check_placement(layers);
+  if (status != Status::kOk) return status;
+  if (rules.micro_batches < 1 || rules.micro_batches > kMostMicroBatches ||
+      rules.first_stages < 1 || rules.last_stages < rules.first_stages ||
+      !(rules.memory_bytes >= 0.0) || !(rules.piped_bytes >= 0.0) || !(rules.bucket_s >= 0.0)) {
+    return Status::kBadRules;
+  }
+  PlacementCuts cuts;
+  const Status built = cuts.build(layers, false);
+  if (built != Status::kOk) return built;
+  Pipeline(cuts, rules, plans).run();
+  return Status::kOk;
+}
+
+}  // namespace phaze

@@ -1,0 +1,621 @@
+// Times and bytes that no plan of a layout can beat. docs/search.md has the proof of each term; a
+// test holds every bound against the exact time that `PlanSolver` finds.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "base/numbers.hpp"
+#include "plan/plan_space.hpp"
+
+namespace phaze {
+
+// Sums in another order differ in their last digits; room must not be called too small for it.
+inline constexpr double kRoomy = 1.0 + 1e-9;
+
+// What a block takes at least, so that any number of them without bytes have room.
+inline constexpr double kNoBytes = std::numeric_limits<double>::min();
+
+// How many blocks a stage of a layout has room for.
+class RoomForBlocks {
+ public:
+  RoomForBlocks(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes)
+      : blocks_(space.blocks), some_blocks_(space.some_blocks) {
+    const PlanFrame& frame = space.frames[at(row.frame)];
+    const int strategy = row.layout.strategy;
+    variants_ = space.strategies[at(strategy)].variants;
+    const double lost = 1.0 + space.training.fragmentation;
+    double gather = kInfinite;
+    std::fill_n(stash_, kMaxVariants, kInfinite);
+    std::fill_n(live_, kMaxVariants, kInfinite);
+    for (int k = 0; k < space.kinds; ++k) {
+      const LayerKindRecord& size = space.size_of(strategy, k);
+      const double held = frame.resident_bytes[at(k)];
+      once_ += space.last_count[at(k)] * lost * size.once_bytes;
+      first_ += space.first_count[at(k)] * held;
+      last_ += space.last_count[at(k)] * held;
+      for (int v = 0; v < variants_; ++v) {
+        first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[v];
+      }
+      if (space.block_count[at(k)] == 0) continue;
+      alike_ = space.block_count[at(k)] == space.blocks && space.training.late_gradients == 0;
+      resident_ = std::min(resident_, frame.resident_bytes[at(k)]);
+      gather = std::min(gather, frame.gather_bytes[at(k)]);
+      for (int v = 0; v < variants_; ++v) {
+        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
+        live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
+      }
+    }
+    if (row.layout.stages > 1) {  // the last layer with its copy of a tied embedding
+      last_ += frame.resident_bytes[at(space.kinds)] - frame.resident_bytes[at(space.order.back())];
+    }
+    for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
+    least_live_ = *std::min_element(live_, live_ + variants_);
+    buffers_ = lost * space.buffer_bytes(row);
+    left_ = room_bytes * kRoomy - buffers_;
+  }
+
+  int variants() const noexcept { return variants_; }
+
+  // Blocks beside the ends that the stage holds; minus infinity where those do not fit.
+  double blocks(int v, double in_flight, bool first, bool last) const noexcept {
+    return std::floor(share(v, live_[v], in_flight, first, last));
+  }
+
+  // The same beside so many live bytes, of the block that does not fit whole the share that does.
+  double share(int v, double live, double in_flight, bool first, bool last) const noexcept {
+    double left = left_;
+    if (first) left -= first_ + in_flight * first_stash_[v];
+    if (last) left -= last_;
+    const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
+    const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
+    const double fit = (left - std::max(live, loss)) / each * kRoomy;
+    const double none = left >= loss ? 0.0 : -kInfinite;  // a stage of ends alone
+    return std::min(std::max(fit, none), static_cast<double>(blocks_));
+  }
+
+  // The least that a stage needs with `least` to `most` blocks. Where nothing need be recomputed,
+  // nothing is.
+  double least_bytes(double least, double most, double in_flight, bool first,
+                     bool last) const noexcept {
+    const double ends = first_ * first + last_ * last;
+    double found = kInfinite;
+    for (int v = 0; v < variants_; ++v) {
+      const double fixed = ends + (first ? in_flight * first_stash_[v] : 0.0) + buffers_;
+      const double each = resident_ + in_flight * stash_[v];
+      const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
+      const double needed = fixed + std::max(least > 0.0 ? live_[v] : 0.0, loss) + least * each;
+      found = std::min(found, v == 0 ? needed : std::max(needed, filled(in_flight)));
+      const double all = fixed + std::max(live_[v], loss) + most * each;
+      if (v == 0 && alike_ && all <= left_ + buffers_) break;
+    }
+    return found;
+  }
+
+  // The least that a stage of `even` blocks or more needs anywhere in the pipeline.
+  double even_bytes(double even, double most, double most_in_flight) const noexcept {
+    double found = kInfinite;
+    for (int v = 0; v < variants_; ++v) {
+      const double needed = buffers_ + live_[v] + even * (resident_ + stash_[v]);
+      found = std::min(found, v == 0 ? needed : std::max(needed, filled(most_in_flight)));
+      const double all =
+          std::max(live_[v], once_) + most * (resident_ + most_in_flight * stash_[v]);
+      if (v == 0 && alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_)
+        break;
+    }
+    return found;
+  }
+
+  // The most blocks of a stage that needs no more than `bytes`.
+  double blocks_within(double bytes, double in_flight) const noexcept {
+    double found = 0.0;
+    const double plain = blocks(0, in_flight, true, true);  // beside any layers none is recomputed
+    for (int v = 0; v < variants_; ++v) {
+      const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
+      const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoomy);
+      const double room = blocks(v, in_flight, false, false);
+      if (v > 0 && bytes < filled(in_flight)) break;
+      if (v == 0 || !alike_ || most > plain) {
+        found = std::max(found, std::min(most, std::max(room, 0.0)));
+      }
+    }
+    return std::min(found, static_cast<double>(blocks_));
+  }
+
+  // Blocks with which nothing need be recomputed; a share of one where a stage may recompute some
+  // blocks alone, since that may be enough. Then each byte beyond costs what it takes to save it,
+  // but for live bytes, which may be fewer once all blocks are recomputed.
+  double plain(double in_flight, bool first, bool last) const noexcept {
+    return some_blocks_ ? share(0, least_live_, in_flight, first, last)
+                        : blocks(0, in_flight, first, last);
+  }
+
+ private:
+  // A stage that recomputes some blocks recomputes no more than it must, so that with a block less
+  // it would not fit: it needs as much at least.
+  double filled(double in_flight) const noexcept {
+    if (!some_blocks_ || !alike_) return 0.0;
+    const double least = *std::min_element(stash_, stash_ + variants_);
+    return (left_ + buffers_) * (1.0 - 1e-8) - in_flight * (stash_[0] - least) -
+           (live_[0] - least_live_);
+  }
+
+  int blocks_;
+  bool some_blocks_;
+  int variants_ = 1;
+  bool alike_ = false;  // all blocks are of one kind, and a stage's bytes are known by their number
+  double left_ = 0.0;
+  double buffers_ = 0.0;
+  double resident_ = kInfinite;
+  double first_ = 0.0;
+  double last_ = 0.0;
+  double once_ = 0.0;  // of the last stage, while the loss is computed
+  double stash_[kMaxVariants];
+  double live_[kMaxVariants];
+  double least_live_ = 0.0;
+  double first_stash_[kMaxVariants] = {};
+};
+
+namespace {
+
+constexpr double kSure = 1.0 - 1e-9;
+
+}  // namespace
+
+// Every stage holds so many blocks at least where none may hold more than `most`, so the first and
+// the last need that much, in the first variant that fits; and some stage holds an even share, with
+// one micro-batch in flight or more.
+double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+                    double most) {
+  const RoomForBlocks room(space, row, room_bytes);
+  const LayoutRecord& l = row.layout;
+  const double least = std::max(0.0, space.blocks - (l.stages - 1) * most);
+  const auto bytes = [&](int stage, bool first, bool last) {
+    const double in_flight =
+        micro_batches_in_flight(schedule_of(l), l.stages, stage, l.micro_batches, l.vpp);
+    return room.least_bytes(least, most, in_flight, first, last);
+  };
+  if (l.stages == 1) return bytes(0, true, true) * kSure;
+  const double in_flight =
+      micro_batches_in_flight(schedule_of(l), l.stages, 0, l.micro_batches, l.vpp);
+  return std::max({bytes(0, true, false), bytes(l.stages - 1, false, true),
+                   room.even_bytes(row.bound.whole, most, in_flight)}) *
+         kSure;
+}
+
+namespace {
+
+bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const RoomForBlocks& room,
+              double bytes) {
+  double held = 0.0;
+  double in_flight = -1.0;
+  double own = 0.0;
+  for (int stage = l.stages - 1; stage >= 0; --stage) {
+    const double now =
+        micro_batches_in_flight(schedule_of(l), l.stages, stage, l.micro_batches, l.vpp);
+    if (now != in_flight) own = room.blocks_within(bytes, now);
+    in_flight = now;
+    held += own;
+    if (held >= space.blocks) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool holds_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double bytes) {
+  return all_held(space, row.layout, RoomForBlocks(space, row, room_bytes), bytes * kRoomy);
+}
+
+// The least that all stages together must be allowed, each recomputing what it must, to hold every
+// block.
+double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+                           double low) {
+  const RoomForBlocks room(space, row, room_bytes);
+  double high = room_bytes;
+  for (int step = 0; step < 8; ++step) {
+    const double middle = 0.5 * (low + high);
+    (all_held(space, row.layout, room, middle) ? high : low) = middle;
+  }
+  return low * kSure;
+}
+
+// Sums in another order differ in their last digits; a stage must not be said to hold too little.
+inline constexpr double kLoose = 1.0 + 1e-9;
+
+// Blocks that a stage holds with a load, in blocks that are not recomputed, where a stage
+// recomputes all of its blocks or none, and one takes 1 + r.
+struct WholeStages {
+  double r;
+  double operator()(double load, double plain, double lean) const noexcept {
+    return std::max(std::min(std::floor(load * kLoose), plain),
+                    std::min(std::floor(load / (1.0 + r) * kLoose), lean));
+  }
+};
+
+// The same where a stage recomputes as many of its blocks as it must, and r is what it takes to
+// save the bytes of one.
+struct SomeBlocks {
+  double r;
+  double operator()(double load, double plain, double lean) const noexcept {
+    const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
+    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), lean));
+  }
+};
+
+template <typename Held>
+bool all_held(const StageRooms& rooms, int stages, int blocks, double load,
+              const Held& held) noexcept {
+  double sum = 0.0;
+  for (int s = 0; s < stages; ++s) {
+    sum += held(load, rooms.plain[at(s)], rooms.lean[at(s)]);
+    if (sum >= blocks) return true;
+  }
+  return false;
+}
+
+// The smallest load with which all stages together hold every block.
+inline double longest_stage(const StageRooms& rooms, int stages, int blocks,
+                            WholeStages held) noexcept {
+  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
+  double least = kInfinite;
+  for (const double unit : {1.0, 1.0 + held.r}) {
+    int low = 0;
+    int high = blocks;
+    if (!holds(high * unit)) continue;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (holds(middle * unit) ? high : low) = middle;
+    }
+    least = std::min(least, high * unit);
+  }
+  return std::isfinite(least) ? least : 1.0;
+}
+
+inline double longest_stage(const StageRooms& rooms, int stages, int blocks,
+                            SomeBlocks held) noexcept {
+  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
+  double low = std::ceil(static_cast<double>(blocks) / stages);
+  if (holds(low)) return low;
+  double high = blocks * (1.0 + held.r);
+  for (int step = 0; step < 12; ++step) {
+    const double middle = 0.5 * (low + high);
+    (holds(middle) ? high : low) = middle;
+  }
+  return low;
+}
+
+// Whether the stages of an interleaved pipeline, each with what it waits for before its first pass
+// and after its last, can have all blocks through in so many seconds (docs/search.md, 6).
+template <typename Held>
+class InterleavedStages {
+ public:
+  InterleavedStages(const PlanSpaceImpl& space, const PlanRow& row, const StageRooms& rooms,
+                    const StepTotals& t, const Held& held) noexcept
+      : layout_(row.layout),
+        message_s_(space.frames[at(row.frame)].message_s),
+        rooms_(rooms),
+        totals_(t),
+        held_(held),
+        blocks_(space.blocks),
+        chunk_(row.bound.chunk),
+        wrap_s_((row.layout.vpp - 1.0) * (row.layout.stages == 2 ? message_s_[1] : row.wrap_s)) {}
+
+  bool through(double time_s) const noexcept {
+    const auto m = static_cast<double>(layout_.micro_batches);
+    const double chunks = layout_.vpp;
+    double before_s = 0.0;
+    double sum = 0.0;
+    for (int k = 0; k < layout_.stages; ++k) {
+      const bool last = k + 1 == layout_.stages;
+      const double enters_s = k > 0 ? message_s_[at(k)] : 0.0;
+      const double leaves_s = last ? 0.0 : message_s_[at(k) + 1];
+      // The first chunk of all may hold a block less, where the embedding counts as one.
+      const double waits_s = before_s + std::max(0.0, k * chunk_ - 1.0) * totals_.block_s;
+      double load_s = (time_s - waits_s) / m - chunks * (enters_s + leaves_s);
+      if (k == 0) load_s -= totals_.first_s + wrap_s_;
+      if (last) load_s -= totals_.last_s + wrap_s_;
+      if (load_s < 0.0) return false;
+      const std::size_t place = at(layout_.stages - 1 - k);
+      sum += held_(load_s / totals_.block_s * kLoose, rooms_.plain[place], rooms_.lean[place]);
+      before_s += enters_s + leaves_s;
+    }
+    return sum >= blocks_;
+  }
+
+  // The least time in which they can; `low_s` is known already.
+  double least_s(double low_s) const noexcept {
+    if (through(low_s)) return low_s;
+    double high_s = low_s * 1.125;
+    for (int step = 0; step < 24 && !through(high_s); ++step) {
+      low_s = high_s;
+      high_s *= 1.125;
+    }
+    for (int step = 0; step < 8; ++step) {
+      const double middle_s = 0.5 * (low_s + high_s);
+      (through(middle_s) ? high_s : low_s) = middle_s;
+    }
+    return low_s;
+  }
+
+ private:
+  const LayoutRecord& layout_;
+  const std::vector<double>& message_s_;
+  const StageRooms& rooms_;
+  const StepTotals& totals_;
+  Held held_;
+  int blocks_;
+  double chunk_;
+  double wrap_s_;
+};
+
+namespace {
+
+// Load of the longest stage, were there room for all. With `whole` blocks a stage at most, so many
+// places stay empty, and each end takes as many as blocks of its length would. Where that is too
+// many, the longest stage has a block more, or `whole` blocks and what is left of an end.
+double load_with_ends(const LayoutBound& b, const StepTotals& t) noexcept {
+  const double block = std::max(t.block_s, 1e-300);
+  const double first = t.first_s / block;
+  const double last = t.last_s / block;
+  const double taken_first = std::ceil(first * kSure);
+  const double taken_last = std::ceil(last * kSure);
+  const double rest_first = first - std::max(taken_first - 1.0, 0.0);
+  const double rest_last = last - std::max(taken_last - 1.0, 0.0);
+  const double missing = b.missing + taken_first + taken_last;
+  if (missing <= 0.0) return b.whole * t.block_s;
+  const double rest =
+      missing <= 1.0 ? std::min(rest_first, rest_last) : std::max(rest_first, rest_last);
+  return (b.whole + std::min(rest, 1.0)) * t.block_s;
+}
+
+std::vector<BoundLine> lowest_lines(std::vector<BoundLine> lines) {
+  std::sort(lines.begin(), lines.end(), [](const BoundLine& a, const BoundLine& b) {
+    return a.height_s != b.height_s ? a.height_s < b.height_s : a.slope < b.slope;
+  });
+  std::vector<BoundLine> kept;
+  for (const BoundLine& line : lines) {
+    if (kept.empty() || line.slope < kept.back().slope) kept.push_back(line);
+  }
+  return kept;
+}
+
+}  // namespace
+
+LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
+  const LayoutRecord& l = row.layout;
+  const PlanFrame& frame = frames[at(row.frame)];
+  const double p = l.stages;
+  const auto m = static_cast<double>(l.micro_batches);
+  LayoutBound b{};
+  if (schedule_of(l) == PipelineSchedule::kInterleaved) {
+    b.works = 1.0;
+    b.chunk = std::floor(blocks / (p * l.vpp));
+  } else if (schedule_of(l) == PipelineSchedule::kOneForwardOneBackward) {
+    const bool many = m >= p + 1.0;
+    b.loads = many ? m - p - 1.0 : 0.0;
+    b.works = many ? 2.0 : l.stages == 1 ? m : 1.0;
+    b.early = many || l.stages == 1 ? 0.0 : p - m + 1.0;
+  }
+  if (static_cast<int>(schedule_of(l)) < static_cast<int>(PipelineSchedule::kZeroBubbleH1)) {
+    for (int k = 1; k < l.stages; ++k) b.sends_s += 2.0 * frame.message_s[at(k)];
+    if (b.chunk > 0.0) {
+      const double around_s = l.stages == 2 ? frame.message_s[1] : row.wrap_s;
+      b.sends_s = l.vpp * b.sends_s + 2.0 * (l.vpp - 1.0) * around_s;
+    }
+  }
+  const int own = l.stages == 1 ? layers : 1;  // of several stages the first holds this at least
+  double sync = 0.0;
+  double shared = 0.0;
+  for (int i = 0; i < own; ++i) {
+    const std::size_t kind = at(kind_at(i, l.stages));
+    sync += frame.sync_s[kind];
+    shared += frame.shared_s[kind];
+    b.step_bytes += frame.step_bytes[kind];
+  }
+  double all = 0.0;
+  double most = 0.0;
+  double least_block = kInfinite;
+  for (int k = 0; k < kinds; ++k) {
+    const double each = frame.sync_s[at(k)] + frame.shared_s[at(k)];
+    all += (first_count[at(k)] + block_count[at(k)] + last_count[at(k)]) * each;
+    most = std::max(most, each);
+    if (block_count[at(k)] > 0) least_block = std::min(least_block, each);
+  }
+  b.tail_s = std::min(sync, frame.bucket_s) + shared;
+  b.whole = std::ceil(blocks / p);
+  b.missing = blocks - p * b.whole;
+  b.sync_s = std::max({all / p, blocks > 0 ? b.whole * least_block : 0.0, most});
+  return b;
+}
+
+StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, const RoomForBlocks& room) const {
+  const LayoutRecord& l = row.layout;
+  const bool shared = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward && l.stages > 1;
+  const int count = shared ? static_cast<int>(frames[at(row.frame)].message_s.size()) : l.stages;
+  StageRooms found;
+  double plain_sum = 0.0;
+  double best_sum = 0.0;
+  for (int s = 1; s <= count; ++s) {
+    const double in_flight =
+        micro_batches_in_flight(schedule_of(l), count, count - s, l.micro_batches, l.vpp);
+    const double plain = std::max(0.0, room.plain(in_flight, false, false));
+    double lean = 0.0;
+    for (int v = 1; v < room.variants(); ++v) {
+      lean = std::max(lean, room.blocks(v, in_flight, false, false));
+    }
+    found.plain.push_back(plain);
+    found.lean.push_back(lean);
+    found.plain_sum.push_back(plain_sum += plain);
+    found.best_sum.push_back(best_sum += std::max(plain, lean));
+  }
+  return found;
+}
+
+// Blocks that the stages of a layout have room for without recomputation leave so many that must
+// be recomputed.
+double PlanSpaceImpl::recomputed_blocks(const PlanRow& row, const StageRooms& stage,
+                                        const RoomForBlocks& room) const {
+  const LayoutRecord& l = row.layout;
+  const auto in_flight = [&](int s) {
+    return micro_batches_in_flight(schedule_of(l), l.stages, l.stages - s, l.micro_batches, l.vpp);
+  };
+  double held = 0.0;
+  if (l.stages == 1) {
+    held = room.plain(in_flight(1), true, true);
+  } else {
+    held = room.plain(in_flight(l.stages), true, false) + room.plain(in_flight(1), false, true) +
+           stage.plain_sum[at(l.stages) - 2] - stage.plain_sum[0];
+  }
+  return std::max(0.0, blocks - std::max(0.0, held));
+}
+
+void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
+  row_rooms.assign(rows.size() * rooms.size(), {});
+  std::vector<std::vector<BoundLine>> found(strategies.size() * rooms.size());
+  std::vector<BoundLine> row_lines(rows.size(), BoundLine{0.0, 0.0});
+  fitting.assign(found.size(), {});
+  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int64_t>;
+  for (std::size_t c = 0; c < rooms.size(); ++c) {
+    std::map<Key, std::int32_t> known;  // stages of a layout by 1F1B have room as any others
+    // Layouts of a frame stand next to each other, and have the same room but for one stage alone.
+    std::optional<RoomForBlocks> room;
+    std::int32_t room_frame = -1;
+    bool room_alone = false;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      PlanRow& row = rows[r];
+      if (c == 0) row.bound = bound_of(row);
+      if (fits[r * rooms.size() + c] == 0) continue;
+      const LayoutRecord& l = row.layout;
+      if (room_frame != row.frame || room_alone != (l.stages == 1)) {
+        room.emplace(*this, row, rooms[c]);
+        room_frame = row.frame;
+        room_alone = l.stages == 1;
+      }
+      const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
+      const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.vpp,
+                    l.micro_batches};
+      auto at_key = known.find(key);
+      if (at_key == known.end()) {
+        at_key = known.emplace(key, static_cast<std::int32_t>(stage_rooms.size())).first;
+        stage_rooms.push_back(rooms_of(row, *room));
+      }
+      const StageRooms& own = stage_rooms[at(at_key->second)];
+      row_rooms[r * rooms.size() + c] = {at_key->second, recomputed_blocks(row, own, *room)};
+      const LayoutBound& b = row.bound;
+      const double part = 1.0 / l.stages;
+      const double slope =
+          std::max(b.loads * part + b.works, static_cast<double>(l.micro_batches) * part);
+      row_lines[r] = {slope, slope * b.sends_s + b.tail_s + row.exchange_s};
+      const std::size_t own_list = at(l.strategy) * rooms.size() + c;
+      fitting[own_list].push_back(static_cast<std::int64_t>(r));
+      found[own_list].push_back(row_lines[r]);
+    }
+  }
+  fitting_lines.assign(found.size(), {});
+  for (std::size_t k = 0; k < fitting.size(); ++k) {
+    std::vector<std::int64_t>& list = fitting[k];
+    std::stable_sort(list.begin(), list.end(), [&](std::int64_t a, std::int64_t b) {
+      return row_lines[at(a)].slope < row_lines[at(b)].slope;
+    });
+    for (const std::int64_t r : list) fitting_lines[k].push_back(row_lines[at(r)]);
+  }
+  lines.clear();
+  for (std::vector<BoundLine>& own : found) lines.push_back(lowest_lines(std::move(own)));
+}
+
+StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
+  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0};
+  const int variants = space.strategies[at(strategy)].variants;
+  double byte_s = kInfinite;  // to save a byte by recomputation
+  double least_stash = kInfinite;
+  for (int k = 0; k < space.kinds; ++k) {
+    const double both = times.forward_s[k] + times.plain_s[k];
+    const int first = space.first_count[at(k)];
+    const int last = space.last_count[at(k)];
+    const int count = space.block_count[at(k)];
+    t.work_s += (first + count + last) * both;
+    t.backward_s += (first + count + last) * times.plain_s[k];
+    t.first_s += first * both;
+    t.last_s += last * both;
+    if (count == 0) continue;
+    t.block_s = std::min(t.block_s, both);
+    t.blocks_backward_s += count * times.plain_s[k];
+    if (both > 0.0) t.backward_share = std::max(t.backward_share, times.plain_s[k] / both);
+    const LayerKindRecord& size = space.size_of(strategy, k);
+    least_stash = std::min(least_stash, size.stash_bytes[0]);
+    for (int v = 1; v < variants; ++v) {
+      const double own = times.backward_s[at(v) * at(space.kinds) + at(k)];
+      t.again_s = std::min(t.again_s, own - times.plain_s[k]);
+      const double saved = size.stash_bytes[0] - size.stash_bytes[v];
+      if (saved > 0.0) byte_s = std::min(byte_s, std::max(0.0, own - times.backward_s[k]) / saved);
+    }
+  }
+  if (space.some_blocks) t.again_s = byte_s * least_stash;
+  if (!std::isfinite(t.block_s)) t.block_s = 0.0;
+  if (!std::isfinite(t.again_s)) t.again_s = 0.0;
+  return t;
+}
+
+double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
+                    const StepTotals& t, double hbm_bytes_per_s, double enough_s,
+                    double* load_s) noexcept {
+  const LayoutRoom& own = space.row_rooms[r * space.rooms.size() + room];
+  if (own.rooms < 0) return kInfinite;
+  const PlanRow& row = space.rows[r];
+  const LayoutBound& b = row.bound;
+  const double p = row.layout.stages;
+  const auto m = static_cast<double>(row.layout.micro_batches);
+  const double work = t.work_s + own.recomputed * t.again_s + b.sends_s;
+  const double step_s = b.step_bytes / hbm_bytes_per_s;
+  // Fewer micro-batches than stages: those stages that m others follow add their backward work for
+  // every micro-batch, the rest all of their work (docs/search.md, 2).
+  const double backs_s =
+      b.early > 0.0 ? (m - 1.0) * t.blocks_backward_s / (b.early + t.backward_share * (m - 1.0))
+                    : 0.0;
+  const auto passes = [&](double load, double works, double rounds) {
+    return std::max(b.loads * load + works * work + backs_s, rounds * load);
+  };
+  double load = work / p;
+  const double after = b.tail_s + step_s + row.exchange_s;
+  // A stage waits for the first chunks of those before it, on average for half of them all.
+  double filled = m * work / p;
+  if (b.chunk > 0.0) {
+    filled += std::max(0.0, 0.5 * (p - 1.0) * b.chunk - (p - 1.0) / p) * t.block_s;
+  }
+  const double quick = (std::max(filled, passes(load, b.works, m)) + after) * kSure;
+  if (quick > enough_s) return quick;
+  // A folded pipeline has both ends on its first stage.
+  if (row.layout.schedule <= static_cast<std::int32_t>(PipelineSchedule::kZeroBubbleH2)) {
+    load = std::max(load, load_with_ends(b, t));
+  }
+  const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
+  const double r_share = (t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0) * kSure;
+  bool above = false;  // `enough_s`, whatever else there is
+  const auto hold_blocks = [&](const auto& held) {
+    if (b.chunk > 0.0 && row.layout.stages > 1 && t.block_s > 0.0) {
+      const InterleavedStages stages(space, row, rooms, t, held);
+      above = !stages.through(enough_s - after);
+      if (above) return;
+      filled = stages.least_s(filled);
+    }
+    const double longest = longest_stage(rooms, row.layout.stages, space.blocks, held);
+    load = std::max(load, longest * t.block_s * kSure);
+  };
+  if (space.blocks > 0 && !both_ways(row.layout)) {  // two devices have half of each load
+    space.some_blocks ? hold_blocks(SomeBlocks{r_share}) : hold_blocks(WholeStages{r_share});
+  }
+  if (above) return std::max(quick, std::nextafter(enough_s, kInfinite));
+  if (load_s != nullptr) *load_s = load;
+  // Of the step, all but the backward work; and that hides as much of the gradients at most.
+  const double less = passes(load, std::max(b.works - 1.0, 0.0), std::max(m - p, 0.0));
+  // The optimiser's time is that of the first stage, which need not be the one meant here.
+  const double exposed = t.work_s - t.backward_s + less + b.sync_s +
+                         (row.layout.stages == 1 ? step_s : 0.0) + row.exchange_s;
+  return std::max({filled + after, passes(load, b.works, m) + after, exposed}) * kSure;
+}
+
+}  // namespace phaze

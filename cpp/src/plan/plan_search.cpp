@@ -1,0 +1,351 @@
+// The best plans over many layouts: layouts in the order of their bounds, each solved exactly as
+// long as its bound does not rule it out.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "base/numbers.hpp"
+#include "phaze/parallel.hpp"
+#include "plan/plan_solver.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr std::size_t kWave = 32;  // layouts solved at once; fixed, so that threads do not matter
+
+struct Candidate {
+  double bound_s;
+  double load_s;  // that some stage has at least
+  std::int64_t row;
+  bool quick;  // whether the bound is the quick one, and may still rise
+};
+
+// Layouts in the order of their bounds; what is taken may come back with a higher one.
+class CandidateQueue {
+ public:
+  // Adds a layout whose quick bound is known; `arrange` follows the last of them.
+  void add(double quick_s, std::int64_t row) { heap_.push_back({quick_s, 0.0, row, true}); }
+  void arrange() { std::make_heap(heap_.begin(), heap_.end(), later); }
+
+  bool empty() const noexcept { return heap_.empty(); }
+  double least_s() const noexcept { return heap_.front().bound_s; }
+
+  Candidate take() {
+    std::pop_heap(heap_.begin(), heap_.end(), later);
+    const Candidate own = heap_.back();
+    heap_.pop_back();
+    return own;
+  }
+
+  // Puts a candidate back with the bound that takes longer to find.
+  void put_back(Candidate own, double sharper_s) {
+    own.bound_s = std::max(own.bound_s, sharper_s);
+    own.quick = false;
+    heap_.push_back(own);
+    std::push_heap(heap_.begin(), heap_.end(), later);
+  }
+
+ private:
+  static bool later(const Candidate& a, const Candidate& b) noexcept {
+    return a.bound_s != b.bound_s ? a.bound_s > b.bound_s : a.row > b.row;
+  }
+
+  std::vector<Candidate> heap_;
+};
+
+// Layouts that differ in rank order alone are one kind of plan, although a strategy whose expert
+// groups lie further apart is another one.
+using Kind = std::array<std::int64_t, 11>;
+Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
+  const StrategyRecord& s = space.strategies[at(l.strategy)];
+  return {s.tp,  s.cp,   s.ep, s.micro_batch,       l.schedule, l.stages,
+          l.vpp, l.zero, l.dp, sharing_replicas(l), s.way};
+}
+
+// The times of the fastest plans found so far, one of each kind.
+class Fastest {
+ public:
+  explicit Fastest(std::size_t top) : top_(top) {}
+
+  // What a plan may take to be among them.
+  double limit_s() const { return times_.size() < top_ ? kInfinite : times_[top_ - 1]; }
+
+  void add(double time_s, const Kind& kind) {
+    const auto [known, fresh] = best_.try_emplace(kind, time_s);
+    if (!fresh) {
+      if (!(time_s < known->second)) return;
+      times_.erase(std::lower_bound(times_.begin(), times_.end(), known->second));
+      known->second = time_s;
+    }
+    times_.insert(std::upper_bound(times_.begin(), times_.end(), time_s), time_s);
+  }
+
+ private:
+  std::size_t top_;
+  std::map<Kind, double> best_;
+  std::vector<double> times_;  // of those, rising
+};
+
+// The plans found so far of which none is both faster and smaller than another.
+class Front {
+ public:
+  // What a plan of at least so many bytes may take to be of interest.
+  double below(double least_bytes) const {
+    const auto above =
+        std::upper_bound(front_.begin(), front_.end(), least_bytes,
+                         [](double bytes, const Leader& l) { return bytes < l.bytes; });
+    return above == front_.begin() ? kInfinite : std::prev(above)->time_s;
+  }
+
+  // Bytes of the leanest plan that takes less than this; infinite where there is none.
+  double least_bytes(double time_s) const {
+    const auto slower = std::partition_point(front_.begin(), front_.end(),
+                                             [&](const Leader& l) { return l.time_s >= time_s; });
+    return slower == front_.end() ? kInfinite : slower->bytes;
+  }
+
+  void add(const PlacedPlan& plan) {
+    const Leader leader{plan.memory_bytes, plan.time_s};
+    const auto place =
+        std::lower_bound(front_.begin(), front_.end(), leader.bytes,
+                         [](const Leader& l, double bytes) { return l.bytes < bytes; });
+    if (place != front_.begin() && std::prev(place)->time_s <= leader.time_s) return;
+    if (place != front_.end() && place->bytes == leader.bytes && place->time_s <= leader.time_s) {
+      return;
+    }
+    const auto end = std::find_if(place, front_.end(),
+                                  [&](const Leader& l) { return l.time_s < leader.time_s; });
+    front_.insert(front_.erase(place, end), leader);
+  }
+
+ private:
+  struct Leader {
+    double bytes;
+    double time_s;
+  };
+  std::vector<Leader> front_;  // more bytes, less time
+};
+
+// What a layout's plan may take to be on the front. A plan that takes no longer has no stage above
+// a load, so none with more blocks than that; hence a least memory, and a sharper limit.
+double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepTotals& totals,
+                     const Front& front, double room_bytes) {
+  const PlanRow& row = space.rows[at(c.row)];
+  const LayoutRecord& l = row.layout;
+  const auto m = static_cast<double>(l.micro_batches);
+  const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
+  double most = l.vpp > 1 ? (both_ways(l) ? 2.0 * even : even) : space.blocks;
+  double least = least_memory(space, row, room_bytes, most);
+  double limit = front.below(least);
+  if (c.bound_s > limit) return limit;
+  const double known = front.least_bytes(c.bound_s);
+  if (known < kInfinite && !holds_all(space, row, room_bytes, known)) return 0.0;
+  least = least_memory_of_all(space, row, room_bytes, least);
+  limit = front.below(least);
+  const double work_s = totals.work_s + row.bound.sends_s;
+  for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {
+    if (!(totals.block_s > 0.0) || l.vpp > 1) break;
+    double load = limit / m;
+    if (l.schedule == 0 && m > l.stages + 1.0) {
+      load = std::min(load, (limit - 2.0 * work_s) / (m - l.stages - 1.0));
+    }
+    most = std::min(most, std::floor(load / totals.block_s * (1.0 + 1e-9)));
+    least = std::max(least, least_memory(space, row, room_bytes, most));
+    const double sharper = front.below(least);
+    if (sharper >= limit) break;
+    limit = sharper;
+  }
+  return limit;
+}
+
+// In the order in which plans are listed: of equal ones that on the fewest devices, then by widths,
+// whatever the order of the layouts.
+void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
+  const auto key = [&](const PlacedPlan& plan) {
+    const LayoutRecord& l = space.rows[at(plan.layout)].layout;
+    const StrategyRecord& s = space.strategies[at(l.strategy)];
+    const std::int64_t devices = s.tp * s.cp * l.stages * l.dp;
+    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.stages, l.dp, l.zero,
+                      plan.layout);
+  };
+  std::sort(plans->begin(), plans->end(),
+            [&](const PlacedPlan& a, const PlacedPlan& b) { return key(a) < key(b); });
+}
+
+// All layouts of all strategies on one chip, in the order of their bounds.
+class Layouts {
+ public:
+  Layouts(const PlanSpaceImpl& space, std::span<const KindTimes> times, std::size_t room)
+      : space_(space), times_(times), room_(room) {
+    for (std::size_t s = 0; s < space.strategies.size(); ++s) {
+      totals_.push_back(totals_of(space, static_cast<int>(s), times[s]));
+      for (const std::int64_t r : space.fitting[s * space.rooms.size() + room]) {
+        const double bound_s = bound_of_row(space, at(r), room, totals_[s],
+                                            times[s].hbm_bytes_per_s, -kInfinite, nullptr);
+        if (bound_s < kInfinite) queue_.add(bound_s, r);
+      }
+    }
+    queue_.arrange();
+  }
+
+  // Solves every layout that a plan of interest may have: `limit` gives what a candidate's plan may
+  // take, `offer` is called with the plans found, in the order of the bounds. Where `stop` says so
+  // after a wave, the rest is left open.
+  template <typename Limit, typename Offer>
+  SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
+                        const AskedToStop& stop = {}) {
+    SettledLayouts settled{0, 0, kInfinite};
+    PlayedSteps played;
+    std::vector<Candidate> wave;
+    std::vector<double> below;
+    while (!queue_.empty()) {
+      if (settled.solved > 0 && stop && stop()) {
+        settled.open_s = queue_.least_s();
+        break;
+      }
+      wave.clear();
+      below.clear();
+      while (!queue_.empty() && wave.size() < kWave) {
+        Candidate own = queue_.take();
+        const double most_s = limit(own, totals_[strategy_of(own)]);
+        if (own.bound_s > most_s) continue;
+        if (own.quick) {
+          const double sharper_s = sharper(&own);
+          queue_.put_back(own, sharper_s);
+          continue;
+        }
+        wave.push_back(own);
+        below.push_back(most_s);
+      }
+      std::vector<PlacedPlan> found(wave.size());
+      parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
+        const SolverPool::Lease solver = space_.solvers->lend(&played);
+        for (std::size_t k = begin; k < end; ++k) {
+          found[k] = solver.get()->best(space_, at(wave[k].row), times_[strategy_of(wave[k])],
+                                        space_.rooms[room_], below[k], wave[k].load_s);
+        }
+      });
+      settled.solved += static_cast<std::int64_t>(wave.size());
+      for (std::size_t k = 0; k < found.size(); ++k) {
+        if (found[k].time_s < kInfinite) {
+          offer(std::move(found[k]));
+        } else {
+          settled.empty += below[k] == kInfinite;
+        }
+      }
+    }
+    return settled;
+  }
+
+ private:
+  std::size_t strategy_of(const Candidate& c) const noexcept {
+    return at(space_.rows[at(c.row)].layout.strategy);
+  }
+
+  double sharper(Candidate* own) const {
+    const std::size_t s = strategy_of(*own);
+    return bound_of_row(space_, at(own->row), room_, totals_[s], times_[s].hbm_bytes_per_s,
+                        kInfinite, &own->load_s);
+  }
+
+  const PlanSpaceImpl& space_;
+  std::span<const KindTimes> times_;
+  std::size_t room_;
+  std::vector<StepTotals> totals_;  // by strategy
+  CandidateQueue queue_;
+};
+
+}  // namespace
+
+PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
+                            const KindTimes& times, const KindTimes& least, std::size_t room,
+                            double below_s, PlanSolver* solver) {
+  PlacedPlan best{kInfinite, 0.0, -1, {}};
+  const StepTotals totals = totals_of(space, strategy, least);
+  double limit = below_s;
+  const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
+    return bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, enough_s, load_s);
+  };
+  CandidateQueue queue;
+  const std::size_t list = at(strategy) * space.rooms.size() + room;
+  const double work_s = line_work_s(space, totals);
+  for (std::size_t k = 0; k < space.fitting[list].size(); ++k) {
+    if (space.fitting_lines[list][k].least_s(work_s) > limit) continue;
+    const std::int64_t r = space.fitting[list][k];
+    const double quick_s = bound_s(r, -kInfinite, nullptr);
+    if (quick_s <= limit && quick_s < kInfinite) queue.add(quick_s, r);
+  }
+  queue.arrange();
+  while (!queue.empty()) {
+    Candidate c = queue.take();
+    if (c.bound_s > limit) break;
+    if (c.quick) {
+      const double sharper_s = bound_s(c.row, limit, &c.load_s);
+      if (sharper_s <= limit) queue.put_back(c, sharper_s);
+      continue;
+    }
+    PlacedPlan found = solver->best(space, at(c.row), times, space.rooms[room], limit, c.load_s);
+    const bool better =
+        found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);
+    if (found.time_s == kInfinite || !better) continue;
+    best = std::move(found);
+    limit = std::min(limit, best.time_s);
+  }
+  return best;
+}
+
+std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
+                                  std::size_t room, std::size_t top, int threads,
+                                  SettledLayouts* settled, const AskedToStop& stop) {
+  Layouts layouts(space, times, room);
+  Fastest fastest(top);
+  const auto kind = [&](const PlacedPlan& plan) {
+    return kind_of(space, space.rows[at(plan.layout)].layout);
+  };
+  std::vector<PlacedPlan> plans;
+  *settled = layouts.settle(
+      threads, [&](const Candidate&, const StepTotals&) { return fastest.limit_s(); },
+      [&](PlacedPlan plan) {
+        fastest.add(plan.time_s, kind(plan));
+        plans.push_back(std::move(plan));
+      },
+      stop);
+  sort_plans(space, &plans);
+  std::vector<PlacedPlan> kept;
+  std::map<Kind, bool> known;
+  for (PlacedPlan& plan : plans) {
+    if (!known.emplace(kind(plan), true).second) continue;
+    kept.push_back(std::move(plan));
+    if (kept.size() == top) break;
+  }
+  return kept;
+}
+
+std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
+                                   std::size_t room, double most_s, int threads,
+                                   SettledLayouts* settled) {
+  Layouts layouts(space, times, room);
+  Front front;
+  std::vector<PlacedPlan> plans;
+  *settled = layouts.settle(
+      threads,
+      [&](const Candidate& c, const StepTotals& totals) {
+        if (c.bound_s > most_s) return most_s;
+        return std::min(most_s, front_limit_s(space, c, totals, front, space.rooms[room]));
+      },
+      [&](PlacedPlan plan) {
+        front.add(plan);
+        plans.push_back(std::move(plan));
+      });
+  sort_plans(space, &plans);
+  std::vector<PlacedPlan> kept;
+  for (PlacedPlan& plan : plans) {
+    if (!kept.empty() && plan.memory_bytes >= kept.back().memory_bytes) continue;
+    kept.push_back(std::move(plan));
+  }
+  return kept;
+}
+
+}  // namespace phaze

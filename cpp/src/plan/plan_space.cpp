@@ -1,0 +1,394 @@
+// Building a PlanSpace: the model's positions, and every group and message of every layout, priced
+// on the ranks that they really have.
+#include "plan/plan_space.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <tuple>
+
+#include "base/numbers.hpp"
+#include "phaze/collective.hpp"
+
+namespace phaze {
+
+namespace {
+
+bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
+  bool fine = is_size(kind.parameters) && is_size(kind.expert_parameters) &&
+              is_size(kind.once_bytes) && is_size(kind.copy_bytes) && is_size(kind.cast_bytes) &&
+              is_size(kind.shape_bytes) && kind.expert_parameters <= kind.parameters;
+  for (int v = 0; v < variants; ++v) {
+    fine = fine && is_size(kind.stash_bytes[v]) && is_size(kind.live_bytes[v]);
+  }
+  return fine;
+}
+
+bool good_strategy(const StrategyRecord& s) noexcept {
+  return s.tp >= 1 && s.cp >= 1 && s.ep >= 1 && s.micro_batch >= 1 && s.variants >= 1 &&
+         s.variants <= kMaxVariants && is_size(s.message_bytes) && is_size(s.gathered_bytes) &&
+         is_size(s.copied_parameters) && is_size(s.sent_bytes);
+}
+
+bool good_training(const TrainingRecord& t) noexcept {
+  return is_size(t.weight_bytes) && is_size(t.gradient_bytes) && is_size(t.state_bytes) &&
+         is_size(t.fragmentation) && is_size(t.bucket_bytes) && is_size(t.hbm_byte_j) &&
+         is_size(t.network_byte_j) && is_size(t.gather_bytes) && is_size(t.workspace_bytes) &&
+         is_size(t.contention) && t.contention < 1.0;
+}
+
+bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
+  if (l.shard == 0 || l.shard == l.dp) return true;
+  return l.shard > 0 && l.zero > 0 && l.dp % l.shard == 0 && l.shard % s.ep == 0;
+}
+
+bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
+  const std::int64_t inner = s.tp * s.cp;
+  return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 &&
+         l.zero <= 3 && l.dp >= 1 && l.micro_batches >= 1 &&
+         (l.rank_order == 0 || l.rank_order == 1) && inner <= devices && l.dp <= devices / inner &&
+         l.stages <= devices / (inner * l.dp) && l.dp % s.ep == 0 && good_shard(l, s);
+}
+
+bool known_schedule(std::int32_t code) noexcept {
+  return code >= 0 && code < kPipelineScheduleCount;
+}
+
+}  // namespace
+
+Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> room_bytes,
+                            std::span<const std::uint8_t> fits) {
+  const Status status = take_model(problem);
+  if (status != Status::kOk) return status;
+  const Status laid = take_layouts(problem);
+  if (laid != Status::kOk) return laid;
+  rooms.assign(room_bytes.begin(), room_bytes.end());
+  if (fits.size() != rows.size() * rooms.size()) return Status::kBadRules;
+  if (!std::all_of(rooms.begin(), rooms.end(), is_size)) return Status::kBadRules;
+  add_bounds(fits);
+  return Status::kOk;
+}
+
+Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
+  kinds = problem.kinds;
+  layers = static_cast<int>(problem.order.size());
+  if (kinds < 1 || layers < 1 || layers > kMaxPlacedLayers || problem.strategies.empty() ||
+      problem.sizes.size() != problem.strategies.size() * at(kinds)) {
+    return Status::kBadLayers;
+  }
+  fabric = CheckedFabric(problem.fabric);
+  if (fabric.status != Status::kOk || problem.devices < 1) return Status::kBadFabric;
+  if (!good_training(problem.training)) return Status::kNotFinite;
+  devices = problem.devices;
+  training = problem.training;
+  some_blocks = problem.some_blocks;
+  order.assign(problem.order.begin(), problem.order.end());
+  for (const std::int32_t kind : order) {
+    if (kind < 0 || kind >= kinds) return Status::kBadLayers;
+  }
+  strategies.assign(problem.strategies.begin(), problem.strategies.end());
+  sizes.clear();
+  for (std::size_t s = 0; s < strategies.size(); ++s) {
+    if (!good_strategy(strategies[s])) return Status::kBadRules;
+    for (int k = 0; k < kinds; ++k) {
+      const LayerKindRecord& kind = problem.sizes[s * at(kinds) + at(k)];
+      if (!good_kind(kind, strategies[s].variants)) return Status::kNotFinite;
+      sizes.push_back(kind);
+    }
+    LayerKindRecord copy = problem.sizes[s * at(kinds) + at(order.back())];
+    copy.parameters += strategies[s].copied_parameters;
+    sizes.push_back(copy);
+  }
+  for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
+    if (problem.edge_from[e] < 0 || problem.edge_to[e] >= layers ||
+        problem.edge_from[e] >= problem.edge_to[e]) {
+      return Status::kBadEdge;
+    }
+  }
+  for (std::size_t t = 0; t < problem.tied_from.size(); ++t) {
+    const std::int32_t low = std::min(problem.tied_from[t], problem.tied_to[t]);
+    const std::int32_t high = std::max(problem.tied_from[t], problem.tied_to[t]);
+    if (low < 0 || high >= layers) return Status::kBadEdge;
+  }
+  find_messages(problem);
+  // The bounds take the first stage to hold all that stands before the blocks, the last all after.
+  if (blocks > 0 && (first_block > 1 || layers - last_block > 1)) return Status::kBadLayers;
+  return Status::kOk;
+}
+
+// Where stages may begin, where blocks are, and what crosses the ends of a stage: a layer's output
+// enters a stage once, however many of its layers read it.
+void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
+  first_block = layers;
+  last_block = 0;
+  for (int i = 0; i < layers; ++i) {
+    if (problem.sizes[at(order[at(i)])].end != 0) continue;
+    first_block = std::min(first_block, i);
+    last_block = i + 1;
+    ++blocks;
+  }
+  if (blocks == 0) first_block = last_block = 0;
+  for (auto* count : {&block_count, &first_count, &last_count}) count->assign(at(kinds), 0);
+  for (int i = 0; i < layers; ++i) {
+    auto& count = i < first_block ? first_count : i < last_block ? block_count : last_count;
+    ++count[at(order[at(i)])];
+  }
+  alike = std::find(block_count.begin(), block_count.end(), blocks) != block_count.end();
+  may_cut.assign(at(layers) + 1, 1);
+  for (std::size_t t = 0; t < problem.tied_from.size(); ++t) {
+    for (int cut = 0; cut <= layers; ++cut) {
+      if ((problem.tied_from[t] < cut) != (problem.tied_to[t] < cut)) may_cut[at(cut)] = 0;
+    }
+  }
+  free_cuts = std::find(may_cut.begin(), may_cut.end(), 0) == may_cut.end();
+  chain = true;
+  for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
+    chain = chain && problem.edge_to[e] == problem.edge_from[e] + 1;
+  }
+  if (chain) return;
+  const std::size_t width = at(layers) + 1;
+  enters_.assign(width * width, 0);
+  leaves_.assign(width * width, 0);
+  // The first layer that reads a source, and the last; for a stage both of its ends count.
+  std::vector<std::vector<std::int32_t>> readers(at(layers));
+  for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
+    readers[at(problem.edge_from[e])].push_back(problem.edge_to[e]);
+  }
+  for (int i = 0; i <= layers; ++i) {
+    for (int j = i; j <= layers; ++j) {
+      for (int source = 0; source < j; ++source) {
+        const auto& to = readers[at(source)];
+        const bool inside =
+            std::any_of(to.begin(), to.end(), [&](int b) { return b >= i && b < j; });
+        const bool after = std::any_of(to.begin(), to.end(), [&](int b) { return b >= j; });
+        if (source < i && inside) ++enters_[at(i) * width + at(j)];
+        if (source >= i && after) ++leaves_[at(i) * width + at(j)];
+      }
+    }
+  }
+}
+
+Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
+  using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
+                         std::int32_t, bool>;
+  const auto key_of = [](const LayoutRecord& l) {
+    const std::int32_t stages = l.rank_order || both_ways(l) ? l.stages : 0;
+    return Key{l.strategy, l.dp, sharing_replicas(l), l.zero, l.rank_order, stages, both_ways(l)};
+  };
+  // A frame is shared by layouts that stand apart, too; most have that of the one before.
+  struct Shared {
+    std::int32_t most_stages = 0;
+    std::int32_t frame = -1;
+  };
+  std::map<Key, Shared> shared;
+  std::vector<Shared*> own(problem.layouts.size());
+  std::int32_t last = 0;
+  Key key_before{};
+  for (std::size_t r = 0; r < own.size(); ++r) {
+    const LayoutRecord& l = problem.layouts[r];
+    if (l.strategy < last || l.strategy >= static_cast<std::int32_t>(strategies.size()) ||
+        !known_schedule(l.schedule) || !good_layout(l, devices, strategies[at(l.strategy)])) {
+      return Status::kBadRules;
+    }
+    last = l.strategy;
+    const Key key = key_of(l);
+    own[r] = r > 0 && key == key_before ? own[r - 1] : &shared[key];
+    own[r]->most_stages = std::max(own[r]->most_stages, l.stages);
+    key_before = key;
+  }
+  rows.reserve(own.size());
+  for (std::size_t r = 0; r < own.size(); ++r) {
+    const LayoutRecord& l = problem.layouts[r];
+    if (own[r]->frame < 0) {
+      own[r]->frame = static_cast<std::int32_t>(frames.size());
+      const Status status = add_frame(l, own[r]->most_stages);
+      if (status != Status::kOk) return status;
+    }
+    PlanRow row{l, own[r]->frame, 0.0, 0.0, {}};
+    const PlanFrame& frame = frames[at(row.frame)];
+    const StrategyRecord& s = strategies[at(l.strategy)];
+    Status status = Status::kOk;
+    if (l.stages > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
+      row.wrap_s = message_s(l, s.message_bytes, l.stages - 1, 0, &status);
+    }
+    if (l.stages > 1 && s.copied_parameters > 0.0) {
+      const double share = l.zero >= 2 ? frame.shards : 1.0;
+      const double bytes = training.gradient_bytes * s.copied_parameters / share;
+      // An all-reduce of two: each sends the other half of its gradients, then half of the sums.
+      row.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.stages - 1, &status);
+    }
+    if (status != Status::kOk) return status;
+    rows.push_back(row);
+  }
+  return Status::kOk;
+}
+
+double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
+                                   std::int64_t outer, std::int64_t outer_stride,
+                                   Status* status) const {
+  if (ranks * outer <= 1 || bytes <= 0.0) return 0.0;
+  const CollectiveResult found =
+      collective(fabric, static_cast<CollectiveOp>(op), bytes,
+                 GroupShape{ranks, stride, outer, outer > 1 ? outer_stride : 0});
+  if (found.status != Status::kOk) {
+    *status = found.status;
+    return kInfinite;
+  }
+  return found.time_s;
+}
+
+Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  PlanFrame frame;
+  const std::int64_t inner = s.tp * s.cp;
+  const bool replicas_inside =
+      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
+  const std::int64_t sharing = sharing_replicas(layout);
+  frame.shards = static_cast<double>(sharing * s.cp);
+  frame.copies = static_cast<double>(layout.dp / sharing);
+  Status status = Status::kOk;
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  frame.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
+                                s.cp, s.tp, layout.dp, apart, &status);
+  for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &frame, &status);
+  frame.message_s.assign(at(most_stages), 0.0);
+  for (int k = 1; k < most_stages; ++k) {
+    frame.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
+  }
+  frames.push_back(std::move(frame));
+  return status;
+}
+
+// Gradients and weights of a layer go between all devices that hold the same ones: context-parallel
+// devices of all replicas; an expert's, of the replicas that hold that expert. Where groups of
+// replicas share state, gradients are reduced inside each group, and then the shares of a device
+// are added up over all groups, once in a step.
+void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame,
+                             Status* status) const {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  const LayerKindRecord& size = size_of(layout.strategy, kind);
+  const std::int64_t inner = s.tp * s.cp;
+  const bool replicas_inside =
+      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  const std::int64_t sharing = sharing_replicas(layout);
+  const double experts = size.expert_parameters;
+  const double dense = size.parameters - experts;
+  const auto seconds = [&](CollectiveOp op, double bytes) {
+    const int code = static_cast<int>(op);
+    return collective_s(code, bytes * dense, s.cp, s.tp, sharing, apart, status) +
+           collective_s(code, bytes * experts, s.cp, s.tp, sharing / s.ep, apart * s.ep, status);
+  };
+  const int zero = layout.zero;
+  const std::int64_t copies = layout.dp / sharing;
+  const auto across = [&](double parameters, std::int64_t holders) {
+    const double share = parameters / static_cast<double>(holders * s.cp);
+    return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
+                        copies, apart * sharing, 1, 0, status);
+  };
+  const double shared =
+      shared_parameters(size.parameters, experts, frame->shards, static_cast<double>(s.ep));
+  const double weights_s =
+      zero >= 1 ? seconds(CollectiveOp::kAllGather, training.gather_bytes) : 0.0;
+  const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
+  const StateBytes state = state_bytes(training, zero, size.parameters, shared);
+  const bool late = training.late_gradients != 0;
+  frame->resident_bytes.push_back(state.weights + state.optimizer +
+                                  copied_weights(size.copy_bytes, zero, size.parameters, shared) +
+                                  (late ? 0.0 : state.gradients));
+  frame->late_bytes.push_back(late ? state.gradients : 0.0);
+  frame->gather_bytes.push_back(
+      size.end != 0 ? 0.0
+                    : size.shape_bytes +
+                          gathered_weights_bytes(training, zero, size.parameters, frame->shards));
+  const double reduced_s = seconds(
+      zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
+  double paired_s = 0.0;
+  if (both_ways(layout)) {
+    // The other device with the same layers: each sends the other half of its gradients, then half
+    // of the sums. The ends of the pipeline are furthest apart.
+    const double bytes = training.gradient_bytes * (zero >= 1 ? shared : size.parameters);
+    paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.stages - 1, status);
+  }
+  frame->sync_s.push_back(reduced_s + across(dense, sharing) + across(experts, sharing / s.ep) +
+                          paired_s);
+  frame->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
+  frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
+  frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved +
+                              copied_weights(size.cast_bytes, zero, size.parameters, shared));
+  frame->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
+}
+
+double PlanSpaceImpl::buffer_bytes(const PlanRow& row) const noexcept {
+  const StrategyRecord& s = strategies[at(row.layout.strategy)];
+  return training.workspace_bytes + s.gathered_bytes +
+         (row.layout.stages > 1 ? 2.0 * s.message_bytes : 0.0);
+}
+
+// Where each tier of switches is at least as slow for so many bytes as those inside it, a message
+// is as slow as the highest tier it crosses: of the pairs of ranks `low`, ..., `low` + `block` - 1
+// and `distance` further, a sender whose message crosses the highest, and the units below that
+// tier.
+PlanSpaceImpl::Sender PlanSpaceImpl::highest_sender(std::int64_t low, std::int64_t block,
+                                                    std::int64_t distance) const noexcept {
+  Sender found{low, 1};
+  std::int64_t unit = 1;
+  for (int l = 0; l + 1 < fabric.record.levels; ++l) {
+    unit *= fabric.record.size[l];
+    const std::int64_t border = (low / unit + 1) * unit;
+    const std::int64_t rank = std::min(border - 1, low + block - 1);
+    if (rank + distance >= border) found = {rank, unit};
+  }
+  return found;
+}
+
+bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
+  if (fabric.record.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
+  std::int64_t unit = 1;
+  double inside_s = 0.0;
+  for (int l = 0; l < fabric.record.levels && unit < fabric.devices; ++l) {
+    const double own_s = message(fabric, bytes, 0, unit).time_s;
+    if (!(own_s >= inside_s)) return false;
+    inside_s = own_s;
+    unit *= std::max<std::int64_t>(fabric.record.size[l], 1);
+  }
+  return true;
+}
+
+// The slowest of the messages that all devices of stage `from` send to those of stage `to`: the
+// devices of a stage are whole blocks of ranks, one for each run of replicas.
+double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
+                                Status* status) const {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  const std::int64_t inner = s.tp * s.cp;
+  const bool replicas_inside =
+      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
+  const std::int64_t block = replicas_inside ? inner * layout.dp : inner;
+  const std::int64_t runs = replicas_inside ? 1 : layout.dp;
+  const std::int64_t apart = inner * layout.stages;  // from block to block of a stage
+  const std::int64_t distance = std::abs(to - from) * block;
+  const std::int64_t first = std::min(from, to) * block;
+  double slowest = 0.0;
+  // A message takes the same there and back.
+  const auto send = [&](std::int64_t rank) {
+    const CollectiveResult sent = message(fabric, bytes, rank, rank + distance);
+    if (sent.status != Status::kOk) *status = sent.status;
+    slowest = std::max(slowest, sent.time_s);
+  };
+  if (slower_outward(bytes)) {
+    Sender highest = highest_sender(first, block, distance);
+    for (std::int64_t k = 1; k < runs; ++k) {
+      const Sender own = highest_sender(first + k * apart, block, distance);
+      if (own.unit > highest.unit) highest = own;
+    }
+    send(highest.rank);
+    return slowest;
+  }
+  for (std::int64_t k = 0; k < runs; ++k) {
+    const std::int64_t low = first + k * apart;
+    for (std::int64_t rank = low; rank < low + block; ++rank) send(rank);
+  }
+  return slowest;
+}
+
+}  // namespace phaze

@@ -1,0 +1,225 @@
+// The parts of a PlanSpace: what every layout costs that no chip changes. Private to the kernel.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/numbers.hpp"
+#include "phaze/collective.hpp"
+#include "phaze/plan.hpp"
+#include "plan/memory_rule.hpp"
+#include "plan/schedule_cache.hpp"
+
+namespace phaze {
+
+inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
+  return static_cast<PipelineSchedule>(layout.schedule);
+}
+
+// Whether micro-batches enter from both ends, half of them each way, so that two devices hold every
+// part of the model.
+inline bool both_ways(const LayoutRecord& layout) noexcept {
+  return schedule_of(layout) == PipelineSchedule::kDualPipe;
+}
+
+// Chunks that the model is cut into.
+inline int places_of(const LayoutRecord& layout) noexcept {
+  return both_ways(layout) ? layout.stages : layout.stages * layout.vpp;
+}
+
+// Passes of each chunk of a device in one step.
+inline double rounds_of(const LayoutRecord& layout) noexcept {
+  return static_cast<double>(layout.micro_batches) * (both_ways(layout) ? 0.5 : 1.0);
+}
+
+// Layers of a strategy under given replicas, ZeRO stage and rank order. Arrays are by kind; the
+// kind after the last is the head with its copy of a tied embedding, which stands for the head
+// where there are several stages.
+struct PlanFrame {
+  std::vector<double> resident_bytes;
+  std::vector<double> late_bytes;    // of gradients that are not there all the time
+  std::vector<double> gather_bytes;  // of one layer at a time, before an allocator's losses
+  std::vector<double> sync_s;        // of gradients, once in a step
+  std::vector<double> each_s;        // of gradients that go with every micro-batch; else zeros
+  std::vector<double> fetch_s;       // of weights that come layer by layer; zeros where they stay
+  std::vector<double> step_bytes;    // that the optimiser moves to and from HBM
+  std::vector<double> shared_s;      // to gather weights after the step
+  std::vector<double> message_s;     // from stage k - 1 to stage k; entry 0 is not used
+  double bucket_s = 0.0;             // of the gradients that are synchronised last
+  double shards = 1.0;               // devices that share state
+  double copies = 1.0;               // of that state
+};
+
+// How many blocks the stages of a layout have room for, by place: entry s - 1 is the s-th stage
+// from the end. Private to the bounds.
+struct StageRooms {
+  std::vector<double> plain;                // nothing recomputed
+  std::vector<double> lean;                 // in the variant that leaves most room, but the first
+  std::vector<double> plain_sum, best_sum;  // over the last s stages
+};
+
+// Coefficients of a layout's bound; docs/search.md has the proof of each.
+struct LayoutBound {
+  double loads;  // of the longest load
+  double works;  // of the work of a micro-batch
+  double chunk;  // interleaved: blocks of a chunk at least
+  double early;  // stages that as many others follow as there are micro-batches; 0: not counted
+  double sends_s;
+  double tail_s;
+  double step_bytes;
+  double sync_s;
+  double whole;    // blocks of the longest stage, were all alike
+  double missing;  // places that stay empty then, negated
+};
+
+// One layout with one room: whether it fits, and what must be recomputed.
+struct LayoutRoom {
+  std::int32_t rooms = -1;  // position in the list of StageRooms; -1: does not fit
+  double recomputed = 0.0;  // blocks, at least
+};
+
+struct PlanRow {
+  LayoutRecord layout;
+  std::int32_t frame;
+  double wrap_s;      // interleaved: message from the last stage to the first
+  double exchange_s;  // of the gradients of a tied embedding, between first and last stage
+  LayoutBound bound;
+};
+
+// A straight line over the work of a micro-batch.
+struct BoundLine {
+  double slope;
+  double height_s;
+
+  // No more than `bound_of_row` gives for its layout, whatever the last digits of its sums.
+  double least_s(double work_s) const noexcept {
+    return (slope * work_s + height_s) * (1.0 - 2e-9);
+  }
+};
+
+class RoomForBlocks;  // plan_rooms.hpp
+class SolverPool;     // solver_pool.hpp
+
+class PlanSpaceImpl {
+ public:
+  PlanSpaceImpl();
+  ~PlanSpaceImpl();
+
+  Status build(const PlanProblem& problem, std::span<const double> rooms,
+               std::span<const std::uint8_t> fits);
+
+  // ---- the model ----
+  int kinds = 0;
+  int layers = 0;
+  int blocks = 0;
+  int first_block = 0;  // positions of the first block and after the last
+  int last_block = 0;
+  bool chain = true;
+  bool free_cuts = true;     // whether stages may begin anywhere
+  bool alike = false;        // all blocks are of one kind
+  bool some_blocks = false;  // whether a stage may recompute some of its blocks and not others
+  CheckedFabric fabric{FabricRecord{}};
+  std::int64_t devices = 0;
+  TrainingRecord training{};
+  std::vector<std::int32_t> order;
+  std::vector<std::int32_t> block_count;       // by kind: how often it stands among the blocks
+  std::vector<std::int32_t> first_count;       // before all blocks
+  std::vector<std::int32_t> last_count;        // after all blocks
+  std::vector<std::uint8_t> may_cut;           // by position
+  std::vector<std::int32_t> enters_, leaves_;  // [i][j]: messages of stage i..j; empty for chains
+
+  // ---- strategies and layouts ----
+  std::vector<StrategyRecord> strategies;
+  std::vector<LayerKindRecord> sizes;  // [strategy][kind + 1]
+  std::vector<PlanFrame> frames;
+  std::vector<PlanRow> rows;
+
+  mutable HeldChunks held_chunks;  // what is looked up in it does not depend on who asks
+  std::unique_ptr<SolverPool> solvers;
+
+  // ---- bounds ----
+  std::vector<double> rooms;
+  std::vector<StageRooms> stage_rooms;
+  std::vector<LayoutRoom> row_rooms;          // [row][room]
+  std::vector<std::vector<BoundLine>> lines;  // [strategy][room]
+  // [strategy][room]: rows that may fit, those with the least to pay for work first.
+  std::vector<std::vector<std::int64_t>> fitting;
+  std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
+
+  const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
+    return sizes[at(strategy) * at(kinds + 1) + at(kind)];
+  }
+  // The kind at a position, in a plan with so many stages.
+  int kind_at(int position, int stages) const noexcept {
+    return stages > 1 && position == layers - 1 ? kinds : order[at(position)];
+  }
+  // Messages that a stage waits for, forward and backward.
+  int enters(int i, int j) const noexcept {
+    return chain ? (i > 0) : enters_[at(i) * at(layers + 1) + at(j)];
+  }
+  int leaves(int i, int j) const noexcept {
+    return chain ? (j < layers) : leaves_[at(i) * at(layers + 1) + at(j)];
+  }
+  double buffer_bytes(const PlanRow& row) const noexcept;
+
+ private:
+  Status take_model(const PlanProblem& problem);
+  void find_messages(const PlanProblem& problem);
+  Status take_layouts(const PlanProblem& problem);
+  Status add_frame(const LayoutRecord& layout, int most_stages);
+  void add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame, Status* status) const;
+  struct Sender {
+    std::int64_t rank;
+    std::int64_t unit;  // ranks below the tier that its message crosses
+  };
+  Sender highest_sender(std::int64_t low, std::int64_t block, std::int64_t distance) const noexcept;
+  bool slower_outward(double bytes) const noexcept;
+  double message_s(const LayoutRecord& layout, double bytes, int from, int to,
+                   Status* status) const;
+  double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
+                      std::int64_t outer, std::int64_t outer_stride, Status* status) const;
+  void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
+  LayoutBound bound_of(const PlanRow& row) const;
+  StageRooms rooms_of(const PlanRow& row, const RoomForBlocks& room) const;
+  double recomputed_blocks(const PlanRow& row, const StageRooms& stage,
+                           const RoomForBlocks& room) const;
+};
+
+// What bounds on a step are made of; one micro-batch on one device.
+struct StepTotals {
+  double work_s;      // both passes of all layers, nothing recomputed
+  double backward_s;  // the backward passes alone
+  double block_s;     // both passes of the shortest block
+  double again_s;     // the least that recomputing a block adds, or saving the bytes of one where
+                      // some blocks may be recomputed alone; zero where there is no way to
+  double first_s;     // both passes of what stands before all blocks
+  double last_s;      // both passes of what stands after them
+  double blocks_backward_s;  // the backward passes of all blocks
+  double backward_share;     // the largest share of a block's passes that is backward
+};
+StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept;
+
+// Work that lines of layouts are asked for: recomputing could take less than nothing where times
+// are anyone's.
+inline double line_work_s(const PlanSpaceImpl& space, const StepTotals& t) noexcept {
+  return t.work_s + std::min(0.0, t.again_s) * space.blocks;
+}
+
+// Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
+// more than `most` blocks.
+double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double most);
+// Whether all stages together have room for every block where each has so many bytes.
+bool holds_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double bytes);
+// The same from how many blocks all stages hold together; `low` is known already.
+double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+                           double low);
+
+// The least that any plan of a layout takes; a quicker and lower value where that is above
+// `enough_s`. `load_s`, where given, is a load that some stage has at least.
+double bound_of_row(const PlanSpaceImpl& space, std::size_t row, std::size_t room,
+                    const StepTotals& totals, double hbm_bytes_per_s, double enough_s,
+                    double* load_s = nullptr) noexcept;
+
+}  // namespace phaze

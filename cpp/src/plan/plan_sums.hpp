@@ -1,0 +1,159 @@
+// Sums over the layers before each position of one layout on one chip, so that a stage costs a few
+// subtractions. Private to the kernel; one object per thread, reused.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "base/numbers.hpp"
+#include "plan/pipeline_clock.hpp"
+#include "plan/plan_space.hpp"
+
+namespace phaze {
+
+class PassSums {
+ public:
+  // Of a layout on a chip; where `free_data`, exchanges of weights and gradients cost nothing, and
+  // what is built holds for every layout of the strategy.
+  void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+             const KindTimes& times, bool free_data);
+
+  double forward_s(int i, int j) const noexcept {
+    return before_[at(j)].forward - before_[at(i)].forward;
+  }
+  double backward_s(StageRecompute r, int i, int j) const noexcept {
+    const int border = border_of(r, i, j);
+    return backward_part(r.more, i, border) + backward_part(r.rest, border, j);
+  }
+  double weight_grad_s(int i, int j) const noexcept {
+    return before_[at(j)].weight_grad - before_[at(i)].weight_grad;
+  }
+  // The backward passes that gradients hide behind: nothing recomputed, so that a plan takes the
+  // same time whatever else a stage might have recomputed.
+  double plain_s(int i, int j) const noexcept {
+    return before_[at(j)].plain - before_[at(i)].plain;
+  }
+  // Of one layer, in the quickest variant.
+  double least_backward_s(int i) const noexcept {
+    double least = backward_part(0, i, i + 1);
+    for (int v = 1; v < variants_; ++v) least = std::min(least, backward_part(v, i, i + 1));
+    return least;
+  }
+  // Where the blocks of a chunk end that are recomputed as `more` has it; ends are as they are.
+  int border_of(StageRecompute r, int i, int j) const noexcept {
+    return r.count == 0 ? i : std::min(std::max(i, first_block_) + r.count, j);
+  }
+
+ private:
+  // Side by side, to be added up at once.
+  struct Seconds {
+    double forward, plain, weight_grad, unused;
+  };
+
+  double backward_part(int v, int i, int j) const noexcept {
+    const std::size_t first = at(v) * before_.size();
+    return backward_[first + at(j)] - backward_[first + at(i)];
+  }
+
+  int first_block_ = 0;
+  int variants_ = 0;
+  std::vector<Seconds> before_;   // by position
+  std::vector<double> backward_;  // [variant][position]
+};
+
+class PlanSums {
+ public:
+  // What layouts that share a frame have in common is kept from one to the next; `forget` where
+  // times may have changed meanwhile.
+  void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+             const KindTimes& times);
+  void forget() noexcept { frame_ = nullptr; }
+
+  const PassSums& passes() const noexcept { return passes_; }
+  double forward_s(int i, int j) const noexcept { return passes_.forward_s(i, j); }
+  double backward_s(StageRecompute r, int i, int j) const noexcept {
+    return passes_.backward_s(r, i, j);
+  }
+  double stash_bytes(StageRecompute r, int i, int j) const noexcept {
+    const int border = border_of(r, i, j);
+    return part(stash_, r.more, i, border) + part(stash_, r.rest, border, j);
+  }
+  double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
+  double late_bytes(int i, int j) const noexcept { return part(late_, 0, i, j); }
+  double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
+  double sync_s(int i, int j) const noexcept { return after_[at(j)].sync - after_[at(i)].sync; }
+  // The optimiser, with what devices exchange for it; and its own traffic alone.
+  double step_s(int i, int j) const noexcept { return after_[at(j)].step - after_[at(i)].step; }
+  double own_step_s(int i, int j) const noexcept {
+    return after_[at(j)].own_step - after_[at(i)].own_step;
+  }
+  double weight_grad_s(int i, int j) const noexcept { return passes_.weight_grad_s(i, j); }
+  double plain_s(int i, int j) const noexcept { return passes_.plain_s(i, j); }
+  // Both passes in the quickest variant.
+  double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
+  double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
+    const int border = border_of(r, i, j);
+    return std::max(live_of(r.more, i, border), live_of(r.rest, border, j));
+  }
+  double gather_bytes(int i, int j) const noexcept;
+  // Micro-batches whose activations a stage holds at its worst moment.
+  double in_flight(int stage) const noexcept { return in_flight_[at(stage)]; }
+  double total_work_s() const noexcept { return work_.back(); }
+  int layers() const noexcept { return layers_; }
+  int variants() const noexcept { return variants_; }
+  // Whether no variant is faster than the first.
+  bool first_is_fastest() const noexcept { return first_is_fastest_; }
+
+  // All bytes of stage number `stage`, layers i..j, in a variant.
+  double bytes(StageRecompute r, int i, int j, int stage) const noexcept;
+  LateGradients late_gradients(StageRecompute r, int i, int j) const noexcept;
+  // What a stage holds at its fullest besides what is always there.
+  PeakBytes peak(const MovingBytes& moving, const LateGradients& late, int stage) const noexcept;
+  // The stage as the pipeline's clock sees it.
+  StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;
+  // Blocks of a chunk.
+  int blocks(int i, int j) const noexcept {
+    return std::max(0, std::min(j, space_->last_block) - std::max(i, space_->first_block));
+  }
+  int border_of(StageRecompute r, int i, int j) const noexcept {
+    return passes_.border_of(r, i, j);
+  }
+
+ private:
+  double part(const std::vector<double>& sums, int v, int i, int j) const noexcept {
+    const std::size_t first = at(v) * at(layers_ + 1);
+    return sums[first + at(j)] - sums[first + at(i)];
+  }
+  // Seconds after the last pass, of all layers before a position.
+  struct After {
+    double sync, step, own_step;
+  };
+
+  void add_after(const KindTimes& times);
+  void add_bytes();
+  void add_work();
+  double live_of(int v, int i, int j) const noexcept;
+  double first_stash(StageRecompute r, int i, int j, int first) const noexcept;
+  void add_kinds();
+  void add_in_flight();
+
+  const PlanSpaceImpl* space_ = nullptr;
+  const PlanRow* row_ = nullptr;
+  const PlanFrame* frame_ = nullptr;
+  const double* times_ = nullptr;
+  bool alone_ = false;  // one stage
+  PassSums passes_;
+  int layers_ = 0;
+  int variants_ = 0;
+  bool first_is_fastest_ = true;
+  double buffers_ = 0.0;
+  double lost_ = 1.0;          // 1 + what an allocator loses
+  std::vector<double> stash_;  // [variant][position]
+  std::vector<After> after_;   // by position
+  std::vector<double> resident_, late_, once_, work_;
+  std::vector<double> in_flight_;         // by stage
+  std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
+  std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]
+};
+
+}  // namespace phaze

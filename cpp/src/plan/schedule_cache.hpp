@@ -1,0 +1,104 @@
+// What was worked out of pipeline schedules, kept for who asks next: steps that were played, and
+// activations in flight. Private to the kernel; safe to use from several threads.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "phaze/pipeline_schedule.hpp"
+
+namespace phaze {
+
+// Safe to use from several threads; what it has given stays where it is.
+class HeldChunks {
+ public:
+  // By stage, see PipelinePlayer::held_chunks.
+  using Stages = std::vector<std::vector<double>>;
+
+  const Stages& of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                   std::int64_t micro_batches, PipelinePlayer* player) {
+    const Shape shape{static_cast<std::int64_t>(schedule), stages, chunks, micro_batches};
+    {
+      const std::scoped_lock lock(mutex_);
+      const auto known = held_.find(shape);
+      if (known != held_.end()) return known->second;
+    }
+    Stages held(static_cast<std::size_t>(stages));
+    for (std::size_t k = 0; k < held.size(); ++k) {
+      player->held_chunks(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(k),
+                          &held[k]);
+    }
+    const std::scoped_lock lock(mutex_);
+    return held_.emplace(shape, std::move(held)).first->second;
+  }
+
+ private:
+  using Shape = std::array<std::int64_t, 4>;
+  std::mutex mutex_;
+  std::map<Shape, Stages> held_;
+};
+
+// Safe to use from several threads.
+class PlayedSteps {
+ public:
+  struct Key {
+    std::array<std::int64_t, 4> shape;  // schedule, stages, chunks, micro-batches
+    std::vector<double> passes_s;       // after the share of two that run together
+    std::uint64_t hash;
+
+    void set(PipelineSchedule schedule, const PipelineLoads& loads) {
+      shape = {static_cast<std::int64_t>(schedule), loads.stages, loads.chunks,
+               loads.micro_batches};
+      passes_s.clear();
+      hash = 0;
+      for (const std::int64_t part : shape) mix(static_cast<std::uint64_t>(part));
+      passes_s.push_back(loads.overlap);
+      mix(std::bit_cast<std::uint64_t>(loads.overlap));
+      for (const auto& own : {loads.forward_s, loads.backward_s, loads.weight_grad_s}) {
+        for (const double pass_s : own) {
+          passes_s.push_back(pass_s);
+          mix(std::bit_cast<std::uint64_t>(pass_s));
+        }
+      }
+    }
+
+   private:
+    void mix(std::uint64_t word) noexcept {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29U;
+    }
+  };
+
+  bool find(const Key& key, double* step_s) const {
+    const std::scoped_lock lock(mutex_);
+    const auto known = steps_.find(key.hash);
+    if (known == steps_.end()) return false;
+    const Key& own = known->second.key;
+    if (own.shape != key.shape || own.passes_s != key.passes_s) return false;
+    *step_s = known->second.step_s;
+    return true;
+  }
+
+  void add(const Key& key, double step_s) {
+    const std::scoped_lock lock(mutex_);
+    if (steps_.size() >= kMost) steps_.clear();
+    steps_.insert_or_assign(key.hash, Step{key, step_s});
+  }
+
+ private:
+  struct Step {
+    Key key;
+    double step_s;
+  };
+  static constexpr std::size_t kMost = 4096;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, Step> steps_;
+};
+
+}  // namespace phaze

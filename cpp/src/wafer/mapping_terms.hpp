@@ -1,0 +1,175 @@
+// A mapping problem prepared for evaluation: the legal operator mappings, and the seconds and bytes
+// of each operator and of each conversion between operators. Private to the wafer kernel.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/numbers.hpp"
+#include "phaze/mapping.hpp"
+#include "phaze/mesh.hpp"
+
+namespace phaze {
+
+// How a tensor lies along the slots. Each slot is in one of these sets: it splits a dimension, its
+// dies hold partial sums, or they hold the whole tensor.
+struct TensorState {
+  std::uint16_t batch, rows, experts, features, partial, whole;
+
+  std::uint16_t split() const noexcept {
+    return static_cast<std::uint16_t>(batch | rows | experts | features);
+  }
+  bool same_splits(const TensorState& other) const noexcept {
+    return batch == other.batch && rows == other.rows && experts == other.experts &&
+           features == other.features;
+  }
+};
+
+// One tensor from the operator that makes it to all operators that read it.
+struct FanShape {
+  std::int32_t from;
+  std::int32_t kind;  // an EdgeKind
+  double bytes;
+  std::vector<std::int32_t> to;
+  std::vector<bool> again;  // of each one in `to`: whether the backward pass reads the tensor too
+};
+
+// Seconds of the conversions of one fan, by what they delay.
+struct MapFan {
+  double forward_s, backward_s, again_s;
+  double beside_f_s, beside_b_s;  // pieces that run beside work
+};
+
+// The mapping at hand. Between calls of Mapping's methods `nodes` and `fans` are the terms of
+// `op_mappings`; only between propose() and settle() the terms of the operators in
+// `proposed.touched` are those of before. Owned by one Mapping, used by one thread at a time.
+struct MapState {
+  std::vector<OpMapping> op_mappings;  // empty until assign()
+  std::vector<MapNode> nodes;          // by operator
+  std::vector<MapFan> fans;            // by fan
+
+  struct Proposed {  // what stood there before
+    std::vector<std::pair<std::int32_t, OpMapping>> op_mappings;
+    std::vector<std::pair<std::int32_t, MapNode>> nodes;
+    std::vector<std::pair<std::int32_t, MapFan>> fans;
+    std::vector<std::int32_t> touched;  // operators whose terms are to be computed
+    std::vector<std::uint8_t> seen;     // fans that are computed already
+  };
+  Proposed proposed;
+};
+
+// Owns copies of all that a problem says. Constant once built but for the seconds of stages of
+// other classes (`rules.other_*` and `others`, which Mapping::set_others replaces); any number of
+// threads may read it while none does that.
+class MapTerms {
+ public:
+  explicit MapTerms(const MapProblem& problem);  // of a problem that check_problem() accepts
+
+  int op_count() const noexcept { return static_cast<int>(ops.size()); }
+  int stage_count() const noexcept { return static_cast<int>(blocks.size()); }
+  int pipeline_stages() const noexcept {
+    return rules.pipeline_stages > 0 ? rules.pipeline_stages : stage_count();
+  }
+  bool is_first(int k) const noexcept { return rules.first_stage + k == 0; }
+  bool is_last(int k) const noexcept { return rules.first_stage + k + 1 == pipeline_stages(); }
+  double flight(int k) const noexcept {
+    return rules.in_flight(pipeline_stages(), rules.first_stage + k);
+  }
+
+  bool legal(int op, const OpMapping& op_mapping) const noexcept;
+  MapNode node(int op, const OpMapping& op_mapping) const noexcept;
+  MapFan fan(const FanShape& shape, const MapState& state) const noexcept;
+  double conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
+                      double bytes) const noexcept;
+  // What an operator that runs again pays to read a kept tensor, where the backward pass does not
+  // convert that tensor once more anyway.
+  double reentry_s(const MapEdgeRecord& edge, const MapState& state) const noexcept;
+  // How the tensor between two stages lies.
+  TensorState at_boundary(const MapState& state) const noexcept;
+  double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
+  // Dies that a set of slots joins.
+  double size(std::uint16_t set) const noexcept { return sizes_[set]; }
+
+  std::vector<MeshRun> slots;
+  std::vector<MapOpRecord> ops;
+  std::vector<MapEdgeRecord> edges;
+  MapRulesRecord rules;
+  std::vector<std::int32_t> blocks;
+  std::vector<double> boundary_s;
+  std::vector<double> flights;    // micro-batches in flight, by stage
+  std::vector<double> foreign_s;  // see MapProblem
+  std::vector<MapOther> others;
+  double link_s, both_s;  // of the busiest link that a stage's own streams pass, see MapProblem
+  std::vector<std::int32_t> chain;
+  std::int32_t last;   // operator whose output leaves the block
+  std::int32_t entry;  // the one whose output enters the next block where the first is entered
+  std::vector<FanShape> fans;
+  std::vector<std::vector<std::int32_t>> fans_of;  // that an operator begins or ends
+  std::vector<std::vector<std::int32_t>> forced;   // unkept operators run again with each one
+  std::vector<std::vector<OpMapping>> choices;     // legal operator mappings, by operator
+  std::vector<std::uint8_t> weighted;              // 1 where an operator has parameters
+
+ private:
+  struct Overlap {
+    double waits_s, beside_s;
+  };
+
+  void find_stream_links();
+  void add_sets_of_slots();
+  void find_entry();
+  void add_fans();
+  void find_forced();
+  void enumerate(int op);
+  std::vector<std::array<std::uint16_t, kRoleCount>> patterns(int axis) const;
+  bool in_rank_order(const OpMapping& op_mapping) const noexcept;
+
+  TensorState state(int op, const OpMapping& op_mapping, std::uint16_t features,
+                    std::uint16_t partial, std::uint16_t whole) const noexcept;
+  TensorState made(int op, const OpMapping& op_mapping) const noexcept;
+  TensorState wanted(int op, const OpMapping& op_mapping) const noexcept;
+  TensorState gradient_made(int op, const OpMapping& op_mapping) const noexcept;
+  TensorState gradient_wanted(int op, const OpMapping& op_mapping) const noexcept;
+
+  double reduce_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
+  double exchange_s(std::uint16_t slots, double bytes) const noexcept;
+  double convert_s(int op, const TensorState& from, const TensorState& to, double bytes,
+                   std::uint8_t algorithm, double* again_s) const noexcept;
+  Overlap overlap(double whole_s, double piece_s, double work_s) const noexcept;
+  double work_s(int op, const OpMapping& op_mapping, bool forward) const noexcept;
+  bool takes_beside(int from, int to) const noexcept;
+  // Seconds of the busiest link to the rim where each die of a stage takes and gives so much.
+  double streamed_link_s(double in_bytes, double out_bytes) const noexcept {
+    const double less = in_bytes < out_bytes ? in_bytes : out_bytes;
+    return (in_bytes + out_bytes - 2.0 * less) * link_s + less * both_s;
+  }
+  std::size_t cell_of(int op, const OpMapping& op_mapping) const noexcept;
+  void add_weights(int op, const OpMapping& op_mapping, double parameters,
+                   MapNode* node) const noexcept;
+  MapFan entry_fan(const FanShape& shape, const MapState& state) const noexcept;
+
+  std::vector<std::int32_t> position_;  // of a factor in the list of divisors
+  std::vector<std::int32_t> column_;
+  std::size_t divisors_;
+  std::size_t columns_;
+  std::vector<double> forward_s_, backward_s_, stash_bytes_, live_bytes_, parameters_;
+  std::vector<double> weight_grad_s_;
+  std::vector<double> sizes_;  // by set of slots, like the lines
+  std::vector<MeshLines> gather_lines_;
+  std::vector<MeshLine> exchange_lines_;
+  MeshLine reduce_line_;
+};
+
+// What Mapping::score() is asked.
+struct ScoreRequest {
+  std::span<const std::uint8_t> outputs;  // by stage and operator; empty: they are chosen
+  std::vector<MapStage>* stages;          // described where not null
+  double limit_s;
+  double shortage;
+  MapRange* range;
+};
+MapScore score_step(const MapTerms& terms, const MapState& state, const ScoreRequest& request);
+
+}  // namespace phaze

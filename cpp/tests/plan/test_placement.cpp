@@ -1,0 +1,212 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "check.hpp"
+#include "phaze/placement.hpp"
+#include "plan/placement_tables.hpp"
+
+namespace {
+
+using namespace phaze;
+using phaze::test::Numbers;
+using phaze::test::Table;
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+// Time of a chain cut after the layers of `ends`, by the published formulas; infinite where it does
+// not fit.
+double published(const Table& t, const PublishedRules& rules, const std::vector<int>& ends) {
+  const int stages = static_cast<int>(ends.size());
+  double most = 0.0;
+  std::int64_t devices = 0;
+  double first_sync = 0.0;
+  int begin = 0;
+  for (int k = 0; k < stages; ++k) {
+    double forward = 0.0;
+    double backward = 0.0;
+    double held = 0.0;
+    double stash = 0.0;
+    bool wide = false;
+    for (int i = begin; i < ends[static_cast<std::size_t>(k)]; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      forward += t.forward[at];
+      backward += t.backward[at];
+      held += t.resident[at] + t.once[at];
+      stash += t.stash[at];
+      wide = wide || t.wide[at] != 0;
+      if (k == 0) first_sync += t.sync[at];
+    }
+    const auto entering = begin > 0 ? static_cast<std::size_t>(begin - 1) : 0;
+    const int end = ends[static_cast<std::size_t>(k)];
+    const double in_s = begin > 0 ? t.edge_s[entering] : 0.0;
+    const double out_s = end < t.size ? t.edge_s[static_cast<std::size_t>(end - 1)] : 0.0;
+    if (rules.recompute) stash = begin > 0 ? t.edge_bytes[entering] : 0.0;
+    const int later = stages - k - 1;
+    if (held + later * stash > rules.memory_bytes) return kInfinite;
+    const double out = rules.recompute && later > 0 ? std::max(forward, out_s) : out_s;
+    most = std::max(most, in_s + forward + out + backward);
+    devices += wide ? rules.width : 1;
+    begin = end;
+  }
+  double best = kInfinite;
+  for (std::int64_t d = 1; d * devices <= rules.devices; ++d) {
+    const auto rounds = static_cast<double>((rules.micro_batches + d - 1) / d + stages - 1);
+    const auto replicas = static_cast<double>(d);
+    best = std::min(best, most * rounds + first_sync * (replicas - 1.0) / replicas);
+  }
+  return best;
+}
+
+void test_published_chains() {
+  Numbers numbers(7);
+  for (int round = 0; round < 400; ++round) {
+    const Table table = phaze::test::random_chain(numbers, 1 + numbers.below(8));
+    const PublishedRules rules{4.0 + numbers.below(60),
+                               1 + numbers.below(12),
+                               1 + numbers.below(9),
+                               1 + numbers.below(3),
+                               numbers.below(2) == 0,
+                               0,
+                               0};
+    PlacementPlan plan;
+    CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kOk);
+    double best = kInfinite;
+    for (int mask = 0; mask < 1 << (table.size - 1); ++mask) {
+      std::vector<int> ends;
+      for (int i = 0; i + 1 < table.size; ++i) {
+        if ((mask >> i & 1) != 0) ends.push_back(i + 1);
+      }
+      ends.push_back(table.size);
+      best = std::min(best, published(table, rules, ends));
+    }
+    if (best == kInfinite) {
+      CHECK(plan.stages == 0);
+    } else {
+      CHECK_CLOSE(plan.time_s, best, 1e-12);
+    }
+  }
+}
+
+void test_pipelines_and_graphs() {
+  Numbers numbers(7);
+  for (int round = 0; round < 200; ++round) {
+    Table table = phaze::test::random_chain(numbers, 2 + numbers.below(10));
+    if (round % 2 == 1) phaze::test::branch(numbers, &table);
+    for (const PipelineKind kind :
+         {PipelineKind::kOneForwardOneBackward, PipelineKind::kZeroBubble}) {
+      const PipelineRules rules{
+          8.0 + numbers.below(90), 1.0, 0.5, 1 + numbers.below(9), 1, table.size, kind, false};
+      std::vector<PlacementPlan> plans;
+      CHECK(place_pipeline(table.view(), rules, &plans) == Status::kOk);
+      double best = kInfinite;
+      for (const PlacementPlan& plan : plans) best = std::min(best, plan.time_s);
+      PipelineRules only = rules;
+      only.best_only = true;
+      std::vector<PlacementPlan> one;
+      CHECK(place_pipeline(table.view(), only, &one) == Status::kOk);
+      double alone = kInfinite;
+      for (const PlacementPlan& plan : one) alone = std::min(alone, plan.time_s);
+      CHECK(alone == best || std::abs(alone - best) <= 1e-12 * best);
+      for (const PlacementPlan& plan : plans) {
+        if (plan.stages == 0) continue;
+        CHECK(plan.stage_of.size() == static_cast<std::size_t>(table.size));
+        for (std::size_t e = 0; e < table.from.size(); ++e) {
+          CHECK(plan.stage_of[static_cast<std::size_t>(table.from[e])] <=
+                plan.stage_of[static_cast<std::size_t>(table.to[e])]);
+        }
+      }
+    }
+  }
+}
+
+// A chain of equal layers, 1 s forward and 2 s backward each, which needs no memory and no
+// messages.
+Table equal_layers(int size) {
+  const std::vector<double> zeros(static_cast<std::size_t>(size), 0.0);
+  Table t{};
+  t.size = size;
+  t.forward.assign(zeros.size(), 1.0);
+  t.backward.assign(zeros.size(), 2.0);
+  t.late.assign(zeros.size(), 0.5);
+  t.stash = t.live = t.resident = t.once = t.gather = t.sync = t.step = zeros;
+  t.wide.assign(zeros.size(), 0);
+  for (int i = 1; i < size; ++i) {
+    t.from.push_back(i - 1);
+    t.to.push_back(i);
+  }
+  t.edge_s = t.edge_bytes = std::vector<double>(zeros.size() - 1, 0.0);
+  return t;
+}
+
+// Four layers on four devices, four micro-batches, gradients of the first layer 14.4 s: one stage
+// takes 12 + 14.4 * 3 / 4 = 22.8 s with 4 replicas, two 18 + 7.2 with 2, four stages 7 * 3 = 21.
+void test_published_by_hand() {
+  Table four = equal_layers(4);
+  four.sync[0] = 14.4;
+  PlacementPlan plan;
+  CHECK(place_published(four.view(), {1.0, 4, 4, 1, false, 0, 0}, kInfinite, &plan) == Status::kOk);
+  CHECK(plan.time_s == 21.0 && plan.stages == 4 && plan.replicas == 1);
+}
+
+// With one micro-batch one stage of two layers takes 6 s, and so do two stages. Of equal plans that
+// with the fewest stages is kept.
+void test_ties_and_limits() {
+  const Table two = equal_layers(2);
+  PipelineRules rules{1.0, 0.0, 0.0, 1, 1, 2, PipelineKind::kOneForwardOneBackward, false};
+  std::vector<PlacementPlan> plans;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
+  CHECK(plans[0].time_s == 6.0 && plans[1].time_s == 6.0);
+  // A layer's output is sent to a stage once, however many edges lead there: 2 s there and back.
+  Table twice = two;
+  twice.from = {0, 0};
+  twice.to = {1, 1};
+  twice.edge_s = {1.0, 2.0};
+  twice.edge_bytes = {0.0, 0.0};
+  CHECK(place_pipeline(twice.view(), rules, &plans) == Status::kOk);
+  CHECK(plans[0].time_s == 6.0 && plans[1].time_s == 10.0);
+  rules.best_only = true;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
+  CHECK(plans[0].time_s == 6.0 && plans[1].time_s == kInfinite);
+  rules.micro_batches = kMostMicroBatches;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
+  ++rules.micro_batches;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kBadRules);
+}
+
+void test_malformed() {
+  Numbers numbers(7);
+  Table table = phaze::test::random_chain(numbers, 4);
+  PlacementPlan plan;
+  PublishedRules rules{100.0, 4, 4, 2, false, 0, 0};
+  rules.devices = 0;
+  CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kBadRules);
+  rules.devices = 4;
+  table.forward[1] = -1.0;
+  CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kNotFinite);
+  table.forward[1] = 1.0;
+  table.to[0] = 0;
+  CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kBadEdge);
+  table.to[0] = 9;
+  CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kBadEdge);
+  // Forty layers without edges can be cut in 2^40 ways.
+  Table loose = phaze::test::random_chain(numbers, 40);
+  loose.from.clear();
+  loose.to.clear();
+  loose.edge_s.clear();
+  loose.edge_bytes.clear();
+  CHECK(place_published(loose.view(), rules, kInfinite, &plan) == Status::kTooManyCuts);
+}
+
+}  // namespace
+
+int main() {
+  test_published_chains();
+  test_pipelines_and_graphs();
+  test_published_by_hand();
+  test_ties_and_limits();
+  test_malformed();
+  return phaze::test::report("placement");
+}

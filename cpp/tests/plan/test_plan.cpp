@@ -1,0 +1,207 @@
+// The plan kernel against every partition, one by one: best plans, bounds, estimates, fits of what
+// is asked for. Small random models, all schedules, ZeRO stages and rank orders.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "plan/plan_case.hpp"
+
+using namespace phaze;
+
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+// The best time over every partition and every choice of variants of one layout.
+double brute_force(const Case& c, std::size_t layout) {
+  const LayoutRecord& l = c.layouts[layout];
+  const int layers = static_cast<int>(c.order.size());
+  const KindTimes times = c.times();
+  double best = kInfinite;
+  std::vector<std::int32_t> cuts{0};
+  const std::function<void()> cut = [&] {
+    if (static_cast<int>(cuts.size()) == l.stages) {
+      Partition p{cuts, {}};
+      p.cuts.push_back(layers);
+      for (int choice = 0; choice < (1 << l.stages); ++choice) {
+        p.variants.clear();
+        for (int k = 0; k < l.stages; ++k) p.variants.push_back(choice >> k & 1);
+        const PlanEstimate e = c.space.estimate(layout, p, times, {}, c.room, nullptr);
+        if (e.status == 0) best = std::min(best, e.time_s);
+      }
+      return;
+    }
+    for (std::int32_t next = cuts.back() + 1; next < layers; ++next) {
+      cuts.push_back(next);
+      cut();
+      cuts.pop_back();
+    }
+  };
+  cut();
+  return best;
+}
+
+// What differs in rank order alone is one kind of plan.
+bool same_kind(const LayoutRecord& a, const LayoutRecord& b) {
+  return a.schedule == b.schedule && a.stages == b.stages && a.vpp == b.vpp && a.zero == b.zero &&
+         a.dp == b.dp;
+}
+
+// The list of the fastest plans and the front against the best plan of every layout, of which there
+// are more than are solved at once.
+void lists_are_those_of_all_layouts(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  build(c, random, 200, 12);
+  if (seed % 2 == 1) {  // many layouts of a kind that take as long
+    for (LayoutRecord& l : c.layouts) l.micro_batches = 12;
+  }
+  CHECK(built(c) == Status::kOk);
+  const std::vector<KindTimes> all{c.times()};
+  std::vector<PlacedPlan> plans;
+  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+    plans.push_back(c.space.best_of_layout(k, all[0], c.room, kInfinite));
+    if (plans.back().time_s == kInfinite) plans.pop_back();
+  }
+  std::sort(plans.begin(), plans.end(), [](const PlacedPlan& a, const PlacedPlan& b) {
+    return a.time_s < b.time_s || (a.time_s == b.time_s && a.memory_bytes < b.memory_bytes);
+  });
+  SettledLayouts settled{};
+  std::vector<PlacedPlan> kinds, lean;
+  for (const PlacedPlan& plan : plans) {
+    const auto known = [&](const PlacedPlan& other) {
+      return same_kind(c.layouts[static_cast<std::size_t>(other.layout)],
+                       c.layouts[static_cast<std::size_t>(plan.layout)]);
+    };
+    if (std::none_of(kinds.begin(), kinds.end(), known)) kinds.push_back(plan);
+    if (lean.empty() || plan.memory_bytes < lean.back().memory_bytes) lean.push_back(plan);
+  }
+  for (const std::size_t top : {1, 2, 10, 200}) {
+    const auto found = c.space.top_plans(all, 0, top, 1, &settled);
+    CHECK(found.size() == std::min(top, kinds.size()));
+    for (std::size_t k = 0; k < std::min(found.size(), kinds.size()); ++k) {
+      CHECK(found[k].time_s == kinds[k].time_s);
+    }
+  }
+  const auto front = c.space.front(all, 0, kInfinite, 1, &settled);
+  CHECK(front.size() == lean.size());
+  for (std::size_t k = 0; k < std::min(front.size(), lean.size()); ++k) {
+    CHECK(front[k].time_s == lean[k].time_s && front[k].memory_bytes == lean[k].memory_bytes);
+  }
+}
+
+void one_case(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  build(c, random);
+  CHECK(built(c) == Status::kOk);
+  const KindTimes times = c.times();
+  double best = kInfinite;
+  double least_bound = kInfinite;
+  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+    const LayoutRecord& l = c.layouts[k];
+    const PlacedPlan plan = c.space.best_of_layout(k, times, c.room, kInfinite);
+    const double bound = c.space.layout_bound_s(k, times, 0);
+    least_bound = std::min(least_bound, bound);
+    best = std::min(best, plan.time_s);
+    if (plan.time_s == kInfinite) {
+      if (l.vpp == 1) CHECK(brute_force(c, k) == kInfinite);
+      continue;
+    }
+    CHECK(bound <= plan.time_s);
+    CHECK(c.space.work_bound_s(0, 0.0, 0) <= plan.time_s);
+    CHECK(c.space.check_partition(k, plan.partition) == PlanStatus::kOk);
+    std::vector<StageEstimate> stages;
+    const std::vector<KindTimes> free(kFreeLevels, times);
+    const PlanEstimate e = c.space.estimate(k, plan.partition, times, free, c.room, &stages);
+    CHECK(std::abs(e.time_s - plan.time_s) <= 1e-12 * plan.time_s);
+    const PlanParts& p = e.parts;
+    const double parts = p.compute_s + p.recompute_s + p.pipeline_comm_s + p.imbalance_s +
+                         p.bubble_s + p.data_comm_s + p.optimizer_s;
+    CHECK(std::abs(parts - e.time_s) <= 1e-12 * e.time_s);
+    CHECK(e.memory_bytes <= c.room * (1.0 + 1e-9) && e.energy_j > 0.0);
+    if (l.vpp == 1) {
+      CHECK(std::abs(plan.time_s - brute_force(c, k)) <= 1e-12 * plan.time_s);
+      CHECK(c.space.best_of_layout(k, times, c.room, 0.5 * plan.time_s).time_s == kInfinite);
+    }
+  }
+  // Held against one another, layouts are bounded more sharply than each for itself.
+  const double strategy_bound = c.space.strategy_bound_s(0, times, 0);
+  CHECK(strategy_bound >= least_bound && strategy_bound <= best);
+  const PlacedPlan whole = c.space.best_of_strategy(0, times, times, 0, kInfinite);
+  CHECK(whole.time_s == kInfinite ? best == kInfinite
+                                  : std::abs(whole.time_s - best) <= 1e-12 * best);
+  SettledLayouts settled{};
+  const std::vector<KindTimes> all{times};
+  const auto one = c.space.top_plans(all, 0, 3, 1, &settled);
+  const auto two = c.space.top_plans(all, 0, 3, 2, &settled);
+  CHECK(settled.open_s == kInfinite);
+  SettledLayouts cut{};
+  const auto early = c.space.top_plans(all, 0, 3, 1, &cut, [] { return true; });
+  if (!early.empty() && !one.empty()) {
+    CHECK(early[0].time_s >= one[0].time_s);
+    CHECK(std::min(early[0].time_s, cut.open_s) <= one[0].time_s * (1.0 + 1e-12));
+  }
+  CHECK(one.size() == two.size());
+  for (std::size_t k = 0; k < one.size(); ++k) {
+    CHECK(one[k].time_s == two[k].time_s && one[k].layout == two[k].layout);
+  }
+  if (!one.empty()) CHECK(std::abs(one[0].time_s - best) <= 1e-12 * best);
+}
+
+void refuses_nonsense() {
+  std::mt19937 random(1);
+  Case c;
+  build(c, random);
+  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 0};
+  const auto status = [&](const std::vector<LayoutRecord>& layouts) {
+    const PlanProblem problem{c.fabric, 8,  training,     3,       c.order, c.from, c.to,
+                              {},       {}, c.strategies, c.sizes, layouts};
+    return c.space.build(problem, {}, {});
+  };
+  LayoutRecord good{};
+  good.stages = good.vpp = 1;
+  good.dp = good.micro_batches = 1;
+  CHECK(status({good}) == Status::kOk);
+  LayoutRecord bad = good;
+  bad.dp = 9;
+  CHECK(status({bad}) == Status::kBadRules);
+  bad = good;
+  bad.schedule = kPipelineScheduleCount;
+  CHECK(status({bad}) == Status::kBadRules);
+  bad = good;
+  bad.shard = 3;  // of one replica, and nothing is shared
+  CHECK(status({bad}) == Status::kBadRules);
+  bad.shard = 1;  // of two replicas that share nothing
+  bad.dp = 2;
+  CHECK(status({bad}) == Status::kBadRules);
+  bad.zero = 1;
+  CHECK(status({bad}) == Status::kOk);
+  // Three chunks on one device that do not lie in a row: no plan, and nothing is written elsewhere.
+  bad = good;
+  bad.vpp = 3;
+  CHECK(status({bad}) == Status::kOk);
+  CHECK(c.space.best_of_layout(0, c.times(), 1e12, kInfinite).time_s == kInfinite);
+  bad = good;
+  bad.strategy = 7;
+  CHECK(status({bad}) == Status::kBadRules);
+  c.sizes[1].parameters = std::numeric_limits<double>::quiet_NaN();
+  CHECK(status({good}) == Status::kNotFinite);
+  // Bytes of several blocks were infinite, and what does not fit was called the best plan.
+  c.sizes[1].parameters = 1.0;
+  c.sizes[1].stash_bytes[0] = 1.7e308;
+  CHECK(status({good}) == Status::kNotFinite);
+}
+
+}  // namespace
+
+int main() {
+  for (unsigned seed = 0; seed < 150; ++seed) one_case(seed);
+  for (unsigned seed = 0; seed < 60; ++seed) lists_are_those_of_all_layouts(seed);
+  refuses_nonsense();
+  return phaze::test::report("plan");
+}

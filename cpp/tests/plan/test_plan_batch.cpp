@@ -1,0 +1,120 @@
+// What the plan kernel keeps from plan to plan and from call to call changes no answer.
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "plan/plan_case.hpp"
+
+using namespace phaze;
+
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+// Solvers are kept from call to call: times that change where they lie are read again.
+void times_may_change_between_calls(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  build(c, random, seed % 2 == 0 ? 40 : 1, 12);
+  CHECK(built(c) == Status::kOk);
+  const std::vector<KindTimes> all{c.times()};
+  const std::vector<double> below{kInfinite};
+  for (int round = 0; round < 3; ++round) {
+    c.scale(1.0 + 0.5 * round);
+    double best = kInfinite;
+    for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+      best = std::min(best, c.space.best_of_layout(k, all[0], c.room, kInfinite).time_s);
+    }
+    std::vector<PlacedPlan> plans(1);
+    c.space.best_of_rooms(0, all[0], all[0], below, plans);
+    CHECK(plans[0].time_s == best);
+    SettledLayouts settled{};
+    const auto top = c.space.top_plans(all, 0, 1, 1, &settled);
+    CHECK(top.empty() ? best == kInfinite : top[0].time_s == best);
+  }
+}
+
+// Layouts of two strategies, whose layers have times of their own.
+Case two_strategies(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  build(c, random, 60, 12);
+  c.strategies.push_back(c.strategies[0]);
+  for (std::size_t k = 0; k < 3; ++k) c.sizes.push_back(c.sizes[k]);
+  for (std::size_t k = c.layouts.size() / 2; k < c.layouts.size(); ++k) c.layouts[k].strategy = 1;
+  return c;
+}
+
+// A batch keeps sums from plan to plan; one plan at a time has none to keep.
+void a_batch_is_its_plans_one_by_one(unsigned seed) {
+  Case c = two_strategies(seed);
+  CHECK(built(c) == Status::kOk);
+  std::vector<LayerTimes> scaled;  // by level and strategy, the first as they are
+  for (std::size_t n = 0; n <= kFreeLevels; ++n) {
+    for (const double own : {1.0, 1.3}) {
+      scaled.push_back(c);
+      scaled.back().scale(own * (1.0 - 0.1 * static_cast<double>(n)));
+    }
+  }
+  const auto times_of = [&](std::size_t level, std::size_t s) {
+    return scaled[2 * level + s].times();
+  };
+  std::vector<PlanSpace::TimesOf> free_of;
+  for (std::size_t n = 1; n <= kFreeLevels; ++n) {
+    free_of.push_back([&, n](std::size_t s) { return times_of(n, s); });
+  }
+  std::vector<std::int64_t> layouts;
+  std::vector<std::int32_t> variants;
+  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+    for (const std::int32_t variant : {1, 0, -1}) {
+      layouts.push_back(static_cast<std::int64_t>(k));
+      variants.push_back(variant);
+    }
+  }
+  std::vector<PlanEstimate> found(layouts.size());
+  c.space.estimate_even(
+      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.room, found);
+  Case slow = two_strategies(seed);  // exchanges and messages take longer, nothing else does
+  for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
+  CHECK(built(slow) == Status::kOk);
+  for (std::size_t k = 0; k < layouts.size(); ++k) {
+    const auto row = static_cast<std::size_t>(layouts[k]);
+    const auto strategy = static_cast<std::size_t>(c.layouts[row].strategy);
+    const KindTimes times = times_of(0, strategy);
+    std::vector<KindTimes> free;
+    for (std::size_t n = 1; n <= kFreeLevels; ++n) free.push_back(times_of(n, strategy));
+    Partition partition;
+    const PlanStatus status = c.space.even_partition(row, times, variants[k], c.room, &partition);
+    CHECK((status == PlanStatus::kOk) == std::isfinite(found[k].time_s));
+    if (status != PlanStatus::kOk) continue;
+    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.room, nullptr);
+    CHECK(one.time_s == found[k].time_s && one.memory_bytes == found[k].memory_bytes);
+    CHECK(one.energy_j == found[k].energy_j && one.status == found[k].status);
+    const PlanParts& a = one.parts;
+    const PlanParts& b = found[k].parts;
+    CHECK(a.data_comm_s == b.data_comm_s && a.pipeline_comm_s == b.pipeline_comm_s);
+    CHECK(a.expert_comm_s == b.expert_comm_s && a.context_comm_s == b.context_comm_s);
+    CHECK(a.tensor_comm_s == b.tensor_comm_s && a.host_s == b.host_s);
+    CHECK(a.compute_s == b.compute_s && a.recompute_s == b.recompute_s);
+    CHECK(a.bubble_s == b.bubble_s && a.imbalance_s == b.imbalance_s);
+    CHECK(a.optimizer_s == b.optimizer_s);
+    const PlanParts far = slow.space.estimate(row, partition, times, free, c.room, nullptr).parts;
+    CHECK(far.compute_s == a.compute_s && far.recompute_s == a.recompute_s);
+    CHECK(far.bubble_s == a.bubble_s && far.optimizer_s == a.optimizer_s);
+    CHECK(far.data_comm_s >= a.data_comm_s - 1e-12 * one.time_s);
+    const double parts = a.compute_s + a.recompute_s + a.pipeline_comm_s + a.imbalance_s +
+                         a.bubble_s + a.data_comm_s + a.optimizer_s + a.expert_comm_s +
+                         a.context_comm_s + a.tensor_comm_s + a.host_s;
+    CHECK(std::abs(parts - one.time_s) <= 1e-12 * one.time_s);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (unsigned seed = 0; seed < 40; ++seed) times_may_change_between_calls(seed);
+  for (unsigned seed = 0; seed < 40; ++seed) a_batch_is_its_plans_one_by_one(seed);
+  return phaze::test::report("plan batch");
+}

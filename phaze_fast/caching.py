@@ -1,0 +1,75 @@
+"""A cache in memory with a limit, which drops what was used least recently; it is thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["LruCache"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    """Values by key; beyond a limit the least recently used are dropped.
+
+    Parameters
+    ----------
+    limit
+        Largest sum of sizes; by default every value has size 1, so that it is a number of entries.
+    size_of
+        Size of a value, for example its bytes.
+
+    Notes
+    -----
+    Every method may be called from several threads at once.
+
+    Examples
+    --------
+    >>> cache: LruCache[str, int] = LruCache(limit=2)
+    >>> for name in ("a", "b", "c"):
+    ...     cache.put(name, ord(name))
+    >>> cache.get("a"), cache.get("c"), cache.hits, cache.misses
+    (None, 99, 1, 1)
+    """
+
+    def __init__(self, limit: int, size_of: Callable[[V], int] = lambda _: 1) -> None:
+        self._limit, self._size_of, self._lock = limit, size_of, threading.Lock()
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self.hits = self.misses = self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, or None where it is not in the cache."""
+        with self._lock:
+            value = self._entries.get(key)
+            if value is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                self._entries.move_to_end(key)
+            return value
+
+    def put(self, key: K, value: V) -> V:
+        """Add a value unless it is larger than the limit; return the one that the key has now."""
+        with self._lock:
+            size = self._size_of(value)
+            if key in self._entries or size > self._limit:
+                return self._entries.get(key, value)
+            self._entries[key] = value
+            self.size += size
+            while self.size > self._limit:
+                _, dropped = self._entries.popitem(last=False)
+                self.size -= self._size_of(dropped)
+            return value
+
+    def clear(self) -> None:
+        """Drop all entries and set the counters to zero."""
+        with self._lock:
+            self._entries.clear()
+            self.hits = self.misses = self.size = 0

@@ -1,0 +1,304 @@
+"""Operators of a layer rewritten: element-wise ones fused onto products, products in low precision.
+
+An element-wise operator is fused where the product it follows has no other consumer: it then works
+on the product's tile before that is written. A collective in between prevents it.
+
+Each tensor that products in a format of fewer bits read is cast once, in one kernel that also
+writes the transpose where a product of the backward pass reads it; a gather of it comes after the
+cast and moves the smaller format. Where a precision makes the transpose late, a kernel of the
+backward pass does; where it casts weights in every pass, an operator before each product does.
+Outputs, attention and everything element-wise stay in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
+from phaze_fast.opgraph.graph import CAST, PASSING_CAST
+from phaze_fast.software import Precision
+
+__all__ = [
+    "fuse",
+    "quantised",
+    "quantised_tensors",
+]
+
+_PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
+_EPILOGUES = frozenset(
+    {
+        "activation",
+        "dropout",
+        "multiply",
+        "residual",
+        "rotary",
+        "activation-backward",
+        "dropout-backward",
+        "multiply-backward",
+        "rotary-backward",
+    }
+)
+
+
+def fuse(
+    specs: list[OperatorSpec], tensors: tuple[Tensor, ...]
+) -> tuple[list[OperatorSpec], tuple[Tensor, ...]]:
+    """Fuse what can be fused; kept tensors follow the operator that now makes them."""
+    consumers: dict[int, int] = {}
+    for spec in specs:
+        for source in set(spec.inputs):
+            consumers[source] = consumers.get(source, 0) + 1
+    made = list(specs)
+    stands_for: dict[int, int] = {}  # a fused operator -> the product it became part of
+    renamed: dict[str, str] = {}
+    for i, spec in enumerate(specs):
+        inputs = tuple(stands_for.get(source, source) for source in spec.inputs)
+        made[i] = replace(spec, inputs=inputs)
+        host = inputs[0]
+        original = spec.inputs[0]
+        if host < 0 or spec.virtual or spec.kind not in _EPILOGUES:
+            continue
+        if made[host].kind not in _PRODUCTS or consumers[original] != 1:
+            continue
+        others = tuple(source for source in inputs[1:] if source != host)
+        if any(source > host for source in others):
+            continue  # its other operand is not there yet when the product runs
+        made[host] = _with_epilogue(made[host], spec, others)
+        made[i] = replace(made[i], virtual=True, inputs=(host,))
+        stands_for[i] = host
+        renamed[spec.name] = made[host].name
+    kept = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
+    return made, kept
+
+
+def _with_epilogue(
+    product: OperatorSpec, epilogue: OperatorSpec, others: tuple[int, ...]
+) -> OperatorSpec:
+    """Join an element-wise operator to a product: its result is not read back from memory."""
+    extra = max(epilogue.read_bytes - product.write_bytes, 0.0)
+    return replace(
+        product,
+        unit="TC+VC",
+        epilogue=product.epilogue + 1,
+        inputs=(*product.inputs, *others),
+        read_bytes=product.read_bytes + extra,
+        write_bytes=epilogue.write_bytes,
+    )
+
+
+# ---- products in low precision ----
+
+
+_PRODUCT_OF_KIND = {
+    "gemm": "forward",
+    "gemm-input-gradient": "input-gradient",
+    "gemm-weight-gradient": "weight-gradient",
+}
+_WHOLE = ("router", "shared-router")  # whose products stay in bf16
+
+
+def _linear_name(spec: OperatorSpec) -> str:
+    """Name of the forward product that a product belongs to."""
+    return spec.name.removeprefix("d-").removesuffix("-x").removesuffix("-w")
+
+
+def _is_low(spec: OperatorSpec, precision: Precision) -> bool:
+    product = _PRODUCT_OF_KIND.get(spec.kind)
+    return product in precision.products and _linear_name(spec) not in _WHOLE
+
+
+def _arriving(spec: OperatorSpec) -> tuple[int, float]:
+    """Slot of the input that is cast for a product, and its elements; slot -1 where there is none.
+
+    A forward product reads its input, a gradient of an input the arriving gradient. A gradient of
+    weights reads both as they were cast before.
+    """
+    if spec.kind == "gemm-weight-gradient":
+        return -1, 0.0
+    return 0, float(spec.b * spec.m * spec.k)
+
+
+def _kernel(
+    name: str, inputs: tuple[int, ...], elements: float, read: float, write: float
+) -> OperatorSpec:
+    """Write a kernel that reads and writes so many bytes for each element."""
+    return OperatorSpec(
+        name,
+        "multiply",
+        "VC",
+        inputs,
+        m=max(1, int(elements)),
+        n=1,
+        read_bytes=read * elements,
+        write_bytes=write * elements,
+        function="copy",
+    )
+
+
+class _Pass:
+    """One pass of a layer as it is written anew, cast by cast."""
+
+    def __init__(
+        self, specs: Sequence[OperatorSpec], precision: Precision, forward: Sequence[OperatorSpec]
+    ) -> None:
+        self.specs, self.precision, self.backward = specs, precision, bool(forward)
+        self.low = [_is_low(spec, precision) for spec in specs]
+        self.small = _small_gathers(specs, precision)
+        self.made: list[OperatorSpec] = []
+        self.place: dict[int, int] = {-1: -1}  # of an operator among those made
+        self.casts: dict[int, int] = {}  # of what an operator makes
+        self.read = {spec.name: spec.inputs[0] for spec in forward if spec.kind == "gemm"}
+        self.gathered = _small_gathers(forward, precision)  # of the forward pass
+        self.transposes: dict[tuple[str, int | str], int] = {}
+
+    def add(self, spec: OperatorSpec) -> int:
+        """Add an operator and give its place."""
+        self.made.append(spec)
+        return len(self.made) - 1
+
+    def cast(self, source: int, elements: float, sent: bool) -> None:
+        """Cast what an operator makes, once for all that read it; one layout is all that is sent.
+
+        A transpose that is made late is made by the same pass where gradients arrive.
+        """
+        if source in self.casts:
+            return
+        p = self.precision
+        one = p.transposed_late and (sent or not self.backward)
+        reads = 1.0 + p.amax_reads + (0.0 if one else p.transpose_reads)
+        name = self.specs[source].name if source >= 0 else "input"
+        made = _kernel(
+            name + (PASSING_CAST if p.transposed_late and not self.backward else CAST),
+            (self.place[source],),
+            elements,
+            ELEMENT_BYTES * reads,
+            (1.0 if one else p.copies) * p.element_bytes,
+        )
+        self.casts[source] = self.add(made)
+
+    def cast_weights(self, spec: OperatorSpec) -> tuple[int, ...]:
+        """Cast the weights that a product reads; give where, if anywhere."""
+        p = self.precision
+        if not p.pass_weight_casts or spec.kind == "gemm-weight-gradient":
+            return ()
+        read = p.pass_weight_casts - p.element_bytes
+        weights = float(spec.b * spec.k * spec.n)
+        name = f"{_linear_name(spec)}-weights{PASSING_CAST}"
+        return (self.add(_kernel(name, (-1,), weights, read, p.element_bytes)),)
+
+    def transpose(self, spec: OperatorSpec) -> tuple[int, ...]:
+        """Write what a gradient of weights reads in its layout, where that comes late; give where.
+
+        What was gathered in the low format is turned round in it; what a forward product read
+        otherwise is cast once more. Arriving gradients have both layouts but where they were
+        gathered.
+        """
+        p = self.precision
+        if not p.transposed_late or spec.kind != "gemm-weight-gradient":
+            return ()
+        name = _linear_name(spec)
+        again = tuple(self.place[at] for at in spec.inputs if at >= 0 and self._again(at))
+        source: int | str = self.read.get(name, name)
+        turned = source in self.gathered
+        read = p.element_bytes if turned else ELEMENT_BYTES * p.transpose_reads
+        found = [self._turned(("input", source), name, again, spec.b * spec.m * spec.k, read)]
+        arrived = next((at for at in spec.inputs if at in self.small and not self._again(at)), -1)
+        if arrived >= 0:
+            size, place = spec.b * spec.k * spec.n, (self.place[arrived],)
+            key = ("gradient", arrived)
+            found.append(self._turned(key, f"d-{name}", place, size, p.element_bytes))
+        return tuple(found)
+
+    def _again(self, at: int) -> bool:
+        return _is_again(self.specs[at])
+
+    def _turned(
+        self, key: tuple[str, int | str], name: str, after: tuple[int, ...], size: int, read: float
+    ) -> int:
+        """Write the second layout of a tensor once for all that read it."""
+        if key not in self.transposes:
+            made = _kernel(
+                f"{name}-transpose", after or (-1,), float(size), read, self.precision.element_bytes
+            )
+            self.transposes[key] = self.add(made)
+        return self.transposes[key]
+
+
+def _is_again(spec: OperatorSpec) -> bool:
+    """Whether an operator gathers once more what was cast in the forward pass."""
+    return spec.name.endswith("-again")
+
+
+def _small_gathers(specs: Sequence[OperatorSpec], precision: Precision) -> set[int]:
+    """Gathers of nothing but operands of low products, which carry the low format."""
+    low = [_is_low(spec, precision) for spec in specs]
+    readers: dict[int, list[int]] = {}
+    for i, spec in enumerate(specs):
+        for source in spec.inputs:
+            readers.setdefault(source, []).append(i)
+    return {
+        i
+        for i, spec in enumerate(specs)
+        if precision.gathers
+        and spec.collective == "all-gather"
+        and not spec.virtual
+        and all(low[reader] for reader in readers.get(i, ()))
+        and readers.get(i)
+    }
+
+
+def quantised(
+    specs: Sequence[OperatorSpec],
+    precision: Precision,
+    widths: int = 1,
+    forward: Sequence[OperatorSpec] = (),
+) -> list[OperatorSpec]:
+    """Give the operators of a pass with products in a precision's format and the casts before them.
+
+    Parameters
+    ----------
+    specs
+        Of a forward or a backward pass, in topological order.
+    precision
+        What runs in which format.
+    widths
+        Devices over which a gather joins shares of rows.
+    forward
+        Of a backward pass: the operators of the forward pass.
+    """
+    new = _Pass(specs, precision, forward)
+    for i, spec in enumerate(specs):
+        own = replace(spec, inputs=tuple(new.place[source] for source in spec.inputs))
+        slot, elements = _arriving(spec) if new.low[i] else (-1, 0.0)
+        sent = i in new.small
+        if sent:
+            slot, elements = 0, spec.payload_bytes / ELEMENT_BYTES / widths
+            own = replace(own, payload_bytes=spec.payload_bytes * precision.element_bytes / 2.0)
+        source = spec.inputs[slot] if slot >= 0 else -1
+        fused = source >= 0 and specs[source].kind in precision.fused_casts
+        if slot >= 0 and source not in new.small and not fused and not _is_again(spec):
+            new.cast(source, elements, sent)
+            own = replace(own, inputs=tuple(new.casts.get(s, new.place[s]) for s in spec.inputs))
+        if new.low[i]:
+            also = (*new.cast_weights(spec), *new.transpose(spec))
+            own = replace(own, format=precision.format, inputs=(*own.inputs, *also))
+        new.place[i] = new.add(own)
+    return new.made
+
+
+def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
+    """Give what the forward pass keeps where gradients of weights read inputs as they were cast."""
+    if "weight-gradient" not in precision.products:
+        return tuple(tensors)
+    share = precision.element_bytes / ELEMENT_BYTES
+    kept: list[Tensor] = []
+    for tensor in tensors:
+        if tensor.operand == "only":
+            kept.append(replace(tensor, bytes=int(tensor.bytes * share)))
+        else:
+            kept.append(tensor)
+        if tensor.operand == "also":
+            copy = replace(tensor, name=f"{tensor.name}-cast", bytes=int(tensor.bytes * share))
+            kept.append(copy)
+    return tuple(kept)
