@@ -23,6 +23,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
+from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 
 __all__ = [
@@ -59,7 +60,7 @@ class CostTable(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class Costs(Brief):
     """Time and energy of the operators of several graphs on several chips.
 
     Answers are kept once per distinct shape and chip; `time_s` and the others lay out what is asked

@@ -23,6 +23,7 @@ from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
+from phaze_fast.tables import Brief
 
 __all__ = [
     "ColumnError",
@@ -416,7 +417,7 @@ class ColumnError(ErrorSizes):
 
 
 @dataclass(frozen=True)
-class Validation:
+class Validation(Brief):
     """Predictions against a file of measurements."""
 
     chip: str

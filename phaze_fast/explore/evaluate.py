@@ -60,6 +60,10 @@ class Evaluations(Table):
     def __len__(self) -> int:
         return len(self.time_s)
 
+    def headline(self) -> str:
+        """Say on how many of the chips some plan fits."""
+        return f"The best plan of each chip, of which {self.feasible.sum():,} have one"
+
     def to_columns(self) -> dict[str, Any]:
         """Give the arrays by name, as `to_dict` does."""
         return dict(self.to_dict())

@@ -10,6 +10,7 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.planning import Plan
+from phaze_fast.tables import Brief
 
 __all__ = ["Budget", "FrontPoint", "Outcome", "Progress", "Winner"]
 
@@ -103,7 +104,7 @@ def _finite(value: float) -> float | str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Brief):
     """The best chips of a space, the front, and the proof."""
 
     complete: bool

@@ -15,6 +15,7 @@ from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, shapes
 from phaze_fast.opgraph.traced import traced_layers
 from phaze_fast.software import Precision
+from phaze_fast.tables import Brief
 
 __all__ = [
     "Layer",
@@ -140,7 +141,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class LayerGraph:
+class LayerGraph(Brief):
     """The layers of a model under one strategy.
 
     `order` lists positions in `layers` as the data passes them; `edges` are pairs of positions in

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
-from phaze_fast.units import format_bytes
+from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["Plans", "infeasible", "plan", "room"]
 
@@ -58,8 +58,22 @@ class Plans(Table):
     open_s: float = float("inf")
     """Where `plan` was stopped: the least that layouts not looked at may take."""
 
+    shown: ClassVar[tuple[str, ...]] = (
+        *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute"),
+        *("time_s", "memory_bytes", "mfu"),
+    )
+
     def __len__(self) -> int:
         return len(self.plans)
+
+    def headline(self) -> str:
+        """Say which plans these are, and what is proven of them."""
+        chip = "" if self.cluster.chip is None else f" x {self.cluster.chip.name}"
+        problem = f"{self.model.name} on {self.cluster.devices}{chip}"
+        if not self.plans:
+            return f"{problem}: infeasible; {self.shortfall or 'no plan fits'}"
+        least = format_time(self.bound_s)
+        return f"{problem}: {self.status}, no plan takes less than {least} (gap {self.gap:.2%})"
 
     @property
     def best(self) -> Plan:

@@ -15,6 +15,7 @@ from phaze_fast.schedule.cache import ScheduleCache, StoredLayer, layer_key
 from phaze_fast.schedule.instance import LayerInstance
 from phaze_fast.schedule.result import LayerSchedule
 from phaze_fast.schedule.solve import RULES, Packed
+from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 
 __all__ = ["LayerTimes", "layer_makespans", "schedule_layers"]
@@ -25,7 +26,7 @@ _TYPE_OF_UNIT = np.array([1, 2, 3, 4], dtype=np.uint8)  # TC, VC, TC+VC, NET
 
 
 @dataclass(frozen=True, eq=False)
-class LayerTimes:
+class LayerTimes(Brief):
     """Makespans of graphs on chips; arrays have shape (graphs, chips)."""
 
     graphs: tuple[OpGraph, ...]

@@ -79,7 +79,9 @@ def test_estimate_refuses(run, words, message):
 
 
 def test_validate_keeps_its_contract(run):
-    found = document(run("study", "validate", GOLDEN / "h200_layer.csv", "--chip", "h200", "--json"))
+    found = document(
+        run("study", "validate", GOLDEN / "h200_layer.csv", "--chip", "h200", "--json")
+    )
     assert set(found["columns"]) == {"fwd_us", "bwd_us", "fwd_bwd_us", "stashed_bytes"}
     for error in found["columns"].values():
         wanted = {"rows", "mean_abs_err", "median_abs_err", "p90_abs_err", "max_abs_err", "bias"}

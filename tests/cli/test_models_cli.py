@@ -41,7 +41,21 @@ def test_a_graph_is_shown_and_refused_where_there_is_no_rule(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "model.layers.0" in shown
     assert "a transformer of 4 blocks of 512, 8 heads" in shown
-    assert main(["show", "model", "--operators", str(GRAPH), "--tp", "2", "--sequence-parallel", "--json"]) == 0
+    assert (
+        main(
+            [
+                "show",
+                "model",
+                "--operators",
+                str(GRAPH),
+                "--tp",
+                "2",
+                "--sequence-parallel",
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["parameters"] > 0
     raw = tmp_path / "raw.json"
     raw.write_text(json.dumps({**json.loads(GRAPH.read_text()), "as_traced": True}))

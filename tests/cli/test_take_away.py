@@ -10,9 +10,15 @@ from phaze_fast.cli.main import main
 from phaze_fast.cli.output import is_narrow
 
 STEP = ["--chip", "H100", "--devices", "16", "--global-batch", "32"]
-GROUPS = {name: group.commands for name, group in program().commands.items() if name in ("show", "study")}
+GROUPS = {
+    name: group.commands for name, group in program().commands.items() if name in ("show", "study")
+}
 COMMANDS = {name: command for name, command in program().commands.items() if name not in GROUPS}
-COMMANDS |= {f"{group} {name}": command for group, inside in GROUPS.items() for name, command in inside.items()}
+COMMANDS |= {
+    f"{group} {name}": command
+    for group, inside in GROUPS.items()
+    for name, command in inside.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,9 @@ def test_explain_and_diff(plan, tmp_path, capsys):
     assert main([*words, "--recompute", "full", "-o", str(other)]) == 0
     capsys.readouterr()
     page = tmp_path / "diff.html"
-    assert main(["explain", str(plan), "--against", str(other), "--json", "--report", str(page)]) == 0
+    assert (
+        main(["explain", str(plan), "--against", str(other), "--json", "--report", str(page)]) == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["fields"]["tp"] == [2, 4]
     assert page.read_text().startswith("<!doctype html>")

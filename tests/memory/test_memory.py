@@ -165,9 +165,7 @@ def test_activations_fall_along_the_pipeline():
     graph = layer_graph(models.load("gpt3-175b"), Strategy(tp=8))
     held = footprint_batch(stage_rows(graph, Pipeline(pp=8, micro_batches=64)))["activations"]
     assert all(a > b for a, b in pairwise(held))
-    flat = footprint_batch(
-        stage_rows(graph, Pipeline(pp=8, micro_batches=64, schedule="gpipe"))
-    )
+    flat = footprint_batch(stage_rows(graph, Pipeline(pp=8, micro_batches=64, schedule="gpipe")))
     assert flat["activations"][1:7].tolist() == [flat["activations"][1]] * 6
 
 
@@ -328,9 +326,7 @@ def test_impossible_values(field, value):
 
 def test_bad_plans_say_why():
     graph = layer_graph(models.load("gpt2-small"))
-    with pytest.raises(
-        InvalidInputError, match="pp: 13 is not accepted; gpt2-small has 12 blocks"
-    ):
+    with pytest.raises(InvalidInputError, match="pp: 13 is not accepted; gpt2-small has 12 blocks"):
         footprint(graph, Pipeline(pp=13))
     with pytest.raises(InvalidInputError, match="stage: 2 is not accepted; expected 0 to 1"):
         footprint(graph, Pipeline(pp=2), stage=2)

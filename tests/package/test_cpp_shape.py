@@ -33,7 +33,9 @@ def functions(text: str) -> Iterator[tuple[str, int, int]]:
         if character == "{":
             head = re.sub(r"<[^<>]*>", "", text[start:place].strip())
             kind = "function"
-            if not text[place - 1].isspace() or any(brace[0] == "function" for brace in open_braces):
+            if not text[place - 1].isspace() or any(
+                brace[0] == "function" for brace in open_braces
+            ):
                 kind = "braces"  # of an initialiser, or inside a function
             elif _SCOPE.search(head.split("(")[0]) or "(" not in head:
                 kind = "scope"

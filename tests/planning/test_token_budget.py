@@ -160,7 +160,7 @@ def test_llama_3_took_31_million_hours():
         ({"step_s": 0.0}, "step_s: 0.0"),
         ({"goodput": 0.0}, "goodput: 0.0"),
         ({"goodput": 1.1}, "goodput: 1.1"),
-        ({"overhead": 0.9}, "overhead: 0.9"),
+        ({"pue": 0.9}, "pue: 0.9"),
         ({"power_w": -1.0}, "power_w: -1.0"),
         ({"usd_per_kwh": float("nan")}, "usd_per_kwh: nan"),
     ],

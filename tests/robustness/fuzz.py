@@ -217,7 +217,9 @@ def random_case(rng):
         files = {"fuzzed" + rng.choice([".json", ".yaml", ".jsonl"]): text_of(rng, kind)}
     else:
         words, files = list(COMMANDS[rng.choice(list(COMMANDS))]), {}
-        for option, valued in rng.sample(options_of(*words[:2]), 2):
+        for option, valued in rng.sample(
+            options_of(*words[:2]), min(2, len(options_of(*words[:2])))
+        ):
             words += [option, rng.choice(TEXTS)] if valued else [option]
         if rng.random() < 0.1:
             words.insert(rng.randrange(len(words)), rng.choice(TEXTS))

@@ -257,7 +257,7 @@ def test_a_packed_trace_that_swells_or_is_torn(tmp_path):
     plan = tmp_path / "plan.json"
     words = ["plan", "gpt2-small", *ON, "--top", "1", "-o", plan]
     assert run(*words)[0] == 0
-    assert "too long; expected at most 256 MiB" in refused("trace-compare", plan, trace)
+    assert "too long; expected at most 256 MiB" in refused("explain", plan, "--trace", trace)
     for data in (gzip.compress(b"{}")[:-6], gzip.compress(b"{}") + b"x", b"\x1f\x8b\x08\x00no"):
         trace.write_bytes(data)
-        refused("trace-compare", plan, trace)
+        refused("explain", plan, "--trace", trace)

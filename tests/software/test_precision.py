@@ -178,7 +178,10 @@ def test_the_command_line_takes_a_name_and_refuses_others_in_one_line(capsys):
     said = ["predict", "llama3-8b", "--chip", "h100", "--devices", "8", "--dp", "8", "--zero", "1"]
     assert main([*said, "--global-batch", "64", "--precision", "fp8", "--json"]) == 0
     assert '"precision": "fp8"' in capsys.readouterr().out
-    for name, why in (("fp7", "precision: 'fp7' is neither a preset"), ("nvfp4", "does not multiply")):
+    for name, why in (
+        ("fp7", "precision: 'fp7' is neither a preset"),
+        ("nvfp4", "does not multiply"),
+    ):
         assert main([*said, "--precision", name]) == 2
         told = capsys.readouterr().err
         assert why in told
