@@ -145,7 +145,7 @@ def search(
         weights=weights,
         top=top,
         pareto=pareto,
-        budget=Budget(time_s=time_limit_s, points=max_points, stop=stop),
+        budget=Budget(time_limit_s=time_limit_s, max_points=max_points, stop=stop),
         threads=threads,
         executor=executor,
         resume=resume,

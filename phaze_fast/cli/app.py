@@ -44,8 +44,8 @@ COMMANDS = {
 """The file and function of each command, in the order in which help lists them."""
 
 _GROUPS = {
-    "show": "Show a model, chip, interconnect, wafer or space, or list those of a kind.",
-    "study": "Validate and calibrate on measurements; backtest chips; reproduce papers.",
+    "show": "Show models, chips, interconnects, wafers and spaces.",
+    "study": "Compare with measurements, history and papers.",
 }
 
 

@@ -33,7 +33,9 @@ def check(
     how: Checking,
     output: Output,
 ) -> None:
-    """Validate a file and print what was understood, with every default filled in.
+    """Check a file, or print the JSON Schema of its kind.
+
+    What was understood of the file is printed, with every default filled in.
 
     Example: phaze-fast check chip.yaml
     """

@@ -322,7 +322,9 @@ class Collective:
 
 
 def estimate(products: Products, exchange: Collective, output: Output) -> None:
-    """Time matrix products on a chip by their best mapping, or a collective by each algorithm.
+    """Time matrix products on a chip, or a collective.
+
+    Matrix products are timed by their best mapping, collectives by every algorithm.
 
     Examples: phaze-fast estimate --chip h200 --gemm 2048x12288x49152
 

@@ -145,7 +145,9 @@ def explain(
     against: Against,
     output: PageOutput,
 ) -> None:
-    """Explain what bounds a plan, its critical path, and what each rate of the hardware is worth.
+    """Explain what limits a plan, or compare it with another.
+
+    By itself: what limits it, its critical path, and what each rate of the hardware is worth.
 
     Example: phaze-fast explain plan.json --against other.json
     """

@@ -89,7 +89,7 @@ def export(
     problem: PlanProblem,
     output: ExportOutput,
 ) -> None:
-    """Write a plan as a file that a training framework runs, or as a trace of its step.
+    """Write a plan as a framework's configuration or as a trace.
 
     What a framework cannot express is listed on standard error and in the file; nothing is left
     out silently. `predict --plan FILE` reads such files back.

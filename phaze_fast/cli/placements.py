@@ -237,7 +237,7 @@ def place_file(
     output: PlacementOutput,
     how: Placing,
 ) -> None:
-    """Place layers on devices: stages, widths and replicas, proven optimal.
+    """Solve placement problems of PHAZE or NEST, proven.
 
     Example: phaze-fast place problems.jsonl
     """

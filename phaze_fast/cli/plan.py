@@ -231,7 +231,7 @@ def plan_model(
     listing: Listing,
     output: PageOutput,
 ) -> None:
-    """Find the fastest parallel plans of a model on given hardware, and prove that they are.
+    """Find the fastest parallel plans on given hardware, proven.
 
     Every combination of widths, micro-batch, stages, ZeRO and schedule that the options allow is
     settled. Options that take several values take them separated by commas.

@@ -96,7 +96,9 @@ def predict_plan(
     budget: Budget,
     output: PageOutput,
 ) -> None:
-    """Predict what a given plan takes; it is never refused for memory.
+    """Predict the time and memory of a given plan.
+
+    A plan is never refused for memory: the answer says by how much it does not fit.
 
     Example: phaze-fast predict llama2-7b --chip h100 --devices 16 --tp 4 --pp 2 --dp 2
     --global-batch 64

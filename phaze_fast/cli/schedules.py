@@ -64,7 +64,7 @@ def show_schedules(
     how: Scheduling,
     output: Output,
 ) -> None:
-    """Schedule layers on one chip each, proven optimal or with a stated gap.
+    """Schedule the operators of layers on a chip, proven.
 
     Example: phaze-fast schedule layers.jsonl
     """

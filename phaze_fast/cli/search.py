@@ -446,7 +446,7 @@ def search_chips(
     run: SearchRun,
     output: FiguresOutput,
 ) -> None:
-    """Find the chip and the plan that train models fastest, and prove it.
+    """Find the chip and plan that train models fastest, proven.
 
     Example: phaze-fast search gpt3-175b --space published --report page.html
     """

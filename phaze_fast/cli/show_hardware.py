@@ -121,7 +121,7 @@ def _chip_fields(chip: Accelerator) -> list[RenderableType]:
 
 
 def show_chip(name: Name = None, *, output: Output) -> None:
-    """List the chips that come with the package, or show one in full with its sources.
+    """List chips, or show one in full with its sources.
 
     Example: phaze-fast show chip h100
     """
@@ -137,7 +137,7 @@ def show_chip(name: Name = None, *, output: Output) -> None:
 
 
 def show_interconnect(name: Name = None, *, output: Output) -> None:
-    """List the interconnects that come with the package, or show one in full with its sources.
+    """List interconnects, or show one in full with its sources.
 
     Example: phaze-fast show interconnect dgx-h100
     """
@@ -248,7 +248,7 @@ def _emit_wafer_space(space: WaferSpace, output: Output) -> None:
 
 
 def show_wafer(name: Name = None, *, output: Output) -> None:
-    """List the wafers that come with the package, or show one, or a space of them.
+    """List wafers, or show one, or a space of them.
 
     Example: phaze-fast show wafer dojo-tile-like
     """
@@ -285,7 +285,7 @@ def show_space(
     *,
     output: Output,
 ) -> None:
-    """List the spaces of chips, or count the chips of one that pass its limits.
+    """List spaces of chips, or count the chips of one.
 
     Example: phaze-fast show space tpuv4-area --limit 5
     """

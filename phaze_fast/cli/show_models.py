@@ -30,17 +30,7 @@ __all__ = ["graph_tables", "show_model"]
 
 # ---- sizes ----
 
-_SIZE_COLUMNS = [
-    "model",
-    "layers>",
-    "hidden>",
-    "heads>",
-    "kv>",
-    "ffn>",
-    "vocab>",
-    "seq>",
-    "parameters>",
-]
+_SIZES = ["model", "layers>", "hidden>", "heads>", "kv>", "ffn>", "vocab>", "seq>", "parameters>"]
 
 
 def _row(model: TransformerModel) -> list[str]:
@@ -120,18 +110,7 @@ def graph_tables(model: GraphModel) -> list[RenderableType]:
 
 # ---- operators and memory ----
 
-_OPERATOR_COLUMNS = [
-    "operator",
-    "unit",
-    "b>",
-    "m>",
-    "n>",
-    "k>",
-    "GFLOP>",
-    "read>",
-    "written>",
-    "payload>",
-]
+_OPERATORS = ["operator", "unit", "b>", "m>", "n>", "k>", "GFLOP>", "read>", "written>", "payload>"]
 
 
 def _op_rows(graph: OpGraph) -> list[list[str]]:
@@ -194,8 +173,8 @@ def _operator_tables(graph: LayerGraph, memory: list[dict[str, float]]) -> list[
     shown: list[RenderableType] = [str(graph.model)]
     for layer in graph.layers:
         title = f"{layer.kind} x {layer.count}: "
-        shown.append(table(f"{title}forward", _OPERATOR_COLUMNS, _op_rows(layer.forward)))
-        shown.append(table(f"{title}backward", _OPERATOR_COLUMNS, _op_rows(layer.backward)))
+        shown.append(table(f"{title}forward", _OPERATORS, _op_rows(layer.forward)))
+        shown.append(table(f"{title}backward", _OPERATORS, _op_rows(layer.backward)))
         kept = [[t.name, t.producer, format_bytes(t.bytes)] for t in layer.forward.tensors]
         modes = ", ".join(
             f"{mode} {format_bytes(layer.forward.stashed_bytes(mode))}"
@@ -246,7 +225,7 @@ def show_model(
     pipeline: Annotated[dict[str, Any], RecordOptions(Pipeline)],
     output: Output,
 ) -> None:
-    """List the models that come with the package, or show one: its sizes, or its operators.
+    """List models, or show the sizes or operators of one.
 
     Example: phaze-fast show model gpt3-175b --operators --tp 8 --sequence-parallel --pp 12
     --micro-batches 64 --recompute selective
@@ -269,7 +248,7 @@ def _list_models(output: Output) -> None:
     rows = [_row(model) for model in presets if isinstance(model, TransformerModel)]
     output.emit(
         lambda: [_data(model) for model in presets],
-        lambda: [table("Models", _SIZE_COLUMNS, rows)],
+        lambda: [table("Models", _SIZES, rows)],
     )
 
 

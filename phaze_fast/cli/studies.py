@@ -102,7 +102,7 @@ def calibrate(
     start: Start,
     output: CalibrationOutput,
 ) -> None:
-    """Fit the constants of a chip or interconnect to measurements of it.
+    """Fit a chip or interconnect to measurements.
 
     Example: phaze-fast study calibrate products.csv --chip h200 --name mine -o mine.yaml
     """
@@ -205,7 +205,7 @@ def back_test(
     *,
     output: PageOutput,
 ) -> None:
-    """Search under the limits of real generations of chips, and rank those chips there.
+    """Rank real chips among those within their own limits.
 
     Example: phaze-fast study backtest "TPU v4"
     """
@@ -248,7 +248,7 @@ def reproduce_paper(
     *,
     output: PaperOutput,
 ) -> None:
-    """Compare a paper's published figures with ours, and say why they differ.
+    """Compare a paper's published figures with ours.
 
     A figure that the paper's public text does not give is shown as missing, never made up.
 

@@ -102,7 +102,7 @@ def sweep_points(
     ],
     output: SweepOutput,
 ) -> None:
-    """Find the best plan of every combination of models, chips, devices and batches.
+    """Plan every combination of models, chips and batches.
 
     Several values of --global-batch and --seq are points of their own; of other options with
     several values, each plan has the best.

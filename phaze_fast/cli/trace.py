@@ -102,7 +102,7 @@ def trace(
     how: Tracing,
     output: Output,
 ) -> None:
-    """Record a training step of a PyTorch module as a graph that every command takes as MODEL.
+    """Record a PyTorch module as a model for other commands.
 
     Example: phaze-fast trace examples/own_module.py:language -o model.json
     """

@@ -50,22 +50,34 @@ def _share(value: float | None, signed: bool = False) -> str:
     return f"{value:+.1%}" if signed else f"{value:.1%}"
 
 
+_ERRORS = ["rows>", "mean>", "median>", "p90>", "max>", "bias>"]
+
+
+def _errors(error: Any) -> list[str]:
+    """Format relative errors; all but the bias are without sign."""
+    sizes = (error.mean_abs_err, error.median_abs_err, error.p90_abs_err, error.max_abs_err)
+    return [str(error.rows), *map(_share, sizes), _share(error.bias, signed=True)]
+
+
+def _worst_table(found: Validation | StepValidation) -> RenderableType:
+    rows = [
+        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", _share(error, signed=True)]
+        for label, column, measured, predicted, error in found.worst(_WORST)
+    ]
+    columns = ["row", "column", "measured>", "predicted>", "error>"]
+    return table("Worst rows", columns, rows)
+
+
 def _group_row(group: RunGroup) -> list[str]:
-    left_out = sum(group.unsupported.values())
-    regret = group.regret
-    time = group.time
-    if time is None:
-        return [group.name, "0", str(left_out), *["-"] * 8]
+    unsupported = str(sum(group.unsupported.values()))
+    if group.time is None:
+        return [group.name, unsupported, "0", *["-"] * 8]
+    correlation, regret = group.time.rank_correlation, group.regret
     return [
         group.name,
-        str(time.rows),
-        str(left_out),
-        _share(time.mean_abs_err),
-        _share(time.median_abs_err),
-        _share(time.p90_abs_err),
-        _share(time.max_abs_err),
-        _share(time.bias, signed=True),
-        "-" if time.rank_correlation is None else f"{time.rank_correlation:.3f}",
+        unsupported,
+        *_errors(group.time),
+        "-" if correlation is None else f"{correlation:.3f}",
         "-" if regret is None else _share(float(regret["mean"])),
         _share(group.coverage),
     ]
@@ -73,19 +85,13 @@ def _group_row(group: RunGroup) -> list[str]:
 
 def _run_tables(found: RunValidation) -> list[RenderableType]:
     """Lay out errors of published runs as tables."""
-    headings = [found.by, "rows>", "left out>", "mean>", "median>", "p90>", "max>", "bias>"]
-    headings += ["rank corr.>", "pick-regret>", "in interval>"]
+    headings = [found.by, "unsupported>", *_ERRORS, "rank corr.>", "pick-regret>", "in interval>"]
     groups = [*found.groups, found.all_rows]
     title = "Seconds of a step, predicted against measured: relative errors without sign"
     parts: list[RenderableType] = [table(title, headings, [_group_row(g) for g in groups])]
-    memory = [(g.name, g.memory) for g in groups if g.memory is not None]
+    memory = [[g.name, *_errors(g.memory)] for g in groups if g.memory is not None]
     if memory:
-        rows = [
-            [name, str(m.rows), _share(m.mean_abs_err), _share(m.max_abs_err), _share(m.bias, True)]
-            for name, m in memory
-        ]
-        columns = [found.by, "rows>", "mean>", "max>", "bias>"]
-        parts.append(table("Bytes of a device", columns, rows))
+        parts.append(table("Bytes of a device", [found.by, *_ERRORS], memory))
     reasons = [
         [group.name, reason, str(count)]
         for group in found.groups
@@ -94,14 +100,9 @@ def _run_tables(found: RunValidation) -> list[RenderableType]:
     if reasons:
         parts.append(table("Rows that are not supported", [found.by, "why", "rows>"], reasons))
     worst = [
-        [
-            str(r.run.line),
-            r.run.label,
-            f"{r.run.time_s:.4g} s",
-            f"{r.time_s:.4g} s",
-            _share(r.error, signed=True),
-        ]
-        for r in found.worst(_WORST)
+        [str(row.run.line), row.run.label, f"{row.run.time_s:.4g} s", f"{row.time_s:.4g} s"]
+        + [_share(row.error, signed=True)]
+        for row in found.worst(_WORST)
     ]
     columns = ["row>", "run", "measured>", "predicted>", "error>"]
     return [*parts, table("Worst rows", columns, worst)]
@@ -109,20 +110,19 @@ def _run_tables(found: RunValidation) -> list[RenderableType]:
 
 def _step_tables(found: StepValidation) -> list[RenderableType]:
     """Lay out errors of measured steps as tables."""
-    rows = [
-        [name, str(e.rows)]
-        + [_share(v) for v in (e.mean_abs_err, e.median_abs_err, e.p90_abs_err, e.max_abs_err)]
-        + [_share(e.bias, signed=True)]
-        for name, e in found.columns.items()
-    ]
-    headings = ["column", "rows>", "mean>", "median>", "p90>", "max>", "bias>"]
-    worst = [
-        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", _share(error, signed=True)]
-        for label, column, measured, predicted, error in found.worst(_WORST)
-    ]
-    columns = ["row", "column", "measured>", "predicted>", "error>"]
+    rows = [[name, *_errors(error)] for name, error in found.columns.items()]
     title = f"{found.chip} against measured {found.kind}: relative errors without sign"
-    return [table(title, headings, rows), table("Worst rows", columns, worst)]
+    return [table(title, ["column", *_ERRORS], rows), _worst_table(found)]
+
+
+def _operator_tables(found: Validation) -> list[RenderableType]:
+    """Lay out errors of operators as tables."""
+    rows = [
+        [name, *_errors(error), f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})"]
+        for name, error in found.columns.items()
+    ]
+    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
+    return [table(title, ["column", *_ERRORS, "after one scale>"], rows), _worst_table(found)]
 
 
 def _operator_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
@@ -136,46 +136,12 @@ def _operator_data(found: Validation, calibration: Calibration) -> dict[str, Any
     }
 
 
-def _operator_tables(found: Validation) -> list[RenderableType]:
-    """Lay errors of operators out as tables."""
-    rows = [
-        [
-            name,
-            str(error.rows),
-            f"{error.mean_abs_err:.1%}",
-            f"{error.median_abs_err:.1%}",
-            f"{error.max_abs_err:.1%}",
-            f"{error.bias:+.1%}",
-            f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})",
-        ]
-        for name, error in found.columns.items()
-    ]
-    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>", "after one scale>"]
-    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
-    worst = [
-        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
-        for label, column, measured, predicted, error in found.worst(_WORST)
-    ]
-    columns = ["row", "column", "measured>", "predicted>", "error>"]
-    return [table(title, headings, rows), table("worst rows", columns, worst)]
-
-
 def _collective_tables(found: CollectiveValidation) -> list[RenderableType]:
-    """Lay errors of collectives out as a table."""
-    headings = ["rows of", "rows>", "mean>", "median>", "max>", "bias>"]
-    listed = {**found.columns, **found.groups}
-    rows = [
-        [
-            name,
-            str(error.rows),
-            f"{error.mean_abs_err:.1%}",
-            f"{error.median_abs_err:.1%}",
-            f"{error.max_abs_err:.1%}",
-            f"{error.bias:+.1%}",
-        ]
-        for name, error in listed.items()
-    ]
-    return [table("collectives against measured ones: relative errors", headings, rows)]
+    """Lay out errors of collectives as a table."""
+    errors = {**found.columns, **found.groups}
+    rows = [[name, *_errors(error)] for name, error in errors.items()]
+    title = "Collectives against measured ones: relative errors without sign"
+    return [table(title, ["rows of", *_ERRORS], rows)]
 
 
 def _write_page(found: Any, file: Path, output: PageOutput) -> None:
@@ -212,7 +178,7 @@ def show_validation(
     how: Measured,
     output: PageOutput,
 ) -> None:
-    """Predict every row of a file of measurements and say how far off the predictions are.
+    """Compare predictions with a file of measurements.
 
     Example: phaze-fast study validate measurements.csv --chip h200
     """

@@ -335,7 +335,9 @@ def map_on_wafers(
     run: LongRun,
     output: FiguresOutput,
 ) -> None:
-    """Map a model's operators on a wafer of dies; search wafers too where a space is given.
+    """Map a model's operators on a wafer of dies.
+
+    Where a space of wafers is given, the best wafer is searched for too.
 
     Example: phaze-fast wafer bertlarge --wafer dojo-tile-like --global-batch 64 --compare
     """

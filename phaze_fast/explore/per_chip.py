@@ -44,7 +44,7 @@ class PerChipSearch(BestFirstSearch):
 
     def run(self, budget: Budget | None = None) -> bool:
         """Search; whether it went to the end. The budget's seconds count, at the end of a block."""
-        count, most_s = len(self.groups), (budget or Budget()).time_s
+        count, most_s = len(self.groups), (budget or Budget()).time_limit_s
         everything = np.arange(count)
         for table in self.tables:
             for s in range(len(table.evaluator)):

@@ -19,14 +19,14 @@ __all__ = ["Budget", "FrontPoint", "Outcome", "Progress", "Winner"]
 class Budget:
     """When to stop at the latest."""
 
-    time_s: float = float("inf")
-    points: float = float("inf")
+    time_limit_s: float = float("inf")
+    max_points: float = float("inf")
     """Candidates that are placed; the wave in which they are goes to its end."""
     stop: Callable[[], bool] | None = field(default=None, compare=False)
     """Asked after every wave: whether to end with what is found so far."""
 
     def __post_init__(self) -> None:
-        for name in ("time_s", "points"):
+        for name in ("time_limit_s", "max_points"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise InvalidInputError(

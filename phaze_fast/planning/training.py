@@ -59,13 +59,14 @@ class Training(Record):
     micro_batch: Counts = (1, 2, 4, 8)
     """Sequences a device works on at once."""
     tp: Counts | None = None
-    """Widths to try; by default powers of two up to a node (to 8 where there are no nodes)."""
+    """Tensor-parallel widths to try; by default powers of two up to a node (to 8 where there are no
+    nodes)."""
     pp: Counts | None = None
-    """Counts of stages to try; by default all."""
+    """Counts of pipeline stages to try; by default all."""
     dp: Counts | None = None
-    """Counts of replicas to try; by default all that divide the batch."""
+    """Counts of data-parallel replicas to try; by default all that divide the batch."""
     cp: Counts | None = None
-    """Widths over the sequence to try; by default 1, and for long sequences powers of two that
+    """Context-parallel widths to try; by default 1, and for long sequences powers of two that
     leave a device 8,192 tokens or more."""
     cp_kind: Annotated[
         tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
@@ -76,7 +77,7 @@ class Training(Record):
     (``all-gather``), sent round a ``ring``, or rows exchanged for heads (``ulysses``); auto: all
     that the model allows."""
     ep: Counts | None = None
-    """Widths over the experts to try, a part of the replicas; by default 1, and for mixtures of
+    """Expert-parallel widths to try, a part of the replicas; by default 1, and for mixtures of
     experts powers of two that divide them, up to 64."""
     etp: Counts | None = None
     """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
@@ -119,7 +120,8 @@ class Training(Record):
     vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     optimizer: str = "adam"
-    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
+    `phaze_fast.memory.OPTIMIZERS`."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
     """Which dimension lies closer together; auto: replicas, and stages too where those of a replica
     fit into a node, whichever is faster."""

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_a_result():
     assert not pf.evaluate_batch(model("gpt3-175b"), some(7, 8), POD, STEP).feasible.any()
 
 
-@pytest.mark.parametrize("budget", [Budget(points=1), Budget(time_s=0.0)])
+@pytest.mark.parametrize("budget", [Budget(max_points=1), Budget(time_limit_s=0.0)])
 def test_a_budget_gives_an_honest_gap(budget):
     space = some(8)
     stopped = find_chips([model()], space, POD, STEP, budget=budget, top=20)
