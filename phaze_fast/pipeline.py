@@ -131,11 +131,7 @@ def search(
     ('optimal', 0.0, 8)
     """
     models, space, cluster, training = _checked(model, space, cluster, training)
-    constants = None if uncertainty is None else Uncertainty.load(uncertainty, space, cluster)
-    if constants is not None and objective != "time":
-        raise InvalidInputError(
-            f"objective: {objective} is not accepted with uncertainty; expected time"
-        )
+    intervals = _intervals(uncertainty, space, cluster, objective)
     threads = thread_count(threads)
     outcome = find_chips(
         models,
@@ -182,14 +178,12 @@ def search(
             say=say,
         )
         result = replace(result, portfolio=pair)
-    if constants is None:
-        return result
     return _with_uncertainty(
         result,
         models,
         cluster,
         training,
-        uncertainty=constants,
+        uncertainty=intervals,
         tolerance=tolerance,
         time_limit_s=remaining_s,
         samples=samples,
@@ -229,20 +223,39 @@ def _check_type(argument: str, value: object, accepted: type | UnionType, expect
         )
 
 
+def _intervals(
+    uncertainty: str | Path | Mapping[str, Any] | Uncertainty | None,
+    space: ArchitectureSpace,
+    cluster: Cluster,
+    objective: str,
+) -> Uncertainty | None:
+    """Load the intervals of constants, which no other objective than time is searched with."""
+    if uncertainty is None:
+        return None
+    intervals = Uncertainty.load(uncertainty, space, cluster)
+    if objective != "time":
+        raise InvalidInputError(
+            f"objective: {objective} is not accepted with uncertainty; expected time"
+        )
+    return intervals
+
+
 def _with_uncertainty(
     result: SearchResult,
     models: list[Model],
     cluster: Cluster,
     training: Training,
     *,
-    uncertainty: Uncertainty,
+    uncertainty: Uncertainty | None,
     tolerance: float,
     time_limit_s: float,
     samples: int,
     seed: int,
     say: Callable[[str], None] | None,
 ) -> SearchResult:
-    """Add the chip of least largest regret over the intervals, and what samples of them show."""
+    """Add the chip of least largest regret over intervals, if any, and what samples of them show."""
+    if uncertainty is None:
+        return result
     robust = robust_chip(
         models,
         result.space,

@@ -207,7 +207,7 @@ def test_bad_questions_say_why():
         ({"executor": "desk"}, "dask"),
         ({"top": 2.5}, "top: 2.5"),
         ({"pareto": ("time",)}, "another as well"),
-        ({"time_limit_s": float("nan")}, "time_s: nan"),
+        ({"time_limit_s": float("nan")}, "time_limit_s: nan"),
         ({"max_points": -3}, "points: -3"),
         ({"cluster": "tpuv4-pod"}, "cluster: str"),
         ({"training": {}}, "training: dict"),
