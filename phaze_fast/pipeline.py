@@ -253,7 +253,7 @@ def _with_uncertainty(
     seed: int,
     say: Callable[[str], None] | None,
 ) -> SearchResult:
-    """Add the chip of least largest regret over intervals, if any, and what samples of them show."""
+    """Add the chip of least largest regret over intervals, if any, and what samples show."""
     if uncertainty is None:
         return result
     robust = robust_chip(

@@ -42,6 +42,19 @@ _PANELS = {
 _PANEL = {field: title for title, names in _PANELS.items() for field in names}
 
 
+def _names_of(kind: str) -> list[str]:
+    from phaze_fast import software  # which a command without these options does not load
+
+    names = software.precision_names() if kind == "precision" else software.software_names()
+    return list(names)
+
+
+_COMPLETIONS: dict[str, Callable[[], list[str]]] = {
+    "precision": lambda: _names_of("precision"),
+    "software": lambda: _names_of("software"),
+}
+
+
 def _alternatives(annotation: Any) -> list[Any]:
     """List the types that a union joins, None and what only annotates them left out."""
     origin = get_origin(annotation)
@@ -102,6 +115,7 @@ class _FieldOption:
             metavar=None if self._is_flag else metavar,
             rich_help_panel=_PANEL.get(self.name),
             show_default=False,
+            autocompletion=_COMPLETIONS.get(self.name),
         )
         type_: Any = bool if self._is_flag else str
         return inspect.Parameter(

@@ -2,14 +2,23 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import phaze_fast as pf
 from phaze_fast.cli import app
 from phaze_fast.hardware import presets
+from phaze_fast.planning import PlanSpec, Training
+
+
+def found(group, name):
+    for word in name.split():
+        group = group.commands[word]
+    return group
 
 
 CHIP = """
@@ -57,7 +66,11 @@ COMMANDS = [
         "dgx-a100",
     ],
     ["plan", "gpt2-small", "--chip", "h100", "--devices", "2", "--global-batch", "4"],
-    ["predict", "gpt2-small", *"--chip h100 --devices 2 --pp 2 --global-batch 4".split()],
+    [
+        "predict",
+        "gpt2-small",
+        *["--chip", "h100", "--devices", "2", "--pp", "2", "--global-batch", "4"],
+    ],
 ]
 
 
@@ -208,19 +221,68 @@ def test_o_replaces_a_file_whole_and_keeps_it_on_failure(run, tmp_path):
     assert run("show", "chip", "--json", "-o", "-")[1].startswith("[")
 
 
-def test_help_and_version(run):
-    assert "phaze-fast" in run("--version")[1]
-    for words in (["--help"], ["predict", "--help"]):
-        code, out, _ = run(*words)
-        assert code == 0
-        assert "Usage" in out
-    assert run()[0] == 2
+@pytest.mark.parametrize("words", [["-h"], *(name.split() for name in app.COMMANDS)], ids=" ".join)
+def test_help_fits_eighty_columns_and_cuts_no_name(run, words, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(*words, *(["-h"] if words != ["-h"] else []))
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    assert not [line for line in out.splitlines()[1:] if line.endswith("...")]
 
 
-def found(group, name):
-    for word in name.split():
-        group = group.commands[word]
-    return group
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_has_an_example_and_explains_its_options(name):
+    command = found(app.program(*name.split()), name)
+    assert re.search(rf"Examples?: phaze-fast {name}\b", command.help)
+    for param in command.params:
+        if param.name != "help":
+            assert getattr(param, "help", None), param.name
+
+
+def test_commands_share_the_options_of_a_record():
+    options = {
+        name: {p.name: p for p in found(app.program(name), name).params}
+        for name in ("plan", "search", "sweep", "predict")
+    }
+    fields = set(Training.model_fields) - {"tied", "uncut"}
+    assert all(fields <= set(options[name]) for name in ("plan", "search", "sweep"))
+    assert set(PlanSpec.model_fields) <= set(options["predict"])
+    for field in fields - {"global_batch", "tp", "cp", "ep"}:  # whose defaults differ
+        assert options["plan"][field].help == options["search"][field].help
+
+
+def test_bare_words_print_what_they_could_be_followed_by(run):
+    for words in ([], ["show"], ["study"]):
+        code, out, err = run(*words)
+        assert code == 2
+        assert "Usage" in out + err
+
+
+def test_the_version_needs_no_command():
+    code = "import sys; from phaze_fast.cli.main import main; main(['--version']); "
+    code += "print(sorted({'typer', 'rich', 'pydantic', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"phaze-fast {pf.__version__}", "[]"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_pipe_is_as_wide_as_columns_says(run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    words = ["plan", "gpt2-small", "--chip", "h100", "--devices", "4", "--global-batch", "8"]
+    shown = run(*words, "--top", "3")[1].splitlines()
+    assert columns - 40 < max(map(len, shown)) <= columns
+    assert all(column in shown[2] for column in ("step", "memory", "MFU"))
+    assert "…" not in "\n".join(shown).split("Where the fastest")[0]
+
+
+@pytest.mark.parametrize("command", ["search", "wafer"])
+def test_a_page_that_cannot_be_made_is_refused_before_the_work(
+    refused, command, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("phaze_fast.cli.output.find_spec", lambda name: None)
+    said = refused(command, "bertlarge", "--report", tmp_path / "page.html")
+    assert said == "phaze-fast: --report needs Plotly: pip install 'phaze-fast[plot]'\n"
 
 
 def test_a_command_is_loaded_alone_and_is_the_same_as_in_the_whole(run):
