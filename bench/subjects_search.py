@@ -12,14 +12,13 @@ from registry import Subject, register
 from phaze_fast import (
     ArchitectureSpace,
     Cluster,
+    Evaluations,
     Training,
     evaluate_batch,
     models,
     plan,
 )
-from phaze_fast.explore.evaluate import Evaluations
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.result import Outcome
+from phaze_fast.explore import Outcome, find_chips
 
 Given = tuple[Any, ArchitectureSpace, Cluster, Training]
 

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 
 import phaze_fast as pf
-from phaze_fast.explore.ask_tell import Explorer
+from phaze_fast.explore import Explorer
 from phaze_fast.hardware import AreaLimit, SpaceSpec
 
 if importlib.util.find_spec("optuna") is None:

@@ -26,8 +26,8 @@ from .cost import validate as validate
 from .errors import InfeasibleError as InfeasibleError
 from .errors import InvalidInputError as InvalidInputError
 from .errors import PhazeError as PhazeError
-from .explore.ask_tell import Explorer as Explorer
-from .explore.evaluate import evaluate_batch as evaluate_batch
+from .explore import Explorer as Explorer
+from .explore import evaluate_batch as evaluate_batch
 from .hardware import Accelerator as Accelerator
 from .hardware import ArchitectureSpace as ArchitectureSpace
 from .hardware import Cluster as Cluster

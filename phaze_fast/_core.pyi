@@ -28,8 +28,9 @@ MAX_LEVELS: Final[int]
 COLLECTIVE_OPS: Final[tuple[str, ...]]
 ALGORITHMS: Final[tuple[str, ...]]
 STATUS_SENTENCES: Final[tuple[str, ...]]
-PIPELINE_SCHEDULES: Final[tuple[str, ...]]
 PIPELINE_SENTENCES: Final[tuple[str, ...]]
+PIPELINE_SCHEDULES: Final[tuple[str, ...]]
+HAS_TWO_CHUNKS: Final[tuple[bool, ...]]
 
 MESH_ALGORITHMS: Final[tuple[str, ...]]
 MESH_RUN_DTYPE: Final[np.dtype[Any]]
@@ -244,6 +245,10 @@ def pipeline_peak(
 def pipeline_in_flight(schedule: int, stages: int, chunks: int, micro_batches: int) -> _Array: ...
 def pipeline_chain(schedule: int, stages: int, chunks: int) -> _Array: ...
 def check_pipeline(schedule: int, stages: int, chunks: int, micro_batches: int) -> int: ...
+def takes_chunks(schedule: int, chunks: int) -> bool: ...
+def check_pipelines(
+    schedule: int, stages: _Array, chunks: int, micro_batches: _Array
+) -> _Array: ...
 
 MAX_NEST_LAYERS: int
 MAX_NEST_LEVELS: int
@@ -337,6 +342,11 @@ LAYOUT_DTYPE: np.dtype[np.void]
 TRAINING_DTYPE: np.dtype[np.void]
 ESTIMATE_DTYPE: np.dtype[np.void]
 PLAN_STATUS_SENTENCES: tuple[str, ...]
+PLAN_STATUS: dict[str, int]
+MEMORY_RULE: dict[str, int]
+WIDTHS_DTYPE: np.dtype[np.void]
+
+def check_widths(widths: _Array, devices: int, global_batch: int) -> _Array: ...
 
 class PlanSpace:
     def __init__(

@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["LruCache"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -30,8 +28,8 @@ class LruCache(Generic[K, V]):
     Examples
     --------
     >>> cache: LruCache[str, int] = LruCache(limit=2)
-    >>> for name in ("a", "b", "c"):
-    ...     cache.put(name, ord(name))
+    >>> [cache.put(name, ord(name)) for name in "abc"]
+    [97, 98, 99]
     >>> cache.get("a"), cache.get("c"), cache.hits, cache.misses
     (None, 99, 1, 1)
     """

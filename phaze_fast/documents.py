@@ -23,17 +23,6 @@ import yaml
 
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = [
-    "Presets",
-    "digest",
-    "parse_json",
-    "parse_text",
-    "read_document",
-    "read_text",
-    "to_yaml",
-    "write_whole",
-]
-
 _MOST_BYTES = 2**28
 _MOST_VALUES = 10**7
 """Values of a document, those that aliases repeat counted each time."""
@@ -87,7 +76,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever `_Loader` would not read back as the text it is."""
+    """Quotes text that `_Loader` would read back as another type."""
 
 
 _FLOAT = re.compile(
@@ -103,21 +92,21 @@ for _class in (_Loader, _Dumper):
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in mapping:
             raise ValueError(f"key {key[:_LONGEST_KEY]!r} is given twice")
-        found[key] = value
-    return found
+        mapping[key] = value
+    return mapping
 
 
 class _LongInteger(float):
     """An integer of more digits than Python reads: infinite, and shown by its length."""
 
     def __new__(cls, text: str) -> _LongInteger:
-        made = super().__new__(cls, "-inf" if text.startswith("-") else "inf")
-        made.digits = len(text.lstrip("-"))
-        return made
+        number = super().__new__(cls, "-inf" if text.startswith("-") else "inf")
+        number.digits = len(text.lstrip("-"))
+        return number
 
     digits: int
 
@@ -168,7 +157,7 @@ def _count(value: Any, known: dict[int, int], open_: set[int]) -> int:
     if id(value) not in known:
         open_.add(id(value))
         inner = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_count(each, known, open_) for each in inner)
+        known[id(value)] = 1 + sum(_count(item, known, open_) for item in inner)
         open_.discard(id(value))
     return known[id(value)]
 
@@ -353,16 +342,16 @@ def write_whole(path: str | Path, text: str, name: str | None = None) -> None:
         if str(path).startswith("/dev/") or (target.exists() and not target.is_file()):
             Path(path).write_text(text, encoding="utf-8")
             return
-        handle, made = tempfile.mkstemp(dir=target.parent, prefix=".phaze-fast-")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".phaze-fast-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             umask = os.umask(0)
             os.umask(umask)
-            Path(made).chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
-            Path(made).replace(target)
+            Path(temporary).chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
+            Path(temporary).replace(target)
         except BaseException:
-            Path(made).unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
             raise
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -10,18 +10,6 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
-__all__ = [
-    "InUseError",
-    "InfeasibleError",
-    "InvalidInputError",
-    "InvalidTypeError",
-    "MissingExtraError",
-    "PhazeError",
-    "brief",
-    "nearest",
-]
-
-
 _MOST_LISTED = 24
 """Of more names than this only the nearest three are named."""
 
@@ -58,7 +46,7 @@ _BRIEF.maxlevel = 2
 
 
 def brief(value: object) -> str:
-    """Show a value as it was given, in at most 80 characters, whatever its size.
+    """Show a value of any size in at most 80 characters.
 
     Examples
     --------
@@ -73,7 +61,7 @@ def brief(value: object) -> str:
 
 
 def nearest(word: str, accepted: Iterable[str]) -> str:
-    """Say what was probably meant by a name that is not accepted.
+    """Return a hint about a name that is not accepted.
 
     Parameters
     ----------

@@ -11,17 +11,13 @@ from types import UnionType
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.portfolio import best_pair
-from phaze_fast.explore.result import Budget, Progress
+from phaze_fast.explore import Budget, Progress, best_pair, find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
 from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.robust.constants import Uncertainty
-from phaze_fast.robust.information import information
-from phaze_fast.robust.robust_chip import TOLERANCE, robust_chip
+from phaze_fast.robust import TOLERANCE, Uncertainty, information, robust_chip
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
@@ -208,9 +204,10 @@ def _checked(
         space = "published" if space is None else space
         _check_type("space", space, str | Path, "ArchitectureSpace, or the name or file of one")
         space = ArchitectureSpace.load(space)
-    cluster = Cluster(devices=1024, fabric="tpuv4-pod") if cluster is None else cluster
+    usual_cluster, usual_training = paper_setup()
+    cluster = usual_cluster if cluster is None else cluster
     _check_type("cluster", cluster, Cluster, "Cluster")
-    training = Training(global_batch=4096, tp=(1, 2, 4, 8)) if training is None else training
+    training = usual_training if training is None else training
     _check_type("training", training, Training, "Training")
     loaded = [load(each) if isinstance(each, str) else each for each in listed]
     return [planned_model(each, training.software) for each in loaded], space, cluster, training

@@ -8,12 +8,15 @@ nearest valid name, numbers must be finite, and every fault becomes one line of 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
 
 import numpy as np
+from annotated_types import GroupedMetadata
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -27,55 +30,51 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
+from phaze_fast.caching import LruCache
 from phaze_fast.documents import digest, read_document, to_yaml
 from phaze_fast.errors import InvalidInputError, brief, nearest
 from phaze_fast.units import parse_quantity
 
-__all__ = [
-    "Bandwidth",
-    "Bytes",
-    "Count",
-    "FrozenDict",
-    "Hertz",
-    "NamedOr",
-    "OrderedFrozenDict",
-    "Quantity",
-    "Record",
-    "Seconds",
-    "Side",
-    "SquareMillimetres",
-    "Watts",
-    "explain",
-]
 
+@dataclass(frozen=True)
+class Measure(GroupedMetadata):
+    """Marks a number with a unit: text such as ``128 MiB`` is accepted in its place."""
 
-def _quantity(unit: str, whole: bool) -> Callable[[object], object]:
-    def convert(value: object) -> object:
+    unit: str
+    above: float | None = None
+    """The number is larger than this; where it is None, it is 0 or more."""
+    most: float | None = None
+    """The largest number accepted; None where there is no limit."""
+    whole: bool = False
+    """Whether it has to be a whole number."""
+
+    def __iter__(self) -> Iterator[object]:
+        """Yield the annotations that this one combines."""
+        yield BeforeValidator(self._convert)
+        finite = None if self.whole else False
+        if self.above is None:
+            yield Field(ge=0, le=self.most, allow_inf_nan=finite)
+        else:
+            yield Field(gt=self.above, le=self.most, allow_inf_nan=finite)
+        limit = "minimum" if self.above is None else "exclusiveMinimum"
+        yield WithJsonSchema(
+            {
+                "anyOf": [{"type": "number", limit: 0}, {"type": "string"}],
+                "description": f"number of {self.unit}, or text with a unit",
+            }
+        )
+
+    def _convert(self, value: object) -> object:
         try:
-            number = parse_quantity(value, unit)
+            number = parse_quantity(value, self.unit)
         except InvalidInputError as error:
             raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
-        if whole:
-            if number != number or number in (float("inf"), float("-inf")):
-                return number
-            if number != int(number):
-                raise PydanticCustomError(
-                    "quantity",
-                    "{text}",
-                    {"text": f"{brief(value)} is not a whole number of {unit}"},
-                )
-            return value if isinstance(value, int) else int(number)
-        return number
-
-    return convert
-
-
-def _schema(unit: str, minimum: str) -> WithJsonSchema:
-    number = {"type": "number", minimum: 0}
-    text = {"type": "string"}
-    return WithJsonSchema(
-        {"anyOf": [number, text], "description": f"number of {unit}, or text with a unit"}
-    )
+        if not self.whole or not math.isfinite(number):
+            return number
+        if number != int(number):
+            text = f"{brief(value)} is not a whole number of {self.unit}"
+            raise PydanticCustomError("quantity", "{text}", {"text": text})
+        return value if isinstance(value, int) else int(number)
 
 
 class NamedOr:
@@ -94,60 +93,30 @@ Count = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 Side = Annotated[int, Field(strict=True, ge=1, le=2**20)]
 """A whole number, 1 or more, that is multiplied with others of its kind."""
 
-Bytes = Annotated[
-    int,
-    BeforeValidator(_quantity("bytes", whole=True)),
-    Field(ge=0, le=2**62),
-    _schema("bytes", "minimum"),
-]
+Bytes = Annotated[int, Measure("bytes", most=2**62, whole=True)]
 """Bytes as an integer; accepts text such as '128 MiB'."""
 
 Quantity = Annotated[float, Field(strict=True, ge=0, le=1e24, allow_inf_nan=False)]
 """A finite number, zero or more, with no unit text."""
 
-Bandwidth = Annotated[
-    float,
-    BeforeValidator(_quantity("bytes/s", whole=False)),
-    Field(gt=0, le=1e24, allow_inf_nan=False),
-    _schema("bytes/s", "exclusiveMinimum"),
-]
+Bandwidth = Annotated[float, Measure("bytes/s", above=0, most=1e24)]
 """Bytes per second; accepts text such as '1.2 TB/s' or '200 Gb/s'."""
 
-Hertz = Annotated[
-    float,
-    BeforeValidator(_quantity("Hz", whole=False)),
-    Field(gt=0, le=1e15, allow_inf_nan=False),
-    _schema("Hz", "exclusiveMinimum"),
-]
+Hertz = Annotated[float, Measure("Hz", above=0, most=1e15)]
 """Hertz; accepts text such as '1.05 GHz'."""
 
-Seconds = Annotated[
-    float,
-    BeforeValidator(_quantity("s", whole=False)),
-    Field(ge=0, le=1e9, allow_inf_nan=False),
-    _schema("s", "minimum"),
-]
+Seconds = Annotated[float, Measure("s", most=1e9)]
 """Seconds; accepts text such as '2 us'."""
 
-Watts = Annotated[
-    float,
-    BeforeValidator(_quantity("W", whole=False)),
-    Field(gt=0, allow_inf_nan=False),
-    _schema("W", "exclusiveMinimum"),
-]
+Watts = Annotated[float, Measure("W", above=0)]
 """Watts; accepts text such as '400 W'."""
 
-SquareMillimetres = Annotated[
-    float,
-    BeforeValidator(_quantity("mm2", whole=False)),
-    Field(gt=0, allow_inf_nan=False),
-    _schema("mm2", "exclusiveMinimum"),
-]
+SquareMillimetres = Annotated[float, Measure("mm2", above=0)]
 """mm2; accepts text such as '278.83 mm2'."""
 
 
 class FrozenDict(dict[Any, Any]):
-    """A dict that cannot change, so that a frozen record is frozen all the way down.
+    """A dict that cannot change, so that a frozen record is frozen at every level.
 
     Examples
     --------
@@ -169,7 +138,7 @@ class FrozenDict(dict[Any, Any]):
 
 
 class OrderedFrozenDict(FrozenDict):
-    """A `FrozenDict` whose order is part of what it says."""
+    """A `FrozenDict` whose order matters for equality."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, dict) and list(self.items()) == list(other.items())
@@ -202,7 +171,7 @@ class Record(BaseModel):
         except ValidationError as error:
             raise InvalidInputError(explain(error, self.what, "")) from None
 
-    # Nested records are validated by pydantic itself, so that paths name the whole way down.
+    # Nested records are validated by pydantic itself, so that a message names the full path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
@@ -282,17 +251,14 @@ class Record(BaseModel):
     def digest(self) -> str:
         """Return a hash of the content, the same on every machine."""
         known = _DIGESTS.get(id(self))
-        if known is None or known[0] is not self:
-            if len(_DIGESTS) >= _MOST_DIGESTS:
-                _DIGESTS.clear()
+        if known is None:  # the entry keeps the record alive, and so its identity its own
             known = self, digest([type(self).__name__, self.model_dump(mode="json")])
-            _DIGESTS[id(self)] = known
+            _DIGESTS.put(id(self), known)
         return known[1]
 
 
-_MOST_DIGESTS = 4096
-_DIGESTS: dict[int, tuple[object, str]] = {}
-"""Hashes of the last records, by identity: the points of a sweep share their parts."""
+_DIGESTS: LruCache[int, tuple[object, str]] = LruCache(4096)
+"""Hashes of the latest records, by identity: the points of a sweep share their parts."""
 
 
 # ---- faults, one line each ----------------------------------------------------------------------
@@ -354,7 +320,7 @@ _MOST_FAULTS = 8
 
 
 def explain(error: ValidationError, what: str, source: str) -> str:
-    """Say what is wrong with a record, one line per fault, the first few of many."""
+    """Return what is wrong with a record, one line per fault, the first few of many."""
     prefix = f"{source}: " if source else ""
     lines = []
     details = error.errors(include_url=False)

@@ -23,8 +23,6 @@ from phaze_fast.models import GraphModel, TransformerModel
 from phaze_fast.records import Record
 from phaze_fast.software import Software
 
-__all__ = ["KINDS", "parse_as", "schema"]
-
 _TYPES: dict[str, Any] = {
     "chip": Accelerator,
     "fabric": Fabric,

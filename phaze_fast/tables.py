@@ -1,4 +1,4 @@
-"""Results as tables: named columns of one length, given to pandas, CSV or Parquet."""
+"""Results as tables: named columns for pandas, CSV or Parquet, and their non-dominated rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from phaze_fast.errors import InvalidInputError, MissingExtraError, brief
 
-__all__ = ["Brief", "Table", "flat_row", "joined_columns", "needed", "printed_columns"]
+__all__ = [
+    "Brief",
+    "Table",
+    "flat_row",
+    "joined_columns",
+    "needed",
+    "non_dominated",
+    "printed_columns",
+]
+
+Array = np.ndarray[Any, Any]
 
 
 def needed(module: str, extra: str, what: str) -> Any:
@@ -160,3 +172,30 @@ def joined_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Turn rows into columns; a field that a row lacks is None."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+def non_dominated(values: Array) -> Array:
+    """Positions of the non-dominated rows, rising; of equal rows the first.
+
+    A row dominates another where it is at most as large in every column. Takes O(f n) comparisons
+    of rows, where f of the n rows are non-dominated.
+
+    Parameters
+    ----------
+    values
+        One row per point and one column per objective; smaller is better.
+
+    Examples
+    --------
+    >>> non_dominated(np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 3.0], [2.0, 2.0]])).tolist()
+    [0, 1]
+    """
+    at = np.lexsort((np.arange(len(values)), *values.T[::-1]))
+    columns = [np.ascontiguousarray(column[at]) for column in values.T]
+    front: list[int] = []
+    while len(at):  # no remaining row dominates the lexicographically first one
+        front.append(int(at[0]))
+        dominated = np.logical_and.reduce([column[0] <= column[1:] for column in columns])
+        stay = np.flatnonzero(~dominated) + 1
+        at, columns = at[stay], [column[stay] for column in columns]
+    return np.array(sorted(front), dtype=np.int64)

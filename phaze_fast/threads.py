@@ -6,13 +6,11 @@ import os
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = ["thread_count"]
-
 _MOST = 1024
 
 
 def thread_count(threads: int | None = None) -> int:
-    """Give the number of threads to use; None means all cores this process may run on.
+    """Return the number of threads to use; None means all cores this process may run on.
 
     Raises
     ------

@@ -12,20 +12,6 @@ from decimal import Decimal
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = [
-    "GB",
-    "GIB",
-    "KIB",
-    "MIB",
-    "format_area",
-    "format_bandwidth",
-    "format_bytes",
-    "format_count",
-    "format_flops",
-    "format_time",
-    "parse_quantity",
-]
-
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3

@@ -135,19 +135,37 @@ std::int32_t check(std::int32_t code, std::int64_t stages, std::int64_t chunks,
       check_schedule(static_cast<PipelineSchedule>(code), stages, chunks, micro_batches));
 }
 
+// The status of each pair of stages and micro-batches under one schedule.
+py::array_t<std::int32_t> check_all(std::int32_t code, const py::object& stages,
+                                    std::int64_t chunks, const py::object& micro_batches) {
+  const auto all_stages = view<std::int64_t>(stages, "stages");
+  const auto size = static_cast<py::ssize_t>(all_stages.size());
+  const auto batches = view<std::int64_t>(micro_batches, "micro_batches", size);
+  py::array_t<std::int32_t> statuses(size);
+  const auto filled = writable(statuses);
+  for (std::size_t i = 0; i < filled.size(); ++i) {
+    filled[i] = check(code, all_stages[i], chunks, batches[i]);
+  }
+  return freeze(std::move(statuses));
+}
+
 }  // namespace
 
 void bind_pipeline(py::module_& module) {
-  py::tuple names(kPipelineScheduleCount);
-  for (int i = 0; i < kPipelineScheduleCount; ++i) {
-    names[static_cast<std::size_t>(i)] = py::str(name(static_cast<PipelineSchedule>(i)));
-  }
-  module.attr("PIPELINE_SCHEDULES") = names;
   py::tuple sentences(kPipelineStatusCount);
   for (int i = 0; i < kPipelineStatusCount; ++i) {
     sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PipelineStatus>(i)));
   }
   module.attr("PIPELINE_SENTENCES") = sentences;
+  py::tuple names(kPipelineScheduleCount);
+  py::tuple two_chunks(kPipelineScheduleCount);
+  for (int i = 0; i < kPipelineScheduleCount; ++i) {
+    const auto schedule = static_cast<PipelineSchedule>(i);
+    names[static_cast<std::size_t>(i)] = py::str(name(schedule));
+    two_chunks[static_cast<std::size_t>(i)] = py::bool_(has_two_chunks(schedule));
+  }
+  module.attr("PIPELINE_SCHEDULES") = names;
+  module.attr("HAS_TWO_CHUNKS") = two_chunks;
   PYBIND11_NUMPY_DTYPE(PassEvent, device, kind, chunk, unused, micro_batch, other_micro_batch,
                        start_s, end_s);
   module.attr("PASS_KINDS") = py::make_tuple("F", "B", "I", "W", "F&B");
@@ -164,6 +182,14 @@ void bind_pipeline(py::module_& module) {
   module.def("pipeline_chain", &chain, py::arg("schedule"), py::arg("stages"), py::arg("chunks"));
   module.def("check_pipeline", &check, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
              py::arg("micro_batches"));
+  module.def(
+      "takes_chunks",
+      [](std::int32_t code, std::int64_t chunks) {
+        return takes_chunks(static_cast<PipelineSchedule>(code), chunks);
+      },
+      py::arg("schedule"), py::arg("chunks"));
+  module.def("check_pipelines", &check_all, py::arg("schedule"), py::arg("stages"),
+             py::arg("chunks"), py::arg("micro_batches"));
 }
 
 }  // namespace phaze::bindings

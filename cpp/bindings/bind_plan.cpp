@@ -326,6 +326,18 @@ class PyPlanSpace {
   PlanSpace space_;
 };
 
+// The first rule that each row of widths breaks, as a PlanStatus.
+py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t devices,
+                                      std::int64_t global_batch) {
+  const auto rows = view<PlanWidths>(widths, "widths");
+  py::array_t<std::int32_t> statuses(static_cast<py::ssize_t>(rows.size()));
+  const auto filled = writable(statuses);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    filled[i] = static_cast<std::int32_t>(check_widths(rows[i], devices, global_batch));
+  }
+  return statuses;
+}
+
 }  // namespace
 
 void bind_plan(py::module_& module) {
@@ -348,6 +360,11 @@ void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
+  PYBIND11_NUMPY_DTYPE(PlanWidths, tp, pp, dp, cp, ep, etp, micro_batch, vpp, zero, shard,
+                       schedule);
+  module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
+  module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
+             py::arg("global_batch"));
   module.attr("MAX_DEALS") = py::make_tuple(kMaxDeals, kMaxRunChunks);
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
@@ -360,6 +377,14 @@ void bind_plan(py::module_& module) {
     sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PlanStatus>(i)));
   }
   module.attr("PLAN_STATUS_SENTENCES") = sentences;
+  module.attr("PLAN_STATUS") =
+      py::dict(py::arg("ok") = static_cast<int>(PlanStatus::kOk),
+               py::arg("over_memory") = static_cast<int>(PlanStatus::kOverMemory),
+               py::arg("bad_batch") = static_cast<int>(PlanStatus::kBadBatch),
+               py::arg("bad_schedule") = static_cast<int>(PlanStatus::kBadSchedule),
+               py::arg("bad_experts") = static_cast<int>(PlanStatus::kBadExperts),
+               py::arg("bad_strategy") = static_cast<int>(PlanStatus::kBadStrategy),
+               py::arg("bad_shard") = static_cast<int>(PlanStatus::kBadShard));
   py::class_<PyPlanSpace>(module, "PlanSpace")
       .def(py::init<const py::object&, std::int64_t, const py::object&, std::int32_t,
                     const py::object&, const py::object&, const py::object&, const py::object&,

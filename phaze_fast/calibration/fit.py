@@ -1,7 +1,7 @@
 """Least-squares fits of a few positive constants, with cross-validation and intervals.
 
-Errors are logarithms of predicted over measured seconds; large ones count by their size rather than
-their square, so that no single row decides a constant.
+Errors are logarithms of predicted over measured seconds. Large errors count by their size rather
+than their square (Huber's loss), so that no single row decides a constant.
 """
 
 from __future__ import annotations
@@ -12,16 +12,27 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Constant", "FitResult", "cross_validated_errors", "fit_constants"]
+from phaze_fast.errors import InvalidInputError
+
+__all__ = [
+    "Calibrated",
+    "Constant",
+    "FitResult",
+    "FittedConstant",
+    "calibrated",
+    "cross_validated_errors",
+    "fit_constants",
+]
 
 Array = np.ndarray[Any, Any]
 LogErrors = Callable[[Array], Array]
-"""Values of the constants to ln(predicted / measured) of every row."""
+"""Function of the constants' values that returns ln(predicted / measured) of every row."""
 
 _STEP = 2e-3  # of a logarithm, for derivatives
 _SMALL = 0.08  # larger errors count by their size
 _ROUNDS = 40
 _COLLINEAR = 0.98  # correlation from which two constants cannot be told apart
+_ROWS_PER_CONSTANT = 2.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class FitResult:
     values: Array
     """Fitted values, each in its own unit."""
     low: Array
-    """Lower ends of 90% intervals; equal to `least` where the rows say nothing."""
+    """Lower ends of 90% intervals; equal to `least` where no row depends on a constant."""
     high: Array
     """Upper ends of 90% intervals."""
     at_bound: tuple[str, ...]
@@ -78,30 +89,31 @@ def _derivatives(log_errors: LogErrors, point: Array, low: Array, high: Array) -
 
 
 def _descend(
-    log_errors: LogErrors, point: Array, low: Array, high: Array, weights: Array
+    log_errors: LogErrors, point: Array, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Levenberg and Marquardt's method on logarithms, inside a box."""
+    """Levenberg and Marquardt's method on logarithms of the constants, inside a box."""
     errors = log_errors(np.exp(point))
-    loss, damping = _loss(errors * weights), 1e-2
+    loss, damping = _loss(errors), 1e-2
     slopes = _derivatives(log_errors, point, low, high)
     for _ in range(_ROUNDS):
-        scale = _weights(errors) * weights**2
+        scale = _weights(errors)
         normal = slopes.T @ (slopes * scale[:, None])
         gradient = slopes.T @ (errors * scale)
         better = False
         for _ in range(8):
             ridge = damping * (np.diag(normal) + 1e-9 * max(float(np.trace(normal)), 1e-12))
             step = np.linalg.solve(normal + np.diag(ridge), -gradient)
-            tried = np.clip(point + np.clip(step, -0.5, 0.5), low, high)
-            found = log_errors(np.exp(tried))
-            if np.isfinite(found).all() and _loss(found * weights) < loss * (1.0 - 1e-6):
+            next_point = np.clip(point + np.clip(step, -0.5, 0.5), low, high)
+            next_errors = log_errors(np.exp(next_point))
+            next_loss = _loss(next_errors)
+            if np.isfinite(next_errors).all() and next_loss < loss * (1.0 - 1e-6):
                 better = True
                 break
             damping = min(damping * 4.0, 1e8)
         if not better:
             break
-        gained = loss - _loss(found * weights)
-        point, errors, loss = tried, found, _loss(found * weights)
+        gained = loss - next_loss
+        point, errors, loss = next_point, next_errors, next_loss
         damping = max(damping / 5.0, 1e-6)
         if gained < 1e-5 * loss:
             break
@@ -109,19 +121,15 @@ def _descend(
     return point, errors, slopes
 
 
-def fit_constants(
-    log_errors: LogErrors, constants: Sequence[Constant], row_weights: Array | None = None
-) -> FitResult:
+def fit_constants(log_errors: LogErrors, constants: Sequence[Constant]) -> FitResult:
     """Fit constants to rows.
 
     Parameters
     ----------
     log_errors
-        Gives ln(predicted / measured) of every row for values of the constants.
+        Returns ln(predicted / measured) of every row for values of the constants.
     constants
         What to fit, from where and within which range.
-    row_weights
-        How much each row counts; all alike by default.
 
     Examples
     --------
@@ -135,11 +143,9 @@ def fit_constants(
     """
     low, high = (np.log([getattr(c, end) for c in constants]) for end in ("least", "most"))
     point = np.clip(np.log([c.start for c in constants]), low, high)
-    rows = len(log_errors(np.exp(point)))
-    weights = np.ones(rows) if row_weights is None else row_weights / row_weights.mean()
-    point, errors, slopes = _descend(log_errors, point, low, high, weights)
-    names = tuple(c.name for c in constants)
-    scale = _weights(errors) * weights
+    point, errors, slopes = _descend(log_errors, point, low, high)
+    names, rows = tuple(c.name for c in constants), len(errors)
+    scale = _weights(errors)
     normal = slopes.T @ (slopes * scale[:, None])
     known = np.diag(normal) > 1e-9 * rows
     spread = np.full(len(names), np.inf)
@@ -171,33 +177,129 @@ def fit_constants(
     )
 
 
-def _kept(
-    log_errors: LogErrors, constants: Sequence[Constant], keep: Array, weights: Array
-) -> Array:
-    """Constants fitted to some rows."""
-
-    def of_kept(values: Array) -> Array:
-        found: Array = log_errors(values)[keep]
-        return found
-
-    return fit_constants(of_kept, constants, weights[keep]).values
-
-
 def cross_validated_errors(
-    log_errors: LogErrors,
-    constants: Sequence[Constant],
-    folds: int = 5,
-    row_weights: Array | None = None,
+    log_errors: LogErrors, constants: Sequence[Constant], folds: int = 5
 ) -> Array:
-    """Give ln(predicted / measured) of every row by fits that have not seen it.
+    """Return ln(predicted / measured) of every row by a fit to the rows of the other folds.
 
-    Rows are dealt to the folds in turn, in a fixed random order.
+    Rows are assigned to the folds in turn, in a fixed random order.
     """
     first = log_errors(np.array([c.start for c in constants]))
     fold = np.random.default_rng(0).permutation(len(first)) % folds
-    weights = np.ones(len(first)) if row_weights is None else row_weights
     unseen = np.empty(len(first))
+
+    def seen_errors(values: Array) -> Array:
+        errors: Array = log_errors(values)[seen]
+        return errors
+
     for out in range(folds):
-        keep = fold != out
-        unseen[~keep] = log_errors(_kept(log_errors, constants, keep, weights))[~keep]
+        seen = fold != out
+        unseen[~seen] = log_errors(fit_constants(seen_errors, constants).values)[~seen]
     return unseen
+
+
+@dataclass(frozen=True)
+class FittedConstant:
+    """One constant, with how well the rows determine it."""
+
+    name: str
+    before: float
+    value: float
+    low: float
+    """Ends of its 90% interval."""
+    high: float
+    note: str
+    """Empty, or why it should not be trusted on its own."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A fitted chip or fabric."""
+
+    what: str
+    """``chip`` or ``fabric``."""
+    constants: tuple[FittedConstant, ...]
+    errors: dict[str, dict[str, float]]
+    """By kind of row: rows, and mean absolute errors before, after, and on rows outside the fit."""
+    collinear: tuple[tuple[str, str], ...]
+    """Pairs that the rows cannot tell apart: only their combination is known."""
+    document: dict[str, Any]
+    """The chip or fabric as plain data."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "what": self.what,
+            "constants": {c.name: {**vars(c)} for c in self.constants},
+            "errors": self.errors,
+            "collinear": [list(pair) for pair in self.collinear],
+            self.what: self.document,
+        }
+
+
+def _by_kind(kinds: Array, parts: dict[str, Array]) -> dict[str, dict[str, float]]:
+    """Return the number of rows and the mean absolute errors by kind of row."""
+    sizes = {}
+    for kind in dict.fromkeys(kinds.tolist()):
+        at = kinds == kind
+        means = {name: float(np.abs(np.expm1(e[at])).mean()) for name, e in parts.items()}
+        sizes[kind] = {"rows": float(at.sum()), **means}
+    return sizes
+
+
+def calibrated(
+    what: str,
+    log_errors: LogErrors,
+    constants: Sequence[Constant],
+    units: Array,
+    kinds: Array,
+    described: Callable[[Array], dict[str, Any]],
+) -> Calibrated:
+    """Fit constants, cross-validate them and describe the result.
+
+    Parameters
+    ----------
+    what
+        ``chip`` or ``fabric``.
+    log_errors, constants
+        As for `fit_constants`.
+    units
+        Factors from the fitted values to those that are reported.
+    kinds
+        Kind of each row, by which errors are summed up.
+    described
+        Returns the chip or fabric as plain data for values of the constants.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there are fewer than two rows for each constant.
+    """
+    start = np.array([c.start for c in constants])
+    before = log_errors(start)
+    if len(before) < _ROWS_PER_CONSTANT * len(constants):
+        raise InvalidInputError(
+            f"files: {len(before)} values for {len(constants)} constants are not accepted; "
+            f"expected at least {int(_ROWS_PER_CONSTANT * len(constants))}"
+        )
+    fit = fit_constants(log_errors, constants)
+    again = [
+        Constant(c.name, float(v), c.least, c.most)
+        for c, v in zip(constants, fit.values, strict=True)
+    ]
+    unseen = cross_validated_errors(log_errors, again)
+    notes = dict.fromkeys(fit.at_bound, "at the edge of its range")
+    notes |= dict.fromkeys(fit.undetermined, "no row depends on it: left as it was")
+    errors = _by_kind(kinds, {"before": before, "fitted": fit.errors, "unseen": unseen})
+    return Calibrated(
+        what=what,
+        constants=tuple(
+            FittedConstant(n, b * u, v * u, low * u, high * u, notes.get(n, ""))
+            for n, b, v, low, high, u in zip(
+                fit.names, start, fit.values, fit.low, fit.high, units, strict=True
+            )
+        ),
+        errors=errors,
+        collinear=fit.collinear,
+        document=described(fit.values),
+    )

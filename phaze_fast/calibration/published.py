@@ -1,4 +1,4 @@
-"""Published training runs as queries: which model, cluster and plan a row of a table stands for.
+"""Published training runs: the model, the cluster and the plan that a row of a table stands for.
 
 The columns are those of the tables in ``docs/accuracy.md``. What columns do not say (the kind of
 block, the wiring of a node, the software) is looked up in ``data/runs.yaml`` by name.
@@ -6,15 +6,17 @@ block, the wiring of a node, the software) is looked up in ``data/runs.yaml`` by
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import parse_text, read_text
 from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.models import MixtureOfExperts, TransformerModel
@@ -26,37 +28,21 @@ __all__ = [
     "PublishedRun",
     "RowRefusedError",
     "UnsupportedError",
+    "csv_rows",
     "is_run_table",
     "read_run",
 ]
 
 RUN_COLUMNS = frozenset(
     [
-        "source",
-        "model",
-        "layers",
-        "hidden",
-        "heads",
-        "ffn",
-        "seq",
-        "precision",
-        "gpu",
-        "n_gpus",
-        "tp",
-        "pp",
-        "dp",
-        "micro_batch",
-        "global_batch",
-        "recompute",
-        "framework",
+        *("source", "model", "layers", "hidden", "heads", "ffn", "seq", "precision", "gpu"),
+        *("n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch", "recompute", "framework"),
         "iter_time_s",
     ]
 )
 """Columns by which a table of training runs is recognised."""
 
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
-
-
 _ALSO = ("source", "source_url", "framework", "gpu", "table", "notes", "model")
 """Columns that entries of data/runs.yaml may have patterns for."""
 
@@ -66,7 +52,7 @@ class RowRefusedError(InvalidInputError):
 
 
 class UnsupportedError(PhazeError):
-    """A row that is in order but asks for what is not modelled; the message says for what."""
+    """A row that is in order but needs what is not modelled; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -98,33 +84,26 @@ class PublishedRun:
 
     @property
     def query(self) -> tuple[Any, ...]:
-        """What was asked of the planner: rows that share it are alternatives."""
-        return (
-            self.source,
-            self.model,
-            self.cluster,
-            self.plan.global_batch,
-            self.software,
-            self.precision,
-        )
+        """What a planner would be given: rows that have it in common are alternatives."""
+        batch = self.plan.global_batch
+        return self.source, self.model, self.cluster, batch, self.software, self.precision
 
 
 @cache
 def _names() -> Mapping[str, Any]:
     file = resources.files(__package__) / "data" / "runs.yaml"
-    found: dict[str, Any] = parse_text(file.read_text("utf-8"), "runs.yaml")
-    return found
+    names: dict[str, Any] = parse_text(file.read_text("utf-8"), "runs.yaml")
+    return names
 
 
 def _entry(kind: str, text: str, row: _Cells | None = None) -> Mapping[str, Any] | None:
     """Find the first entry of a kind whose patterns a text, and other columns of a row, match."""
     for entry in _names()[kind]:
-        named = [c for c in _ALSO if row and c in entry]
+        others = [column for column in _ALSO if row and column in entry]
         if re.search(entry["match"], text) and all(
-            row and re.search(entry[column], row.text(column)) for column in named
+            row and re.search(entry[column], row.text(column)) for column in others
         ):
-            found: Mapping[str, Any] = entry
-            return found
+            return dict(entry)
     return None
 
 
@@ -175,13 +154,9 @@ def _model(row: _Cells) -> TransformerModel:
         raise UnsupportedError(f"model {name}: no known kind of block")
     if "unsupported" in family:
         raise UnsupportedError(family["unsupported"])
-    like, shape = family["like"], family.get("shape", {})
+    like, shape, moe = family["like"], family.get("shape", {}), family.get("moe")
     size = {c: row.whole(c, shape.get(c)) for c in ("layers", "hidden", "heads", "ffn", "seq")}
-    moe = family.get("moe")
-    experts = None
-    if moe is not None:
-        experts = MixtureOfExperts(**{"expert_ffn": size["ffn"], **moe})
-    seq, learned = size["seq"], like["positions"] == "learned"
+    experts = None if moe is None else MixtureOfExperts(**{"expert_ffn": size["ffn"], **moe})
     try:
         return TransformerModel(
             name=name,
@@ -193,7 +168,7 @@ def _model(row: _Cells) -> TransformerModel:
             activation=like["activation"],
             gated=like["gated"],
             positions=like["positions"],
-            max_positions=seq if learned else None,
+            max_positions=size["seq"] if like["positions"] == "learned" else None,
             qkv_bias=like["biases"],
             out_bias=like["biases"],
             ffn_bias=like["biases"],
@@ -231,7 +206,7 @@ def _cluster(row: _Cells) -> Cluster:
 
 
 def _zero(row: _Cells, unstated: int) -> int:
-    """Read what replicas share; `unstated` is what the software does where a row is silent."""
+    """Read the ZeRO stage; `unstated` is the software's own where a row does not say."""
     said, sharded = row.text("zero_or_dist_opt"), row.text("fsdp")
     if said.startswith("SHARD_GRAD_OP"):
         return 2
@@ -243,10 +218,10 @@ def _zero(row: _Cells, unstated: int) -> int:
 
 
 def _shard(row: _Cells, cluster: Cluster, dp: int, zero: int) -> int | None:
-    """Read how many replicas share weights, where the others hold copies of what those share.
+    """Read how many replicas shard weights, where other groups of replicas hold copies.
 
     On a torus no collective leaves the links of a pod, and groups lie along its dimensions, which
-    ranks in a row do not: there all replicas share.
+    consecutive ranks do not: there all replicas shard.
     """
     size = row.whole("fsdp") if row.text("fsdp") not in ("", "0", "1") else dp
     tiered = isinstance(cluster.fabric, TieredFabric)
@@ -254,9 +229,9 @@ def _shard(row: _Cells, cluster: Cluster, dp: int, zero: int) -> int | None:
 
 
 def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
-    """Whether experts lie whole on the devices of tensor groups, as on those of replicas.
+    """Whether experts are not split by tensor parallelism: expert groups span tensor groups.
 
-    They do where they need more devices than there are replicas, and where recipes say so.
+    They are not where they need more devices than there are replicas, and where recipes say so.
     """
     tp, dp, ep = widths["tp"], widths["dp"], widths["ep"]
     whole = entry.get("etp") == 1 or dp % ep > 0
@@ -290,7 +265,7 @@ def _plan(
         if slots and not over:
             stages = (slots,) * chunks
     folded = _folded(widths, entry)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **widths,
         "etp": 1 if folded else None,
         "expert_overlap": entry.get("expert_overlap", 0.0),
@@ -309,7 +284,7 @@ def _plan(
         "optimizer": software.optimizer,
     }
     try:
-        return PlanSpec(**given)
+        return PlanSpec(**fields)
     except InvalidInputError as error:
         text = str(error).splitlines()[0]
         if text.startswith(("ep:", "plan.ep:", "schedule", "plan.schedule")):
@@ -318,7 +293,7 @@ def _plan(
 
 
 def _evaluated(row: _Cells) -> float:
-    """Read how much evaluation the seconds of a row contain; whole batches are evaluated."""
+    """Read how many sequences are evaluated for each one trained on; whole batches are."""
     entry = _entry("evaluation", row.text("verified"), row)
     if entry is None:
         return 0.0
@@ -369,6 +344,32 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     )
 
 
+def csv_rows(path: Path | str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Read a CSV file: its header, and its rows, each with the line that it begins on.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file cannot be read or is not CSV.
+    """
+    text = read_text(Path(path)).removeprefix("\ufeff")
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    rows: list[tuple[int, dict[str, str]]] = []
+    header: list[str] = []
+    begins = 1
+    try:
+        for cells in reader:
+            if cells and not cells[0].startswith("#"):
+                if not header:
+                    header = [name.strip() for name in cells]
+                else:
+                    rows.append((begins, dict(zip(header, cells, strict=False))))
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
+    return header, rows
+
+
 def is_run_table(header: Sequence[str]) -> bool:
-    """Tell a table of training runs by its columns."""
+    """Whether columns are those of a table of training runs."""
     return frozenset(header) >= RUN_COLUMNS

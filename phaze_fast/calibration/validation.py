@@ -1,35 +1,152 @@
-"""Predictions of published training runs against what was measured, by group.
+"""Predictions against measurements: published training runs, and steps on one device.
 
 Every row goes through `phaze_fast.predict`: there is no second model for validation.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from phaze_fast.calibration.published import (
     PublishedRun,
     RowRefusedError,
     UnsupportedError,
+    csv_rows,
     is_run_table,
     read_run,
 )
-from phaze_fast.calibration.statistics import ErrorSummary, pick_regret, summarise
-from phaze_fast.documents import read_text
+from phaze_fast.cost.validation import ErrorSizes, measured_model
+from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
+from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
+from phaze_fast.models import Model, from_hf
 from phaze_fast.planning import Plan, predict
+from phaze_fast.software import load_software
 
-__all__ = ["GROUPINGS", "PredictedRun", "RunGroup", "RunValidation", "csv_rows", "validate_runs"]
+__all__ = [
+    "GROUPINGS",
+    "ErrorSummary",
+    "MeasuredStep",
+    "PredictedRun",
+    "RunGroup",
+    "RunValidation",
+    "StepValidation",
+    "is_step_table",
+    "measured_steps",
+    "pick_regret",
+    "rank_correlation",
+    "summarise",
+    "validate_runs",
+    "validate_steps",
+]
+
+Array = np.ndarray[Any, Any]
+
+# ---- sizes of errors ----
+
+
+@dataclass(frozen=True)
+class ErrorSummary(ErrorSizes):
+    """Errors of predictions of runs, and how well they rank the runs."""
+
+    rank_correlation: float | None
+    """Spearman's, of predicted and measured; None for fewer than three rows or equal values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def _ranks(values: Array) -> Array:
+    """Return ranks from 1; equal values have the mean of theirs."""
+    order = np.argsort(values, kind="stable")
+    _, inverse, counts = np.unique(values[order], return_inverse=True, return_counts=True)
+    ranks = np.empty(len(values))
+    ranks[order] = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
+    return ranks
+
+
+def rank_correlation(measured: Sequence[float], predicted: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation, or None where it is not defined.
+
+    Examples
+    --------
+    >>> rank_correlation([1.0, 2.0, 4.0], [10.0, 20.0, 30.0])
+    1.0
+    """
+    x, y = np.asarray(measured, dtype=float), np.asarray(predicted, dtype=float)
+    if len(x) < 3:
+        return None
+    x, y = _ranks(x), _ranks(y)
+    x, y = x - x.mean(), y - y.mean()
+    size = float(np.sqrt((x * x).sum() * (y * y).sum()))
+    return None if size == 0.0 else round(float((x * y).sum()) / size, 12)
+
+
+def summarise(measured: Sequence[float], predicted: Sequence[float]) -> ErrorSummary:
+    """Sum up relative errors.
+
+    Parameters
+    ----------
+    measured, predicted
+        Of one length, at least one; measured values are greater than 0.
+
+    Examples
+    --------
+    >>> found = summarise([1.0, 2.0], [1.1, 1.8])
+    >>> round(found.mean_abs_err, 3), round(found.bias, 3)
+    (0.1, 0.0)
+    """
+    x, y = np.asarray(measured, dtype=float), np.asarray(predicted, dtype=float)
+    return ErrorSummary(
+        **ErrorSizes.sizes(x, y), rank_correlation=rank_correlation(measured, predicted)
+    )
+
+
+def pick_regret(rows: Iterable[tuple[Hashable, float, float]]) -> Mapping[str, float | int] | None:
+    """Return the regret of running the plan that is predicted to be fastest.
+
+    Parameters
+    ----------
+    rows
+        (query, measured seconds, predicted seconds); rows with the same query are alternatives.
+
+    Returns
+    -------
+    mapping or None
+        Number of ``groups`` of two or more alternatives, ``mean`` and ``max`` of the seconds lost
+        relative to the fastest measured; None where no row has an alternative.
+
+    Examples
+    --------
+    >>> pick_regret([("a", 1.0, 3.0), ("a", 1.2, 2.0), ("b", 1.0, 1.0)])["groups"]
+    1
+    """
+    groups: dict[Hashable, list[tuple[float, float]]] = {}
+    for query, measured, predicted in rows:
+        groups.setdefault(query, []).append((predicted, measured))
+    lost = [
+        min(options)[1] / min(measured for _, measured in options) - 1.0
+        for options in groups.values()
+        if len(options) > 1
+    ]
+    if not lost:
+        return None
+    return {"groups": len(lost), "mean": float(np.mean(lost)), "max": float(max(lost))}
+
+
+# ---- published runs ----
 
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """A published run and the plan it was predicted by."""
+    """A published run and its prediction."""
 
     run: PublishedRun
     plan: Plan
@@ -38,15 +155,14 @@ class PredictedRun:
     def time_s(self) -> float:
         """Seconds of a step as the source counts them: with its share of evaluation, if any.
 
-        An evaluation is forward passes: a third of what a step takes but for what it computes
-        again.
+        An evaluation is forward passes, which take a third of a step without recomputation.
         """
-        again = self.plan.parts_s["recompute"]
-        return self.plan.time_s + self.run.evaluated * (self.plan.time_s - again) / 3.0
+        recompute_s = self.plan.parts_s["recompute"]
+        return self.plan.time_s + self.run.evaluated * (self.plan.time_s - recompute_s) / 3.0
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Bounds of the same seconds."""
+        """Lower and upper bound of `time_s`."""
         low, high = (self.time_s / self.plan.time_s * bound for bound in self.plan.interval_s)
         return low, high
 
@@ -57,7 +173,7 @@ class PredictedRun:
 
     @property
     def reported_bytes(self) -> float:
-        """What the software would report of the fullest device."""
+        """Memory that the software would report for the fullest device."""
         return self.plan.allocated_bytes * (1.0 + self.run.plan.software.reserved_share)
 
 
@@ -67,12 +183,12 @@ GROUPINGS: Mapping[str, Callable[[PublishedRun], str]] = {
     "software": lambda run: run.software,
     "model": lambda run: run.model.name,
 }
-"""What rows can be grouped by."""
+"""Columns that rows can be grouped by."""
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The rows of one group: errors, and what was left out."""
+    """The rows of one group, and why others were not predicted."""
 
     name: str
     rows: tuple[PredictedRun, ...]
@@ -84,8 +200,7 @@ class RunGroup:
         """Errors of the seconds of a step."""
         if not self.rows:
             return None
-        measured = [row.run.time_s for row in self.rows]
-        return summarise(measured, [row.time_s for row in self.rows])
+        return summarise([row.run.time_s for row in self.rows], [r.time_s for r in self.rows])
 
     @property
     def memory(self) -> ErrorSummary | None:
@@ -98,7 +213,7 @@ class RunGroup:
 
     @property
     def regret(self) -> Mapping[str, float | int] | None:
-        """What the plan that is predicted to be fastest loses, where rows are alternatives."""
+        """Regret of running the plan predicted to be fastest, where rows are alternatives."""
         return pick_regret((row.run.query, row.run.time_s, row.time_s) for row in self.rows)
 
     @property
@@ -109,7 +224,7 @@ class RunGroup:
         return sum(inside) / len(inside) if inside else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return plain data."""
         time, memory = self.time, self.memory
         return {
             "iter_time_s": {"rows": 0} if time is None else time.to_dict(),
@@ -143,7 +258,7 @@ class RunValidation:
         return sorted(self.all_rows.rows, key=lambda row: -abs(row.error))[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data: groups by name, and all rows together as columns."""
+        """Return plain data: groups by name, and all rows together as columns."""
         total = self.all_rows.to_dict()
         return {
             "kind": "runs",
@@ -155,42 +270,10 @@ class RunValidation:
         }
 
 
-def csv_rows(path: Path | str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Read a CSV file: its header, and its rows with the line that each begins on.
-
-    Raises
-    ------
-    InvalidInputError
-        Where the file cannot be read or is not CSV.
-    """
-    text = read_text(Path(path)).removeprefix("\ufeff")
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    rows: list[tuple[int, dict[str, str]]] = []
-    header: list[str] = []
-    begins = 1
-    try:
-        for cells in reader:
-            if cells and not cells[0].startswith("#"):
-                if not header:
-                    header = [name.strip() for name in cells]
-                else:
-                    rows.append((begins, dict(zip(header, cells, strict=False))))
-            begins = reader.line_num + 1
-    except csv.Error as error:
-        raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
-    return header, rows
-
-
-def _reason(error: PhazeError) -> str:
-    """Say in one clause why there is no prediction, without the numbers of one row."""
-    text = str(error).splitlines()[0]
-    return text.split(": ", 1)[1] if ": " in text else text
-
-
 def validate_runs(
     path: Path | str, by: str = "source", progress: Callable[[int, int], None] | None = None
 ) -> RunValidation:
-    """Predict every row of a table of published training runs and say how far off it is.
+    """Predict every row of a table of published training runs and compare.
 
     Parameters
     ----------
@@ -223,17 +306,7 @@ def validate_runs(
     header, rows = csv_rows(path)
     if not is_run_table(header):
         raise InvalidInputError(f"{path}: not a table of training runs")
-    return validated(rows, by, progress)
-
-
-def validated(
-    rows: Sequence[tuple[int, Mapping[str, str]]],
-    by: str = "source",
-    progress: Callable[[int, int], None] | None = None,
-) -> RunValidation:
-    """Predict rows of a table of runs, each with its line; as `validate_runs`."""
-    name_of = GROUPINGS[by]
-    found: dict[str, list[PredictedRun]] = {}
+    predicted: dict[str, list[PredictedRun]] = {}
     unsupported: dict[str, Counter[str]] = {}
     refused: list[str] = []
     for done, (line, cells) in enumerate(rows):
@@ -241,8 +314,8 @@ def validated(
         group = source if by == "source" else (cells.get(_COLUMN[by]) or "").strip()
         try:
             run = read_run(line, cells)
-            group = name_of(run)
-            found.setdefault(group, []).append(PredictedRun(run, _predicted(run)))
+            group = GROUPINGS[by](run)
+            predicted.setdefault(group, []).append(PredictedRun(run, _predicted(run)))
         except RowRefusedError as error:
             refused.append(str(error))
         except UnsupportedError as error:
@@ -250,8 +323,8 @@ def validated(
         if progress is not None:
             progress(done + 1, len(rows))
     groups = (
-        RunGroup(name, tuple(found.get(name, ())), dict(unsupported.get(name, {})))
-        for name in dict.fromkeys([*found, *unsupported])
+        RunGroup(name, tuple(predicted.get(name, ())), dict(unsupported.get(name, {})))
+        for name in dict.fromkeys([*predicted, *unsupported])
     )
     return RunValidation(by, tuple(groups), tuple(refused))
 
@@ -264,9 +337,215 @@ def _predicted(run: PublishedRun) -> Plan:
     try:
         return predict(run.model, run.cluster, run.plan)
     except PhazeError as error:
-        raise UnsupportedError(_reason(error)) from None
+        text = str(error).splitlines()[0]
+        _, _, reason = text.partition(": ")  # without the field, so that equal reasons add up
+        raise UnsupportedError(reason or text) from None
 
 
-def errors_of(rows: Iterable[PredictedRun]) -> list[float]:
-    """Signed relative errors of time."""
-    return [row.error for row in rows]
+# ---- steps on one device ----
+
+_WRITTEN_BLOCKS = frozenset(
+    ["model", "layers", "seq", "mbs", "accum", "recompute", "step_ms", "peak_bytes"]
+)
+_HUGGINGFACE = frozenset(["model", "seq", "mbs", "recompute", "mode", "step_ms", "peak_bytes"])
+_COLUMNS = ("step_ms", "peak_bytes")
+# Non-reentrant checkpoints of PyTorch stop at the last tensor that the backward pass needs.
+_MODES = {"False": "none", "True": "needed", "none": "none", "full": "needed"}
+_ONE_DEVICE = FlatFabric(name="one device", bandwidth_bytes_per_s=1e9)
+
+
+@dataclass(frozen=True)
+class StepValidation:
+    """Predictions against steps measured on one device."""
+
+    chip: str
+    kind: str
+    labels: tuple[str, ...]
+    measured: Mapping[str, tuple[float, ...]]
+    """By column: ``step_ms`` in milliseconds, ``peak_bytes`` in bytes."""
+    predicted: Mapping[str, tuple[float, ...]]
+    refused: tuple[str, ...]
+    """One line for each row that is not accepted."""
+
+    @property
+    def columns(self) -> dict[str, ErrorSummary]:
+        """Errors by column."""
+        return {name: summarise(self.measured[name], self.predicted[name]) for name in _COLUMNS}
+
+    def worst(self, count: int = 5) -> list[tuple[str, str, float, float, float]]:
+        """(row, column, measured, predicted, error) of the largest errors, largest first."""
+        rows = [
+            (label, column, y, x, x / y - 1.0)
+            for column in _COLUMNS
+            for label, y, x in zip(
+                self.labels, self.measured[column], self.predicted[column], strict=True
+            )
+        ]
+        return sorted(rows, key=lambda row: -abs(row[4]))[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "chip": self.chip,
+            "kind": self.kind,
+            "columns": {name: error.to_dict() for name, error in self.columns.items()},
+            "refused": list(self.refused),
+        }
+
+
+def is_step_table(header: frozenset[str]) -> bool:
+    """Whether columns are those of a table of measured steps."""
+    return header >= _WRITTEN_BLOCKS or header >= _HUGGINGFACE
+
+
+def _configurations(path: Path, configs: Path | None) -> Mapping[str, Any]:
+    file = path.with_name(f"{path.stem}_configs.json") if configs is None else configs
+    if configs is None and not file.exists():
+        raise InvalidInputError(
+            f"{path}: its models are described in {file.name}, which is missing; put it beside "
+            "the file or give --configs"
+        )
+    by_name = read_document(file)
+    if not isinstance(by_name, Mapping):
+        raise InvalidInputError(f"{file}: expected configurations by name")
+    return by_name
+
+
+def _huggingface(name: str, configs: Mapping[str, Any]) -> Model:
+    if name not in configs:
+        raise InvalidInputError(f"model: {name!r} is unknown; {nearest(name, configs)}")
+    config = dict(configs[name])
+    config["model_type"] = str(config.pop("architecture", "")).lower()
+    return from_hf(config).replace(name=name)
+
+
+def _number(cells: Mapping[str, str], column: str) -> float:
+    try:
+        value = float(cells.get(column) or "")
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e18:
+        raise InvalidInputError(
+            f"{column}: {cells.get(column)!r} is not accepted; expected a number greater than 0"
+        )
+    return value
+
+
+def _plan_of(cells: Mapping[str, str], seq: int, software: str) -> dict[str, Any]:
+    recompute = (cells.get("recompute") or "").strip()
+    if recompute not in _MODES:
+        raise InvalidInputError(
+            f"recompute: {recompute!r} is not accepted; {nearest(recompute, _MODES)}"
+        )
+    rounds = int(_number(cells, "accum")) if "accum" in cells else 1
+    micro_batch = int(_number(cells, "mbs"))
+    return {
+        "micro_batch": micro_batch,
+        "global_batch": micro_batch * rounds,
+        "recompute": _MODES[recompute],
+        "seq": seq,
+        "software": software,
+        "optimizer": load_software(software).optimizer,
+    }
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One row of a file of measured steps, with the arguments of `predict`."""
+
+    line: int
+    """Of the file."""
+    label: str
+    model: Model
+    cluster: Cluster
+    plan: dict[str, Any]
+    measured: tuple[float, ...]
+    """Milliseconds and bytes."""
+
+    @property
+    def time_s(self) -> float:
+        """Measured seconds."""
+        return self.measured[0] / 1e3
+
+
+def measured_steps(
+    path: Path | str, chip: Accelerator, configs: Path | None = None
+) -> tuple[list[MeasuredStep], list[str], str]:
+    """Read a file of measured steps; see `validate_steps`.
+
+    Returns
+    -------
+    steps, refused, kind
+        Rows that are accepted, a line for each that is not, and the kind of file: ``steps`` or
+        ``huggingface steps``.
+    """
+    path = Path(path)
+    header, rows = csv_rows(path)
+    written = frozenset(header) >= _WRITTEN_BLOCKS
+    configurations = {} if written else _configurations(path, configs)
+    software = "pytorch-eager" if written else "huggingface-eager"
+    cluster = Cluster(devices=1, fabric=_ONE_DEVICE, chip=chip)
+    steps, refused = [], []
+    for line, cells in rows:
+        try:
+            name, seq = (cells.get("model") or "").strip(), int(_number(cells, "seq"))
+            model: Model
+            if written:
+                model = measured_model(cells, seq, int(_number(cells, "layers")))
+            else:
+                model = _huggingface(name, configurations)
+            values = tuple(_number(cells, column) for column in _COLUMNS)
+            spec = _plan_of(cells, seq, software)
+        except PhazeError as error:
+            refused.append(f"row {line}: {str(error).splitlines()[0]}")
+            continue
+        label = f"{name} {seq}x{cells['mbs']} {spec['recompute']}"
+        steps.append(MeasuredStep(line, label, model, cluster, spec, values))
+    return steps, refused, "steps" if written else "huggingface steps"
+
+
+def validate_steps(
+    path: Path | str, chip: Accelerator, configs: Path | None = None
+) -> StepValidation:
+    """Predict every row of a file of measured steps on a chip.
+
+    Parameters
+    ----------
+    path
+        CSV of one of two kinds. Steps of blocks that were written for the measurement have the
+        columns model, layers, seq, mbs, accum, recompute, step_ms and peak_bytes, and the shape as
+        `phaze_fast.cost.validation` reads it. Steps of HuggingFace models have model, seq, mbs,
+        recompute, mode, step_ms and peak_bytes.
+    chip
+        What they were measured on.
+    configs
+        Configurations of HuggingFace models by the names in the file; by default the file
+        ``NAME_configs.json`` beside ``NAME.csv``.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file or its configurations are not accepted. A row that is not accepted is listed
+        in `refused`.
+    """
+    steps, refused, kind = measured_steps(path, chip, configs)
+    labels, predicted, measured = [], [], []
+    for step in steps:
+        try:
+            plan = predict(step.model, step.cluster, step.plan)
+        except PhazeError as error:
+            refused.append(f"row {step.line}: {str(error).splitlines()[0]}")
+            continue
+        predicted.append((1e3 * plan.time_s, plan.allocated_bytes))
+        measured.append(step.measured)
+        labels.append(step.label)
+    if not labels:
+        raise InvalidInputError(f"{path}: no row is accepted: {(refused or ['it has none'])[0]}")
+    return StepValidation(
+        chip=chip.name,
+        kind=kind,
+        labels=tuple(labels),
+        measured=dict(zip(_COLUMNS, zip(*measured, strict=True), strict=True)),
+        predicted=dict(zip(_COLUMNS, zip(*predicted, strict=True), strict=True)),
+        refused=tuple(refused),
+    )

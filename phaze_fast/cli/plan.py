@@ -23,7 +23,7 @@ from phaze_fast.cli.output import (
     typed,
 )
 from phaze_fast.hardware import Accelerator
-from phaze_fast.planning import Plan, Plans, Training, WhyNot, infeasible, plan, read_asked
+from phaze_fast.planning import Plan, Plans, Training, WhyNot, plan, read_asked
 from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
@@ -249,7 +249,7 @@ def plan_model(
         )
     )
     if not found.plans:
-        output.infeasible(infeasible(found), plans=[], rejected=found.rejected)
+        output.infeasible(found.infeasible, plans=[], rejected=found.rejected)
     proven = found.status == "optimal"
     output.write_page(lambda: plan_page(found.model, cluster, found.plans, typed(), proven))
     run = budget.answer(

@@ -30,17 +30,14 @@ from phaze_fast.cli.output import (
     write_text,
 )
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.explore.designs import Design, fullest_text, share_text
-from phaze_fast.explore.portfolio import Portfolio
-from phaze_fast.explore.result import Progress
+from phaze_fast.explore import Design, Portfolio, Progress, fullest_text, share_text
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.pipeline import compare, search
 from phaze_fast.planning import Training
 from phaze_fast.report import report_page
 from phaze_fast.report.result import SearchResult
-from phaze_fast.robust.information import Information
-from phaze_fast.robust.robust_chip import RobustResult
+from phaze_fast.robust import Information, RobustResult
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bandwidth, format_bytes, format_time, parse_quantity
 

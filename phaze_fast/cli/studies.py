@@ -10,18 +10,20 @@ import typer
 import yaml
 from rich.console import RenderableType
 
-from phaze_fast.calibration.benchmark_script import benchmark_script
-from phaze_fast.calibration.chip_constants import calibrate_chip
-from phaze_fast.calibration.collective_tables import is_collective_table
-from phaze_fast.calibration.fabric_constants import calibrate_fabric
-from phaze_fast.calibration.fitted import Calibrated
+from phaze_fast.calibration import (
+    Calibrated,
+    benchmark_script,
+    calibrate_chip,
+    calibrate_fabric,
+    is_collective_table,
+)
 from phaze_fast.cli.options import Threads
 from phaze_fast.cli.output import Output, PageOutput, ToPath, note, table, target, write_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.papers.backtest import backtest
+from phaze_fast.papers.reproduce import PAPERS, Reproduced, reproduce
 from phaze_fast.report.backtest_page import backtest_page
-from phaze_fast.reproduce import PAPERS, Reproduced, reproduce
 from phaze_fast.units import format_time
 
 __all__ = ["back_test", "calibrate", "reproduce_paper"]

@@ -11,20 +11,17 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.calibration import (
+    CollectiveValidation,
     RunGroup,
     RunValidation,
     StepValidation,
+    is_collective_table,
+    validate_collectives,
     validate_runs,
     validate_steps,
 )
-from phaze_fast.calibration.collective_tables import (
-    CollectiveValidation,
-    is_collective_table,
-    validate_collectives,
-)
-from phaze_fast.calibration.published import is_run_table
-from phaze_fast.calibration.steps import is_step_table
-from phaze_fast.calibration.validation import csv_rows
+from phaze_fast.calibration.published import csv_rows, is_run_table
+from phaze_fast.calibration.validation import is_step_table
 from phaze_fast.cli.output import PageOutput, note, table, typed
 from phaze_fast.cost import Validation, validate
 from phaze_fast.errors import InvalidInputError
@@ -100,8 +97,13 @@ def _run_tables(found: RunValidation) -> list[RenderableType]:
     if reasons:
         parts.append(table("Rows that are not supported", [found.by, "why", "rows>"], reasons))
     worst = [
-        [str(row.run.line), row.run.label, f"{row.run.time_s:.4g} s", f"{row.time_s:.4g} s"]
-        + [_share(row.error, signed=True)]
+        [
+            str(row.run.line),
+            row.run.label,
+            f"{row.run.time_s:.4g} s",
+            f"{row.time_s:.4g} s",
+            _share(row.error, signed=True),
+        ]
         for row in found.worst(_WORST)
     ]
     columns = ["row>", "run", "measured>", "predicted>", "error>"]

@@ -15,11 +15,9 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import (
+    AnyFabric,
     Cluster,
-    FlatFabric,
-    MeshFabric,
     TieredFabric,
-    TorusFabric,
     cluster_record,
     fabric_record,
     presets,
@@ -30,19 +28,7 @@ from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = [
-    "CollectiveCost",
-    "CollectiveTimes",
-    "RankGroups",
-    "collective",
-    "collective_batch",
-    "collectives_s",
-    "message_batch",
-    "rank_groups",
-]
-
 Array = np.ndarray[Any, Any]
-AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
 
 _BAD_STRIDE = 4  # phaze::Status
 
@@ -71,9 +57,8 @@ class CollectiveCost:
     """Ranks between the first ranks of neighbouring runs."""
 
     def __str__(self) -> str:
-        runs = ""
-        if self.outer_ranks > 1:
-            runs = f", {self.outer_ranks} such runs at stride {self.outer_stride}"
+        more = f", {self.outer_ranks} such runs at stride {self.outer_stride}"
+        runs = more if self.outer_ranks > 1 else ""
         return (
             f"{self.op} of {format_bytes(self.payload_bytes)} over {self.ranks} ranks "
             f"(stride {self.stride}{runs}): {format_time(self.time_s)} by {self.algorithm}"
@@ -82,7 +67,7 @@ class CollectiveCost:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveTimes(Brief):
-    """Answers of a batch, one row per query; arrays are read-only."""
+    """Times of a batch of collectives, one row per query; arrays are read-only."""
 
     time_s: Array
     """Seconds; NaN where `status` is not 0."""
@@ -131,7 +116,7 @@ def collective(
     Parameters
     ----------
     fabric
-        How the devices are wired.
+        The interconnect between the devices.
     op
         ``all-reduce``, ``reduce-scatter``, ``all-gather``, ``all-to-all``, ``broadcast`` or
         ``point-to-point`` (over 2 ranks, `stride` apart).
@@ -157,7 +142,7 @@ def collective(
     Raises
     ------
     InvalidInputError
-        Where the group does not fit the fabric, or an argument is out of range.
+        Where the group does not fit the interconnect, or an argument is out of range.
 
     Examples
     --------
@@ -193,11 +178,11 @@ def collective(
                 reason = "the runs overlap; expected the larger stride to reach beyond a run"
         raise InvalidInputError(f"payload_bytes {payload_bytes!r}, {group}: {reason}")
     query = (record, code, payload_bytes, ranks, stride)
-    found = {}
+    times_s = {}
     for algorithm, name in enumerate(_core.ALGORITHMS):
         time_s, ran, bad = _core.collective_with(*query, algorithm, outer_ranks, outer_stride)
         if ran == algorithm and algorithm != 0 and not bad:
-            found[name] = time_s
+            times_s[name] = time_s
     return CollectiveCost(
         op=op,
         payload_bytes=float(payload_bytes),
@@ -206,7 +191,7 @@ def collective(
         time_s=float(times.time_s[0]),
         algorithm=_core.ALGORITHMS[int(times.algorithm[0])],
         bound_s=_core.collective_bound(*query, outer_ranks, outer_stride),
-        alternatives=FrozenDict(sorted(found.items(), key=lambda item: item[1])),
+        alternatives=FrozenDict(sorted(times_s.items(), key=lambda item: item[1])),
         outer_ranks=int(outer_ranks),
         outer_stride=int(outer_stride),
     )
@@ -228,13 +213,13 @@ def collective_batch(
     Parameters
     ----------
     fabrics
-        One fabric, or several to choose from by `fabric`.
+        One interconnect, or several to choose from by `fabric`.
     op
         One operation, a sequence of names, or an array of uint8 codes into
         ``CollectiveTimes`` order (``_core.COLLECTIVE_OPS``).
     payload_bytes, ranks, stride, fabric
         Numbers or one-dimensional arrays, broadcast against each other: bytes (float), ranks,
-        stride (integers), and the position of the fabric in `fabrics`.
+        stride (integers), and the position of the interconnect in `fabrics`.
     threads
         At most this many threads, by default all cores; the result does not depend on it.
     outer_ranks, outer_stride
@@ -297,7 +282,7 @@ def message_batch(
     Parameters
     ----------
     fabric
-        How the devices are wired.
+        The interconnect between the devices.
     payload_bytes
         Bytes of each message: a number or a one-dimensional array.
     source, target
@@ -332,14 +317,14 @@ def message_batch(
 
 
 def _rows(columns: Sequence[Array]) -> list[Array]:
-    """Columns of one length, numbers repeated."""
-    given = [column.size for column in columns if column.ndim]
-    length = 0 if 0 in given else max(given, default=1)
+    """Return the columns with one length, scalars repeated."""
+    lengths = [column.size for column in columns if column.ndim]
+    length = 0 if 0 in lengths else max(lengths, default=1)
     return [_stretched(column, length) for column in columns]
 
 
 def _column(name: str, values: Any, dtype: type[np.generic]) -> Array:
-    """Array of `dtype` holding exactly the given numbers, of zero or one dimension."""
+    """Return an array of `dtype` with exactly these numbers, of zero or one dimension."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -371,19 +356,19 @@ def _stretched(column: Array, length: int) -> Array:
 
 
 class RankGroups(NamedTuple):
-    """How the groups of a strategy lie."""
+    """How the groups of ranks of a strategy are placed."""
 
     ranks: tuple[int, ...]
-    """Of each group of `GROUPS`."""
+    """Ranks of each group of `GROUPS`."""
     stride: tuple[int, ...]
-    """Ranks between neighbours of each."""
+    """Ranks between neighbours of each group."""
     runs: tuple[int, ...]
-    """Of each, how many such runs of ranks there are."""
+    """How many such runs of ranks each group has."""
     apart: tuple[int, ...]
-    """Ranks from one such run to the next."""
+    """Ranks from one run of a group to its next."""
     visits: tuple[int, ...]
-    """Of each, how many of its ranks a row goes to that is sent once to each unit of the fabric; 0:
-    a row is sent as often as its payload says."""
+    """How many ranks of each group a row visits, where it is sent once to each node; 0 where a row
+    is sent as often as its payload says."""
 
     @property
     def devices(self) -> int:
@@ -396,7 +381,7 @@ class RankGroups(NamedTuple):
 
     @property
     def widths(self) -> str:
-        """Names and numbers, as a message shows them."""
+        """Widths as a message shows them."""
         named = zip(GROUPS, self.ranks, self.runs, strict=True)
         shown = {"tensor": "tp", "context": "cp", "expert": "ep"}
         return ", ".join(f"{shown[name]} {n * runs}" for name, n, runs in named if name in shown)
@@ -442,7 +427,7 @@ def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> 
 
 
 def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> float:
-    """Share of an exchange that is sent where a row goes once to each unit that it visits.
+    """Return the share of an exchange that is sent where a row goes once to each node it visits.
 
     Of n nodes (or of n devices, where the group lies in one node), k visits at random meet
     n(1 - (1 - 1/n)^k).
@@ -464,12 +449,12 @@ def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> 
 def collectives_s(
     graph: OpGraph, fabric: AnyFabric | Cluster | None, groups: RankGroups | None
 ) -> Array:
-    """Seconds of a graph's collectives over the fabric, zero elsewhere, shape (operators,).
+    """Return the seconds of a graph's collectives, zero for other operators, shape (operators,).
 
     Raises
     ------
     InvalidInputError
-        Where there are collectives and no fabric, no groups, or fewer devices than the groups take.
+        Where there are collectives and no interconnect, no groups, or too few devices.
     """
     times = np.zeros(len(graph))
     wanted = graph.ops["collective"] >= 0
@@ -486,7 +471,7 @@ def collectives_s(
         )
     ops = graph.ops[wanted]
     share = np.array([_sent_share(groups, g, fabric) for g in range(len(GROUPS))])
-    asked = collective_batch(
+    priced = collective_batch(
         fabric,
         ops["collective"].astype(np.uint8),
         ops["payload_bytes"] * share[ops["group"]],
@@ -496,8 +481,10 @@ def collectives_s(
         outer_stride=np.array(groups.apart)[ops["group"]],
     )
     _refuse_too_few_devices(groups, fabric)
-    if asked.status.any():
-        worst = int(np.flatnonzero(asked.status)[0])
-        raise InvalidInputError(f"{graph.name}: {_core.STATUS_SENTENCES[int(asked.status[worst])]}")
-    times[wanted] = asked.time_s
+    if priced.status.any():
+        worst = int(np.flatnonzero(priced.status)[0])
+        raise InvalidInputError(
+            f"{graph.name}: {_core.STATUS_SENTENCES[int(priced.status[worst])]}"
+        )
+    times[wanted] = priced.time_s
     return times

@@ -17,54 +17,43 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.caching import LruCache
-from phaze_fast.cost.collectives import AnyFabric, collectives_s, rank_groups
+from phaze_fast.cost.collectives import collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
+from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
 from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
-
-__all__ = [
-    "CacheInfo",
-    "CostTable",
-    "Costs",
-    "cost_cache_clear",
-    "cost_cache_info",
-    "distinct_operators",
-    "estimate_costs",
-    "roofline_work_s",
-]
 
 Array = np.ndarray[Any, Any]
 
 
 @lru_cache(maxsize=256)
 def _rings(names: tuple[str, ...]) -> tuple[int, ...]:
-    """Positions of the collectives of attention in a ring."""
+    """Return the positions of ring-attention collectives."""
     return tuple(k for k, name in enumerate(names) if name.endswith(RING))
 
 
 class CostTable(NamedTuple):
-    """Distinct operators on the chips that are distinct to them."""
+    """Costs of distinct operators on distinct chips."""
 
     time_s: Array
     one_core_s: Array
     bound_s: Array
     dynamic_j: Array
     chip_of: Array
-    """Which of its rows each chip is."""
+    """Row of each chip."""
     column_of: Array
-    """Which of its columns each operator is; -1 where it is in the other table."""
+    """Column of each operator; -1 where it is in another table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Costs(Brief):
     """Time and energy of the operators of several graphs on several chips.
 
-    Answers are kept once per distinct shape and chip; `time_s` and the others lay out what is asked
-    for, one row per chip and one column per operator of a graph.
+    Each distinct shape is stored once per distinct chip; `time_s` and the other methods expand it
+    to one row per chip and one column per operator of a graph.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -72,13 +61,13 @@ class Costs(Brief):
     cores: Array
     """Tensor cores, vector cores and networks (1) of each chip, shape (chips, 3)."""
     evaluations: int
-    """Pairs of distinct operator and distinct chip that were priced."""
+    """Number of pairs of distinct operator and distinct chip that were priced."""
     _tables: tuple[CostTable, ...]
     _static_w: Array
     _ends: tuple[int, ...]
     _network_s: tuple[Array, ...]
     _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
-    """Of each graph that was asked for: tables, which operators are theirs, and their columns."""
+    """By graph: its tables, the operators in each, and their columns there."""
 
     _contention: float = 0.0
 
@@ -104,15 +93,15 @@ class Costs(Brief):
                 f"chip: {chip!r} is not accepted; expected 0 to {self.chips - 1}"
             )
         rows = slice(None) if chip is None else slice(chip, chip + 1)
-        found = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
+        costs = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
         for at, mine, columns in self._places_of(graph):
             table = self._tables[at]
             values: Array = getattr(table, name)
-            found[:, mine] = values.take(columns, axis=1).take(table.chip_of[rows], axis=0)
-        return found
+            costs[:, mine] = values.take(columns, axis=1).take(table.chip_of[rows], axis=0)
+        return costs
 
     def at(self, chips: Array) -> Costs:
-        """Those of some chips, by position."""
+        """Return the costs on some of the chips, by position."""
         tables = [table._replace(chip_of=table.chip_of[chips]) for table in self._tables]
         return replace(
             self,
@@ -123,9 +112,9 @@ class Costs(Brief):
         )
 
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
-        """Those with collectives of some groups of devices (`phaze_fast.opgraph.GROUPS`) free.
+        """Return the costs with collectives of some groups (`phaze_fast.opgraph.GROUPS`) free.
 
-        A `share` below 1 takes away only so much of their seconds.
+        A `share` below 1 removes only that part of their seconds.
         """
         codes = [GROUPS.index(name) for name in groups]
         network = tuple(
@@ -135,52 +124,53 @@ class Costs(Brief):
         return replace(self, _network_s=network)
 
     def with_contention(self, contention: float) -> Costs:
-        """Those in which work loses so much of each second of a collective beside it."""
+        """Return the costs where a collective slows what it overlaps by a share of its time."""
         return replace(self, _contention=contention)
 
     def _exposed_s(self, graph: int, chip: int | None) -> Array:
-        """Seconds of collectives; of a ring those that outlast or slow the attention beside it."""
+        """Seconds of collectives; of a ring those that outlast or slow the attention."""
         network, names = self._network_s[graph], self.graphs[graph].names
         rings = _rings(names)
         if not rings:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
         beside = self._look_up("time_s", graph, chip)[:, hides]
-        found = np.repeat(network[None, :], len(beside), axis=0)
+        seconds = np.repeat(network[None, :], len(beside), axis=0)
         ring_s = network[list(rings)]
-        found[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
-        return found
+        seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
+        return seconds
+
+    def _with_network(self, name: str, graph: int, chip: int | None) -> Array:
+        seconds: Array = self._look_up(name, graph, chip) + self._exposed_s(graph, chip)
+        return seconds
 
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Seconds on all cores, shape (chips, operators); collectives over the fabric."""
-        found: Array = self._look_up("time_s", graph, chip) + self._exposed_s(graph, chip)
-        return found
+        """Seconds on all cores, shape (chips, operators); collectives over the interconnect."""
+        return self._with_network("time_s", graph, chip)
 
     def one_core_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Seconds on one core of each type, shape (chips, operators)."""
-        found: Array = self._look_up("one_core_s", graph, chip) + self._exposed_s(graph, chip)
-        return found
+        return self._with_network("one_core_s", graph, chip)
 
     def bound_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Lower bounds of `time_s`, shape (chips, operators)."""
-        found: Array = self._look_up("bound_s", graph, chip) + self._exposed_s(graph, chip)
-        return found
+        return self._with_network("bound_s", graph, chip)
 
     @property
     def static_w(self) -> Array:
-        """Watts of each chip that flow whatever runs, shape (chips,)."""
+        """Static power of each chip, watts, shape (chips,)."""
         return self._static_w
 
     def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Joules on the chip but for those of `static_w`, shape (chips, operators)."""
+        """Dynamic energy on the chip, joules, shape (chips, operators)."""
         return self._look_up("dynamic_j", graph, chip)
 
     def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Joules on the chip, shape (chips, operators); none while the network is at work."""
+        """Energy on the chip, joules, shape (chips, operators); collectives take none."""
         watts = self._static_w if chip is None else self._static_w[chip : chip + 1]
-        found = self.dynamic_j(graph, chip)
-        found += watts[:, None] * self._look_up("time_s", graph, chip)
-        return found
+        joules = self.dynamic_j(graph, chip)
+        joules += watts[:, None] * self._look_up("time_s", graph, chip)
+        return joules
 
     def total_s(self) -> Array:
         """Seconds of each graph if its operators follow one another, shape (graphs, chips)."""
@@ -196,22 +186,22 @@ _PAIRS_AT_ONCE = 2**18  # full records held in memory at a time
 
 def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tuple[OpGraph, ...]:
     listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
-    found: list[OpGraph] = []
+    flat: list[OpGraph] = []
     for graph in listed:
         if isinstance(graph, LayerGraph):
             for layer in graph.layers:
-                found += [layer.forward, layer.backward]
+                flat += [layer.forward, layer.backward]
         elif isinstance(graph, OpGraph):
-            found.append(graph)
+            flat.append(graph)
         else:
             raise InvalidTypeError(
                 f"graphs: {type(graph).__name__} is not accepted; expected OpGraph or LayerGraph"
             )
-    return tuple(found)
+    return tuple(flat)
 
 
 def distinct_operators(ops: Array) -> tuple[Array, Array]:
-    """Operators that differ in what a chip sees, and which of them each one is."""
+    """Return the operators that differ in cost, and the index of each operator among them."""
     if not len(ops):
         return ops, np.zeros(0, dtype=np.intp)
     key: Array = np.zeros(len(ops), dtype=[(name, ops.dtype[name]) for name in _SEEN])
@@ -227,43 +217,26 @@ def distinct_operators(ops: Array) -> tuple[Array, Array]:
     return chosen, inverse.reshape(-1)
 
 
-def _distinct_chips(asked: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
-    """Chips that differ in what an operator sees, and which of them each one is."""
-    records = asked.records.copy()
+def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
+    """Return the chips that differ in cost, and the index of each chip among them."""
+    records = batch.records.copy()
     for name in unseen:
         records[name] = 1
     key: Array = np.zeros(len(records), dtype=[("c", "V", records.dtype.itemsize), ("t", "i4")])
     key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
-    key["t"] = asked.tuning_of
+    key["t"] = batch.tuning_of
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
-    chosen = Machines(
-        np.ascontiguousarray(records[first]),
-        np.ascontiguousarray(asked.tuning_of[first]),
-        asked.tunings,
-        asked.precision,
-        asked.energy,
-        np.zeros(len(first)),  # static energy is added when an answer is laid out
-    )
-    return chosen, inverse.reshape(-1)
+    # Static energy is added when an answer is laid out.
+    alike = replace(batch, records=records, static_w=np.zeros(len(records)))
+    return alike.take(first), inverse.reshape(-1)
 
 
-def _part(asked: Machines, begin: int, end: int) -> Machines:
-    return Machines(
-        asked.records[begin:end],
-        asked.tuning_of[begin:end],
-        asked.tunings,
-        asked.precision,
-        asked.energy,
-        asked.static_w[begin:end],
-    )
-
-
-def _bounded(ops: Array, asked: Machines, threads: int) -> tuple[Array, ...]:
-    """Lower bounds in place of times, and nothing for energy; too quick to be kept."""
-    bounds: Array = _core.op_bounds(ops, *asked.arguments, False, threads)
-    bounds = bounds.reshape(len(asked), len(ops))
+def _bounded(ops: Array, batch: Machines, threads: int) -> tuple[Array, ...]:
+    """Return lower bounds in place of times, and no energy; they are too quick to cache."""
+    bounds: Array = _core.op_bounds(ops, *batch.arguments, False, threads)
+    bounds = bounds.reshape(len(batch), len(ops))
     return bounds, bounds, bounds, np.zeros_like(bounds)
 
 
@@ -304,20 +277,20 @@ def cost_cache_clear() -> None:
     _answers.clear()
 
 
-def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
-    """Time on all cores and on one, bound and energy without static power; looked up first."""
-    parts = (ops, *asked.arguments[:3], np.array(asked.precision), asked.prices)
+def _priced(ops: Array, batch: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
+    """Return time on all cores and on one, bound and dynamic energy, cached if possible."""
+    parts = (ops, *batch.arguments[:3], np.array(batch.precision), batch.prices)
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part.tobytes())
         digest.update(len(part).to_bytes(8, "little"))
     found = _answers.get(digest.digest())
     if found is None:
-        tables = [np.empty((len(asked), len(ops))) for _ in range(4)]
+        tables = [np.empty((len(batch), len(ops))) for _ in range(4)]
         step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
-        for begin in range(0, len(asked), step):
-            end = min(len(asked), begin + step)
-            some = _part(asked, begin, end)
+        for begin in range(0, len(batch), step):
+            end = min(len(batch), begin + step)
+            some = batch.take(slice(begin, end))
             costs = _core.op_costs(ops, *some.arguments, False, some.prices, some.static_w, threads)
             _refuse_bad(ops, costs["status"], chip_of, begin)
             one = _core.op_times(ops, *some.arguments, True, threads)
@@ -338,28 +311,23 @@ def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
         return
     op = ops[int(bad[0]) % len(ops)]
     sizes = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
-    said = _core.STATUS_SENTENCES[int(status[bad[0]])]
+    reason = _core.STATUS_SENTENCES[int(status[bad[0]])]
     chip = int(np.flatnonzero(chip_of == begin + int(bad[0]) // len(ops))[0])
-    raise InvalidInputError(f"chips[{chip}], operator {sizes}: {said}")
+    raise InvalidInputError(f"chips[{chip}], operator {sizes}: {reason}")
 
 
 def _tabled(
-    ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int, rough: bool
+    ops: Array, which: Array, batch: Machines, unseen: tuple[str, ...], threads: int, rough: bool
 ) -> CostTable:
-    """Price some operators, each distinct one once, on the chips that are distinct to them."""
+    """Price some operators, each distinct one once, on each distinct chip."""
     shapes, column = distinct_operators(ops[which])
-    chips, chip_of = _distinct_chips(asked, unseen)
-    sized = in_format(shapes, asked.precision)
+    chips, chip_of = _distinct_chips(batch, unseen)
+    sized = in_format(shapes, batch.precision)
     values = _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)
     column_of = np.full(len(ops), -1, dtype=np.intp)
     column_of[which] = column
     time_s, one_core_s, bound_s, dynamic_j = values
     return CostTable(time_s, one_core_s, bound_s, dynamic_j, chip_of, column_of)
-
-
-def _format(code: int) -> Dtype:
-    """Name the number format of an operator that does not have the batch's."""
-    return cast(Dtype, FORMATS[code])
 
 
 def _cores(records: Array) -> Array:
@@ -389,10 +357,10 @@ def estimate_costs(
     chips
         Accelerators or names of them, or an array of records such as `ArchitectureSpace.chips`.
     fabric
-        What collectives run over; needed where a graph has any. A tensor group is neighbours, a
+        Interconnect of the collectives, if a graph has any. A tensor group is neighbours, a
         context group lies `tp` ranks apart, an expert group `expert_stride`.
     dtype
-        Number format of the operands, but for operators that name one of their own.
+        Number format of the operands, except of operators that name one of their own.
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
@@ -415,7 +383,7 @@ def estimate_costs(
     Raises
     ------
     InvalidInputError
-        Where a chip or operator is malformed, or collectives have no fabric or do not fit it.
+        Where a chip or operator is malformed, or collectives have no interconnect or do not fit it.
 
     Examples
     --------
@@ -431,13 +399,13 @@ def estimate_costs(
     wired = presets.fabric(fabric) if isinstance(fabric, str) else fabric
     listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
     flat = _flat(listed)
-    asked = machines(chips, dtype, tuning, energy, like)
-    if not len(asked):
+    batch = machines(chips, dtype, tuning, energy, like)
+    if not len(batch):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     network = [
-        collectives_s(graph, wired, rank_groups(given, expert_stride))
-        for given in listed
-        for graph in _flat([given])
+        collectives_s(graph, wired, rank_groups(one, expert_stride))
+        for one in listed
+        for graph in _flat([one])
     ]
     ops = (
         np.concatenate([graph.ops for graph in flat])
@@ -447,7 +415,8 @@ def estimate_costs(
     alone = (ops["function"] == 0) & (ops["epilogue"] == 0)
     tables = []
     for code in np.unique(ops["format"]).tolist() or [0]:
-        own = asked if code == 0 else machines(chips, _format(code), tuning, energy, like)
+        low = cast(Dtype, FORMATS[code])
+        own = batch if code == 0 else machines(chips, low, tuning, energy, like)
         mine = ops["format"] == code
         for which, unseen in (
             (alone & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
@@ -458,11 +427,11 @@ def estimate_costs(
                 tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only))
     return Costs(
         graphs=flat,
-        chips=len(asked),
-        cores=_cores(asked.records),
+        chips=len(batch),
+        cores=_cores(batch.records),
         evaluations=sum(table.time_s.size for table in tables),
         _tables=tuple(tables),
-        _static_w=asked.static_w,
+        _static_w=batch.static_w,
         _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),
     )
@@ -472,7 +441,7 @@ def estimate_costs(
 
 
 def _before(graphs: list[OpGraph]) -> tuple[Array, Array]:
-    """Nodes that each node waits for, numbered through all graphs: pointers and positions."""
+    """Return the predecessors of each operator, numbered through all graphs, in CSR form."""
     waits: list[list[int]] = []
     for graph in graphs:
         first = len(waits)
@@ -494,9 +463,9 @@ def roofline_work_s(
 ) -> Array:
     """Bound the seconds of all layers, forward and backward, from below on each of many chips.
 
-    Of every layer it is the longest path of operators, each at its peak-compute and
-    compulsory-traffic bound, collectives as they are. A roofline holds on one core as well as on
-    all. The GIL is released; memory does not grow with the chips but by the answer.
+    The bound of a layer is its longest path of operators, each at its roofline (peak compute and
+    compulsory traffic), with collectives at their own time. It holds for any number of cores. The
+    GIL is released; memory grows with the chips only by the result.
 
     Parameters
     ----------
@@ -525,7 +494,7 @@ def roofline_work_s(
     True
     """
     flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
-    asked = machines(records, like=like)
+    batch = machines(records, like=like)
     groups = rank_groups(graph, expert_stride)
     shapes, which = distinct_operators(np.concatenate([part.ops for part in flat]))
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
@@ -537,6 +506,6 @@ def roofline_work_s(
         *_before(flat),
         np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
     )
-    sized = in_format(shapes, asked.precision)
-    found: Array = _core.path_bounds(sized, *asked.arguments, paths, thread_count(threads))
-    return found
+    sized = in_format(shapes, batch.precision)
+    bounds_s: Array = _core.path_bounds(sized, *batch.arguments, paths, thread_count(threads))
+    return bounds_s

@@ -1,9 +1,9 @@
-"""What the cost kernels read of chips, for one number format."""
+"""Chips as arrays for the cost kernels, for one number format."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,6 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.hardware.chip import Dtype
 
-__all__ = ["PRECISIONS", "Machines", "in_format", "machines"]
-
 Array = np.ndarray[Any, Any]
 
 PRECISIONS: dict[str, tuple[float, float, float]] = {
@@ -40,7 +38,7 @@ PRECISIONS: dict[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True)
 class Machines:
-    """Chips as the kernels take them; those of one batch share the speed of the format."""
+    """Chips as the kernels take them; one batch has one relative speed of the number format."""
 
     records: Array
     tuning_of: Array
@@ -52,23 +50,32 @@ class Machines:
     def __len__(self) -> int:
         return len(self.records)
 
+    def take(self, chips: Array | slice) -> Machines:
+        """Return those of some chips, by position."""
+        return replace(
+            self,
+            records=np.ascontiguousarray(self.records[chips]),
+            tuning_of=np.ascontiguousarray(self.tuning_of[chips]),
+            static_w=self.static_w[chips],
+        )
+
     @property
     def prices(self) -> Array:
-        """Energy table as the kernels take it; a multiplication costs as its operands are wide."""
+        """Energy table as the kernels take it; multiplications scale with their operands' bytes."""
         record = self.energy.to_record().copy()
         record["mac_j"] *= self.precision[0] / PRECISIONS["bf16"][0]
         return record
 
     @property
     def arguments(self) -> tuple[Array, Array, Array, tuple[float, float, float, float]]:
-        """What every kernel is given of the chips."""
+        """Arguments that every kernel takes about the chips."""
         return self.records, self.tuning_of, self.tunings, self.precision
 
 
 def in_format(ops: Array, precision: tuple[float, float, float, float]) -> Array:
-    """Operators whose bytes, counted in bf16, are those of another number format.
+    """Return operators with their bytes, counted in bf16, converted to another number format.
 
-    Operands of products take that format; everything else is kept in the format of outputs.
+    Operands of products have that format; all other tensors have the format of outputs.
     """
     in_share, out_share = precision[0] / 2.0, precision[1] / 2.0
     if in_share == out_share == 1.0:
@@ -81,7 +88,7 @@ def in_format(ops: Array, precision: tuple[float, float, float, float]) -> Array
 
 
 def _listed(chips: Accelerator | str | Sequence[Accelerator | str]) -> list[Accelerator]:
-    """Accelerators, each given as itself or by the name of a preset or file."""
+    """Return accelerators, each given as a record or by the name of a preset or file."""
     several = isinstance(chips, Sequence) and not isinstance(chips, str)
     listed: list[Any] = list(chips) if isinstance(chips, Sequence) and several else [chips]
     named = [presets.chip(chip) if isinstance(chip, str) else chip for chip in listed]
@@ -106,7 +113,7 @@ def machines(
     energy: EnergyTable | None = None,
     like: Accelerator | None = None,
 ) -> Machines:
-    """Lay chips out for the cost kernels.
+    """Return chips as arrays for the cost kernels.
 
     Parameters
     ----------
@@ -172,8 +179,8 @@ def machines(
     areas = area_batch(records)
     bad = np.flatnonzero(areas["status"])
     if len(bad):
-        said = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
-        raise InvalidInputError(f"chips[{int(bad[0])}]: {said}")
+        reason = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
+        raise InvalidInputError(f"chips[{int(bad[0])}]: {reason}")
     area_mm2 = areas["total_mm2"].copy()
     if not isinstance(chips, np.ndarray):
         for i, chip in enumerate(listed):

@@ -20,16 +20,6 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph.graph import KINDS, UNITS
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = [
-    "OperatorCost",
-    "array_cycles",
-    "attention_ops",
-    "gemm",
-    "operator_costs",
-    "product_ops",
-    "vector_ops",
-]
-
 Array = np.ndarray[Any, Any]
 
 _ELEMENT_BYTES = 2.0
@@ -58,12 +48,12 @@ def _whole(name: str, values: Any) -> Array:
     return array.astype(np.int64)
 
 
-def _columns(**given: Any) -> list[Array]:
+def _columns(**lists: Any) -> list[Array]:
     """Columns of whole numbers of one length."""
-    made = [_whole(name, values) for name, values in given.items()]
-    if any(column.ndim != 1 or len(column) != len(made[0]) for column in made):
-        raise InvalidInputError(f"{', '.join(given)}: expected lists of one length")
-    return made
+    columns = [_whole(name, values) for name, values in lists.items()]
+    if any(column.ndim != 1 or len(column) != len(columns[0]) for column in columns):
+        raise InvalidInputError(f"{', '.join(lists)}: expected lists of one length")
+    return columns
 
 
 def product_ops(shapes: Sequence[tuple[int, int, int, int]] | Array) -> Array:
@@ -170,15 +160,15 @@ class OperatorCost:
     """One operator on one chip, on all its cores."""
 
     time_s: float
-    """Of the best mapping, seconds."""
+    """Seconds of the best mapping."""
     one_core_s: float
     """The same on one core, seconds."""
     bound_s: float
     """No mapping is faster."""
     limit: str
-    """What binds: compute, port, buffer, hbm, power, vector or launch."""
+    """The bottleneck: compute, port, buffer, hbm, power, vector or launch."""
     compute_s: float
-    """Time of the arrays alone, and so on for each resource."""
+    """Seconds of the arrays alone; likewise for each resource below."""
     port_s: float
     buffer_s: float
     hbm_s: float
@@ -186,11 +176,11 @@ class OperatorCost:
     vector_s: float
     fill_s: float
     overhead_s: float
-    """Beginning and ending units of work, on top of compute or port."""
+    """Start and end of units of work, on top of compute or port."""
     fixed_s: float
     """Launches and the reduction of a split."""
     dispatch_s: float
-    """What the host adds to an operator timed alone; part of `time_s`."""
+    """Host overhead of an operator that is timed alone; part of `time_s`."""
     compute_cycles: float
     """Cycles of one core's array."""
     macs: float
@@ -212,9 +202,9 @@ class OperatorCost:
     split: int
     """Parts the inner dimension is cut into."""
     stays: str
-    """What tiles the buffer keeps: outputs, inputs, weights or nothing."""
+    """Which tiles stay in the buffer: outputs, inputs, weights or none."""
     tiles: tuple[int, int]
-    """How often the kept matrix is cut along its sides."""
+    """Number of cuts of the kept matrix along its two sides."""
     extrapolated: bool
     """Whether shape or format lie outside what the chip's constants were fitted on."""
 
@@ -247,26 +237,15 @@ def _of_record(
     # Of the rated peak, which is not always the clock that operators run at.
     used = 2.0 * macs / (seconds * chip.peak_flops(dtype)) if macs else float(row["utilization"])
     flow, order = int(row["dataflow"]), int(row["order"])
+    same = {name: float(row[name]) for name in _SAME}
     return OperatorCost(
+        **same,
         time_s=seconds,
         one_core_s=float(one_core_s) + alone,
         bound_s=float(row["bound_s"]) + alone,
         limit=_core.LIMITS[int(row["limit"])],
-        compute_s=float(row["compute_s"]),
-        port_s=float(row["port_s"]),
-        buffer_s=float(row["buffer_s"]),
-        hbm_s=float(row["hbm_s"]),
-        power_s=float(row["power_s"]),
-        vector_s=float(row["vector_s"]),
-        fill_s=float(row["fill_s"]),
-        overhead_s=float(row["overhead_s"]),
-        fixed_s=float(row["fixed_s"]),
         dispatch_s=alone,
-        compute_cycles=float(row["compute_cycles"]),
         macs=macs,
-        port_bytes=float(row["port_bytes"]),
-        buffer_bytes=float(row["buffer_bytes"]),
-        hbm_bytes=float(row["hbm_bytes"]),
         utilization=used,
         energy_j=float(row["energy_j"]) + static_w * alone,
         dataflow=_core.DATAFLOWS[flow] if flow >= 0 else "",
@@ -278,16 +257,23 @@ def _of_record(
     )
 
 
+_RESOURCES = ("compute", "port", "buffer", "hbm", "power", "vector", "fill", "overhead", "fixed")
+_SAME = (
+    *(f"{name}_s" for name in _RESOURCES),
+    *("compute_cycles", "port_bytes", "buffer_bytes", "hbm_bytes"),
+)
+"""Fields that `OperatorCost` takes from the kernel's record as they are."""
+
+
 def operator_costs(
     chip: Accelerator | str,
     ops: Array,
     dtype: Dtype = "bf16",
     energy: EnergyTable | None = None,
 ) -> list[OperatorCost]:
-    """Cost of single operators on one chip, with everything behind it.
+    """Return the costs of single operators on one chip, with their breakdown.
 
-    Where the chip's constants include what the host adds to an operator timed alone, that is part
-    of the times.
+    Times include the host overhead of an operator timed alone, where the chip's constants have one.
 
     Parameters
     ----------
@@ -313,19 +299,25 @@ def operator_costs(
     'hbm'
     """
     chip = presets.chip(chip) if isinstance(chip, str) else chip
-    asked: Machines = machines(chip, dtype, energy=energy)
-    prices = asked.prices
-    ops = in_format(ops, asked.precision)
-    rows = _core.op_costs(ops, *asked.arguments, False, prices, asked.static_w, 1)
+    machine: Machines = machines(chip, dtype, energy=energy)
+    prices = machine.prices
+    ops = in_format(ops, machine.precision)
+    rows = _core.op_costs(ops, *machine.arguments, False, prices, machine.static_w, 1)
     for op, row in zip(ops, rows, strict=True):
         if row["status"] != 0:
             shape = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
             raise InvalidInputError(f"{shape}: {_core.STATUS_SENTENCES[int(row['status'])]}")
-    alone = _core.op_times(ops, *asked.arguments, True, 1)
+    alone = _core.op_times(ops, *machine.arguments, True, 1)
     return [
-        _of_record(chip, dtype, float(asked.static_w[0]), *pair)
+        _of_record(chip, dtype, float(machine.static_w[0]), *pair)
         for pair in zip(ops, rows, alone, strict=True)
     ]
+
+
+def _check_whole(**sizes: object) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
 
 
 def gemm(
@@ -345,7 +337,7 @@ def gemm(
     m, k, n
         Rows, inner dimension and columns.
     b
-        Products side by side.
+        Number of independent products.
     dtype
         Number format of the operands.
 
@@ -360,9 +352,7 @@ def gemm(
     >>> cost.limit, cost.utilization > 0.9, cost.bound_s <= cost.time_s
     ('compute', True, True)
     """
-    for name, size in (("b", b), ("m", m), ("k", k), ("n", n)):
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
+    _check_whole(b=b, m=m, k=k, n=n)
     return operator_costs(chip, product_ops([(b, m, k, n)]), dtype)[0]
 
 
@@ -399,9 +389,7 @@ def array_cycles(
         raise InvalidInputError(
             f"dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _core.DATAFLOWS)}"
         )
-    for name, size in (("m", m), ("k", k), ("n", n), ("rows", rows), ("cols", cols)):
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
+    _check_whole(m=m, k=k, n=n, rows=rows, cols=cols)
     try:
         sizes = np.array([[m], [k], [n], [rows], [cols]], dtype=np.int64)
     except OverflowError:
@@ -411,6 +399,6 @@ def array_cycles(
         sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], flow, overlapped, 1
     )
     if states[0] != 0:
-        asked = f"{m}x{k}x{n} on {rows}x{cols}"
-        raise InvalidInputError(f"{asked}: {_core.STATUS_SENTENCES[int(states[0])]}")
+        product = f"{m}x{k}x{n} on {rows}x{cols}"
+        raise InvalidInputError(f"{product}: {_core.STATUS_SENTENCES[int(states[0])]}")
     return int(counts[0])

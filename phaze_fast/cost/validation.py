@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,30 +21,20 @@ from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import TransformerModel, load
+from phaze_fast.models import names as model_names
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
 from phaze_fast.tables import Brief
-
-__all__ = [
-    "ColumnError",
-    "ErrorSizes",
-    "Measurements",
-    "Validation",
-    "column_error",
-    "measured_model",
-    "read_measurements",
-    "validate",
-]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Measurements:
-    """Rows of a file: what was measured, and the operators that should take that long.
+    """Rows of a file: what was measured, and the operators that each time covers.
 
-    A column is predicted by the sum over its operators, of which each belongs to one row, or, if it
-    does not depend on the chip, is known beforehand.
+    A column is predicted by the sum of the times of its operators, each of which belongs to one
+    row. A column that does not depend on the chip is known beforehand.
     """
 
     kind: str
@@ -60,12 +50,12 @@ class Measurements:
     unit_s: float = 1e-6
     """Seconds of one unit of the columns that are times."""
     beside_s: list[float] = field(default_factory=list)
-    """What each row took beside its operators, where a source is known to."""
+    """Seconds of each row that are not its operators', where a source is known to have such."""
     unsupported: dict[str, int] = field(default_factory=dict)
-    """Why rows were left out, and how many."""
+    """Reasons for skipped rows, and how many each."""
 
     def add(self, column: str, value: float, ops: Array | None, known: float = math.nan) -> None:
-        """Note one measured value of the row that was labelled last."""
+        """Add one measured value of the row that was labelled last."""
         self.measured.setdefault(column, []).append(value)
         if ops is None:
             self.known.setdefault(column, []).append(known)
@@ -85,28 +75,17 @@ _VECTOR_NAMES = {
     "cross_entropy": "cross-entropy",
     "adamw_fused_bf16": "adamw",
 }
-_BLOCKS = {  # hidden, heads, key-value heads, feed-forward, Llama's kind of block
-    "bertlarge": (1024, 16, 16, 4096, False),
-    "gpt2xl": (1600, 25, 25, 6400, False),
-    "opt1.3b": (2048, 32, 32, 8192, False),
-    "gpt2-8.3b": (3072, 24, 24, 12288, False),
-    "llama2-7b": (4096, 32, 32, 11008, True),
-    "llama3-8b": (4096, 32, 8, 14336, True),
-    "gpt3-175b": (12288, 96, 96, 49152, False),
-}
 
 
 class _Row:
     """One line of the file, whose faults name the line and the column."""
 
-    def __init__(self, path: Path, line: int, cells: dict[str, str]) -> None:
-        self.where, self.cells = f"{path}, line {line}", cells
+    def __init__(self, where: str, cells: Mapping[str, str]) -> None:
+        self.where, self.cells = where, cells
 
     def fault(self, column: str, wanted: str) -> InvalidInputError:
-        value = self.cells.get(column)
-        return InvalidInputError(
-            f"{self.where}: {column}: {value!r} is not accepted; expected {wanted}"
-        )
+        where, value = f"{self.where}: " if self.where else "", self.cells.get(column)
+        return InvalidInputError(f"{where}{column}: {value!r} is not accepted; expected {wanted}")
 
     def text(self, column: str) -> str:
         return (self.cells.get(column) or "").strip()
@@ -166,55 +145,99 @@ def _attention_row(row: _Row, into: Measurements) -> None:
         into.add(column, row.positive(column), ops)
 
 
+def _preset_named(name: str) -> TransformerModel:
+    """Return the preset of a name, whatever its upper case and dashes."""
+    plain = name.lower().replace("-", "")
+    for preset in sorted(model_names(), key=lambda preset: preset != name.lower()):
+        if preset.replace("-", "") == plain:
+            model = load(preset)
+            assert isinstance(model, TransformerModel)
+            return model
+    raise InvalidInputError(
+        f"model: {name!r} is unknown; expected the columns hidden, heads and ffn, or a preset; "
+        f"{nearest(name, model_names())}"
+    )
+
+
+def _shape(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a model that give the shape of the blocks of a row."""
+    name = (cells.get("model") or "").strip()
+    if not (cells.get("hidden") or "").strip():
+        preset = _preset_named(name)
+        fields = ("hidden", "heads", "kv_heads", "ffn", "vocab", "gated", "causal")
+        return {field: getattr(preset, field) for field in fields}
+    row = _Row("", cells)
+    return {
+        **{column: row.whole(column) for column in ("hidden", "heads", "ffn")},
+        "kv_heads": row.whole("kv_heads") if row.text("kv_heads") else None,
+        "vocab": row.whole("vocab") if row.text("vocab") else 50257,
+        "gated": row.text("gated") != "" and row.flag("gated"),
+        "causal": row.text("causal") == "" or row.flag("causal"),
+    }
+
+
 def measured_model(
-    name: str, seq: int, layers: int = 1, vocab: int = 1000, attention: str = "flash"
+    cells: Mapping[str, str], seq: int, layers: int = 1, attention: str = "flash"
 ) -> TransformerModel:
-    """Give the model that measured blocks and steps were made of, without positions.
+    """Return the model whose blocks a row of measurements ran, without positions.
+
+    Blocks are of one of two kinds: gated ones with RMSNorm and SiLU and without biases, as in
+    Llama, and others with LayerNorm, GELU and biases, as in GPT.
+
+    Parameters
+    ----------
+    cells
+        The row by column: hidden, heads and ffn, perhaps kv_heads (by default heads), vocab (by
+        default GPT-2's), gated (False) and causal (True); or model, the name of a preset that has
+        this shape.
+    seq
+        Tokens of a sequence.
+    layers
+        Number of blocks.
+    attention
+        ``flash`` or ``eager``.
 
     Raises
     ------
     InvalidInputError
-        Where no such block was measured.
+        Where the row gives neither a shape nor a preset.
 
     Examples
     --------
-    >>> measured_model("llama2-7b", 4096).kv_heads
+    >>> measured_model({"hidden": "512", "heads": "8", "ffn": "2048"}, 4096).head_width
+    64
+    >>> measured_model({"model": "llama2-7b"}, 4096).kv_heads
     32
     """
-    if name not in _BLOCKS:
-        raise InvalidInputError(f"model: {name!r} is unknown; {nearest(name, _BLOCKS)}")
-    hidden, heads, kv_heads, ffn, llama = _BLOCKS[name]
+    shape = _shape(cells)
+    gated, heads = shape["gated"], shape["heads"]
+    kv_heads = shape.pop("kv_heads") or heads
     return TransformerModel(
-        name=name,
+        name=(cells.get("model") or "").strip() or "measured",
         layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn=ffn,
-        vocab=vocab,
         seq=seq,
+        kv_heads=kv_heads,
         positions="none",
-        causal=name != "bertlarge",
-        norm="rmsnorm" if llama else "layernorm",
-        activation="silu" if llama else "gelu",
-        gated=llama,
-        qkv_bias=not llama,
-        out_bias=not llama,
-        ffn_bias=not llama,
+        norm="rmsnorm" if gated else "layernorm",
+        activation="silu" if gated else "gelu",
+        qkv_bias=not gated,
+        out_bias=not gated,
+        ffn_bias=not gated,
         attention="flash" if attention == "flash" else "eager",
         fused_qkv=True,
         kv_expanded=kv_heads < heads,
         tied_embeddings=False,
+        **shape,
     )
 
 
 def _measured_block(row: _Row) -> Layer:
-    name = row.text("model")
-    if name not in _BLOCKS:
-        raise row.fault("model", f"a known block; {nearest(name, _BLOCKS)}")
     if row.text("attention") not in ("flash", "eager"):
         raise row.fault("attention", "flash or eager")
-    model = measured_model(name, row.whole("seq"), attention=row.text("attention"))
+    try:
+        model = measured_model(row.cells, row.whole("seq"), attention=row.text("attention"))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{row.where}: {error}") from None
     layers = layer_graph(model, Strategy(micro_batch=row.whole("mbs"))).layers
     return next(layer for layer in layers if layer.kind == "block")
 
@@ -263,8 +286,8 @@ def _grouped_row(row: _Row, into: Measurements) -> None:
     if tokens < experts:
         raise row.fault("tokens", "at least one for each expert")
     into.labels.append(f"{experts} experts, {tokens} tokens, {k}x{n}")
-    each = -(-tokens // experts)
-    into.add("us_median", row.positive("us_median"), product_ops([(experts, each, k, n)]))
+    tokens_each = -(-tokens // experts)
+    into.add("us_median", row.positive("us_median"), product_ops([(experts, tokens_each, k, n)]))
 
 
 def _left_out(into: Measurements, why: str) -> None:
@@ -361,18 +384,18 @@ def read_measurements(path: Path | str) -> Measurements:
     try:
         kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        found = Measurements(kind)
+        measurements = Measurements(kind)
         for (number, _), cells in zip(lines[1:], reader, strict=False):
-            _KINDS[kind][1](_Row(path, number, cells), found)
+            _KINDS[kind][1](_Row(f"{path}, line {number}", cells), measurements)
     except csv.Error as error:
         raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
-    left_out = sum(found.unsupported.values())
-    if len(found.labels) + left_out not in (0, len(lines) - 1):
+    left_out = sum(measurements.unsupported.values())
+    if len(measurements.labels) + left_out not in (0, len(lines) - 1):
         raise InvalidInputError(f"{path}: a quoted cell spans lines; expected one row a line")
-    if not found.labels:
-        why = "; ".join(found.unsupported) or "there are no rows below the header"
+    if not measurements.labels:
+        why = "; ".join(measurements.unsupported) or "there are no rows below the header"
         raise InvalidInputError(f"{path}: {why}")
-    return found
+    return measurements
 
 
 # ---- errors of predictions ----
@@ -386,14 +409,14 @@ class ErrorSizes:
     mean_abs_err: float
     median_abs_err: float
     p90_abs_err: float
-    """Nine of ten rows are off by less."""
+    """90th percentile."""
     max_abs_err: float
     bias: float
     """Mean of the signed errors; positive where predictions are too high."""
 
     @staticmethod
     def sizes(measured: Array, predicted: Array) -> dict[str, Any]:
-        """Work out the fields of this record, both arrays in one unit."""
+        """Return the fields of this record, both arrays in one unit."""
         errors = predicted / measured - 1.0
         size = np.abs(errors)
         return {
@@ -427,22 +450,22 @@ class Validation(Brief):
     predicted: dict[str, Array]
     columns: dict[str, ColumnError]
     unsupported: dict[str, int] = field(default_factory=dict)
-    """Why rows were left out, and how many."""
+    """Reasons for skipped rows, and how many each."""
 
     def worst(self, count: int = 5) -> list[tuple[str, str, float, float, float]]:
         """(row, column, measured, predicted, error) of the largest errors, largest first."""
-        found = [
+        rows = [
             (label, column, float(y), float(x), float(x / y - 1.0))
             for column in self.columns
             for label, y, x in zip(
                 self.labels, self.measured[column], self.predicted[column], strict=True
             )
         ]
-        return sorted(found, key=lambda row: -abs(row[4]))[:count]
+        return sorted(rows, key=lambda row: -abs(row[4]))[:count]
 
 
 def column_error(measured: Array, predicted: Array) -> ColumnError:
-    """Sum up the errors of predictions, both in one unit."""
+    """Return the errors of predictions, both arrays in one unit."""
     scale = float(np.median(measured / predicted))
     return ColumnError(
         **ErrorSizes.sizes(measured, predicted),
@@ -452,7 +475,7 @@ def column_error(measured: Array, predicted: Array) -> ColumnError:
 
 
 def validate(path: Path | str, chip: Accelerator) -> Validation:
-    r"""Predict every row of a file of measurements on a chip and say how far off it is.
+    r"""Predict every row of a file of measurements on a chip and return the errors.
 
     Parameters
     ----------
@@ -464,7 +487,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
         k, n, us_median) or attention as serving libraries run it (batch_size, isl, num_heads,
         num_key_value_heads, head_dim, kernel_source, latency_ms).
     chip
-        Whose times to predict, in microseconds as measured.
+        The chip whose times are predicted, in microseconds as measured.
 
     Raises
     ------
@@ -482,40 +505,42 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
     >>> found.columns["us_median"].rows
     1
     """
-    found = read_measurements(path)
-    if found.kernel in chip.tuning.attention_kernels:
-        chip = chip.with_attention(found.kernel)
+    measurements = read_measurements(path)
+    if measurements.kernel in chip.tuning.attention_kernels:
+        chip = chip.with_attention(measurements.kernel)
     predicted = {
-        column: np.array(found.known[column])
-        if column in found.known
-        else _predicted(path, found, column, chip)
-        for column in found.measured
+        column: np.array(measurements.known[column])
+        if column in measurements.known
+        else _predicted(path, measurements, column, chip)
+        for column in measurements.measured
     }
-    measured = {column: np.array(values) for column, values in found.measured.items()}
+    measured = {column: np.array(values) for column, values in measurements.measured.items()}
     return Validation(
         chip=chip.name,
-        kind=found.kind,
-        labels=tuple(found.labels),
+        kind=measurements.kind,
+        labels=tuple(measurements.labels),
         measured=measured,
         predicted=predicted,
         columns={c: column_error(measured[c], predicted[c]) for c in measured},
-        unsupported=found.unsupported,
+        unsupported=measurements.unsupported,
     )
 
 
-def _predicted(path: Path | str, found: Measurements, column: str, chip: Accelerator) -> Array:
-    """One column's times, in its unit."""
-    asked = machines(chip, dtype=found.dtype)
-    ops, owner = found.queries(column)
-    times = _core.op_times(ops, *asked.arguments, False, 1)
+def _predicted(
+    path: Path | str, measurements: Measurements, column: str, chip: Accelerator
+) -> Array:
+    """Return one column's predicted times, in its unit."""
+    machine = machines(chip, dtype=measurements.dtype)
+    ops, owner = measurements.queries(column)
+    times = _core.op_times(ops, *machine.arguments, False, 1)
     if not np.isfinite(times).all():
         bad = int(np.flatnonzero(~np.isfinite(times))[0])
         row = _core.op_costs(
-            ops[bad : bad + 1], *asked.arguments, False, asked.prices, asked.static_w, 1
+            ops[bad : bad + 1], *machine.arguments, False, machine.prices, machine.static_w, 1
         )
-        said = _core.STATUS_SENTENCES[int(row["status"][0])]
-        raise InvalidInputError(f"{path}: {found.labels[int(owner[bad])]}: {said}")
-    seconds = np.bincount(owner, weights=times, minlength=len(found.labels))
-    beside = np.array(found.beside_s) if found.beside_s else 0.0
-    total: Array = (seconds + beside + chip.tuning.dispatch_s) / found.unit_s
+        reason = _core.STATUS_SENTENCES[int(row["status"][0])]
+        raise InvalidInputError(f"{path}: {measurements.labels[int(owner[bad])]}: {reason}")
+    seconds = np.bincount(owner, weights=times, minlength=len(measurements.labels))
+    beside = np.array(measurements.beside_s) if measurements.beside_s else 0.0
+    total: Array = (seconds + beside + chip.tuning.dispatch_s) / measurements.unit_s
     return total

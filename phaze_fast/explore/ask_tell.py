@@ -1,7 +1,7 @@
-"""Ask and tell: which chip to try next, the best and the front so far.
+"""Ask and tell, for optimisers outside this package: which chip to try next, the best so far.
 
-For optimisers outside this package: they ask for points or bring their own, have them evaluated
-here or measure them elsewhere, and tell.
+An optimiser asks for points or proposes its own, has them evaluated here or measures them
+elsewhere, and tells their times.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.exact import ExactEvaluator
-from phaze_fast.explore.goals import Front
+from phaze_fast.explore.objectives import Front
+from phaze_fast.explore.per_chip import ExactEvaluator
 from phaze_fast.explore.problem import problems_of
 from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import ArchitectureSpace, Cluster
@@ -33,19 +33,19 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """A chip of the space."""
+    """A chip of the space, with a lower bound of its score."""
 
     index: int
     """Position in the space."""
     values: dict[str, float]
-    """Of every axis, by name, such as ``tensor_core.width``."""
+    """Values of all axes by name, such as ``tensor_core.width``."""
     bound_s: float
-    """No plan on it takes less by this package's model; infinite: no plan fits."""
+    """Lower bound of its score by this package's cost model; infinite: no plan fits."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """A point and what is known of it."""
+    """A point with its score, evaluated here or told from outside."""
 
     point: Point
     score: float
@@ -56,7 +56,7 @@ class Told:
 
 
 class Explorer:
-    """A space that is asked and told.
+    """A space of chips with the ask-and-tell interface of optimisers.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Explorer:
     space
         Chips to choose from.
     cluster
-        Devices and fabric; its chip, if any, is not looked at.
+        Devices and fabric; its chip, if any, is ignored.
     training
         The step, and what plans may look like.
     weights
@@ -107,20 +107,12 @@ class Explorer:
             )
         self.space, self._groups = space, ChipGroups.of(space)
         problems = problems_of(several, self._groups, cluster, training)
+        chips = self._groups.single(*self._groups.of_chip.T)
         shares = np.array(weights or [1.0] * len(several), dtype=float)
         self._shares = shares / shares.sum()
-        self._exact = ExactEvaluator(problems, self._chips(), weights, thread_count(threads))
+        self._exact = ExactEvaluator(problems, chips, weights, thread_count(threads))
         self._told: dict[int, Told] = {}
         self._front = Front.empty(("time", "area"))
-
-    def _chips(self) -> ChipGroups:
-        """Every chip as a group of its own, with the one HBM capacity that it has."""
-        chips, groups = self.space.chips, self._groups
-        own = np.full((len(chips), len(groups.capacities)), -1, dtype=np.int64)
-        at = np.arange(len(chips))
-        of_chip = np.stack([at, np.searchsorted(groups.capacities, chips["hbm_bytes"])], axis=1)
-        own[at, of_chip[:, 1]] = at
-        return ChipGroups(chips, self.space.area_mm2, groups.capacities, own, of_chip, groups.like)
 
     # ---- points ----
 
@@ -135,21 +127,22 @@ class Explorer:
         groups, logs = self._groups, np.zeros(self._groups.chip.shape)
         for problem, share in zip(self._exact.problems, self._shares, strict=True):
             least = np.full(logs.shape, np.inf)
-            for s in range(len(problem.evaluator)):
-                work = problem.work_s(s, groups.records, self._exact.threads)
+            for s in range(len(problem)):
+                runs = problem.runs(s, groups)
+                work = problem.work_s(s, groups.records[runs], self._exact.threads)
+                evaluator, k = problem.of(s)
                 for c in range(len(groups.capacities)):
-                    rooms = np.full(len(work), c, dtype=np.int64)
-                    bounds = problem.evaluator.work_bounds(s, work, rooms)
-                    np.minimum(least[:, c], bounds, out=least[:, c])
+                    capacity = np.full(len(work), c, dtype=np.int64)
+                    bounds = evaluator.work_bounds(k, work, capacity)
+                    least[runs, c] = np.minimum(least[runs, c], bounds)
             logs += share * np.log(least)
-        has = groups.chip >= 0
-        found = np.zeros(len(self.space))
-        found[groups.chip[has]] = np.exp(logs[has]) * (1.0 - 1e-12)
-        found.setflags(write=False)
-        return found
+        group, capacity = groups.of_chip.T
+        bounds_s: Array = np.exp(logs[group, capacity]) * (1.0 - 1e-12)
+        bounds_s.setflags(write=False)
+        return bounds_s
 
     def point(self, index: int) -> Point:
-        """Give the chip at a position of the space.
+        """Return the chip at a position of the space.
 
         Raises
         ------
@@ -175,7 +168,7 @@ class Explorer:
         return {point: index for index, point in enumerate(points)}
 
     def find(self, values: Mapping[str, float]) -> Point | None:
-        """Give the chip with these values of the axes; none where the limits leave it out.
+        """Return the chip with these values of the axes; none where the limits exclude it.
 
         Raises
         ------
@@ -198,10 +191,10 @@ class Explorer:
         return None if index is None else self.point(index)
 
     def ask(self, n: int = 1) -> list[Point]:
-        """Give points that were not told yet, those with the lowest bounds first.
+        """Return points that were not told yet, those with the lowest bounds first.
 
-        Points on which no plan fits are never given. Asking twice gives the same points until some
-        are told; fewer than `n`, in the end none, where that is all there is.
+        Points on which no plan fits are never returned. Asking twice returns the same points until
+        some are told; where fewer than `n` are left, all of them.
         """
         if isinstance(n, bool) or not isinstance(n, int | np.integer):
             raise InvalidTypeError(f"n: {n!r} is not accepted; expected a whole number")
@@ -211,10 +204,10 @@ class Explorer:
 
     def _open(self) -> Array:
         """Positions that were not told and may fit, lowest bounds first."""
-        left = self._order[np.isfinite(self.bounds_s[self._order])]
+        feasible = self._order[np.isfinite(self.bounds_s[self._order])]
         told = np.fromiter(self._told, dtype=np.int64, count=len(self._told))
-        found: Array = left[~np.isin(left, told)]
-        return found
+        still_open: Array = feasible[~np.isin(feasible, told)]
+        return still_open
 
     @cached_property
     def _order(self) -> Array:
@@ -222,8 +215,8 @@ class Explorer:
 
     # ---- results ----
 
-    def _known(self, point: Point | int) -> Point:
-        """Refuse what is no point of this space, or was told before."""
+    def _untold(self, point: Point | int) -> Point:
+        """Return a point of this space that was not told before, or raise InvalidInputError."""
         own = self.point(point.index if isinstance(point, Point) else point)
         if isinstance(point, Point) and point.values != own.values:
             raise InvalidInputError(
@@ -237,15 +230,15 @@ class Explorer:
         return own
 
     def _distinct(self, points: Iterable[Point | int]) -> list[Point]:
-        found = [self._known(point) for point in points]
-        indices = [point.index for point in found]
+        distinct = [self._untold(point) for point in points]
+        indices = [point.index for point in distinct]
         for index in indices:
             if indices.count(index) > 1:
                 raise InvalidInputError(f"point: {index} is given twice in one batch")
-        return found
+        return distinct
 
     def tell(self, batch: Iterable[tuple[Point | int, float]]) -> list[Told]:
-        """Take results that were measured elsewhere.
+        """Record times that were measured elsewhere.
 
         Parameters
         ----------
@@ -276,7 +269,7 @@ class Explorer:
         return self._take(points, scores, [None] * len(points))
 
     def evaluate(self, points: Iterable[Point | int]) -> list[Told]:
-        """Evaluate points exactly by this package's model, and tell them."""
+        """Evaluate points exactly by this package's model, and record their scores."""
         distinct = self._distinct(points)
         winners = self._exact.winners([point.index for point in distinct])
         scores = [math.inf if w is None else w.score for w in winners]
@@ -285,18 +278,18 @@ class Explorer:
     def _take(
         self, points: Sequence[Point], scores: Sequence[float], winners: Sequence[Winner | None]
     ) -> list[Told]:
-        found = []
+        batch = []
         for point, score, winner in zip(points, scores, winners, strict=True):
             told = Told(point, score, float(self.space.area_mm2[point.index]), winner)
             self._told[point.index] = told
             if score < math.inf:
                 self._front.add((point.index,), np.array([score, told.area_mm2]))
-            found.append(told)
-        return found
+            batch.append(told)
+        return batch
 
     @property
     def told(self) -> list[Told]:
-        """Everything that was told, in order."""
+        """All recorded points, in order."""
         return list(self._told.values())
 
     @property
@@ -307,12 +300,12 @@ class Explorer:
 
     @property
     def front(self) -> list[Told]:
-        """Points of which none is both faster and smaller than another, fastest first."""
-        found = [self._told[index] for (index,) in self._front.points]
-        return sorted(found, key=lambda told: told.score)
+        """The points that are non-dominated in time and area, fastest first."""
+        front = [self._told[index] for (index,) in self._front.points]
+        return sorted(front, key=lambda told: told.score)
 
     @property
     def done(self) -> bool:
-        """Whether nothing that was not told can be faster, if what was told is by this model."""
+        """Whether no other point can be faster, where all told scores are those of this model."""
         left, best = self._open(), self.best
         return not len(left) or (best is not None and float(self.bounds_s[left[0]]) >= best.score)

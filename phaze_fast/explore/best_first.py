@@ -1,43 +1,138 @@
 """The best-first search: candidates in the order of their lower bounds, each taken a step further.
 
-What is known of a candidate (a strategy on a chip group) rises in steps (`bounds.STEPS`), each
-costlier than the one before. Those with the lowest bounds go first, in waves; a candidate is
-settled when its bound is above what the goals still ask for, or when it is placed. Waves do not
-depend on threads or workers, and neither does anything that comes out.
+A candidate is a strategy on a chip group. Its lower bound rises in steps (`bounds.STEPS`), each
+costlier than the one before. In each wave the candidates with the lowest bounds go one step
+further; a candidate is pruned once its bound exceeds the limit of what is searched for, and done
+once it is placed. Waves do not depend on threads or workers, and neither does the outcome.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.explore.candidates import PLACED, SCHEDULED, Answer, CandidateTable
+from phaze_fast.explore.bounds import STEPS
+from phaze_fast.explore.candidates import PLACED, SCHEDULED, Answer, CandidateTable, PlanCache
 from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.goals import BestFew, Front, ScoreTable
-from phaze_fast.explore.objective import Objective, objective_of
-from phaze_fast.explore.plan_cache import PlanCache
-from phaze_fast.explore.problem import Problem
+from phaze_fast.explore.objectives import (
+    BestGroups,
+    Front,
+    Objective,
+    ScoreTable,
+    objective_of,
+)
+from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
-from phaze_fast.explore.seeds import seed_best, seed_front
-from phaze_fast.explore.summary import counts_of, front_points_of, outcome_of, winners_of
-from phaze_fast.explore.waves import at_once, first_of_parts, later_of_group
+from phaze_fast.planning.times import free_times
 from phaze_fast.runs.executors import Workers
+from phaze_fast.tables import non_dominated
 
-__all__ = ["BestFirstSearch"]
+__all__ = ["BestFirstSearch", "first_of", "first_of_parts", "run_together"]
 
 Array = np.ndarray[Any, Any]
 
 _WAVE, _LARGE_WAVE = 4096, 2**15
 _PLACED_AT_ONCE = 256
 _MORE_NODES = 2_000_000
+"""Node limit of schedules whose proof is the last that an optimal answer needs."""
+_SEEDS = (512, 128, 32, 4)
+"""How many candidates take each step before the first wave, to have an incumbent."""
+_SEED_ROUNDS = 4
+_FRONT_ROUNDS = 8
+
+
+# ---- waves ----
+
+
+def first_of(key: Array, count: int) -> Array:
+    """Positions of the `count` smallest keys, in order; of equal keys the first.
+
+    Examples
+    --------
+    >>> first_of(np.array([3.0, 1.0, 2.0, 1.0]), 3).tolist()
+    [1, 3, 2]
+    """
+    some = np.arange(len(key))
+    if len(key) > count:
+        some = np.flatnonzero(key <= np.partition(key, count - 1)[count - 1])
+    return some[np.argsort(key[some], kind="stable")][:count]
+
+
+def first_of_parts(parts: Iterable[Array], count: int) -> tuple[Array, Array]:
+    """Find the `count` smallest keys of several arrays, without concatenating them.
+
+    Returns
+    -------
+    tuple
+        The number of the part of each key, and its position there, in the order of `first_of`.
+
+    Examples
+    --------
+    >>> parts, at = first_of_parts([np.array([3.0, 1.0]), np.array([2.0, 1.0])], 3)
+    >>> parts.tolist(), at.tolist()
+    ([0, 1, 1], [1, 1, 0])
+    """
+    keys, owners, at = np.zeros(0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    for number, part in enumerate(parts):
+        # Of equal keys those of earlier parts go first.
+        full = len(keys) >= count > 0
+        own = np.flatnonzero(part < keys.max()) if full else np.arange(len(part))
+        keys, at = np.concatenate([keys, part[own]]), np.concatenate([at, own])
+        owners = np.concatenate([owners, np.full(len(own), number, dtype=np.int32)])
+        if len(keys) > count:
+            smallest = np.sort(first_of(keys, count))
+            keys, owners, at = keys[smallest], owners[smallest], at[smallest]
+    order = np.argsort(keys, kind="stable")
+    return owners[order], at[order]
+
+
+def _not_first_of_group(candidates: Array, waiting: Array) -> Array:
+    """Mark the waiting candidates that are not the first of their model and chip group.
+
+    Schedules are costly, and the plan of the first candidate often rules out the others.
+
+    Parameters
+    ----------
+    candidates
+        Rows of model, strategy and chip group, most promising first.
+    waiting
+        Which of them wait for a schedule.
+    """
+    at = np.flatnonzero(waiting)
+    owners = candidates[0, at].astype(np.int64) << 32 | candidates[2, at].astype(np.int64)
+    later: Array = waiting.copy()
+    later[at[np.unique(owners, return_index=True)[1]]] = False
+    return later
+
+
+def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
+    """Run independent tasks, each of which takes the number of threads that it may use.
+
+    Examples
+    --------
+    >>> run_together([lambda threads: print(threads)], threads=4)
+    4
+    """
+    if len(tasks) < 2 or threads < 2:
+        for task in tasks:
+            task(threads=threads)
+        return
+    inside = max(1, threads // len(tasks))
+    with ThreadPoolExecutor(min(threads, len(tasks))) as pool:
+        for _ in pool.map(lambda task: task(threads=inside), tasks):
+            pass
+
+
+# ---- the search ----
 
 
 class BestFirstSearch:
-    """One search. `run` does it; `outcome` says what came out.
+    """One search: `run` does it, `outcome` returns what was found.
 
     Parameters
     ----------
@@ -48,26 +143,27 @@ class BestFirstSearch:
     weights
         Of the models; by default equal.
     top
-        How many of the best chip groups are asked for.
+        How many of the best chip groups to find.
     objectives
-        Of the front that is asked for; none where empty.
+        Objectives of a front to find as well; none where empty.
     threads, workers
-        Who does the work; the answer does not depend on it.
+        Where the work is done; the outcome does not depend on it.
     cache
-        Plans that were placed before.
-    objective
-        What is made least; by default seconds of a step.
+        Plans of an earlier run.
     progress
         Called after every wave.
+    objective
+        What is minimised; by default seconds of a step.
     """
 
     every = False
-    """Whether the best plan of every chip is asked for."""
+    """Whether the best plan of every chip is wanted."""
 
     def __init__(
         self,
-        problems: Sequence[Problem],
+        problems: Sequence[SearchProblem],
         groups: ChipGroups,
+        *,
         weights: Sequence[float] = (),
         top: int = 1,
         objectives: tuple[str, ...] = (),
@@ -79,25 +175,36 @@ class BestFirstSearch:
     ) -> None:
         self.groups, self.problems = groups, list(problems)
         self.front, self.objectives = Front.empty(objectives), objectives
-        self.best = BestFew(top)
+        self.best = BestGroups(top)
         self._progress, self._began = progress, time.monotonic()
-        self.has: Array = groups.chip >= 0
-        shape = (self.has.shape[0], self.has.shape[1])
+        self.exists: Array = groups.chip >= 0
+        """Which groups have a chip with each capacity, shape (groups, capacities)."""
+        shape = (self.exists.shape[0], self.exists.shape[1])
         self.scores = ScoreTable(list(weights) or [1.0] * len(self.problems), shape)
         self.objective = objective or objective_of("time", self.problems, groups)
         with_energy = "energy" in objectives or self.objective.has_energy
         self.tables = [
-            CandidateTable(problem, groups, threads, workers, cache, with_energy)
+            CandidateTable(
+                problem,
+                groups,
+                threads=threads,
+                workers=workers,
+                cache=cache,
+                with_energy=with_energy,
+            )
             for problem in self.problems
         ]
         self.chosen: list[dict[tuple[int, int], Answer]] = [{} for _ in self.problems]
+        """The best plan of each model by group and capacity."""
         self.points: dict[tuple[int, ...], Answer] = {}
-        # Capacities that no plan of some model fits are of no interest anywhere.
-        fits = [table.evaluator.fits.any(axis=0) for table in self.tables]
+        """Plans of points that are or were on the front."""
+        # A capacity that no plan of some model fits cannot have a score.
+        fits = [problem.strategy_fits.any(axis=0) for problem in self.problems]
         self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
-        self.left = np.zeros((3, 0), dtype=np.int32)
-        """Candidates that a budget left unsettled."""
+        """Chip groups with a candidate that is not pruned."""
+        self._unsettled = np.zeros((3, 0), dtype=np.int32)
+        """Candidates that a budget left neither placed nor pruned."""
         self.placed = 0
         self.history: list[Progress] = []
 
@@ -106,10 +213,31 @@ class BestFirstSearch:
         """Dollars of all devices, shape (groups, capacities)."""
         return self.groups.device_usd() * float(self.problems[0].cluster.devices)
 
-    # ---- what the goals still ask for ----
+    def run(self, budget: Budget | None = None) -> bool:
+        """Search; whether every candidate was placed or pruned."""
+        budget = budget or Budget()
+        self._begin()
+        self._note_progress(sum(table.level.size for table in self.tables), 0.0)
+        self._seed(budgeted=budget != Budget())
+        if self.objectives:
+            self._seed_front()
+        while True:
+            wanted, waiting, least = self._open(self._wave)
+            self._note_progress(waiting, least if waiting else np.inf)
+            if not waiting:
+                self._prove()
+                return True
+            spent = time.monotonic() - self._began
+            over = spent > budget.time_limit_s or self.placed >= budget.max_points
+            if over or (budget.stop is not None and budget.stop()):
+                self._unsettled = self._open()[0]
+                return False
+            self._advance(wanted)
 
-    def others(self, groups: Array, c: int, energy: Array) -> Array:
-        """Objectives of chips with a capacity but for time, as the front orders them."""
+    # ---- limits: how good a candidate has to be ----
+
+    def _others(self, groups: Array, c: int, energy: Array) -> Array:
+        """Objectives of chips with capacity `c` other than time, in the order of the front."""
         columns = {
             "area": self.groups.area_mm2[groups],
             "energy": energy,
@@ -119,62 +247,62 @@ class BestFirstSearch:
         return np.stack([columns[name] for name in self.front.objectives[1:]], axis=1)
 
     def _limits(self, groups: Array) -> Array:
-        """Scores worth looking at where only the best chip groups are asked for.
+        """Largest score of interest of each group, where only the best groups are wanted.
 
-        A group that something is known of is looked at again only for what is no worse.
+        A group that has a score is of interest only with one that is no worse.
         """
         known: Array = self.scores.scores[groups].min(axis=1)
         return np.minimum(self.best.limit, known)
 
     def _note_best(self, group: int) -> None:
-        """Tell the goal of the best chip groups what is found."""
+        """Note the score of a group among the best."""
         self.best.note(group, float(self.scores.scores[group].min()))
 
     def _below(self, groups: Array, energy: Array) -> Array:
-        """Scores worth looking at, shape (groups, capacities); minus infinity: there is none."""
-        below = np.repeat(self._limits(groups)[:, None], self.has.shape[1], axis=1)
+        """Largest scores of interest, shape (groups, capacities); minus infinity: none is."""
+        below = np.repeat(self._limits(groups)[:, None], self.exists.shape[1], axis=1)
         if self.every:
             below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
         if self.objectives:
             for c in range(below.shape[1]):
-                others = self.others(groups, c, energy)
+                others = self._others(groups, c, energy)
                 below[:, c] = np.maximum(below[:, c], self.front.below_s(others))
-        below[~self.has[groups]] = -np.inf
+        below[~self.exists[groups]] = -np.inf
         return below
 
-    # ---- answers ----
-
-    def _below_of(self, i: int, s: int, groups: Array) -> Array:
-        """Seconds worth looking at for candidates of model `i`, shape (groups, capacities)."""
+    def _below_s(self, i: int, s: int, groups: Array) -> Array:
+        """Longest steps of interest of strategy `s` of model `i`, shape (groups, capacities)."""
         table = self.tables[i]
         energy = table.energy[s, groups] if table.energy.size else np.zeros(len(groups))
         below = self._below(groups, energy)
         if len(self.tables) > 1:
             least = self.least_values(groups)
             columns = [self.scores.limits(i, least, below[:, c]) for c in range(below.shape[1])]
-            below = np.where(self.has[groups], np.stack(columns, axis=1), -np.inf)
+            below = np.where(self.exists[groups], np.stack(columns, axis=1), -np.inf)
         return self.objective.seconds(i, s, table, groups, below)
 
     def least_values(self, groups: Any) -> list[Array]:
-        """Lower bounds of each model's value on chip groups, whatever the strategy."""
-        found = []
+        """Lower bounds of each model's value on chip groups, over all strategies."""
+        bounds = []
         for i, table in enumerate(self.tables):
-            # One strategy after another: no copy of all of them is made.
+            # One strategy after another, so that not all of them are copied.
             least = np.full(len(self.groups.area_mm2[groups]), np.inf)
             for s in range(len(table.least)):
                 own = self.objective.least(i, table, groups, slice(s, s + 1))
                 np.minimum(least, own[0], out=least)
-            found.append(least)
-        return found
+            bounds.append(least)
+        return bounds
+
+    # ---- plans ----
 
     def _place(self, i: int, s: int, groups: Array) -> None:
-        """Place candidates of model `i` that are scheduled, and note what is found."""
-        for answer in self.tables[i].place(s, groups, self._below_of(i, s, groups)):
+        """Place candidates of model `i` that are scheduled."""
+        for answer in self.tables[i].place(s, groups, self._below_s(i, s, groups)):
             self._take(i, answer)
         self.placed += len(groups)
 
     def _take(self, i: int, answer: Answer) -> None:
-        """Note a plan of a chip group and capacity."""
+        """Note a plan of model `i` on a chip group with a capacity."""
         group, c, s, placed, joules = answer[:5]
         old = self.chosen[i].get((group, c))
         known = self.scores.values[i, group, c]
@@ -183,21 +311,92 @@ class BestFirstSearch:
             self.chosen[i][group, c] = answer
         score = self.scores.take(i, group, c, value)
         if self.objectives:
-            alone = len(self.tables) == 1
-            point = (group, c, s) if alone else (group, c)
-            if alone or np.isfinite(score):
-                values = (placed.time_s, joules) if alone else (score, 0.0)
-                others = self.others(np.array([group]), c, np.array([values[1]]))[0]
+            one_model = len(self.tables) == 1
+            point = (group, c, s) if one_model else (group, c)
+            if one_model or np.isfinite(score):
+                values = (placed.time_s, joules) if one_model else (score, 0.0)
+                others = self._others(np.array([group]), c, np.array([values[1]]))[0]
                 self.front.add(point, np.array([values[0], *others]))
                 self.points[point] = answer
         self._note_best(group)
 
+    # ---- before the waves: bounds and an incumbent ----
+
+    def _begin(self) -> None:
+        """Bound every candidate by rooflines."""
+        for table in self.tables:
+            table.bound_all()
+
+    def _seed(self, budgeted: bool) -> None:
+        """Place the most promising candidates of each model, to have an incumbent.
+
+        Without a budget, repeat until `top` chip groups are placed: without a limit, a wave of a
+        large space would list all of its candidates.
+        """
+        for _ in range(1 if budgeted else _SEED_ROUNDS):
+            for i in range(len(self.tables)):
+                for level, count in enumerate(_SEEDS, start=1):
+                    more = 0 if budgeted else self.best.top * (5 - level)
+                    self._seed_level(i, level, max(count, more))
+            if np.isfinite(self.best.limit):
+                return
+
+    def _seed_level(self, i: int, level: int, count: int) -> None:
+        """Take the `count` most promising candidates of model `i` at a level a step further."""
+        table = self.tables[i]
+        values = self.objective.least(i, table, slice(None))
+        best = [np.zeros((2, 0), dtype=np.int64)]
+        for s, least in enumerate(values):  # one after another, so that memory stays small
+            waiting = np.flatnonzero(table.level[s] == level)
+            waiting = waiting[first_of(least[waiting], count)]
+            best.append(np.stack([np.full(len(waiting), s), waiting]))
+        at = np.concatenate(best, axis=1)
+        key = values[at[0], at[1]]
+        first = first_of(key, count)
+        s, group = at[:, first[np.isfinite(key[first])]]
+        step = 1 if level == SCHEDULED else len(s) or 1
+        for begin in range(0, len(s), step):
+            some = slice(begin, begin + step)
+            self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
+
+    def _seed_front(self) -> None:
+        """Place the candidates whose lower bounds are non-dominated.
+
+        Their plans lie near the front, and prune candidates over the whole range of the other
+        objectives.
+        """
+        for _ in range(_FRONT_ROUNDS):
+            for i, table in enumerate(self.tables):
+                if not len(table.problem):
+                    continue
+                energy = np.zeros(len(self.groups))
+                if table.energy.size:
+                    energy = table.energy.min(axis=0, initial=np.inf)
+                s = table.least.argmin(axis=0)
+                least = table.least[s, np.arange(len(s))]
+                others = self._others(np.arange(len(s)), self.exists.shape[1] - 1, energy)
+                groups = non_dominated(np.column_stack([least, others]))
+                groups = groups[np.isfinite(least[groups])]
+                for level in range(1, PLACED):
+                    ahead = groups[table.level[s[groups], groups] == level]
+                    candidates = np.stack([np.full(len(ahead), i), s[ahead], ahead])
+                    self._advance(candidates, all_at_once=True)
+
     # ---- the waves ----
 
     def _open(self, wave: Callable[[int], int] | None = None) -> tuple[Array, int, float]:
-        """Candidates worth looking at as (model, strategy, group), how many, and the least bound.
+        """Candidates that are neither placed nor pruned.
 
-        Where a `wave` says how many of so many are wanted, those with the lowest bounds.
+        Parameters
+        ----------
+        wave
+            Of how many candidates how many are listed, those with the lowest bounds; by default
+            all are.
+
+        Returns
+        -------
+        tuple
+            Rows of model, strategy and group; how many there are in all; and the least bound.
         """
         alive = self._alive
         every = slice(None) if len(alive) == len(self.groups) else alive
@@ -214,26 +413,26 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-        tops = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
+        limits = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
 
         def bounds_of(i: int, s: int, groups: Array) -> Array:
-            own: Array = self.objective.least(i, self.tables[i], groups, slice(s, s + 1))[0]
-            return own
+            bounds: Array = self.objective.least(i, self.tables[i], groups, slice(s, s + 1))[0]
+            return bounds
 
         def open_of(i: int, s: int) -> Array:
-            own, levels = bounds_of(i, s, alive), self.tables[i].level[s, alive]
-            return np.flatnonzero((levels < PLACED) & (own <= tops[i]) & np.isfinite(own))
+            bounds, levels = bounds_of(i, s, alive), self.tables[i].level[s, alive]
+            return np.flatnonzero((levels < PLACED) & (bounds <= limits[i]) & np.isfinite(bounds))
 
         # One strategy after another, and only those of the wave are listed: memory stays small.
         rows = [(i, s) for i, table in enumerate(self.tables) for s in range(len(table.least))]
         places = [open_of(i, s).astype(np.int32) for i, s in rows]
-        count, alone = sum(len(at) for at in places), len(self.tables) == 1
+        count, one_model = sum(len(at) for at in places), len(self.tables) == 1
         if wave is None:
             owners = np.repeat(np.arange(len(rows)), [len(at) for at in places])
             groups = np.concatenate([alive[:0], *(alive[at] for at in places)])
         else:
             keys = (
-                bounds_of(i, s, alive[at]) if alone else score[at]
+                bounds_of(i, s, alive[at]) if one_model else score[at]
                 for (i, s), at in zip(rows, places, strict=True)
             )
             owners, chosen = first_of_parts(keys, wave(count))
@@ -241,24 +440,32 @@ class BestFirstSearch:
             for k in np.unique(owners).tolist():
                 groups[owners == k] = alive[places[k][chosen[owners == k]]]
         models, strategies = np.array(rows, dtype=np.int32).reshape(-1, 2).T
-        found = np.empty((3, len(owners)), dtype=np.int32)
-        found[0], found[1], found[2] = models[owners], strategies[owners], groups
-        return found, count, float(score.min(initial=np.inf))
+        candidates = np.empty((3, len(owners)), dtype=np.int32)
+        candidates[0], candidates[1], candidates[2] = models[owners], strategies[owners], groups
+        return candidates, count, float(score.min(initial=np.inf))
 
     def _wave(self, waiting: int) -> int:
-        """How many of the candidates that wait go next."""
+        """How many of the waiting candidates go next."""
         return max(_WAVE * len(self.tables), min(waiting // 8, _LARGE_WAVE))
 
-    def advance(self, candidates: Array, everything: bool = False) -> None:
-        """Take candidates one step further; those to be placed come last and are few."""
-        level = np.zeros(candidates.shape[1], dtype=np.int64)
+    def _levels(self, candidates: Array) -> Array:
+        """Look up the steps done of each candidate."""
+        levels = np.zeros(candidates.shape[1], dtype=np.int64)
         for i, table in enumerate(self.tables):
             own = candidates[0] == i
-            level[own] = table.level[candidates[1, own], candidates[2, own]]
+            levels[own] = table.level[candidates[1, own], candidates[2, own]]
+        return levels
+
+    def _advance(self, candidates: Array, all_at_once: bool = False) -> None:
+        """Take candidates one step further: bounds, then schedules, then plans.
+
+        Unless `all_at_once`, few are placed, and one of each group is scheduled.
+        """
+        level = self._levels(candidates)
         ready = level == SCHEDULED
-        keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
-        if not everything:
-            keep &= ~later_of_group(candidates, level == SCHEDULED - 1)
+        keep = ~ready | (np.cumsum(ready) <= (len(ready) if all_at_once else _PLACED_AT_ONCE))
+        if not all_at_once:
+            keep &= ~_not_first_of_group(candidates, level == SCHEDULED - 1)
         steps = np.stack([level, *candidates[:2]])[:, keep]
         groups = candidates[2, keep]
         bounds, schedules, waiting = [], [], []
@@ -268,16 +475,16 @@ class BestFirstSearch:
             if reached + 1 < SCHEDULED:
                 bounds.append(partial(self.tables[i].bound, s, at, reached + 1))
             elif reached + 1 == SCHEDULED:
-                limits_s = self._below_of(i, s, at).max(axis=1)
+                limits_s = self._below_s(i, s, at).max(axis=1)
                 schedules.append(partial(self.tables[i].schedule, s, at, limits_s))
             else:
                 waiting.append((i, s, at))
-        at_once(bounds, self.tables[0].threads)
-        at_once(schedules, self.tables[0].threads)
+        run_together(bounds, self.tables[0].threads)
+        run_together(schedules, self.tables[0].threads)
         for i, s, at in waiting:
             self._place(i, s, at)
 
-    def _note(self, waiting: int, bound: float) -> None:
+    def _note_progress(self, waiting: int, bound: float) -> None:
         levels = [table.level for table in self.tables]
         progress = Progress(
             seconds=time.monotonic() - self._began,
@@ -292,41 +499,10 @@ class BestFirstSearch:
         if self._progress is not None:
             self._progress(progress)
 
-    def _begin(self) -> None:
-        """Bound every candidate by rooflines."""
-        for table in self.tables:
-            for s in range(len(table.evaluator)):
-                table.bound(s, np.arange(len(self.groups)), 1)
-
-    def run(self, budget: Budget | None = None) -> bool:
-        """Search; whether it went to the end."""
-        budget = budget or Budget()
-        self._begin()
-        self._note(sum(table.level.size for table in self.tables), 0.0)
-        self._seed(limited=budget != Budget())
-        if self.objectives:
-            seed_front(self)
-        while True:
-            wanted, waiting, least = self._open(self._wave)
-            self._note(waiting, least if waiting else np.inf)
-            if not waiting:
-                self._prove()
-                return True
-            spent = time.monotonic() - self._began
-            over = spent > budget.time_limit_s or self.placed >= budget.max_points
-            if over or (budget.stop is not None and budget.stop()):
-                self.left = self._open()[0]
-                return False
-            self.advance(wanted)
-
-    def _seed(self, limited: bool) -> None:
-        """Find something to beat."""
-        seed_best(self, limited)
-
     def _prove(self) -> None:
-        """Bound with more patience what is not proven and might be better than what was found.
+        """Raise the bounds of unproven candidates that might be better than the winners.
 
-        The schedules themselves stay as they are, those that `plan` has as well.
+        The schedules stay as they are, so that they are the same as those of `plan`.
         """
         if self.objectives or self.objective.has_energy:
             return
@@ -334,7 +510,7 @@ class BestFirstSearch:
         for i, table in enumerate(self.tables):
             for s, group in sorted(table.unproven):
                 if table.level[s, group] == PLACED and least[group] < self.best.limit:
-                    answer = self.chosen[i].get((group, int(table.last[group])))
+                    answer = self.chosen[i].get((group, int(table.largest[group])))
                     if answer is None:
                         continue
                     if table.least[s, group] > answer.placed.time_s:
@@ -342,32 +518,119 @@ class BestFirstSearch:
                     else:
                         table.prove(s, group, _MORE_NODES, answer.placed.time_s)
 
-    # ---- what came out ----
+    # ---- the outcome ----
 
-    @property
-    def bound(self) -> float:
-        """Nothing in the space has a better score."""
+    def _bound(self) -> float:
+        """Lower bound of all scores."""
         unproven = float("inf")
         if any(table.unproven for table in self.tables):
             unproven = float(self.scores.combined(self.least_values(slice(None))).min())
         return min(self.history[-1].bound, self.best.best, unproven)
 
-    def answer(self, group: int, capacity: int, model: int = 0) -> Answer | None:
-        """Give the best plan of a model on a group with a capacity; none where nothing fits."""
-        return self.chosen[model].get((group, capacity))
+    def _winner(self, group: int, c: int, score: float, answers: Sequence[Answer]) -> Winner:
+        """Write out the plans of a chip group with capacity `c`."""
+        record = self.groups.records[group]
+        peak = self.groups.peak_flops(record)
+        plans = []
+        for answer, problem in zip(answers, self.problems, strict=True):
+            evaluator, k = problem.of(answer.strategy)
+            chip = problem.price(answer.strategy, np.array([record]))
+            times = answer.times.at(slice(answer.row, answer.row + 1))
+            rate = chip.parts.hbm_bytes_per_s
+            free = free_times([evaluator.sizes[k]], chip.costs, rate, [times])[0]
+            plans.append(evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free))
+        return Winner(
+            group=group,
+            capacity=c,
+            chip=int(self.groups.chip[group, c]),
+            score=score,
+            time_s=self.scores.mean([plan.time_s for plan in plans]),
+            area_mm2=float(self.groups.area_mm2[group]),
+            energy_j=sum(answer.energy_j for answer in answers),
+            hbm_bytes=int(self.groups.capacities[c]),
+            cost_usd=float(self.usd[group, c]),
+            plans=tuple(plans),
+        )
 
     def winners(self) -> list[Winner]:
         """List the best groups, each with its best capacity, best first; at most `top`."""
-        return winners_of(self)
+        ranked = []
+        for group, score in self.best.scores.items():
+            if score > self.best.limit and not self.every:
+                continue
+            for c in range(self.exists.shape[1]):
+                own = [chosen.get((group, c)) for chosen in self.chosen]
+                answers = [answer for answer in own if answer is not None]
+                if len(answers) < len(own):
+                    continue
+                rank = (
+                    float(self.scores.scores[group, c]),
+                    float(self.groups.area_mm2[group]),
+                    sum(answer.energy_j for answer in answers),
+                    int(self.groups.capacities[c]),
+                    int(self.groups.chip[group, c]),
+                )
+                ranked.append((rank, group, c, answers))
+        ranked.sort(key=lambda item: item[0])
+        best: dict[int, Any] = {}
+        for item in ranked:
+            best.setdefault(item[1], item)
+        first = list(best.values())[: self.best.top]
+        return [self._winner(group, c, rank[0], answers) for rank, group, c, answers in first]
 
     def front_points(self) -> list[Winner]:
         """List the front, fastest first."""
-        return front_points_of(self)
+        points = []
+        for point, values in zip(self.front.points, self.front.values, strict=True):
+            group, c = point[:2]
+            if len(self.tables) == 1:
+                answers = [self.points[point]]
+            else:
+                answers = [chosen[group, c] for chosen in self.chosen]
+            points.append((float(values[0]), point, answers))
+        points.sort(key=lambda item: (item[0], item[1]))
+        return [self._winner(p[0], p[1], score, answers) for score, p, answers in points]
 
     def counts(self) -> dict[str, int]:
-        """Count points by the step that settled them; ``open``: not settled."""
-        return counts_of(self)
+        """Count the points by the step at which they were placed or pruned.
+
+        ``rules``: the strategy breaks a rule; ``memory``: no layout fits; ``placed``: the best plan
+        was found; ``open``: a budget left them neither placed nor pruned.
+        """
+        counts = dict.fromkeys(("rules", "memory", *STEPS, "open"), 0)
+        for i, table in enumerate(self.tables):
+            problem, open_ = table.problem, np.zeros(table.level.shape, dtype=bool)
+            own = self._unsettled[:, self._unsettled[0] == i]
+            open_[own[1], own[2]] = True
+            counts["rules"] += problem.strategies_rejected * int(self.exists.sum())
+            fits, layouts = problem.strategy_fits, problem.layout_counts
+            for s in range(len(problem)):
+                for c in range(self.exists.shape[1]):
+                    mine = self.exists[:, c]
+                    if not fits[s, c]:
+                        counts["memory" if layouts[s] else "rules"] += int(mine.sum())
+                        continue
+                    counts["open"] += int((open_[s] & mine).sum())
+                    levels = table.level[s][mine & ~open_[s]]
+                    for k, name in enumerate(STEPS):
+                        counts[name] += int((levels == k + 1).sum())
+        return counts
 
     def outcome(self, complete: bool) -> Outcome:
-        """Give what came out."""
-        return outcome_of(self, complete)
+        """Return what was found; `complete` is what `run` returned."""
+        counts = self.counts()
+        placed = [(table.level == PLACED).any(axis=0) for table in self.tables]
+        return Outcome(
+            complete=complete,
+            bound=self._bound(),
+            winners=tuple(self.winners()),
+            front=tuple(self.front_points()) if self.objectives else (),
+            objectives=self.front.objectives if self.objectives else (),
+            counts=counts,
+            points=sum(counts.values()),
+            designs=int(self.exists.sum()),
+            groups_placed=int(np.any(placed, axis=0).sum()),
+            unproven=sum(len(table.unproven) for table in self.tables),
+            history=tuple(self.history),
+            seconds=self.history[-1].seconds,
+        )

@@ -1,7 +1,7 @@
 """Times of a strategy's layers on many chips: lower bounds first, then schedules.
 
-Four steps, each costlier and closer than the one before: rooflines of operators, operators mapped
-onto the chip, the root of the layer's search tree, and the schedule itself.
+There are four steps, each costlier and tighter than the one before: rooflines of the operators,
+operators mapped onto the chip, the root of the layer's branch-and-bound tree, and the schedule.
 """
 
 from __future__ import annotations
@@ -16,44 +16,48 @@ from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import OpGraph
-from phaze_fast.planning.rates import optimizer_bytes_per_s
 from phaze_fast.planning.sizes import StrategySizes
-from phaze_fast.planning.times import MAX_NODES, FixedParts, KindTimes
-from phaze_fast.schedule.layers import layer_makespans
+from phaze_fast.planning.times import (
+    MAX_NODES,
+    FixedParts,
+    KindTimes,
+    optimizer_bytes_per_s,
+)
+from phaze_fast.schedule import layer_makespans
 from phaze_fast.software import check_precision, chip_as_run
 
-__all__ = [
-    "STEPS",
-    "PricedChips",
-    "bound_times",
-    "expert_stride",
-    "rule_out",
-    "schedule_times",
-]
+__all__ = ["STEPS", "PricedChips", "expert_stride"]
 
 Array = np.ndarray[Any, Any]
 
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
-"""What is known of a candidate, from little to all."""
+"""Steps of evaluating a candidate, each with a tighter bound than the one before."""
 
-_UNITS_OF_TYPE = ((0, 2), (1, 2))  # of tensor cores and of vector cores: alone, or with the other
+_UNITS_OF_TYPE = ((0, 2), (1, 2))
+"""Operator units that occupy tensor cores, and vector cores: that type alone, or both."""
+_BEYOND_LIMIT = 1.03
+"""How far beyond a limit lower bounds of layers are raised, so that rounding does not matter."""
 
 
 def expert_stride(sizes: StrategySizes) -> int | None:
-    """Ranks between neighbours of an expert group, where there is one."""
+    """Ranks between neighbours of an expert-parallel group; none without expert parallelism."""
     return sizes.expert_stride if sizes.strategy.ep > 1 else None
 
 
 @dataclass(frozen=True, eq=False)
 class _Roots:
-    """Roots of the layers' search trees: makespans of list schedules and bounds, where known."""
+    """Roots of the layers' branch-and-bound trees, filled in as chips are evaluated.
+
+    All arrays but the first have shape (graphs, chips).
+    """
 
     known: Array
-    """Of which chips, shape (chips,)."""
+    """Chips whose roots are filled in, shape (chips,)."""
     makespan_s: Array
+    """Of list schedules."""
     bound_s: Array
     proven: Array
-    """Where nothing is left to search; shape (graphs, chips), as the two before it."""
+    """Where the list schedule meets its bound."""
 
     @classmethod
     def none(cls, graphs: int, chips: int) -> _Roots:
@@ -68,17 +72,18 @@ class PricedChips:
 
     costs: Costs
     parts: FixedParts
-    """What no schedule changes of the layers' times."""
+    """The part of the layers' times that does not depend on the schedule."""
     _roots: _Roots = field(repr=False)
-    """Of all chips that were priced together: what is asked of some is known of them later."""
+    """Shared by all selections of the chips that were priced together."""
     _rows: Array = field(repr=False)
-    """Which of those these are."""
+    """Positions of these chips among those."""
 
     @classmethod
     def of(
         cls,
         sizes: StrategySizes,
         records: Array,
+        *,
         like: Accelerator,
         cluster: Cluster,
         optimizer: Optimizer,
@@ -93,11 +98,11 @@ class PricedChips:
         records
             The chips.
         like
-            Whose tuning and formats they share.
+            The chip whose tuning and formats they share.
         cluster
-            What collectives run over.
+            The fabric of collectives.
         optimizer
-            Whose state they stream.
+            The optimiser, for the bytes of its state.
         threads
             At most this many; the answer does not depend on it.
         """
@@ -121,116 +126,103 @@ class PricedChips:
         return self.costs.chips
 
     def at(self, chips: Array) -> PricedChips:
-        """Those of some chips, by position."""
+        """Select chips by position."""
         rows = self._rows[chips]
         return PricedChips(self.costs.at(chips), self.parts.at(chips), self._roots, rows)
 
-    def roots(self, threads: int = 1) -> tuple[Array, Array, Array]:
-        """Makespans of list schedules, bounds, and whether those meet; shape (graphs, chips)."""
-        roots = self._roots
-        new = np.flatnonzero(~roots.known[self._rows])
+    def _root(self, threads: int) -> tuple[Array, Array, Array]:
+        """Makespans of list schedules, their bounds, and whether these meet."""
+        roots, rows = self._roots, self._rows
+        new = np.flatnonzero(~roots.known[rows])
         if len(new):
             wanted = np.ones((len(self.costs.graphs), len(new)), dtype=bool)
-            some = self.costs if len(new) == len(self) else self.costs.at(new)
-            found, rows = layer_makespans(some, wanted, 1, threads), self._rows[new]
-            tables = (roots.makespan_s, roots.bound_s, roots.proven)
-            for table, values in zip(tables, found, strict=True):
-                table[:, rows] = values
-            roots.known[rows] = True
-        at = self._rows
-        return roots.makespan_s[:, at], roots.bound_s[:, at], roots.proven[:, at]
+            costs = self.costs if len(new) == len(self) else self.costs.at(new)
+            makespan_s, bound_s, proven = layer_makespans(costs, wanted, 1, threads)
+            roots.makespan_s[:, rows[new]] = makespan_s
+            roots.bound_s[:, rows[new]] = bound_s
+            roots.proven[:, rows[new]] = proven
+            roots.known[rows[new]] = True
+        return roots.makespan_s[:, rows], roots.bound_s[:, rows], roots.proven[:, rows]
 
-    def times(self, makespan_s: Array, proven: Array | None = None) -> KindTimes:
+    def _times(self, makespan_s: Array, proven: Array | None = None) -> KindTimes:
         """Seconds and joules of every kind of layer from makespans, shape (graphs, chips)."""
         sure = np.ones(makespan_s.shape, dtype=bool) if proven is None else proven
         return self.parts.times(makespan_s, sure)
 
+    def bound(self, step: str, threads: int = 1) -> KindTimes:
+        """Bound the layers from below: ``mapped`` or ``schedule_bound``."""
+        if step == "schedule_bound":
+            _, bound_s, proven = self._root(threads)
+            return self._times(bound_s, proven)
+        least_s = [_least_makespan(g, self.costs, at) for at, g in enumerate(self.costs.graphs)]
+        return self._times(np.array(least_s))
+
+    def rule_out(
+        self, limits_s: Array, steps_s: Callable[[KindTimes, Array], Array], threads: int = 1
+    ) -> KindTimes:
+        """Bound the layers from below, far enough to prove that a step exceeds its limit.
+
+        Branch and bound that looks only for schedules shorter than a given length visits far fewer
+        nodes than one that looks for the optimum. Each layer gets the length that lies the same
+        fraction of the way from its root bound to its list schedule, where the fraction is what
+        the bound of the step needs to rise above its limit.
+
+        Parameters
+        ----------
+        limits_s
+            Seconds of a step for each chip.
+        steps_s
+            Lower bounds of a step from those of the layers, on the chips at some positions.
+        threads
+            At most this many; the answer does not depend on it.
+        """
+        list_s, root_s, proven = self._root(threads)
+        at_root_s = steps_s(self._times(root_s), np.arange(len(self)))
+        # A step above its limit, or one that fits nowhere, needs no proof; one that stays within
+        # its limit with the list schedules cannot be ruled out.
+        below = np.flatnonzero(at_root_s <= limits_s)
+        most_s = np.full(len(self), np.inf)
+        if len(below):
+            most_s[below] = steps_s(self.at(below)._times(list_s[:, below]), below)
+        open_ = (at_root_s <= limits_s) & (limits_s < most_s) & np.isfinite(most_s)
+        fraction = np.zeros(len(self))
+        rise_s = most_s[open_] - at_root_s[open_]
+        needed = (limits_s[open_] - at_root_s[open_]) / rise_s * _BEYOND_LIMIT
+        fraction[open_] = np.minimum(needed, 1.0)
+        enough_s = root_s + fraction * (list_s - root_s)
+        wanted = open_ & ~proven
+        _, bound_s, _ = layer_makespans(self.costs, wanted, MAX_NODES, threads, enough_s, True)
+        return self._times(np.fmax(root_s, bound_s))
+
+    def schedule(self, threads: int = 1, nodes: int = MAX_NODES) -> tuple[KindTimes, KindTimes]:
+        """Schedule the layers: their times, and proven lower bounds of them."""
+        list_s, root_s, sure = self._root(threads)
+        made_s, bound_s, proven = layer_makespans(self.costs, ~sure, nodes, threads)
+        proven |= sure
+        times = self._times(np.where(sure, list_s, made_s), proven)
+        if times.proven.all():
+            return times, times
+        return times, self._times(np.where(sure, root_s, bound_s), proven)
+
 
 def _longest_path(graph: OpGraph, seconds: Array) -> Array:
-    """Of operators that follow one another."""
+    """Length of the longest path of operators, for each chip."""
     finish = np.zeros((len(graph), len(seconds)))
     for i, own in enumerate(seconds.T):
         finish[i] += own
         for j in graph.indices[graph.indptr[i] : graph.indptr[i + 1]]:
             np.maximum(finish[j], finish[i], out=finish[j])
-    found: Array = finish.max(axis=0, initial=0.0)
-    return found
+    longest: Array = finish.max(axis=0, initial=0.0)
+    return longest
 
 
 def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
     """Lower bounds of a layer's makespan: its longest path, and the work of each type of core."""
     one_s, all_s = costs.one_core_s(at), costs.time_s(at)
-    longest = _longest_path(graph, np.minimum(one_s, all_s))
+    least = _longest_path(graph, np.minimum(one_s, all_s))
     for type_, units in enumerate(_UNITS_OF_TYPE):
-        mine = np.isin(graph.ops["unit"], units)
+        on_type = np.isin(graph.ops["unit"], units)
         cores = costs.cores[:, type_ : type_ + 1]
-        work = np.minimum(all_s[:, mine], one_s[:, mine] / cores).sum(axis=1)
-        np.maximum(longest, work, out=longest)
-    return longest
-
-
-def bound_times(chips: PricedChips, step: str, threads: int = 1) -> KindTimes:
-    """Bound the layers of a strategy from below: ``mapped`` or ``schedule_bound``."""
-    if step == "schedule_bound":
-        _, bound_s, proven = chips.roots(threads)
-        return chips.times(bound_s, proven)
-    graphs = enumerate(chips.costs.graphs)
-    return chips.times(np.array([_least_makespan(graph, chips.costs, g) for g, graph in graphs]))
-
-
-def rule_out(
-    chips: PricedChips,
-    limits_s: Array,
-    steps_s: Callable[[KindTimes, Array], Array],
-    threads: int = 1,
-) -> KindTimes:
-    """Bound the layers from below, as far as it takes to rule out that a step is within a limit.
-
-    A search tree in which only schedules below a given length are looked for is much smaller than
-    that of the optimum. Lengths are the same way from each layer's root bound to its list schedule,
-    as far as the bound of the step needs to rise above its limit.
-
-    Parameters
-    ----------
-    chips
-        Priced.
-    limits_s
-        Seconds of a step for each chip.
-    steps_s
-        Lower bounds of a step from those of the layers, on the chips of some positions.
-    threads
-        At most this many; the answer does not depend on it.
-    """
-    list_s, root_s, proven = chips.roots(threads)
-    everything = np.arange(len(chips))
-    at_root_s = steps_s(chips.times(root_s), everything)
-    # Nothing has to be proven of what is above its limit or fits nowhere, nor can it of what stays
-    # below with the list schedules.
-    below = np.flatnonzero(at_root_s <= limits_s)
-    most_s = np.full(len(chips), np.inf)
-    if len(below):
-        most_s[below] = steps_s(chips.at(below).times(list_s[:, below]), below)
-    within = (at_root_s <= limits_s) & (limits_s < most_s) & np.isfinite(most_s)
-    way = np.zeros(len(chips))
-    rise_s = most_s[within] - at_root_s[within]
-    way[within] = np.minimum((limits_s[within] - at_root_s[within]) / rise_s * _FURTHER, 1.0)
-    enough_s = root_s + way * (list_s - root_s)
-    wanted = within & ~proven
-    _, bound_s, _ = layer_makespans(chips.costs, wanted, MAX_NODES, threads, enough_s, True)
-    return chips.times(np.fmax(root_s, bound_s))
-
-
-_FURTHER = 1.03
-
-
-def schedule_times(
-    chips: PricedChips, threads: int = 1, nodes: int = MAX_NODES
-) -> tuple[KindTimes, KindTimes]:
-    """Schedule the layers of a strategy on chips: their times, and what is proven of them."""
-    list_s, root_s, sure = chips.roots(threads)
-    made_s, bound_s, proven = layer_makespans(chips.costs, ~sure, nodes, threads)
-    proven |= sure
-    times = chips.times(np.where(sure, list_s, made_s), proven)
-    if times.proven.all():
-        return times, times
-    return times, chips.times(np.where(sure, root_s, bound_s), proven)
+        work = np.minimum(all_s[:, on_type], one_s[:, on_type] / cores).sum(axis=1)
+        np.maximum(least, work, out=least)
+    return least

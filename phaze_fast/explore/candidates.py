@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,30 +11,108 @@ import numpy as np
 from phaze_fast.errors import PhazeError
 from phaze_fast.explore.bounds import STEPS, PricedChips
 from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.plan_cache import PlanCache
-from phaze_fast.explore.problem import Problem
-from phaze_fast.explore.variants import VariedProblem
+from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.planning import Placed
 from phaze_fast.planning.times import KindTimes
-from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.executors import Lost, Workers, run_chunks
+from phaze_fast.runs.journal import Journal
 
-__all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable"]
+__all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable", "PlanCache"]
 
 Array = np.ndarray[Any, Any]
 
 PLACED = len(STEPS)
 SCHEDULED = STEPS.index("scheduled") + 1
-_TASK = {"work_s": 4096, "bound": 2048, "rule_out": 256, "schedule": 128, "place": 64}
+_CHIPS_OF_A_TASK: dict[Callable[..., Any], int] = {
+    SearchProblem.work_s: 4096,
+    SearchProblem.bound: 2048,
+    SearchProblem.rule_out: 256,
+    SearchProblem.schedule: 128,
+    SearchProblem.place: 64,
+}
 """Chips of one task where tasks go to other processes."""
 _KEPT_PRICES = 2048
 """Chip groups of a strategy whose priced operators are kept for the next step, at most."""
 _ROOFLINES = 2**16
-"""Chips bounded by rooflines at once: what is laid out for them takes as much memory as they do."""
+"""Chips bounded by rooflines at once; their arrays take as much memory as the chips do."""
+
+
+# ---- the plan cache ----
+
+
+class CachedPlans(NamedTuple):
+    """The best plans of a strategy on chips with certain layer times."""
+
+    limits_s: Array
+    """Longest step that was looked for, for each HBM capacity."""
+    plans: list[Placed]
+    """The best plan with each capacity."""
+
+
+def _json_number(value: float) -> float | str:
+    return value if np.isfinite(value) else str(value)
+
+
+class PlanCache:
+    """Best plans by the content of their problem.
+
+    With a journal every plan is on disk before the search goes on, so that a search which was
+    killed has all its plans when it is run again.
+
+    Parameters
+    ----------
+    journal
+        Where plans are written, and where those of an earlier run are read from.
+    """
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal = journal
+        rows = journal.rows if journal is not None else {}
+        self._plans = {key: self._from_row(row) for key, row in rows.items()}
+
+    @staticmethod
+    def key(problem: str, strategy: int, times: bytes) -> str:
+        """Hash the digest of a problem, a strategy of it and the times of its layers."""
+        text = f"{problem} {strategy} ".encode()
+        return hashlib.blake2b(text + times, digest_size=16).hexdigest()
+
+    @staticmethod
+    def _from_row(row: dict[str, Any]) -> CachedPlans:
+        plans = [
+            Placed(float(time_s), float(memory), int(layout), tuple(cuts), tuple(variants))
+            for time_s, memory, layout, cuts, variants in row["placed"]
+        ]
+        return CachedPlans(np.array([float(x) for x in row["limits"]]), plans)
+
+    @staticmethod
+    def _to_row(key: str, cached: CachedPlans) -> dict[str, Any]:
+        return {
+            "key": key,
+            "status": "placed",
+            "limits": [_json_number(float(x)) for x in cached.limits_s],
+            "placed": [
+                [_json_number(p.time_s), p.memory_bytes, p.layout, list(p.cuts), list(p.variants)]
+                for p in cached.plans
+            ],
+        }
+
+    def get(self, key: str) -> CachedPlans | None:
+        """Look up plans; none where there are none."""
+        return self._plans.get(key)
+
+    def put(self, entries: Iterable[tuple[str, CachedPlans]]) -> None:
+        """Store plans by key, in the journal first."""
+        new = dict(entries)
+        if self._journal is not None:
+            self._journal.append([self._to_row(key, cached) for key, cached in new.items()])
+        self._plans.update(new)
+
+
+# ---- the table ----
 
 
 class Answer(NamedTuple):
-    """A plan of a chip group with an HBM capacity under a strategy."""
+    """The best plan of a chip group with an HBM capacity under a strategy."""
 
     group: int
     capacity: int
@@ -41,128 +120,157 @@ class Answer(NamedTuple):
     placed: Placed
     energy_j: float
     times: KindTimes
-    """That it was placed with."""
+    """Times of the layers, on several chips."""
     row: int
-    """Which of those."""
+    """Which of those chips."""
 
 
-def _asked(problem: Problem, name: str, s: int, *rest: Any) -> Any:
-    """Ask a problem, here or in another process."""
-    return getattr(problem, name)(s, *rest)
-
-
-def _asked_all(tasks: list[tuple[int, tuple[Any, ...]]]) -> list[tuple[Any, Exception | None]]:
-    """Do tasks in another process; what goes wrong is an answer like any other."""
+def _run_tasks(
+    tasks: list[tuple[int, tuple[Callable[..., Any], tuple[Any, ...]]]],
+) -> list[tuple[Any, Exception | None]]:
+    """Run tasks in another process; an exception is a result like any other."""
     results: list[tuple[Any, Exception | None]] = []
-    for _, task in tasks:
+    for _, (method, arguments) in tasks:
         try:
-            results.append((_asked(*task), None))
+            results.append((method(*arguments), None))
         except Exception as error:
             results.append((None, error))
     return results
 
 
 class CandidateTable:
-    """What is known of one model's candidates, pairs of strategy and chip group.
+    """What is known of one model's candidates: every strategy on every chip group.
 
     Attributes
     ----------
     level
         Steps done, shape (strategies, groups).
     least
-        Lower bounds in seconds, with the group's largest HBM.
+        Lower bounds in seconds, with the group's largest HBM; infinite where the strategy does not
+        run on the group.
     energy, dynamic
-        Lower bounds in joules, all of them and without leakage; empty where nobody asks.
+        Lower bounds in joules, with static power and without; empty unless energy is asked for.
     unproven
-        Scheduled candidates of which some layer's schedule is not proven.
+        Scheduled candidates with a layer whose schedule is not proven to be the best.
     """
 
     def __init__(
         self,
-        problem: Problem,
+        problem: SearchProblem,
         groups: ChipGroups,
+        *,
         threads: int = 1,
         workers: Workers | None = None,
         cache: PlanCache | None = None,
         with_energy: bool = False,
     ) -> None:
-        self.problem, self.evaluator, self.groups = problem, problem.evaluator, groups
+        self.problem, self.groups = problem, groups
         self._threads, self._workers = threads, workers
         self.threads = threads if workers is None else 1
-        """That may ask about strategies at once."""
+        """How many threads may evaluate strategies at once."""
         self._cache = PlanCache() if cache is None else cache
-        self._name = problem.digest
-        shape = (len(self.evaluator), len(groups))
+        shape = (len(problem), len(groups))
         self.level = np.zeros(shape, dtype=np.uint8)
         self.least = np.zeros(shape)
         self.energy = np.zeros(shape if with_energy else (0, 0))
         self.dynamic = np.zeros(shape if with_energy else (0, 0))
         self.unproven: set[tuple[int, int]] = set()
-        self.last = groups.chip.shape[1] - 1 - np.argmax(groups.chip[:, ::-1] >= 0, axis=1)
-        """Largest capacity of each group."""
+        last = groups.chip.shape[1] - 1 - np.argmax(groups.chip[:, ::-1] >= 0, axis=1)
+        self.largest = np.ascontiguousarray(last, dtype=np.int64)
+        """Position of the largest HBM capacity of each group."""
         self._priced: dict[int, tuple[Array, PricedChips]] = {}
-        """Of each strategy, the groups that were priced last, where they are few."""
+        """The groups of each strategy that were priced last, where they are few."""
         self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
 
-    def _each(
-        self, name: str, s: int, arrays: Sequence[Any], *rest: Any, threads: int
+    def _evaluate(
+        self,
+        method: Callable[..., Any],
+        s: int,
+        arrays: Sequence[Any],
+        *rest: Any,
+        threads: int,
     ) -> list[Any]:
-        """Ask about chips: all at once here, in pieces where other processes do the work."""
+        """Call a method of the problem: once here, or in pieces in other processes."""
         if self._workers is None:
-            return [_asked(self.problem, name, s, *arrays, *rest, threads)]
-        tasks: list[tuple[int, tuple[Any, ...]]] = []
-        for begin in range(0, len(arrays[-1]), _TASK[name]):
-            piece = slice(begin, begin + _TASK[name])
-            given = [a.at(piece) if isinstance(a, KindTimes) else a[piece] for a in arrays]
-            tasks.append((len(tasks), (self.problem, name, s, *given, *rest)))
-        answers: list[Any] = [None] * len(tasks)
-        for items, results in run_chunks(_asked_all, tasks, 1, self._workers):
-            if isinstance(results, Lost):
-                raise PhazeError(f"executor: {results.reason}")
-            for (number, _), (result, error) in zip(items, results, strict=True):
+            return [method(self.problem, s, *arrays, *rest, threads)]
+        size = _CHIPS_OF_A_TASK[method]
+        tasks: list[tuple[int, tuple[Callable[..., Any], tuple[Any, ...]]]] = []
+        for begin in range(0, len(arrays[-1]), size):
+            piece = slice(begin, begin + size)
+            parts = [a.at(piece) if isinstance(a, KindTimes) else a[piece] for a in arrays]
+            tasks.append((len(tasks), (method, (self.problem, s, *parts, *rest))))
+        results: list[Any] = [None] * len(tasks)
+        for items, chunk in run_chunks(_run_tasks, tasks, 1, self._workers):
+            if isinstance(chunk, Lost):
+                raise PhazeError(f"executor: {chunk.reason}")
+            for (number, _), (result, error) in zip(items, chunk, strict=True):
                 if error is not None:
                     raise error
-                answers[number] = result
-        return answers
+                results[number] = result
+        return results
 
     def _raise(self, s: int, groups: Array, least: Array, level: int) -> None:
-        """Note better bounds."""
+        """Raise the bounds of candidates, and note the step that they reached."""
         self.least[s, groups] = np.maximum(self.least[s, groups], least)
         self.level[s, groups] = level
 
     def _raise_by(self, s: int, groups: Array, least: KindTimes, level: int, threads: int) -> None:
         """Bound the step with each group's largest HBM from bounds of the layers."""
-        rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
-        self._raise(s, groups, self.evaluator.bounds(s, least, rooms, threads), level)
+        evaluator, k = self.problem.of(s)
+        bounds = evaluator.bounds(k, least, self.largest[groups], threads)
+        self._raise(s, groups, bounds, level)
         if self.energy.size:
-            joules, spent = self.problem.least_energy_j(s, least)
-            self.energy[s, groups] = np.maximum(self.energy[s, groups], joules)
-            self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], spent)
+            total, dynamic = self.problem.least_energy_j(s, least)
+            self.energy[s, groups] = np.maximum(self.energy[s, groups], total)
+            self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic)
 
     def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
-        """Take candidates to a step before `scheduled`; strategies may be asked about at once."""
+        """Take candidates to a step before `scheduled`; several strategies may be bounded at once.
+
+        Parameters
+        ----------
+        s, groups
+            The strategy and the chip groups.
+        level
+            The step, counted from 1.
+        threads
+            At most this many, by default all of the table's.
+        """
         threads = threads or self._threads
         if level == 1:
-            if isinstance(self.problem, VariedProblem):
-                own = self.problem.has(s, self.groups.variant[groups])
-                self.least[s, groups[~own]] = np.inf  # there is no such candidate
-                groups = groups[own]
-                if not len(groups):
-                    return
-            whole = len(groups) == len(self.groups)
-            records = self.groups.records if whole else self.groups.records[groups]
-            pieces = [records[k : k + _ROOFLINES] for k in range(0, len(records), _ROOFLINES)]
-            bounds = [self._each("work_s", s, [piece], threads=threads) for piece in pieces]
-            work = np.concatenate([part for several in bounds for part in several])
-            rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
-            self._raise(s, groups, self.evaluator.work_bounds(s, work, rooms), level)
+            self._bound_by_rooflines(s, groups, threads)
             return
         chips = self._chips(s, groups, threads)
-        parts = self._each("bound", s, [chips], STEPS[level - 1], threads=threads)
+        step = STEPS[level - 1]
+        parts = self._evaluate(SearchProblem.bound, s, [chips], step, threads=threads)
         self._raise_by(s, groups, KindTimes.joined(parts), level, threads)
 
+    def bound_all(self) -> None:
+        """Bound every candidate by rooflines."""
+        for s in range(len(self.problem)):
+            self.bound(s, np.arange(len(self.groups)), 1)
+
+    def _bound_by_rooflines(self, s: int, groups: Array, threads: int) -> None:
+        runs = self.problem.runs(s, self.groups)[groups]
+        self.least[s, groups[~runs]] = np.inf
+        groups = groups[runs]
+        if not len(groups):
+            return
+        whole = len(groups) == len(self.groups)
+        records = self.groups.records if whole else self.groups.records[groups]
+        pieces = [records[k : k + _ROOFLINES] for k in range(0, len(records), _ROOFLINES)]
+        work = np.concatenate(
+            [
+                part
+                for piece in pieces
+                for part in self._evaluate(SearchProblem.work_s, s, [piece], threads=threads)
+            ]
+        )
+        evaluator, k = self.problem.of(s)
+        self._raise(s, groups, evaluator.work_bounds(k, work, self.largest[groups]), 1)
+
     def _chips(self, s: int, groups: Array, threads: int) -> Array | PricedChips:
-        """Chips that a step is asked about: priced once here, as records for other processes."""
+        """Chips to evaluate: priced once here, or as records for other processes."""
         if self._workers is not None:
             return self.groups.records[groups]
         known, priced = self._priced.get(s, (groups[:0], None))
@@ -178,28 +286,28 @@ class CandidateTable:
         return priced.at(at)
 
     def forget_prices(self) -> None:
-        """Let go of priced chips, which nobody will ask about again."""
+        """Free the priced chips, where no further step will use them."""
         self._priced.clear()
 
     def schedule(
         self, s: int, groups: Array, limits_s: Array | None = None, threads: int | None = None
     ) -> None:
-        """Schedule candidates, but for those that are found to take longer than their limit."""
+        """Schedule candidates, but for those that are proven to take longer than their limit."""
         threads = threads or self._threads
-        rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
         limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
-        bounded = np.isfinite(limits_s)
-        if bounded.any():
-            some = groups[bounded]
-            arrays = [self._chips(s, some, threads), rooms[bounded], limits_s[bounded]]
-            parts = self._each("rule_out", s, arrays, threads=threads)
+        limited = np.isfinite(limits_s)
+        if limited.any():
+            some = groups[limited]
+            arrays = [self._chips(s, some, threads), self.largest[some], limits_s[limited]]
+            parts = self._evaluate(SearchProblem.rule_out, s, arrays, threads=threads)
             self._raise_by(s, some, KindTimes.joined(parts), SCHEDULED - 1, threads)
-            over = self.least[s, groups] > limits_s  # limits only fall, so this is done with
+            over = self.least[s, groups] > limits_s  # limits only fall: these are pruned for good
             self.level[s, groups[over]] = PLACED
             groups = groups[~over]
         if not len(groups):
             return
-        parts = self._each("schedule", s, [self._chips(s, groups, threads)], threads=threads)
+        chips = self._chips(s, groups, threads)
+        parts = self._evaluate(SearchProblem.schedule, s, [chips], threads=threads)
         times = KindTimes.joined([times for times, _ in parts])
         least = KindTimes.joined([least for _, least in parts])
         self._raise_by(s, groups, least, SCHEDULED, threads)
@@ -210,30 +318,30 @@ class CandidateTable:
                 self.unproven.add((s, group))
 
     def prove(self, s: int, group: int, nodes: int, reached_s: float) -> None:
-        """Bound a candidate whose schedules are not proven by what more patience proves of them.
+        """Raise the bound of a candidate whose schedules are not proven, with a larger node limit.
 
         Parameters
         ----------
         s, group
             The candidate, placed.
         nodes
-            Of the search for one layer's schedule.
+            Node limit of the branch and bound for one layer's schedule.
         reached_s
             Seconds of the candidate's plan with the group's largest HBM.
         """
-        last = int(self.last[group])
+        last = int(self.largest[group])
         limits = np.full((1, self.groups.chip.shape[1]), -np.inf)
         limits[0, last] = reached_s
         records = self.groups.records[group : group + 1]
         _, least = self.problem.schedule(s, records, self._threads, nodes)
         placed = self.problem.place(s, least, least, limits, self._threads)[0][last]
-        sure = min(placed.time_s, reached_s)
-        self.least[s, group] = max(self.least[s, group], sure)
-        if sure >= reached_s:
+        bound_s = min(placed.time_s, reached_s)
+        self.least[s, group] = max(self.least[s, group], bound_s)
+        if bound_s >= reached_s:
             self.unproven.discard((s, group))
 
-    def _taken(self, s: int, groups: Array) -> tuple[KindTimes, KindTimes]:
-        """Take the times of scheduled candidates, and what is proven of them, off the table."""
+    def _take_times(self, s: int, groups: Array) -> tuple[KindTimes, KindTimes]:
+        """Remove the times of scheduled candidates, and their lower bounds, from the table."""
         batches: dict[int, tuple[KindTimes, KindTimes, list[int], list[int]]] = {}
         for at, group in enumerate(groups.tolist()):
             times, least, k = self._timed.pop((s, group))
@@ -247,14 +355,14 @@ class CandidateTable:
     def place(
         self, s: int, groups: Array, below: Array, threads: int | None = None
     ) -> Iterator[Answer]:
-        """Place candidates that are scheduled; equal times are placed once.
+        """Find the best plans of scheduled candidates; equal times are planned once.
 
         Parameters
         ----------
         s, groups
             The candidates.
         below
-            Seconds worth looking at, shape (groups, capacities); minus infinity: none are.
+            Longest step of interest, shape (groups, capacities); minus infinity: none is.
         threads
             At most this many, by default all of the table's.
 
@@ -265,27 +373,27 @@ class CandidateTable:
         """
         if not len(groups):
             return
-        times, least = self._taken(s, groups)
-        keys = [self._cache.key(self._name, s, key) for key in times.same_times()]
-        self._ask(s, times, least, below, keys, threads or self._threads)
+        times, least = self._take_times(s, groups)
+        keys = [self._cache.key(self.problem.digest, s, key) for key in times.same_times()]
+        cached = self._cached_plans(s, times, least, below, keys, threads or self._threads)
         self.level[s, groups] = PLACED
         wanted: list[tuple[int, int, int, Placed]] = []
         for k, group in enumerate(groups.tolist()):
-            known = self._cache[keys[k]][1]
-            for c, placed in enumerate(known):
+            plans = cached[k]
+            for c, placed in enumerate(plans):
                 if placed.layout >= 0 and placed.time_s <= below[k, c]:
                     wanted.append((k, group, c, placed))
-            last = int(self.last[group])
+            last = int(self.largest[group])
             if (s, group) not in self.unproven:
-                reached = min(known[last].time_s, float(below[k, last]))
+                reached = min(plans[last].time_s, float(below[k, last]))
                 self.least[s, group] = max(self.least[s, group], reached)
         plans, rows = [item[3] for item in wanted], [item[0] for item in wanted]
-        own = self.problem.of(s)[0].evaluator
-        joules = own.energies_j(plans, times, rows).tolist() if wanted else []
+        evaluator, _ = self.problem.of(s)
+        joules = evaluator.energies_j(plans, times, rows).tolist() if wanted else []
         for (k, group, c, placed), energy in zip(wanted, joules, strict=True):
             yield Answer(group, c, s, placed, energy, times, k)
 
-    def _ask(
+    def _cached_plans(
         self,
         s: int,
         times: KindTimes,
@@ -293,20 +401,21 @@ class CandidateTable:
         below: Array,
         keys: list[str],
         threads: int,
-    ) -> None:
-        """Place what was not placed before, or not for so long a time."""
+    ) -> list[list[Placed]]:
+        """Plans of chips from the cache, after planning those that were not planned so far."""
         first: dict[str, int] = {}
         wanted: dict[str, Array] = {}
         for k, key in enumerate(keys):
-            known = self._cache.get(key)
-            if known is None or (known[0] < below[k]).any():
+            cached = self._cache.get(key)
+            if cached is None or (cached.limits_s < below[k]).any():
                 first.setdefault(key, k)
-                before = -np.inf if known is None else known[0]
+                before = -np.inf if cached is None else cached.limits_s
                 wanted[key] = np.maximum(wanted.get(key, before), below[k])
-        if not first:
-            return
-        at = np.array(list(first.values()))
-        limits = np.stack([wanted[key] for key in first])
-        parts = self._each("place", s, [times.at(at), least.at(at), limits], threads=threads)
-        answers = [row for part in parts for row in part]
-        self._cache.put(zip(first, limits, answers, strict=True))
+        if first:
+            at = np.array(list(first.values()))
+            limits = np.stack([wanted[key] for key in first])
+            arrays = [times.at(at), least.at(at), limits]
+            parts = self._evaluate(SearchProblem.place, s, arrays, threads=threads)
+            plans = [row for part in parts for row in part]
+            self._cache.put(zip(first, map(CachedPlans, limits, plans), strict=True))
+        return [self._cache.get(key).plans for key in keys]  # type: ignore[union-attr]

@@ -1,32 +1,125 @@
-"""Chips grouped by all but their HBM capacity.
+"""Chips of a search, grouped by all but their HBM capacity.
 
-Times do not depend on how much HBM there is, so that chips which differ in nothing else are one
-group, which is timed once and placed for each capacity.
+Times do not depend on how much HBM there is, so chips which differ in nothing else form one group,
+which is timed once and planned for each capacity. Groups that share the links and the number format
+of their chips form a variant: chips of different variants run over different links or execute
+different operators, so that each variant has strategies of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError
-from phaze_fast.explore.variants import Variant, variants_of
-from phaze_fast.hardware import Accelerator, ArchitectureSpace
+from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, FlatFabric, TieredFabric
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.price import Prices
 from phaze_fast.hardware.space_spec import FP8_RATE
+from phaze_fast.planning import Training
+from phaze_fast.software import load_precision
 
-__all__ = ["ChipGroups"]
+__all__ = ["ChipGroups", "Variant", "scaled_cluster", "tier_names"]
 
 Array = np.ndarray[Any, Any]
 
 
-def _contents(chips: Array) -> Array:
-    """One number per chip, equal where all but the HBM capacity is.
+def tier_names(cluster: Cluster) -> list[str]:
+    """Names of the tiers of a fabric, innermost first; one empty name where it has no tiers."""
+    fabric = cluster.fabric
+    return [tier.name for tier in fabric.tiers] if isinstance(fabric, TieredFabric) else [""]
 
-    Column by column, each chip gets the number of what it has in all columns so far.
+
+def scaled_cluster(
+    cluster: Cluster, bandwidth: Sequence[float], latency: Sequence[float] | None = None
+) -> Cluster:
+    """Scale the links of a cluster.
+
+    Parameters
+    ----------
+    cluster
+        Devices and fabric.
+    bandwidth, latency
+        A factor for each of `tier_names`; latencies stay by default.
+
+    Examples
+    --------
+    >>> pod = Cluster(devices=8, fabric="tpuv4-pod")
+    >>> slow = scaled_cluster(pod, [0.5]).fabric
+    >>> slow.link_bandwidth_bytes_per_s / pod.fabric.link_bandwidth_bytes_per_s
+    0.5
+    """
+    fabric: Any = cluster.fabric
+    latency = [1.0] * len(bandwidth) if latency is None else latency
+    if isinstance(fabric, TieredFabric):
+        tiers = tuple(
+            tier.replace(
+                bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * rate,
+                latency_s=tier.latency_s * delay,
+            )
+            for tier, rate, delay in zip(fabric.tiers, bandwidth, latency, strict=True)
+        )
+        scaled: Any = fabric.replace(tiers=tiers)
+    elif isinstance(fabric, FlatFabric):
+        scaled = fabric.replace(
+            bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * bandwidth[0],
+            latency_s=fabric.latency_s * latency[0],
+        )
+    else:
+        scaled = fabric.replace(
+            link_bandwidth_bytes_per_s=fabric.link_bandwidth_bytes_per_s * bandwidth[0],
+            hop_latency_s=fabric.hop_latency_s * latency[0],
+        )
+    return cluster if scaled == fabric else cluster.replace(fabric=scaled)
+
+
+@dataclass(frozen=True, order=True)
+class Variant:
+    """The links and the number format that the chips of some groups have in common."""
+
+    link_share: float = 1.0
+    """Bandwidth of all links of a chip, divided by that of the space's base chip."""
+    fp8: bool = False
+    """Whether the step computes in FP8."""
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """Scale the links of a cluster; of a tiered fabric, those of the innermost tier."""
+        outer = len(tier_names(cluster)) - 1
+        return scaled_cluster(cluster, [self.link_share] + [1.0] * outer)
+
+    def training(self, training: Training) -> Training:
+        """Return a training step in the format of these chips."""
+        return training.replace(precision=load_precision("fp8")) if self.fp8 else training
+
+    def like(self, like: Accelerator) -> Accelerator:
+        """Return a chip with the matrix rates of these chips."""
+        if not self.fp8:
+            return like
+        rates = {**like.tensor_core.rates, "fp8": FP8_RATE}
+        return like.replace(tensor_core=like.tensor_core.replace(rates=rates))
+
+
+def _variants(chips: Array, base: Accelerator, formats: bool) -> tuple[tuple[Variant, ...], Array]:
+    """List the variants of chip records, and the variant of each chip.
+
+    With `formats`, chips that have FP8 compute in it.
+    """
+    share = np.ones(len(chips))
+    if base.links is not None:
+        base_rate = base.links.count * base.links.bandwidth_bytes_per_s
+        share = chips["links"] * chips["link_bytes_per_s"] / base_rate
+    fp8 = (chips["fp8"] > 0) & formats
+    keys, which = np.unique(np.stack([share, fp8], axis=1), axis=0, return_inverse=True)
+    return tuple(Variant(float(a), bool(b)) for a, b in keys), which.reshape(-1)
+
+
+def _contents(chips: Array) -> Array:
+    """Assign numbers to chips, equal where all but their HBM capacity is equal.
+
+    Column by column, each chip gets the number of its combination of values so far.
     """
     number = np.zeros(len(chips), dtype=np.int64)
     for name in chips.dtype.names or ():
@@ -34,30 +127,30 @@ def _contents(chips: Array) -> Array:
             continue
         values, which = np.unique(chips[name], return_inverse=True)
         if len(values) > 1:
-            pairs = number * len(values) + which.reshape(-1)
-            number = np.unique(pairs, return_inverse=True)[1].reshape(-1)
+            combined = number * len(values) + which.reshape(-1)
+            number = np.unique(combined, return_inverse=True)[1].reshape(-1)
     return number
 
 
 @dataclass(frozen=True, eq=False)
 class ChipGroups:
-    """Groups in the order in which chips first name them."""
+    """Chip groups, in the order in which their first chips appear."""
 
     records: Array
-    """Of each group, dtype ``_core.CHIP_DTYPE``, with the HBM of its first chip."""
+    """One row per group, dtype ``_core.CHIP_DTYPE``, with the HBM of its first chip."""
     area_mm2: Array
     capacities: Array
-    """Bytes of HBM that occur, rising."""
+    """HBM capacities that occur, in bytes, rising."""
     chip: Array
-    """Which chip each group with each capacity is, shape (groups, capacities); -1: none."""
+    """Position of the chip of each group and capacity, shape (groups, capacities); -1: none."""
     of_chip: Array
     """Group and capacity of each chip that was given, shape (chips, 2)."""
     like: Accelerator
     """The chip whose tuning, launch latency and formats they all share."""
     variants: tuple[Variant, ...] = ()
-    """Links and formats that occur, where those are axes; none where all chips share theirs."""
+    """Links and formats that occur, where those are axes; empty where all chips share theirs."""
     variant: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Which of them each group has."""
+    """Position in `variants` of each group."""
     prices: Prices = field(default_factory=Prices)
     """Of wafers and HBM."""
     package: PackageModel | None = None
@@ -75,7 +168,7 @@ class ChipGroups:
         return len(self.records)
 
     def peak_flops(self, record: Any) -> float:
-        """FLOP/s of one chip in bf16 at its rated clock."""
+        """FLOP/s of one chip in bf16 at its rated clock, in FP8 where the step computes in it."""
         macs = float(record["tensor_cores"]) * float(record["tensor_width"])
         macs *= float(record["tensor_depth"])
         rate = self.like.tensor_core.rates.get("bf16", 0.0)
@@ -84,16 +177,22 @@ class ChipGroups:
         return 2.0 * rate * macs * float(record["clock_hz"])
 
     def take(self, groups: Array) -> ChipGroups:
-        """Give some of them; the capacities stay."""
-        records = np.ascontiguousarray(self.records[groups])
+        """Select groups by position; the capacities stay."""
         return replace(
             self,
-            records=records,
+            records=np.ascontiguousarray(self.records[groups]),
             area_mm2=self.area_mm2[groups],
             chip=self.chip[groups],
             of_chip=np.zeros((0, 2), dtype=np.int64),
             variant=self.variant[groups] if self.variants else self.variant,
         )
+
+    def single(self, groups: Array, capacities: Array) -> ChipGroups:
+        """Select chips by group and capacity, each as a group of its own with that capacity."""
+        selected = self.take(groups)
+        chip = np.full(selected.chip.shape, -1, dtype=np.int64)
+        chip[np.arange(len(groups)), capacities] = self.chip[groups, capacities]
+        return replace(selected, chip=chip)
 
     @classmethod
     def of(cls, space: ArchitectureSpace) -> ChipGroups:
@@ -107,21 +206,20 @@ class ChipGroups:
         if not len(space):
             raise InfeasibleError(space.why_empty())
         spec = space.spec
-        found = cls.of_records(space.chips, space.area_mm2, spec.base)
-        cut = spec.package is None and ("dies" in spec.axes or spec.base.dies > 1)
-        found = replace(
-            found,
+        several_dies = spec.package is None and ("dies" in spec.axes or spec.base.dies > 1)
+        groups = replace(
+            cls.of_records(space.chips, space.area_mm2, spec.base),
             prices=Prices.at_node(spec.area_terms.process_nm),
-            package=PackageModel() if cut else spec.package,
+            package=PackageModel() if several_dies else spec.package,
         )
         if not spec.varies_step:
-            return found
-        variants, which = variants_of(found.records, spec.base, "format" in spec.axes)
-        return replace(found, variants=variants, variant=which)
+            return groups
+        variants, which = _variants(groups.records, spec.base, "format" in spec.axes)
+        return replace(groups, variants=variants, variant=which)
 
     @classmethod
     def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> ChipGroups:
-        """Group chips; of equal ones the first stands for all."""
+        """Group chip records; of equal chips the first stands for all."""
         capacities, which = np.unique(chips["hbm_bytes"], return_inverse=True)
         _, first, group = np.unique(_contents(chips), return_index=True, return_inverse=True)
         order = np.argsort(first)

@@ -1,4 +1,4 @@
-"""The search as a whole: problems posed, caches and journals opened, the outcome kept."""
+"""One search from start to end: options checked, caches and journals opened, the outcome stored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from pathlib import Path
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.best_first import BestFirstSearch
+from phaze_fast.explore.candidates import PlanCache
 from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.goals import checked_objectives
-from phaze_fast.explore.objective import checked_objective, objective_of
-from phaze_fast.explore.plan_cache import PlanCache
-from phaze_fast.explore.problem import Problem, problems_of
+from phaze_fast.explore.objectives import checked_objective, checked_objectives, objective_of
+from phaze_fast.explore.problem import SearchProblem, problems_of
 from phaze_fast.explore.result import Budget, Outcome, Progress
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
@@ -26,25 +25,38 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
 from phaze_fast.runs.store import STORE, ResultStore
 
-__all__ = ["checked_weights", "find_chips", "search_digest"]
+__all__ = ["checked_weights", "find_chips", "paper_setup", "search_digest"]
+
+
+def paper_setup() -> tuple[Cluster, Training]:
+    """Return the cluster and the training step of the PHAZE paper, the defaults of a search.
+
+    Examples
+    --------
+    >>> cluster, training = paper_setup()
+    >>> cluster.devices, training.global_batch
+    (1024, 4096)
+    """
+    cluster = Cluster(devices=1024, fabric="tpuv4-pod")
+    return cluster, Training(global_batch=4096, tp=(1, 2, 4, 8))
 
 
 def search_digest(
-    problems: Sequence[Problem],
+    problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
     weights: Sequence[float],
     top: int,
     objectives: Sequence[str],
     objective: str = "time",
 ) -> str:
-    """Hash all that decides the answer."""
-    posed = [problem.digest for problem in problems]
-    asked = [posed, space.digest, list(weights), top, list(objectives)]
-    return digest(asked if objective == "time" else [*asked, objective])
+    """Hash all inputs that the outcome depends on."""
+    digests = [problem.digest for problem in problems]
+    inputs = [digests, space.digest, list(weights), top, list(objectives)]
+    return digest(inputs if objective == "time" else [*inputs, objective])
 
 
 def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Refuse weights that are not one positive number for each model."""
+    """Scale weights to at most 1; raise InvalidInputError unless each model has a positive one."""
     if weights is None:
         return (1.0,) * count
     if len(weights) != count:
@@ -57,55 +69,18 @@ def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float,
     return tuple(float(w) / max(weights) for w in weights)  # their sum stays a number
 
 
-class _Outcomes:
-    """Outcomes of complete searches in a folder, by the content of the problem.
-
-    A folder that cannot be used is none; `notes` says why.
-    """
-
-    def __init__(self, folder: Path | str | None, name: str) -> None:
-        self._key = name.encode()
-        self._store: ResultStore | None = None
-        self._notes: list[str] = []
-        if folder is not None:
-            try:
-                self._store = ResultStore(Path(folder) / STORE, "search outcomes")
-            except InvalidInputError as error:
-                self._notes.append(str(error))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What happened to the store that a reader should know."""
-        return (*self._notes, *(self._store.notes if self._store else ()))
-
-    def get(self) -> Outcome | None:
-        """Look an outcome up; what is damaged counts as unknown."""
-        if self._store is None:
-            return None
-        value = self._store.get_many([self._key]).get(self._key)
-        try:
-            return None if value is None else Outcome.from_dict(json.loads(value))
-        except (KeyError, TypeError, ValueError):
-            return None
-
-    def put(self, outcome: Outcome) -> None:
-        """Keep an outcome; where that fails, it is found again next time."""
-        if self._store is not None:
-            self._store.put_many({self._key: json.dumps(outcome.to_dict()).encode()})
-
-    def close(self) -> None:
-        """Let go of the store."""
-        if self._store is not None:
-            self._store.close()
+def _stored(store: ResultStore, key: bytes) -> Outcome | None:
+    """Look an outcome up; a damaged one counts as missing."""
+    value = store.get_many([key]).get(key)
+    try:
+        return None if value is None else Outcome.from_dict(json.loads(value))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _journal(folder: Path | str, name: str) -> Journal:
-    """Open the directory that a search goes on from."""
-    try:
-        return Journal(folder, manifest([], f"search {name}"))
-    except InvalidInputError as error:
-        said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
-        raise InvalidInputError(said.replace("another sweep", "another search")) from None
+    """Open the journal of plans that an interrupted search resumes from."""
+    return Journal(folder, manifest([], f"search {name}"), option="resume", run="search")
 
 
 def _checked_options(
@@ -115,7 +90,7 @@ def _checked_options(
     weights: Sequence[float] | None,
     objective: str,
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Refuse what is not accepted; give the objectives and the weights of the models."""
+    """Check the options; return the objectives of the front and the weights of the models."""
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected a whole number, 1 or more")
     names = [model.name for model in models]
@@ -139,6 +114,7 @@ def find_chips(
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,
+    *,
     weights: Sequence[float] | None = None,
     top: int = 10,
     pareto: Sequence[str] = (),
@@ -155,15 +131,20 @@ def find_chips(
     groups = ChipGroups.of(space)
     problems = problems_of(models, groups, cluster, training)
     name = search_digest(problems, space, shares, top, objectives, objective)
+    notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        kept = stack.enter_context(contextlib.closing(_Outcomes(cache, name)))
-        known = kept.get()
-        if known is not None:
-            return replace(known, recalled=True)
-        journal = None
+        store = journal = workers = None
+        if cache is not None:
+            try:
+                store = ResultStore(Path(cache) / STORE, "search outcomes")
+                stack.enter_context(contextlib.closing(store))
+            except InvalidInputError as error:  # the search goes on without a cache
+                notes.append(str(error))
+        stored = _stored(store, name.encode()) if store is not None else None
+        if stored is not None:
+            return replace(stored, recalled=True)
         if resume is not None:
             journal = stack.enter_context(_journal(resume, name))
-        workers = None
         if executor is not None:
             workers = stack.enter_context(Workers(executor, threads))
         search = BestFirstSearch(
@@ -181,6 +162,8 @@ def find_chips(
         outcome = search.outcome(search.run(budget))
         if journal is not None:
             outcome = replace(outcome, notes=tuple(journal.notes))
-        if outcome.complete:
-            kept.put(outcome)
-        return replace(outcome, notes=(*outcome.notes, *kept.notes))
+        if store is not None:
+            if outcome.complete:
+                store.put_many({name.encode(): json.dumps(outcome.to_dict()).encode()})
+            notes += store.notes
+        return replace(outcome, notes=(*outcome.notes, *notes))

@@ -1,27 +1,42 @@
-"""The best plan of every chip: a search in which each chip has a limit of its own.
+"""The best plan of every chip, exactly: a search without winners, for batches of chips.
 
-A chip's first plan rules out most of its other candidates, so the most promising candidate goes
-first and alone. How promising one is says its lower bound times the factor by which the plans of
-its strategy exceeded their bounds on chips before it. The factor decides the order and nothing
-else: a candidate is left out only where its bound is above the chip's best plan.
+Each chip has a limit of its own, its best plan so far, which prunes most of its other candidates.
+So the most promising candidate of a chip goes first and alone: the one with the least product of
+its lower bound and the factor by which plans of its strategy exceeded their bounds on earlier
+chips. The factor decides the order only; a candidate is pruned only where its bound exceeds the
+chip's best plan.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.explore.best_first import BestFirstSearch
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.explore.best_first import BestFirstSearch, run_together
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import PLACED, SCHEDULED, Answer
-from phaze_fast.explore.result import Budget
-from phaze_fast.explore.waves import at_once
+from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore.problem import SearchProblem, problems_of
+from phaze_fast.explore.result import Budget, Winner
+from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
+from phaze_fast.hardware.presets import chip as preset_chip
+from phaze_fast.memory import SCHEDULES
+from phaze_fast.models import Model, load
+from phaze_fast.planning import Training
+from phaze_fast.planning.training import recompute_text
+from phaze_fast.runs.executors import Workers
+from phaze_fast.software import planned_model
+from phaze_fast.tables import Table
+from phaze_fast.threads import thread_count
 
-__all__ = ["PerChipSearch"]
+__all__ = ["Evaluations", "ExactEvaluator", "PerChipSearch", "evaluate_batch"]
 
 Array = np.ndarray[Any, Any]
 
@@ -31,46 +46,44 @@ _FIRST_BLOCK = 64
 _ROUNDS = (1, 1, 1, 2**30)
 """How many candidates of a chip group go in each round, at most."""
 _PIECE = 128
-"""Chip groups of a strategy that one thread schedules and places, where there are several."""
+"""Chip groups of a strategy that one of several threads schedules and places at once."""
 _LEADING = 3
-"""Of which the one that goes first is chosen by the bound of its schedules."""
+"""Candidates of a chip group of which the first to go is chosen by the bound of its schedules."""
 _MAPPED, _SCHEDULE_BOUND = (STEPS.index(name) + 1 for name in ("mapped", "schedule_bound"))
 
 
 class PerChipSearch(BestFirstSearch):
-    """The best plan of every chip of every group, for every model."""
+    """The best plan of every model on every chip group with every capacity."""
 
     every = True
 
     def run(self, budget: Budget | None = None) -> bool:
-        """Search; whether it went to the end. The budget's seconds count, at the end of a block."""
+        """Search; whether it was completed. Of a budget only the seconds count, between blocks."""
         count, most_s = len(self.groups), (budget or Budget()).time_limit_s
+        self._begin()
+        self._excess = [np.ones(len(problem)) for problem in self.problems]
         everything = np.arange(count)
-        for table in self.tables:
-            for s in range(len(table.evaluator)):
-                table.bound(s, everything, 1)
-        self._excess = [np.ones(len(table.evaluator)) for table in self.tables]
         first = everything[:: max(1, count // _FIRST_BLOCK)]
         rest = np.setdiff1d(everything, first)
         blocks = [first, *(rest[k : k + _BLOCK] for k in range(0, len(rest), _BLOCK))]
         for groups in blocks:
             if time.monotonic() - self._began > most_s:
-                self._note(count, 0.0)
+                self._note_progress(count, 0.0)
                 return False
             self._settle(groups)
         self._alive = everything[:0]
-        self._note(0, np.inf)
+        self._note_progress(0, np.inf)
         return True
 
     def _settle(self, groups: Array) -> None:
         """Find the best plans of some chip groups."""
         tasks = []
         for table in self.tables:
-            for s in range(len(table.evaluator)):
+            for s in range(len(table.problem)):
                 possible = groups[np.isfinite(table.least[s, groups])]
                 if len(possible):
                     tasks.append(partial(table.bound, s, possible, _MAPPED))
-        at_once(tasks, self.tables[0].threads)
+        run_together(tasks, self.tables[0].threads)
         self._bound_leaders(groups)
         before = [table.least[:, groups] for table in self.tables]
         for most in _ROUNDS:
@@ -84,7 +97,7 @@ class PerChipSearch(BestFirstSearch):
                 excess[s] = np.quantile(ratios, 0.1) if len(ratios) else excess[s]
 
     def _bound_leaders(self, groups: Array) -> None:
-        """Bound schedules until the most promising candidate of each group is so bounded."""
+        """Bound schedules until the most promising candidate of each group has such a bound."""
         while True:
             leading = self._most_promising(groups, 1)
             if not (self._levels(leading) == _MAPPED).any():
@@ -92,18 +105,10 @@ class PerChipSearch(BestFirstSearch):
             ahead = self._most_promising(groups, _LEADING)
             wanted = _by_strategy(ahead[:, self._levels(ahead) == _MAPPED])
             tasks = [partial(self.tables[i].bound, s, at, _SCHEDULE_BOUND) for i, s, at in wanted]
-            at_once(tasks, self.tables[0].threads)
-
-    def _levels(self, candidates: Array) -> Array:
-        """Give the steps done of each candidate."""
-        levels = np.zeros(candidates.shape[1], dtype=np.int64)
-        for k, table in enumerate(self.tables):
-            own = candidates[0] == k
-            levels[own] = table.level[candidates[1, own], candidates[2, own]]
-        return levels
+            run_together(tasks, self.tables[0].threads)
 
     def _most_promising(self, groups: Array, most: int) -> Array:
-        """Candidates of chip groups worth looking at, at most so many of each group and model."""
+        """Open candidates of chip groups, at most so many of each group and model."""
         self._alive = groups
         waiting, _, _ = self._open()
         i, s, group = waiting
@@ -114,7 +119,7 @@ class PerChipSearch(BestFirstSearch):
         return waiting[:, _first_of_each(i.astype(np.int64) * len(self.groups) + group, key, most)]
 
     def _finish(self, candidates: Array) -> None:
-        """Schedule and place candidates, as far as they are worth it."""
+        """Schedule and place candidates, unless they are pruned on the way."""
         threads = self.tables[0].threads
         pieces = [
             (i, s, at[k : k + size])
@@ -122,20 +127,20 @@ class PerChipSearch(BestFirstSearch):
             for size in (len(at) if threads == 1 else _PIECE,)
             for k in range(0, len(at), size)
         ]
-        pieces.sort(key=lambda piece: -len(piece[2]))  # the longest first, so that all end at once
-        found: list[list[Answer]] = [[] for _ in pieces]
+        pieces.sort(key=lambda piece: -len(piece[2]))  # the longest first, so that all end together
+        answers: list[list[Answer]] = [[] for _ in pieces]
 
         def finish(number: int, threads: int) -> None:
             i, s, at = pieces[number]
             table = self.tables[i]
-            table.schedule(s, at, self._below_of(i, s, at).max(axis=1), threads)
+            table.schedule(s, at, self._below_s(i, s, at).max(axis=1), threads)
             ready = at[table.level[s, at] == SCHEDULED]
-            found[number] = list(table.place(s, ready, self._below_of(i, s, ready), threads))
+            answers[number] = list(table.place(s, ready, self._below_s(i, s, ready), threads))
             self.placed += len(ready)
 
-        at_once([partial(finish, number) for number in range(len(pieces))], threads)
-        for (i, _, _), answers in zip(pieces, found, strict=True):
-            for answer in answers:
+        run_together([partial(finish, number) for number in range(len(pieces))], threads)
+        for (i, _, _), of_piece in zip(pieces, answers, strict=True):
+            for answer in of_piece:
                 self._take(i, answer)
 
 
@@ -152,3 +157,260 @@ def _first_of_each(owner: Array, key: Array, most: int) -> Array:
     rank = np.arange(len(key)) - np.repeat(begins, counts)
     first: Array = np.sort(order[rank < most])
     return first
+
+
+# ---- one by one or in batches ----
+
+
+class ExactEvaluator:
+    """Exact scores of chip groups, each computed once.
+
+    Other search methods are compared by it, and outside optimisers use it.
+
+    Parameters
+    ----------
+    problems
+        One for each model.
+    groups
+        The chips.
+    weights
+        Of the models in the geometric mean of their times; by default equal.
+    threads
+        At most this many; the scores do not depend on it.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[SearchProblem],
+        groups: ChipGroups,
+        weights: Sequence[float] = (),
+        threads: int = 1,
+    ) -> None:
+        self.problems, self.groups, self.weights = list(problems), groups, tuple(weights)
+        self.threads = threads
+        self._winners: dict[int, Winner | None] = {}
+
+    @property
+    def evaluations(self) -> int:
+        """Chip groups that were evaluated so far."""
+        return len(self._winners)
+
+    def winners(self, groups: Sequence[int] | Array) -> list[Winner | None]:
+        """Best capacity, strategies and plans of each group; none where nothing fits."""
+        wanted = [int(g) for g in groups]
+        new = np.array([g for g in dict.fromkeys(wanted) if g not in self._winners], dtype=np.int64)
+        if len(new):
+            search = PerChipSearch(
+                self.problems,
+                self.groups.take(new),
+                weights=self.weights,
+                top=len(new),
+                threads=self.threads,
+            )
+            search.run()
+            self._winners |= dict.fromkeys(new.tolist())
+            for winner in search.winners():
+                group = int(new[winner.group])
+                self._winners[group] = replace(winner, group=group)
+        return [self._winners[g] for g in wanted]
+
+    def scores(self, groups: Sequence[int] | Array) -> Array:
+        """Best score of each group; infinite where nothing fits."""
+        return np.array([np.inf if w is None else w.score for w in self.winners(groups)])
+
+
+Chips = ArchitectureSpace | Array | Sequence[Accelerator] | Accelerator
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluations(Table):
+    """The best plan of each chip; arrays of one length, in the order of the chips.
+
+    Where nothing fits, `feasible` is false, times and joules are infinite and counts zero.
+    """
+
+    feasible: Array
+    time_s: Array
+    """Seconds of a step."""
+    samples_per_s: Array
+    energy_j: Array
+    """Joules of a step, all devices together."""
+    area_mm2: Array
+    tp: Array
+    pp: Array
+    dp: Array
+    cp: Array
+    ep: Array
+    zero: Array
+    micro_batch: Array
+    devices: Array
+    schedule: Array
+    recompute: Array
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def headline(self) -> str:
+        """Say on how many of the chips some plan fits."""
+        return f"The best plan of each chip, of which {self.feasible.sum():,} have one"
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return the arrays by name, as `to_dict` does."""
+        return dict(self.to_dict())
+
+    def to_dict(self) -> dict[str, Array]:
+        """Return the arrays by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _grouped(chips: Chips) -> list[tuple[Array, ChipGroups]]:
+    """Group chips that share tuning, launch latency and rates: their positions, and the groups.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a chip is malformed.
+    """
+    if isinstance(chips, ArchitectureSpace):
+        return [(np.arange(len(chips)), ChipGroups.of(chips))] if len(chips) else []
+    if isinstance(chips, np.ndarray):
+        like = preset_chip("phaze-tpuv4")  # neutral: no tuning, no launch latency
+        return [_checked_groups(np.arange(len(chips)), chips, like)] if len(chips) else []
+    listed = [chips] if isinstance(chips, Accelerator) else list(chips)
+    shared: dict[Any, list[int]] = {}
+    for k, chip in enumerate(listed):
+        if not isinstance(chip, Accelerator):
+            raise InvalidTypeError(
+                f"chips[{k}]: {type(chip).__name__} is not accepted; expected an Accelerator"
+            )
+        key = (chip.tuning, chip.launch_latency_s, tuple(sorted(chip.tensor_core.rates.items())))
+        shared.setdefault(key, []).append(k)
+    return [
+        _checked_groups(np.array(at), chip_records([listed[k] for k in at]), listed[at[0]])
+        for at in shared.values()
+    ]
+
+
+def _checked_groups(at: Array, records: Array, like: Accelerator) -> tuple[Array, ChipGroups]:
+    area_mm2 = area_batch(records)["total_mm2"]
+    bad = np.flatnonzero(~np.isfinite(area_mm2))
+    if len(bad):
+        raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
+    return at, ChipGroups.of_records(records, area_mm2, like)
+
+
+_COUNTS = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "devices")
+
+
+def _infeasible_rows(count: int) -> dict[str, Array]:
+    columns: dict[str, Array] = {name: np.zeros(count, dtype=np.int64) for name in _COUNTS}
+    columns["feasible"] = np.zeros(count, dtype=bool)
+    for name in ("time_s", "energy_j"):
+        columns[name] = np.full(count, np.inf)
+    for name in ("samples_per_s", "area_mm2"):
+        columns[name] = np.zeros(count)
+    for name in ("schedule", "recompute"):
+        columns[name] = np.full(count, "", dtype="<U128")
+    return columns
+
+
+def _row(problem: SearchProblem, answer: Answer) -> dict[str, Any]:
+    """Describe a plan by the columns of `Evaluations`."""
+    evaluator, k = problem.of(answer.strategy)
+    sizes, placed = evaluator.sizes[k], answer.placed
+    strategy, layout = sizes.strategy, evaluator.layouts[placed.layout]
+    recomputed = {recompute_text(code, sizes.variants) for code in placed.variants}
+    stages, replicas = int(layout["stages"]), int(layout["dp"])
+    return {
+        "feasible": True,
+        "time_s": placed.time_s,
+        "samples_per_s": problem.training.global_batch / placed.time_s,
+        "energy_j": answer.energy_j,
+        "tp": strategy.tp,
+        "pp": stages,
+        "dp": replicas,
+        "cp": strategy.cp,
+        "ep": strategy.ep,
+        "zero": int(layout["zero"]),
+        "micro_batch": strategy.micro_batch,
+        "devices": sizes.inner * stages * replicas,
+        "schedule": SCHEDULES[int(layout["schedule"])],
+        "recompute": recomputed.pop() if len(recomputed) == 1 else "mixed",
+    }
+
+
+def evaluate_batch(
+    model: Model | str,
+    chips: Chips,
+    cluster: Cluster,
+    training: Training,
+    threads: int | None = None,
+    executor: Executor | str | None = None,
+) -> Evaluations:
+    """Find the best plan of a model on each of many chips: the entry point for other programs.
+
+    Parameters
+    ----------
+    model
+        What is trained, or its name.
+    chips
+        A space, an array of records (``_core.CHIP_DTYPE``, such as `ArchitectureSpace.chips`), or
+        accelerators.
+    cluster
+        Devices and fabric; its chip, if any, is ignored.
+    training
+        The step, and what is fixed or free.
+    threads
+        At most this many, by default all cores; the answer does not depend on it.
+    executor
+        Where the work is done instead: any executor, or a name that `phaze_fast.sweep` takes.
+
+    Returns
+    -------
+    Evaluations
+        The same plans as `phaze_fast.plan` finds for each chip, to the last bit.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a chip is malformed.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> space = pf.ArchitectureSpace.published()[50_000:50_004]
+    >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
+    >>> step = pf.Training(global_batch=64, micro_batch=2)
+    >>> best = evaluate_batch(pf.models.load("bert-large"), space, cluster, step)
+    >>> best.feasible.tolist(), best.dp.tolist()
+    ([True, True, True, True], [8, 8, 8, 8])
+    """
+    model = load(model) if isinstance(model, str) else model
+    if not isinstance(model, Model) or not isinstance(training, Training):
+        raise InvalidTypeError(
+            f"model, training: {type(model).__name__} and {type(training).__name__} are not "
+            "accepted; expected a TransformerModel (models.load) and a Training"
+        )
+    model = planned_model(model, training.software)
+    grouped, workers = _grouped(chips), thread_count(threads)
+    columns = _infeasible_rows(sum(len(at) for at, _ in grouped))
+    for at, groups in grouped:
+        columns["area_mm2"][at] = groups.area_mm2[groups.of_chip[:, 0]]
+        (problem,) = problems_of([model], groups, cluster, training)
+        with Workers(executor, workers) as others:
+            search = PerChipSearch(
+                [problem],
+                groups,
+                top=len(groups),
+                threads=workers,
+                workers=others if executor is not None else None,
+            )
+            search.run()
+        for position, (group, c) in zip(at.tolist(), groups.of_chip.tolist(), strict=True):
+            answer = search.chosen[0].get((group, c))
+            if answer is not None:
+                for name, value in _row(problem, answer).items():
+                    columns[name][position] = value
+    for column in columns.values():
+        column.setflags(write=False)
+    return Evaluations(**columns)

@@ -1,27 +1,28 @@
-"""The best two chips for a fleet of models, each model on the chip that suits it, with a proof.
+"""The best two chips for several models, each model on the chip that suits it, with a proof.
 
-The mean of a pair is that of the models that run on the one chip times that of those on the other,
-so for each way to divide the models the two chips are chosen apart. Bounds of all models on all
-chip groups give a bound for each division; where one is below the best pair found, what it rests on
-is evaluated, as far as it takes to decide. When no division is below, the pair is the best.
+The geometric mean of a pair is the product of one factor for the models of each chip, so for each
+division of the models the two chips are chosen independently. Lower bounds of all models on all
+chip groups give a lower bound of each division. Where it is below the best pair so far, the models
+and chip groups that it comes from are evaluated, up to the value that decides. Once no division is
+below, the pair is the best.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.best_first import BestFirstSearch
+from phaze_fast.explore.bounded import LimitedSearch
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.find import checked_weights
-from phaze_fast.explore.limited import WithinSearch
-from phaze_fast.explore.objective import UNITS, objective_of
-from phaze_fast.explore.problem import problems_of
+from phaze_fast.explore.objectives import UNITS, objective_of
+from phaze_fast.explore.problem import SearchProblem, problems_of
 from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
 from phaze_fast.models import Model
@@ -32,11 +33,11 @@ __all__ = ["MOST_MODELS", "Portfolio", "best_pair"]
 Array = np.ndarray[Any, Any]
 
 MOST_MODELS = 10
-"""Divisions of more models than this are too many to list."""
+"""All divisions of the models are listed, 2 to the power of their number."""
 _WAVES = (64, 512, 4096)
-"""Chip groups of a wave: few at first, until there is something good to beat."""
+"""Chip groups of each wave: few at first, until there is a good pair."""
 _ANY_HBM = ("time", "area")
-"""Objectives for which more HBM is never worse, so that chip groups stand for their largest."""
+"""Objectives for which more HBM is never worse: only a group's largest capacity matters."""
 _ALMOST = 1e-9
 
 
@@ -45,16 +46,16 @@ class Portfolio:
     """Two chips, and which models run on each."""
 
     chips: tuple[Accelerator, ...]
-    """Two, or one where a second is of no use."""
+    """Two, or one where a second does not help."""
     models: tuple[tuple[str, ...], ...]
     """Names of the models that run on each."""
     value: float
     """Weighted geometric mean of the models' values, each on its chip."""
     bound: float
-    """No two chips have less."""
+    """Lower bound of the value of any two chips."""
     proven: bool
     single: Accelerator
-    """The best chip that serves all models alone."""
+    """The best single chip for all models."""
     single_value: float
     """Its mean."""
     objective: str
@@ -64,11 +65,11 @@ class Portfolio:
 
     @property
     def gain(self) -> float:
-        """How many times as much one chip for all takes."""
+        """Value of the best single chip, divided by that of the pair."""
         return self.single_value / self.value
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return plain data."""
         return {
             "chips": [
                 {"chip": chip.to_dict(), "chip_text": str(chip), "models": list(names)}
@@ -87,32 +88,31 @@ class Portfolio:
 
 
 class _Fleet:
-    """What is known of every model on every chip group."""
+    """Bounds and exact values of every model on every chip group."""
 
     def __init__(
-        self, problems: Sequence[Any], groups: ChipGroups, objective: str, threads: int
+        self, problems: Sequence[SearchProblem], groups: ChipGroups, objective: str, threads: int
     ) -> None:
         self.problems, self.groups, self.threads = list(problems), groups, threads
         self.name, self.evaluations = objective, 0
         self.objective = objective_of(objective, problems, groups)
         search = BestFirstSearch(problems, groups, objective=self.objective, threads=threads)
         for table in search.tables:
-            for s in range(len(table.evaluator)):
-                table.bound(s, np.arange(len(groups)), 1)
+            table.bound_all()
         self.seconds = [table.least for table in search.tables]
         """Lower bounds of every strategy's step, of each model."""
         self.least = np.stack(search.least_values(slice(None)))
         """Lower bounds of values, shape (models, groups)."""
         self.exact = np.full(self.least.shape, np.inf)
-        """Values, infinite where they are not known or nothing fits."""
+        """Exact values; infinite where they are not known or nothing fits."""
         self.known = ~np.isfinite(self.least)
-        """Where a value is known, or that there is none."""
+        """Where the value is known, or nothing is known to fit."""
 
     def raise_to(self, i: int, at: Array, limits: Array) -> None:
-        """Evaluate model `i` on chip groups, or find that it takes more than their limits."""
+        """Evaluate model `i` on chip groups, or prove that its values exceed their limits."""
         groups = self.groups.take(at)
         objective = objective_of(self.name, [self.problems[i]], groups)
-        search = WithinSearch(
+        search = LimitedSearch(
             [self.problems[i]], groups, limits, threads=self.threads, objective=objective
         )
         search.known = [self.seconds[i][:, at]]
@@ -128,14 +128,14 @@ class _Fleet:
 
 
 class _Divisions:
-    """Every way to divide models into those of one chip and those of the other."""
+    """All divisions of the models into those of one chip and those of the other."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         count = len(weights)
         self.weights = np.array(weights) / sum(weights)
         numbers = np.arange(2**count)
         self.has = (numbers[:, None] >> np.arange(count)) & 1 == 1
-        """Which models each subset has, shape (subsets, models)."""
+        """Members of each subset, shape (subsets, models)."""
         self.rest = 2**count - 1 - numbers
 
     def sums(self, logs: Array) -> Array:
@@ -154,17 +154,8 @@ def _logs(values: Array) -> Array:
     return found
 
 
-def _each_hbm(groups: ChipGroups) -> ChipGroups:
-    """Give every chip as a group of its own, where its HBM decides what it is worth."""
-    at, c = np.nonzero(groups.chip >= 0)
-    alone = groups.take(at)
-    chip = np.full(alone.chip.shape, -1, dtype=np.int64)
-    chip[np.arange(len(at)), c] = groups.chip[at, c]
-    return replace(alone, chip=chip)
-
-
 def _start(fleet: _Fleet, single: Winner) -> None:
-    """Evaluate the best chip for all, and those that the bounds of each model point to."""
+    """Evaluate the best chip for all, and the chip with the lowest bound of each model."""
     first = {int(np.argmin(fleet.least[i])) for i in range(len(fleet.problems))}
     first |= {int(np.flatnonzero((fleet.groups.chip == single.chip).any(axis=1))[0])}
     at = np.array(sorted(first))
@@ -189,7 +180,7 @@ def _limits(fleet: _Fleet, divisions: _Divisions, best: float, i: int) -> Array:
 
 
 def _best_exact(fleet: _Fleet, divisions: _Divisions) -> tuple[float, int, Array]:
-    """Find the best division of what is evaluated: logarithm, subset, each subset's group."""
+    """Find the best evaluated division: its logarithm, its subset, and the group of each subset."""
     sums = divisions.sums(_logs(np.where(fleet.known, fleet.exact, np.inf)))
     sums = np.where(np.isnan(sums), np.inf, sums)
     sums[0] = 0.0
@@ -204,6 +195,7 @@ def best_pair(
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,
+    *,
     single: Winner,
     weights: Sequence[float] | None = None,
     objective: str = "time",
@@ -220,11 +212,11 @@ def best_pair(
     single
         The best chip for all models together, as the search found it.
     time_limit_s
-        Stop after so many seconds; what is not proven then says so.
+        Stop after so many seconds, with a lower bound.
     threads
-        At most this many; nothing depends on it.
+        At most this many; the result does not depend on it.
     say
-        Called with how it stands.
+        Called with a line on the progress.
 
     Raises
     ------
@@ -250,7 +242,7 @@ def best_pair(
     began, shares = time.monotonic(), checked_weights(weights, len(models))
     groups = ChipGroups.of(space)
     if objective not in _ANY_HBM:
-        groups = _each_hbm(groups)
+        groups = groups.single(*np.nonzero(groups.chip >= 0))
     fleet = _Fleet(problems_of(models, groups, cluster, training), groups, objective, threads)
     divisions = _Divisions(shares)
     _start(fleet, single)
@@ -283,7 +275,7 @@ def _portfolio(
     proven: bool,
     seconds: float,
 ) -> Portfolio:
-    """Put together what came out."""
+    """Describe the best pair so far."""
     best, subset, chosen = _best_exact(fleet, divisions)
     names = [problem.model.name for problem in fleet.problems]
     parts = [p for p in (subset, int(divisions.rest[subset])) if p]

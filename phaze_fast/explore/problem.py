@@ -1,7 +1,7 @@
-"""What is searched for: a model on a cluster, and what is asked of its strategies on many chips.
+"""A search problem: one model on a cluster, and the strategies to evaluate on many chips.
 
-A `SearchProblem` is small and travels to other processes, which prepare its evaluator once for
-themselves.
+A `SearchProblem` is small and travels to other processes, each of which prepares its plan
+evaluators once.
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ import numpy as np
 
 from phaze_fast.cost.engine import roofline_work_s
 from phaze_fast.documents import digest
-from phaze_fast.errors import InfeasibleError
-from phaze_fast.explore.bounds import (
-    PricedChips,
-    bound_times,
-    expert_stride,
-    rule_out,
-    schedule_times,
-)
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.variants import VariedProblem, check_formats
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.explore.bounds import PricedChips, expert_stride
+from phaze_fast.explore.chip_groups import ChipGroups, Variant
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
 from phaze_fast.models import Model
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
+from phaze_fast.software import BF16
 
-__all__ = ["Problem", "SearchProblem", "problems_of"]
+__all__ = ["SearchProblem", "problems_of"]
 
 Array = np.ndarray[Any, Any]
 Chips = Array | PricedChips
@@ -40,108 +34,203 @@ Chips = Array | PricedChips
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """A model to be trained, and all that is given for it."""
+    """A model to be trained on chips of one or several variants.
+
+    The strategies of all variants are listed one after another; a strategy runs only on chips of
+    its own variant.
+    """
 
     model: Model
     cluster: Cluster
-    """Without a chip."""
+    """Devices and fabric as given, without a chip."""
     training: Training
+    """The step as given."""
     like: Accelerator
     """The chip whose tuning, launch latency and formats all chips share."""
     capacities: tuple[int, ...]
-    """Bytes of HBM that occur, rising."""
+    """HBM capacities that occur, in bytes, rising."""
+    variants: tuple[Variant, ...] = ()
+    """Links and formats of the chips; empty where they are those of the cluster and the step."""
 
     @cached_property
     def digest(self) -> str:
         """Hash of the content."""
-        records = (self.model, self.cluster, self.training, self.like)
-        return digest([*(record.digest() for record in records), self.capacities])
+        digests = []
+        for variant in self._each_variant:
+            records = (
+                self.model,
+                variant.cluster(self.cluster),
+                variant.training(self.training),
+                variant.like(self.like),
+            )
+            digests.append(digest([*(record.digest() for record in records), self.capacities]))
+        return digest(digests) if self.variants else digests[0]
 
     @property
-    def evaluator(self) -> PlanEvaluator:
-        """Strategies and layouts; prepared once in a process."""
-        return _evaluator(self.model, self.cluster, self.training, self.capacities)
+    def _each_variant(self) -> tuple[Variant, ...]:
+        return self.variants or (Variant(),)
 
-    # ---- what other processes are asked as well ----
+    @property
+    def evaluators(self) -> tuple[PlanEvaluator, ...]:
+        """The plan evaluator of each variant; prepared once in a process."""
+        return _evaluators(
+            self.model, self.cluster, self.training, self.capacities, self._each_variant
+        )
+
+    # ---- strategies of all variants ----
+
+    @cached_property
+    def strategies(self) -> tuple[tuple[int, int], ...]:
+        """The variant of each strategy, and its number among the strategies of the variant."""
+        counts = [len(evaluator) for evaluator in self.evaluators]
+        return tuple((v, k) for v, count in enumerate(counts) for k in range(count))
+
+    def __len__(self) -> int:
+        """Count the strategies of all variants."""
+        return len(self.strategies)
+
+    def of(self, s: int) -> tuple[PlanEvaluator, int]:
+        """Return the evaluator of strategy `s`, and the number of the strategy in it."""
+        variant, k = self.strategies[s]
+        return self.evaluators[variant], k
+
+    def runs(self, s: int, groups: ChipGroups) -> Array:
+        """Mark the chip groups that strategy `s` runs on, shape (groups,)."""
+        if not self.variants:
+            return np.ones(len(groups), dtype=bool)
+        found: Array = groups.variant == self.strategies[s][0]
+        return found
+
+    @property
+    def strategy_fits(self) -> Array:
+        """Which strategies have a layout that fits, shape (strategies, capacities)."""
+        return np.concatenate([evaluator.strategy_fits for evaluator in self.evaluators])
+
+    @property
+    def layout_counts(self) -> Array:
+        """How many layouts each strategy has, shape (strategies,)."""
+        return np.concatenate([evaluator.layout_counts for evaluator in self.evaluators])
+
+    @property
+    def strategies_rejected(self) -> int:
+        """How many strategies break a rule; not counted where there are variants."""
+        return 0 if self.variants else self.evaluators[0].strategies_rejected
+
+    # ---- evaluations on many chips, here or in another process ----
 
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
         """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
-        sizes = self.evaluator.sizes[s]
+        evaluator, k = self.of(s)
+        variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
+        cluster, like = variant.cluster(self.cluster), variant.like(self.like)
         stride = expert_stride(sizes)
-        return roofline_work_s(
-            sizes.graph, records, self.cluster, self.like, threads, stride, sizes.hidden
-        )
+        return roofline_work_s(sizes.graph, records, cluster, like, threads, stride, sizes.hidden)
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
-        """Price the operators of strategy `s` on chips, if that is not done."""
+        """Price the operators of strategy `s` on chips, unless that is done already."""
         if isinstance(chips, PricedChips):
             return chips
-        state = optimizer(self.training.optimizer)
-        sizes = self.evaluator.sizes[s]
-        return PricedChips.of(sizes, chips, self.like, self.cluster, state, threads)
+        evaluator, k = self.of(s)
+        variant = self._each_variant[self.strategies[s][0]]
+        return PricedChips.of(
+            evaluator.sizes[k],
+            chips,
+            like=variant.like(self.like),
+            cluster=variant.cluster(self.cluster),
+            optimizer=optimizer(self.training.optimizer),
+            threads=threads,
+        )
 
     def bound(self, s: int, chips: Chips, step: str, threads: int = 1) -> KindTimes:
-        """Bound the layers of strategy `s` on chips."""
-        return bound_times(self.price(s, chips, threads), step, threads)
+        """Bound the layers of strategy `s` on chips: ``mapped`` or ``schedule_bound``."""
+        return self.price(s, chips, threads).bound(step, threads)
 
     def rule_out(
-        self, s: int, chips: Chips, rooms: Array, limits_s: Array, threads: int = 1
+        self, s: int, chips: Chips, capacity: Array, limits_s: Array, threads: int = 1
     ) -> KindTimes:
-        """Bound the layers of strategy `s` so far that steps are above limits, where they are."""
-        return rule_out(
-            self.price(s, chips, threads),
-            limits_s,
-            lambda least, at: self.evaluator.bounds(s, least, rooms[at], threads),
-            threads,
+        """Bound the layers of strategy `s` far enough to prove that steps exceed their limits.
+
+        Parameters
+        ----------
+        s
+            The strategy.
+        chips
+            The chips.
+        capacity
+            Position of the HBM capacity of each chip.
+        limits_s
+            Seconds of a step for each chip.
+        threads
+            At most this many; the answer does not depend on it.
+        """
+        evaluator, k = self.of(s)
+        return self.price(s, chips, threads).rule_out(
+            limits_s, lambda least, at: evaluator.bounds(k, least, capacity[at], threads), threads
         )
 
     def schedule(
         self, s: int, chips: Chips, threads: int = 1, nodes: int = MAX_NODES
     ) -> tuple[KindTimes, KindTimes]:
-        """Schedule the layers of strategy `s` on chips: times, and what is proven of them."""
-        return schedule_times(self.price(s, chips, threads), threads, nodes)
+        """Schedule the layers of strategy `s` on chips: their times, and proven lower bounds."""
+        return self.price(s, chips, threads).schedule(threads, nodes)
 
     def place(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1
     ) -> list[list[Placed]]:
-        """Place strategy `s` on chips with each capacity, where it may take at most `below_s`."""
-        return self.evaluator.best(s, times, least, below_s, threads)
+        """Find the best plan of strategy `s` on each chip with each HBM capacity.
 
-    def of(self, s: int) -> tuple[SearchProblem, int]:
-        """Give the problem of a strategy, and the strategy's number there: this one."""
-        return self, s
+        Parameters
+        ----------
+        s
+            The strategy.
+        times, least
+            Times of the layers on the chips, and lower bounds of them.
+        below_s
+            Longest step of interest, shape (chips, capacities); minus infinity: none is.
+        threads
+            At most this many; the answer does not depend on it.
+        """
+        evaluator, k = self.of(s)
+        return evaluator.best(k, times, least, below_s, threads)
 
     def least_energy_j(self, s: int, least: KindTimes) -> tuple[Array, Array]:
-        """Joules of a step at least: all passes and what leaks while they run; passes alone."""
-        sizes = self.evaluator.sizes[s]
+        """Bound the joules of a step from below: with static power, and of operators alone."""
+        evaluator, k = self.of(s)
+        sizes = evaluator.sizes[k]
         counts = np.array([layer.count for layer in sizes.graph.layers], dtype=float)
         passes = sizes.inner * self.training.global_batch / sizes.strategy.micro_batch
         joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
         work = (least.forward_s + least.plain_s) @ counts
-        spent: Array = passes * joules * (1.0 - 1e-9)
-        found: Array = passes * (joules + least.static_w * work) * (1.0 - 1e-9)
-        return found, spent
+        dynamic: Array = passes * joules * (1.0 - 1e-9)
+        total: Array = passes * (joules + least.static_w * work) * (1.0 - 1e-9)
+        return total, dynamic
 
 
-@lru_cache(maxsize=16)  # the chip that others are like has no part in it
-def _evaluator(
-    model: Model, cluster: Cluster, training: Training, capacities: tuple[int, ...]
-) -> PlanEvaluator:
-    return PlanEvaluator(model, cluster, training, capacities)
-
-
-Problem = SearchProblem | VariedProblem
+@lru_cache(maxsize=16)  # without the chip that others are like, which evaluators do not depend on
+def _evaluators(
+    model: Model,
+    cluster: Cluster,
+    training: Training,
+    capacities: tuple[int, ...],
+    variants: tuple[Variant, ...],
+) -> tuple[PlanEvaluator, ...]:
+    return tuple(
+        PlanEvaluator(model, variant.cluster(cluster), variant.training(training), capacities)
+        for variant in variants
+    )
 
 
 def problems_of(
     models: Sequence[Model], groups: ChipGroups, cluster: Cluster, training: Training
-) -> list[Any]:
+) -> list[SearchProblem]:
     """Pose the problem of each model.
 
     Raises
     ------
     InfeasibleError
-        Where no chip has HBM to hold anything.
+        Where no chip has more HBM than is reserved.
+    InvalidInputError
+        Where both the step and the chips set a number format.
     """
     capacities = tuple(int(c) for c in groups.capacities)
     if max(capacities) <= training.reserved_bytes:
@@ -149,22 +238,14 @@ def problems_of(
             f"no chip has more HBM than reserved_bytes, {training.reserved_bytes}; the largest has "
             f"{max(capacities)}"
         )
+    precision = training.precision.name
+    if any(variant.fp8 for variant in groups.variants) and precision != BF16:
+        raise InvalidInputError(
+            f"precision: {precision} is not accepted where the space has the axis format; expected "
+            f"{BF16}"
+        )
     bare = cluster.replace(chip=None)
-    if groups.variants:
-        check_formats(groups.variants, training)
-        return [
-            VariedProblem(
-                tuple(
-                    SearchProblem(
-                        model,
-                        v.cluster(bare),
-                        v.training(training),
-                        v.like(groups.like),
-                        capacities,
-                    )
-                    for v in groups.variants
-                )
-            )
-            for model in models
-        ]
-    return [SearchProblem(model, bare, training, groups.like, capacities) for model in models]
+    return [
+        SearchProblem(model, bare, training, groups.like, capacities, groups.variants)
+        for model in models
+    ]

@@ -1,8 +1,14 @@
 """Plans for training frameworks: written as the files that they run, and read back."""
 
 from phaze_fast.export.files import export_plan, is_framework_file, read_plan
-from phaze_fast.export.names import FORMATS, FlagNames, flag_names
-from phaze_fast.export.request import Exported, ReadPlan, Unexpressed
+from phaze_fast.export.request import (
+    FORMATS,
+    Exported,
+    FlagNames,
+    ReadPlan,
+    Unexpressed,
+    flag_names,
+)
 
 __all__ = [
     "FORMATS",

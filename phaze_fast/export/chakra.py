@@ -1,16 +1,20 @@
 """Chakra execution traces of a plan: one file for each rank, made without a cluster.
 
 Each rank has its passes in the order of its schedule. A pass receives, runs its layers, and sends;
-a layer is runs of computation between the collectives of its groups. Gradients and weights of
-replicas and the optimiser follow the passes, or go with them as ZeRO has it.
+a layer is computation between the collectives of its groups. Collectives of gradients and weights
+and the optimizer follow the passes, or are part of them where ZeRO says so.
+
+The messages are those of mlcommons/chakra@6dc63e147b9d schema/protobuf/et_def.proto: the fields
+that are written here, with their numbers and types. A file is a GlobalMetadata and then Nodes, each
+preceded by its length as a varint.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +22,117 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.chakra_schema import COLLECTIVES, NODES, VERSION, framed, messages
-from phaze_fast.export.chakra_template import StageTemplate
-from phaze_fast.export.ranks import Place, Ranks
+from phaze_fast.errors import InvalidInputError, MissingExtraError
+from phaze_fast.export.ranks import Place, Ranks, stage_layers
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULES, optimizer
 from phaze_fast.models import Model
 from phaze_fast.opgraph import GROUPS, OpGraph
 from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.planning.prediction import evaluated
-from phaze_fast.planning.recompute import block_mode, recompute_code
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.timeline import Timeline, timeline
 
-__all__ = ["ChakraTrace", "chakra_trace"]
+__all__ = ["NODES", "ChakraTrace", "chakra_trace", "messages"]
+
+# ---- messages ----
+
+VERSION = "0.0.4"
+"""Of the schema, as GlobalMetadata says it."""
+NODES = {"compute": 4, "send": 5, "receive": 6, "collective": 7}
+"""Kinds of nodes by number."""
+_COLLECTIVES = {
+    "all-reduce": 0,
+    "all-gather": 2,
+    "broadcast": 5,
+    "all-to-all": 6,
+    "reduce-scatter": 7,
+}
+_TYPES = {"double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9}
+_TYPES |= {"uint32": 13}
+_MESSAGE, _REPEATED, _OPTIONAL = 11, 3, 1
+_MESSAGES = {
+    "AttributeProto": "name=1:string",
+    "GlobalMetadata": "version=1:string attr=2:AttributeProto*",
+    # The type of a node is an enumeration, which is written as an int32 is.
+    "Node": "id=1:uint64 name=2:string type=3:int32 ctrl_deps=4:uint64* data_deps=5:uint64* "
+    "start_time_micros=6:uint64 duration_micros=7:uint64 attr=10:AttributeProto*",
+}
+"""Fields of the messages: name, number, type; a star marks a repeated field."""
+_VALUES = (
+    "double_val=3:double float_val=5:float int32_val=7:int32 int64_val=9:int64 "
+    "uint32_val=11:uint32 uint64_val=13:uint64 bool_val=27:bool string_val=29:string"
+)
+"""Fields of an attribute of which one is set."""
+
+
+@cache
+def messages() -> tuple[Any, Any]:
+    """Return the classes of the messages (GlobalMetadata, Node).
+
+    Raises
+    ------
+    MissingExtraError
+        Where protobuf is not installed.
+    """
+    try:
+        from google.protobuf import (  # type: ignore[import-untyped, unused-ignore]
+            descriptor_pb2,
+            descriptor_pool,
+            message_factory,
+        )
+    except ImportError:
+        raise MissingExtraError(
+            "Chakra traces need protobuf: pip install 'phaze-fast[trace]'"
+        ) from None
+    package = "ChakraProtoMsg"
+    file = descriptor_pb2.FileDescriptorProto(
+        name="phaze_fast/chakra.proto", package=package, syntax="proto3"
+    )
+
+    def add_fields(message: Any, fields: str, **options: int) -> None:
+        for text in fields.split():
+            name, _, numbered = text.partition("=")
+            number, _, kind = numbered.partition(":")
+            label = _REPEATED if kind.endswith("*") else _OPTIONAL
+            field = message.field.add(name=name, number=int(number), label=label, **options)
+            kind = kind.rstrip("*")
+            field.type = _TYPES.get(kind, _MESSAGE)
+            if kind not in _TYPES:
+                field.type_name = f".{package}.{kind}"
+
+    for name, fields in _MESSAGES.items():
+        add_fields(file.message_type.add(name=name), fields)
+    attribute = file.message_type[0]
+    attribute.oneof_decl.add(name="value")
+    add_fields(attribute, _VALUES, oneof_index=0)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    metadata, node = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in ("GlobalMetadata", "Node")
+    )
+    return metadata, node
+
+
+def _framed(data: bytes) -> bytes:
+    """Return a serialised message preceded by its length."""
+    length, head = len(data), bytearray()
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + data
+
+
+# ---- nodes of one rank ----
 
 _NET = 3
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of computation, or one collective, of a layer."""
+    """Computation, or one collective, of a layer."""
 
     name: str
     group: str
@@ -48,18 +141,18 @@ class Piece:
     seconds: float
     flops: int
     bytes_: int
-    """That are read and written, or the payload of a collective."""
+    """Bytes read and written, or the payload of a collective."""
 
 
 def _pieces(graph: OpGraph, seconds: Any, wanted: frozenset[str] | None = None) -> list[Piece]:
-    """Give runs of computation between the collectives of a graph, in its order."""
-    found: list[Piece] = []
-    run = [0.0, 0, 0]
+    """Return the collectives of a graph and the computation between them, in its order."""
+    pieces: list[Piece] = []
+    total = [0.0, 0.0, 0.0]
 
     def close() -> None:
-        if run[0] or run[1]:
-            found.append(Piece("compute", "", "", run[0], int(run[1]), int(run[2])))
-        run[:] = [0.0, 0, 0]
+        if total[0] or total[1]:
+            pieces.append(Piece("compute", "", "", total[0], int(total[1]), int(total[2])))
+        total[:] = [0.0, 0.0, 0.0]
 
     for i, name in enumerate(graph.names):
         if wanted is not None and name not in wanted:
@@ -67,97 +160,174 @@ def _pieces(graph: OpGraph, seconds: Any, wanted: frozenset[str] | None = None) 
         op = graph.ops[i]
         if int(op["unit"]) == _NET:
             close()
-            word = _core.COLLECTIVE_OPS[int(op["collective"])]
-            group = GROUPS[int(op["group"])]
-            payload = int(op["payload_bytes"])
-            found.append(Piece(name, group, word, float(seconds[i]), 0, payload))
+            collective = _core.COLLECTIVE_OPS[int(op["collective"])]
+            group, payload = GROUPS[int(op["group"])], int(op["payload_bytes"])
+            pieces.append(Piece(name, group, collective, float(seconds[i]), 0, payload))
         else:
-            run[0] += float(seconds[i])
-            run[1] += float(op["flops"])
-            run[2] += float(op["read_bytes"] + op["write_bytes"])
+            total[0] += float(seconds[i])
+            total[1] += float(op["flops"])
+            total[2] += float(op["read_bytes"] + op["write_bytes"])
     close()
-    return found
+    return pieces
 
 
-_GROUPS = ("tensor", "expert-tensor", "context", "expert", "data", "expert-data", "copies")
-"""Kinds of groups that communicate."""
+class _Writer:
+    """Makes the nodes of one rank, each of which depends on the one before."""
+
+    def __init__(self, ranks: Ranks, place: Place) -> None:
+        self._ranks, self._place = ranks, place
+        self._last, self._turn = -1, 0
+        self._node = messages()[1]
+        self._groups: dict[str, str] = {}
+
+    def _next(self, name: str, kind: str, seconds: float = 0.0) -> Any:
+        after = [] if self._last < 0 else [self._last]
+        self._last += 1
+        node = self._node(id=self._last, name=name, type=NODES[kind], data_deps=after)
+        node.duration_micros = round(1e6 * seconds)
+        node.attr.add(name="is_cpu_op", bool_val=False)
+        return node
+
+    def piece(self, word: str, piece: Piece) -> Iterator[Any]:
+        """Make computation, or a collective where its group has more than one rank."""
+        if not piece.group or piece.group == "none":
+            node = self._next(f"{word} {piece.name}", "compute", piece.seconds)
+            node.attr.add(name="num_ops", int64_val=piece.flops)
+            node.attr.add(name="tensor_size", uint64_val=piece.bytes_)
+            yield node
+            return
+        if piece.group not in self._groups:
+            self._groups[piece.group] = self._ranks.group_name(self._place, piece.group)
+        group = self._groups[piece.group]
+        if group and piece.collective == "point-to-point":
+            yield from self._ring(word, piece)
+        elif group:
+            node = self._next(f"{word} {piece.name}", "collective", piece.seconds)
+            node.attr.add(name="comm_type", int64_val=_COLLECTIVES[piece.collective])
+            node.attr.add(name="comm_size", int64_val=piece.bytes_)
+            node.attr.add(name="pg_name", string_val=group)
+            yield node
+
+    def _ring(self, word: str, piece: Piece) -> Iterator[Any]:
+        """Send to the next rank of a group, and receive from the rank before."""
+        ranks, own = sorted(self._ranks.group(self._place, piece.group)), self._place.rank
+        at = ranks.index(own)
+        pairs = [(own, ranks[(at + 1) % len(ranks)]), (ranks[at - 1], own)]
+        self._turn += 1
+        for kind, pair in zip(("send", "receive"), pairs, strict=True):
+            yield self.message(f"{word} {piece.name}", kind, piece.bytes_, pair, -self._turn)
+
+    def message(self, word: str, kind: str, size: int, ranks: Sequence[int], tag: int) -> Any:
+        """Make a message between two ranks."""
+        node = self._next(f"{word} {kind}", kind)
+        node.attr.add(name="comm_size", int64_val=size)
+        for name, value in zip(_ENDS, (*ranks, tag), strict=True):
+            node.attr.add(name=name, int32_val=value)
+        return node
 
 
-class _Layers:
-    """Pieces of each kind of layer, forward, backward, and of what is computed again."""
+_ENDS = ("comm_src", "comm_dst", "comm_tag")
 
-    def __init__(self, sizes: StrategySizes, cluster: Cluster) -> None:
-        assert cluster.chip is not None, "the plan was timed on it"
-        stride = sizes.expert_stride if sizes.strategy.ep > 1 else None
-        costs = estimate_costs([sizes.graph], cluster.chip, cluster, expert_stride=stride)
-        self._sizes = sizes
-        self._seconds = [costs.time_s(g)[0] for g in range(2 * len(sizes.graph.layers))]
-        self._known: dict[tuple[int, str], list[Piece]] = {}
 
-    def forward(self, kind: int) -> list[Piece]:
-        return self._kept(kind, "forward")
+class _StageTemplate:
+    """The nodes of a rank, from which those of the other ranks of its stage are made.
 
-    def backward(self, kind: int, mode: str) -> list[Piece]:
-        return self._kept(kind, mode)
+    They differ in groups and in peers alone. Attributes are the last field of a node, so a node can
+    be serialised without some of them and those be appended to its bytes.
+    """
 
-    def _kept(self, kind: int, what: str) -> list[Piece]:
-        if (kind, what) not in self._known:
-            layer = self._sizes.graph.layers[kind]
-            forward, backward = self._seconds[2 * kind], self._seconds[2 * kind + 1]
-            if what == "forward":
-                found = _pieces(layer.forward, forward)
+    def __init__(self, nodes: Iterable[Any], place: Place, ranks: Ranks) -> None:
+        self._ranks, self._node = ranks, messages()[1]
+        self._parts: list[tuple[bytes, Any]] = []
+        """Bytes, and what follows in the last node of them: a group's kind, or both ends."""
+        self.shared = True
+        """Whether it serves other ranks: not where a group passes messages around a ring."""
+        same = bytearray()
+        for node in nodes:
+            own = self._cut(node, place)
+            if own is None:
+                same += _framed(node.SerializeToString())
+                continue
+            self._parts.append((bytes(same), (node.SerializeToString(), own)))
+            same.clear()
+        self._end = bytes(same)
+
+    def _cut(self, node: Any, place: Place) -> str | tuple[bool, int, int] | None:
+        """Remove from a node what depends on the rank; return the kind of group or the peer."""
+        last = node.attr[-1]
+        if last.name == "pg_name":
+            kind: str = last.string_val.partition(".")[0]
+            del node.attr[-1]
+            return kind
+        if last.name != _ENDS[-1]:
+            return None
+        source, target, tag = (attribute.int32_val for attribute in node.attr[-3:])
+        self.shared = self.shared and tag >= 0
+        del node.attr[-3:]
+        sends = source == place.rank
+        return sends, self._ranks.place(target if sends else source).stage, tag
+
+    def bytes_of(self, place: Place) -> bytes:
+        """Return all nodes of a rank of the same stage, as they stand in its file."""
+        groups: dict[str, bytes] = {}
+        pieces: list[bytes] = []
+        for same, (node, own) in self._parts:
+            if isinstance(own, str):
+                if own not in groups:
+                    tail = self._node()
+                    tail.attr.add(name="pg_name", string_val=self._ranks.group_name(place, own))
+                    groups[own] = tail.SerializeToString()
+                pieces += (same, _framed(node + groups[own]))
             else:
-                again = layer.forward.recomputed(what)
-                again = frozenset() if layer.kind in ("embedding", "head") else again
-                found = _pieces(layer.forward, forward, again)
-                found += _pieces(layer.backward, backward)
-            self._known[kind, what] = found
-        return self._known[kind, what]
+                pieces += (same, _framed(node + self._ends(place, *own)))
+        return b"".join([*pieces, self._end])
+
+    def _ends(self, place: Place, sends: bool, stage: int, tag: int) -> bytes:
+        peer = self._ranks.rank(place.tensor, place.context, place.replica, stage)
+        pair = (place.rank, peer) if sends else (peer, place.rank)
+        tail = self._node()
+        for name, value in zip(_ENDS, (*pair, tag), strict=True):
+            tail.attr.add(name=name, int32_val=value)
+        data: bytes = tail.SerializeToString()
+        return data
+
+
+# ---- all ranks ----
 
 
 class ChakraTrace:
-    """Execution traces of all ranks of a plan, made when they are asked for."""
+    """Execution traces of all ranks of a plan, made when they are requested."""
 
     def __init__(self, played: Timeline, sizes: StrategySizes, cluster: Cluster) -> None:
+        assert cluster.chip is not None, "the plan was timed on it"
         self.plan, self._played, self._sizes = played.plan, played, sizes
         self.ranks = Ranks(played.plan)
-        self._layers = _Layers(sizes, cluster)
-        self._spec = optimizer(played.plan.optimizer)
+        stride = sizes.expert_stride if sizes.strategy.ep > 1 else None
+        costs = estimate_costs([sizes.graph], cluster.chip, cluster, expert_stride=stride)
+        self._seconds = [costs.time_s(g)[0] for g in range(2 * len(sizes.graph.layers))]
+        self._layers = [stage_layers(played.plan, sizes, k) for k in range(played.plan.pp)]
+        self._pieces: dict[tuple[int, str], list[Piece]] = {}
+        self._optimizer = optimizer(played.plan.optimizer)
         self._chain = _core.pipeline_chain(
             SCHEDULES.index(played.plan.schedule), played.plan.pp, played.plan.vpp
         )
-        self._message = int(sizes.record["message_bytes"][0])
-        self._templates: dict[int, StageTemplate | None] = {}
-
-    # ---- groups ----
+        self._message_bytes = int(sizes.record["message_bytes"][0])
+        self._templates: dict[int, _StageTemplate | None] = {}
 
     @cached_property
     def groups(self) -> Mapping[str, tuple[int, ...]]:
         """Ranks of each group that communicates, by its name in the traces."""
-        found: dict[str, tuple[int, ...]] = {}
+        ranks_of: dict[str, tuple[int, ...]] = {}
         for rank in range(len(self.ranks)):
             place = self.ranks.place(rank)
-            for kind in _GROUPS:
+            for kind in self.ranks.KINDS:
                 ranks = self.ranks.group(place, kind)
                 if len(ranks) > 1 and min(ranks) == rank:
-                    found[f"{kind}.{rank}"] = tuple(sorted(ranks))
-        return found
-
-    def _group(self, place: Place, kind: str) -> str:
-        ranks = self.ranks.group(place, kind)
-        return f"{kind}.{min(ranks)}" if len(ranks) > 1 else ""
-
-    def _place(self, rank: int) -> Place:
-        if not 0 <= rank < len(self.ranks):
-            raise InvalidInputError(
-                f"rank: {rank} is not accepted; expected 0 to {len(self.ranks) - 1}"
-            )
-        return self.ranks.place(rank)
-
-    # ---- nodes ----
+                    ranks_of[f"{kind}.{rank}"] = tuple(sorted(ranks))
+        return ranks_of
 
     def nodes(self, rank: int) -> Iterator[Any]:
-        """Give the nodes of a rank, in the order it runs them.
+        """Yield the nodes of a rank, in the order it runs them.
 
         Raises
         ------
@@ -165,10 +335,9 @@ class ChakraTrace:
             Where there is no such rank.
         """
         place = self._place(rank)
-        writer = _Writer(self._group, self.ranks.group, place)
-        for _, code, chunk, _, micro_batch, other, _, _ in self._played.of_stage(
-            place.stage
-        ).tolist():
+        writer = _Writer(self.ranks, place)
+        for row in self._played.of_stage(place.stage).tolist():
+            _, code, chunk, _, micro_batch, other, _, _ = row
             letter = self._played.kinds[code]
             if letter in ("F", "F&B"):
                 yield from self._pass(writer, place, chunk, micro_batch, True)
@@ -178,123 +347,20 @@ class ChakraTrace:
                 yield from self._pass(writer, place, 1 - chunk, other, False)
         yield from self._update(writer, place)
 
-    def _layers_of(self, place: Place, chunk: int) -> list[tuple[int, str]]:
-        """Kind and mode of each layer of a chunk of a stage."""
-        stage, order = self.plan.stages[place.stage], self._sizes.graph.order
-        code = recompute_code(stage.recompute, self._sizes.variant_of)
-        first = sum(stage.chunks[:chunk])
-        found, number = [], 0
-        for position in stage.layers[first : first + stage.chunks[chunk]]:
-            kind = order[position]
-            inner = self._sizes.graph.layers[kind].kind not in ("embedding", "head")
-            number += inner
-            mode = block_mode(code, number, self._sizes.variants) if inner else "none"
-            found.append((kind, mode))
-        return found
-
-    def _pass(
-        self, writer: _Writer, place: Place, chunk: int, micro_batch: int, forward: bool
-    ) -> Iterator[Any]:
-        position = int(self._chain[place.stage * self.plan.vpp + chunk])
-        last = self.plan.pp * self.plan.vpp - 1
-        step = 1 if forward else -1
-        word = f"{'F' if forward else 'B'}{micro_batch}.{chunk}"
-        layers = self._layers_of(place, chunk)
-        if 0 <= position - step <= last:
-            yield from self._send(writer, place, position - step, position, word, micro_batch)
-        if self.plan.zero == 3:
-            yield from self._sync(writer, layers, word, "all-gather", self._spec.weight_bytes)
-        for kind, mode in layers if forward else reversed(layers):
-            pieces = self._layers.forward(kind) if forward else self._layers.backward(kind, mode)
-            for piece in pieces:
-                yield from writer.piece(word, piece)
-        if self.plan.zero >= 2 and not forward:
-            yield from self._sync(writer, layers, word, "reduce-scatter", self._spec.gradient_bytes)
-        if 0 <= position + step <= last:
-            yield from self._send(writer, place, position, position + step, word, micro_batch)
-
-    def _send(
-        self, writer: _Writer, place: Place, source: int, target: int, word: str, micro_batch: int
-    ) -> Iterator[Any]:
-        """Send to the next chunk of the chain, or receive from the one before."""
-        stages = self._chain.reshape(self.plan.pp, self.plan.vpp)
-        ends = [int(np.argwhere(stages == position)[0][0]) for position in (source, target)]
-        if ends[0] == ends[1]:
-            return
-        ranks = [self.ranks.rank(place.tensor, place.context, place.replica, e) for e in ends]
-        mine = ranks[0] == place.rank
-        tag = 2 * (micro_batch * len(self._chain) + min(source, target)) + (source > target)
-        yield writer.message(word, "send" if mine else "receive", self._message, ranks, tag)
-
-    def _parameters(self, layers: Sequence[tuple[int, str]]) -> tuple[float, float]:
-        """Parameters of layers that a device holds: all but experts, and experts."""
-        kinds = self._sizes.kinds
-        experts = sum(float(kinds["expert_parameters"][kind]) for kind, _ in layers)
-        return sum(float(kinds["parameters"][kind]) for kind, _ in layers) - experts, experts
-
-    def _sync(
-        self,
-        writer: _Writer,
-        layers: Sequence[tuple[int, str]],
-        word: str,
-        collective: str,
-        each: float,
-    ) -> Iterator[Any]:
-        dense, experts = self._parameters(layers)
-        for group, count in (("data", dense), ("expert-data", experts)):
-            if count:
-                name = f"{collective} of {group}"
-                piece = Piece(name, group, collective, 0.0, 0, int(count * each))
-                yield from writer.piece(word, piece)
-
-    def _update(self, writer: _Writer, place: Place) -> Iterator[Any]:
-        stage = self.plan.stages[place.stage]
-        layers = [x for c in range(len(stage.chunks)) for x in self._layers_of(place, c)]
-        if self.plan.zero == 0:
-            yield from self._sync(writer, layers, "step", "all-reduce", self._spec.gradient_bytes)
-        if self.plan.zero == 1:
-            bytes_ = self._spec.gradient_bytes
-            yield from self._sync(writer, layers, "step", "reduce-scatter", bytes_)
-        if self.plan.hybrid:
-            share = sum(self._parameters(layers)) / (self.plan.shard * self.plan.cp)
-            bytes_ = self._spec.gradient_bytes
-            added = Piece(
-                "all-reduce of copies", "copies", "all-reduce", 0.0, 0, int(share * bytes_)
-            )
-            yield from writer.piece("step", added)
-        seconds = self.plan.parts_s["optimizer"]
-        state = int(sum(stage.memory[t] for t in ("weights", "gradients", "optimizer")))
-        yield from writer.piece("step", Piece("optimizer", "", "", seconds, 0, state))
-        if self.plan.zero in (1, 2):
-            yield from self._sync(writer, layers, "step", "all-gather", self._spec.weight_bytes)
-
-    # ---- files ----
-
-    def _bytes_of(self, rank: int) -> bytes:
-        """Give the nodes of a rank as they stand in its file."""
-        place = self._place(rank)
-        if place.stage not in self._templates:
-            made = StageTemplate(self.nodes(rank), place, self.ranks)
-            self._templates[place.stage] = made if made.shared else None
-        template = self._templates[place.stage]
-        if template is not None:
-            return template.bytes_of(place)
-        return b"".join(framed(node.SerializeToString()) for node in self.nodes(rank))
-
     def write(self, folder: str | Path, ranks: Sequence[int] | None = None) -> list[Path]:
         """Write a file for each rank, and the groups as ``comm_group.json``.
 
         Parameters
         ----------
         folder
-            Where to; made where it is missing.
+            Where to; created where it is missing.
         ranks
             Which; by default all.
 
         Returns
         -------
         list of Path
-            What was written.
+            Files that were written.
         """
         metadata, _ = messages()
         folder = Path(folder)
@@ -303,7 +369,7 @@ class ChakraTrace:
             groups = {name: list(members) for name, members in self.groups.items()}
             paths = [folder / "comm_group.json"]
             paths[0].write_text(json.dumps(groups) + "\n", encoding="utf-8")
-            begin = framed(metadata(version=VERSION).SerializeToString())
+            begin = _framed(metadata(version=VERSION).SerializeToString())
             for rank in range(len(self.ranks)) if ranks is None else ranks:
                 paths.append(folder / f"plan.{rank}.et")
                 paths[-1].write_bytes(begin + self._bytes_of(rank))
@@ -311,61 +377,105 @@ class ChakraTrace:
             raise InvalidInputError(f"{folder}: cannot be written: {error.strerror}") from None
         return paths
 
+    def _bytes_of(self, rank: int) -> bytes:
+        """Return the nodes of a rank as they stand in its file."""
+        place = self._place(rank)
+        if place.stage not in self._templates:
+            template = _StageTemplate(self.nodes(rank), place, self.ranks)
+            self._templates[place.stage] = template if template.shared else None
+        shared = self._templates[place.stage]
+        if shared is not None:
+            return shared.bytes_of(place)
+        return b"".join(_framed(node.SerializeToString()) for node in self.nodes(rank))
 
-class _Writer:
-    """Makes the nodes of one rank, each after the one before."""
+    def _place(self, rank: int) -> Place:
+        if not 0 <= rank < len(self.ranks):
+            raise InvalidInputError(
+                f"rank: {rank} is not accepted; expected 0 to {len(self.ranks) - 1}"
+            )
+        return self.ranks.place(rank)
 
-    def __init__(self, group: Any, members: Any, place: Place) -> None:
-        self._group, self._members, self._place = group, members, place
-        self._last, self._turn = -1, 0
-        self._node = messages()[1]
-        self._groups: dict[str, str] = {}
+    def _layer_pieces(self, kind: int, mode: str, forward: bool) -> list[Piece]:
+        """Return the pieces of a layer's forward pass, or of recomputation and backward pass."""
+        key = kind, "forward" if forward else mode
+        if key not in self._pieces:
+            layer = self._sizes.graph.layers[kind]
+            forward_s, backward_s = self._seconds[2 * kind : 2 * kind + 2]
+            if forward:
+                pieces = _pieces(layer.forward, forward_s)
+            else:
+                pieces = _pieces(layer.forward, forward_s, layer.forward.recomputed(mode))
+                pieces += _pieces(layer.backward, backward_s)
+            self._pieces[key] = pieces
+        return self._pieces[key]
 
-    def _made(self, name: str, kind: str, seconds: float = 0.0) -> Any:
-        after = [] if self._last < 0 else [self._last]
-        self._last += 1
-        node = self._node(id=self._last, name=name, type=NODES[kind], data_deps=after)
-        node.duration_micros = round(1e6 * seconds)
-        node.attr.add(name="is_cpu_op", bool_val=False)
-        return node
+    def _pass(
+        self, writer: _Writer, place: Place, chunk: int, micro_batch: int, forward: bool
+    ) -> Iterator[Any]:
+        position = int(self._chain[place.stage * self.plan.vpp + chunk])
+        last = self.plan.pp * self.plan.vpp - 1
+        step = 1 if forward else -1
+        word = f"{'F' if forward else 'B'}{micro_batch}.{chunk}"
+        layers = self._layers[place.stage][chunk]
+        if 0 <= position - step <= last:
+            yield from self._send(writer, place, position - step, position, word, micro_batch)
+        if self.plan.zero == 3:
+            yield from self._sync(writer, layers, word, "all-gather")
+        for kind, mode in layers if forward else reversed(layers):
+            for piece in self._layer_pieces(kind, mode, forward):
+                yield from writer.piece(word, piece)
+        if self.plan.zero >= 2 and not forward:
+            yield from self._sync(writer, layers, word, "reduce-scatter")
+        if 0 <= position + step <= last:
+            yield from self._send(writer, place, position, position + step, word, micro_batch)
 
-    def piece(self, word: str, piece: Piece) -> Iterator[Any]:
-        """Give computation, or a collective where its group has more than one rank."""
-        if not piece.group or piece.group == "none":
-            node = self._made(f"{word} {piece.name}", "compute", piece.seconds)
-            node.attr.add(name="num_ops", int64_val=piece.flops)
-            node.attr.add(name="tensor_size", uint64_val=piece.bytes_)
-            yield node
+    def _send(
+        self, writer: _Writer, place: Place, source: int, target: int, word: str, micro_batch: int
+    ) -> Iterator[Any]:
+        """Send to the next chunk of the pipeline, or receive from the one before."""
+        stages = self._chain.reshape(self.plan.pp, self.plan.vpp)
+        ends = [int(np.argwhere(stages == position)[0][0]) for position in (source, target)]
+        if ends[0] == ends[1]:
             return
-        if piece.group not in self._groups:
-            self._groups[piece.group] = self._group(self._place, piece.group)
-        group = self._groups[piece.group]
-        if group and piece.collective == "point-to-point":
-            yield from self._ring(word, piece)
-        elif group:
-            node = self._made(f"{word} {piece.name}", "collective", piece.seconds)
-            node.attr.add(name="comm_type", int64_val=COLLECTIVES[piece.collective])
-            node.attr.add(name="comm_size", int64_val=piece.bytes_)
-            node.attr.add(name="pg_name", string_val=group)
-            yield node
+        ranks = [self.ranks.rank(place.tensor, place.context, place.replica, e) for e in ends]
+        kind = "send" if ranks[0] == place.rank else "receive"
+        tag = 2 * (micro_batch * len(self._chain) + min(source, target)) + (source > target)
+        yield writer.message(word, kind, self._message_bytes, ranks, tag)
 
-    def _ring(self, word: str, piece: Piece) -> Iterator[Any]:
-        """Pass a piece on to the next rank of a group, and take one from the rank before."""
-        ranks, own = sorted(self._members(self._place, piece.group)), self._place.rank
-        at = ranks.index(own)
-        pairs = [(own, ranks[(at + 1) % len(ranks)]), (ranks[at - 1], own)]
-        self._turn += 1
-        for kind, pair in zip(("send", "receive"), pairs, strict=True):
-            yield self.message(f"{word} {piece.name}", kind, piece.bytes_, pair, -self._turn)
+    def _parameters(self, layers: Sequence[tuple[int, str]]) -> tuple[float, float]:
+        """Parameters of layers on a device: all but experts, and experts."""
+        kinds = self._sizes.kinds
+        experts = sum(float(kinds["expert_parameters"][kind]) for kind, _ in layers)
+        return sum(float(kinds["parameters"][kind]) for kind, _ in layers) - experts, experts
 
-    def message(self, word: str, kind: str, size: int, ranks: Sequence[int], tag: int) -> Any:
-        """Give a message between two ranks."""
-        node = self._made(f"{word} {kind}", kind)
-        node.attr.add(name="comm_size", int64_val=size)
-        node.attr.add(name="comm_src", int32_val=ranks[0])
-        node.attr.add(name="comm_dst", int32_val=ranks[1])
-        node.attr.add(name="comm_tag", int32_val=tag)
-        return node
+    def _sync(
+        self, writer: _Writer, layers: Sequence[tuple[int, str]], word: str, collective: str
+    ) -> Iterator[Any]:
+        """Gather weights, or reduce gradients, of layers among the replicas that shard them."""
+        gathers = collective == "all-gather"
+        each = self._optimizer.weight_bytes if gathers else self._optimizer.gradient_bytes
+        for group, count in zip(("data", "expert-data"), self._parameters(layers), strict=True):
+            if count:
+                name = f"{collective} of {group}"
+                piece = Piece(name, group, collective, 0.0, 0, int(count * each))
+                yield from writer.piece(word, piece)
+
+    def _update(self, writer: _Writer, place: Place) -> Iterator[Any]:
+        plan, stage = self.plan, self.plan.stages[place.stage]
+        layers = [layer for chunk in self._layers[place.stage] for layer in chunk]
+        if plan.zero < 2:
+            reduction = "reduce-scatter" if plan.zero else "all-reduce"
+            yield from self._sync(writer, layers, "step", reduction)
+        if plan.hybrid:
+            share = sum(self._parameters(layers)) / (plan.shard * plan.cp)
+            size = int(share * self._optimizer.gradient_bytes)
+            piece = Piece("all-reduce of copies", "copies", "all-reduce", 0.0, 0, size)
+            yield from writer.piece("step", piece)
+        state = int(sum(stage.memory[t] for t in ("weights", "gradients", "optimizer")))
+        piece = Piece("optimizer", "", "", plan.parts_s["optimizer"], 0, state)
+        yield from writer.piece("step", piece)
+        if plan.zero in (1, 2):
+            yield from self._sync(writer, layers, "step", "all-gather")
 
 
 def chakra_trace(

@@ -1,36 +1,45 @@
-"""Plans to files of training frameworks, and back; a file's format is seen from what is in it."""
+"""Plans as files of training frameworks, and such files as plans, recognised by their content."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from phaze_fast.documents import parse_json, parse_text, read_text
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.export.bridge import read_bridge, write_bridge
 from phaze_fast.export.deepspeed import read_deepspeed, write_deepspeed
 from phaze_fast.export.maxtext import read_maxtext, write_maxtext
-from phaze_fast.export.megatron import read_megatron, write_megatron
-from phaze_fast.export.names import FORMATS, flag_names
-from phaze_fast.export.request import Exported, ReadPlan, Request
+from phaze_fast.export.megatron import read_bridge, read_megatron, write_bridge, write_megatron
+from phaze_fast.export.request import (
+    FORMATS,
+    Exported,
+    ReadPlan,
+    Request,
+    Unexpressed,
+    flag_names,
+)
 from phaze_fast.export.torchtitan import read_torchtitan, write_torchtitan
 from phaze_fast.models import GraphModel, Model, TransformerModel, load, recognised
 from phaze_fast.planning import Plan, PlanSpec
 
 __all__ = ["export_plan", "is_framework_file", "read_plan"]
 
-_WRITERS: Mapping[str, Callable[[Request], Exported]] = MappingProxyType(
-    {
-        "megatron": write_megatron,
-        "bridge": write_bridge,
-        "deepspeed": write_deepspeed,
-        "torchtitan": write_torchtitan,
-        "maxtext": write_maxtext,
-    }
-)
-_DEEPSPEED = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
+_WRITERS: Mapping[str, Callable[[Request], tuple[str, list[Unexpressed]]]] = {
+    "megatron": write_megatron,
+    "bridge": write_bridge,
+    "deepspeed": write_deepspeed,
+    "torchtitan": write_torchtitan,
+    "maxtext": write_maxtext,
+}
+_READERS: Mapping[str, Callable[..., tuple[dict[str, Any], list[str]]]] = {
+    "megatron": read_megatron,
+    "bridge": read_bridge,
+    "deepspeed": read_deepspeed,
+    "torchtitan": read_torchtitan,
+    "maxtext": read_maxtext,
+}
+_DEEPSPEED_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
 
 
 def export_plan(
@@ -55,67 +64,65 @@ def export_plan(
     Returns
     -------
     Exported
-        The file, and what of the plan it cannot say.
+        The file, and what of the plan it cannot express.
 
     Raises
     ------
     InvalidInputError
-        Where there is no such format, or the plan does not spell out its stages.
+        Where there is no such format, or the plan does not give its stages.
 
     Examples
     --------
     >>> plan = {"tp": 4, "pp": 2, "dp": 2, "global_batch": 64, "recompute": "full"}
-    >>> found = export_plan(plan, "llama2-7b", "megatron")
-    >>> found.complete, "--tensor-model-parallel-size 4" in found.text
+    >>> exported = export_plan(plan, "llama2-7b", "megatron")
+    >>> exported.complete, "--tensor-model-parallel-size 4" in exported.text
     (True, True)
     """
     if to not in FORMATS:
         raise InvalidInputError(f"to: {to!r} is not accepted; {nearest(to, FORMATS)}")
     if node_devices < 1:
         raise InvalidInputError(f"node_devices: {node_devices} is not accepted; expected 1 or more")
-    known = _transformer(model)
-    return _WRITERS[to](Request.of(plan, known, node_devices))
+    text, missing = _WRITERS[to](Request.of(plan, _transformer(model), node_devices))
+    return Exported(to, text, tuple(missing))
 
 
 def _transformer(model: Model | str) -> TransformerModel:
-    given = load(model) if isinstance(model, str) else model
-    known = recognised(given) or given if isinstance(given, GraphModel) else given
-    if not isinstance(known, TransformerModel):
+    loaded = load(model) if isinstance(model, str) else model
+    if isinstance(loaded, GraphModel):
+        loaded = recognised(loaded) or loaded
+    if not isinstance(loaded, TransformerModel):
         raise InvalidInputError(
-            f"model: {known.name} is a graph and not accepted; expected a transformer, by whose "
+            f"model: {loaded.name} is a graph and not accepted; expected a transformer, by whose "
             "fields training frameworks are configured"
         )
-    return known
+    return loaded
 
 
-def _format(text: str, source: str) -> str | None:
-    """Tell whose file a text is; None where it is none of a training framework."""
+def _contents(text: str, source: str) -> tuple[str | None, Any]:
+    """Return the format of a file, None where it is of no framework, and what its reader takes."""
+    bridge_tp = flag_names("bridge")["tp"]
     if source.endswith(".toml"):
-        return "torchtitan"
+        return "torchtitan", text
     if text.lstrip().startswith("{"):
         data = parse_json(text)
-        return "deepspeed" if isinstance(data, dict) and _some(data, _DEEPSPEED) else None
-    if flag_names("bridge")["tp"] + "=" in text:
-        return "bridge"
+        return "deepspeed" if isinstance(data, dict) and _DEEPSPEED_KEYS & set(data) else None, data
+    if f"{bridge_tp}=" in text:
+        return "bridge", text
     if ("ici_" in text and "_parallelism=" in text) or "MaxText.train" in text:
-        return "maxtext"
+        return "maxtext", text
     if flag_names("megatron")["tp"] in text or "pretrain_" in text:
-        return "megatron"
+        return "megatron", text
     if source.endswith((".yaml", ".yml")):
         data = parse_text(text, source)
-        inner = data.get("model") if isinstance(data, dict) else None
-        names = flag_names("bridge")["tp"].split(".")[-1]
-        return "bridge" if isinstance(inner, dict) and names in inner else None
-    return None
-
-
-def _some(data: Mapping[str, Any], names: tuple[str, ...]) -> bool:
-    return any(name in data for name in names)
+        model = data.get("model") if isinstance(data, dict) else None
+        known = isinstance(model, dict) and bridge_tp.split(".")[-1] in model
+        return "bridge" if known else None, data
+    return None, text
 
 
 def is_framework_file(path: str | Path) -> bool:
     """Whether a file is one of a training framework, and not a plan of this package."""
-    return _format(read_text(path), str(path)) is not None
+    return _contents(read_text(path), str(path))[0] is not None
 
 
 def read_plan(path: str | Path, model: Model | str, devices: int | None = None) -> ReadPlan:
@@ -134,28 +141,22 @@ def read_plan(path: str | Path, model: Model | str, devices: int | None = None) 
     Returns
     -------
     ReadPlan
-        The plan, and what the file says that a prediction does not look at.
+        The plan, and the settings of the file that a prediction does not use.
 
     Raises
     ------
     InvalidInputError
-        Where the file is none of these, or says what a plan cannot.
+        Where the file is none of these, or has settings that a plan cannot express.
     """
-    text, source = read_text(path), str(path)
-    known = _transformer(model)
-    format_ = _format(text, source)
+    source, transformer = str(path), _transformer(model)
+    format_, contents = _contents(read_text(path), source)
     if format_ is None:
         raise InvalidInputError(
             f"{source}: no file of a training framework; expected one of {', '.join(FORMATS)}"
         )
-    if format_ == "deepspeed":
-        return read_deepspeed(parse_json(text), source, known, devices)
-    if format_ == "bridge" and source.endswith((".yaml", ".yml")):
-        return read_bridge(parse_text(text, source), source, known, devices)
-    readers = {
-        "megatron": read_megatron,
-        "bridge": read_bridge,
-        "torchtitan": read_torchtitan,
-        "maxtext": read_maxtext,
-    }
-    return readers[format_](text, source, known, devices)
+    try:
+        fields, notes = _READERS[format_](contents, transformer, devices)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{source}: {error}") from None
+    spec = PlanSpec.from_dict(fields, source)
+    return ReadPlan(spec, tuple(f"{source}: {note}" for note in notes))

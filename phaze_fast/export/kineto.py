@@ -1,26 +1,27 @@
-"""Profiles of PyTorch (Kineto traces) beside a plan: where measured and predicted time differ.
+"""Profiles of PyTorch (Kineto traces) against a plan: where measured and predicted time differ.
 
-A kernel belongs to the first family whose words its name holds. The predicted seconds of a family
-are those of its operators on one device of the profiled stage, over all micro-batches of a step.
+A kernel belongs to the first family whose pattern its name matches. The predicted seconds of a
+family are those of its operators on one device of the profiled stage, in all micro-batches.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from phaze_fast.documents import parse_json, read_text
 from phaze_fast.errors import InvalidInputError, brief
-from phaze_fast.export.ranks import Ranks
+from phaze_fast.export.ranks import Ranks, stage_layers
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
-from phaze_fast.opgraph import KINDS
+from phaze_fast.opgraph import KINDS, OpGraph
 from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.planning.prediction import evaluated
-from phaze_fast.planning.recompute import block_mode, recompute_code
+from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.times import priced
 
 __all__ = ["FAMILIES", "Comparison", "FamilyTime", "Profile", "compare_profile", "read_profile"]
@@ -36,7 +37,7 @@ FAMILIES: Mapping[str, str] = {
     "copies": r"memcpy|memset|copy_kernel|direct_copy|cat_array",
     "element-wise": r"elementwise|vectorized|triton|reduce_kernel|gelu|silu|dropout|rotary|rope",
 }
-"""Words in the names of kernels, by family; the first that matches counts."""
+"""Patterns of the names of kernels, by family; the first that matches counts."""
 OTHER = "other"
 
 _OF_KIND = {
@@ -59,7 +60,7 @@ _LONGEST_US = 1e18
 
 @dataclass(frozen=True)
 class Profile:
-    """What a profile says of one device."""
+    """Times of one device in a profile."""
 
     steps: int
     """Steps that it covers."""
@@ -92,7 +93,7 @@ class FamilyTime:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A profile beside a plan."""
+    """A profile compared with a plan."""
 
     stage: int
     """Of the plan that the profiled device has."""
@@ -106,7 +107,7 @@ class Comparison:
     """Largest difference first."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return plain data."""
         return asdict(self)
 
 
@@ -116,7 +117,7 @@ def _family(name: str) -> str:
 
 
 def _timed(event: dict[str, Any], where: str) -> dict[str, Any]:
-    """Give an event whose start and length are numbers."""
+    """Return an event after checking that its start and length are numbers."""
     for key in ("ts", "dur"):
         value = event.get(key)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -135,12 +136,12 @@ def read_profile(path: str | Path, steps: int | None = None) -> Profile:
     path
         JSON, perhaps compressed by gzip.
     steps
-        How many steps it covers; by default those that the profiler marked, or one.
+        Number of steps; by default those that the profiler marked, or one.
 
     Raises
     ------
     InvalidInputError
-        Where it is no such trace, or holds no kernel.
+        Where it is no such trace, or has no kernel.
     """
     data = _trace(path)
     events = [
@@ -156,15 +157,14 @@ def read_profile(path: str | Path, steps: int | None = None) -> Profile:
     count = steps or marked or 1
     spans = sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in kernels)
     seconds: dict[str, float] = {}
-    number: dict[str, int] = {}
+    number: Counter[str] = Counter()
     for event in kernels:
         family = _family(str(event.get("name", "")))
         seconds[family] = seconds.get(family, 0.0) + 1e-6 * float(event["dur"]) / count
-        number[family] = number.get(family, 0) + 1
+        number[family] += 1
     whole = max(end for _, end in spans) - spans[0][0]
     if marked and steps is None:
-        own = {e["name"]: float(e["dur"]) for e in marks}
-        whole = sum(own.values())
+        whole = sum({e["name"]: float(e["dur"]) for e in marks}.values())
     info = data.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     return Profile(
@@ -199,39 +199,30 @@ def _union(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def _predicted(evaluator: Any, plan: Plan, cluster: Cluster, stage: int) -> dict[str, float]:
-    """Seconds of a step by family on a device of a stage."""
-    sizes = evaluator.sizes[0]
+def _predicted(sizes: StrategySizes, plan: Plan, cluster: Cluster, stage: int) -> dict[str, float]:
+    """Return the seconds of a step by family on a device of a stage."""
     ((_, costs, _),) = priced([sizes], cluster, {}, threads=1)
-    own, found = plan.stages[stage], dict.fromkeys([*FAMILIES, OTHER], 0.0)
-    code, number, at = recompute_code(own.recompute, sizes.variant_of), 0, 0
-    borders = set()
-    for count in own.chunks:
-        borders.add(at)
-        at += count
+    seconds_of = dict.fromkeys([*FAMILIES, OTHER], 0.0)
 
-    def add(graph: Any, seconds: Any, names: frozenset[str] | None = None) -> None:
+    def add(graph: OpGraph, seconds: Any, names: Container[str]) -> None:
         for i, name in enumerate(graph.names):
-            if names is None or name in names:
+            if name in names:
                 kind = KINDS[int(graph.ops["kind"][i])]
                 product = "gemm" in kind
                 family = "matrix products" if product else _OF_KIND.get(kind, "element-wise")
-                found[family] += float(seconds[i])
+                seconds_of[family] += float(seconds[i])
 
-    for k, position in enumerate(own.layers):
-        number = 0 if k in borders else number
-        kind = sizes.graph.order[position]
-        layer = sizes.graph.layers[kind]
-        add(layer.forward, costs.time_s(2 * kind)[0])
-        add(layer.backward, costs.time_s(2 * kind + 1)[0])
-        if layer.kind not in ("embedding", "head"):
-            number += 1
-            again = layer.forward.recomputed(block_mode(code, number, sizes.variants))
-            add(layer.forward, costs.time_s(2 * kind)[0], again)
-    found = {family: plan.micro_batches * seconds for family, seconds in found.items()}
-    found["optimizer"] += plan.parts_s["optimizer"]
-    found["collectives"] += plan.parts_s["data_comm"] + plan.parts_s["pipeline_comm"]
-    return found
+    for chunk in stage_layers(plan, sizes, stage):
+        for kind, mode in chunk:
+            layer = sizes.graph.layers[kind]
+            forward_s, backward_s = costs.time_s(2 * kind)[0], costs.time_s(2 * kind + 1)[0]
+            add(layer.forward, forward_s, layer.forward.names)
+            add(layer.backward, backward_s, layer.backward.names)
+            add(layer.forward, forward_s, layer.forward.recomputed(mode))
+    seconds_of = {family: plan.micro_batches * s for family, s in seconds_of.items()}
+    seconds_of["optimizer"] += plan.parts_s["optimizer"]
+    seconds_of["collectives"] += plan.parts_s["data_comm"] + plan.parts_s["pipeline_comm"]
+    return seconds_of
 
 
 def compare_profile(
@@ -241,7 +232,7 @@ def compare_profile(
     profile: Profile,
     stage: int | None = None,
 ) -> Comparison:
-    """Line a profile up with a plan.
+    """Compare a profile with a plan.
 
     Parameters
     ----------
@@ -258,30 +249,29 @@ def compare_profile(
         Where there is no such stage.
     """
     evaluator, times, placed = evaluated(model, cluster, plan)
-    found = evaluator.plan(placed, times)
+    timed = evaluator.plan(placed, times)
     if stage is None:
-        rank = profile.rank if profile.rank is not None and profile.rank < found.devices else 0
-        stage = Ranks(found).place(rank).stage
-    if not 0 <= stage < found.pp:
-        raise InvalidInputError(f"stage: {stage} is not accepted; expected 0 to {found.pp - 1}")
-    predicted = _predicted(evaluator, found, cluster, stage)
+        rank = profile.rank if profile.rank is not None and profile.rank < timed.devices else 0
+        stage = Ranks(timed).place(rank).stage
+    if not 0 <= stage < timed.pp:
+        raise InvalidInputError(f"stage: {stage} is not accepted; expected 0 to {timed.pp - 1}")
+    predicted = _predicted(evaluator.sizes[0], timed, cluster, stage)
     families = [
         FamilyTime(
             family,
             profile.seconds.get(family, 0.0),
-            predicted.get(family, 0.0),
+            predicted[family],
             profile.kernels.get(family, 0),
         )
         for family in (*FAMILIES, OTHER)
-        if profile.seconds.get(family) or predicted.get(family)
+        if profile.seconds.get(family) or predicted[family]
     ]
-    families.sort(key=lambda each: -abs(each.difference_s))
-    waits = found.parts_s["bubble"] + found.parts_s["imbalance"]
+    families.sort(key=lambda family: -abs(family.difference_s))
     return Comparison(
         stage=stage,
         measured_step_s=profile.step_s,
-        predicted_step_s=found.time_s,
+        predicted_step_s=timed.time_s,
         measured_idle_s=max(0.0, profile.step_s - profile.busy_s),
-        predicted_idle_s=waits,
+        predicted_idle_s=timed.parts_s["bubble"] + timed.parts_s["imbalance"],
         families=tuple(families),
     )

@@ -1,128 +1,588 @@
-"""Megatron-LM: a plan as a command with arguments, and such a command as a plan."""
+"""Megatron-LM and Megatron Bridge (NeMo): a plan as a shell command, and such a command as a plan.
+
+Megatron-LM takes arguments, Megatron Bridge overrides of a recipe. Both set the same options of
+Megatron-Core, which are called terms here: a dictionary by the keys of ``data/megatron.yaml``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.megatron_model import model_terms, program
-from phaze_fast.export.megatron_plan import Terms, plan_terms, read_terms
-from phaze_fast.export.names import FlagNames, flag_names
-from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed
-from phaze_fast.export.shell import Options, command, options_of, whole
+from phaze_fast.export.request import (
+    Chunk,
+    FlagNames,
+    Request,
+    Unexpressed,
+    command,
+    flag_names,
+    flattened,
+    not_used,
+    options_of,
+    settings_of,
+    stage_sizes,
+    whole_number,
+)
 from phaze_fast.models import TransformerModel
-from phaze_fast.planning import PlanSpec
 
-__all__ = ["read_megatron", "write_megatron"]
+__all__ = [
+    "layout_text",
+    "read_bridge",
+    "read_layout",
+    "read_megatron",
+    "write_bridge",
+    "write_megatron",
+]
 
-_WHOLE = (
-    *("tp", "pp", "cp", "ep", "expert_tp", "vpp", "virtual_layers", "first_stage"),
-    *(
-        "last_stage",
-        "micro_batch",
-        "global_batch",
-        "seq",
-        "recompute_layers",
-        "layers",
-        "instances",
-    ),
+Terms = dict[str, Any]
+"""Values by the keys of the formats' data files."""
+
+_WHOLE = frozenset(
+    [
+        *("nodes", "node_devices", "tp", "pp", "cp", "ep", "expert_tp", "vpp", "virtual_layers"),
+        *("first_stage", "last_stage", "layers", "micro_batch", "global_batch", "seq"),
+        *("recompute_layers", "instances"),
+    ]
 )
-_FLAGS = (
-    *("count_embedding", "count_head", "sequence_parallel", "stages_inside", "zero_1", "fsdp"),
-    *("recompute_selective", "bf16", "gradients_bf16"),
-)
-_WORDS = (
-    "layout",
-    "cp_kind",
-    "fsdp_strategy",
-    "recompute",
-    "recompute_method",
-    "optimizer",
-    "sgd_momentum",
-)
-_FORMATS = ("fp8_format", "fp8_recipe", "fp4_format", "fp4_recipe")
+"""Terms that are whole numbers."""
 
 
-def comments(names: FlagNames, request: Request, missing: Sequence[Unexpressed]) -> list[str]:
-    """Give the first lines of a file: what it is of, and what of the plan it does not say."""
-    lines = [f"{request.title}: {names.title}", f"Names of flags as in {names.version}."]
-    return lines + [f"Not expressed: {item}" for item in missing]
+# ---- pipelines as a layout string ----
+
+_LONGEST_LAYOUT = 100_000
+_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([Etm L|])\*(\d+)")
 
 
-def _arguments(names: FlagNames, terms: Terms) -> list[list[object]]:
-    found: list[list[object]] = []
-    for key, value in terms.items():
-        if value is False or value is None or key not in names.names:
-            continue
-        if value is True:
-            found.append([names[key]])
-        else:
-            found.append([names[key], *(value if isinstance(value, list) else [value])])
-    return found
+def layout_text(chunks: Sequence[Chunk]) -> str:
+    """Write chunks, in the order of the model, as Megatron-Core's layout string.
+
+    The string has a letter for each layer: E the embedding, t a block, L the loss with the head.
+    Bars end chunks, a star repeats a letter or a group in brackets, commas and blanks are ignored.
+
+    Examples
+    --------
+    >>> layout_text([Chunk(True, range(3), False, "none"), Chunk(False, range(3, 4), True, "none")])
+    'Et*3|tL'
+    """
+
+    def letters(chunk: Chunk) -> str:
+        count = len(chunk.blocks)
+        blocks = "t" * count if count < 2 else f"t*{count}"
+        return "E" * chunk.embedding + blocks + "L" * chunk.head
+
+    return "|".join(letters(chunk) for chunk in chunks)
 
 
-def write_megatron(request: Request) -> Exported:
-    """Write a plan as a command that runs Megatron-LM on made-up data."""
+def read_layout(text: str, name: str) -> list[int]:
+    """Read a layout string as the layers of each chunk, embedding and head counted.
+
+    Parameters
+    ----------
+    text
+        The string.
+    name
+        The option that gave it, for messages.
+
+    Raises
+    ------
+    InvalidInputError
+        Where it is malformed, or has layers that a plan does not have.
+
+    Examples
+    --------
+    >>> read_layout("Et*3|(tt|)*2tL", "--layout")
+    [4, 2, 2, 2]
+    """
+    plain = re.sub(r"[,\s]", "", text)
+    while (match := _REPEATED.search(plain)) is not None:
+        group, times, letter, count = match.groups()
+        part, number = (group, times) if group is not None else (letter, count)
+        if len(number) > 6 or len(part) * int(number) > _LONGEST_LAYOUT:
+            raise InvalidInputError(f"{name}: {text[:60]!r} is not accepted; it is too long")
+        plain = plain[: match.start()] + part * int(number) + plain[match.end() :]
+    plain = plain.removesuffix("|")
+    if not re.fullmatch(r"[EtL|]+", plain) or plain.count("E") != 1 or plain.count("L") != 1:
+        raise InvalidInputError(
+            f"{name}: {text[:60]!r} is not accepted; expected one E, one L and letters t, divided "
+            "by bars, such as Et*3|t*4|t*3L (m, extra prediction layers, is not known)"
+        )
+    if not plain.replace("|", "").startswith("E") or not plain.endswith("L"):
+        raise InvalidInputError(
+            f"{name}: {text[:60]!r} is not accepted; expected E first and L last"
+        )
+    return [len(part) for part in plain.split("|")]
+
+
+# ---- written ----
+
+
+def write_megatron(request: Request) -> tuple[str, list[Unexpressed]]:
+    """Write a plan as a command that runs Megatron-LM on synthetic data."""
     names = flag_names("megatron")
-    terms, missing = plan_terms(request)
-    of_model, unsaid = model_terms(request.model, terms["seq"])
-    missing += unsaid
+    terms, missing = _plan_terms(request)
+    terms |= _model_terms(request.model, terms["seq"])
     if "layout" in terms:
-        terms.pop("vpp", None)  # Megatron-LM reads it off the layout
-    nodes, each = request.world
-    start = ["torchrun", names["nodes"], str(nodes), names["node_devices"], str(each)]
-    text = command(
-        comments(names, request, missing),
-        [*start, program(request.model)],
-        _arguments(names, {**terms, **of_model}),
+        terms.pop("vpp", None)  # Megatron-LM derives it from the layout
+    arguments: list[list[object]] = []
+    for key, value in terms.items():
+        if value is True:
+            arguments.append([names[key]])
+        elif value is not False:
+            arguments.append([names[key], *(value if isinstance(value, list) else [value])])
+    program = "pretrain_bert.py" if request.model.head == "mlm" else "pretrain_gpt.py"
+    words = [*_torchrun(names, request), program]
+    return command(request.remarks(names, missing), words, arguments), missing
+
+
+_RECIPE = "examples/recipes/llama/pretrain_llama3_8b.py"
+_OVERRIDDEN = (
+    *("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "experts", "top_k"),
+    "expert_ffn",
+)
+"""Terms of the model that replace a recipe's."""
+
+
+def write_bridge(request: Request) -> tuple[str, list[Unexpressed]]:
+    """Write a plan as a command that overrides a recipe of Megatron Bridge."""
+    names = flag_names("bridge")
+    terms, missing = _plan_terms(request)
+    of_model = _model_terms(request.model, terms["seq"])
+    terms["gradients_fp32"] = not terms.pop("gradients_bf16", False)
+    terms["dataset_seq"] = terms["seq"]
+    if terms.get("zero_1"):
+        terms["zero_1_optimizer"] = True
+    terms |= {key: of_model[key] for key in _OVERRIDDEN if key in of_model}
+    if request.model.kv_heads is None:
+        terms["kv_heads"] = request.model.heads
+    remarks = [*request.remarks(names, missing), "Any recipe will do: what matters is overridden."]
+    overrides = [[f"{names[key]}={_override(value)}"] for key, value in terms.items()]
+    return command(remarks, [*_torchrun(names, request), _RECIPE], overrides), missing
+
+
+def _override(value: object) -> str:
+    return json.dumps(value) if isinstance(value, bool | list) else str(value)
+
+
+def _torchrun(names: FlagNames, request: Request) -> list[str]:
+    nodes, used = request.world
+    return ["torchrun", names["nodes"], str(nodes), names["node_devices"], str(used)]
+
+
+def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
+    """Return a plan as terms of Megatron-Core, and what of plan and model they cannot express."""
+    spec, model, tables = request.spec, request.model, flag_names("megatron").tables
+    stages, stage_cases = _stages(request)
+    recompute, recomputable = _recompute(request)
+    terms: Terms = {"tp": spec.tp, "pp": spec.pp, "cp": spec.cp}
+    if spec.cp > 1:
+        terms["cp_kind"] = tables["cp_kinds"][spec.cp_kind]
+    if model.moe is not None:
+        terms |= {"ep": spec.ep, "expert_tp": spec.etp or spec.tp}
+    terms |= {
+        "micro_batch": spec.micro_batch,
+        "global_batch": spec.global_batch,
+        "seq": spec.seq or model.seq,
+        "sequence_parallel": spec.sequence_parallel and spec.tp > 1,
+        "stages_inside": spec.rank_order == "stages-inside",
+        **stages,
+        **_sharding(request),
+        **recompute,
+        **tables["precisions"].get(spec.precision.name, {}),
+        **tables["optimizers"].get(spec.optimizer, tables["optimizers"]["adam"]),
+    }
+    missing = request.unexpressed(
+        *stage_cases,
+        (
+            not recomputable,
+            "recompute",
+            "Megatron-LM recomputes all blocks, the first few of every chunk, or named modules; "
+            "written as full, which needs no more memory and takes longer",
+        ),
+        (
+            spec.precision.name not in tables["precisions"],
+            "precision",
+            "no such recipe; written as bf16",
+        ),
+        (
+            spec.optimizer not in tables["optimizers"],
+            "optimizer",
+            "Megatron-LM keeps fp32 weights and moments; written as adam",
+        ),
+        *_model_cases(model),
     )
-    return Exported("megatron", text, tuple(missing))
+    return terms, missing
 
 
-def read_megatron(text: str, source: str, model: TransformerModel, devices: int | None) -> ReadPlan:
-    """Read a command that runs Megatron-LM as a plan."""
-    names = flag_names("megatron")
-    options = options_of(text, source)
-    terms: Terms = {}
-    for key in _WHOLE:
-        if names[key] in options:
-            terms[key] = whole(options, names[key], 0)
-    terms |= {key: names[key] in options for key in _FLAGS}
-    for key in (*_WORDS, *_FORMATS):
-        if options.get(names[key]):
-            terms[key] = options[names[key]][0]
-    if names["recompute_modules"] in options:
-        terms["recompute_modules"] = options[names["recompute_modules"]]
-    terms |= read_world(names, options)
-    try:
-        fields = read_terms(terms, model, devices, names.__getitem__)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{source}: {error}") from None
-    used = set(names.names.values()) | _spellings(names)
-    unused = [name for name in options if name not in used]
-    return ReadPlan(PlanSpec.from_dict(fields, source), not_used(source, unused))
+def _stages(request: Request) -> tuple[Terms, list[tuple[bool, str, str]]]:
+    """Return the terms of the stages, and what they cannot express."""
+    spec, chunks = request.spec, request.chunks
+    known = spec.schedule in ("1f1b", "interleaved") or spec.pp * spec.vpp == 1
+    cases = [
+        (
+            not known,
+            "schedule",
+            "Megatron-LM has 1F1B, and interleaved 1F1B; written as 1F1B",
+        ),
+        (not known and spec.vpp > 1, "--stages", "written without chunks, split evenly"),
+        (
+            known and spec.vpp > 1 and (spec.pp == 1 or request.rounds % spec.pp > 0),
+            f"--schedule interleaved with {request.rounds} micro-batches",
+            f"Megatron-LM interleaves groups of as many micro-batches as stages, {spec.pp}",
+        ),
+    ]
+    if not known and spec.vpp > 1:  # chunks of a V or of both directions, which 1F1B does not have
+        return _even_stages(request), cases
+    terms: Terms = {} if request.even else {"layout": layout_text(chunks)}
+    if spec.vpp > 1:
+        terms["vpp"] = spec.vpp
+    return terms, cases
 
 
-def read_world(names: FlagNames, options: Options) -> Terms:
-    """Nodes and devices of each that a command starts, where it says so."""
-    spelled: Options = {name.replace("_", "-"): value[:1] for name, value in options.items()}
-    if names["node_devices"] not in spelled:
+def _even_stages(request: Request) -> Terms:
+    """Return stages of one chunk that are as even as possible, the last ones larger."""
+    pp, blocks = request.spec.pp, request.model.layers + request.model.encoder_layers
+    each, left = divmod(blocks, pp)
+    if not left:
         return {}
-    return {
-        "nodes": whole(spelled, names["nodes"], 1),
-        "node_devices": whole(spelled, names["node_devices"], 1),
+    counts = [each + (k >= pp - left) for k in range(pp)]
+    return {"layout": "E" + "|".join(f"t*{count}" if count else "" for count in counts) + "L"}
+
+
+def _sharding(request: Request) -> Terms:
+    spec = request.spec
+    if spec.dp * spec.cp == 1:
+        return {}
+    terms: Terms = {"overlap_gradients": True}
+    if spec.zero:
+        terms |= {"zero_1": True, "overlap_weights": True}
+    if request.hybrid:
+        terms["instances"] = spec.dp // (spec.shard or spec.dp)
+    if spec.zero >= 2:
+        strategies = flag_names("megatron").tables["fsdp_strategies"]
+        terms |= {"fsdp": True, "fsdp_strategy": strategies[spec.zero]}
+    return terms
+
+
+def _recompute(request: Request) -> tuple[Terms, bool]:
+    """Return the terms of recomputation, and whether they express what the plan recomputes."""
+    full: Terms = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}
+    modes = request.modes
+    if modes <= {"none"}:
+        return {}, True
+    if modes == {"full"}:
+        return full, True
+    if request.full_blocks is not None:
+        return {**full, "recompute_method": "block", "recompute_layers": request.full_blocks}, True
+    modules = _modules(request.model, next(iter(modes))) if len(modes) == 1 else None
+    if modules is None:
+        return full, False
+    return {"recompute": "selective", "recompute_modules": modules}, True
+
+
+def _modules(model: TransformerModel, mode: str) -> list[str] | None:
+    """Return Megatron-Core's modules that a mode recomputes, or None where there are none."""
+    if mode == "selective":
+        return ["core_attn"]
+    operators = set(mode.split("+"))
+    if operators == {"attention"} and model.attention == "eager":
+        return None  # core_attn is read as selective there
+    of_module = _operators_of_modules(model)
+    modules = [module for module, own in of_module.items() if own <= operators]
+    expressed = set().union(*(of_module[module] for module in modules))
+    return modules if operators == expressed else None
+
+
+def _operators_of_modules(model: TransformerModel) -> dict[str, set[str]]:
+    """Return the operators that each module recomputes; moe_act where every block has experts."""
+    modules = {"core_attn": {"attention"}, "layernorm": {"norms"}}
+    if model.moe is not None and not model.moe.dense_layers:
+        modules["moe_act"] = {"activations", "gated-product"} if model.gated else {"activations"}
+    return modules
+
+
+def _model_cases(model: TransformerModel) -> list[tuple[bool, str, str]]:
+    """Return what of a model Megatron-LM cannot express."""
+    name, relu = model.name, model.activation == "relu" and not model.gated
+    images = model.patches is not None or model.head == "classifier"
+    unknown_positions = model.positions not in flag_names("megatron").tables["positions"]
+    other_gate = model.gated and model.activation != "silu"
+    return [
+        (model.encoder_layers > 0, name, "pipelines of an encoder and a decoder"),
+        (images, name, "images in place of tokens; use your own script"),
+        (unknown_positions, f"{name}: {model.positions} positions", "left to default"),
+        (relu, f"{name}: ReLU", "Megatron-LM has GELU; written so"),
+        (other_gate, f"{name}: gated {model.activation}", "written as SwiGLU"),
+    ]
+
+
+def _model_terms(model: TransformerModel, seq: int) -> Terms:
+    """Return a model as terms of Megatron-LM."""
+    positions, biased = flag_names("megatron").tables["positions"], model.out_bias or model.ffn_bias
+    terms: Terms = {
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "ffn": model.ffn,
+        "heads": model.heads,
+        "head_dim": model.head_width,
+        "max_positions": max(model.max_positions or seq, seq),
+        "positions": positions.get(model.positions, "learned_absolute"),
+        "norm": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "gated": model.gated,
+        "untied": not model.tied_embeddings,
+        "no_bias": not biased,
+        "qkv_bias": model.qkv_bias and not biased,
+    }
+    if model.kv_heads is not None and model.kv_heads != model.heads:
+        terms |= {"grouped": True, "kv_heads": model.kv_heads}
+    if not model.dropout:
+        terms |= {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+    if (moe := model.moe) is not None:
+        terms |= {"experts": moe.experts, "top_k": moe.top_k, "expert_ffn": moe.expert_ffn}
+        terms |= {"dispatcher": "alltoall", "grouped_gemm": True}
+        if moe.shared_experts:
+            terms["shared_ffn"] = moe.shared_experts * moe.expert_ffn
+        if moe.dense_layers:
+            terms["moe_layers"] = f"([0]*{moe.dense_layers}+[1]*{model.layers - moe.dense_layers})"
+        if moe.capacity_factor is not None:
+            terms["capacity"] = moe.capacity_factor
+    return terms | {
+        "tokenizer": "NullTokenizer",
+        "vocab": max(model.vocab - 1, 1),  # the tokenizer adds one for the end of a document
+        "vocab_multiple": 1,
+        "mock_data": True,
+        "steps": 10,
     }
 
 
-def _spellings(names: FlagNames) -> set[str]:
-    """Give the names that torchrun takes with underscores as well."""
+# ---- read ----
+
+
+def read_megatron(
+    text: str, model: TransformerModel, devices: int | None
+) -> tuple[Terms, list[str]]:
+    """Read a command that runs Megatron-LM: fields of a plan, and notes."""
+    names, options = flag_names("megatron"), _options(text)
+    terms: Terms = {}
+    for key, name in names.names.items():
+        if name in options:
+            words: list[Any] = options[name] or ["" if key in _WHOLE else True]
+            terms[key] = _term(key, name, words if key == "recompute_modules" else words[0])
+    unused = [name for name in options if name not in names.names.values()]
+    return _fields(terms, model, devices, names), not_used(unused)
+
+
+def read_bridge(
+    text: str | Mapping[str, Any], model: TransformerModel, devices: int | None
+) -> tuple[Terms, list[str]]:
+    """Read overrides of a recipe, as a command or as nested data: fields, and notes."""
+    names = flag_names("bridge")
+    settings = dict(settings_of(text)) if isinstance(text, str) else flattened(text)
+    values: dict[str, Any] = settings
+    if isinstance(text, str):
+        values = {**settings, **{name: words[0] for name, words in _options(text).items() if words}}
+    terms = {
+        key: _term(key, name, values[name])
+        for key, name in names.names.items()
+        if str(values.get(name)) not in ("", "null", "None", "none")
+    }
+    terms["bf16"] = terms.get("bf16", True)
+    terms["gradients_bf16"] = not terms.get("gradients_fp32", True)
+    unused = [name for name in settings if name not in names.names.values()]
+    return _fields(terms, model, devices, names), not_used(unused)
+
+
+def _options(text: str) -> dict[str, list[str]]:
+    """Read the options of a command; torchrun takes underscores in place of dashes."""
     return {
-        "--" + names[key].removeprefix("--").replace("-", "_") for key in ("nodes", "node_devices")
+        name.replace("_", "-") if name.startswith(("--nproc", "--nnodes")) else name: words
+        for name, words in options_of(text).items()
     }
 
 
-def not_used(source: str, unused: Sequence[str]) -> tuple[str, ...]:
-    """Say which options of a file the prediction does not look at."""
-    if not unused:
-        return ()
-    return (f"{source}: the prediction does not depend on {', '.join(unused)}",)
+def _term(key: str, name: str, value: Any) -> Any:
+    """Read the value of a term."""
+    if key in _WHOLE:
+        return whole_number(name, value)
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if key == "recompute_modules" and isinstance(value, str):
+        return [word.strip(" '\"") for word in value.strip("[]").split(",")]
+    return value
+
+
+def _fields(
+    terms: Terms, model: TransformerModel, devices: int | None, names: FlagNames
+) -> dict[str, Any]:
+    """Return the fields of a `PlanSpec` from terms.
+
+    Parameters
+    ----------
+    terms
+        Values by the keys of `names`.
+    model
+        What is trained.
+    devices
+        Of the cluster, where the terms have no nodes.
+    names
+        Options by key, for messages.
+    """
+    layers = terms.get("layers", model.layers)
+    if layers != model.layers:
+        raise InvalidInputError(
+            f"{names['layers']}: {layers} is not accepted; {model.name} has {model.layers}"
+        )
+    tp, pp, cp = (terms.get(name, 1) for name in ("tp", "pp", "cp"))
+    world = devices
+    if "node_devices" in terms:
+        world = terms.get("nodes", 1) * terms["node_devices"]
+    if world is None or world % (tp * pp * cp):
+        raise InvalidInputError(
+            f"{names['node_devices']}: {world} devices are not accepted; expected a multiple of "
+            f"tp x pp x cp = {tp} x {pp} x {cp}"
+        )
+    sizes, vpp = _read_stages(terms, model, pp, names)
+    dp, micro_batch = world // (tp * pp * cp), terms.get("micro_batch", 1)
+    expert_tp = terms.get("expert_tp", tp)
+    return {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "dp": dp,
+        "cp_kind": _read_cp_kind(terms, model, cp),
+        "ep": terms.get("ep", 1),
+        "etp": None if expert_tp == tp else expert_tp,
+        "micro_batch": micro_batch,
+        "global_batch": terms.get("global_batch", dp * micro_batch),
+        "seq": terms.get("seq"),
+        **_read_sharding(terms, dp, names),
+        "schedule": "interleaved" if vpp > 1 else "1f1b",
+        "vpp": vpp,
+        "stages": sizes,
+        "recompute": _read_recompute(terms, model, names),
+        "rank_order": "stages-inside" if terms.get("stages_inside") else "replicas-inside",
+        "sequence_parallel": bool(terms.get("sequence_parallel")) or tp == 1,
+        "precision": _read_precision(terms, names),
+        "optimizer": _read_optimizer(terms, names),
+        "idle": "node_devices" in terms,
+    }
+
+
+def _read_stages(
+    terms: Terms, model: TransformerModel, pp: int, names: FlagNames
+) -> tuple[tuple[int, ...], int]:
+    """Return the layers of each chunk, and the chunks of a stage."""
+    blocks = model.layers + model.encoder_layers
+    if terms.get("layout"):
+        sizes = read_layout(str(terms["layout"]), names["layout"])
+        if len(sizes) % pp:
+            raise InvalidInputError(
+                f"{names['layout']}: {len(sizes)} chunks are not accepted; expected a multiple of "
+                f"{names['pp']}, {pp}"
+            )
+        return tuple(sizes), len(sizes) // pp
+    vpp = terms.get("vpp") or 1
+    if terms.get("virtual_layers"):
+        vpp = max(1, blocks // (pp * terms["virtual_layers"]))
+    if "first_stage" in terms or "last_stage" in terms:
+        return _uneven_ends(terms, blocks, pp, vpp, names), vpp
+    chunks, counted = pp * vpp, [bool(terms.get(k)) for k in ("count_embedding", "count_head")]
+    each, left = divmod(blocks + sum(counted), chunks)
+    if left:
+        raise InvalidInputError(
+            f"{names['pp']}: {blocks} blocks in {chunks} chunks is not accepted; expected a "
+            f"divisor, or {names['layout']}"
+        )
+    blocks_of = [each] * chunks
+    blocks_of[0] -= counted[0]
+    blocks_of[-1] -= counted[1]
+    return stage_sizes(blocks_of), vpp
+
+
+def _uneven_ends(terms: Terms, blocks: int, pp: int, vpp: int, names: FlagNames) -> tuple[int, ...]:
+    """Return the layers of each chunk where the blocks of the first or last stage are given."""
+    first, last = terms.get("first_stage"), terms.get("last_stage")
+    ends = {k: count for k, count in ((0, first), (pp - 1, last)) if count is not None}
+    others = pp - len(ends)
+    each, left = divmod(blocks - sum(ends.values()), others) if others else (0, 0)
+    per_stage = [ends.get(k, each) for k in range(pp)]
+    if left or sum(per_stage) != blocks or any(count % vpp for count in per_stage):
+        raise InvalidInputError(
+            f"{names['first_stage']}, {names['last_stage']}: {first} and {last} of {blocks} blocks "
+            "are not accepted; expected the other stages to be even"
+        )
+    return stage_sizes([per_stage[k % pp] // vpp for k in range(pp * vpp)])
+
+
+def _read_cp_kind(terms: Terms, model: TransformerModel, cp: int) -> str:
+    """Return how context-parallel devices exchange keys and values; a ring by default."""
+    if cp == 1:
+        return "all-gather"
+    word = str(terms.get("cp_kind", "p2p" if model.attention == "flash" else "allgather"))
+    return str(flag_names("megatron").meaning("cp_kinds", "cp_kind", word))
+
+
+def _read_sharding(terms: Terms, dp: int, names: FlagNames) -> dict[str, int | None]:
+    """Return the ZeRO stage, and the replicas that shard state."""
+    zero, instances = 1 if terms.get("zero_1") else 0, terms.get("instances") or 1
+    if terms.get("fsdp"):
+        word = str(terms.get("fsdp_strategy", "optim_grads_params"))
+        zero = flag_names("megatron").meaning("fsdp_strategies", "fsdp_strategy", word)
+    if instances > 1 and dp % instances:
+        raise InvalidInputError(
+            f"{names['instances']}: {instances} is not accepted; expected a divisor of {dp} "
+            "replicas"
+        )
+    return {"zero": zero, "shard": dp // instances if zero and instances > 1 else None}
+
+
+def _read_recompute(terms: Terms, model: TransformerModel, names: FlagNames) -> str:
+    kind = terms.get("recompute") or ("selective" if terms.get("recompute_selective") else None)
+    if kind is None:
+        return "none"
+    if kind == "full":
+        if terms.get("recompute_method") == "block":
+            number = terms.get("recompute_layers") or 1
+            return f"full:{number}"
+        return "full"
+    modules = list(terms.get("recompute_modules") or ["core_attn"])
+    if modules == ["core_attn"]:
+        return "attention" if model.attention == "flash" else "selective"
+    of_module = _operators_of_modules(model)
+    unknown = [word for word in modules if word not in of_module]
+    if unknown:
+        raise InvalidInputError(
+            f"{names['recompute_modules']}: {unknown[0]!r} is not accepted; expected some of "
+            f"{', '.join(of_module)}"
+        )
+    return "+".join(operator for word in modules for operator in sorted(of_module[word]))
+
+
+def _read_precision(terms: Terms, names: FlagNames) -> str:
+    """Return the precision of products; fp8 without a recipe is delayed scaling."""
+    if terms.get("fp4_format"):
+        return "nvfp4"
+    if not terms.get("fp8_format"):
+        return "bf16"
+    recipe = str(terms.get("fp8_recipe") or "delayed")
+    precisions = flag_names("megatron").tables["precisions"]
+    by_recipe = {own["fp8_recipe"]: name for name, own in precisions.items() if "fp8_recipe" in own}
+    if recipe not in by_recipe:
+        raise InvalidInputError(
+            f"{names['fp8_recipe']}: {recipe!r} is not accepted; expected {', '.join(by_recipe)}"
+        )
+    return str(by_recipe[recipe])
+
+
+def _read_optimizer(terms: Terms, names: FlagNames) -> str:
+    name, mixed = str(terms.get("optimizer", "adam")), bool(terms.get("bf16"))
+    if name == "adam":
+        half = "adam-bf16-grad" if terms.get("gradients_bf16") else "adam"
+        return half if mixed else "adam-fp32"
+    if name == "sgd" and mixed and not terms.get("gradients_bf16"):
+        return "sgd-momentum" if float(terms.get("sgd_momentum", 0.9)) else "sgd"
+    raise InvalidInputError(
+        f"{names['optimizer']}: {name!r} is not accepted; expected adam, or sgd with bf16"
+    )

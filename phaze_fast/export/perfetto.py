@@ -26,21 +26,15 @@ _RESOURCES = ("tensor cores", "vector cores", "network")
 
 def _named(pid: int, process: str, tracks: Sequence[str]) -> list[Event]:
     """Name a process and its tracks, and keep their order."""
-    events: list[Event] = [
-        {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": process}},
-        {
-            "ph": "M",
-            "pid": pid,
-            "tid": 0,
-            "name": "process_sort_index",
-            "args": {"sort_index": pid},
-        },
+    labels = [
+        (0, "process_name", {"name": process}),
+        (0, "process_sort_index", {"sort_index": pid}),
     ]
-    for tid, track in enumerate(tracks, 1):
-        events.append(
-            {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": track}}
-        )
-    return events
+    labels += [(tid, "thread_name", {"name": track}) for tid, track in enumerate(tracks, 1)]
+    return [
+        {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}
+        for tid, name, args in labels
+    ]
 
 
 def _slice(
@@ -98,18 +92,9 @@ def step_trace(timeline: Timeline) -> dict[str, Any]:
             parts = {k: v for k, v in plan.parts_s.items() if k in ("data_comm", "optimizer")}
             name = "gradients and weights not hidden, optimiser"
             events.append(_slice(pid, 2, name, "optimiser", timeline.passes_s, plan.time_s, parts))
-        times, held = timeline.memory(stage)
-        for at, bytes_ in zip(times.tolist(), held.tolist(), strict=True):
-            events.append(
-                {
-                    "ph": "C",
-                    "pid": pid,
-                    "tid": 0,
-                    "name": "memory (GiB)",
-                    "ts": _MICRO * at,
-                    "args": {"held": bytes_ / _GIB},
-                }
-            )
+        counter = {"ph": "C", "pid": pid, "tid": 0, "name": "memory (GiB)"}
+        for at_s, bytes_ in zip(*(array.tolist() for array in timeline.memory(stage)), strict=True):
+            events.append({**counter, "ts": _MICRO * at_s, "args": {"held": bytes_ / _GIB}})
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -123,7 +108,7 @@ def layer_trace(schedules: Sequence[LayerSchedule], unit_s: float = 1.0) -> dict
     Parameters
     ----------
     schedules
-        What `phaze_fast.schedule` found.
+        Results of `phaze_fast.schedule`.
     unit_s
         Seconds of one unit of their latencies.
 
@@ -139,18 +124,19 @@ def layer_trace(schedules: Sequence[LayerSchedule], unit_s: float = 1.0) -> dict
     events: list[Event] = []
     begin_s = 0.0
     lanes: dict[int, int] = {}
-    for found in schedules:
-        for pid, slices in _of_resources(found).items():
+    for schedule in schedules:
+        layer = schedule.instance.name
+        for pid, slices in _of_resources(schedule).items():
             ends: list[float] = []
             for start, end, name, cores in slices:
                 free = [k for k, until in enumerate(ends) if until <= start + 1e-12 * end]
                 lane = free[0] if free else len(ends)
                 ends[lane : lane + 1] = [end]
-                args = {"cores": cores, "layer": found.instance.name}
+                args = {"cores": cores, "layer": layer}
                 first, last = begin_s + unit_s * start, begin_s + unit_s * end
-                events.append(_slice(pid, lane + 1, name, found.instance.name, first, last, args))
+                events.append(_slice(pid, lane + 1, name, layer, first, last, args))
             lanes[pid] = max(lanes.get(pid, 0), len(ends))
-        begin_s += unit_s * found.makespan
+        begin_s += unit_s * schedule.makespan
     named = [
         event
         for pid, count in sorted(lanes.items())
@@ -159,12 +145,13 @@ def layer_trace(schedules: Sequence[LayerSchedule], unit_s: float = 1.0) -> dict
     return {"traceEvents": named + events, "displayTimeUnit": "ms"}
 
 
-def _of_resources(found: LayerSchedule) -> dict[int, list[tuple[float, float, str, int]]]:
-    """Operators by the kind of core that they hold, from the earliest."""
+def _of_resources(schedule: LayerSchedule) -> dict[int, list[tuple[float, float, str, int]]]:
+    """Return the operators by the kind of core that they occupy, earliest first."""
+    names, occupied = schedule.instance.names, schedule.held
     parts: dict[int, list[tuple[float, float, str, int]]] = {}
-    rows = zip(found.starts, found.durations, found.instance.names, found.held, strict=True)
-    for start, duration, name, held in rows:
-        for r, cores in enumerate(held):
+    rows = zip(schedule.starts, schedule.durations, names, occupied, strict=True)
+    for start, duration, name, cores_by_kind in rows:
+        for pid, cores in enumerate(cores_by_kind, 1):
             if cores and duration > 0:
-                parts.setdefault(r + 1, []).append((start, start + duration, name, cores))
+                parts.setdefault(pid, []).append((start, start + duration, name, cores))
     return {pid: sorted(slices) for pid, slices in parts.items()}

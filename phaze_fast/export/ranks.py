@@ -1,17 +1,21 @@
-"""Ranks of a plan: which device has which part, and with whom it communicates."""
+"""Ranks of a plan: which part of it a device has, and with which ranks it communicates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
 
 from phaze_fast.planning import Plan
+from phaze_fast.planning.sizes import StrategySizes
+from phaze_fast.planning.training import block_mode, recompute_code
 
-__all__ = ["Place", "Ranks"]
+__all__ = ["Place", "Ranks", "stage_layers"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a rank has of a plan."""
+    """The part of a plan that a rank has."""
 
     rank: int
     tensor: int
@@ -22,15 +26,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of a plan: tensor groups lie next to each other, then context groups, then the rest."""
+    """Ranks of a plan: tensor groups are adjacent, then context groups, then the rest."""
 
+    KINDS: ClassVar = (
+        *("tensor", "expert-tensor", "context", "expert", "data", "expert-data", "copies"),
+    )
+    """Kinds of groups that communicate."""
     plan: Plan
 
     def __len__(self) -> int:
         return self.plan.devices
 
     def rank(self, tensor: int, context: int, replica: int, stage: int) -> int:
-        """Give the rank of a place.
+        """Return the rank of a place.
 
         Stages lie outside replicas, or inside where the plan's rank order says so.
         """
@@ -42,7 +50,7 @@ class Ranks:
         return tensor + plan.tp * (context + plan.cp * outer)
 
     def place(self, rank: int) -> Place:
-        """Give the place of a rank."""
+        """Return the place of a rank."""
         plan = self.plan
         inner, tensor = divmod(rank, plan.tp)
         outer, context = divmod(inner, plan.cp)
@@ -53,16 +61,16 @@ class Ranks:
         return Place(rank, tensor, context, replica, stage)
 
     def group(self, place: Place, kind: str) -> tuple[int, ...]:
-        """Give the ranks that a place communicates with, itself included.
+        """Return the ranks that a place communicates with, itself included.
 
         Parameters
         ----------
         place
             Of a rank.
         kind
-            ``tensor``, ``expert-tensor`` (that share an expert), ``context``, ``expert``, ``data``
-            (all that hold the same weights and share their state), ``expert-data`` (all that hold
-            the same experts and share theirs) or ``copies`` (all with the same share of state).
+            ``tensor``, ``expert-tensor`` (that split an expert), ``context``, ``expert``, ``data``
+            (that have the same weights and shard their state), ``expert-data`` (that have the same
+            experts and shard their state) or ``copies`` (that have the same shard of state).
         """
         plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
         if kind == "tensor":
@@ -75,14 +83,39 @@ class Ranks:
             return tuple(self.rank(near + k, c, d, s) for k in range(width))
         spread = max(1, plan.ep // max(1, plan.tp // width))
         first = d - d % spread
-        if kind == "expert":  # parts of the tensor group, on so many replicas
+        if kind == "expert":  # parts of the tensor group, on `spread` replicas
             parts = range(t % width, plan.tp, width) if plan.ep > 1 else [t]
             return tuple(self.rank(k, c, first + r, s) for r in range(spread) for k in parts)
         if kind == "copies":
             return tuple(self.rank(t, c, r, s) for r in range(d % plan.shard, plan.dp, plan.shard))
-        begin = d - d % plan.shard
-        end = begin + plan.shard
+        begin, end = d - d % plan.shard, d - d % plan.shard + plan.shard
         replicas = range(begin, end)
         if kind == "expert-data":
             replicas = range(begin + d % spread, end, spread)
         return tuple(self.rank(t, k, r, s) for r in replicas for k in range(plan.cp))
+
+    def group_name(self, place: Place, kind: str) -> str:
+        """Return the name of a group by its first rank; empty where it is the place alone."""
+        ranks = self.group(place, kind)
+        return f"{kind}.{min(ranks)}" if len(ranks) > 1 else ""
+
+
+def stage_layers(plan: Plan, sizes: StrategySizes, stage: int) -> list[list[tuple[int, str]]]:
+    """Return the kind and the recompute mode of each layer, chunk by chunk of a stage.
+
+    Embedding and head are not recomputed.
+    """
+    own, graph = plan.stages[stage], sizes.graph
+    code = recompute_code(own.recompute, sizes.variant_of)
+    positions = iter(own.layers)
+    chunks = []
+    for count in own.chunks:
+        layers, blocks = [], 0
+        for position in islice(positions, count):
+            kind = graph.order[position]
+            is_block = graph.layers[kind].kind not in ("embedding", "head")
+            blocks += is_block
+            mode = block_mode(code, blocks, sizes.variants) if is_block else "none"
+            layers.append((kind, mode))
+        chunks.append(layers)
+    return chunks

@@ -1,27 +1,52 @@
-"""What is exported: a plan whose stages and recomputation are all spelled out, and its model."""
+"""What the formats share: the plan to write, names of options, shell commands, nested settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from importlib import resources
 from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.documents import parse_text
+from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
-from phaze_fast.planning.recompute import split_recompute
+from phaze_fast.planning.training import split_recompute
+from phaze_fast.records import FrozenDict
 
-__all__ = ["Chunk", "Exported", "ReadPlan", "Request", "Unexpressed", "facts_unsaid"]
+__all__ = [
+    "FORMATS",
+    "Chunk",
+    "Exported",
+    "FlagNames",
+    "ReadPlan",
+    "Request",
+    "Unexpressed",
+    "command",
+    "flag_names",
+    "flattened",
+    "nested_value",
+    "not_used",
+    "options_of",
+    "set_nested",
+    "settings_of",
+    "stage_sizes",
+    "whole_number",
+]
+
+FORMATS = ("megatron", "bridge", "deepspeed", "torchtitan", "maxtext")
+"""Formats that plans are exported to and read from."""
 
 
 @dataclass(frozen=True)
 class Unexpressed:
-    """A part of a plan that a format cannot say."""
+    """A part of a plan that a format cannot express."""
 
     what: str
     """The part and its value, named as the option of `predict` is."""
@@ -32,18 +57,6 @@ class Unexpressed:
         return f"{self.what}: {self.why}"
 
 
-def facts_unsaid(spec: PlanSpec) -> list[Unexpressed]:
-    """List what a plan says of data and library, for which no format has a setting."""
-    found = []
-    if spec.ep > 1 and spec.expert_imbalance != 1.0:
-        what = f"--expert-imbalance {spec.expert_imbalance}"
-        found.append(Unexpressed(what, "the data and the router decide"))
-    if spec.ep > 1 and spec.expert_overlap:
-        what = f"--expert-overlap {spec.expert_overlap}"
-        found.append(Unexpressed(what, "the library's dispatcher decides"))
-    return found
-
-
 @dataclass(frozen=True)
 class Exported:
     """A plan as a training framework reads it."""
@@ -52,19 +65,19 @@ class Exported:
     text: str
     """The file."""
     unexpressed: tuple[Unexpressed, ...]
-    """Parts of the plan that the file does not say; empty where it says all."""
+    """Parts of the plan that the file does not express; empty where it expresses all."""
 
     @property
     def complete(self) -> bool:
-        """Whether the file says all of the plan that the time of a step depends on."""
+        """Whether the file expresses all of the plan that the time of a step depends on."""
         return not self.unexpressed
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return plain data."""
         return {
             "format": self.format,
             "complete": self.complete,
-            "unexpressed": [{"what": u.what, "why": u.why} for u in self.unexpressed],
+            "unexpressed": [asdict(part) for part in self.unexpressed],
             "text": self.text,
         }
 
@@ -75,12 +88,15 @@ class ReadPlan:
 
     spec: PlanSpec
     notes: tuple[str, ...]
-    """What the file says that the prediction does not look at."""
+    """Settings of the file that the prediction does not use."""
+
+
+# ---- the plan ----
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A run of layers that one stage holds together."""
+    """Consecutive layers of one stage."""
 
     embedding: bool
     blocks: range
@@ -98,8 +114,6 @@ class Request:
     model: TransformerModel
     node_devices: int
     """Devices of a node."""
-    title: str = ""
-    """What a file says of itself in its first line."""
 
     @classmethod
     def of(
@@ -108,7 +122,7 @@ class Request:
         model: TransformerModel,
         node_devices: int,
     ) -> Request:
-        """Read a plan and spell out its stages.
+        """Read a plan and fill in its stages.
 
         Raises
         ------
@@ -116,88 +130,356 @@ class Request:
             Where its stages or what they recompute are not given.
         """
         spec = PlanSpec.of(plan)
+        blocks = model.layers + model.encoder_layers
         if spec.recompute == "auto":
             raise InvalidInputError(
                 "recompute: auto is not accepted; expected what each stage recomputes, as "
                 "`plan --json` and `predict --json` write it"
             )
         if spec.stages is None:
-            blocks, chunks = _blocks(model), places(spec.schedule, spec.pp, spec.vpp)
+            chunks = places(spec.schedule, spec.pp, spec.vpp)
             if blocks % chunks:
                 raise InvalidInputError(
                     f"stages: missing, and {blocks} blocks are not a multiple of pp x vpp = "
                     f"{chunks}; expected layers of each stage, as `predict --json` writes them"
                 )
-            sizes = [blocks // chunks] * chunks
-            sizes[0] += 1
-            sizes[-1] += 1
-            spec = spec.replace(stages=tuple(sizes))
-        if sum(spec.stages or ()) != _blocks(model) + 2:
+            spec = spec.replace(stages=stage_sizes([blocks // chunks] * chunks))
+        if sum(spec.stages or ()) != blocks + 2:
             raise InvalidInputError(
                 f"stages: {sum(spec.stages or ())} layers are not accepted; {model.name} has "
-                f"{_blocks(model) + 2}, embedding and head counted"
+                f"{blocks + 2}, embedding and head counted"
             )
-        return cls(spec, model, node_devices, f"{model.name} on {spec.devices} devices")
+        return cls(spec, model, node_devices)
+
+    def remarks(self, names: FlagNames, missing: Sequence[Unexpressed]) -> list[str]:
+        """Return the first lines of a file: its subject, and what it does not express."""
+        lines = [f"{self.title}: {names.title}", f"Names of flags as in {names.version}."]
+        return lines + [f"Not expressed: {item}" for item in missing]
+
+    @property
+    def title(self) -> str:
+        """What a file is about, for its first line."""
+        return f"{self.model.name} on {self.spec.devices} devices"
+
+    @property
+    def rounds(self) -> int:
+        """Micro-batches of a replica in one step."""
+        return self.spec.global_batch // (self.spec.dp * self.spec.micro_batch)
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether groups of replicas shard state, and the groups hold copies of it."""
+        return self.spec.shard is not None and self.spec.shard < self.spec.dp
+
+    @property
+    def stages_inside(self) -> bool:
+        """Whether the ranks of a pipeline are adjacent and those of its replicas are not."""
+        spec = self.spec
+        return spec.rank_order == "stages-inside" and spec.dp > 1 and spec.pp > 1
+
+    @property
+    def text_decoder(self) -> bool:
+        """Whether the model is a decoder of text."""
+        model = self.model
+        return not model.encoder_layers and model.patches is None and model.head == "lm"
+
+    def option(self, field: str) -> str:
+        """Return a field of the plan and its value as an option of `predict`."""
+        value, name = getattr(self.spec, field), field.replace("_", "-")
+        if isinstance(value, bool):
+            return f"--{name}" if value else f"--no-{name}"
+        value = getattr(value, "name", value)
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+        return f"--{name} {text}"
+
+    def unexpressed(self, *cases: tuple[bool, str, str]) -> list[Unexpressed]:
+        """List the parts of the plan that a format cannot express.
+
+        Parameters
+        ----------
+        cases
+            Whether a part cannot be expressed; the part, a field of the plan or a text; and why.
+        """
+        spec = self.spec
+        experts = (
+            (spec.expert_imbalance != 1.0, "expert_imbalance", "the data and the router decide"),
+            (spec.expert_overlap > 0, "expert_overlap", "the library's dispatcher decides"),
+        )
+        return [
+            Unexpressed(self.option(part) if part in PlanSpec.model_fields else part, why)
+            for applies, part, why in (*(experts if spec.ep > 1 else ()), *cases)
+            if applies
+        ]
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
         """Chunks in the order of the model."""
-        spec, last = self.spec, _blocks(self.model) + 1
-        stages = spec.stages or ()
+        spec, last = self.spec, self.model.layers + self.model.encoder_layers + 1
         code = SCHEDULES.index(spec.schedule)
         chain = _core.pipeline_chain(code, spec.pp, spec.vpp).tolist()
         words = spec.recompute if isinstance(spec.recompute, tuple) else (spec.recompute,) * spec.pp
-        found = []
-        for k, (i, j) in enumerate(pairwise([0, *accumulate(stages)])):
+        chunks = []
+        for k, (begin, end) in enumerate(pairwise([0, *accumulate(spec.stages or ())])):
             stage = chain.index(k) // spec.vpp
-            blocks = range(max(i, 1) - 1, min(j, last) - 1)
-            found.append(Chunk(i == 0, blocks, j == last + 1, words[stage]))
-        return tuple(found)
+            blocks = range(max(begin, 1) - 1, min(end, last) - 1)
+            chunks.append(Chunk(begin == 0, blocks, end == last + 1, words[stage]))
+        return tuple(chunks)
 
     @property
     def even(self) -> bool:
-        """Whether all chunks have as many blocks, and the ends lie with the first and last."""
+        """Whether all chunks have the same number of blocks."""
         return len({len(chunk.blocks) for chunk in self.chunks}) == 1
 
     @cached_property
     def modes(self) -> frozenset[str]:
-        """Ways to recompute that blocks have."""
+        """Recompute modes that at least one block has."""
         return frozenset(
             mode for chunk in self.chunks for mode, count in self._modes(chunk).items() if count
         )
 
     @cached_property
     def full_blocks(self) -> int | None:
-        """So many first blocks of every chunk are recomputed and others keep all; None: not so."""
+        """Number n, if the first n blocks of every chunk recompute all and the others nothing."""
         if not self.modes <= {"full", "none"}:
             return None
         counts = [(self._modes(chunk).get("full", 0), len(chunk.blocks)) for chunk in self.chunks]
-        parted = {full for full, blocks in counts if full < blocks}
+        partial = {full for full, blocks in counts if full < blocks}
         most = max((full for full, blocks in counts if full == blocks), default=0)
-        if not parted:
+        if not partial:
             return most
-        number = parted.pop()
-        return number if not parted and most <= number else None
+        number = partial.pop()
+        return number if not partial and most <= number else None
 
     @property
     def world(self) -> tuple[int, int]:
         """Nodes, and devices that are used of each."""
-        devices = self.spec.devices
-        each = self.node_devices if devices % self.node_devices == 0 else 0
-        each = each or (devices if devices < self.node_devices else gcd(devices, self.node_devices))
-        return devices // each, each
+        devices, node = self.spec.devices, self.node_devices
+        used = devices if devices < node else gcd(devices, node)
+        return devices // used, used
 
     def _modes(self, chunk: Chunk) -> dict[str, int]:
-        """How many blocks of a chunk are recomputed in which way."""
-        rest, more, count = split_recompute(chunk.recompute)
+        """Count the blocks of a chunk by recompute mode."""
+        rest, first, count = split_recompute(chunk.recompute)
         count = min(count, len(chunk.blocks))
-        found: dict[str, int] = {}
-        for mode, blocks in ((more, count), (rest, len(chunk.blocks) - count)):
-            # Fused attention has no scores to compute again.
-            idle = mode == "selective" and self.model.attention == "flash"
-            found["none" if idle else mode] = found.get("none" if idle else mode, 0) + blocks
-        return found
+        blocks_by_mode: dict[str, int] = {}
+        for mode, blocks in ((first, count), (rest, len(chunk.blocks) - count)):
+            if mode == "selective" and self.model.attention == "flash":
+                mode = "none"  # fused attention has no scores to compute again
+            blocks_by_mode[mode] = blocks_by_mode.get(mode, 0) + blocks
+        return blocks_by_mode
 
 
-def _blocks(model: TransformerModel) -> int:
-    return model.layers + model.encoder_layers
+def stage_sizes(blocks: Sequence[int]) -> tuple[int, ...]:
+    """Return the layers of chunks with so many blocks: embedding first, head last.
+
+    Examples
+    --------
+    >>> stage_sizes([4, 4])
+    (5, 5)
+    """
+    sizes = list(blocks)
+    sizes[0] += 1
+    sizes[-1] += 1
+    return tuple(sizes)
+
+
+# ---- names of options ----
+
+
+@dataclass(frozen=True)
+class FlagNames:
+    """What a framework calls the parts of a plan."""
+
+    format: str
+    """A name of `FORMATS`."""
+    title: str
+    """What a file of the format is."""
+    version: str
+    """Of the framework."""
+    read_from: tuple[str, ...]
+    """Public files that the names were read in."""
+    names: Mapping[str, str]
+    """Flag or key by what it says."""
+    tables: Mapping[str, Mapping[Any, Any]] = field(default_factory=FrozenDict)
+    """Values of flags by what they mean here."""
+
+    def __getitem__(self, key: str) -> str:
+        return self.names[key]
+
+    def meaning(self, table: str, key: str, word: str) -> Any:
+        """Look up what a value of the flag `key` means here.
+
+        Raises
+        ------
+        InvalidInputError
+            Where the table has no such value.
+        """
+        meanings = {value: own for own, value in self.tables[table].items()}
+        if word not in meanings:
+            raise InvalidInputError(
+                f"{self[key]}: {word!r} is not accepted; expected one of {', '.join(meanings)}"
+            )
+        return meanings[word]
+
+
+@cache
+def flag_names(name: str) -> FlagNames:
+    """Look up what a framework calls the parts of a plan.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there is no such format.
+
+    Examples
+    --------
+    >>> flag_names("megatron")["tp"]
+    '--tensor-model-parallel-size'
+    """
+    if name not in FORMATS:
+        raise InvalidInputError(f"format: {name!r} is not accepted; {nearest(name, FORMATS)}")
+    text = (resources.files(__package__) / "data" / f"{name}.yaml").read_text("utf-8")
+    data: dict[str, Any] = parse_text(text, f"{name}.yaml")
+    return FlagNames(
+        format=name,
+        title=data.pop("title"),
+        version=data.pop("version"),
+        read_from=tuple(data.pop("read_from")),
+        names=FrozenDict(data.pop("names")),
+        tables=FrozenDict(data),
+    )
+
+
+def not_used(settings: Sequence[str]) -> list[str]:
+    """Return a note on settings that the prediction does not use, if there are any."""
+    return [f"the prediction does not depend on {', '.join(settings)}"] if settings else []
+
+
+def whole_number(name: str, value: object, least: int = 0) -> int:
+    """Read a whole number that an option gives, as a number or as text.
+
+    Raises
+    ------
+    InvalidInputError
+        Where it is none, or below `least`.
+
+    Examples
+    --------
+    >>> whole_number("--nnodes", "4")
+    4
+    """
+    number = value
+    if isinstance(value, str):
+        digits = value.removeprefix("-").isdecimal() and len(value) <= 12
+        number = int(value) if digits else None
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        hint = " (shell variables are not expanded)" if isinstance(value, str) else ""
+        raise InvalidInputError(f"{name}: {value!r} is not accepted; expected a whole number{hint}")
+    return number
+
+
+# ---- shell commands ----
+
+
+def command(
+    remarks: Iterable[str], words: Sequence[str], options: Iterable[Sequence[object]]
+) -> str:
+    r"""Write a shell command, one option a line.
+
+    Examples
+    --------
+    >>> print(command(["a run"], ["torchrun", "train.py"], [("--width", 4), ("--fast",)]))
+    #!/bin/sh
+    # a run
+    torchrun train.py \
+      --width 4 \
+      --fast
+    <BLANKLINE>
+    """
+    lines = [" ".join(words)]
+    lines += [" ".join(shlex.quote(str(word)) for word in option) for option in options]
+    head = "".join(f"# {line}\n" for line in remarks)
+    return f"#!/bin/sh\n{head}" + " \\\n  ".join(lines) + "\n"
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise InvalidInputError(f"not a shell command: {error}") from None
+
+
+def options_of(text: str) -> dict[str, list[str]]:
+    """Read the options of a command: words that begin with two dashes, and the words after each.
+
+    Examples
+    --------
+    >>> options_of("torchrun --nnodes 2 train.py --fast --width=4")
+    {'--nnodes': ['2', 'train.py'], '--fast': [], '--width': ['4']}
+    """
+    values: dict[str, list[str]] = {}
+    current: list[str] = []
+    for word in _words(text):
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word.partition("=")
+            current = [value] if equals else []
+            values[name] = current
+        else:
+            current.append(word)
+    return values
+
+
+def settings_of(text: str) -> dict[str, str]:
+    """Read the settings of a command: words of the form key=value.
+
+    Examples
+    --------
+    >>> settings_of("python train.py base.yml model.width=4 fast=True")
+    {'model.width': '4', 'fast': 'True'}
+    """
+    pairs = (word.partition("=") for word in _words(text) if not word.startswith("-"))
+    return {key.lstrip("+"): value for key, equals, value in pairs if equals}
+
+
+# ---- nested settings, by dotted path ----
+
+
+def set_nested(data: dict[str, Any], path: str, value: object) -> None:
+    """Set the value at a path, creating the mappings on the way.
+
+    Examples
+    --------
+    >>> data: dict[str, Any] = {}
+    >>> set_nested(data, "a.b", 1)
+    >>> data
+    {'a': {'b': 1}}
+    """
+    *folders, last = path.split(".")
+    for folder in folders:
+        data = data.setdefault(folder, {})
+    data[last] = value
+
+
+def nested_value(data: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path, or None."""
+    value: Any = data
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return all values by path.
+
+    Examples
+    --------
+    >>> flattened({"a": {"b": 1}, "c": 2})
+    {'a.b': 1, 'c': 2}
+    """
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            values |= flattened(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values

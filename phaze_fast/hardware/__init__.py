@@ -1,4 +1,4 @@
-"""Hardware as validated records: chips, fabrics, clusters, wafers, areas, prices and spaces."""
+"""Hardware as records: chips, interconnects, clusters, wafers, areas, prices and spaces."""
 
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import (
@@ -12,6 +12,7 @@ from phaze_fast.hardware.chip import (
 )
 from phaze_fast.hardware.die import Die, WaferRules
 from phaze_fast.hardware.fabric import (
+    AnyFabric,
     Cluster,
     Fabric,
     FlatFabric,
@@ -59,6 +60,7 @@ __all__ = [
     "FULL_AREA",
     "PUBLISHED_AREA",
     "Accelerator",
+    "AnyFabric",
     "ArchitectureSpace",
     "Area",
     "AreaLimit",

@@ -1,7 +1,7 @@
 """One accelerator: its cores, buffer and HBM, and the peak rates that follow.
 
 A systolic chip and a GPU are one template: cores that multiply matrices, cores that do everything
-else, a buffer they share, and memory beside the chip. On a GPU a "tensor core" is one SM.
+else, a buffer they share, and HBM. On a GPU a "tensor core" is one SM.
 """
 
 from __future__ import annotations
@@ -30,18 +30,6 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import KIB, format_bandwidth, format_bytes, format_flops
 
-__all__ = [
-    "CHIPS",
-    "Accelerator",
-    "Buffer",
-    "Dtype",
-    "Hbm",
-    "Links",
-    "TensorCore",
-    "VectorCore",
-    "chip_records",
-]
-
 Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8", "fp32", "tf32"]
 """Number formats a tensor core can multiply."""
 
@@ -60,7 +48,7 @@ class TensorCore(Record):
     depth: Side
     """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
     local_buffer_bytes: Bytes | None = None
-    """Buffer beside one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
+    """Local buffer of one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
     rates: Annotated[dict[Dtype, Rate], AfterValidator(FrozenDict)] = Field(
         default={"bf16": 1.0, "fp16": 1.0}, validate_default=True
     )
@@ -83,7 +71,7 @@ class VectorCore(Record):
     alus_per_lane: Side = 1
     """Operations one lane starts per cycle."""
     local_buffer_bytes: Bytes | None = None
-    """Buffer beside one unit; by default max(1 KiB, lanes x 16 B), as in PHAZE."""
+    """Local buffer of one unit; by default max(1 KiB, lanes x 16 B), as in PHAZE."""
 
     @property
     def ops_per_cycle(self) -> int:
@@ -105,7 +93,7 @@ class Buffer(Record):
 
 
 class Hbm(Record):
-    """Memory beside the chip."""
+    """Off-chip memory in the package."""
 
     what: ClassVar[str] = "hbm"
     capacity_bytes: Bytes
@@ -149,9 +137,9 @@ class Accelerator(Record):
     buffer: Buffer
     """Shared on-chip memory."""
     hbm: Hbm | None = None
-    """Memory beside the chip; absent on chips that have only SRAM."""
+    """Off-chip memory in the package; absent on chips that have only SRAM."""
     links: Links | None = None
-    """SerDes links of the fabric, whose area and power are counted where they are given."""
+    """SerDes links of the interconnect, whose area and power are counted where they are given."""
     dies: Count = 1
     """Dies that the logic is cut into."""
     launch_latency_s: Seconds = 0.0
@@ -165,7 +153,7 @@ class Accelerator(Record):
     power_w: Watts | None = None
     """Published board or chip power, where there is one."""
     usual_fabric: str = ""
-    """Preset of the fabric these chips usually stand in, where there is one."""
+    """Preset of the interconnect these chips are usually connected by, where there is one."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
@@ -200,7 +188,7 @@ class Accelerator(Record):
 
     @property
     def calibration(self) -> Calibration:
-        """What its times rest on: measurements of it, of another chip, or its data sheet alone."""
+        """Whether its times rest on measurements of it, of another chip, or on its data sheet."""
         return calibration_of(self.name, self.tuning)
 
     def with_attention(self, kernel: AttentionKernel) -> Self:
@@ -277,7 +265,7 @@ def _or_default(local_bytes: int | None, elements: int) -> int:
 
 
 def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarray[Any, Any]:
-    """Lay chips out as the array of records the kernels take.
+    """Return chips as the array of records the kernels take.
 
     Returns
     -------

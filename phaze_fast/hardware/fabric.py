@@ -39,25 +39,6 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import format_bandwidth
 
-__all__ = [
-    "FABRICS",
-    "AnyFabric",
-    "Cluster",
-    "CollectiveTuning",
-    "Fabric",
-    "FlatFabric",
-    "InSwitch",
-    "MeshFabric",
-    "Protocol",
-    "Tier",
-    "TieredFabric",
-    "TorusFabric",
-    "cluster_record",
-    "fabric_from_dict",
-    "fabric_record",
-    "fill_protocols",
-]
-
 # ---- communication libraries ----
 
 
@@ -70,7 +51,7 @@ _EXCHANGE = 3
 
 
 class Protocol(Record):
-    """One way in which a library moves messages; of those that may, the fastest counts.
+    """One protocol by which a library moves messages; of those allowed, the fastest is used.
 
     A reduce-scatter or all-gather of V bytes over p ranks takes startup_s + (p - 1) step_s + V x,
     with x a line through (p - 1)/p = 1/2, where it is what two ranks reach, and 1, where it is what
@@ -81,7 +62,7 @@ class Protocol(Record):
     name: str = Field(min_length=1)
     """What to call it, such as NCCL's LL, LL128 and Simple."""
     startup_s: Seconds
-    """Beginning a collective that reaches this tier."""
+    """Start-up of a collective that reaches this tier."""
     step_s: Seconds
     """One step between neighbours."""
     two_rank_share: Share
@@ -91,7 +72,7 @@ class Protocol(Record):
     operations: Annotated[dict[Operation, tuple[Share, Share]], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
-    """Both shares of collectives that differ, by name."""
+    """Both shares for collectives that differ, by name."""
     most_bytes_per_rank: Bytes = 0
     """Not used where one rank's part of the vector is larger; 0 = no limit."""
 
@@ -107,7 +88,7 @@ class Protocol(Record):
         return self
 
     def shares(self, operation: str) -> tuple[float, float]:
-        """Return what two and what very many ranks reach in an operation."""
+        """Return the shares of bandwidth that two and very many ranks reach in an operation."""
         for name, pair in self.operations.items():
             if name == operation:
                 return pair
@@ -119,13 +100,13 @@ class InSwitch(Record):
 
     what: ClassVar[str] = "in_switch"
     startup_s: Seconds
-    """Beginning one."""
+    """Start-up of one."""
     share: Share
     """Share of the tier's bandwidth, counting the bytes of a ring, 2 (p - 1)/p of the vector."""
 
 
 class CollectiveTuning(Record):
-    """What a library makes of one tier.
+    """How a communication library uses one tier.
 
     Examples
     --------
@@ -142,7 +123,7 @@ class CollectiveTuning(Record):
     in_switch: InSwitch | None = None
     """All-reduces in the switch; none where it cannot."""
     fitted: tuple[str, ...] = ()
-    """Constants that were fitted to measurements of this fabric."""
+    """Constants that were fitted to measurements of this interconnect."""
     sources: tuple[str, ...] = ()
     """What they were fitted on, or where they come from."""
 
@@ -161,14 +142,14 @@ class CollectiveTuning(Record):
 
     @property
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of both lists of protocols, which all tiers of a fabric share."""
+        """Names of both lists of protocols, which all tiers of an interconnect share."""
         return tuple(p.name for p in self.ring), tuple(p.name for p in self.exchange)
 
 
 def fill_protocols(
     row: np.ndarray[Any, Any], level: int, bandwidth_bytes_per_s: float, tuning: CollectiveTuning
 ) -> None:
-    """Write one tier's protocols into a fabric's record, dtype ``_core.FABRIC_DTYPE``."""
+    """Write one tier's protocols into an interconnect's record, dtype ``_core.FABRIC_DTYPE``."""
     lists = [tuning.ring] * _EXCHANGE + [tuning.exchange]
     for transfer, protocols in enumerate(lists):
         row["protocols"][0, transfer] = len(protocols)
@@ -176,7 +157,7 @@ def fill_protocols(
         for i, protocol in enumerate(protocols):
             two, many = protocol.shares(operation)
             cell = row["protocol"][0, transfer, i]
-            # Outer tiers may set a smaller limit; the largest one holds for the whole fabric.
+            # Outer tiers may set a smaller limit; the largest one holds for the whole interconnect.
             cell["most_bytes"] = max(float(cell["most_bytes"]), protocol.most_bytes_per_rank)
             cell["startup_s"][level] = protocol.startup_s
             cell["step_s"][level] = protocol.step_s
@@ -197,7 +178,7 @@ def fill_protocols(
 
 
 _SWITCHED, _GRID = 0, 1  # phaze::FabricKind
-_PEAK = "-peak"  # behind a preset's name: without what a library makes of it
+_PEAK = "-peak"  # suffix of a preset's name: links at their peak, without a library's tuning
 
 
 class _FabricBase(Record):
@@ -227,11 +208,11 @@ class _FabricBase(Record):
         return [False] * len(self._levels())
 
     def _libraries(self) -> list[CollectiveTuning]:
-        """Give what a library makes of each level; nothing where it reaches what the links can."""
+        """Return the library's tuning of each level; an empty list where links reach their peak."""
         return []
 
     def at_peak(self) -> Self:
-        """Return the same fabric where collectives reach the links' own rates and latencies."""
+        """Return the same interconnect with collectives at the links' own rates and latencies."""
         return self
 
     @cached_property
@@ -253,7 +234,7 @@ class _FabricBase(Record):
 
     @model_serializer(mode="wrap")
     def _keep_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without its kind a fabric cannot be read back, even where defaults are left out.
+        # Without its kind an interconnect cannot be read back, even where defaults are omitted.
         return {"kind": getattr(self, "kind", None), **write(self)}
 
 
@@ -261,7 +242,7 @@ class FlatFabric(_FabricBase):
     """Every device reaches every other at one bandwidth, through a non-blocking switch."""
 
     kind: Literal["flat"] = "flat"
-    """Which fabric this is."""
+    """Which kind of interconnect this is."""
     bandwidth_bytes_per_s: Bandwidth
     """Of one device, per direction."""
     latency_s: Seconds = 0.0
@@ -304,7 +285,7 @@ class Tier(Record):
     part of its port."""
     links: Literal["switch", "full-mesh"] = "switch"
     """How its units are wired: through a switch, or each to every other by a link of its own, as
-    GPUs joined by xGMI are. In a full mesh of n a device reaches one other at 1/(n - 1) of its
+    GPUs connected by xGMI are. In a full mesh of n a device reaches one other at 1/(n - 1) of its
     bandwidth, and a group of k uses k - 1 links."""
     library: CollectiveTuning | None = None
     """What a communication library reaches; absent = the bandwidth and latency above."""
@@ -326,7 +307,7 @@ class TieredFabric(_FabricBase):
     """Switches inside switches: devices in a node, nodes in a rack, racks in a cluster."""
 
     kind: Literal["tiered"] = "tiered"
-    """Which fabric this is."""
+    """Which kind of interconnect this is."""
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1, max_length=_core.MAX_LEVELS)]
     """Innermost first; only the last may be without a size."""
 
@@ -354,7 +335,7 @@ class TieredFabric(_FabricBase):
         return [tier.library for tier in self.tiers if tier.library is not None]
 
     def at_peak(self) -> Self:
-        """Return the same fabric where collectives reach the links' own rates and latencies.
+        """Return the same interconnect with collectives at the links' own rates and latencies.
 
         Examples
         --------
@@ -444,7 +425,7 @@ class TorusFabric(_GridFabric):
 
     what: ClassVar[str] = "torus"
     kind: Literal["torus"] = "torus"
-    """Which fabric this is."""
+    """Which kind of interconnect this is."""
     wrap_multiple: Count = 1
     """A dimension closes into a ring only where its size is a multiple of this; others stay open.
     TPU pods built of 4x4x4 blocks wrap at multiples of 4, a TPU v5e pod only at its full side of
@@ -459,7 +440,7 @@ class MeshFabric(_GridFabric):
 
     what: ClassVar[str] = "mesh"
     kind: Literal["mesh"] = "mesh"
-    """Which fabric this is."""
+    """Which kind of interconnect this is."""
 
 
 AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
@@ -471,7 +452,7 @@ _ADAPTER: TypeAdapter[AnyFabric] = TypeAdapter(Fabric)
 
 
 def fabric_from_dict(data: object, source: str = "") -> AnyFabric:
-    """Validate plain data as whichever fabric its `kind` names.
+    """Validate plain data as the interconnect that its `kind` names.
 
     Raises
     ------
@@ -490,15 +471,15 @@ def fabric_from_dict(data: object, source: str = "") -> AnyFabric:
 
 
 def fabric_record(fabric: AnyFabric) -> np.ndarray[Any, Any]:
-    """Lay a fabric out as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``.
+    """Return an interconnect as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``.
 
-    The array is read-only and made once per fabric.
+    The array is read-only and made once per record.
     """
     return fabric._record
 
 
 def cluster_record(fabric: AnyFabric, devices: int) -> np.ndarray[Any, Any]:
-    """Lay a fabric out with only so many devices on it."""
+    """Return the record of an interconnect with only `devices` devices on it."""
     row = fabric._record.copy()
     row["devices"] = devices
     return row
@@ -543,7 +524,7 @@ FABRICS = _FabricPresets("fabric", "phaze_fast.hardware/data/fabrics", fabric_fr
 
 
 class Cluster(Record):
-    """A number of devices on a fabric.
+    """A number of devices on an interconnect.
 
     Examples
     --------
@@ -556,7 +537,7 @@ class Cluster(Record):
     devices: Annotated[int, Field(strict=True, ge=1, le=2**20)]
     """How many devices, at most 2**20: messages are priced device by device."""
     fabric: Annotated[Fabric, NamedOr()]
-    """How they are wired; a torus or mesh is cut to a slice of that many devices. In a file also a
+    """The interconnect; a torus or mesh is cut to a slice of that many devices. In a file also a
     preset's name."""
     chip: Annotated[Accelerator, NamedOr()] | None = None
     """What the devices are; absent where a search chooses it. In a file also a preset's name."""
@@ -566,24 +547,24 @@ class Cluster(Record):
     def _resolve_names_and_size(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        found = dict(data)
-        if isinstance(found.get("chip"), str):
-            found["chip"] = CHIPS.load(found["chip"])
-        fabric, devices = found.get("fabric"), found.get("devices")
+        fields = dict(data)
+        if isinstance(fields.get("chip"), str):
+            fields["chip"] = CHIPS.load(fields["chip"])
+        fabric, devices = fields.get("fabric"), fields.get("devices")
         if isinstance(fabric, str):
             fabric = FABRICS.load(fabric)
         if isinstance(fabric, dict):
             try:
                 fabric = fabric_from_dict(fabric)
             except InvalidInputError:
-                return found  # validated again below, where faults get their whole path
+                return fields  # validated again below, where faults get their whole path
         if (
             isinstance(fabric, TorusFabric | MeshFabric)
             and isinstance(devices, int)
             and 1 <= devices < math.prod(fabric.dims)
         ):
             fabric = fabric.sized(devices)
-        return found if fabric is None else {**found, "fabric": fabric}
+        return fields if fabric is None else {**fields, "fabric": fabric}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -11,8 +11,6 @@ from phaze_fast.hardware.silicon import process_node
 from phaze_fast.records import Quantity, Record
 from phaze_fast.units import GIB
 
-__all__ = ["Prices", "RunningCosts"]
-
 Array = np.ndarray[Any, Any]
 
 
@@ -39,7 +37,7 @@ class Prices(Record):
 
     @classmethod
     def at_node(cls, nm: float) -> Prices:
-        """Give the prices of a process node.
+        """Return the prices of a process node.
 
         Examples
         --------
@@ -52,8 +50,8 @@ class Prices(Record):
     def good(self, area_mm2: Array) -> Array:
         """Share of dies that work: negative binomial."""
         faults = area_mm2 / 100.0 * self.defects_per_cm2 / self.cluster
-        found: Array = (1.0 + faults) ** -self.cluster
-        return found
+        share: Array = (1.0 + faults) ** -self.cluster
+        return share
 
     def die_usd(self, area_mm2: Array) -> Array:
         """Dollars of a good die: a share of a wafer over the yield."""
@@ -61,13 +59,13 @@ class Prices(Record):
         per_wafer = across * self.wafer_mm / 4.0 / area_mm2 - across / np.sqrt(2.0 * area_mm2)
         good = self.good(area_mm2)
         with np.errstate(divide="ignore"):
-            found: Array = np.where(per_wafer > 0, self.wafer_usd / (per_wafer * good), np.inf)
-        return found
+            usd: Array = np.where(per_wafer > 0, self.wafer_usd / (per_wafer * good), np.inf)
+        return usd
 
     def device_usd(self, area_mm2: Array, hbm_bytes: Array) -> Array:
         """Dollars of a die and its HBM."""
-        found: Array = self.die_usd(area_mm2) + self.hbm_usd_per_gib * hbm_bytes / GIB
-        return found
+        usd: Array = self.die_usd(area_mm2) + self.hbm_usd_per_gib * hbm_bytes / GIB
+        return usd
 
 
 class RunningCosts(Record):

@@ -28,26 +28,6 @@ from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
 from phaze_fast.threads import thread_count
 
-__all__ = [
-    "EVERY_AREA",
-    "FULL_AREA",
-    "PUBLISHED_AREA",
-    "REFERENCE_NM",
-    "Area",
-    "AreaTerms",
-    "ChipPower",
-    "EnergyTable",
-    "PowerModel",
-    "ProcessNode",
-    "area",
-    "area_batch",
-    "energy_table",
-    "energy_table_at",
-    "energy_table_names",
-    "power_batch",
-    "process_node",
-]
-
 # ---- process nodes ----
 
 
@@ -91,7 +71,7 @@ _NODES = {
 
 @cache
 def process_node(nm: float) -> ProcessNode:
-    """Give a node.
+    """Return a process node by its name in nanometres.
 
     Raises
     ------
@@ -260,7 +240,7 @@ class EnergyTable(Record):
     """Where the figures come from, term by term."""
 
     def to_record(self) -> np.ndarray[Any, Any]:
-        """Lay the table out as the one-row record the kernels take."""
+        """Return the table as the one-row record the kernels take."""
         row = np.zeros(1, dtype=_core.ENERGY_DTYPE)
         for field in _core.ENERGY_DTYPE.names or ():
             row[field] = getattr(self, field)
@@ -363,7 +343,7 @@ _SCALED = ("mac_j", "vector_op_j", "local_byte_j", "buffer_byte_j")
 
 @lru_cache(maxsize=16)
 def energy_table_at(nm: float) -> EnergyTable:
-    """Give the table of a node: between 45 and 7 nm, and on to 5 nm, a power of the node's name.
+    """Return the energy table of a node, interpolated from 45 and 7 nm as a power of nm.
 
     Examples
     --------
@@ -534,8 +514,8 @@ class PowerModel(Record):
 
         def total(share: Array) -> Array:
             swing = self._volts(share) / self.volts
-            found: Array = dynamic * share * swing**2 + leakage * swing + fixed
-            return found
+            watts: Array = dynamic * share * swing**2 + leakage * swing + fixed
+            return watts
 
         low, high = np.zeros(len(records)), np.ones(len(records))
         for _ in range(_HALVINGS):
@@ -543,8 +523,8 @@ class PowerModel(Record):
             within = total(middle) <= max_w
             low, high = np.where(within, middle, low), np.where(within, high, middle)
         shares = np.where(total(np.ones(len(records))) <= max_w, 1.0, low)
-        found: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
-        return found
+        watts: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
+        return watts
 
     def idle_w(
         self, records: Array, table: EnergyTable | None = None, terms: AreaTerms = FULL_AREA
@@ -552,8 +532,8 @@ class PowerModel(Record):
         """Watts that chips draw without a clock: leakage at the least voltage, links and HBM."""
         table = energy_table_at(terms.process_nm) if table is None else table
         fixed, leakage = _unclocked_w(records, table, terms)
-        found: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
-        return found
+        watts: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
+        return watts
 
 
 def _unclocked_w(records: Array, table: EnergyTable, terms: AreaTerms) -> tuple[Array, Array]:

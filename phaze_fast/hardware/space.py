@@ -41,8 +41,6 @@ from phaze_fast.hardware.space_spec import (
 )
 from phaze_fast.units import GIB, MIB, format_bytes
 
-__all__ = ["ArchitectureSpace", "SpaceChunk"]
-
 Array = np.ndarray[Any, Any]
 
 

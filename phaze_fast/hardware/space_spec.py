@@ -28,21 +28,6 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import GIB, parse_quantity
 
-__all__ = [
-    "COLUMNS",
-    "COLUMN_NUMBER",
-    "FORMATS",
-    "FP8_RATE",
-    "HBM_GENERATIONS",
-    "NAMED_AXES",
-    "AreaLimit",
-    "HbmGeneration",
-    "SpaceSpec",
-    "axis_number",
-    "with_fields",
-    "with_stacks",
-]
-
 Array = np.ndarray[Any, Any]
 
 
@@ -73,7 +58,7 @@ NAMED_AXES = {"hbm.generation": ("base", *HBM_GENERATIONS), "format": FORMATS}
 
 
 def _stack(base: Accelerator, name: str) -> HbmGeneration:
-    """Give what one stack of a generation carries and holds."""
+    """Return bandwidth and capacity of one stack of a generation."""
     if name != "base":
         return HBM_GENERATIONS[name]
     assert base.hbm is not None
@@ -82,7 +67,7 @@ def _stack(base: Accelerator, name: str) -> HbmGeneration:
 
 
 def axis_number(base: Accelerator, field: str, value: Any) -> float:
-    """Give what stands for a value in the grid's column: a stack's bytes/s, or 1 for FP8."""
+    """Return the number of a named value in the grid's column: a stack's bytes/s, or 1 for FP8."""
     if field == "hbm.generation":
         return _stack(base, value).bandwidth_bytes_per_s
     if field == "format":
@@ -91,13 +76,13 @@ def axis_number(base: Accelerator, field: str, value: Any) -> float:
 
 
 def with_stacks(base: Accelerator, names: Sequence[Any], chips: Array) -> Array:
-    """Give chips of a grid over generations with the bytes and bytes/s of all their stacks."""
-    made = chips.copy()
+    """Return the chips with the capacity and bandwidth of all their stacks."""
+    counted = chips.copy()
     for generation in (_stack(base, name) for name in names):
         own = chips["hbm_bytes_per_s"] == generation.bandwidth_bytes_per_s
-        made["hbm_bytes"][own] = chips["hbm_stacks"][own] * generation.capacity_bytes
-        made["hbm_bytes_per_s"][own] *= chips["hbm_stacks"][own]
-    return made
+        counted["hbm_bytes"][own] = chips["hbm_stacks"][own] * generation.capacity_bytes
+        counted["hbm_bytes_per_s"][own] *= chips["hbm_stacks"][own]
+    return counted
 
 
 # Field of a chip -> column of the kernels' record.
@@ -215,11 +200,11 @@ class SpaceSpec(Record):
         dict[str, tuple[float | str, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA
     ]
     """Values of each field, for example ``tensor_core.width: [8, 16, 32]`` or
-    ``buffer.capacity_bytes: [16 MiB, 32 MiB]``; in a file also
-    ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``. ``links.count``
-    scales the fabric's bandwidth with the links of a chip; ``hbm.generation`` gives capacity and
-    bandwidth of each of ``hbm.stacks``; ``format: [bf16, fp8]`` what a step computes in; ``dies``
-    what the logic is cut into."""
+    ``buffer.capacity_bytes: [16 MiB, 32 MiB]``; in a file also ``{powers_of_two: [1, 8]}``
+    (exponents) or ``{start: 8, stop: 256, step: 8}``. ``links.count`` scales the interconnect's
+    bandwidth with the links of a chip; ``hbm.generation`` gives capacity and bandwidth of each of
+    ``hbm.stacks``; ``format: [bf16, fp8]`` what a step computes in; ``dies`` what the logic is cut
+    into."""
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
@@ -234,9 +219,9 @@ class SpaceSpec(Record):
     package: PackageModel | None = None
     """Keep chips whose dies fit a reticle and whose dies and stacks fit an interposer."""
     min_hbm_bytes: Bytes = 0
-    """Keep chips with at least so much memory."""
+    """Keep chips with at least this much memory."""
     max_hbm_bytes: Bytes | None = None
-    """Keep chips with at most so much memory."""
+    """Keep chips with at most this much memory."""
 
     @field_validator("base", mode="before")
     @classmethod

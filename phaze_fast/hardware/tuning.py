@@ -17,19 +17,6 @@ from phaze_fast import _core
 from phaze_fast.errors import nearest
 from phaze_fast.records import FrozenDict, Quantity, Record, Seconds, Side
 
-__all__ = [
-    "AttentionKernel",
-    "AttentionTuning",
-    "Calibration",
-    "CalibrationState",
-    "FittedRange",
-    "FormatTuning",
-    "FunctionCost",
-    "Tuning",
-    "calibration_of",
-    "tuning_record",
-]
-
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """Generations of fused attention kernels; attention that is not fused is a graph of products."""
 
@@ -84,7 +71,7 @@ class FunctionCost(Record):
     ops_per_row: Quantity = 0.0
     """Lane operations per row, on top."""
     launches: Quantity = 1.0
-    """Kernels it is made of."""
+    """Number of kernels it consists of."""
     byte_factor: Quantity = 1.0
     """How often its inputs and outputs are moved."""
     row_limit: Annotated[int, Field(strict=True, ge=0, le=2**40)] = 0
@@ -108,7 +95,7 @@ class AttentionTuning(Record):
     backward_ops_per_score: Quantity = 16.0
     """Lane operations per score, backward."""
     unit_overhead_s: Seconds = 0.0
-    """Beginning and ending the queries of one unit on a core."""
+    """Start and end of one unit of queries on a core."""
     least_queries: Annotated[int, Field(strict=True, ge=1, le=128)] = 128
     """Fewest queries of one head that a core takes; halved from the most where that is faster.
     Fewer spread over more cores, but load keys and values more often."""
@@ -118,7 +105,7 @@ class AttentionTuning(Record):
 
 
 class FormatTuning(Record):
-    """What differs where products multiply another number format; absent = as in bf16."""
+    """Constants of products in another number format; absent = as in bf16."""
 
     what: ClassVar[str] = "format"
     efficiency: Share | None = None
@@ -126,7 +113,7 @@ class FormatTuning(Record):
     sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
     """FLOP/s in this format that the power limit allows for long."""
     unit_overhead_s: Seconds | None = None
-    """Beginning and ending one unit of work on a core."""
+    """Start and end of one unit of work on a core."""
 
 
 class FittedRange(Record):
@@ -171,7 +158,7 @@ class Tuning(Record):
     efficiency: Share = 1.0
     """Share of its peak that a core reaches inside a unit of work."""
     unit_overhead_s: Seconds = 0.0
-    """Beginning and ending one unit of work on a core."""
+    """Start and end of one unit of work on a core."""
     reduction_s: Seconds = 0.0
     """Adding the partial sums of a product whose inner dimension was split."""
     sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
@@ -203,7 +190,7 @@ class Tuning(Record):
     odd_blocks: Blocks = ()
     """The same where rows do not even start at 4-byte bounds."""
     unaligned_unit_overhead_s: Seconds = 0.0
-    """Beginning and ending one unit of work of `even_blocks` and `odd_blocks`."""
+    """Start and end of one unit of work of `even_blocks` and `odd_blocks`."""
     unaligned_reduction_s: Seconds = 0.0
     """Adding the partial sums of a split product of `even_blocks` and `odd_blocks`."""
     resident_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
@@ -223,7 +210,7 @@ class Tuning(Record):
     )
     """Vector functions that differ from the default, by name."""
     dispatch_s: Seconds = 0.0
-    """What the host adds to an operator that is timed alone, waiting for nothing else."""
+    """Host overhead of an operator that is timed alone."""
     fitted: tuple[str, ...] = ()
     """Constants that were fitted to measurements."""
     fitted_range: FittedRange | None = None
@@ -251,7 +238,7 @@ class Tuning(Record):
         return self
 
     def with_vector_rate(self, factor: float) -> Tuning:
-        """Give the same with vector lanes that do so many times as many elements per cycle.
+        """Return the same tuning with vector lanes that are `factor` times as fast.
 
         Examples
         --------
@@ -283,7 +270,7 @@ class Tuning(Record):
 def tuning_record(
     tuning: Tuning, launch_s: float = 0.0, dtype: str = "bf16", rate: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    """Lay a tuning out as the record the kernels take.
+    """Return a tuning as the record the kernels take.
 
     Parameters
     ----------
@@ -326,12 +313,12 @@ def tuning_record(
         "resident_share",
     ):
         row[name] = getattr(tuning, name)
-    given = tuning.formats.get(dtype, FormatTuning())
+    own = tuning.formats.get(dtype, FormatTuning())
     for name in ("efficiency", "unit_overhead_s"):
-        if getattr(given, name) is not None:
-            row[name] = getattr(given, name)
-    if given.sustained_flops is not None:  # the kernel multiplies it by the format's rate
-        row["sustained_macs_per_s"] = given.sustained_flops / 2.0 / rate
+        if getattr(own, name) is not None:
+            row[name] = getattr(own, name)
+    if own.sustained_flops is not None:  # the kernel multiplies it by the format's rate
+        row["sustained_macs_per_s"] = own.sustained_flops / 2.0 / rate
     attention = tuning.attention
     row["attention_efficiency"] = attention.efficiency
     row["attention_unit_s"] = attention.unit_overhead_s
@@ -389,14 +376,14 @@ class Calibration:
     """
 
     chip: str
-    """Whose times these are."""
+    """Name of the chip."""
     state: CalibrationState
     """``fitted``: all fitted constants come from this chip; ``partly fitted``: some do, the rest
     from another; ``carried over``: all from another; ``not fitted``: from none."""
     carried_from: str
-    """The other chip; empty where there is none."""
+    """The chip whose constants are used; empty where there is none."""
     note: str
-    """One sentence for whoever reads the times; empty where they are fitted."""
+    """One sentence for the reader of the times; empty where they are fitted."""
 
     @property
     def fitted(self) -> bool:
@@ -404,7 +391,7 @@ class Calibration:
         return self.state == "fitted"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data, `fitted` included."""
+        """Return plain data, `fitted` included."""
         return {**asdict(self), "fitted": self.fitted}
 
 
@@ -423,7 +410,7 @@ def _carried(name: str, source: str) -> str:
 
 
 def calibration_of(name: str, tuning: Tuning) -> Calibration:
-    """Tell what the times of a chip of that name and tuning rest on.
+    """Return how far the times of a chip with this name and tuning rest on measurements.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Bytes of a device by term, for layers and grids of plans."""
+"""Memory of a device by term, for single stages and grids of plans."""
 
 from phaze_fast.memory.footprint import (
-    FOLDED,
     FRAGMENTATION,
     INSTANTS,
+    SCHEDULE_CODES,
     SCHEDULES,
     STAGE_DTYPE,
     TERMS,
@@ -24,11 +24,11 @@ from phaze_fast.memory.footprint import (
 from phaze_fast.memory.optimizer import OPTIMIZERS, Optimizer, optimizer
 
 __all__ = [
-    "FOLDED",
     "FRAGMENTATION",
     "INSTANTS",
     "OPTIMIZERS",
     "SCHEDULES",
+    "SCHEDULE_CODES",
     "STAGE_DTYPE",
     "TERMS",
     "TERMS_DTYPE",

@@ -1,6 +1,6 @@
-"""Bytes of every stage of a pipeline plan, by term, under an optimiser.
+"""Memory of the stages of pipeline plans by term, in bytes, under an optimiser.
 
-One stage of one plan is one row; `footprint_batch` evaluates whole grids of rows in one call.
+A row describes one stage of one plan; `footprint_batch` evaluates whole grids of rows in one call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import BeforeValidator, model_validator
 
+from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
@@ -19,10 +20,10 @@ from phaze_fast.records import Count, Record
 from phaze_fast.units import format_bytes
 
 __all__ = [
-    "FOLDED",
     "FRAGMENTATION",
     "INSTANTS",
     "SCHEDULES",
+    "SCHEDULE_CODES",
     "STAGE_DTYPE",
     "TERMS",
     "TERMS_DTYPE",
@@ -42,26 +43,18 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-SCHEDULES = (
-    "1f1b",
-    "gpipe",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "dualpipe",
-    "dualpipe-v",
-)
-"""Orders of forward and backward passes; the position is the code that the kernels use."""
-FOLDED = ("zb-v", "dualpipe-v")
-"""Schedules with two chunks a stage, the model folded into a V."""
-TWO_CHUNKS = (*FOLDED, "dualpipe")
-"""Schedules with two chunks a stage; by DualPipe these are the two ends of the model, which is held
-twice."""
+SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES
+"""Names of pipeline schedules; the position is the code that the kernels use."""
+SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(SCHEDULES)}
+SCHEDULE_CODES["zero-bubble"] = SCHEDULE_CODES["zb-h1"]
+"""Codes of schedules by name; ZB-H1 also has the name it had before there were others."""
+TWO_CHUNKS = tuple(name for name, two in zip(SCHEDULES, _core.HAS_TWO_CHUNKS, strict=True) if two)
+"""Schedules with two chunks per stage. With zb-v and dualpipe-v the model is folded into a V; with
+dualpipe, which holds every stage twice, the chunks come from both ends of the model."""
 
 
 def places(schedule: str, stages: int, vpp: int) -> int:
-    """Chunks that a model is cut into.
+    """Count the chunks that a model is cut into.
 
     Examples
     --------
@@ -72,14 +65,13 @@ def places(schedule: str, stages: int, vpp: int) -> int:
 
 
 def _schedule_name(value: Any) -> Any:
-    """Take the name that ZB-H1 had before there were others."""
-    return "zb-h1" if value == "zero-bubble" else value
+    """Replace an old name of a schedule by its own."""
+    known = isinstance(value, str) and value in SCHEDULE_CODES
+    return SCHEDULES[SCHEDULE_CODES[value]] if known else value
 
 
-ScheduleName = Annotated[
-    Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v"],
-    BeforeValidator(_schedule_name),
-]
+ScheduleName = Annotated[Literal[SCHEDULES], BeforeValidator(_schedule_name)]  # type: ignore[valid-type]
+"""Field type of schedule names."""
 TERMS = (
     "weights",
     "gradients",
@@ -91,27 +83,27 @@ TERMS = (
     "fragmentation",
 )
 FRAGMENTATION = 0.03
-"""Share of everything but weights, gradients and optimiser state that an allocator loses between
-blocks. An allowance, not a fit: caching allocators report a few percent."""
+"""Fraction of the activations and buffers that an allocator loses to fragmentation. An allowance,
+not a fit: caching allocators report a few percent."""
 
 STAGE_DTYPE = np.dtype(
     [
         ("parameters", "f8"),  # on this device
-        ("expert_parameters", "f8"),  # of those, in experts that few replicas share
+        ("expert_parameters", "f8"),  # of those, in experts
         ("ep", "i8"),  # replicas an expert is spread over; 0 = 1
         ("largest_layer", "f8"),  # parameters of the largest single layer on this device
-        ("stash_bytes", "f8"),  # kept per micro-batch by all layers of the stage
+        ("stash_bytes", "f8"),  # activations of one micro-batch, all layers of the stage
         ("live_bytes", "f8"),  # of one layer while it is recomputed
-        ("head_bytes", "f8"),  # kept by the head, on the last stage
+        ("head_bytes", "f8"),  # of the head, on the last stage
         ("buffer_bytes", "f8"),  # of collectives and of messages between stages
         ("weight_bytes", "f8"),  # per parameter, as the two below
         ("gradient_bytes", "f8"),
         ("state_bytes", "f8"),
         ("copy_bytes", "f8"),  # of weights in a smaller format, all layers together
-        ("last_parameters", "f8"),  # of what stands after the blocks
-        ("first_parameters", "f8"),  # of the first block and what stands before it
+        ("last_parameters", "f8"),  # of the layers after the blocks
+        ("first_parameters", "f8"),  # of the first block and the layers before it
         ("first_experts", "f8"),  # of those, in experts
-        ("first_stash_bytes", "f8"),  # that these keep
+        ("first_stash_bytes", "f8"),  # activations of those, of one micro-batch
         ("dp", "i8"),
         ("zero", "i4"),
         ("schedule", "i4"),
@@ -119,38 +111,33 @@ STAGE_DTYPE = np.dtype(
         ("stage", "i4"),
         ("micro_batches", "i4"),
         ("vpp", "i4"),
-        ("late_gradients", "i4"),  # 1: gradients come with their layer's first backward pass
+        ("late_gradients", "i4"),  # 1: gradients are allocated by their layer's first backward pass
     ]
 )
 TERMS_DTYPE = np.dtype([*((term, "f8") for term in (*TERMS, "total")), ("instant", "i8")])
 INSTANTS = ("loss", "backward", "first layer backward", "step")
-"""When a device holds most: as the last forward pass in flight ends, with the loss where there is
-one; as the last layer runs backward; as the first layer of the first micro-batch does; as all
-gradients are there."""
+"""When memory peaks: at the end of the last forward pass in flight, with the loss where there is
+one; while the last layer runs backward; while the first layer of the first micro-batch does; when
+all gradients are allocated."""
 
 
 def check_chunks(schedule: str, vpp: int) -> None:
-    """Check the number of chunks per stage that a schedule is given.
+    """Check the number of chunks per stage against a schedule.
 
     Raises
     ------
     ValueError
-        Where the schedule has another one.
+        Where the schedule does not take as many.
     """
-    if schedule in TWO_CHUNKS:
-        good, takes = vpp == 2, "2"
-    else:
-        good, takes = (vpp > 1) == (schedule == "interleaved"), "1"
-    if schedule == "interleaved":
-        takes = "2 or more"
-    if not good:
+    if not _core.takes_chunks(SCHEDULE_CODES[schedule], vpp):
+        takes = "2" if schedule in TWO_CHUNKS else "2 or more" if schedule == "interleaved" else "1"
         raise ValueError(
             f"vpp: {vpp} is not accepted with {schedule}; {schedule} takes {takes} chunks a stage"
         )
 
 
 class Pipeline(Record):
-    """How a model's layers and micro-batches pass through devices."""
+    """A pipeline: stages, micro-batches, schedule and replicas."""
 
     what: ClassVar[str] = "pipeline"
     pp: Count = 1
@@ -190,7 +177,7 @@ class Footprint:
 
 
 def _stage_layers(graph: LayerGraph, pp: int, stage: int) -> list[Layer]:
-    """Layers of one stage when they are dealt out as evenly as they come."""
+    """List the blocks of one stage of an even partition."""
     if not 0 <= stage < pp:
         raise InvalidInputError(f"stage: {stage} is not accepted; expected 0 to {pp - 1}")
     blocks = [i for i in graph.order if graph.layers[i].kind not in ("embedding", "head")]
@@ -262,7 +249,7 @@ def stage_row(
 
 
 def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
-    """Count gathered rows, what context parallelism holds, and a message in and one out."""
+    """Sum the buffers of gathered rows, of context parallelism, and of messages."""
     strategy, share = graph.strategy, graph.message_bytes
     split = strategy.sequence_parallel and strategy.tp > 1
     whole = share * strategy.tp * split
@@ -270,19 +257,19 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
 
 
 def context_bytes(graph: LayerGraph) -> float:
-    """Bytes that a layer holds for a moment to attend to rows of other devices.
+    """Give the bytes of a layer's buffers for context parallelism.
 
-    Gathered keys and values, and their gradients; in a ring those at work and those that arrive;
-    where rows are exchanged for heads, what is sent.
+    With all-gather they hold keys and values and their gradients; with a ring those in use and
+    those that arrive; with ulysses what is sent.
     """
-    s, found = graph.strategy, 0.0
+    s, largest = graph.strategy, 0.0
     if s.cp == 1:
-        return found
+        return largest
     times = {"all-gather": 2.0, "ring": 4.0 / s.cp, "ulysses": 1.0}
     for layer in graph.layers:
         ops = layer.forward.ops[layer.forward.ops["group"] == GROUPS.index("context")]
-        found = max(found, float(ops["payload_bytes"].max(initial=0.0)))
-    return times[s.cp_kind] * found
+        largest = max(largest, float(ops["payload_bytes"].max(initial=0.0)))
+    return times[s.cp_kind] * largest
 
 
 def stage_rows(
@@ -301,7 +288,7 @@ def stage_rows(
 
 
 def footprint_batch(rows: Array) -> Array:
-    """Bytes by term of many stages in one call.
+    """Compute the bytes by term of many stages in one call.
 
     Parameters
     ----------
@@ -316,7 +303,7 @@ def footprint_batch(rows: Array) -> Array:
     Raises
     ------
     InvalidInputError
-        Where `rows` has another dtype or shape, or a value that no plan can have.
+        Where `rows` has another dtype or shape, or an impossible value.
 
     Examples
     --------
@@ -328,8 +315,8 @@ def footprint_batch(rows: Array) -> Array:
     True
     """
     if not isinstance(rows, np.ndarray) or rows.dtype != STAGE_DTYPE:
-        found = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise InvalidTypeError(f"rows: {found} is not accepted; expected an array of STAGE_DTYPE")
+        given = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise InvalidTypeError(f"rows: {given} is not accepted; expected an array of STAGE_DTYPE")
     if rows.ndim != 1:
         raise InvalidInputError(f"rows: {rows.ndim} dimensions are not accepted; expected 1")
     for name in ("dp", "stages", "micro_batches", "vpp"):
@@ -356,13 +343,13 @@ def layouts_fit(
     sizes: Array,
     order: Array,
     training: Any,
-    rooms: Array,
+    limits: Array,
     fits: Array,
 ) -> None:
     """Mark the layouts of which some partition fits; see `phaze_fast.memory.kernel.layouts_fit`."""
     from phaze_fast.memory import kernel
 
-    kernel.layouts_fit(layouts, strategies, sizes, order, training, rooms, fits)
+    kernel.layouts_fit(layouts, strategies, sizes, order, training, limits, fits)
 
 
 def footprint(
@@ -372,7 +359,7 @@ def footprint(
     recompute: str | Iterable[str] = "none",
     optimizer_name: str | Optimizer = "adam",
 ) -> Footprint:
-    """Bytes by term of one stage of one plan; arguments as `stage_row`.
+    """Compute the bytes by term of one stage of one plan; arguments as `stage_row`.
 
     Examples
     --------

@@ -15,17 +15,17 @@ class Optimizer(Record):
 
     what: ClassVar[str] = "optimizer"
     name: str
-    """What to call it."""
+    """Name of the optimiser."""
     weight_bytes: Quantity
-    """Of the weights that the forward pass reads."""
+    """Bytes of a weight as the forward pass reads it."""
     gradient_bytes: Quantity
-    """Of the accumulated gradients."""
+    """Bytes of an accumulated gradient."""
     state_bytes: Quantity
-    """Of master weights and moments together."""
+    """Bytes of master weight and moments together."""
 
     @property
     def gathered_bytes(self) -> float:
-        """Of a weight as gathers among replicas carry it: fp32 weights are cast to bf16 before.
+        """Bytes of a weight that replicas gather: fp32 weights are cast to bf16 first.
 
         Examples
         --------
@@ -36,8 +36,8 @@ class Optimizer(Record):
 
 
 OPTIMIZERS = {
-    each.name: each
-    for each in (
+    spec.name: spec
+    for spec in (
         # bf16 weights, fp32 master weights and two fp32 moments (ZeRO, SC 2020: 16 with 2-byte
         # gradients; Megatron-LM accumulates them in fp32: 18).
         Optimizer(name="adam", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=12.0),
@@ -57,7 +57,7 @@ OPTIMIZERS = {
 
 
 def optimizer(name: str | Optimizer) -> Optimizer:
-    """Look an optimiser up.
+    """Look up an optimiser.
 
     Examples
     --------

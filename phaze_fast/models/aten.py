@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["KNOWN", "Figures", "figures"]
-
 _COPIES = """
     _to_copy clone copy cat stack index index_select gather slice_backward select_backward
     constant_pad_nd flip roll repeat as_strided_scatter slice_scatter select_scatter fill zero

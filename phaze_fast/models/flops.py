@@ -14,14 +14,6 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = [
-    "ModelFlops",
-    "model_flops",
-    "multiplied_parameters",
-    "narayanan_flops",
-    "visible_keys",
-]
-
 _PER_WEIGHT = 6.0  # two operations, forward once and backward twice
 _PASSES = 3.0  # forward, and backward twice as much
 
@@ -72,45 +64,29 @@ class ModelFlops:
         return self.total_causal / self.tokens
 
     def to_dict(self) -> dict[str, float]:
-        """Give it as plain data, totals included."""
+        """Return plain data, totals included."""
         return {**asdict(self), "total": self.total, "total_causal": self.total_causal}
-
-
-def _attention_weights(model: TransformerModel) -> int:
-    latent = model.latent
-    if latent is None:
-        return model.hidden * (2 * model.query_width + 2 * model.kv_width)
-    queries = model.heads * latent.query_width
-    total = model.hidden * (latent.kv_rank + latent.rotary_width + model.heads * latent.value_width)
-    total += latent.kv_rank * model.heads * (latent.plain_width + latent.value_width)
-    if latent.query_rank is None:
-        return total + model.hidden * queries
-    return total + latent.query_rank * (model.hidden + queries)
-
-
-def _ffn_weights(model: TransformerModel, width: int) -> int:
-    return (3 if model.gated else 2) * model.hidden * width
 
 
 def _block_weights(model: TransformerModel) -> int:
     """Weights of all blocks that one token is multiplied by."""
     blocks = model.layers + model.encoder_layers
     cross = model.layers if model.encoder_layers else 0
-    total = (blocks + cross) * _attention_weights(model)
-    total += (blocks - model.moe_layers) * _ffn_weights(model, model.ffn)
+    total = (blocks + cross) * model.attention_weights
+    total += (blocks - model.moe_layers) * model.ffn_weights(model.ffn)
     moe = model.moe
     if moe is not None:
-        visited = moe.top_k * _ffn_weights(model, moe.expert_ffn)
-        visited += _ffn_weights(model, moe.shared_width) + moe.shared_gate * model.hidden
+        visited = moe.top_k * model.ffn_weights(moe.expert_ffn)
+        visited += model.ffn_weights(moe.shared_width) + moe.shared_gate * model.hidden
         total += model.moe_layers * (model.hidden * moe.experts + visited)
     return total
 
 
 def visible_keys(model: TransformerModel, seq: int) -> float:
-    """Mean number of keys that a query sees in a layer with a window.
+    """Return the mean number of keys that a query sees in a layer with a window.
 
-    A causal window of w over s tokens leaves w s - w (w - 1) / 2 pairs; one that looks both ways,
-    half to either side, has as many ahead of a token as behind it.
+    A causal window of w over s tokens leaves w s - w (w - 1) / 2 pairs; a window over both sides,
+    half to each, has as many keys after a token as before it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A model as its graph: kinds of layers with counts, and the operators of each, both ways.
+"""A model as its graph: kinds of layers with counts, and their forward and backward operators.
 
 Sizes are those of one sample (a sequence, an image) and grow with the samples of a micro-batch as
 `scales` says; bytes that do not, such as those of weights, stand beside them. The JSON form of
@@ -13,15 +13,6 @@ from pydantic import Field, model_validator
 
 from phaze_fast.models.transformer import MOST_BLOCKS
 from phaze_fast.records import Count, Quantity, Record
-
-__all__ = [
-    "PRODUCTS",
-    "GraphLayer",
-    "GraphModel",
-    "GraphOperator",
-    "OperatorKind",
-    "SavedTensor",
-]
 
 _Whole = Annotated[int, Field(strict=True, ge=0, le=2**62)]
 _Position = Annotated[int, Field(strict=True, ge=-1, le=2**31)]
@@ -71,7 +62,7 @@ class GraphOperator(Record):
     inputs: tuple[_Position, ...] = (-1,)
     """Positions of the operators of this pass it reads from; -1: what enters the layer's pass."""
     b: Count = 1
-    """Products side by side; of attention, heads."""
+    """Number of independent products; of attention, heads."""
     m: _Whole = 0
     """Rows of the result; of attention, queries."""
     n: _Whole = 0
@@ -129,7 +120,7 @@ class GraphLayer(Record):
     name: str = Field(min_length=1)
     """Path of the first such module, or ``embedding`` and ``head`` for what lies around them."""
     count: Count
-    """How often it stands in the model."""
+    """How often the model has it."""
     parameters: _Whole
     """Of one; a parameter counts in the first layer that reads it."""
     forward: tuple[GraphOperator, ...]

@@ -15,15 +15,6 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = [
-    "DECODERS",
-    "ENCODERS",
-    "EXPERTS",
-    "Fields",
-    "NotModelledError",
-    "llama",
-]
-
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu",
@@ -62,7 +53,7 @@ class Fields:
         self.defaults: Mapping[str, Any] = _data("hf_defaults.json").get(data["model_type"], {})
         spellings = _data("hf_aliases.json").get(data["model_type"], {})
         self._other = spellings | {native: alias for alias, native in spellings.items()}
-        """The second name that transformers takes for a field, either way."""
+        """Second names of fields that transformers takes, in both directions."""
 
     def take(self, name: str, default: Any = ...) -> Any:
         """Value of a field, or its default; a field without one must be given."""
@@ -165,7 +156,7 @@ class Fields:
                 )
 
     def finish(self) -> None:
-        """Refuse whatever was neither used nor known to change nothing."""
+        """Refuse fields that were neither used nor are known to be irrelevant."""
         idle = _data("hf_idle.txt")
         for name, value in self.data.items():
             if name not in self.used and name not in idle and value not in (None, False):
@@ -227,7 +218,7 @@ def _like_llama(every: int | None = None, **fixed: Any) -> Reader:
 
 def _gemma(f: Fields, every: int | None = None, **fixed: Any) -> dict[str, Any]:
     f.require("use_bidirectional_attention", False, "tokens that see those after them")
-    if f.data.get("hidden_act") in (None, "gelu"):  # a hidden_activation stands beside it
+    if f.data.get("hidden_act") in (None, "gelu"):  # a hidden_activation is given too
         f.data["hidden_act"] = None
     fields = llama(f)
     caps = {
@@ -243,18 +234,6 @@ def _gemma(f: Fields, every: int | None = None, **fixed: Any) -> dict[str, Any]:
         **_ends(f),
         **fixed,
     }
-
-
-def _gemma1(f: Fields) -> dict[str, Any]:
-    return _gemma(f)
-
-
-def _gemma2(f: Fields) -> dict[str, Any]:
-    return _gemma(f, 2, norm_position="sandwich")
-
-
-def _gemma3(f: Fields) -> dict[str, Any]:
-    return _gemma(f, 6, norm_position="sandwich", qk_norm="head")
 
 
 def _phi3(f: Fields) -> dict[str, Any]:
@@ -401,13 +380,9 @@ def _mpt(f: Fields) -> dict[str, Any]:
     }
 
 
-def _nemotron(f: Fields) -> dict[str, Any]:
-    return {**llama(f), "norm": "layernorm", "gated": False}
-
-
-def _gptj(f: Fields) -> dict[str, Any]:
+def _gpt(f: Fields, tied: bool = True) -> dict[str, Any]:
+    """Fields of GPT-2, by its names or by those of later configurations."""
     hidden = f.whole(f.first("n_embd", "hidden_size"))
-    f.used.add("rotary_dim")
     return {
         "layers": f.whole(f.first("n_layer", "num_hidden_layers")),
         "hidden": hidden,
@@ -415,41 +390,25 @@ def _gptj(f: Fields) -> dict[str, Any]:
         "ffn": f.whole("n_inner", 4 * hidden),
         "vocab": f.whole("vocab_size"),
         "seq": f.whole(f.first("n_positions", "max_position_embeddings")),
-        "positions": "rotary",
-        "parallel": "one-norm",
-        "qkv_bias": False,
-        "out_bias": False,
-        "head_bias": True,
         "activation": f.activation("activation_function", "gelu_new"),
         "dropout": f.drops("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        **_ends(f, tied=False),
+        **_ends(f, tied),
     }
 
 
-def _codegen(f: Fields) -> dict[str, Any]:
-    return {**_gptj(f), "fused_qkv": True}
+def _gptj(f: Fields) -> dict[str, Any]:
+    f.used.add("rotary_dim")
+    biases = {"qkv_bias": False, "out_bias": False, "head_bias": True}
+    return {**_gpt(f, tied=False), "positions": "rotary", "parallel": "one-norm", **biases}
 
 
 def gpt2(f: Fields) -> dict[str, Any]:
     """GPT-2: learned positions, one projection for queries, keys and values."""
-    hidden = f.whole(f.first("n_embd", "hidden_size"))
     f.require("scale_attn_by_inverse_layer_idx", False, "scores scaled by depth")
     f.require("reorder_and_upcast_attn", False, "attention in fp32")
     f.require("scale_attn_weights", True, "unscaled scores")
-    longest = f.whole(f.first("n_positions", "max_position_embeddings"))
-    return {
-        "layers": f.whole(f.first("n_layer", "num_hidden_layers")),
-        "hidden": hidden,
-        "heads": f.whole(f.first("n_head", "num_attention_heads")),
-        "ffn": f.whole("n_inner", 4 * hidden),
-        "vocab": f.whole("vocab_size"),
-        "max_positions": longest,
-        "seq": longest,
-        "fused_qkv": True,
-        "activation": f.activation("activation_function", "gelu_new"),
-        "dropout": f.drops("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        **_ends(f),
-    }
+    fields = _gpt(f)
+    return {**fields, "max_positions": fields["seq"], "fused_qkv": True}
 
 
 def _bigcode(f: Fields) -> dict[str, Any]:
@@ -530,15 +489,15 @@ def _glm(f: Fields) -> dict[str, Any]:
 DECODERS: dict[str, Reader] = {
     "arcee": _like_llama(gated=False),
     "bloom": _bloom,
-    "codegen": _codegen,
+    "codegen": lambda f: {**_gptj(f), "fused_qkv": True},
     "cohere": _cohere,
     "cohere2": _cohere,
     "ernie4_5": _ernie,
     "exaone4": _like_llama(4, norm_position="output", qk_norm="head"),
     "falcon": _falcon,
-    "gemma": _gemma1,
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
+    "gemma": _gemma,
+    "gemma2": lambda f: _gemma(f, 2, norm_position="sandwich"),
+    "gemma3_text": lambda f: _gemma(f, 6, norm_position="sandwich", qk_norm="head"),
     "glm": _glm,
     "glm4": lambda f: {**_glm(f), "norm_position": "sandwich"},
     "gpt2": gpt2,
@@ -551,7 +510,7 @@ DECODERS: dict[str, Reader] = {
     "llama": _llama,
     "mistral": _like_llama(),
     "mpt": _mpt,
-    "nemotron": _nemotron,
+    "nemotron": lambda f: {**llama(f), "norm": "layernorm", "gated": False},
     "olmo": _like_llama(norm="layernorm", norm_gain=False),
     "olmo2": _like_llama(norm_position="output", qk_norm="width"),
     "olmo3": _like_llama(4, norm_position="output", qk_norm="width"),
@@ -580,13 +539,16 @@ _ROUTING = {
 # (num_nextn_predict_layers) are not part of transformers' model.
 
 
+def _experts(
+    f: Fields, width: int, experts: str, top_k: str = "num_experts_per_tok"
+) -> dict[str, Any]:
+    """Experts of a width; the fields that give their number, and how many a token visits."""
+    return {"experts": f.whole(experts), "top_k": f.whole(top_k), "expert_ffn": width}
+
+
 def _mixtral(f: Fields) -> dict[str, Any]:
     fields = llama(f)
-    moe = {
-        "experts": f.whole("num_local_experts"),
-        "top_k": f.whole("num_experts_per_tok"),
-        "expert_ffn": fields["ffn"],
-    }
+    moe = _experts(f, fields["ffn"], "num_local_experts")
     return {**fields, **f.windows(fields["layers"]), "moe": moe}
 
 
@@ -610,33 +572,16 @@ def _qwen_moe(f: Fields, **fixed: Any) -> dict[str, Any]:
     return {**fields, **f.windows(layers), **routed, **fixed}
 
 
-def _qwen2_moe(f: Fields) -> dict[str, Any]:
-    biased = f.flag("qkv_bias", True)
-    return _qwen_moe(f, qkv_bias=biased, out_bias=False)
-
-
-def _qwen3_moe(f: Fields) -> dict[str, Any]:
-    return _qwen_moe(f, qk_norm="head")
-
-
 def _olmoe(f: Fields) -> dict[str, Any]:
     fields = llama(f)
-    moe = {
-        "experts": f.whole("num_experts"),
-        "top_k": f.whole("num_experts_per_tok"),
-        "expert_ffn": fields["ffn"],
-    }
-    return {**fields, "moe": moe, "qk_norm": "width"}
+    return {**fields, "moe": _experts(f, fields["ffn"], "num_experts"), "qk_norm": "width"}
 
 
 def _gpt_oss(f: Fields) -> dict[str, Any]:
     fields = llama(f)
-    moe = {
-        "experts": f.whole(f.first("num_local_experts", "num_experts")),
-        "top_k": f.whole(f.first("num_experts_per_tok", "experts_per_token")),
-        "expert_ffn": fields["ffn"],
-        "router_bias": True,
-    }
+    experts = f.first("num_local_experts", "num_experts")
+    top_k = f.first("num_experts_per_tok", "experts_per_token")
+    moe = {**_experts(f, fields["ffn"], experts, top_k), "router_bias": True}
     biased = f.flag("attention_bias", True)
     return {
         **fields,
@@ -650,7 +595,7 @@ def _gpt_oss(f: Fields) -> dict[str, Any]:
 
 
 def _fine_grained(f: Fields, layers: int) -> dict[str, Any]:
-    """Many narrow experts beside shared ones, behind leading dense layers, which may be all."""
+    """Many narrow experts and shared ones, after leading dense layers, which may be all layers."""
     moe = {
         "experts": f.whole("n_routed_experts"),
         "top_k": f.whole("num_experts_per_tok", 6),  # as DeepSeek-V2 is published
@@ -684,7 +629,7 @@ def _glm4_moe(f: Fields) -> dict[str, Any]:
     return {**fields, **moe, "qk_norm": normed, "out_bias": False, "head_dim": width}
 
 
-def _routed(read: Callable[[Fields], dict[str, Any]]) -> Callable[[Fields], dict[str, Any]]:
+def _routed(read: Reader) -> Reader:
     """Tick off what changes the choice of experts and no operator."""
 
     def reader(f: Fields) -> dict[str, Any]:
@@ -694,7 +639,7 @@ def _routed(read: Callable[[Fields], dict[str, Any]]) -> Callable[[Fields], dict
     return reader
 
 
-EXPERTS: dict[str, Callable[[Fields], dict[str, Any]]] = {
+EXPERTS: dict[str, Reader] = {
     name: _routed(read)
     for name, read in {
         "deepseek_v2": _deepseek,
@@ -704,8 +649,8 @@ EXPERTS: dict[str, Callable[[Fields], dict[str, Any]]] = {
         "granitemoe": _mixtral,
         "mixtral": _mixtral,
         "olmoe": _olmoe,
-        "qwen2_moe": _qwen2_moe,
-        "qwen3_moe": _qwen3_moe,
+        "qwen2_moe": lambda f: _qwen_moe(f, qkv_bias=f.flag("qkv_bias", True), out_bias=False),
+        "qwen3_moe": lambda f: _qwen_moe(f, qk_norm="head"),
     }.items()
 }
 """How each architecture is read."""
@@ -736,10 +681,8 @@ def _bert(f: Fields) -> dict[str, Any]:
     }
 
 
-def _megatron_bert(f: Fields) -> dict[str, Any]:
-    """BERT as Megatron-LM has it: norms before the sub-layers and after the last block."""
-    before = {"norm_position": "pre", "embedding_norm": False, "final_norm": True}
-    return {**_bert(f), **before}
+_NORMS_BEFORE = {"norm_position": "pre", "embedding_norm": False, "final_norm": True}
+"""BERT as Megatron-LM has it: norms before the sub-layers and after the last block."""
 
 
 def _roberta(f: Fields) -> dict[str, Any]:
@@ -756,7 +699,7 @@ def _t5(f: Fields) -> dict[str, Any]:
     # transformers reads the gated form as the GELU that it calls new.
     name = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
     f.take("relative_attention_max_distance", 128)
-    f.used.add("tie_word_embeddings")  # transformers ties them whatever a configuration says
+    f.used.add("tie_word_embeddings")  # transformers always ties them
     layers = f.whole("num_layers")
     return {
         "layers": f.whole("num_decoder_layers", layers),
@@ -808,9 +751,9 @@ def _vit(f: Fields) -> dict[str, Any]:
     }
 
 
-ENCODERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
+ENCODERS: dict[str, Reader] = {
     "bert": _bert,
-    "megatron-bert": _megatron_bert,
+    "megatron-bert": lambda f: {**_bert(f), **_NORMS_BEFORE},
     "mt5": _t5,
     "roberta": _roberta,
     "t5": _t5,

@@ -19,13 +19,6 @@ from phaze_fast.models.hf_architectures import DECODERS, ENCODERS, EXPERTS, Fiel
 from phaze_fast.models.torch_import import from_torch
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = [
-    "LONGEST",
-    "from_hf",
-    "hf_module",
-    "trace_hf",
-]
-
 _WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 
@@ -57,9 +50,9 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
     try:
         config = transformers.AutoConfig.for_model(**fields)
     except Exception as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InvalidInputError(
-            f"{source}: model_type: transformers cannot read it: {said}"
+            f"{source}: model_type: transformers cannot read it: {reason}"
         ) from None
     makers = (
         transformers.AutoModelForCausalLM,
@@ -74,8 +67,10 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
                     warnings.simplefilter("ignore")
                     return maker.from_config(config)
             except Exception as error:
-                said = next(iter(str(error).splitlines()), type(error).__name__)
-                raise InvalidInputError(f"{source}: transformers cannot build it: {said}") from None
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                raise InvalidInputError(
+                    f"{source}: transformers cannot build it: {reason}"
+                ) from None
     raise InvalidInputError(
         f"{source}: model_type: {data.get('model_type')!r} is no causal, masked or "
         "sequence-to-sequence language model of transformers"
@@ -105,8 +100,8 @@ def trace_hf(
     import torch
 
     config = module.config
-    given = (getattr(config, name, None) for name in _WINDOWS)
-    window = next((size for size in given if isinstance(size, int) and size > 0), longest)
+    windows = (getattr(config, name, None) for name in _WINDOWS)
+    window = next((size for size in windows if isinstance(size, int) and size > 0), longest)
     tokens = seq if seq is not None else min(int(window), longest)
     ids = torch.empty((2, tokens), dtype=torch.long, device="meta")
     module.train()
@@ -117,15 +112,15 @@ def trace_hf(
     kwargs: dict[str, Any] = {"input_ids": ids, "labels": ids}
     if "use_cache" in getattr(config, "to_dict", dict)():
         kwargs["use_cache"] = False
-    found = from_torch(module, (), kwargs, name=name)
+    graph = from_torch(module, (), kwargs, name=name)
     if window > tokens and seq is None:
         note = f"seq {tokens}: the smaller of the context window of {window} and {longest}"
-        return found.replace(notes="; ".join(filter(None, (note, found.notes))))
-    return found
+        return graph.replace(notes="; ".join(filter(None, (note, graph.notes))))
+    return graph
 
 
 LONGEST = 4096
-"""Tokens of a sequence unless told otherwise, where a model's context window is longer."""
+"""Default sequence length where a model's context window is longer."""
 
 _READERS: dict[str, Callable[[Fields], dict[str, Any]]] = {**DECODERS, **ENCODERS, **EXPERTS}
 

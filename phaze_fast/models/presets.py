@@ -16,8 +16,6 @@ from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = ["Model", "load", "model_from_dict", "names"]
-
 Model = TransformerModel | GraphModel
 """What is trained: a transformer by its fields, or any model by its graph."""
 
@@ -31,7 +29,7 @@ _MEGATRON_BERT: dict[str, Any] = {
 
 
 class _ModelPresets(Presets[Model]):
-    """The entries of one file, of which some name a configuration of HuggingFace."""
+    """The entries of one file; some refer to a HuggingFace configuration."""
 
     @cached_property
     def _entries(self) -> dict[str, dict[str, Any]]:

@@ -20,17 +20,6 @@ from phaze_fast.models.flops import model_flops
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = [
-    "Attention",
-    "FeedForward",
-    "Norm",
-    "NotATransformerError",
-    "Skeleton",
-    "read_block",
-    "recognised",
-    "why_not_recognised",
-]
-
 # ---- products, attentions, norms and non-linearities of a layer ----
 
 
@@ -125,16 +114,16 @@ class Skeleton:
 
     def _walk(self, start: Iterable[int], stops: Iterable[int]) -> tuple[frozenset[int], list[int]]:
         """Walk against the data; give the operators at which that stops, and those passed."""
-        ends, passed, found = frozenset(stops), [], set()
+        ends, passed, reached = frozenset(stops), [], set()
         waiting = list(start)
         while waiting:
             at = waiting.pop()
             if at < 0 or at in ends:
-                found.add(at)
+                reached.add(at)
             elif at not in passed and not self._is_constant(at) and not self._chooses(at):
                 passed.append(at)
                 waiting += self.ops[at].inputs
-        return frozenset(found), passed
+        return frozenset(reached), passed
 
     def _is_constant(self, at: int) -> bool:
         """Whether an operator works on parameters and constants alone."""
@@ -160,13 +149,13 @@ class Skeleton:
     # ---- norms ----
 
     def _norms(self) -> list[Norm]:
-        found = []
+        norms = []
         for at, op in enumerate(self.ops):
             if op.kind == "norm":
-                found.append(Norm(at, frozenset(), op.n, op.function))
+                norms.append(Norm(at, frozenset(), op.n, op.function))
             elif self.names[at] == "rsqrt":
-                found.append(self._written_out(at))
-        return found
+                norms.append(self._written_out(at))
+        return norms
 
     def _written_out(self, root: int) -> Norm:
         """Read a norm that is a row of operators around a reciprocal root of a mean of squares."""
@@ -195,20 +184,20 @@ class Skeleton:
         return Norm(norm.last, self.above(norm.last), norm.width, norm.function)
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
-        """Give the norm that is all of what feeds an operator."""
+        """Return the norm that alone feeds an operator, or None."""
         return next((n for n in self.norms if labels == {n.last}), None)
 
     # ---- attention ----
 
     def attentions(self) -> list[Attention]:
         """Attentions in order."""
-        found = []
+        attentions = []
         for at, op in enumerate(self.ops):
             if op.kind == "attention":
-                found.append(self._fused(at))
+                attentions.append(self._fused(at))
             elif op.kind == "softmax" and self._scores_above(at) is not None:
-                found.append(self._explicit(at))
-        return found
+                attentions.append(self._explicit(at))
+        return attentions
 
     def _scores_above(self, at: int) -> int | None:
         labels = {x for x in self.above(at) if x >= 0}
@@ -242,8 +231,8 @@ class Skeleton:
         if len(sides) == 1:
             sides *= 2
         sides.append(tuple(sorted(values)))
-        found = self._attention(mixes[0], sides, op, op.inputs[:2], mask)
-        return replace(found, capped=bool(caps), explicit=True)
+        attention = self._attention(mixes[0], sides, op, op.inputs[:2], mask)
+        return replace(attention, capped=bool(caps), explicit=True)
 
     def _attention(
         self,
@@ -355,14 +344,14 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
         }, a.queries
     if len(a.keys) == 2 and len(a.values) == 1 and a.values[0] in a.keys:
         return _latent(sk, a, out)
-    each = (*a.queries, *a.keys, *a.values)
-    if len(set(each)) != 3:
+    products = (*a.queries, *a.keys, *a.values)
+    if len(set(products)) != 3:
         raise _refuse("attention whose queries, keys and values are not three products")
-    widths = [sk.ops[at].n for at in each]
+    widths = [sk.ops[at].n for at in products]
     if widths != [a.heads * a.width, widths[1], widths[1]] or widths[1] % a.width:
         raise _refuse("queries, keys and values of other widths than heads")
     fields = {"kv_heads": widths[1] // a.width, "head_dim": a.width}
-    return {**fields, "qkv_bias": _biased(sk, each)}, each
+    return {**fields, "qkv_bias": _biased(sk, products)}, products
 
 
 def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -391,10 +380,10 @@ def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple
 
 
 def _out(sk: Skeleton, a: Attention) -> int:
-    found = [at for at in sk.gemms if sk.above(at) == {a.last}]
-    if len(found) != 1:
+    following = [at for at in sk.gemms if sk.above(at) == {a.last}]
+    if len(following) != 1:
         raise _refuse("attention that no product follows")
-    return found[0]
+    return following[0]
 
 
 def _dense(sk: Skeleton, ff: FeedForward) -> dict[str, Any]:
@@ -605,12 +594,12 @@ def _embedding(layer: GraphLayer, vocab: int, seq: int) -> dict[str, Any]:
         raise NotATransformerError("an embedding of several tables of positions")
     sk.explain(tables)
     sk.check()
-    found: dict[str, Any] = {"hidden": hidden, "embedding_norm": bool(sk.norms), "drops": sk.drops}
+    fields: dict[str, Any] = {"hidden": hidden, "embedding_norm": bool(sk.norms), "drops": sk.drops}
     if positions:
-        found |= {"positions": "learned", "max_positions": positions[0]}
+        fields |= {"positions": "learned", "max_positions": positions[0]}
     if types:
-        found["token_types"] = types[0]
-    return found
+        fields["token_types"] = types[0]
+    return fields
 
 
 def _head(layer: GraphLayer) -> dict[str, Any]:
@@ -624,7 +613,7 @@ def _head(layer: GraphLayer) -> dict[str, Any]:
     op = sk.ops[logits]
     curves = [at for at, x in enumerate(sk.ops) if x.kind == "activation"]
     caps = [at for at in curves if at > logits and sk.names[at] == "tanh"]
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "vocab": op.n,
         "tied_embeddings": op.weights < op.n * op.k,
         "logit_cap": bool(caps),
@@ -637,13 +626,13 @@ def _head(layer: GraphLayer) -> dict[str, Any]:
         single = len(curves) - len(caps) == 1 and len(sk.norms) == 1 + (before is not None)
         if not (sk.biased(logits) and single and normed and entered == {ENTERS}):
             raise NotATransformerError("a head of other products than logits")
-        found |= {"head": "mlm", "final_norm": before is not None}
+        fields |= {"head": "mlm", "final_norm": before is not None}
     else:
-        found |= {"head": "lm", "final_norm": bool(sk.norms), "head_bias": sk.biased(logits)}
+        fields |= {"head": "lm", "final_norm": bool(sk.norms), "head_bias": sk.biased(logits)}
     losses = [at for at, name in enumerate(sk.names) if name in _LOSS]
     sk.explain([*sk.gemms, *losses, *(curves if len(sk.gemms) == 2 else caps)])
     sk.check()
-    return found
+    return fields
 
 
 def _between(layer: GraphLayer) -> bool:
@@ -660,14 +649,14 @@ def _between(layer: GraphLayer) -> bool:
 def _common(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     """Fields that all blocks share; the width of the dense ones is theirs."""
     dense = [block for block in blocks if "moe" not in block]
-    found: dict[str, Any] = {}
+    common: dict[str, Any] = {}
     for block in blocks:
         for name, value in block.items():
             if name in _OF_A_LAYER or (name == "ffn" and dense and "moe" in block):
                 continue
-            if found.setdefault(name, value) != value:
+            if common.setdefault(name, value) != value:
                 raise NotATransformerError(f"blocks that differ in {name}")
-    return found
+    return common
 
 
 def _stacks(graph: GraphModel, hidden: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -701,18 +690,18 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
     causal = {block["causal"] or bool(encoder) for block in decoder}
     if len(causal) > 1:
         raise NotATransformerError("blocks of which some are causal")
-    found: dict[str, Any] = {"causal": causal.pop()}
+    fields: dict[str, Any] = {"causal": causal.pop()}
     buckets = {block["buckets"] for block in blocks} - {0}
     if buckets:
-        found |= {"positions": "relative", "relative_buckets": buckets.pop()}
+        fields |= {"positions": "relative", "relative_buckets": buckets.pop()}
     elif any(block["rotated"] for block in blocks):
-        found["positions"] = "rotary"
+        fields["positions"] = "rotary"
     else:
-        found["positions"] = "none"
+        fields["positions"] = "none"
     if windows:
         full = tuple(at for at, block in enumerate(decoder) if not block["window"])
-        found |= {"window": windows.pop(), "full_attention_layers": full}
-    return found
+        fields |= {"window": windows.pop(), "full_attention_layers": full}
+    return fields
 
 
 def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bool]:
@@ -744,14 +733,14 @@ def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bo
 def _candidates(graph: GraphModel) -> Iterator[TransformerModel]:
     fields, choices, explicit = _fields(graph)
     for values in itertools.product(*choices.values()):
-        given = {**fields, **dict(zip(choices, values, strict=True))}
-        made = TransformerModel.from_dict({"name": graph.name, **given}, graph.name)
-        if made.parameters() == graph.parameters() and _same_flops(graph, made, explicit):
-            yield made
+        chosen = {**fields, **dict(zip(choices, values, strict=True))}
+        candidate = TransformerModel.from_dict({"name": graph.name, **chosen}, graph.name)
+        if candidate.parameters() == graph.parameters() and _same_flops(graph, candidate, explicit):
+            yield candidate
 
 
 def _same_flops(graph: GraphModel, model: TransformerModel, explicit: bool) -> bool:
-    if explicit:  # every score is computed, whatever a window hides
+    if explicit:  # every score is computed, also those that a window hides
         model = model.replace(attention="eager")
     own, other = model_flops(graph), model_flops(model)
     slack = 1e-9 if model.moe is None else 0.05  # tokens fill up the last row of each expert
@@ -764,14 +753,14 @@ def _same_flops(graph: GraphModel, model: TransformerModel, explicit: bool) -> b
 @lru_cache(maxsize=256)
 def _outcome(graph: GraphModel) -> tuple[TransformerModel | None, str]:
     try:
-        found = next(_candidates(graph), None)
+        model = next(_candidates(graph), None)
     except (NotATransformerError, InvalidInputError, ValueError) as error:
         return None, str(error)
-    return found, "" if found else "parameters or FLOPs that are no transformer's"
+    return model, "" if model else "parameters or FLOPs that are no transformer's"
 
 
 def recognised(graph: GraphModel) -> TransformerModel | None:
-    """Give the transformer that a graph is, or None."""
+    """Return the transformer that a graph is, or None."""
     return None if graph.as_traced else _outcome(graph)[0]
 
 

@@ -24,12 +24,6 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraE
 from phaze_fast.models.aten import KNOWN, figures
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
 
-__all__ = [
-    "from_torch",
-    "layered",
-    "with_split",
-]
-
 # ---- tensor-parallel splits ----
 
 
@@ -39,12 +33,12 @@ _NO_PAIR = "no pair of products whose weights could be split by columns and by r
 
 
 def _consumers(operators: tuple[GraphOperator, ...]) -> list[set[int]]:
-    found: list[set[int]] = [set() for _ in operators]
+    consumers: list[set[int]] = [set() for _ in operators]
     for at, op in enumerate(operators):
         for source in op.inputs:
             if source >= 0:
-                found[source].add(at)
-    return found
+                consumers[source].add(at)
+    return consumers
 
 
 def _reduces(op: GraphOperator) -> bool:
@@ -156,13 +150,13 @@ def layer_paths(modules: Children) -> frozenset[str]:
     A row of bare operators of several classes, such as a linear, an activation and a linear, is
     no stack of layers.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for path, (_, children) in modules.items():
         numbered = [f"{path}.{child}".lstrip(".") for child in children if child.isdecimal()]
         composite = any(modules[child][1] for child in numbered)
         if composite or len({modules[child][0] for child in numbered}) == 1:
-            found.update(numbered)
-    return frozenset(found)
+            paths.update(numbered)
+    return frozenset(paths)
 
 
 class _Trace:
@@ -207,7 +201,7 @@ class _Trace:
         return [(path, list(run)) for (_, path), run in runs]
 
     def _place_backward(self) -> None:
-        """Give each backward operator to the forward one whose gradient it is part of."""
+        """Assign each backward operator to the forward one whose gradient it is part of."""
         calls = self.small.calls
         numbers = [(calls[at].sequence, at) for at in self.forward]
         numbers.sort()
@@ -261,7 +255,7 @@ class _Trace:
 
 
 def _per_sample(two: float, four: float) -> tuple[float, float]:
-    """Give what one sample adds, and the rest, of figures of two and of four."""
+    """Return the part per sample and the constant part of figures of two and four samples."""
     grows = max((four - two) / 2.0, 0.0)
     return grows, max(two - 2.0 * grows, 0.0)
 
@@ -283,7 +277,7 @@ def _names(trace: _Trace, positions: Sequence[int], layer: str) -> list[str]:
 
 def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
     """Elements of the parameters that each operator is the first to read; and of the others."""
-    recorder, seen, found = trace.small, set(), {}
+    recorder, seen, elements = trace.small, set(), {}
     for at in trace.forward:
         total = 0
         for array in recorder.calls[at].reads:
@@ -291,9 +285,9 @@ def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
             if key in recorder.parameters and key not in seen:
                 seen.add(key)
                 total += recorder.parameters[key]
-        found[at] = total
+        elements[at] = total
     rest = sum(count for key, count in recorder.parameters.items() if key not in seen)
-    return found, rest
+    return elements, rest
 
 
 def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
@@ -313,7 +307,7 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
         key = one.array.storage
         savers.setdefault(key, []).append(segment)
         arrays.setdefault(key, (one, two.array))
-    found: dict[int, list[tuple[int, float, float]]] = {}
+    by_segment: dict[int, list[tuple[int, float, float]]] = {}
     for key, segments in savers.items():
         one, two = arrays[key]
         home = segments[0]
@@ -322,12 +316,12 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
         elif len(set(segments)) > 1:
             home = 0 if one.source < 0 else trace.owner[one.source]
         grows, fixed = _per_sample(one.array.held_bytes, two.held_bytes)
-        found.setdefault(home, []).append((one.source, grows, fixed))
-    return found
+        by_segment.setdefault(home, []).append((one.source, grows, fixed))
+    return by_segment
 
 
 def _local(positions: Sequence[int], trace: _Trace, at: int) -> tuple[int, ...]:
-    """Give the inputs of an operator within its pass of its layer."""
+    """Return the inputs of an operator by their positions in its layer's pass."""
     place = {global_at: local for local, global_at in enumerate(positions)}
     sources = trace.small.calls[at].sources
     inputs = dict.fromkeys(place.get(source, -1) for source in sources)
@@ -340,7 +334,7 @@ def _backward(
     """Operators of a layer's backward pass."""
     place = {at: local for local, at in enumerate(forward)}
     taken: Counter[str] = Counter()
-    made = []
+    operators = []
     for at in positions:
         origin = place[trace.origin[at]]
         call, kind = trace.small.calls[at], trace.figures[at].kind
@@ -354,14 +348,14 @@ def _backward(
         forward_kind = trace.figures[forward[origin]].kind
         if kind == "gemm-weight-gradient" and forward_kind == "batched-gemm":
             fields |= {"kind": "batched-gemm-gradient", "name": f"{name}-{taken[name]}"}
-        made.append(GraphOperator(**fields, forward=origin))
-    return _distinct(made)
+        operators.append(GraphOperator(**fields, forward=origin))
+    return _distinct(operators)
 
 
 def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
-    """Give operators names that differ, and keep how weight gradients end."""
+    """Make the operators' names unique; the suffixes of gradients stay at the end."""
     taken: Counter[str] = Counter()
-    found = []
+    renamed = []
     for op in operators:
         taken[op.name] += 1
         if taken[op.name] > 1:
@@ -369,8 +363,8 @@ def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
                 (op.name[:-2], op.name[-2:]) if op.name[-2:] in ("-x", "-w") else (op.name, "")
             )
             op = op.replace(name=f"{stem}-{taken[op.name]}{end}")
-        found.append(op)
-    return tuple(found)
+        renamed.append(op)
+    return tuple(renamed)
 
 
 def _layer(
@@ -419,7 +413,7 @@ def _written(trace: _Trace, at: int) -> tuple[float, float]:
 
 
 def _kind_key(layer: GraphLayer) -> Any:
-    """Give what layers of one kind share: all but names, and of the backward pass its products."""
+    """Return a key equal for layers of one kind: operators without names, and backward products."""
     forward = tuple(op.replace(name="-") for op in layer.forward)
     products = Counter((op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0)
     saved = tuple(tensor.replace(name="-") for tensor in layer.saved)

@@ -26,17 +26,6 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = [
-    "Array",
-    "Call",
-    "Constants",
-    "Functions",
-    "Recorder",
-    "Saved",
-    "loss_of",
-    "record_step",
-]
-
 # ---- values that depend on no input: positions and masks ----
 
 
@@ -115,7 +104,7 @@ class Constants:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def value(self, tensor: Any, constant: bool, line: str) -> Any:
-        """Give the number in an array of one."""
+        """Return the number in an array of one element."""
         if not constant or (tensor.is_meta and id(tensor) not in self._known):
             raise RuntimeError("control flow, or a number, that depends on data")
         if id(tensor) in self._drawn:
@@ -166,7 +155,7 @@ def _pattern(plane: Any) -> dict[str, Any]:
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Fused attention as one operator each way, which keeps what such kernels keep."""
+    """Fused attention as one operator forward and one backward, keeping what such kernels keep."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
@@ -235,14 +224,14 @@ class _Loss(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, *outputs: Any) -> Any:
-        """Give a number."""
+        """Return a scalar that depends on all outputs."""
         ctx.save_for_backward()
         ctx.like = [(tuple(x.shape), x.dtype) for x in outputs]
         return outputs[0].new_empty((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Give a gradient of each."""
+        """Return a gradient for each output."""
         return tuple(gradient.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like)
 
 
@@ -258,7 +247,7 @@ def _floats(output: Any) -> Iterator[Any]:
 
 
 def loss_of(output: Any) -> Any:
-    """Give the number of a module's output that is differentiated; None where nothing can be."""
+    """Return the scalar of a module's output to differentiate; None where there is none."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, dict):
         loss = output.get("loss")
@@ -413,13 +402,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
 
     def arrays(self, values: Any) -> list[Array]:
         """Note the tensors among values."""
-        found = []
+        arrays = []
         for value in values:
             if isinstance(value, torch.Tensor):
-                found.append(self._note(value))
+                arrays.append(self._note(value))
             elif isinstance(value, tuple | list):
-                found += self.arrays(value)
-        return found
+                arrays += self.arrays(value)
+        return arrays
 
     def enter_inputs(self, values: Any) -> None:
         """Note the floating-point inputs: what is computed from them counts."""
@@ -464,7 +453,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             options = self._hidden(args, writes)
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options)
         if name in _COPIES and all(array.parameter for array in reads):
-            for array in writes:  # a cast of weights stands for them
+            for array in writes:  # a cast of weights counts as the weights
                 self._made.pop(array.storage)
                 self.copies[array.storage] = self.copies.get(reads[0].storage, reads[0].storage)
         return out
@@ -618,12 +607,12 @@ def record_step(
     except InvalidInputError:
         raise
     except Exception as error:
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if "data-independent implementation" in said or "no data" in said:
-            said = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "data-independent implementation" in reason or "no data" in reason:
+            reason = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
         line = _failing_line(error)
         raise InvalidInputError(
-            f"{name}: PyTorch cannot run it on shapes alone: {said}"
+            f"{name}: PyTorch cannot run it on shapes alone: {reason}"
             + (f" ({line})" if line else "")
         ) from error
     return recorder

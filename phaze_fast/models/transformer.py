@@ -12,18 +12,8 @@ from pydantic import Field, model_validator
 
 from phaze_fast.records import Count, Quantity, Record, Side
 
-__all__ = [
-    "MOST_BLOCKS",
-    "Activation",
-    "Blocks",
-    "LatentAttention",
-    "MixtureOfExperts",
-    "Patches",
-    "TransformerModel",
-]
-
 MOST_BLOCKS = 4094
-"""Of a model: plans are made of at most 4,096 layers, the embedding and the head among them."""
+"""Most blocks of a model: plans have at most 4,096 layers, the embedding and the head included."""
 
 Blocks = Annotated[int, Field(strict=True, ge=1, le=MOST_BLOCKS)]
 """How many blocks a model has."""
@@ -32,7 +22,7 @@ _Any = Annotated[int, Field(strict=True, ge=0)]
 
 
 class MixtureOfExperts(Record):
-    """Feed-forward layers of which each token visits a few."""
+    """A mixture of experts: feed-forward layers, of which each token visits a few."""
 
     what: ClassVar[str] = "moe"
     experts: Count
@@ -56,8 +46,8 @@ class MixtureOfExperts(Record):
     dense_at: tuple[_Any, ...] = ()
     """Other layers that keep it, by position from 0."""
     moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
-    """How often kernels of their own put rows in another order on the way to the experts: by the
-    device they go to (1), and by expert on arrival (2), which the way back undoes."""
+    """Separate kernels that reorder rows before the experts: by target device (1), and also by
+    expert on arrival (2); each is undone after the experts."""
     tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
     """Rows of a tile of the grouped products: a tile with rows of two experts is computed for both,
     so that each expert takes about one tile more than it has rows for; 0 where they are equal."""
@@ -149,11 +139,11 @@ class TransformerModel(Record):
     vocab: Annotated[int, Field(strict=True, ge=0)]
     """Rows of the token embedding as allocated, padding included; 0 where there is none."""
     seq: Count
-    """Sequence length a step is reckoned with unless told otherwise."""
+    """Default sequence length of a step."""
     causal: bool = True
     """Whether a token sees only those before it (the decoder, of an encoder-decoder)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """Normalisation; a layernorm has a bias beside its gain."""
+    """Normalisation; a layernorm has a bias and a gain."""
     norm_bias: bool = True
     """Whether a layernorm has a bias; an RMS norm has none."""
     norm_gain: bool = True
@@ -162,7 +152,7 @@ class TransformerModel(Record):
     """Before each sub-layer; after its residual sum as in BERT; on its output before the sum as in
     OLMo 2; or before it and on its output as in Gemma 2."""
     parallel: Literal["no", "one-norm", "two-norms"] = "no"
-    """Whether attention and feed-forward read the same input side by side, as in GPT-NeoX, and
+    """Whether attention and feed-forward read the same input in parallel, as in GPT-NeoX, and
     whether each has a norm of its own."""
     final_norm: bool = True
     """Whether a norm follows the last block (of each stack)."""
@@ -173,7 +163,7 @@ class TransformerModel(Record):
     fused_gate: bool = False
     """Whether one projection makes the gate and what it gates together, as in Phi-3."""
     positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
-    """How a token knows where it stands."""
+    """Position encoding."""
     max_positions: Count | None = None
     """Rows of the learned position table as allocated."""
     relative_buckets: Count | None = None
@@ -209,8 +199,8 @@ class TransformerModel(Record):
     attention: Literal["flash", "eager"] = "flash"
     """Fused attention, or explicit softmax(QK^T)V that keeps its scores."""
     attention_block: Count = 1
-    """Queries, and keys, that fused attention takes at a time; a block of which a window masks a
-    part is computed whole."""
+    """Queries, and keys, that fused attention takes at a time; a block that a window masks partly
+    is computed whole."""
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Bytes moved for each parameter in every backward pass to add its gradient to those of earlier
     micro-batches, by kernels of their own."""
@@ -232,7 +222,7 @@ class TransformerModel(Record):
     """Whether one projection makes queries, keys and values together."""
     kv_expanded: bool = False
     """Whether keys and values are copied to every query head first, as PyTorch's attention does
-    unless told that heads are grouped; matters for what is kept."""
+    unless it knows that heads are grouped; matters for what is kept."""
     gelu_new: bool = False
     """Whether GELU is the tanh form that HuggingFace calls ``gelu_new``, whose own code is a row of
     elementwise operators."""
@@ -341,7 +331,7 @@ class TransformerModel(Record):
         return self.layers + self.encoder_layers
 
     def is_windowed(self, layer: int, seq: int) -> bool:
-        """Whether a layer, from 0, sees less than a sequence of so many tokens."""
+        """Whether a layer, from 0, has a window shorter than a sequence of `seq` tokens."""
         reaches = self.window is None or self.window >= seq
         return not reaches and layer not in self.full_attention_layers
 
@@ -373,14 +363,29 @@ class TransformerModel(Record):
         return 4 if self.norm_position == "sandwich" else 2
 
     @property
+    def attention_weights(self) -> int:
+        """Elements of the matrices of one attention layer."""
+        latent = self.latent
+        if latent is None:
+            return self.hidden * (2 * self.query_width + 2 * self.kv_width)
+        queries, values = self.heads * latent.query_width, self.heads * latent.value_width
+        total = self.hidden * (latent.kv_rank + latent.rotary_width + values)
+        total += latent.kv_rank * (self.heads * latent.plain_width + values)
+        if latent.query_rank is None:
+            return total + self.hidden * queries
+        return total + latent.query_rank * (self.hidden + queries)
+
+    @property
     def attention_parameters(self) -> int:
         """Parameters of one attention layer, its norm not counted."""
-        extra = self.out_bias * self.hidden + self.sinks * self.heads
-        if self.latent is not None:
-            return extra + self._latent_parameters(self.latent)
-        projections = self.hidden * (2 * self.query_width + 2 * self.kv_width)
-        biases = self.qkv_bias * (self.query_width + 2 * self.kv_width)
-        return projections + biases + extra + self.qk_norm_parameters
+        total = self.attention_weights + self.out_bias * self.hidden + self.sinks * self.heads
+        latent = self.latent
+        if latent is None:
+            biases = self.qkv_bias * (self.query_width + 2 * self.kv_width)
+            return total + biases + self.qk_norm_parameters
+        rank = latent.query_rank or 0  # each latent vector has a norm, and its projection a bias
+        total += latent.kv_rank + rank
+        return total + self.qkv_bias * (latent.kv_rank + latent.rotary_width + rank)
 
     @property
     def qk_norm_parameters(self) -> int:
@@ -388,21 +393,14 @@ class TransformerModel(Record):
         gains = {"no": 0, "head": 2 * self.head_width, "width": self.query_width + self.kv_width}
         return gains[self.qk_norm]
 
-    def _latent_parameters(self, latent: LatentAttention) -> int:
-        kv_in, queries = latent.kv_rank + latent.rotary_width, self.heads * latent.query_width
-        total = self.hidden * kv_in + latent.kv_rank  # down to the latent vector, and its norm
-        total += latent.kv_rank * self.heads * (latent.plain_width + latent.value_width)
-        total += self.heads * latent.value_width * self.hidden
-        if latent.query_rank is None:
-            return total + self.hidden * queries + self.qkv_bias * kv_in
-        total += (self.hidden + 1 + queries) * latent.query_rank
-        return total + self.qkv_bias * (kv_in + latent.query_rank)
+    def ffn_weights(self, width: int) -> int:
+        """Elements of the matrices of one feed-forward layer of a width."""
+        return (3 if self.gated else 2) * self.hidden * width
 
     def ffn_parameters(self, width: int) -> int:
         """Parameters of one feed-forward layer of a width, its norm not counted."""
         inward = 2 if self.gated else 1
-        biases = self.ffn_bias * (inward * width + self.hidden)
-        return (inward + 1) * self.hidden * width + biases
+        return self.ffn_weights(width) + self.ffn_bias * (inward * width + self.hidden)
 
     @property
     def moe_parameters(self) -> int:
@@ -468,7 +466,7 @@ class TransformerModel(Record):
         return sum(self.parameters_by_part().values())
 
     def active_parameters(self) -> int:
-        """Parameters that one token visits: all of them but for experts it is not sent to.
+        """Return the parameters that one token visits: all except the experts it is not sent to.
 
         Examples
         --------

@@ -22,17 +22,7 @@ from typing import NamedTuple
 
 from phaze_fast.models import LatentAttention, TransformerModel
 from phaze_fast.models.flops import visible_keys
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, FLOAT_BYTES, BlockWriter, OperatorSpec
-
-__all__ = [
-    "BESIDE_RING",
-    "RING",
-    "Exchanged",
-    "attend",
-    "attention_shape",
-    "exchange",
-    "exchange_back",
-]
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, FLOAT_BYTES, BlockBuilder, OperatorSpec
 
 _RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
 _SOFTMAX_STEPS = (
@@ -45,68 +35,68 @@ _SOFTMAX_STEPS = (
 """Kernels of a softmax that is not fused; bytes of an element that each reads and writes."""
 
 
-def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> int:
-    """Write attention of x to a memory, which is x itself but for cross-attention."""
-    if w.model.latent is not None:
-        return _latent(w, w.model.latent, prefix, x, causal)
-    s, m, builder = w.shapes, w.model, w.builder
-    q, k, v = _projections(w, prefix, x, memory)
+def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) -> int:
+    """Add attention of x to a memory, which is x itself except in cross-attention."""
+    if block.model.latent is not None:
+        return _latent(block, block.model.latent, prefix, x, causal)
+    s, m = block.shapes, block.model
+    q, k, v = _projections(block, prefix, x, memory)
     query_bytes, kv_bytes = (
         ELEMENT_BYTES * s.rows * width for width in (s.query_width, s.kv_width)
     )
     if m.qk_norm != "no":
-        q = _normed(w, f"{prefix}q-norm", q, s.query_width, s.heads)
-        k = _normed(w, f"{prefix}k-norm", k, s.kv_width, s.kv_heads)
+        q = _normed(block, f"{prefix}q-norm", q, s.query_width, s.heads)
+        k = _normed(block, f"{prefix}k-norm", k, s.kv_width, s.kv_heads)
     rotated = m.positions == "rotary"
     if rotated:
-        q = builder.vector(f"{prefix}rotate-q", "rotary", (q,), s.rows, s.query_width)
-        k = builder.vector(f"{prefix}rotate-k", "rotary", (k,), s.rows, s.kv_width)
-    builder.keep(f"{prefix}query", query_bytes, q)
+        q = block.vector(f"{prefix}rotate-q", "rotary", (q,), s.rows, s.query_width)
+        k = block.vector(f"{prefix}rotate-k", "rotary", (k,), s.rows, s.kv_width)
+    block.keep(f"{prefix}query", query_bytes, q)
     if not m.kv_expanded or (m.fused_qkv and not rotated):
-        builder.keep(f"{prefix}key", kv_bytes, k)
-        builder.keep(f"{prefix}value", kv_bytes, v)
+        block.keep(f"{prefix}key", kv_bytes, k)
+        block.keep(f"{prefix}value", kv_bytes, v)
     if m.kv_expanded:  # copies for every query head; what they were made from may go
-        builder.keep(f"{prefix}expanded-key", query_bytes, k)
-        builder.keep(f"{prefix}expanded-value", query_bytes, v)
-    sent = exchange(w, prefix, (q, k, v), float(query_bytes), 2.0 * kv_bytes)
+        block.keep(f"{prefix}expanded-key", query_bytes, k)
+        block.keep(f"{prefix}expanded-value", query_bytes, v)
+    sent = exchange(block, prefix, (q, k, v), float(query_bytes), 2.0 * kv_bytes)
     if m.attention == "flash":
         read = ELEMENT_BYTES * s.rows * (s.query_width + 2 * s.kv_width)
-        out = _flash(w, prefix, sent, causal, read, query_bytes)
+        out = _flash(block, prefix, sent, causal, read, query_bytes)
     else:
-        out = _explicit(w, prefix, *sent[:3], causal)
-    builder.keep(f"{prefix}context", query_bytes, out, operand="also")
-    out = exchange_back(w, prefix, out, float(query_bytes))
-    return builder.linear(f"{prefix}proj", out, s.rows, s.query_width, m.hidden, m.out_bias)
+        out = _explicit(block, prefix, *sent[:3], causal)
+    block.keep(f"{prefix}context", query_bytes, out, operand="also")
+    out = exchange_back(block, prefix, out, float(query_bytes))
+    return block.linear(f"{prefix}proj", out, s.rows, s.query_width, m.hidden, m.out_bias)
 
 
-def _projections(w: BlockWriter, prefix: str, x: int, memory: int) -> tuple[int, int, int]:
+def _projections(block: BlockBuilder, prefix: str, x: int, memory: int) -> tuple[int, int, int]:
     """Q of x, and K and V of the memory it attends to."""
-    s, m = w.shapes, w.model
+    s, m = block.shapes, block.model
     bias = m.qkv_bias
     if m.fused_qkv and x == memory:
         width = s.query_width + 2 * s.kv_width
-        made = w.builder.linear(f"{prefix}qkv", x, s.rows, m.hidden, width, bias)
-        return made, made, made
+        qkv = block.linear(f"{prefix}qkv", x, s.rows, m.hidden, width, bias)
+        return qkv, qkv, qkv
     return (
-        w.builder.linear(f"{prefix}q", x, s.rows, m.hidden, s.query_width, bias),
-        w.builder.linear(f"{prefix}k", memory, s.rows, m.hidden, s.kv_width, bias),
-        w.builder.linear(f"{prefix}v", memory, s.rows, m.hidden, s.kv_width, bias),
+        block.linear(f"{prefix}q", x, s.rows, m.hidden, s.query_width, bias),
+        block.linear(f"{prefix}k", memory, s.rows, m.hidden, s.kv_width, bias),
+        block.linear(f"{prefix}v", memory, s.rows, m.hidden, s.kv_width, bias),
     )
 
 
-def _normed(w: BlockWriter, name: str, x: int, width: int, heads: int) -> int:
+def _normed(block: BlockBuilder, name: str, x: int, width: int, heads: int) -> int:
     """Norm of queries or keys: of each head, or over all heads, whose sums devices then add."""
-    rows = w.shapes.rows
-    if w.model.qk_norm == "head":
-        return w.norm_of(name, x, rows * heads, width // heads)
-    if w.strategy.tp > 1:
+    rows = block.shapes.rows
+    if block.model.qk_norm == "head":
+        return block.norm_of(name, x, rows * heads, width // heads)
+    if block.strategy.tp > 1:
         sums = ("all-reduce", float(FLOAT_BYTES * rows), "tensor")
-        x = w.builder.network(f"{name}-sum", x, sums, sums)
-    return w.norm_of(name, x, rows, width)
+        x = block.network(f"{name}-sum", x, sums, sums)
+    return block.norm_of(name, x, rows, width)
 
 
 def _flash(
-    w: BlockWriter,
+    block: BlockBuilder,
     prefix: str,
     sent: Exchanged,
     causal: bool,
@@ -118,16 +108,16 @@ def _flash(
 
     It reads what `sent` names, and the operators of `also`.
     """
-    s = w.shapes
-    heads, seq_here = attention_shape(w)
+    s = block.shapes
+    heads, seq_here = attention_shape(block)
     pairs = s.batch * heads
     width, keys = 4.0 * s.head_width, float(s.seq)
-    if w.model.latent is not None:
-        width = 2.0 * (w.model.latent.query_width + w.model.latent.value_width)
+    if block.model.latent is not None:
+        width = 2.0 * (block.model.latent.query_width + block.model.latent.value_width)
     computed = keys
-    if w.windowed:
-        keys, causal = visible_keys(w.model, s.seq), False
-        computed = max(keys, _keys_of_blocks(w.model, s.seq))
+    if block.windowed:
+        keys, causal = visible_keys(block.model, s.seq), False
+        computed = max(keys, _keys_of_blocks(block.model, s.seq))
     inputs = tuple(dict.fromkeys((*sent[:3], *also)))
     whole = OperatorSpec(
         f"{prefix}attention",
@@ -143,10 +133,10 @@ def _flash(
         write_bytes=write_bytes,
         causal=causal,
     )
-    made = _in_a_ring(w, whole, sent)
-    w.builder.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, made, statistic=True)
-    w.builder.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, made, statistic=True)
-    return made
+    attention = _in_a_ring(block, whole, sent)
+    block.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, attention, statistic=True)
+    block.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, attention, statistic=True)
+    return attention
 
 
 def _keys_of_blocks(model: TransformerModel, seq: int) -> float:
@@ -159,16 +149,16 @@ def _keys_of_blocks(model: TransformerModel, seq: int) -> float:
     return float(min(met * block * block / seq, seq))
 
 
-def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:
+def _in_a_ring(block: BlockBuilder, whole: OperatorSpec, sent: Exchanged) -> int:
     """Add attention: at once, or in a ring while keys arrive and after the last have arrived."""
     if sent.arriving is None:
-        return w.builder.custom(whole)
-    last = 1.0 / w.strategy.cp
+        return block.add(whole)
+    last = 1.0 / block.strategy.cp
 
     def part(name: str, inputs: tuple[int, ...], share: float) -> int:
         keys = max(1, -int(-share * whole.n // 1))
         flops, read = share * whole.flops, share * whole.read_bytes
-        return w.builder.custom(
+        return block.add(
             replace(whole, name=name, inputs=inputs, n=keys, flops=flops, read_bytes=read)
         )
 
@@ -177,101 +167,99 @@ def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:
     return part(whole.name, (sent.query, sent.arriving, early), last)
 
 
-def _explicit(w: BlockWriter, prefix: str, q: int, k: int, v: int, causal: bool) -> int:
+def _explicit(block: BlockBuilder, prefix: str, q: int, k: int, v: int, causal: bool) -> int:
     """Scores, softmax and mix one after another; a window masks scores and saves nothing."""
-    s, builder = w.shapes, w.builder
-    heads, seq_here = attention_shape(w)
+    s = block.shapes
+    heads, seq_here = attention_shape(block)
     pairs, width = s.batch * heads, s.head_width
     shared = s.heads // s.kv_heads
-    scores = builder.product(f"{prefix}scores", q, k, pairs, seq_here, width, s.seq, shared)
+    scores = block.product(f"{prefix}scores", q, k, pairs, seq_here, width, s.seq, shared)
     square = pairs * seq_here * s.seq
-    if w.model.score_cap:
-        scores = builder.vector(
+    if block.model.score_cap:
+        scores = block.vector(
             f"{prefix}score-cap", "activation", (scores,), pairs * seq_here, s.seq
         )
-        builder.keep(f"{prefix}capped-scores", ELEMENT_BYTES * square, scores)
+        block.keep(f"{prefix}capped-scores", ELEMENT_BYTES * square, scores)
     if causal:
-        builder.keep(f"{prefix}causal-mask", seq_here * s.seq, scores, statistic=True)
-    if pairs % w.model.softmax_multiple:
-        weights = _softmax_steps(w, prefix, scores, pairs * seq_here)
+        block.keep(f"{prefix}causal-mask", seq_here * s.seq, scores, statistic=True)
+    if pairs % block.model.softmax_multiple:
+        weights = _softmax_steps(block, prefix, scores, pairs * seq_here)
     else:
-        weights = builder.vector(f"{prefix}softmax", "softmax", (scores,), pairs * seq_here, s.seq)
-    builder.keep(f"{prefix}weights", ELEMENT_BYTES * square, weights)
-    if w.model.dropout:
-        weights = builder.vector(
+        weights = block.vector(f"{prefix}softmax", "softmax", (scores,), pairs * seq_here, s.seq)
+    block.keep(f"{prefix}weights", ELEMENT_BYTES * square, weights)
+    if block.model.dropout:
+        weights = block.vector(
             f"{prefix}score-dropout", "dropout", (weights,), pairs * seq_here, s.seq
         )
-        builder.keep(f"{prefix}score-dropout-mask", square, weights)
-        builder.keep(f"{prefix}dropped-weights", ELEMENT_BYTES * square, weights)
-    return builder.product(f"{prefix}mix", weights, v, pairs, seq_here, s.seq, width, shared)
+        block.keep(f"{prefix}score-dropout-mask", square, weights)
+        block.keep(f"{prefix}dropped-weights", ELEMENT_BYTES * square, weights)
+    return block.product(f"{prefix}mix", weights, v, pairs, seq_here, s.seq, width, shared)
 
 
-def _softmax_steps(w: BlockWriter, prefix: str, x: int, rows: int) -> int:
+def _softmax_steps(block: BlockBuilder, prefix: str, x: int, rows: int) -> int:
     """Cast to fp32, scale, mask, softmax, cast back: what runs where a fused kernel cannot.
 
     The softmax of fp32 scores is kept for its gradient.
     """
-    elements = rows * w.shapes.seq
+    elements = rows * block.shapes.seq
     for step, read, written in _SOFTMAX_STEPS:
-        made = OperatorSpec(
+        x = block.vector(
             f"{prefix}{step}",
             "softmax" if step == "softmax" else "multiply",
-            "VC",
             (x,),
-            m=rows,
-            n=w.shapes.seq,
+            rows,
+            block.shapes.seq,
+            function="softmax" if step == "softmax" else "copy",
             read_bytes=float(read * elements),
             write_bytes=float(written * elements),
-            function="softmax" if step == "softmax" else "copy",
         )
-        x = w.builder.custom(made)
         if step == "softmax":
-            w.builder.keep(f"{prefix}fp32-weights", written * elements, x)
+            block.keep(f"{prefix}fp32-weights", written * elements, x)
     return x
 
 
-def _latent(w: BlockWriter, latent: LatentAttention, prefix: str, x: int, causal: bool) -> int:
+def _latent(block: BlockBuilder, latent: LatentAttention, prefix: str, x: int, causal: bool) -> int:
     """Latent attention (DeepSeek-AI 2024, section 2.1), keys and values made whole for training."""
-    s, m, builder = w.shapes, w.model, w.builder
+    s, m = block.shapes, block.model
     rows, heads = s.rows, s.heads
     queries, values = heads * latent.query_width, heads * latent.value_width
     if latent.query_rank is None:
-        q = builder.linear(f"{prefix}q", x, rows, m.hidden, queries, bias=False)
+        q = block.linear(f"{prefix}q", x, rows, m.hidden, queries, bias=False)
     else:
         rank = latent.query_rank
-        q = builder.linear(f"{prefix}q-down", x, rows, m.hidden, rank, m.qkv_bias)
-        q = w.norm_of(f"{prefix}q-norm", q, rows, rank)
-        builder.keep(f"{prefix}q-latent", ELEMENT_BYTES * rows * rank, q, operand="only")
-        q = builder.linear(f"{prefix}q-up", q, rows, rank, queries, bias=False)
+        q = block.linear(f"{prefix}q-down", x, rows, m.hidden, rank, m.qkv_bias)
+        q = block.norm_of(f"{prefix}q-norm", q, rows, rank)
+        block.keep(f"{prefix}q-latent", ELEMENT_BYTES * rows * rank, q, operand="only")
+        q = block.linear(f"{prefix}q-up", q, rows, rank, queries, bias=False)
     wide = latent.kv_rank + latent.rotary_width
-    down = builder.linear(f"{prefix}kv-down", x, rows, m.hidden, wide, m.qkv_bias)
-    kv = w.norm_of(f"{prefix}kv-norm", down, rows, latent.kv_rank)
-    builder.keep(f"{prefix}kv-latent", ELEMENT_BYTES * rows * latent.kv_rank, kv, operand="only")
+    down = block.linear(f"{prefix}kv-down", x, rows, m.hidden, wide, m.qkv_bias)
+    kv = block.norm_of(f"{prefix}kv-norm", down, rows, latent.kv_rank)
+    block.keep(f"{prefix}kv-latent", ELEMENT_BYTES * rows * latent.kv_rank, kv, operand="only")
     columns = heads * (latent.plain_width + latent.value_width)
-    kv = builder.linear(f"{prefix}kv-up", kv, rows, latent.kv_rank, columns, bias=False)
+    kv = block.linear(f"{prefix}kv-up", kv, rows, latent.kv_rank, columns, bias=False)
     turned = heads * latent.rotary_width
-    q = builder.vector(f"{prefix}rotate-q", "rotary", (q,), rows, turned)
-    shared = builder.vector(f"{prefix}rotate-k", "rotary", (down,), rows, latent.rotary_width)
+    q = block.vector(f"{prefix}rotate-q", "rotary", (q,), rows, turned)
+    shared = block.vector(f"{prefix}rotate-k", "rotary", (down,), rows, latent.rotary_width)
     for name, width, maker in (("query", queries, q), ("key", queries, kv), ("value", values, kv)):
-        builder.keep(f"{prefix}{name}", ELEMENT_BYTES * rows * width, maker)
+        block.keep(f"{prefix}{name}", ELEMENT_BYTES * rows * width, maker)
     own = [float(ELEMENT_BYTES * rows * width) for width in (queries, queries + values, values)]
-    sent = exchange(w, prefix, (q, kv, kv), own[0], own[1])
+    sent = exchange(block, prefix, (q, kv, kv), own[0], own[1])
     read, written = (ELEMENT_BYTES * rows * width for width in (2 * queries + values, values))
-    out = _flash(w, prefix, sent, causal, read, written, shared)
-    builder.keep(f"{prefix}context", written, out, operand="also")
-    out = exchange_back(w, prefix, out, own[2])
-    return builder.linear(f"{prefix}proj", out, rows, values, m.hidden, m.out_bias)
+    out = _flash(block, prefix, sent, causal, read, written, shared)
+    block.keep(f"{prefix}context", written, out, operand="also")
+    out = exchange_back(block, prefix, out, own[2])
+    return block.linear(f"{prefix}proj", out, rows, values, m.hidden, m.out_bias)
 
 
 # ---- context parallelism ----
 
 
 RING, BESIDE_RING = "kv-ring", "attention-early"
-"""How the names of a ring and of the attention that runs beside it end."""
+"""Suffixes of the names of a ring's collective and of the attention that it overlaps."""
 
 
 class Exchanged(NamedTuple):
-    """Operators that attention reads, and what is on its way while it works."""
+    """Operators that attention reads, and the ring that runs while attention works."""
 
     query: int
     key: int
@@ -280,20 +268,24 @@ class Exchanged(NamedTuple):
     """The ring that brings the other keys and values; None where all are there."""
 
 
-def _kind(w: BlockWriter) -> str:
-    return w.strategy.cp_kind if w.strategy.cp > 1 else "none"
+def _kind(block: BlockBuilder) -> str:
+    return block.strategy.cp_kind if block.strategy.cp > 1 else "none"
 
 
-def attention_shape(w: BlockWriter) -> tuple[int, int]:
+def attention_shape(block: BlockBuilder) -> tuple[int, int]:
     """Heads and queries of each sequence that a device attends with."""
-    s, cp = w.shapes, w.strategy.cp
-    if _kind(w) == "ulysses":
+    s, cp = block.shapes, block.strategy.cp
+    if _kind(block) == "ulysses":
         return s.heads // cp, s.seq
     return s.heads, s.seq // cp
 
 
 def exchange(
-    w: BlockWriter, prefix: str, made: tuple[int, int, int], query_bytes: float, kv_bytes: float
+    block: BlockBuilder,
+    prefix: str,
+    own: tuple[int, int, int],
+    query_bytes: float,
+    kv_bytes: float,
 ) -> Exchanged:
     """Write what brings queries, keys and values together.
 
@@ -308,29 +300,29 @@ def exchange(
     query_bytes, kv_bytes
         Of its own queries; of its own keys and values.
     """
-    q, k, v = made
-    width, kind = w.strategy.cp, _kind(w)
+    q, k, v = own
+    width, kind = block.strategy.cp, _kind(block)
     if kind == "none":
         return Exchanged(q, k, v)
     if kind == "ulysses":
         swap = ("all-to-all", query_bytes + kv_bytes, "context")
-        all_rows = w.builder.network(f"{prefix}heads-exchange", (q, k, v), swap, swap)
+        all_rows = block.network(f"{prefix}heads-exchange", (q, k, v), swap, swap)
         return Exchanged(all_rows, all_rows, all_rows)
     gather = ("all-gather", kv_bytes * width, "context")
     if kind == "ring":
         back = ("reduce-scatter", 2.0 * kv_bytes * width, "context")
-        arriving = w.builder.network(f"{prefix}{RING}", (k, v), gather, back)
+        arriving = block.network(f"{prefix}{RING}", (k, v), gather, back)
         return Exchanged(q, k, v, arriving)
     scatter = ("reduce-scatter", kv_bytes * width, "context")
-    whole = w.builder.network(f"{prefix}kv-gather", (k, v), gather, scatter, regather=True)
+    whole = block.network(f"{prefix}kv-gather", (k, v), gather, scatter, regather=True)
     return Exchanged(q, whole, whole)
 
 
-def exchange_back(w: BlockWriter, prefix: str, context: int, query_bytes: float) -> int:
+def exchange_back(block: BlockBuilder, prefix: str, context: int, query_bytes: float) -> int:
     """Write what brings a device's own rows of all heads back after attention."""
-    if _kind(w) != "ulysses":
+    if _kind(block) != "ulysses":
         return context
     swap = ("all-to-all", query_bytes, "context")
-    made = w.builder.network(f"{prefix}rows-exchange", context, swap, swap)
-    w.builder.keep(f"{prefix}context-rows", query_bytes, made)
-    return made
+    rows = block.network(f"{prefix}rows-exchange", context, swap, swap)
+    block.keep(f"{prefix}context-rows", query_bytes, rows)
+    return rows

@@ -12,20 +12,14 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.attention import attend
 from phaze_fast.opgraph.builder import (
     ELEMENT_BYTES,
-    BlockWriter,
+    FLOAT_BYTES,
+    BlockBuilder,
     LayerBuilder,
-    OperatorSpec,
     keep_norm_input,
+    vector_spec,
 )
 from phaze_fast.opgraph.feed_forward import experts, experts_of_rows, feed_forward, own_experts
 from phaze_fast.opgraph.strategy import Strategy, shapes
-
-__all__ = [
-    "block_builder",
-    "block_kinds",
-    "embedding_builder",
-    "head_builder",
-]
 
 
 def block_kinds(model: TransformerModel, seq: int) -> list[str]:
@@ -44,36 +38,36 @@ def block_kinds(model: TransformerModel, seq: int) -> list[str]:
 
 
 def _sublayer(
-    w: BlockWriter, name: str, skip: int, write: Callable[[int], int], region: bool = True
+    block: BlockBuilder, name: str, skip: int, write: Callable[[int], int], region: bool = True
 ) -> int:
     """Wrap attention or feed-forward in its norms and residual.
 
     It is written inside a tensor-parallel region unless it sees to that itself.
     """
-    position = w.model.norm_position
-    x = w.norm(f"{name}-norm", skip) if position in ("pre", "sandwich") else skip
-    w.keep_input(name, x, routed=name == "ffn" and w.kind.endswith("moe-block"))
-    x = w.leave(name, write(w.enter(name, x))) if region else write(x)
+    position = block.model.norm_position
+    x = block.norm(f"{name}-norm", skip) if position in ("pre", "sandwich") else skip
+    block.keep_input(name, x, routed=name == "ffn" and block.kind.endswith("moe-block"))
+    x = block.leave(name, write(block.enter(name, x))) if region else write(x)
     if position in ("output", "sandwich"):
-        x = w.norm(f"{name}-output-norm", x)
-    x = w.add_residual(name, x, skip)
-    return w.norm(f"{name}-norm", x) if position == "post" else x
+        x = block.norm(f"{name}-output-norm", x)
+    x = block.add_residual(name, x, skip)
+    return block.norm(f"{name}-norm", x) if position == "post" else x
 
 
-def _parallel(w: BlockWriter, body: Callable[[int], int]) -> int:
-    """Attention and feed-forward side by side: devices sum both parts at once."""
-    x = w.norm("attention-norm", -1)
-    w.keep_input("attention", x)
-    attended = w.enter("attention", x)
+def _parallel(block: BlockBuilder, body: Callable[[int], int]) -> int:
+    """Add attention and feed-forward in parallel; devices sum both in one collective."""
+    x = block.norm("attention-norm", -1)
+    block.keep_input("attention", x)
+    attended = block.enter("attention", x)
     inner = attended
-    if w.model.parallel == "two-norms":
-        y = w.norm("ffn-norm", -1)
-        w.keep_input("ffn", y)
-        inner = w.enter("ffn", y)
-    left, right = attend(w, "", attended, attended, w.causal), body(inner)
-    rows, hidden = w.shapes.rows, w.model.hidden
-    both = w.builder.vector("parallel-sum", "residual", (left, right), rows, hidden, reads=2)
-    return w.add_residual("ffn", w.leave("ffn", both), -1)
+    if block.model.parallel == "two-norms":
+        y = block.norm("ffn-norm", -1)
+        block.keep_input("ffn", y)
+        inner = block.enter("ffn", y)
+    left, right = attend(block, "", attended, attended, block.causal), body(inner)
+    rows, hidden = block.shapes.rows, block.model.hidden
+    both = block.vector("parallel-sum", "residual", (left, right), rows, hidden, reads=2)
+    return block.add_residual("ffn", block.leave("ffn", both), -1)
 
 
 def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "block") -> LayerBuilder:
@@ -91,30 +85,31 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
     InfeasibleError
         Where the strategy breaks a rule of divisibility.
     """
-    w = BlockWriter(model, strategy, kind)
+    block = BlockBuilder(model, strategy, kind)
 
     def body(x: int) -> int:
-        return experts(w, x) if kind.endswith("moe-block") else feed_forward(w, x)
+        return experts(block, x) if kind.endswith("moe-block") else feed_forward(block, x)
 
     if model.parallel != "no":
-        _parallel(w, body)
-        return w.builder
-    x = _sublayer(w, "attention", -1, lambda inner: attend(w, "", inner, inner, w.causal))
+        _parallel(block, body)
+        return block
+    x = _sublayer(
+        block, "attention", -1, lambda inner: attend(block, "", inner, inner, block.causal)
+    )
     if kind == "decoder-block":
-        memory = -1  # the encoder's output enters the layer beside its input
-        w.builder.keep("memory", ELEMENT_BYTES * w.shapes.rows * model.hidden, -1)
-        x = _sublayer(w, "cross", x, lambda inner: attend(w, "cross-", inner, memory, False))
-    if kind.endswith("moe-block") and own_experts(w):
-        _sublayer(w, "ffn", x, lambda inner: experts_of_rows(w, inner), region=False)
+        memory = -1  # the encoder's output enters the layer as its input does
+        block.keep("memory", ELEMENT_BYTES * block.shapes.rows * model.hidden, -1)
+        x = _sublayer(
+            block, "cross", x, lambda inner: attend(block, "cross-", inner, memory, False)
+        )
+    if kind.endswith("moe-block") and own_experts(block):
+        _sublayer(block, "ffn", x, lambda inner: experts_of_rows(block, inner), region=False)
     else:
-        _sublayer(w, "ffn", x, body)
-    return w.builder
+        _sublayer(block, "ffn", x, body)
+    return block
 
 
 # ---- embedding and head ----
-
-
-_FLOAT_BYTES = 4
 
 
 def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
@@ -128,9 +123,8 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     payload = float(ELEMENT_BYTES * s.rows * hidden)
     if model.patches is not None:
         pixels = model.patches.size**2 * model.patches.channels
-        cut = (
-            s.rows
-        )  # a class token is no patch; of several devices that share rows, some have none
+        # A class token is no patch; of several devices that share rows, some have none.
+        cut = s.rows
         if model.patches.class_token and strategy.cp == 1:
             cut = max(s.rows - strategy.micro_batch, 1)
         builder.keep("pixels", ELEMENT_BYTES * cut * pixels, -1)
@@ -142,18 +136,8 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
             x = builder.linear("look-up", -1, s.rows, s.vocab, hidden, bias=False, of_data=True)
         else:
             tables = 1 + (model.positions == "learned") + bool(model.token_types)
-            x = builder.custom(
-                OperatorSpec(
-                    "look-up",
-                    "embedding",
-                    "VC",
-                    (-1,),
-                    m=s.rows,
-                    n=hidden,
-                    read_bytes=8 * s.rows + tables * size,
-                    write_bytes=size,
-                )
-            )
+            read = 8 * s.rows + tables * size
+            x = builder.vector("look-up", "embedding", (-1,), s.rows, hidden, read_bytes=read)
         if t > 1:
             op = "reduce-scatter" if strategy.sequence_parallel else "all-reduce"
             back = ("all-gather", payload, "tensor") if strategy.sequence_parallel else None
@@ -181,9 +165,9 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     size = ELEMENT_BYTES * rows * hidden
     x = -1
     if model.final_norm:
-        made = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
-        keep_norm_input(builder, "final-norm", model, rows * hidden, x, made)
-        x = made
+        normed = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
+        keep_norm_input(builder, "final-norm", model, rows * hidden, x, normed)
+        x = normed
     if model.head == "mlm":
         builder.keep("transform-input", size, x)
         x = builder.linear("transform", x, rows, hidden, hidden, bias=True)
@@ -214,23 +198,15 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     if model.logit_cap:
         logits = builder.vector("logit-cap", "activation", (logits,), tokens, width)
         builder.keep("capped-logits", ELEMENT_BYTES * tokens * width, logits)
-    if model.loss_passes:  # each way half of them; a gradient moves three times as much as this
-        moved = _FLOAT_BYTES * tokens * width * model.loss_passes / 4.0
-        logits = builder.custom(
-            OperatorSpec(
-                "logits-passes",
-                "multiply",
-                "VC",
-                (logits,),
-                m=tokens,
-                n=width,
-                read_bytes=moved / 2.0,
-                write_bytes=moved / 2.0,
-            )
+    if model.loss_passes:  # half forward, half backward, which moves three times as much
+        moved = FLOAT_BYTES * tokens * width * model.loss_passes / 4.0
+        half = moved / 2.0
+        logits = builder.add(
+            vector_spec("logits-passes", "multiply", (logits,), tokens, width, half, half)
         )
     loss = builder.vector("cross-entropy", "cross-entropy", (logits,), tokens, width)
     builder.keep("logits", model.logit_bytes * tokens * width, loss)
     if t > 1 and model.head != "classifier":
-        sums = float(3 * _FLOAT_BYTES * tokens)  # maximum, target and sum of each row
+        sums = float(3 * FLOAT_BYTES * tokens)  # maximum, target and sum of each row
         builder.network("loss-reduce", loss, ("all-reduce", sums, "tensor"), None)
     return builder

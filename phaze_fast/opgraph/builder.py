@@ -15,16 +15,6 @@ from typing import Literal
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.strategy import Shapes, Strategy, shapes
 
-__all__ = [
-    "ELEMENT_BYTES",
-    "FLOAT_BYTES",
-    "BlockWriter",
-    "LayerBuilder",
-    "OperatorSpec",
-    "Tensor",
-    "keep_norm_input",
-]
-
 ELEMENT_BYTES = 2  # bf16 activations and weights
 
 
@@ -79,6 +69,30 @@ class OperatorSpec:
     """Whether it reads training data, which have no gradient."""
 
 
+def vector_spec(
+    name: str,
+    kind: str,
+    inputs: tuple[int, ...],
+    rows: int,
+    cols: int,
+    read_bytes: float,
+    write_bytes: float,
+    function: str = "",
+) -> OperatorSpec:
+    """Return an operator of the vector units on rows x cols elements."""
+    return OperatorSpec(
+        name,
+        kind,
+        "VC",
+        inputs,
+        m=rows,
+        n=cols,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        function=function,
+    )
+
+
 @dataclass
 class LayerBuilder:
     """A layer written operator by operator; -1 is the layer's input."""
@@ -87,7 +101,8 @@ class LayerBuilder:
     specs: list[OperatorSpec] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
 
-    def _add(self, spec: OperatorSpec) -> int:
+    def add(self, spec: OperatorSpec) -> int:
+        """Add an operator and return its position."""
         self.specs.append(spec)
         return len(self.specs) - 1
 
@@ -123,7 +138,7 @@ class LayerBuilder:
         of_data: bool = False,
     ) -> int:
         """Add rows x inner times inner x cols."""
-        return self._add(
+        return self.add(
             OperatorSpec(
                 name,
                 "gemm",
@@ -143,7 +158,7 @@ class LayerBuilder:
     def grouped_linear(
         self, name: str, x: int, count: int, rows: int, inner: int, cols: int, more: int = 0
     ) -> int:
-        """Add `count` products side by side, each with weights of its own.
+        """Add `count` independent products, each with weights of its own.
 
         `more` rows of each are computed in vain.
         """
@@ -162,7 +177,7 @@ class LayerBuilder:
         self, name: str, left: int, right: int, b: int, m: int, k: int, n: int, shared: int = 1
     ) -> int:
         """Add b products of two activations; `shared` of them read one right-hand side."""
-        return self._add(
+        return self.add(
             OperatorSpec(
                 name,
                 "batched-gemm",
@@ -187,26 +202,17 @@ class LayerBuilder:
         cols: int,
         reads: int = 1,
         function: str = "",
+        read_bytes: float | None = None,
+        write_bytes: float | None = None,
     ) -> int:
-        """Add an operator on rows x cols elements that reads `reads` such arrays."""
-        size = ELEMENT_BYTES * rows * cols
-        return self._add(
-            OperatorSpec(
-                name,
-                kind,
-                "VC",
-                inputs,
-                m=rows,
-                n=cols,
-                read_bytes=reads * size,
-                write_bytes=size,
-                function=function,
-            )
-        )
+        """Add an operator on rows x cols elements that reads `reads` such arrays and writes one.
 
-    def custom(self, spec: OperatorSpec) -> int:
-        """Add an operator spelled out in full."""
-        return self._add(spec)
+        `read_bytes` and `write_bytes` are given where it moves more or less than that.
+        """
+        size = ELEMENT_BYTES * rows * cols
+        read = reads * size if read_bytes is None else read_bytes
+        written = size if write_bytes is None else write_bytes
+        return self.add(vector_spec(name, kind, inputs, rows, cols, read, written, function))
 
     def network(
         self,
@@ -223,7 +229,7 @@ class LayerBuilder:
         """
         sent = (x,) if isinstance(x, int) else tuple(dict.fromkeys(x))
         op, payload, group = forward or ("", 0.0, "none")
-        return self._add(
+        return self.add(
             OperatorSpec(
                 name,
                 "collective",
@@ -244,24 +250,24 @@ FLOAT_BYTES = 4  # statistics are kept in fp32
 
 
 def keep_norm_input(
-    builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, made: int
+    builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, norm: int
 ) -> None:
     """Keep what a norm's gradient reads: its input `x`, or copies that its own operators made."""
     if model.norm_by_steps:
-        builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, made)
-        builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, made)
-        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x, instead_of=made)
+        builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, norm)
+        builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, norm)
+        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x, instead_of=norm)
     else:
         builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x)
 
 
-class BlockWriter:
-    """One layer builder, and the pieces that its sub-layers are written with."""
+class BlockBuilder(LayerBuilder):
+    """A transformer block on one device, and the pieces that its sub-layers are built with."""
 
     def __init__(self, model: TransformerModel, strategy: Strategy, kind: str) -> None:
+        super().__init__(f"{model.name}/{kind}")
         self.model, self.strategy, self.kind = model, strategy, kind
         self.shapes: Shapes = shapes(model, strategy)
-        self.builder = LayerBuilder(f"{model.name}/{kind}")
         self.split = strategy.sequence_parallel and strategy.tp > 1
         self.row_bytes = ELEMENT_BYTES * self.shapes.rows * model.hidden
         self.causal = model.causal and kind != "encoder-block"
@@ -278,9 +284,9 @@ class BlockWriter:
             x = self._ordered(name, x)
             gather = ("all-gather", self.row_bytes, "tensor")
             scatter = ("reduce-scatter", self.row_bytes, "tensor")
-            return self.builder.network(f"{name}-gather", x, gather, scatter, regather=True)
+            return self.network(f"{name}-gather", x, gather, scatter, regather=True)
         reduce = ("all-reduce", self.row_bytes, "tensor")
-        return self.builder.network(f"{name}-enter", x, None, reduce)
+        return self.network(f"{name}-enter", x, None, reduce)
 
     def leave(self, name: str, x: int) -> int:
         """End it: sum the devices' parts."""
@@ -290,20 +296,18 @@ class BlockWriter:
             x = self._ordered(name, x)
             scatter = ("reduce-scatter", self.row_bytes, "tensor")
             gather = ("all-gather", self.row_bytes, "tensor")
-            return self.builder.network(f"{name}-scatter", x, scatter, gather)
-        return self.builder.network(
-            f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None
-        )
+            return self.network(f"{name}-scatter", x, scatter, gather)
+        return self.network(f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None)
 
     def _ordered(self, name: str, x: int) -> int:
-        """Put rows of several devices in the order of sequences, or back, where software does.
+        """Reorder the rows of several devices along sequences, or back, where the software does.
 
-        Before a gather it stands for the copy after it, which has the same bytes.
+        Before a gather it represents the copy after it, which has the same bytes.
         """
         if not self.model.gathers_copied:
             return x
         rows, hidden = self.shapes.rows, self.model.hidden
-        return self.builder.vector(f"{name}-order", "multiply", (x,), rows, hidden, function="copy")
+        return self.vector(f"{name}-order", "multiply", (x,), rows, hidden, function="copy")
 
     def enter_experts(self, name: str, x: int, rows: int) -> int:
         """Begin a region in which the devices of each expert hold different columns."""
@@ -312,7 +316,7 @@ class BlockWriter:
         size = float(ELEMENT_BYTES * rows * self.model.hidden)
         gather = ("all-gather", size, "expert-tensor")
         scatter = ("reduce-scatter", size, "expert-tensor")
-        return self.builder.network(f"{name}-gather", x, gather, scatter, regather=True)
+        return self.network(f"{name}-gather", x, gather, scatter, regather=True)
 
     def leave_experts(self, name: str, x: int, rows: int) -> int:
         """End it: sum the devices' parts."""
@@ -320,9 +324,7 @@ class BlockWriter:
             return x
         size = float(ELEMENT_BYTES * rows * self.model.hidden)
         scatter = ("reduce-scatter", size, "expert-tensor")
-        return self.builder.network(
-            f"{name}-scatter", x, scatter, ("all-gather", size, "expert-tensor")
-        )
+        return self.network(f"{name}-scatter", x, scatter, ("all-gather", size, "expert-tensor"))
 
     # ---- norms and residuals ----
 
@@ -332,23 +334,23 @@ class BlockWriter:
 
     def norm_of(self, name: str, x: int, rows: int, width: int) -> int:
         """Normalise rows of a width."""
-        made = self.builder.vector(name, "norm", (x,), rows, width, function=self.model.norm)
-        keep_norm_input(self.builder, name, self.model, rows * width, x, made)
+        norm = self.vector(name, "norm", (x,), rows, width, function=self.model.norm)
+        keep_norm_input(self, name, self.model, rows * width, x, norm)
         values = 2 if self.model.norm == "layernorm" else 1  # mean and spread, or spread alone
-        self.builder.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, made, statistic=True)
-        return made
+        self.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, norm, statistic=True)
+        return norm
 
     def add_residual(self, name: str, x: int, skip: int) -> int:
         """Add a sub-layer's output to the residual stream, dropout before."""
         rows, hidden = self.shapes.split_rows, self.model.hidden
         if self.model.dropout:
-            x = self.builder.vector(f"{name}-dropout", "dropout", (x,), rows, hidden)
-            self.builder.keep(f"{name}-dropout-mask", rows * hidden, x)
-        return self.builder.vector(f"{name}-residual", "residual", (x, skip), rows, hidden, reads=2)
+            x = self.vector(f"{name}-dropout", "dropout", (x,), rows, hidden)
+            self.keep(f"{name}-dropout-mask", rows * hidden, x)
+        return self.vector(f"{name}-residual", "residual", (x, skip), rows, hidden, reads=2)
 
     def keep_input(self, name: str, x: int, routed: bool = False) -> None:
         """Keep what a sub-layer's first projections read, and a router where it is `routed`."""
-        self.builder.keep(
+        self.keep(
             f"{name}-input",
             ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden,
             x,

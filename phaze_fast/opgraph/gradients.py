@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, vector_spec
 from phaze_fast.opgraph.graph import KINDS, OpGraph
 
-__all__ = [
-    "SUM",
-    "backward_work_bytes",
-    "gradients",
-]
-
 SUM = "-gradients"
-"""How the names of operators end that add up gradients of one tensor."""
+"""Suffix of the names of operators that add up gradients of one tensor."""
 
 
 def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpec]:
@@ -54,7 +48,7 @@ _OF_ROWS = ("norm", "residual", "dropout")
 
 
 def _output_bytes(spec: OperatorSpec) -> float:
-    """Bytes of what an operator makes; 0 where gradients of its parts are joined, not added."""
+    """Bytes of an output; 0 where gradients of its parts are concatenated, not added."""
     if spec.kind == "gemm":
         return 0.0  # queries, keys and values of one product, say
     if spec.kind == "collective":
@@ -64,35 +58,29 @@ def _output_bytes(spec: OperatorSpec) -> float:
 
 def _input_bytes(specs: list[OperatorSpec]) -> float:
     """Bytes of the rows that enter a layer."""
-    found = [s.write_bytes for s in specs if s.kind in _OF_ROWS and -1 in s.inputs]
-    return min(found, default=0.0)
+    sizes = [s.write_bytes for s in specs if s.kind in _OF_ROWS and -1 in s.inputs]
+    return min(sizes, default=0.0)
 
 
 def _summed(
     made: list[OperatorSpec], name: str, arrived: list[int], size: float, sums: str
 ) -> tuple[int, ...]:
-    """Give what stands for gradients of one tensor, of so many bytes, once they are added up."""
+    """Return the operators that give the sum of the gradients of one tensor of `size` bytes."""
     parts = tuple(dict.fromkeys(arrived))
     more = len(parts) - 1
     if sums == "free" or more < 1 or not size:
         return parts
     kernels = sums == "kernels"
-    total = OperatorSpec(
-        name + SUM,
-        "residual",
-        "VC",
-        parts,
-        m=int(size) // ELEMENT_BYTES,
-        n=more,
-        read_bytes=(2.0 if kernels else 1.0) * more * size,
-        write_bytes=more * size if kernels else 0.0,
+    read, written = (2.0, 1.0) if kernels else (1.0, 0.0)
+    rows, moved = int(size) // ELEMENT_BYTES, more * size
+    made.append(
+        vector_spec(name + SUM, "residual", parts, rows, more, read * moved, written * moved)
     )
-    made.append(total)
     return (len(made) - 1,)
 
 
 def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None:
-    """Which input the gradients of an operator need whole again, though it is kept in shares."""
+    """Return the input that gradients need in full though it is kept sharded, if any."""
     for source in dict.fromkeys(spec.inputs):
         if source < 0 or not specs[source].regather:
             continue
@@ -104,9 +92,9 @@ def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None
 def _gradients_of(
     spec: OperatorSpec, upstream: tuple[int, ...], gathered: int | None, made: list[OperatorSpec]
 ) -> list[tuple[int, int]]:
-    """Append an operator's gradient operators to `made`; give (input slot, gradient of that input).
+    """Append an operator's gradient operators to `made`; return pairs (input slot, its gradient).
 
-    `gathered` is where an input that is kept in shares is made whole again.
+    `gathered` is the position where an input that is kept sharded is gathered again.
     """
 
     def add(new: OperatorSpec) -> int:
@@ -136,7 +124,7 @@ def _gradients_of(
     if spec.kind == "residual":
         passed = add(replace(spec, name=name, inputs=upstream, virtual=True))
         return [(slot, passed) for slot in range(len(spec.inputs))]
-    if spec.function == "copy":  # rows in another order: their gradients go the way back
+    if spec.function == "copy":  # rows in another order: their gradients are reordered back
         back = replace(spec, read_bytes=spec.write_bytes, write_bytes=spec.read_bytes)
         return [(0, add(replace(back, name=name, inputs=upstream)))]
     # Gradients read what the operator read and the arriving gradient, and write one per input.
@@ -230,7 +218,7 @@ _OWN_OUTPUT = frozenset({"attention", "softmax", "dropout", "norm"})
 
 
 def _base(name: str) -> str:
-    """Name the forward operator that a backward one belongs to."""
+    """Return the name of the forward operator that a backward one belongs to."""
     base = name.removeprefix("d-")
     for end in ("-x", "-w", "-left", "-right"):
         base = base.removesuffix(end)
@@ -243,15 +231,15 @@ def _last_uses(forward: OpGraph, backward: OpGraph) -> dict[str, int]:
     for i, name in enumerate(backward.names):
         gradient_of[_base(name)] = max(i, gradient_of.get(_base(name), -1))
     fed = [False] * len(forward)
-    found: dict[str, int] = {}
+    last_uses: dict[str, int] = {}
     for source, reader in forward.edges():
         fed[reader] = True
         name, use = forward.names[source], gradient_of.get(forward.names[reader], -1)
-        found[name] = max(found.get(name, -1), use)
+        last_uses[name] = max(last_uses.get(name, -1), use)
     for i, name in enumerate(forward.names):
         if KINDS[int(forward.ops["kind"][i])] in _OWN_OUTPUT:
-            found[name] = max(found.get(name, -1), gradient_of.get(name, -1))
-    return found
+            last_uses[name] = max(last_uses.get(name, -1), gradient_of.get(name, -1))
+    return last_uses
 
 
 def _last_readers(backward: OpGraph) -> dict[int, int]:
@@ -267,7 +255,7 @@ def _last_readers(backward: OpGraph) -> dict[int, int]:
 
 
 def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
-    """Bytes that a layer holds at most in its backward pass beyond what its forward pass kept.
+    """Return the peak bytes of a layer's backward pass beyond what its forward pass kept.
 
     Operators run in the order in which they stand. Each writes the gradients of its inputs, which
     go when the last operator that reads them has run, as does a kept tensor. Gradients of weights

@@ -16,21 +16,6 @@ from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.records import FrozenDict
 from phaze_fast.tables import Brief
 
-__all__ = [
-    "CAST",
-    "FORMATS",
-    "FUNCTIONS",
-    "GROUPS",
-    "KINDS",
-    "PASSING_CAST",
-    "RECOMPUTE_SETS",
-    "UNITS",
-    "OpGraph",
-    "check_recompute",
-    "function_code",
-    "lay_out",
-]
-
 FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
 """Names of functions in the order of their codes; the first four are no rows of a vector table."""
 
@@ -64,11 +49,11 @@ KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
 UNITS = ("TC", "VC", "TC+VC", "NET")
 GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
 FORMATS = ("", "fp8", "fp4", "int8")
-"""Number formats of a product's operands; the first stands for that of activations."""
+"""Number formats of a product's operands; the first, empty one is that of activations."""
 CAST = "-cast"
-"""What names of casts to a low format end with, after the name of what is cast."""
+"""Suffix of the names of casts to a low format."""
 PASSING_CAST = f"-pass{CAST}"
-"""The same of casts that are not kept beyond the product that reads them."""
+"""Suffix of the names of casts that are not kept after the product that reads them."""
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 
@@ -142,7 +127,7 @@ class OpGraph(Brief):
 
     @cached_property
     def _needed(self) -> frozenset[str]:
-        """Names of the operators on the way to anything that the backward pass reads."""
+        """Names of the operators that lead to a tensor which the backward pass reads."""
         wanted = {tensor.producer for tensor in self.tensors}
         needed = [name in wanted for name in self.names]
         for i in reversed(range(len(self))):
@@ -152,8 +137,8 @@ class OpGraph(Brief):
 
     @cached_property
     def _casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """Names of casts, each with those of the operators that it runs again with."""
-        found: list[tuple[str, frozenset[str]]] = []
+        """Names of casts, each with the operators whose recomputation repeats it."""
+        casts: list[tuple[str, frozenset[str]]] = []
         for i, name in enumerate(self.names):
             if not name.endswith(CAST):
                 continue
@@ -161,8 +146,8 @@ class OpGraph(Brief):
             if name.endswith(PASSING_CAST):
                 after = self.indices[self.indptr[i] : self.indptr[i + 1]]
                 others |= {self.names[j] for j in after}
-            found.append((name, frozenset(others)))
-        return tuple(found)
+            casts.append((name, frozenset(others)))
+        return tuple(casts)
 
     def recomputed(self, recompute: str | Iterable[str]) -> frozenset[str]:
         """Names of the operators that a mode, or a list of names, computes again."""
@@ -198,7 +183,7 @@ def _in_sets(
 
 
 def _without_part(name: str) -> str:
-    """Name an operator without the part of the layer that it belongs to."""
+    """Return an operator's name without the prefix of its part of the layer."""
     for part in ("cross-", "expert-", "shared-"):
         if name.startswith(part):
             return name.removeprefix(part)
@@ -236,7 +221,7 @@ _MODES = ("none", "selective", "needed", "full")
 
 
 def check_recompute(mode: str) -> None:
-    """Check the name of what is recomputed.
+    """Check the name of a recompute mode.
 
     Raises
     ------
@@ -256,7 +241,7 @@ def check_recompute(mode: str) -> None:
 
 
 def figures(spec: OperatorSpec) -> tuple[Any, ...]:
-    """Write an operator spec as the fields of ``_core.OPERATOR_DTYPE``, in their order."""
+    """Return an operator spec as the fields of ``_core.OPERATOR_DTYPE``, in their order."""
     return (
         KINDS.index(spec.kind),
         UNITS.index(spec.unit),
@@ -278,14 +263,14 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
 
 
 def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
-    """Write operators without edges; a spec whose sizes are arrays of a length stands for many.
+    """Return a graph of operators without edges; a spec whose sizes are arrays is many operators.
 
     Parameters
     ----------
     name
         Of the graph.
     parts
-        Operator specs, and how many operators each stands for.
+        Operator specs, and how many operators each describes.
     """
     ops = np.zeros(sum(count for _, count in parts), dtype=_core.OPERATOR_DTYPE)
     at = 0
@@ -304,16 +289,16 @@ def lay_out(
     tensors: tuple[Tensor, ...],
     in_order: bool = False,
 ) -> OpGraph:
-    """Splice virtual operators out and write the rest as arrays."""
+    """Return the operators as arrays, virtual ones spliced out."""
     real = [i for i, spec in enumerate(specs) if not spec.virtual]
     place = {i: position for position, i in enumerate(real)}
 
     def sources(i: int) -> set[int]:
-        found: set[int] = set()
+        positions: set[int] = set()
         for source in specs[i].inputs:
             if source >= 0:
-                found |= sources(source) if specs[source].virtual else {source}
-        return found
+                positions |= sources(source) if specs[source].virtual else {source}
+        return positions
 
     successors: list[list[int]] = [[] for _ in real]
     for i in real:

@@ -6,27 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds, embedding_builder, head_builder
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
+from phaze_fast.opgraph.builder import (
+    ELEMENT_BYTES,
+    LayerBuilder,
+    OperatorSpec,
+    Tensor,
+    vector_spec,
+)
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
-from phaze_fast.opgraph.strategy import Strategy, shapes
-from phaze_fast.opgraph.traced import traced_layers
+from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
+from phaze_fast.opgraph.traced import device_parameters, traced_passes
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
-
-__all__ = [
-    "Layer",
-    "LayerGraph",
-    "Share",
-    "block_share",
-    "build_op_graphs",
-    "embedding_share",
-    "head_share",
-    "layer_graph",
-]
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,6 @@ def _attention(model: TransformerModel, strategy: Strategy) -> int:
     return columns * model.hidden + model.qkv_bias * columns + out + norms + extra
 
 
-def _ffn(model: TransformerModel, width: int) -> int:
-    """Feed-forward parameters of one device that holds `width` columns."""
-    inward = 2 if model.gated else 1
-    biases = model.ffn_bias * (inward * width + model.hidden)
-    return (inward + 1) * model.hidden * width + biases
-
-
 def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share:
     """Parameters of one block of a kind."""
     s, t = shapes(model, strategy), strategy.tp
@@ -80,12 +69,12 @@ def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share
         device += _attention(model, strategy) + model.norm_parameters
     moe = model.moe
     if moe is None or not kind.endswith("moe-block"):
-        return Share(whole + model.ffn_parameters(model.ffn), device + _ffn(model, s.ffn))
+        return Share(whole + model.ffn_parameters(model.ffn), device + model.ffn_parameters(s.ffn))
     local = moe.experts // strategy.ep
-    experts = local * _ffn(model, moe.expert_ffn // strategy.expert_width)
+    experts = local * model.ffn_parameters(moe.expert_ffn // strategy.expert_width)
     device += (model.hidden + moe.router_bias) * moe.experts + experts
     if moe.shared_width:
-        device += _ffn(model, moe.shared_width // t) + moe.shared_gate * model.hidden
+        device += model.ffn_parameters(moe.shared_width // t) + moe.shared_gate * model.hidden
     return Share(whole + model.moe_parameters, device, experts)
 
 
@@ -112,12 +101,12 @@ def head_share(model: TransformerModel, strategy: Strategy) -> Share:
     return Share(norms + stacks * relative + head, norms + stacks * (relative // t) + device)
 
 
-_ENDS = ("embedding", "head")
+_BOUNDARY_LAYERS = ("embedding", "head")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One kind of layer: its graphs, and how often it stands in the model."""
+    """One kind of layer: its graphs, and how often the model has it."""
 
     kind: str
     count: int
@@ -130,13 +119,13 @@ class Layer:
     expert_parameters: int = 0
     """Of those, the experts', which expert-parallel devices share out: each is on one of them."""
     copy_bytes: float = 0.0
-    """Of its weights on one device in a smaller format, kept beside them."""
+    """Bytes of a copy of its weights in a smaller format, on one device."""
     cast_bytes: float = 0.0
-    """That one device moves once a step to make those."""
+    """Bytes that one device moves once a step to make that copy."""
 
     @cached_property
     def work_bytes(self) -> float:
-        """Held at most in its backward pass beyond what its forward pass kept."""
+        """Peak memory of its backward pass, in bytes, beyond what its forward pass kept."""
         return backward_work_bytes(self.forward, self.backward)
 
 
@@ -145,7 +134,7 @@ class LayerGraph(Brief):
     """The layers of a model under one strategy.
 
     `order` lists positions in `layers` as the data passes them; `edges` are pairs of positions in
-    that order, a chain but for an encoder whose output enters every decoder block.
+    that order, a chain, except that an encoder's output enters every decoder block.
     """
 
     model: Model
@@ -154,7 +143,8 @@ class LayerGraph(Brief):
     order: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
     message_bytes: float
-    """Between two stages for one micro-batch, one way, per device; the most of any border."""
+    """Bytes between two stages for one micro-batch, one direction, per device; the largest of any
+    border."""
     copied_parameters: int = 0
     """Of the embedding that the last stage copies, where logits are tied to it; of one device."""
 
@@ -174,113 +164,96 @@ class LayerGraph(Brief):
 def _builders(
     model: TransformerModel, strategy: Strategy
 ) -> tuple[list[tuple[str, Share, LayerBuilder]], list[str]]:
-    """Each kind of layer with its parameters and builder, and the kinds in the order of data."""
+    """Return the kinds of layers with parameters and builders, and the order of execution."""
     order = block_kinds(model, strategy.seq or model.seq)
     if model.encoder_layers:
         order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
     embedding = embedding_builder(model, strategy)
-    found = [("embedding", embedding_share(model, strategy), embedding)]
+    builders = [("embedding", embedding_share(model, strategy), embedding)]
     for kind in dict.fromkeys(order):
         share = block_share(model, strategy, kind)
-        found.append((kind, share, block_builder(model, strategy, kind)))
-    found.append(("head", head_share(model, strategy), head_builder(model, strategy)))
-    return found, ["embedding", *order, "head"]
+        builders.append((kind, share, block_builder(model, strategy, kind)))
+    builders.append(("head", head_share(model, strategy), head_builder(model, strategy)))
+    return builders, ["embedding", *order, "head"]
 
 
 def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[OperatorSpec]:
-    """Give what adds gradients of weights to those of earlier micro-batches; a third is written."""
+    """Return the kernel that adds weight gradients to those of earlier micro-batches, if any."""
     if not moved or not parameters:
         return []
-    made = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
+    weight_gradients = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
     size = float(moved * parameters)
-    return [
-        OperatorSpec(
-            "gradient-sums-w",  # in place, and it may wait as gradients of weights may
-            "residual",
-            "VC",
-            tuple(made) or (len(backward) - 1,),
-            m=parameters,
-            n=1,
-            read_bytes=size * 2.0 / 3.0,
-            write_bytes=size / 3.0,
-        )
-    ]
+    inputs = tuple(weight_gradients) or (len(backward) - 1,)
+    name = "gradient-sums-w"  # in place, and it may wait as gradients of weights may
+    return [vector_spec(name, "residual", inputs, parameters, 1, size * 2.0 / 3.0, size / 3.0)]
 
 
 def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[OperatorSpec]:
-    """Give what lays out gathered weights, or gradients to be scattered, after all else."""
+    """Return the kernel that lays out gathered weights, or gradients before they are scattered."""
     if not moved or not parameters or not specs:
         return []
     read = tuple({source for spec in specs for source in spec.inputs})
     last = tuple(i for i in range(len(specs)) if i not in read)
     size = moved * parameters
-    return [
-        OperatorSpec(
-            "shares-copy-w",
-            "multiply",
-            "VC",
-            last,
-            m=parameters,
-            n=1,
-            read_bytes=size / 2.0,
-            write_bytes=size / 2.0,
-            function="copy",
-        )
-    ]
+    half = size / 2.0
+    return [vector_spec("shares-copy-w", "multiply", last, parameters, 1, half, half, "copy")]
 
 
-def _graphs(
-    builder: LayerBuilder,
-    fused: bool,
-    precision: Precision | None,
-    strategy: Strategy,
-    model: TransformerModel,
-    parameters: int,
-) -> tuple[OpGraph, OpGraph]:
-    """Forward and backward graph of a layer with so many parameters on a device."""
-    forward, kept, width = list(builder.specs), tuple(builder.kept), strategy.tp
+def _passes(
+    builder: LayerBuilder, model: TransformerModel, parameters: int
+) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
+    """Return the operators of a layer, forward and backward, and the tensors it keeps."""
+    forward = list(builder.specs)
     backward = gradients(builder.specs, model.gradient_sums)
     backward += _added(backward, parameters, model.added_gradient_bytes)
     backward += _copied(backward, parameters, model.copied_bytes[1])
     forward += _copied(forward, parameters, model.copied_bytes[0])
-    if precision is not None:
+    return forward, backward, tuple(builder.kept)
+
+
+def _layer(
+    model: Model,
+    kind: str,
+    count: int,
+    share: Share,
+    passes: tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]],
+    width: int,
+    precision: Precision | None,
+    fused: bool = False,
+) -> Layer:
+    """Return a kind of layer; products of boundary layers stay in bf16."""
+    forward, backward, kept = passes
+    copies = (0.0, 0.0)
+    if precision is not None and kind not in _BOUNDARY_LAYERS:
         backward = quantised(backward, precision, width, forward)
         forward = quantised(forward, precision, width)
         kept = quantised_tensors(kept, precision)
+        copies = share.device * precision.weight_copies, share.device * precision.weight_casts
     if fused:
         forward, kept = fuse(forward, kept)
         backward, _ = fuse(backward, ())
-    return (
-        lay_out(f"{builder.name}/forward", forward, kept),
-        lay_out(f"{builder.name}/backward", backward, ()),
+    name, in_order = f"{model.name}/{kind}", isinstance(model, GraphModel)
+    graphs = (
+        lay_out(f"{name}/forward", forward, kept, in_order),
+        lay_out(f"{name}/backward", backward, (), in_order),
     )
-
-
-def _copies(parameters: int, precision: Precision | None) -> tuple[float, float]:
-    """Bytes of a layer's weights in a smaller format, and those moved to make them."""
-    if precision is None:
-        return 0.0, 0.0
-    return parameters * precision.weight_copies, parameters * precision.weight_casts
+    return Layer(kind, count, *graphs, share.whole, share.device, share.experts, *copies)
 
 
 def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | None) -> LayerGraph:
-    """Write the layers of a model that is given by its graph."""
-    layers = tuple(
-        Layer(
-            own.layer.name,
-            own.layer.count,
-            own.forward,
-            own.backward,
-            own.layer.parameters,
-            own.device_parameters,
-            0,
-            *_copies(own.device_parameters, None if own.layer.name in _ENDS else precision),
-        )
-        for own in traced_layers(model, strategy, precision)
-    )
+    """Return the layers of a model that is given by its graph."""
+    broken = reasons(model, strategy)
+    if broken:
+        raise InfeasibleError(f"{model.name}: {broken[0]}")
+    width = strategy.tp
+    layers = []
+    for own in model.layers:
+        share = Share(own.parameters, device_parameters(own, width))
+        passes = traced_passes(own, strategy)
+        layers.append(_layer(model, own.name, own.count, share, passes, width, precision))
     sent = max(layer.output_bytes for layer in model.layers) * strategy.micro_batch
-    share = strategy.tp if strategy.sequence_parallel else 1
-    return LayerGraph(model, strategy, layers, model.order, model.edges, message_bytes=sent / share)
+    message_bytes = sent / (width if strategy.sequence_parallel else 1)
+    return LayerGraph(model, strategy, tuple(layers), model.order, model.edges, message_bytes)
 
 
 def layer_graph(
@@ -321,25 +294,10 @@ def layer_graph(
     if isinstance(model, GraphModel):
         return _traced_graph(model, strategy, low)
     builders, kinds = _builders(model, strategy)
-    layers = tuple(
-        Layer(
-            kind,
-            kinds.count(kind),
-            *_graphs(
-                builder,
-                fused,
-                None if kind in _ENDS else low,
-                strategy,
-                model,
-                share.device,
-            ),
-            share.whole,
-            share.device,
-            share.experts,
-            *_copies(share.device, None if kind in _ENDS else low),
-        )
-        for kind, share, builder in builders
-    )
+    layers = []
+    for kind, share, builder in builders:
+        passes, count = _passes(builder, model, share.device), kinds.count(kind)
+        layers.append(_layer(model, kind, count, share, passes, strategy.tp, low, fused))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]
@@ -351,7 +309,7 @@ def layer_graph(
     return LayerGraph(
         model,
         strategy,
-        layers,
+        tuple(layers),
         order,
         tuple(sorted(edges)),
         message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),

@@ -15,15 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
 from phaze_fast.opgraph.graph import CAST, PASSING_CAST
 from phaze_fast.software import Precision
-
-__all__ = [
-    "fuse",
-    "quantised",
-    "quantised_tensors",
-]
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
 _EPILOGUES = frozenset(
@@ -49,27 +43,27 @@ def fuse(
     for spec in specs:
         for source in set(spec.inputs):
             consumers[source] = consumers.get(source, 0) + 1
-    made = list(specs)
+    fused = list(specs)
     stands_for: dict[int, int] = {}  # a fused operator -> the product it became part of
     renamed: dict[str, str] = {}
     for i, spec in enumerate(specs):
         inputs = tuple(stands_for.get(source, source) for source in spec.inputs)
-        made[i] = replace(spec, inputs=inputs)
+        fused[i] = replace(spec, inputs=inputs)
         host = inputs[0]
         original = spec.inputs[0]
         if host < 0 or spec.virtual or spec.kind not in _EPILOGUES:
             continue
-        if made[host].kind not in _PRODUCTS or consumers[original] != 1:
+        if fused[host].kind not in _PRODUCTS or consumers[original] != 1:
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
             continue  # its other operand is not there yet when the product runs
-        made[host] = _with_epilogue(made[host], spec, others)
-        made[i] = replace(made[i], virtual=True, inputs=(host,))
+        fused[host] = _with_epilogue(fused[host], spec, others)
+        fused[i] = replace(fused[i], virtual=True, inputs=(host,))
         stands_for[i] = host
-        renamed[spec.name] = made[host].name
+        renamed[spec.name] = fused[host].name
     kept = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
-    return made, kept
+    return fused, kept
 
 
 def _with_epilogue(
@@ -99,7 +93,7 @@ _WHOLE = ("router", "shared-router")  # whose products stay in bf16
 
 
 def _linear_name(spec: OperatorSpec) -> str:
-    """Name of the forward product that a product belongs to."""
+    """Return the name of the forward product that a product belongs to."""
     return spec.name.removeprefix("d-").removesuffix("-x").removesuffix("-w")
 
 
@@ -122,22 +116,13 @@ def _arriving(spec: OperatorSpec) -> tuple[int, float]:
 def _kernel(
     name: str, inputs: tuple[int, ...], elements: float, read: float, write: float
 ) -> OperatorSpec:
-    """Write a kernel that reads and writes so many bytes for each element."""
-    return OperatorSpec(
-        name,
-        "multiply",
-        "VC",
-        inputs,
-        m=max(1, int(elements)),
-        n=1,
-        read_bytes=read * elements,
-        write_bytes=write * elements,
-        function="copy",
-    )
+    """Return a kernel that reads and writes `read` and `write` bytes for each element."""
+    rows, moved = max(1, int(elements)), (read * elements, write * elements)
+    return vector_spec(name, "multiply", inputs, rows, 1, *moved, function="copy")
 
 
 class _Pass:
-    """One pass of a layer as it is written anew, cast by cast."""
+    """One pass of a layer while casts are inserted."""
 
     def __init__(
         self, specs: Sequence[OperatorSpec], precision: Precision, forward: Sequence[OperatorSpec]
@@ -158,7 +143,7 @@ class _Pass:
         return len(self.made) - 1
 
     def cast(self, source: int, elements: float, sent: bool) -> None:
-        """Cast what an operator makes, once for all that read it; one layout is all that is sent.
+        """Cast an operator's output, once for all readers; only one layout is sent.
 
         A transpose that is made late is made by the same pass where gradients arrive.
         """
@@ -168,17 +153,17 @@ class _Pass:
         one = p.transposed_late and (sent or not self.backward)
         reads = 1.0 + p.amax_reads + (0.0 if one else p.transpose_reads)
         name = self.specs[source].name if source >= 0 else "input"
-        made = _kernel(
+        kernel = _kernel(
             name + (PASSING_CAST if p.transposed_late and not self.backward else CAST),
             (self.place[source],),
             elements,
             ELEMENT_BYTES * reads,
             (1.0 if one else p.copies) * p.element_bytes,
         )
-        self.casts[source] = self.add(made)
+        self.casts[source] = self.add(kernel)
 
     def cast_weights(self, spec: OperatorSpec) -> tuple[int, ...]:
-        """Cast the weights that a product reads; give where, if anywhere."""
+        """Cast the weights that a product reads; return the position of the cast, if any."""
         p = self.precision
         if not p.pass_weight_casts or spec.kind == "gemm-weight-gradient":
             return ()
@@ -188,7 +173,7 @@ class _Pass:
         return (self.add(_kernel(name, (-1,), weights, read, p.element_bytes)),)
 
     def transpose(self, spec: OperatorSpec) -> tuple[int, ...]:
-        """Write what a gradient of weights reads in its layout, where that comes late; give where.
+        """Add the transposes that a weight gradient reads where they are late; return positions.
 
         What was gathered in the low format is turned round in it; what a forward product read
         otherwise is cast once more. Arriving gradients have both layouts but where they were
@@ -202,13 +187,13 @@ class _Pass:
         source: int | str = self.read.get(name, name)
         turned = source in self.gathered
         read = p.element_bytes if turned else ELEMENT_BYTES * p.transpose_reads
-        found = [self._turned(("input", source), name, again, spec.b * spec.m * spec.k, read)]
+        transposes = [self._turned(("input", source), name, again, spec.b * spec.m * spec.k, read)]
         arrived = next((at for at in spec.inputs if at in self.small and not self._again(at)), -1)
         if arrived >= 0:
             size, place = spec.b * spec.k * spec.n, (self.place[arrived],)
             key = ("gradient", arrived)
-            found.append(self._turned(key, f"d-{name}", place, size, p.element_bytes))
-        return tuple(found)
+            transposes.append(self._turned(key, f"d-{name}", place, size, p.element_bytes))
+        return tuple(transposes)
 
     def _again(self, at: int) -> bool:
         return _is_again(self.specs[at])
@@ -216,22 +201,22 @@ class _Pass:
     def _turned(
         self, key: tuple[str, int | str], name: str, after: tuple[int, ...], size: int, read: float
     ) -> int:
-        """Write the second layout of a tensor once for all that read it."""
+        """Add the second layout of a tensor once for all readers."""
         if key not in self.transposes:
-            made = _kernel(
+            kernel = _kernel(
                 f"{name}-transpose", after or (-1,), float(size), read, self.precision.element_bytes
             )
-            self.transposes[key] = self.add(made)
+            self.transposes[key] = self.add(kernel)
         return self.transposes[key]
 
 
 def _is_again(spec: OperatorSpec) -> bool:
-    """Whether an operator gathers once more what was cast in the forward pass."""
+    """Whether an operator gathers again what was cast in the forward pass."""
     return spec.name.endswith("-again")
 
 
 def _small_gathers(specs: Sequence[OperatorSpec], precision: Precision) -> set[int]:
-    """Gathers of nothing but operands of low products, which carry the low format."""
+    """Return the gathers that only low-precision products read: they carry the low format."""
     low = [_is_low(spec, precision) for spec in specs]
     readers: dict[int, list[int]] = {}
     for i, spec in enumerate(specs):
@@ -254,7 +239,7 @@ def quantised(
     widths: int = 1,
     forward: Sequence[OperatorSpec] = (),
 ) -> list[OperatorSpec]:
-    """Give the operators of a pass with products in a precision's format and the casts before them.
+    """Return the operators of a pass with products in a precision's format, and their casts.
 
     Parameters
     ----------
@@ -263,7 +248,7 @@ def quantised(
     precision
         What runs in which format.
     widths
-        Devices over which a gather joins shares of rows.
+        Devices over which a gather concatenates shares of rows.
     forward
         Of a backward pass: the operators of the forward pass.
     """
@@ -288,7 +273,7 @@ def quantised(
 
 
 def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
-    """Give what the forward pass keeps where gradients of weights read inputs as they were cast."""
+    """Return the kept tensors where weight gradients read inputs in the low format."""
     if "weight-gradient" not in precision.products:
         return tuple(tensors)
     share = precision.element_bytes / ELEMENT_BYTES

@@ -15,9 +15,6 @@ from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.records import Count, Record
 
-__all__ = ["CONTEXT_KINDS", "RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
-
-
 CONTEXT_KINDS = ("all-gather", "ring", "ulysses")
 """How devices that share a sequence attend to all of it: keys and values gathered, sent round a
 ring while attention is at work, or rows exchanged for heads."""
@@ -204,22 +201,22 @@ def _uneven(layer: GraphLayer, width: int) -> str:
 
 
 def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
-    """Say what a graph has no rule for."""
-    found = []
+    """Return what a graph has no rule for."""
+    broken = []
     if s.seq is not None and s.seq != model.seq:
-        found.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")
+        broken.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")
     if s.cp > 1:
-        found.append(f"cp: {s.cp}: a traced graph has no rule for it")
+        broken.append(f"cp: {s.cp}: a traced graph has no rule for it")
     if s.ep > 1:
-        found.append(f"ep: {s.ep}: a traced graph has no rule for it")
+        broken.append(f"ep: {s.ep}: a traced graph has no rule for it")
     t = s.tp
     if t > 1:
         whole = [layer for layer in model.layers if layer.unsplit]
         if len(whole) == len(model.layers):
-            found.append(f"tp: {t}: {whole[0].unsplit}")
+            broken.append(f"tp: {t}: {whole[0].unsplit}")
         uneven = (_uneven(layer, t) for layer in model.layers)
-        found += [f"tp: {why}" for why in uneven if why][:1]
-    return found
+        broken += [f"tp: {why}" for why in uneven if why][:1]
+    return broken
 
 
 def reasons(model: Model, strategy: Strategy) -> list[str]:

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from phaze_fast.errors import InfeasibleError
-from phaze_fast.models import GraphLayer, GraphModel, GraphOperator
+from phaze_fast.models import GraphLayer, GraphOperator
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
-from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.rewrites import quantised, quantised_tensors
-from phaze_fast.opgraph.strategy import Strategy, reasons
-from phaze_fast.software import Precision
-
-__all__ = [
-    "TracedLayer",
-    "backward_specs",
-    "device_parameters",
-    "forward_specs",
-    "rows_shared",
-    "traced_layers",
-]
+from phaze_fast.opgraph.strategy import Strategy
 
 _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 
@@ -33,28 +20,27 @@ def rows_shared(layer: GraphLayer) -> bool:
 
 def _cut(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
     """Divide one dimension."""
-    sizes = {name: getattr(spec, name) for name in "bmnk"}
-    sizes[dim] = max(sizes[dim] // width, 1)
-    return replace(spec, b=sizes["b"], m=sizes["m"], n=sizes["n"], k=sizes["k"])
+    size: Any = {dim: max(getattr(spec, dim) // width, 1)}
+    return replace(spec, **size)
 
 
 def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
     """Take a share of one dimension of a product, its bytes counted anew."""
-    made = _cut(spec, dim, width)
+    cut = _cut(spec, dim, width)
     return replace(
-        made,
+        cut,
         flops=spec.flops / width,
-        read_bytes=ELEMENT_BYTES * made.b * (made.m * made.k + made.k * made.n),
-        write_bytes=ELEMENT_BYTES * made.b * made.m * made.n,
+        read_bytes=ELEMENT_BYTES * cut.b * (cut.m * cut.k + cut.k * cut.n),
+        write_bytes=ELEMENT_BYTES * cut.b * cut.m * cut.n,
     )
 
 
 def _part(spec: OperatorSpec, width: int) -> OperatorSpec:
     """Take a share of all elements."""
     dim = "b" if spec.b % width == 0 else "n" if spec.n % width == 0 else "m"
-    made = _cut(spec, dim, width)
+    cut = _cut(spec, dim, width)
     return replace(
-        made,
+        cut,
         flops=spec.flops / width,
         read_bytes=spec.read_bytes / width,
         write_bytes=spec.write_bytes / width,
@@ -115,7 +101,7 @@ def forward_specs(
     layer: GraphLayer, whole: list[OperatorSpec], width: int, rows: bool
 ) -> list[OperatorSpec]:
     """Operators of the forward pass on one of `width` devices."""
-    made: list[OperatorSpec] = []
+    specs: list[OperatorSpec] = []
     place: dict[int, int] = {}
     gathered: dict[tuple[int, ...], int] = {}
     for at, (op, spec) in enumerate(zip(layer.forward, whole, strict=True)):
@@ -123,21 +109,21 @@ def forward_specs(
         if rows and (op.split == "columns" or (op.split == "vocabulary" and op.kind == "gemm")):
             if op.inputs not in gathered:
                 size = float(ELEMENT_BYTES * spec.b * spec.m * spec.k)
-                made.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
-                gathered[op.inputs] = len(made) - 1
+                specs.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
+                gathered[op.inputs] = len(specs) - 1
             inputs = (gathered[op.inputs],)
-        made.append(replace(_shared(op, spec, op.split, op, width, rows), inputs=inputs))
-        place[at] = len(made) - 1
+        specs.append(replace(_shared(op, spec, op.split, op, width, rows), inputs=inputs))
+        place[at] = len(specs) - 1
         summed = op.split == "rows" or (op.split == "vocabulary" and op.kind == "embedding")
         if summed:
             kind = "reduce-scatter" if rows else "all-reduce"
-            made.append(_collective(f"{op.name}-sum", kind, (place[at],), spec.write_bytes))
-            place[at] = len(made) - 1
+            specs.append(_collective(f"{op.name}-sum", kind, (place[at],), spec.write_bytes))
+            place[at] = len(specs) - 1
         elif op.kind == "softmax" and op.split == "inside" and _is_loss(layer):
             sums = 3.0 * 4.0 * spec.m  # maximum, target and sum of each row
-            made.append(_collective(f"{op.name}-reduce", "all-reduce", (place[at],), sums))
-            place[at] = len(made) - 1
-    return made
+            specs.append(_collective(f"{op.name}-reduce", "all-reduce", (place[at],), sums))
+            place[at] = len(specs) - 1
+    return specs
 
 
 def _is_loss(layer: GraphLayer) -> bool:
@@ -154,7 +140,7 @@ def backward_specs(
     layer: GraphLayer, whole: list[OperatorSpec], width: int, rows: bool, samples: int
 ) -> list[OperatorSpec]:
     """Operators of the backward pass on one of `width` devices."""
-    made: list[OperatorSpec] = []
+    specs: list[OperatorSpec] = []
     place: dict[int, int] = {}
     fed: set[int] = set()
     left: dict[tuple[int, ...], list[int]] = {}
@@ -170,19 +156,19 @@ def backward_specs(
         if rows and summed and op.forward not in fed:  # what was scattered is gathered
             fed.add(op.forward)
             size = float(samples * ELEMENT_BYTES * of.b * of.m * of.n)
-            made.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
-            inputs = (len(made) - 1,)
-        made.append(replace(_shared(op, spec, role, of, width, rows), inputs=inputs))
-        place[at] = len(made) - 1
+            specs.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
+            inputs = (len(specs) - 1,)
+        specs.append(replace(_shared(op, spec, role, of, width, rows), inputs=inputs))
+        place[at] = len(specs) - 1
         if op.forward >= 0 and _enters(op, of) and left[of.inputs][-1] == at:
             sources = tuple(place[one] for one in left[of.inputs])
             size = float(ELEMENT_BYTES * spec.b * spec.m * spec.n)
             if rows:  # weight gradients need the gathered input once more
-                made.append(_collective(f"{op.name}-again", "all-gather", (-1,), size))
+                specs.append(_collective(f"{op.name}-again", "all-gather", (-1,), size))
             kind = "reduce-scatter" if rows else "all-reduce"
-            made.append(_collective(f"{op.name}-sum", kind, sources, size))
-            place |= dict.fromkeys(left[of.inputs], len(made) - 1)
-    return made
+            specs.append(_collective(f"{op.name}-sum", kind, sources, size))
+            place |= dict.fromkeys(left[of.inputs], len(specs) - 1)
+    return specs
 
 
 def device_parameters(layer: GraphLayer, width: int) -> int:
@@ -197,26 +183,20 @@ def device_parameters(layer: GraphLayer, width: int) -> int:
     return total
 
 
-_VECTOR = "VC"
-_ENDS = ("embedding", "head")
-
-
 def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
-    """Write one operator for so many samples."""
-    sizes = {"b": op.b, "m": op.m, "n": op.n, "k": op.k}
-    if op.scales != "none":
-        sizes[op.scales] *= samples
+    """Return one operator for a number of samples."""
+    grown = {name: samples if name == op.scales else 1 for name in "bmnk"}
     product = "gemm" in op.kind
-    unit = "TC" if product else "TC+VC" if op.kind.startswith("attention") else _VECTOR
+    unit = "TC" if product else "TC+VC" if op.kind.startswith("attention") else "VC"
     return OperatorSpec(
         op.name,
         op.kind,
         "TC+VC" if product and op.bias else unit,
         op.inputs,
-        b=sizes["b"],
-        m=sizes["m"],
-        n=sizes["n"],
-        k=sizes["k"],
+        b=op.b * grown["b"],
+        m=op.m * grown["m"],
+        n=op.n * grown["n"],
+        k=op.k * grown["k"],
         flops=op.flops * samples,
         read_bytes=op.fixed_read_bytes + op.read_bytes * samples,
         write_bytes=op.fixed_write_bytes + op.write_bytes * samples,
@@ -234,58 +214,25 @@ def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
     return "only" if all(products) else "also"
 
 
-class TracedLayer:
-    """One kind of layer of a graph under a strategy."""
-
-    def __init__(
-        self,
-        model: GraphModel,
-        layer: GraphLayer,
-        strategy: Strategy,
-        precision: Precision | None = None,
-    ) -> None:
-        self.layer, self.strategy = layer, strategy
-        samples, width = strategy.micro_batch, strategy.tp
-        rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
-        forward = [operator_spec(op, samples) for op in layer.forward]
-        backward = [operator_spec(op, samples) for op in layer.backward]
-        if width > 1:
-            forward = forward_specs(layer, forward, width, rows)
-            backward = backward_specs(layer, backward, width, rows, samples)
-        kept = tuple(
-            Tensor(
-                tensor.name,
-                int(tensor.fixed_bytes + tensor.bytes * samples)
-                // (width if tensor.split or rows else 1),
-                "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
-                operand=_operand(layer, tensor.producer),
-            )
-            for tensor in layer.saved
+def traced_passes(
+    layer: GraphLayer, strategy: Strategy
+) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
+    """Return the operators of a traced layer on one device, both passes, and what it keeps."""
+    samples, width = strategy.micro_batch, strategy.tp
+    rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
+    forward = [operator_spec(op, samples) for op in layer.forward]
+    backward = [operator_spec(op, samples) for op in layer.backward]
+    if width > 1:
+        forward = forward_specs(layer, forward, width, rows)
+        backward = backward_specs(layer, backward, width, rows, samples)
+    kept = tuple(
+        Tensor(
+            tensor.name,
+            int(tensor.fixed_bytes + tensor.bytes * samples)
+            // (width if tensor.split or rows else 1),
+            "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
+            operand=_operand(layer, tensor.producer),
         )
-        if precision is not None:
-            backward = quantised(backward, precision, width, forward)
-            forward = quantised(forward, precision, width)
-            kept = quantised_tensors(kept, precision)
-        title = f"{model.name}/{layer.name}"
-        self.forward: OpGraph = lay_out(f"{title}/forward", forward, kept, in_order=True)
-        self.backward: OpGraph = lay_out(f"{title}/backward", backward, (), in_order=True)
-        self.device_parameters = device_parameters(layer, width)
-
-
-def traced_layers(
-    model: GraphModel, strategy: Strategy, precision: Precision | None = None
-) -> list[TracedLayer]:
-    """Write every kind of layer of a graph; products of the ends stay in bf16.
-
-    Raises
-    ------
-    InfeasibleError
-        Where the graph has no rule for the strategy.
-    """
-    broken = reasons(model, strategy)
-    if broken:
-        raise InfeasibleError(f"{model.name}: {broken[0]}")
-    return [
-        TracedLayer(model, layer, strategy, None if layer.name in _ENDS else precision)
-        for layer in model.layers
-    ]
+        for tensor in layer.saved
+    )
+    return forward, backward, kept

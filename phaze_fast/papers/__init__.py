@@ -1,20 +1,26 @@
 """What other systems do, restated: layer-table placements, hand plans, early stops."""
 
-from phaze_fast.papers.describe import PlacedStage
-from phaze_fast.papers.nest import PRICED_REPLICAS, solve_nest
-from phaze_fast.papers.nest_problem import TIME_UNITS, NestProblem, is_nest, nest_from_dict
-from phaze_fast.papers.problem_files import ProblemRecord, read_records
-from phaze_fast.papers.problems import (
+from phaze_fast.papers.nest import (
+    PRICED_REPLICAS,
+    TIME_UNITS,
+    NestProblem,
+    is_nest,
+    nest_from_dict,
+    solve_nest,
+)
+from phaze_fast.papers.placement import (
     SCHEDULES,
+    LayerTable,
     PipelineProblem,
+    PlacedStage,
     Placement,
     PublishedProblem,
     place,
     place_batch,
     place_front,
 )
-from phaze_fast.papers.published import problem_from_dict, read_problems, solve_published
-from phaze_fast.papers.table import LayerTable
+from phaze_fast.papers.problem_files import ProblemRecord, read_records
+from phaze_fast.papers.published import problem_from_dict, solve_published
 
 __all__ = [
     "PRICED_REPLICAS",
@@ -33,7 +39,6 @@ __all__ = [
     "place_batch",
     "place_front",
     "problem_from_dict",
-    "read_problems",
     "read_records",
     "solve_nest",
     "solve_published",

@@ -18,7 +18,7 @@ import numpy as np
 
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.explore.evaluate import evaluate_batch
+from phaze_fast.explore import evaluate_batch
 from phaze_fast.hardware import (
     EVERY_AREA,
     Accelerator,

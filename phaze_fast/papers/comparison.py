@@ -1,21 +1,36 @@
-"""Baselines of a search, and how its winner moves when a term of the cost model does."""
+"""Baselines of a search with the same cost model, and its sensitivity to single terms of it.
+
+A winner that stays the same when a term of the model is off by a factor of two does not depend on
+that term.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.exact import ExactEvaluator
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.problem import SearchProblem
-from phaze_fast.explore.result import Outcome
-from phaze_fast.hardware import Accelerator, ArchitectureSpace, presets
-from phaze_fast.papers.bayesian import bayesian
-from phaze_fast.papers.early_stop import early_stop, random_search
+from phaze_fast.explore import (
+    ChipGroups,
+    ExactEvaluator,
+    Outcome,
+    SearchProblem,
+    find_chips,
+    scaled_cluster,
+    tier_names,
+)
+from phaze_fast.hardware import (
+    Accelerator,
+    ArchitectureSpace,
+    Cluster,
+    area_batch,
+    chip_records,
+    presets,
+)
 from phaze_fast.papers.fixed_plans import (
     Baseline,
     given_chip,
@@ -23,9 +38,19 @@ from phaze_fast.papers.fixed_plans import (
     megatron_plan,
     our_plan,
 )
-from phaze_fast.papers.sensitivity import variations
+from phaze_fast.papers.searches import bayesian, early_stop, random_search
 
-__all__ = ["BASELINES", "Baselines", "baselines_of", "read_baselines", "sensitivity_of"]
+__all__ = [
+    "BASELINES",
+    "Baselines",
+    "Variation",
+    "baselines_of",
+    "read_baselines",
+    "sensitivity_of",
+    "variations",
+]
+
+Array = np.ndarray[Any, Any]
 
 BASELINES = ("none", "tpuv4", "all")
 """Which other methods a search is compared with: none, the TPUv4-like chip's plans, or all."""
@@ -36,11 +61,15 @@ Baselines = str | Accelerator | Sequence[str | Accelerator]
 Say = Callable[[str], None]
 
 _MINUTE_S = 60.0
+_FACTORS = (0.5, 2.0)
+_AREAS = ("tensor_mm2", "vector_mm2", "buffer_mm2", "network_mm2", "hbm_mm2")
 
 
-def _say(say: Say | None, text: str) -> None:
-    if say is not None:
-        say(text)
+def _silent(_: str) -> None:
+    """Report nothing."""
+
+
+# ---- baselines ----
 
 
 def _item(
@@ -49,8 +78,8 @@ def _item(
     problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
 ) -> dict[str, Any]:
-    """Give a baseline as plain data, with how much faster the search's answer is."""
-    there = math.isfinite(baseline.score)
+    """Return a baseline as plain data, with the speed-up of the search's winner."""
+    fits = math.isfinite(baseline.score)
     batch = problems[0].training.global_batch
     chip, text = baseline.chip, str(baseline.plan) if baseline.plan is not None else ""
     if baseline.winner is not None:
@@ -58,9 +87,9 @@ def _item(
         text = "; ".join(str(plan) for plan in baseline.winner.plans)
     return {
         "title": baseline.title,
-        "time_s": baseline.score if there else None,
-        "samples_per_s": batch / baseline.score if there else None,
-        "speedup": baseline.score / best_s if there else None,
+        "time_s": baseline.score if fits else None,
+        "samples_per_s": batch / baseline.score if fits else None,
+        "speedup": baseline.score / best_s if fits else None,
         "evaluations": baseline.evaluations,
         "seconds": baseline.seconds,
         "chip": chip.to_dict() if chip is not None else None,
@@ -71,7 +100,7 @@ def _item(
 
 
 def read_baselines(which: Baselines) -> tuple[set[str], list[Accelerator]]:
-    """Tell names of `BASELINES` from chips, and look the chips up.
+    """Separate names of `BASELINES` from chips, and load the chips.
 
     Raises
     ------
@@ -84,15 +113,14 @@ def read_baselines(which: Baselines) -> tuple[set[str], list[Accelerator]]:
     >>> methods, [chip.name for chip in chips]
     ({'tpuv4'}, ['h100'])
     """
-    given = [which] if isinstance(which, str | Accelerator) else list(which)
     methods: set[str] = set()
     chips: list[Accelerator] = []
-    for each in given:
-        for part in each.split(",") if isinstance(each, str) else [each]:
-            name = part.strip() if isinstance(part, str) else part
-            if isinstance(name, Accelerator):
-                chips.append(name)
-            elif name.lower() in BASELINES:
+    for item in [which] if isinstance(which, str | Accelerator) else which:
+        if isinstance(item, Accelerator):
+            chips.append(item)
+            continue
+        for name in (part.strip() for part in item.split(",")):
+            if name.lower() in BASELINES:
                 methods.add(name.lower())
             else:
                 chips.append(_own_chip(name))
@@ -117,6 +145,7 @@ def baselines_of(
     weights: Sequence[float],
     outcome: Outcome,
     which: Baselines = "tpuv4",
+    *,
     threads: int = 1,
     seed: int = 0,
     say: Say | None = None,
@@ -128,7 +157,7 @@ def baselines_of(
     problems, space, weights
         What was searched.
     outcome
-        What was found: the other searches get as many evaluations, and as many seconds.
+        Of the search: the other searches get as many evaluations, and as many seconds.
     which
         Names of `BASELINES`, and chips of the user's own: presets, files or records.
     threads
@@ -136,33 +165,28 @@ def baselines_of(
     seed
         Of random and Bayesian search.
     say
-        Called with what is done next.
+        Called with a line on the progress.
     """
     methods, chips = read_baselines(which)
-    found: dict[str, Baseline] = {}
+    say = say or _silent
+    baselines: list[Baseline] = []
     first = problems[0]
     if methods & {"tpuv4", "all"} and len(problems) == 1:
-        given = (first.model, first.cluster, first.training, first.capacities)
-        _say(
-            say,
-            "baselines: the TPUv4-like chip with the published hand plan, a Megatron plan, ours",
-        )
+        say("baselines: the TPUv4-like chip with the published hand plan, a Megatron plan, ours")
         for method in (hand_plan, megatron_plan, our_plan):
-            baseline = method(*given)
-            found[baseline.key] = baseline
+            baselines.append(method(first.model, first.cluster, first.training, first.capacities))
     for chip in chips:
-        _say(say, f"baselines: the best plan on {chip.name}")
-        baseline = given_chip(problems, weights, chip)
-        found[baseline.key] = baseline
+        say(f"baselines: the best plan on {chip.name}")
+        baselines.append(given_chip(problems, weights, chip))
     if "all" in methods:
         exact = ExactEvaluator(problems, ChipGroups.of(space), tuple(weights), threads)
-        found |= _searches(exact, space, outcome, seed, say)
+        baselines += _searches(exact, space, outcome, seed, say)
     best_s = outcome.winners[0].time_s
-    return {key: _item(each, best_s, problems, space) for key, each in found.items()}
+    return {each.key: _item(each, best_s, problems, space) for each in baselines}
 
 
 def _at(baseline: Baseline, name: str, evaluations: float, seconds: float) -> Baseline:
-    """Give a run of a method as it stood after so many chips, or so many seconds."""
+    """Describe a run of a method after so many chips, or so many seconds."""
     score = baseline.best_by(evaluations, seconds)
     known = [h for h in baseline.history if h[0] <= evaluations and h[1] <= seconds]
     looked, spent = (known[-1][0], known[-1][1]) if known else (0, 0.0)
@@ -183,33 +207,140 @@ def _at(baseline: Baseline, name: str, evaluations: float, seconds: float) -> Ba
 
 
 def _searches(
-    exact: ExactEvaluator, space: ArchitectureSpace, outcome: Outcome, seed: int, say: Say | None
-) -> dict[str, Baseline]:
+    exact: ExactEvaluator, space: ArchitectureSpace, outcome: Outcome, seed: int, say: Say
+) -> list[Baseline]:
     """Run the published early stop, random and Bayesian search.
 
-    The latter two look at as many chips as the search placed, unless their time runs out: that of
+    The latter two evaluate as many chips as the search placed, unless their time runs out: that of
     the search, and a minute at least.
     """
-    _say(say, "baselines: the published early stop")
-    found = {"early_stop": early_stop(exact)}
-    looked, limit_s = max(1, outcome.groups_placed), max(outcome.seconds, _MINUTE_S)
+    say("baselines: the published early stop")
+    baselines = [early_stop(exact)]
+    chips, limit_s = max(1, outcome.groups_placed), max(outcome.seconds, _MINUTE_S)
     runs: dict[str, Callable[[], Baseline]] = {
-        "random": lambda: random_search(exact, looked, seed, limit_s),
-        "bayesian": lambda: bayesian(exact, space, looked, seed, limit_s),
+        "random": lambda: random_search(exact, chips, seed, limit_s),
+        "bayesian": lambda: bayesian(exact, space, chips, seed, limit_s),
     }
     for name, run in runs.items():
-        _say(say, f"baselines: {name} search, for {limit_s:.0f} s at most")
+        say(f"baselines: {name} search, for {limit_s:.0f} s at most")
         try:
-            made = run()
+            baseline = run()
         except MissingExtraError as error:
-            _say(say, str(error))
+            say(str(error))
             continue
-        for each in (
-            _at(made, "time", math.inf, outcome.seconds),
-            _at(made, "evaluations", looked, math.inf),
-        ):
-            found[each.key] = each
-    return found
+        baselines.append(_at(baseline, "time", math.inf, outcome.seconds))
+        baselines.append(_at(baseline, "evaluations", chips, math.inf))
+    return baselines
+
+
+# ---- sensitivity ----
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A space and a cluster that differ from those searched in one thing."""
+
+    what: str
+    factor: float
+    space: ArchitectureSpace
+    cluster: Cluster
+
+
+def _chip_with(base: Accelerator, field: str, factor: float) -> Accelerator | None:
+    """Scale a rate of a chip; none where it has no such rate."""
+    buffer, hbm = base.buffer, base.hbm
+    if field == "buffer.bytes_per_cycle":
+        scaled = buffer.replace(bytes_per_cycle=buffer.bytes_per_cycle * factor)
+        return base.replace(buffer=scaled)
+    if field == "buffer.port_bytes_per_cycle":
+        if not buffer.port_bytes_per_cycle:
+            return None
+        ports = buffer.replace(port_bytes_per_cycle=buffer.port_bytes_per_cycle * factor)
+        return base.replace(buffer=ports)
+    if hbm is None:
+        return None
+    faster = hbm.replace(bandwidth_bytes_per_s=hbm.bandwidth_bytes_per_s * factor)
+    return base.replace(hbm=faster)
+
+
+_FIELD = {
+    "buffer bandwidth": "buffer.bytes_per_cycle",
+    "core port bandwidth": "buffer.port_bytes_per_cycle",
+    "HBM bandwidth": "hbm.bandwidth_bytes_per_s",
+}
+
+
+def _rates(space: ArchitectureSpace, field: str, factor: float) -> ArchitectureSpace | None:
+    """Scale a rate of all chips of a space."""
+    spec = space.spec
+    if field in spec.axes:
+        scaled = {**spec.axes, field: tuple(float(v) * factor for v in spec.axes[field])}
+        return ArchitectureSpace(spec.replace(axes=scaled), space.selection)
+    base = _chip_with(spec.base, field, factor)
+    return None if base is None else ArchitectureSpace(spec.replace(base=base), space.selection)
+
+
+def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSpace | None:
+    """Scale one term of the area; the limit stays, or follows the area of the space's base chip.
+
+    Returns none where the term is zero or the space has no limit. The space may be empty.
+    """
+    spec, limit = space.spec, space.spec.area
+    if limit is None:
+        return None
+    by_term = area_batch(chip_records([spec.base]), limit.terms)
+    if by_term[term][0] <= 0.0:
+        return None
+
+    def scaled(chips: Array) -> tuple[Array, Array]:
+        """Areas with the term scaled, and as they are."""
+        areas = area_batch(chips, limit.terms)
+        total: Array = areas["total_mm2"]
+        return total + (factor - 1.0) * areas[term], total
+
+    most = limit.max_mm2
+    if limit.follows_base:
+        most *= float(scaled(chip_records([spec.base]))[0][0]) / float(by_term["total_mm2"][0])
+    whole = ArchitectureSpace(spec.replace(area=None))
+    selected = []
+    for chunk in whole.chunks():
+        size, was = scaled(chunk.chips)
+        # Under a limit that stays, a chip that was large enough does not become too small.
+        least = size if limit.follows_base else np.maximum(size, was)
+        small = least >= limit.min_fraction * most
+        if limit.keep_small_single_core:
+            small |= (chunk.chips["tensor_cores"] == 1) | (chunk.chips["vector_cores"] == 1)
+        selected.append(chunk.index[(size <= most) & small])
+    chosen = np.concatenate(selected)
+    if space.selection is not None:
+        chosen = np.intersect1d(chosen, space.selection)
+    return ArchitectureSpace(spec.replace(area=None), chosen)
+
+
+def variations(space: ArchitectureSpace, cluster: Cluster) -> Iterator[Variation]:
+    """Halve and double each rate and each area term, one at a time.
+
+    Examples
+    --------
+    >>> small = ArchitectureSpace.published()
+    >>> cluster = Cluster(devices=8, fabric="tpuv4-pod")
+    >>> [v.what for v in variations(small, cluster) if v.factor == 2][:3]
+    ['buffer bandwidth', 'HBM bandwidth', 'fabric bandwidth']
+    """
+    for what, field in _FIELD.items():
+        for factor in _FACTORS:
+            other = _rates(space, field, factor)
+            if other is not None:
+                yield Variation(what, factor, other, cluster)
+    tiers = len(tier_names(cluster))
+    for factor in _FACTORS:
+        scaled = scaled_cluster(cluster, [factor] * tiers)
+        yield Variation("fabric bandwidth", factor, space, scaled)
+    for term in _AREAS:
+        for factor in _FACTORS:
+            other = _areas(space, term, factor)
+            if other is not None:
+                yield Variation(f"{term.removesuffix('_mm2')} area", factor, other, cluster)
 
 
 def sensitivity_of(
@@ -217,6 +348,7 @@ def sensitivity_of(
     space: ArchitectureSpace,
     weights: Sequence[float],
     outcome: Outcome,
+    *,
     threads: int = 1,
     say: Say | None = None,
 ) -> list[dict[str, Any]]:
@@ -225,20 +357,27 @@ def sensitivity_of(
     cluster, training = problems[0].cluster, problems[0].training
     best = outcome.winners[0]
     was = space[best.chip]
-    found = []
+    rows = []
     for each in variations(space, cluster):
-        _say(say, f"with {each.what} x {each.factor:g}")
+        (say or _silent)(f"with {each.what} x {each.factor:g}")
         winner = None
         if len(each.space):  # with larger areas no chip may be within the limit
-            args = (models, each.space, each.cluster, training, weights)
-            other = find_chips(*args, top=1, threads=threads)
+            other = find_chips(
+                models,
+                each.space,
+                each.cluster,
+                training,
+                weights=weights,
+                top=1,
+                threads=threads,
+            )
             winner = other.winners[0] if other.winners else None
         chip = each.space[winner.chip] if winner is not None else None
         same = chip is not None and (
             (chip.tensor_core, chip.vector_core, chip.buffer.capacity_bytes)
             == (was.tensor_core, was.vector_core, was.buffer.capacity_bytes)
         )
-        found.append(
+        rows.append(
             {
                 "what": each.what,
                 "factor": each.factor,
@@ -249,4 +388,4 @@ def sensitivity_of(
                 "chip_text": str(chip) if chip is not None else "",
             }
         )
-    return found
+    return rows

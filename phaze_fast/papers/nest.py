@@ -1,9 +1,15 @@
-"""Pipelines on tiered networks, NEST's problem, solved exactly: many in one call."""
+"""Pipelines on tiered networks: the problem of the public NEST program, solved exactly.
+
+A problem is one JSON object with ``nodes`` and ``edges`` by tensor-parallel width and a network of
+levels (``devices_per_level``, ``bws``, ``latency_per_level``), innermost first. docs/nest.md lists
+every field and the formulas.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,22 +17,372 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.papers.nest_problem import NestProblem, NestWidth
-from phaze_fast.papers.nest_stages import NestStages
+from phaze_fast.papers.problem_files import (
+    Edges,
+    flag,
+    named,
+    number,
+    optimizer_states,
+    ordered,
+    read_edges,
+    read_nodes,
+    required_fields,
+    shown,
+    whole,
+    widths,
+)
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["PRICED_REPLICAS", "solve_nest", "unplanned"]
+__all__ = [
+    "PRICED_REPLICAS",
+    "TIME_UNITS",
+    "NestProblem",
+    "NestWidth",
+    "is_nest",
+    "nest_from_dict",
+    "solve_nest",
+    "unplanned",
+]
+
+Array = np.ndarray[Any, Any]
 
 PRICED_REPLICAS = ("first", "all")
-"""Of which replicas messages between stages count: NEST looks at the first alone."""
+"""Replicas whose messages between stages are priced: NEST prices those of the first."""
+
+
+# ---- the problem and its file form ----
+
+TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+"""Units of the layers' latencies, in seconds."""
+
+_NETWORK = ("devices_per_level", "bws", "latency_per_level")
+_REQUIRED = (
+    "maxDevices",
+    "maxMemoryPerDevice",
+    "mbsInBatch",
+    *_NETWORK,
+    "nodes",
+    "edges",
+    "activationRecomputation",
+    "optimizerAlgorithm",
+)
+_OPTIONAL = ("ep_degree", "cp_degree")
+_UNUSED = ("bandwidth", "frequency", "sp_enabled", "baselines")
+_NODE = ("optimalLatencyFw", "optimalLatencyBw", "parameterSize", "activationSize")
+_STATES = {"SGD": 2.0, "Adam": 8.0}  # weights, gradients and moments, as multiples of the weights
+
+
+@dataclass(frozen=True, eq=False)
+class NestWidth:
+    """The layers of a model at one tensor-parallel width, in order."""
+
+    width: int
+    ids: tuple[int, ...]
+    forward_s: Array
+    backward_s: Array
+    weight_bytes: Array
+    kept_bytes: Array
+    """Activations."""
+    edge_from: Array
+    """Positions of layers, not ids."""
+    edge_to: Array
+    edge_bytes: Array
+
+
+@dataclass(frozen=True, eq=False)
+class NestProblem:
+    """A placement as NEST poses it; docs/nest.md has the formulas."""
+
+    name: str
+    memory_bytes: float
+    """Of one device."""
+    micro_batches: int
+    """Of one batch, over all replicas."""
+    level_sizes: tuple[int, ...]
+    """Members of each level, innermost first; their product is the number of devices."""
+    level_bytes_per_s: tuple[float, ...]
+    level_latency_s: tuple[float, ...]
+    other_degrees: int
+    """Expert-parallel times context-parallel width: devices of a stage per tensor width."""
+    states: float
+    """Bytes of weights, gradients and moments per byte of weights."""
+    recompute: bool
+    widths: tuple[NestWidth, ...]
+    """Narrowest first."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of all levels together."""
+        return math.prod(self.level_sizes)
+
+    def stage_devices(self, width: NestWidth) -> int:
+        """Devices of one stage at a width."""
+        return width.width * self.other_degrees
+
+
+def is_nest(data: Any) -> bool:
+    """Whether an object is in NEST's form rather than in PHAZE's: it has a tiered network."""
+    _, data = named(data, "")
+    return isinstance(data, dict) and any(field in data for field in _NETWORK)
+
+
+def _levels(record: Mapping[str, Any], devices: int) -> list[list[Any]]:
+    columns: list[list[Any]] = []
+    for field in _NETWORK:
+        values = record[field]
+        if not isinstance(values, list) or not 1 <= len(values) <= _core.MAX_NEST_LEVELS:
+            raise InvalidInputError(
+                f"{field}: {shown(values)} is not accepted; expected a list of 1 to "
+                f"{_core.MAX_NEST_LEVELS} levels"
+            )
+        if len(values) != len(record["devices_per_level"]):
+            raise InvalidInputError(
+                f"{field}: {len(values)} levels are not accepted; expected "
+                f"{len(record['devices_per_level'])} as in devices_per_level"
+            )
+        named = {f"[{level}]": value for level, value in enumerate(values)}
+        if field == "devices_per_level":
+            columns.append([whole(named, at, field, least=1) for at in named])
+        else:
+            least = 1e-100 if field == "bws" else 0.0
+            columns.append([number(named, at, field, least=least) for at in named])
+    if math.prod(columns[0]) != devices:
+        raise InvalidInputError(
+            f"devices_per_level: {shown(record['devices_per_level'])} is not accepted; its product "
+            f"is {math.prod(columns[0])}, expected maxDevices {devices}"
+        )
+    return columns
+
+
+def _check_distinct(edges: Edges, where: str) -> None:
+    """Refuse two edges between the same nodes."""
+    seen: set[tuple[int, int]] = set()
+    for k, (a, b, _) in enumerate(edges):
+        if (a, b) in seen:
+            raise InvalidInputError(
+                f"{where}[{k}]: the edge from {a} to {b} is there twice; expected it once"
+            )
+        seen.add((a, b))
+
+
+def _width(record: Mapping[str, Any], width: int, unit_s: float) -> NestWidth:
+    nodes = read_nodes(
+        record["nodes"][str(width)], f"nodes.{width}", _NODE, ("energy",), _core.MAX_NEST_LAYERS
+    )
+    edges = read_edges(record["edges"][str(width)], nodes, f"edges.{width}")
+    _check_distinct(edges, f"edges.{width}")
+    ids = ordered(nodes, edges, f"edges.{width}")
+    connected = {(a, b) for a, b, _ in edges}
+    for pair in pairwise(ids):
+        if pair not in connected:
+            raise InvalidInputError(
+                f"edges.{width}: no edge from {pair[0]} to {pair[1]}; expected one from every "
+                "layer to the next, and others beside them"
+            )
+    position = {key: k for k, key in enumerate(ids)}
+    edges.sort(key=lambda edge: (position[edge[0]], position[edge[1]]))
+    columns = np.array([[nodes[key][name] for name in _NODE] for key in ids]).T
+    return NestWidth(
+        width=width,
+        ids=tuple(ids),
+        forward_s=columns[0] * unit_s,
+        backward_s=columns[1] * unit_s,
+        weight_bytes=columns[2].copy(),
+        kept_bytes=columns[3].copy(),
+        edge_from=np.array([position[a] for a, _, _ in edges], dtype=np.int32),
+        edge_to=np.array([position[b] for _, b, _ in edges], dtype=np.int32),
+        edge_bytes=np.array([size for _, _, size in edges], dtype=np.float64),
+    )
+
+
+def _check_unused(record: Mapping[str, Any]) -> None:
+    for field in ("bandwidth", "frequency"):
+        if field in record:
+            number(record, field, "")
+    if "sp_enabled" in record:
+        flag(record, "sp_enabled", "")
+
+
+def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> NestProblem:
+    """Read a problem in NEST's input form.
+
+    Parameters
+    ----------
+    data
+        The object; also one that has it under ``input``, with a ``name``.
+    name
+        The name where the problem itself has none.
+    time_unit
+        Unit of the layers' latencies, a key of `TIME_UNITS`. NEST adds them to times of messages
+        in seconds, which is the unit ``s``.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a field is missing, unknown or out of range; the message names it.
+
+    Examples
+    --------
+    >>> node = {"optimalLatencyFw": 1.0, "optimalLatencyBw": 2.0}
+    >>> node |= {"parameterSize": 10, "activationSize": 5}
+    >>> problem = nest_from_dict(
+    ...     {
+    ...         "maxDevices": 4, "devices_per_level": [2, 2], "bws": [10.0, 1.0],
+    ...         "latency_per_level": [0.0, 0.0], "maxMemoryPerDevice": 100, "mbsInBatch": 8,
+    ...         "nodes": {"1": [{"id": 0, **node}, {"id": 1, **node}]},
+    ...         "edges": {"1": [{"sourceId": 0, "destId": 1, "communicationCost": 1}]},
+    ...         "activationRecomputation": False, "optimizerAlgorithm": "SGD",
+    ...     }
+    ... )
+    >>> problem.devices, problem.widths[0].ids
+    (4, (0, 1))
+    """
+    if time_unit not in TIME_UNITS:
+        raise InvalidInputError(
+            f"time_unit: {shown(time_unit)} is not accepted; {nearest(str(time_unit), TIME_UNITS)}"
+        )
+    name, data = named(data, name)
+    record = required_fields(data, _REQUIRED, (*_OPTIONAL, *_UNUSED))
+    devices = whole(record, "maxDevices", "", least=1, most=_core.MAX_NEST_DEVICES)
+    sizes, rates, latencies = _levels(record, devices)
+    micro_batches = number(record, "mbsInBatch", "", least=1, most=_core.MAX_NEST_DEVICES)
+    degrees = [whole(record, key, "", least=1) if key in record else 1 for key in _OPTIONAL]
+    states = optimizer_states(record, _STATES)
+    _check_unused(record)
+    return NestProblem(
+        name=name,
+        memory_bytes=number(record, "maxMemoryPerDevice", ""),
+        micro_batches=int(micro_batches),
+        level_sizes=tuple(sizes),
+        level_bytes_per_s=tuple(rates),
+        level_latency_s=tuple(latencies),
+        other_degrees=math.prod(degrees),
+        states=states,
+        recompute=flag(record, "activationRecomputation", ""),
+        widths=tuple(_width(record, w, TIME_UNITS[time_unit]) for w in sorted(widths(record))),
+    )
+
+
+# ---- the stages of a plan ----
+
+_MOST_STAGES = 2**20
+
+
+class _NestStages:
+    """Stages of a pipeline, first to last, each with the layers ``begin`` up to ``end``.
+
+    The last stage has devices 0 to a - 1, the stage before it the next a, and so on; then the next
+    replica follows.
+    """
+
+    def __init__(
+        self, problem: NestProblem, width: NestWidth, ranges: list[tuple[int, int]]
+    ) -> None:
+        self._problem, self._width, self._ranges = problem, width, ranges
+        self._devices = problem.stage_devices(width)
+
+    def _tiers(self, begins: Any) -> Any:
+        """Lowest level that contains each device and the one a stage further on."""
+        tiers = np.full(len(begins), len(self._problem.level_sizes) - 1)
+        inside = self._problem.devices
+        for level in range(len(self._problem.level_sizes) - 1, -1, -1):
+            tiers[begins // inside == (begins + self._devices) // inside] = level
+            inside //= self._problem.level_sizes[level]
+        return tiers
+
+    def _messages(self, sizes: Any, tier: int) -> float:
+        """Seconds of the longest of some messages."""
+        if not len(sizes):
+            return 0.0
+        rate = min(self._problem.level_bytes_per_s[: tier + 1])
+        once = float(sizes.max()) / rate + self._problem.level_latency_s[tier]
+        return once if tier == 0 else 2.0 * once
+
+    def load(self, stage: int, tier_in: int, tier_out: int) -> float:
+        """Seconds of one micro-batch in a stage whose messages cross these tiers."""
+        begin, end = self._ranges[stage]
+        w = self._width
+        done = 0.0
+        into = (w.edge_from < begin) & (w.edge_to >= begin) & (w.edge_to < end)
+        for k in range(begin, end):
+            arrived = self._messages(w.edge_bytes[into & (w.edge_to == k)], tier_in)
+            done = float(w.forward_s[k]) + max(done, arrived)
+        back = math.fsum(w.backward_s[begin:end])
+        returned = back if self._problem.recompute and stage + 1 < len(self._ranges) else 0.0
+        out = (w.edge_from >= begin) & (w.edge_from < end) & (w.edge_to >= end)
+        for k in range(end - 1, begin - 1, -1):
+            arrived = self._messages(w.edge_bytes[out & (w.edge_from == k)], tier_out)
+            returned = float(w.backward_s[k]) + max(returned, arrived)
+        return done + returned
+
+    def memory_bytes(self, stage: int) -> float:
+        """Bytes of one device of a stage."""
+        begin, end = self._ranges[stage]
+        w = self._width
+        kept = math.fsum(w.kept_bytes[begin:end])
+        stash = kept
+        if self._problem.recompute:
+            into = (w.edge_from < begin) & (w.edge_to >= begin) & (w.edge_to < end)
+            stash = math.fsum(w.edge_bytes[into])
+        after = len(self._ranges) - 1 - stage
+        return self._problem.states * math.fsum(w.weight_bytes[begin:end]) + kept + after * stash
+
+    def _boundaries(self, replicas: int) -> Any:
+        """Tiers of stage boundaries: a row per replica, from the last boundary to the first."""
+        count = len(self._ranges)
+        begins = np.arange(replicas * count, dtype=np.int64) * self._devices
+        return self._tiers(begins).reshape(replicas, count)[:, : count - 1]
+
+    def largest_load(self, replicas: int) -> float | None:
+        """Largest load of all stages of all replicas; None where there are too many stages."""
+        count = len(self._ranges)
+        inside = math.prod(self._problem.level_sizes[:-1])
+        alike = inside // math.gcd(inside, count * self._devices)  # tiers repeat after so many
+        replicas = min(replicas, alike)
+        if replicas * count > _MOST_STAGES:
+            return None
+        tiers = self._boundaries(replicas)
+        largest = 0.0
+        for stage in range(count):
+            after = count - 1 - stage
+            into = tiers[:, after] if stage > 0 else np.zeros(replicas, dtype=np.int64)
+            out = tiers[:, after - 1] if after > 0 else np.zeros(replicas, dtype=np.int64)
+            for pair in set(zip(into.tolist(), out.tolist(), strict=True)):
+                largest = max(largest, self.load(stage, *pair))
+        return largest
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every stage as plain data, first to last; tiers and devices of the first replica."""
+        tiers = self._boundaries(1)[0].tolist()
+        count = len(self._ranges)
+        stages = []
+        for stage, (begin, end) in enumerate(self._ranges):
+            after = count - 1 - stage
+            tier_in = tiers[after] if stage > 0 else None
+            tier_out = tiers[after - 1] if after > 0 else None
+            stages.append(
+                {
+                    "devicesForStage": self._devices,
+                    "nodes": list(self._width.ids[begin:end]),
+                    "firstDevice": after * self._devices,
+                    "tierIn": tier_in,
+                    "tierOut": tier_out,
+                    "load": self.load(stage, tier_in or 0, tier_out or 0),
+                    "memoryBytes": self.memory_bytes(stage),
+                }
+            )
+        return stages
+
+
+# ---- the solver ----
 
 
 def _pointer(lengths: Sequence[int]) -> Any:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
-def _joined(parts: Sequence[Any], dtype: str) -> Any:
+def _concatenated(parts: Sequence[Any], dtype: str) -> Any:
     arrays = [np.asarray(part, dtype=dtype) for part in parts]
     return np.concatenate(arrays) if arrays else np.empty(0, dtype)
 
@@ -37,22 +393,22 @@ def _kernel(problems: Sequence[NestProblem], all_replicas: bool, threads: int) -
     return _core.place_nest(
         networks=(
             _pointer([len(p.level_sizes) for p in problems]),
-            _joined([p.level_sizes for p in problems], "i8"),
-            _joined([p.level_bytes_per_s for p in problems], "f8"),
-            _joined([p.level_latency_s for p in problems], "f8"),
+            _concatenated([p.level_sizes for p in problems], "i8"),
+            _concatenated([p.level_bytes_per_s for p in problems], "f8"),
+            _concatenated([p.level_latency_s for p in problems], "f8"),
         ),
         layers=(
             _pointer([len(w.ids) for w in layers]),
-            _joined([w.forward_s for w in layers], "f8"),
-            _joined([w.backward_s for w in layers], "f8"),
-            _joined([w.weight_bytes for w in layers], "f8"),
-            _joined([w.kept_bytes for w in layers], "f8"),
+            _concatenated([w.forward_s for w in layers], "f8"),
+            _concatenated([w.backward_s for w in layers], "f8"),
+            _concatenated([w.weight_bytes for w in layers], "f8"),
+            _concatenated([w.kept_bytes for w in layers], "f8"),
         ),
         edges=(
             _pointer([len(w.edge_from) for w in layers]),
-            _joined([w.edge_from for w in layers], "i4"),
-            _joined([w.edge_to for w in layers], "i4"),
-            _joined([w.edge_bytes for w in layers], "f8"),
+            _concatenated([w.edge_from for w in layers], "i4"),
+            _concatenated([w.edge_to for w in layers], "i4"),
+            _concatenated([w.edge_bytes for w in layers], "f8"),
         ),
         stage_devices=np.array(
             [min(p.stage_devices(w), _core.MAX_NEST_DEVICES + 1) for p, w in listed], dtype="i8"
@@ -68,7 +424,7 @@ def _kernel(problems: Sequence[NestProblem], all_replicas: bool, threads: int) -
 
 
 def _reason(problem: NestProblem, bytes_needed: float, stages: int, at: int) -> str:
-    """Say why nothing fits, and what would."""
+    """Describe why nothing fits, and what would."""
     if at < 0:
         width = problem.widths[0]
         took = problem.stage_devices(width)
@@ -97,7 +453,7 @@ def _last_layer(problem: NestProblem, width: NestWidth) -> float:
 
 
 def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:
-    """Give the answer to a problem that has no plan, and why."""
+    """Return the answer to a problem without a plan, with the reason."""
     return {
         "name": name,
         "status": status,
@@ -112,8 +468,8 @@ def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict
     }
 
 
-def _answer(problem: NestProblem, found: Any) -> dict[str, Any]:
-    status, at, time_s, load_s, replicas, begins, need, need_stages, need_at, solve_s = found
+def _answer(problem: NestProblem, record: Any) -> dict[str, Any]:
+    status, at, time_s, load_s, replicas, begins, need, need_stages, need_at, solve_s = record
     if status:
         raise InvalidInputError(f"{problem.name}: {_core.STATUS_SENTENCES[status]}")
     if at < 0:
@@ -123,7 +479,7 @@ def _answer(problem: NestProblem, found: Any) -> dict[str, Any]:
     cuts = [*begins.tolist(), len(width.ids)]
     count = len(begins)
     rounds = -(-problem.micro_batches // replicas) + count - 1
-    priced = NestStages(problem, width, list(pairwise(cuts)))
+    priced = _NestStages(problem, width, list(pairwise(cuts)))
     sync_s = time_s - load_s * rounds
     all_load_s = priced.largest_load(replicas)
     all_time_s = None if all_load_s is None else max(all_load_s, load_s) * rounds + sync_s
@@ -155,7 +511,7 @@ def solve_nest(
     Parameters
     ----------
     problems
-        Any number.
+        One or many.
     threads
         At most this many threads, by default all cores; the answers do not depend on it.
     replicas
@@ -165,10 +521,10 @@ def solve_nest(
     Returns
     -------
     list of dict
-        One each: ``status`` (optimal or infeasible, with a ``reason``), ``finalTimePerBatch``,
-        ``p`` stages, ``t`` tensor width, ``d`` replicas, ``stages`` first to last, ``solve_s``;
-        ``allReplicasTimePerBatch`` is the time of that plan with every replica priced (None
-        where replicas are too many to look at one by one).
+        One for each problem: ``status`` (optimal or infeasible, with a ``reason``),
+        ``finalTimePerBatch``, ``p`` stages, ``t`` tensor width, ``d`` replicas, ``stages`` first to
+        last, ``solve_s``; ``allReplicasTimePerBatch`` is the time of that plan with every replica
+        priced (None where there are too many replicas).
 
     Raises
     ------
@@ -177,7 +533,6 @@ def solve_nest(
 
     Examples
     --------
-    >>> from phaze_fast.papers import nest_from_dict
     >>> node = {"optimalLatencyFw": 1.0, "optimalLatencyBw": 2.0}
     >>> node |= {"parameterSize": 10, "activationSize": 5}
     >>> problem = nest_from_dict(
@@ -203,5 +558,5 @@ def solve_nest(
                 f"{problem.name}: replicas: all is not accepted with {problem.devices} devices; "
                 f"expected at most {_core.MAX_NEST_REPLICATED}"
             )
-    found = _kernel(problems, replicas == "all", thread_count(threads))
-    return [_answer(problem, each) for problem, each in zip(problems, found, strict=True)]
+    records = _kernel(problems, replicas == "all", thread_count(threads))
+    return [_answer(*pair) for pair in zip(problems, records, strict=True)]

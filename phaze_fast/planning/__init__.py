@@ -1,11 +1,10 @@
-"""Parallel plans of a model on given hardware: found, predicted, explained."""
+"""Parallel plans of a model on given hardware: search, prediction, explanation."""
 
-from phaze_fast.planning.against_fastest import WhyNot, read_asked, why_not
 from phaze_fast.planning.evaluator import Placed, PlanEvaluator
-from phaze_fast.planning.layer_schedules import ScheduledLayer, layer_schedules
+from phaze_fast.planning.layouts import node_devices
 from phaze_fast.planning.plan_spec import PlanSpec
-from phaze_fast.planning.planner import Plans, infeasible, plan
-from phaze_fast.planning.plans import PARTS, Plan, Stage
+from phaze_fast.planning.planner import Plans, WhyNot, plan, read_asked, usable_bytes, why_not
+from phaze_fast.planning.plans import NOMINAL, PARTS, Plan, Stage
 from phaze_fast.planning.prediction import Predictions, predict, predict_batch
 from phaze_fast.planning.throughput import (
     Throughput,
@@ -16,7 +15,7 @@ from phaze_fast.planning.throughput import (
     tflops_per_device,
     tokens_per_s_per_device,
 )
-from phaze_fast.planning.timeline import Timeline, timeline
+from phaze_fast.planning.timeline import ScheduledLayer, Timeline, layer_schedules, timeline
 from phaze_fast.planning.token_budget import (
     Goodput,
     TrainingRun,
@@ -24,10 +23,12 @@ from phaze_fast.planning.token_budget import (
     optimal_interval_s,
     training_run,
 )
-from phaze_fast.planning.training import Training
+from phaze_fast.planning.training import RECOMPUTE, Training
 
 __all__ = [
+    "NOMINAL",
     "PARTS",
+    "RECOMPUTE",
     "Goodput",
     "Placed",
     "Plan",
@@ -44,10 +45,10 @@ __all__ = [
     "WhyNot",
     "goodput",
     "hfu",
-    "infeasible",
     "layer_schedules",
     "mfu",
     "mfu_causal",
+    "node_devices",
     "optimal_interval_s",
     "plan",
     "predict",
@@ -58,5 +59,6 @@ __all__ = [
     "timeline",
     "tokens_per_s_per_device",
     "training_run",
+    "usable_bytes",
     "why_not",
 ]

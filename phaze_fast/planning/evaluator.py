@@ -1,49 +1,92 @@
 """The plan evaluator: bounds, times and plans of a model on a cluster.
 
 `PlanEvaluator` is the only caller of the plan kernel: planning, prediction, search, sweeps and
-baselines all ask it, so that the same plan has the same figures wherever it is printed.
+baselines all use it, so that a plan has the same figures wherever it is printed.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
-from phaze_fast.memory import layouts_fit, optimizer
+from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, layouts_fit, optimizer
 from phaze_fast.models import Model
-from phaze_fast.opgraph import Strategy
-from phaze_fast.planning.intervals import plan_interval_s
-from phaze_fast.planning.layouts import (
-    Shape,
-    layouts_of,
-    node_devices,
-    nothing_to_try,
-    strategies,
+from phaze_fast.planning.layouts import LayoutGrid, node_devices, strategies
+from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
+from phaze_fast.planning.sizes import (
+    BOUNDARY_KINDS,
+    StrategySizes,
+    strategy_sizes,
+    training_record,
 )
-from phaze_fast.planning.placed import Placed, placed_plans
-from phaze_fast.planning.plans import Plan
-from phaze_fast.planning.reading import read_plan, read_stages
-from phaze_fast.planning.recompute import recompute_code
-from phaze_fast.planning.sizes import StrategySizes, strategy_sizes, training_record
+from phaze_fast.planning.throughput import step_throughput
 from phaze_fast.planning.times import KindTimes, free_times_on_chip, times_on_chip
-from phaze_fast.planning.training import Training, recompute_modes
+from phaze_fast.planning.training import (
+    RANK_ORDERS,
+    Training,
+    block_mode,
+    recompute_code,
+    recompute_text,
+)
+from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import fabric_as_run
 
-__all__ = ["Placed", "PlanEvaluator"]
+__all__ = ["Placed", "PlanEvaluator", "TopPlans"]
 
 Array = np.ndarray[Any, Any]
 
-_APART = "tied, uncut: no partition that fits keeps these layers together"
-_NO_DEAL = "memory: no deal of the layers to the chunks of the schedule fits"
+_BROKEN_TIE = "tied, uncut: no partition that fits keeps these layers together"
+_NO_ASSIGNMENT = "memory: no assignment of the layers to the chunks of the schedule fits"
+_TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan as the kernel gives it: its layout, where stages begin, what each recomputes."""
+
+    time_s: float
+    """Infinite where no plan fits, or none is as fast as required."""
+    memory_bytes: float
+    layout: int
+    """Position among the layouts; -1 where there is no plan."""
+    cuts: tuple[int, ...] = ()
+    """Positions at which chunks begin, and the end."""
+    variants: tuple[int, ...] = ()
+    """Recomputation of each stage, as `recompute_code` writes it."""
+
+    @property
+    def arrays(self) -> tuple[Array, Array]:
+        """Cuts and variants as the kernel takes them."""
+        return np.array(self.cuts, dtype=np.int32), np.array(self.variants, dtype=np.int32)
+
+    @classmethod
+    def from_records(cls, records: Array, pool: Array) -> list[Placed]:
+        """Read the kernel's records, and the numbers in `pool` that they refer to."""
+        plans = []
+        for time_s, memory, layout, cuts_at, cuts, variants_at, variants in records.tolist():
+            borders = tuple(pool[cuts_at : cuts_at + cuts].tolist())
+            modes = tuple(pool[variants_at : variants_at + variants].tolist())
+            plans.append(cls(time_s, memory, layout, borders, modes))
+        return plans
+
+
+class TopPlans(NamedTuple):
+    """The fastest plans of an evaluator."""
+
+    plans: list[Placed]
+    rejected: Counter[str]
+    """Layouts that turned out to have no plan, by reason."""
+    open_s: float
+    """Least bound of the layouts that were not examined; infinite where all were."""
 
 
 class PlanEvaluator:
@@ -52,11 +95,11 @@ class PlanEvaluator:
     Parameters
     ----------
     model, cluster, training
-        The problem; the cluster's chip is of no account.
+        The problem; the cluster's chip does not matter.
     capacities
-        Bytes of HBM of a device that will be asked for, rising.
+        HBM capacities of a device to be considered, bytes, rising.
     given
-        Strategies and layouts in place of all that `training` allows.
+        Strategies and layouts to use in place of all that `training` allows.
     """
 
     def __init__(
@@ -69,78 +112,67 @@ class PlanEvaluator:
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
         self.rejected: Counter[str] = Counter()
-        """Why strategies and layouts were left out, and how many."""
-        self.strategies_rejected, self.open_s = 0, float("inf")
-        self.rooms = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
-        self.sizes, self.layouts = given if given is not None else self._enumerated()
+        """Why strategies and layouts are not possible, and how many."""
+        self.strategies_rejected = 0
+        self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
+        """Usable memory of a device for each capacity."""
+        self.sizes, self.layouts = given if given is not None else self._enumerate()
         self.optimizer = optimizer(training.optimizer)
         self._record = training_record(self.optimizer, training.software, training.precision)
 
-    def for_one_call(self) -> PlanEvaluator:
-        """Give an evaluator with counts of its own that shares all that has been worked out."""
-        own = copy.copy(self)
-        own.rejected = self.rejected.copy()
-        return own
+    # ---- strategies and layouts ----
 
-    # ---- what there is to try ----
-
-    def _enumerated(self) -> tuple[list[StrategySizes], Array]:
-        training, devices = self.training, self.cluster.devices
-        modes, node = recompute_modes(training), node_devices(self.cluster)
+    def _enumerate(self) -> tuple[list[StrategySizes], Array]:
+        training, modes = self.training, self.training.recompute_modes
+        runs = (training.software, training.precision)
         sizes: list[StrategySizes] = []
         parts: list[Array] = []
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
         self.strategies_rejected = sum(self.rejected.values())
         for strategy in allowed:
-            first = self._sized(strategy, modes, 0)
-            shape = Shape(
-                devices=devices,
-                inner=first.inner,
+            first = strategy_sizes(self.model, strategy, modes, 0, *runs)
+            grid = LayoutGrid(
+                training,
+                strategy,
+                devices=self.cluster.devices,
+                node=node_devices(self.cluster),
                 blocks=first.blocks,
                 layers=len(first.graph.order),
-                ep=strategy.expert_replicas,
-                micro_batch=strategy.micro_batch,
-                cp=strategy.cp,
-                node=node,
             )
-            rows = layouts_of(shape, training, self.rejected)
-            if not len(rows) and (why := nothing_to_try(shape, training)):
+            rows = grid.layouts(self.rejected)
+            if not len(rows) and (why := grid.why_empty()):
                 self.rejected[why] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
-                sizes.append(self._sized(strategy, modes, stride))
+                sizes.append(strategy_sizes(self.model, strategy, modes, stride, *runs))
                 parts.append(own)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
         return sizes, layouts
-
-    def _sized(self, strategy: Strategy, modes: tuple[str, ...], stride: int) -> StrategySizes:
-        runs = (self.training.software, self.training.precision)
-        return strategy_sizes(self.model, strategy, modes, stride, *runs)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @cached_property
     def fits(self) -> Array:
-        """Which layouts have some partition that fits, shape (layouts, capacities)."""
-        fits = np.zeros((len(self.layouts), len(self.rooms)), dtype=np.uint8)
+        """Whether some partition of each layout fits, shape (layouts, capacities)."""
+        fits = np.zeros((len(self.layouts), len(self.limits_bytes)), dtype=np.uint8)
         if fits.size:
             layouts_fit(
                 self.layouts, self._strategies, self._kinds, self._order, self._record[0],
-                np.maximum(self.rooms, 0.0), fits,
+                np.maximum(self.limits_bytes, 0.0), fits,
             )  # fmt: skip
         return fits
 
     @cached_property
     def layout_counts(self) -> Array:
-        """How many layouts each strategy has, shape (strategies,)."""
+        """Number of layouts of each strategy, shape (strategies,)."""
         counts: Array = np.bincount(self.layouts["strategy"], minlength=len(self))
         return counts
 
     @cached_property
     def strategy_fits(self) -> Array:
-        """Which strategies have a layout that fits, shape (strategies, capacities)."""
-        fits: Array = np.zeros((len(self), len(self.rooms)), dtype=bool)
+        """Whether some layout of each strategy fits, shape (strategies, capacities)."""
+        fits: Array = np.zeros((len(self), len(self.limits_bytes)), dtype=bool)
         np.logical_or.at(fits, self.layouts["strategy"], self.fits != 0)
         return fits
 
@@ -150,7 +182,7 @@ class PlanEvaluator:
 
     @cached_property
     def _kinds(self) -> Array:
-        """Sizes of each kind, and of the head with a copy of a tied embedding."""
+        """Sizes of each kind, and last of the head with a copy of a tied embedding."""
         kinds: Array = np.stack([np.append(s.kinds, s.kinds[self._order[-1]]) for s in self.sizes])
         kinds["parameters"][:, -1] += self._strategies["copied_parameters"]
         return kinds
@@ -161,7 +193,7 @@ class PlanEvaluator:
 
     @cached_property
     def space(self) -> _core.PlanSpace:
-        """The kernel's view of all layouts."""
+        """The kernel's problem: all layouts, priced."""
         graph = self.sizes[0].graph
         pairs = [*self.training.tied, *((at - 1, at) for at in self.training.uncut)]
         wired = fabric_as_run(self.cluster.fabric, self.training.software)
@@ -176,7 +208,7 @@ class PlanEvaluator:
             strategies=self._strategies,
             sizes=np.concatenate([s.kinds for s in self.sizes]),
             layouts=self.layouts,
-            rooms=np.maximum(self.rooms, 0.0),
+            rooms=np.maximum(self.limits_bytes, 0.0),
             fits=self.fits.reshape(-1),
             some_blocks=self.training.recompute_some,
         )
@@ -190,45 +222,49 @@ class PlanEvaluator:
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
     def top(
-        self, times: KindTimes, top: int, room: int = 0, threads: int = 1, stop: Any = None
-    ) -> list[Placed]:
-        """Give the fastest plans, distinct but for rank order; where `stop` ends it, of some."""
-        records, pool, _, empty, self.open_s = self.space.top_plans(times, room, top, threads, stop)
-        if empty:
-            self.rejected[_APART if self.training.tied or self.training.uncut else _NO_DEAL] = empty
-        return placed_plans(records, pool)
+        self, times: KindTimes, top: int, limit: int = 0, threads: int = 1, stop: Any = None
+    ) -> TopPlans:
+        """Find the fastest plans that differ in more than rank order.
+
+        `stop` is called after every wave of layouts; where it returns true, the search ends with
+        the plans that are known.
+        """
+        records, pool, _, empty, open_s = self.space.top_plans(times, limit, top, threads, stop)
+        tied = self.training.tied or self.training.uncut
+        rejected = Counter({_BROKEN_TIE if tied else _NO_ASSIGNMENT: empty}) if empty else Counter()
+        return TopPlans(Placed.from_records(records, pool), rejected, open_s)
 
     def front(
-        self, times: KindTimes, most_s: float = float("inf"), room: int = 0, threads: int = 1
+        self, times: KindTimes, most_s: float = float("inf"), limit: int = 0, threads: int = 1
     ) -> list[Placed]:
-        """Give layouts' fastest plans that none beats in time and memory, up to `most_s`."""
-        return placed_plans(*self.space.front(times, room, most_s, threads)[:2])
+        """Find the Pareto front of time and memory of layouts' fastest plans, up to `most_s`."""
+        return Placed.from_records(*self.space.front(times, limit, most_s, threads)[:2])
 
     def best(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1
     ) -> list[list[Placed]]:
-        """Give the best plan of strategy `s` on each chip with each capacity.
+        """Find the best plan of strategy `s` on each chip under each memory limit.
 
         Parameters
         ----------
         s
             Which strategy.
         times
-            Of its layers, one row per chip.
+            Times of its layers, one row per chip.
         least
-            What is proven of those times.
+            Proven lower bounds of those times.
         below_s
-            What a plan may take at most, shape (chips, capacities); minus infinity: not asked.
+            Most seconds of a plan, shape (chips, capacities); minus infinity: no plan wanted.
         threads
-            At most this many; the answer does not depend on it.
+            Most threads to use; the answer does not depend on it.
         """
         limits = np.ascontiguousarray(below_s, dtype=np.float64).reshape(-1)
-        placed = placed_plans(*self.space.best(s, times, least, limits, threads))
-        count = len(self.rooms)
+        placed = Placed.from_records(*self.space.best(s, times, least, limits, threads))
+        count = len(self.limits_bytes)
         return [placed[k : k + count] for k in range(0, len(placed), count)]
 
     def energies_j(self, placed: Sequence[Placed], times: KindTimes, rows: Sequence[int]) -> Array:
-        """Joules of one step by each plan, each on the chip of a row of `times`."""
+        """Compute the joules of one step of each plan on the chip of its row of `times`."""
         pool: list[int] = []
         records: Array = np.zeros(len(placed), dtype=_core.PLACED_DTYPE)
         for record, plan in zip(records, placed, strict=True):
@@ -238,25 +274,25 @@ class PlanEvaluator:
             record["variants_at"], record["variants"] = len(pool), len(plan.variants)
             pool += plan.variants
         at, borders = np.array(rows, dtype=np.int64), np.array(pool, dtype=np.int32)
-        found: Array = self.space.energies(times, at, records, borders)
-        return found
+        joules: Array = self.space.energies(times, at, records, borders)
+        return joules
 
-    def bounds(self, s: int, least: KindTimes, room: Array, threads: int = 1) -> Array:
-        """Lower bounds of strategy `s` on each chip, each with its capacity number `room`."""
-        found: Array = self.space.bounds(s, least, room, threads)
-        return found
+    def bounds(self, s: int, least: KindTimes, limits: Array, threads: int = 1) -> Array:
+        """Bound strategy `s` from below on each chip, under the memory limits at `limits`."""
+        bounds: Array = self.space.bounds(s, least, limits, threads)
+        return bounds
 
-    def work_bounds(self, s: int, work_s: Array, room: Array) -> Array:
-        """Lower bounds from the work of one micro-batch alone: quicker, and lower."""
-        found: Array = self.space.work_bounds(s, np.ascontiguousarray(work_s), room)
-        return found
+    def work_bounds(self, s: int, work_s: Array, limits: Array) -> Array:
+        """Bound from below by the work of one micro-batch alone: quicker, and lower."""
+        bounds: Array = self.space.work_bounds(s, np.ascontiguousarray(work_s), limits)
+        return bounds
 
     def estimate_even(
         self,
         times: KindTimes,
         recompute: Sequence[str],
         modes: Array,
-        room_bytes: float,
+        limit_bytes: float,
         free: Sequence[KindTimes] = (),
         threads: int = 1,
     ) -> Array:
@@ -267,100 +303,189 @@ class PlanEvaluator:
         times
             One row per strategy.
         recompute
-            What layouts may recompute, as `phaze_fast.planning.recompute` writes it.
+            Texts of recomputation that layouts refer to, such as ``full:3/norms``.
         modes
-            What each layout recomputes, a position in `recompute`; -1: the fastest that fits.
-        room_bytes
-            Of a device for the model.
+            Position in `recompute` of each layout's text; -1: the fastest that fits.
+        limit_bytes
+            Usable memory of a device.
         free
-            Times by level of what is free, one row per strategy; without them there are no parts.
+            Times by level of `free_times`, one row per strategy; without them parts are not split.
         threads
-            At most this many; the answer does not depend on it.
+            Most threads to use; the answer does not depend on it.
         """
         table = np.array(
             [[*(recompute_code(m, s.variant_of) for m in recompute), -1] for s in self.sizes]
         )
         variants = table[self.layouts["strategy"], modes].astype(np.int32)
         at = np.arange(len(self.layouts), dtype=np.int64)
-        found: Array = self.space.estimate_even(times, at, variants, room_bytes, free, threads)
-        return found
+        estimates: Array = self.space.estimate_even(times, at, variants, limit_bytes, free, threads)
+        return estimates
 
-    def best_even(self, times: KindTimes, room: int = 0) -> list[Placed]:
-        """Give the fastest plan with even stages that fits, if there is one: Megatron-LM's kind.
+    def best_even(self, times: KindTimes, limit: int = 0) -> list[Placed]:
+        """Find the fastest plan with even stages that fits, as Megatron-LM has them; none: empty.
 
-        With several ways to recompute, each stage has the least that fits.
+        With several recompute variants, each stage has the least that fits.
         """
-        room_bytes = float(max(self.rooms[room], 0.0))
+        limit_bytes = float(max(self.limits_bytes[limit], 0.0))
         at = np.arange(len(self.layouts), dtype=np.int64)
         free = np.full(len(at), -1, dtype=np.int32)
-        found = self.space.estimate_even(times, at, free, room_bytes, (), 1)
+        estimates = self.space.estimate_even(times, at, free, limit_bytes, (), 1)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
         chunks = self.layouts["stages"] * self.layouts["vpp"]
         uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)
         uneven |= self.layouts["micro_batches"] % self.layouts["stages"] != 0
         uneven &= self.layouts["vpp"] > 1
-        seconds = np.where((found["status"] == 0) & ~uneven, found["time_s"], np.inf)
+        seconds = np.where((estimates["status"] == 0) & ~uneven, estimates["time_s"], np.inf)
         if not len(seconds) or not np.isfinite(seconds.min()):
             return []
         best = int(np.argmin(seconds))
-        _, cuts, variants = self.space.even_partition(times, best, -1, room_bytes)
-        memory = float(found["memory_bytes"][best])
+        _, cuts, variants = self.space.even_partition(times, best, -1, limit_bytes)
+        memory = float(estimates["memory_bytes"][best])
         borders = (tuple(cuts.tolist()), tuple(variants.tolist()))
         return [Placed(float(seconds[best]), memory, best, *borders)]
 
-    # ---- words and numbers ----
+    # ---- plans in full ----
 
     def plan(
         self,
         placed: Placed,
         times: KindTimes,
         row: int | None = None,
-        room: int = 0,
+        limit: int = 0,
         peak_flops: float = 0.0,
         free: Sequence[KindTimes] | None = None,
     ) -> Plan:
-        """Give a plan in full.
+        """Describe a plan in full.
 
         Parameters
         ----------
         placed
-            What the kernel found.
+            The plan as the kernel gave it.
         times
             One row per strategy, or, where `row` is given, that row's of the plan's strategy.
         row
             Which row of `times`.
-        room
-            Which capacity it was placed in.
+        limit
+            Position of the memory limit that the plan was placed under.
         peak_flops
-            FLOP/s of one device, for MFU; by default of the evaluator's own chip.
+            FLOP/s of one device, for MFU; by default those of the evaluator's own chip.
         free
             Times by level of what is free, one row each (`free_times`); by default on the
             evaluator's own chip.
         """
-        layout = self.layouts[placed.layout]
-        s = int(layout["strategy"])
-        at = s if row is None else row
+        sizes = self.sizes[int(self.layouts[placed.layout]["strategy"])]
+        at = int(self.layouts[placed.layout]["strategy"]) if row is None else row
         own = times.at(slice(at, at + 1))
         if free is None and self.cluster.chip is not None:
-            free = free_times_on_chip([self.sizes[s]], self.cluster, self.optimizer)
-        cuts = np.array(placed.cuts, dtype=np.int32)
-        variants = np.array(placed.variants, dtype=np.int32)
-        room_bytes = float(max(self.rooms[room], 0.0))
+            free = free_times_on_chip([sizes], self.cluster, self.optimizer)
+        limit_bytes = float(self.limits_bytes[limit])
         estimate, stages = self.space.estimate(
-            own, placed.layout, cuts, variants, room_bytes, free or ()
+            own, placed.layout, *placed.arrays, max(limit_bytes, 0.0), free or ()
         )
-        listed = read_stages(self.sizes[s], layout, placed.cuts, placed.variants, stages)
-        plan = read_plan(
-            self.sizes[s],
-            layout,
-            (estimate[0], listed),
+        plan = self._described(
+            placed,
+            estimate[0],
+            self._stages(placed, stages),
             proven=bool(own.proven[0]),
-            limit_bytes=float(self.rooms[room]),
-            training=self.training,
-            devices=self.cluster.devices,
+            limit_bytes=limit_bytes,
             peak_flops=peak_flops or self._peak,
         )
         return replace(plan, interval_s=plan_interval_s(plan, self.cluster))
+
+    def _stages(self, placed: Placed, estimates: Array) -> tuple[Stage, ...]:
+        """Describe the stages of a plan, first to last, from the kernel's estimates of them."""
+        layout = self.layouts[placed.layout]
+        sizes, count = self.sizes[int(layout["strategy"])], int(layout["stages"])
+        graph, vpp = sizes.graph, int(layout["vpp"])
+        loads, memory = estimates["load_s"].tolist(), estimates["memory"].tolist()
+        instants = estimates["instant"].tolist()
+        chain = _core.pipeline_chain(int(layout["schedule"]), count, vpp).tolist()
+        stages = []
+        for k in range(count):
+            chunks = chain[k * vpp : (k + 1) * vpp]
+            runs = [range(placed.cuts[c], placed.cuts[c + 1]) for c in chunks]
+            layers = [i for run in runs for i in run]
+            kinds = Counter(graph.layers[graph.order[i]].kind for i in layers)
+            stages.append(
+                Stage(
+                    layers=tuple(layers),
+                    chunks=tuple(len(run) for run in runs),
+                    kinds=FrozenDict(dict(kinds)),
+                    recompute=recompute_text(placed.variants[k], sizes.variants),
+                    load_s=loads[k],
+                    memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
+                    instant=INSTANTS[instants[k]],
+                )
+            )
+        return tuple(stages)
+
+    def _described(
+        self,
+        placed: Placed,
+        estimate: Any,
+        stages: tuple[Stage, ...],
+        proven: bool,
+        limit_bytes: float,
+        peak_flops: float,
+    ) -> Plan:
+        """Put the kernel's estimate of a plan and its stages into a `Plan`."""
+        layout, training = self.layouts[placed.layout], self.training
+        sizes = self.sizes[int(layout["strategy"])]
+        strategy, model = sizes.strategy, sizes.graph.model
+        rounds, replicas = int(layout["micro_batches"]), int(layout["dp"])
+        schedule = SCHEDULES[int(layout["schedule"])]
+        twice = schedule == "dualpipe"  # half of the micro-batches in each direction
+        recomputed = sum(_recomputed_stage_flops(sizes, stage) for stage in stages) / (1 + twice)
+        time_s = float(estimate["time_s"])
+        sequences = replicas * rounds * strategy.micro_batch
+        speed = step_throughput(
+            model,
+            sequences,
+            time_s,
+            self.cluster.devices,
+            peak_flops,
+            training.seq,
+            recomputed_flops=recomputed * sizes.inner * replicas * rounds,
+        )
+        return Plan(
+            tp=strategy.tp,
+            pp=int(layout["stages"]),
+            dp=replicas,
+            cp=strategy.cp,
+            cp_kind=strategy.cp_kind,
+            ep=strategy.ep,
+            etp=strategy.etp,
+            expert_imbalance=strategy.expert_imbalance,
+            expert_overlap=strategy.expert_overlap,
+            zero=int(layout["zero"]),
+            shard=int(layout["shard"]) or replicas,
+            micro_batch=strategy.micro_batch,
+            micro_batches=rounds,
+            schedule=schedule,
+            vpp=int(layout["vpp"]),
+            rank_order=RANK_ORDERS[int(layout["rank_order"])],
+            sequence_parallel=training.sequence_parallel,
+            seq=training.seq or model.seq,
+            optimizer=training.optimizer,
+            precision=training.precision.name,
+            software=training.software.name,
+            reserved_bytes=float(training.reserved_bytes),
+            layers_proven=proven,
+            time_s=time_s,
+            interval_s=(time_s, time_s),
+            parts_s=FrozenDict({name: float(estimate["parts"][f"{name}_s"]) for name in PARTS}),
+            memory_bytes=float(estimate["memory_bytes"]),
+            limit_bytes=limit_bytes,
+            energy_j=float(estimate["energy_j"]),
+            samples_per_s=sequences / time_s,
+            tokens_per_s=speed.tokens_per_s,
+            tokens_per_s_per_device=speed.tokens_per_s_per_device,
+            tflops_per_device=speed.tflops_per_device,
+            mfu=speed.mfu,
+            mfu_causal=speed.mfu_causal,
+            hfu=speed.hfu,
+            stages=stages,
+        )
 
     @cached_property
     def _peak(self) -> float:
@@ -369,9 +494,40 @@ class PlanEvaluator:
 
 
 def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Array]]:
-    """Layouts by how far apart the replicas of an expert-parallel group lie."""
+    """Group layouts by the rank stride of the replicas of an expert-parallel group."""
     if sizes.strategy.ep == 1:
         return [(0, rows)]
     near = sizes.inner
     strides = np.where(rows["rank_order"] == 1, near * rows["stages"], near)
     return [(int(stride), rows[strides == stride]) for stride in np.unique(strides)]
+
+
+@lru_cache(maxsize=512)
+def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
+    """Count the FLOPs that one layer of each kind recomputes for a micro-batch on a device.
+
+    Matrix operators alone count, attention in full.
+    """
+    flops = {}
+    for layer in sizes.graph.layers:
+        graph, names = layer.forward, layer.forward.recomputed(mode)
+        counted = np.isin(graph.ops["unit"], _TENSOR_UNITS)
+        counted &= np.array([name in names for name in graph.names], dtype=bool)
+        block = layer.kind not in BOUNDARY_KINDS
+        flops[layer.kind] = float(graph.ops["flops"][counted].sum()) if block else 0.0
+    return flops
+
+
+def _recomputed_stage_flops(sizes: StrategySizes, stage: Stage) -> float:
+    """Count the FLOPs that a stage recomputes for a micro-batch on a device."""
+    code = recompute_code(stage.recompute, sizes.variant_of)
+    flops, positions = 0.0, iter(stage.layers)
+    for count in stage.chunks:
+        number = 0
+        for i in islice(positions, count):
+            kind = sizes.graph.layers[sizes.graph.order[i]].kind
+            if kind not in BOUNDARY_KINDS:
+                number += 1
+                mode = block_mode(code, number, sizes.variants)
+                flops += _recomputed_flops(sizes, mode)[kind]
+    return flops

@@ -1,4 +1,14 @@
-"""Strategies of a model on a cluster, and the layouts of each as arrays."""
+"""Strategies of a model on a cluster, the layouts of each as arrays, and which of them are legal.
+
+A strategy splits the layers over devices; a layout adds replicas, stages, ZeRO stage, pipeline
+schedule and rank order. The rules of widths that do not depend on the model stand in the compiled
+core (``_core.check_widths``, ``_core.check_pipeline``); those of the model in `phaze_fast.opgraph`.
+
+ZeRO and FSDP share state among all replicas by default. With hybrid sharding a group of
+neighbouring replicas shares it, and such groups hold copies: gathers stay inside a node, at the
+price of more memory (PyTorch's HSDP, MiCS, Megatron-LM's several instances of the distributed
+optimiser).
+"""
 
 from __future__ import annotations
 
@@ -16,119 +26,92 @@ from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
-from phaze_fast.planning.hybrid import shard_choices, shard_words, shards_tried
-from phaze_fast.planning.training import RANK_ORDERS, Training, expert_fields, recompute_modes
+from phaze_fast.planning.training import RANK_ORDERS, Training, strategy_of
 
-__all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "space_text", "strategies"]
+__all__ = ["LayoutGrid", "WidthChoices", "node_devices", "strategies"]
 
 Array = np.ndarray[Any, Any]
 
 _MOST_STAGES = 256
-_TOKENS_OF_A_DEVICE = 8192  # fewer leave attention too little to do behind its exchange
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What decides the layouts of a strategy, besides what the user asks for."""
-
-    devices: int
-    inner: int
-    """Devices that hold one stage of one replica."""
-    blocks: int
-    layers: int
-    """Blocks, embedding and head."""
-    ep: int
-    micro_batch: int
-    cp: int
-    node: int
-    """Devices of a node."""
+_MIN_TOKENS = 8192
+"""Tokens of a sequence that context parallelism leaves a device by default: with fewer, attention
+is too short to hide its exchange."""
 
 
 def node_devices(cluster: Cluster) -> int:
-    """Devices of a node; 8 where a fabric has none."""
+    """Count the devices of a node; 8 where the interconnect has no nodes."""
     fabric = cluster.fabric
     if isinstance(fabric, TieredFabric) and fabric.tiers[0].size is not None:
         return fabric.tiers[0].size
     return 8
 
 
-def _widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
-    if training.tp is not None:
-        return sorted(training.tp)
-    widths, most = [1], min(node_devices(cluster), cluster.devices)
-    while 2 * widths[-1] <= min(most, model.widest_split):
-        widths.append(2 * widths[-1])
-    return widths
+# ---- strategies ----
 
 
-def _context_widths(model: Model, training: Training) -> list[int]:
-    if training.cp is not None:
-        return sorted(training.cp)
-    tokens = training.seq or model.seq
-    if not isinstance(model, TransformerModel):
-        return [1]
-    return [1] + [cp for cp in (2, 4, 8, 16, 32) if tokens >= cp * _TOKENS_OF_A_DEVICE]
+@dataclass(frozen=True)
+class WidthChoices:
+    """The widths to try for a model on a cluster."""
 
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    cp_kinds: tuple[Any, ...]
+    """Kinds of context parallelism for widths above 1."""
+    ep: tuple[int, ...]
+    etp: tuple[int | None, ...]
+    micro_batch: tuple[int, ...]
 
-def _context_kinds(training: Training) -> tuple[Any, ...]:
-    """Ways to attend to a shared sequence, those that were asked for alone."""
-    tried = training.cp_kind
-    return CONTEXT_KINDS if "auto" in tried else tuple(k for k in CONTEXT_KINDS if k in tried)
+    @classmethod
+    def of(cls, model: Model, cluster: Cluster, training: Training) -> WidthChoices:
+        """Take what `training` fixes, and the defaults of its fields for the rest."""
+        transformer = isinstance(model, TransformerModel)
+        widest = min(node_devices(cluster), cluster.devices, model.widest_split)
+        tp = training.tp or [2**k for k in range(max(widest, 1).bit_length())]
+        tokens = (training.seq or model.seq) if transformer else 0
+        cp = training.cp or [1, *(n for n in (2, 4, 8, 16, 32) if tokens >= n * _MIN_TOKENS)]
+        moe = model.moe if isinstance(model, TransformerModel) else None
+        experts = moe.experts if moe is not None else 1
+        most = min(experts, cluster.devices, training.global_batch)
+        spread = (n for n in (2, 4, 8, 16, 32, 64) if n <= most and experts % n == 0)
+        kinds = training.cp_kind
+        return cls(
+            tp=tuple(sorted(tp)),
+            cp=tuple(sorted(cp)),
+            cp_kinds=tuple(k for k in CONTEXT_KINDS if "auto" in kinds or k in kinds),
+            ep=tuple(sorted(training.ep or [1, *spread])),
+            etp=tuple(sorted(training.etp)) if training.etp else (None,),
+            micro_batch=tuple(sorted(training.micro_batch)),
+        )
 
-
-def _contexts(model: Model, training: Training) -> list[tuple[int, Any]]:
-    """Context-parallel widths with the ways to attend; one device has no need of any."""
-    several = [cp for cp in _context_widths(model, training) if cp > 1]
-    alone = [(1, "all-gather")] if 1 in _context_widths(model, training) else []
-    return alone + [(cp, kind) for cp in several for kind in _context_kinds(training)]
-
-
-def _expert_widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
-    if training.ep is not None:
-        return sorted(training.ep)
-    moe = model.moe if isinstance(model, TransformerModel) else None
-    experts = moe.experts if moe is not None else 1
-    most = min(experts, cluster.devices, training.global_batch)
-    return [1] + [ep for ep in (2, 4, 8, 16, 32, 64) if ep <= most and experts % ep == 0]
+    def combinations(self, training: Training) -> Iterator[Strategy]:
+        """Combine the widths; a sequence on one device has one kind of context parallelism."""
+        contexts = [(1, CONTEXT_KINDS[0])] if 1 in self.cp else []
+        contexts += [(cp, kind) for cp in self.cp if cp > 1 for kind in self.cp_kinds]
+        for tp, (cp, kind), ep, etp, micro_batch in itertools.product(
+            self.tp, contexts, self.ep, self.etp, self.micro_batch
+        ):
+            yield strategy_of(training, tp, cp, kind, ep, etp, micro_batch)
 
 
 def strategies(
     model: Model, cluster: Cluster, training: Training, rejected: Counter[str]
 ) -> Iterator[Strategy]:
-    """Give what the model, the cluster and the batch allow; count the rest by reason."""
-    choices = itertools.product(
-        _widths(model, cluster, training),
-        _contexts(model, training),
-        _expert_widths(model, cluster, training),
-        sorted(training.etp) if training.etp else [None],
-        sorted(training.micro_batch),
-    )
-    for t, (cp, kind), ep, own, micro_batch in choices:
-        apart = {} if ep == 1 else expert_fields(training)
-        strategy = Strategy(
-            tp=t,
-            sequence_parallel=training.sequence_parallel and t > 1,
-            cp=cp,
-            cp_kind=kind,
-            ep=ep,
-            etp=None if own == t else own,
-            **apart,
-            micro_batch=micro_batch,
-            seq=training.seq,
-        )
+    """Yield the strategies that model, cluster and batch allow; count the others by reason."""
+    for strategy in WidthChoices.of(model, cluster, training).combinations(training):
         broken = reasons(model, strategy)
         if broken and broken[0].startswith("cp_kind") and "auto" in training.cp_kind:
-            continue  # not asked for
-        spread = strategy.expert_replicas
-        if t * cp * spread > cluster.devices:
-            used = f"{t} x {cp}" + (f" x {spread}" if ep > 1 else "")
+            continue  # the user did not ask for this kind
+        tp, cp, ep = strategy.tp, strategy.cp, strategy.expert_replicas
+        if tp * cp * ep > cluster.devices:
+            used = f"{tp} x {cp}" + (f" x {ep}" if strategy.ep > 1 else "")
             broken.append(
-                f"tensor x context{' x expert' if ep > 1 else ''} parallelism: {used} devices are "
-                f"more than {cluster.devices}"
+                f"tensor x context{' x expert' if strategy.ep > 1 else ''} parallelism: {used} "
+                f"devices are more than {cluster.devices}"
             )
-        if training.global_batch % micro_batch:
+        if training.global_batch % strategy.micro_batch:
             broken.append(
-                f"micro_batch: {micro_batch} does not divide the batch of {training.global_batch}"
+                f"micro_batch: {strategy.micro_batch} does not divide the batch of "
+                f"{training.global_batch}"
             )
         if broken:
             rejected[broken[0]] += 1
@@ -136,135 +119,208 @@ def strategies(
             yield strategy
 
 
-def _replica_counts(shape: Shape, training: Training) -> Array:
-    """List counts of replicas that divide the batch and fit the cluster."""
-    rounds = training.global_batch // shape.micro_batch
-    most = min(shape.devices // shape.inner, rounds)
-    if training.dp is None:
-        low = np.arange(1, math.isqrt(rounds) + 1)
-        low = low[rounds % low == 0]
-        wanted = np.unique(np.concatenate([low, rounds // low]))
-    else:
-        wanted = np.array(sorted(training.dp))
-    good = (wanted <= most) & (rounds % wanted == 0) & (wanted % shape.ep == 0)
-    found: Array = wanted[good]
-    return found
+# ---- layouts of one strategy ----
 
 
-def _grid(shape: Shape, training: Training) -> tuple[Array, Array, Array]:
-    """Replicas, stages and micro-batches of every pair that fits the cluster."""
-    replicas = _replica_counts(shape, training)
-    most = np.minimum(shape.devices // (shape.inner * replicas), min(shape.blocks, _MOST_STAGES))
-    if training.pp is None:
-        wanted = np.arange(1, int(most.max(initial=0)) + 1)
-    else:
-        wanted = np.array(sorted(training.pp))
-    d, p = (grid.reshape(-1) for grid in np.meshgrid(replicas, wanted, indexing="ij"))
-    inside = p <= np.repeat(most, len(wanted))
-    d, p = d[inside], p[inside]
-    return d, p, training.global_batch // (shape.micro_batch * d)
+@dataclass(frozen=True)
+class LayoutGrid:
+    """The layouts of one strategy that a cluster and a step allow."""
+
+    training: Training
+    strategy: Strategy
+    devices: int
+    node: int
+    """Devices of a node."""
+    blocks: int
+    layers: int
+    """Blocks, embedding and head."""
+
+    @property
+    def stage_devices(self) -> int:
+        """Devices that hold one stage of one replica."""
+        return self.strategy.tp * self.strategy.cp
+
+    def layouts(self, rejected: Counter[str]) -> Array:
+        """List every layout, dtype ``_core.LAYOUT_DTYPE``; count impossible ones by reason.
+
+        The order of a list that a user gives does not matter. Layouts that differ in the number of
+        stages alone are neighbours.
+        """
+        training = self.training
+        dp, pp, micro_batches = self._widths()
+        # One stage has no pipeline: every schedule and rank order is the same for it.
+        single = SCHEDULES.index("zb-h1") if training.schedule == ("zb-h1",) else 0
+        fixed = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
+        choices = [(fixed, single, 1, pp == 1)]
+        counted: Counter[str] = Counter()
+        for schedule, vpp, possible in self._schedules(pp, micro_batches, counted):
+            choices += [
+                (order, schedule, vpp, possible & tried) for order, tried in self._orders(dp, pp)
+            ]
+        shards = {
+            (order, zero): self._shards(zero, order, dp, pp, counted)
+            for order, *_ in choices
+            for zero in set(training.zero) - {0}
+        }
+        parts: list[Array] = []
+        for number, zero in enumerate(sorted(set(training.zero))):
+            # A single shard is the same under every ZeRO stage.
+            distinct = True if number == 0 else dp * self.strategy.cp > 1
+            for order, schedule, vpp, possible in choices:
+                for shard in shards.get((order, zero), [np.zeros(len(dp), dtype=np.int64)]):
+                    at = np.flatnonzero(possible & distinct & (shard >= 0))
+                    rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+                    rows["stages"], rows["dp"] = pp[at], dp[at]
+                    rows["micro_batches"] = micro_batches[at]
+                    rows["schedule"], rows["vpp"] = schedule, vpp
+                    rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
+                    parts.append(rows)
+        rejected.update({why: count for why, count in counted.items() if count})
+        return np.concatenate(parts)
+
+    def why_empty(self) -> str:
+        """Say why there is no layout; empty where a schedule is the reason, counted already."""
+        training, ep = self.training, self.strategy.expert_replicas
+        most = self.devices // self.stage_devices
+        replicas = self._replica_counts()
+        if not len(replicas):
+            wanted = sorted(training.dp) if training.dp else "any"
+            experts = f" or is no multiple of ep {ep}," if ep > 1 else ""
+            return (
+                f"dp: {wanted} does not divide a batch of {training.global_batch} evenly,"
+                f"{experts} or is more than {most}"
+            )
+        fewest = int(replicas.min())
+        stages = sorted(training.pp) if training.pp else [1]
+        if stages[0] <= min(most // fewest, self.blocks):
+            return ""
+        times = f" for each of {fewest} replicas" if fewest > 1 else ""
+        return (
+            f"pp: {stages} stages{times} are more than {most} groups of devices or the model's "
+            f"{self.blocks} blocks"
+        )
+
+    def _replica_counts(self) -> Array:
+        """List counts of replicas that divide the batch and fit the cluster."""
+        rounds = self.training.global_batch // self.strategy.micro_batch
+        most = min(self.devices // self.stage_devices, rounds)
+        if self.training.dp is None:
+            low = np.arange(1, math.isqrt(rounds) + 1)
+            low = low[rounds % low == 0]
+            wanted = np.unique(np.concatenate([low, rounds // low]))
+        else:
+            wanted = np.array(sorted(self.training.dp))
+        spread = wanted % self.strategy.expert_replicas == 0
+        counts: Array = wanted[(wanted <= most) & (rounds % wanted == 0) & spread]
+        return counts
+
+    def _widths(self) -> tuple[Array, Array, Array]:
+        """Replicas, stages and micro-batches of every pair that fits the cluster."""
+        replicas = self._replica_counts()
+        most = self.devices // (self.stage_devices * replicas)
+        most = np.minimum(most, min(self.blocks, _MOST_STAGES))
+        if self.training.pp is None:
+            wanted = np.arange(1, int(most.max(initial=0)) + 1)
+        else:
+            wanted = np.array(sorted(self.training.pp))
+        dp, pp = (grid.reshape(-1) for grid in np.meshgrid(replicas, wanted, indexing="ij"))
+        inside = pp <= np.repeat(most, len(wanted))
+        dp, pp = dp[inside], pp[inside]
+        return dp, pp, self.training.global_batch // (self.strategy.micro_batch * dp)
+
+    def _schedules(
+        self, pp: Array, micro_batches: Array, rejected: Counter[str]
+    ) -> Iterator[tuple[int, int, Array]]:
+        """Yield schedules and chunks per stage, and the pairs that each is possible for."""
+        piped = pp > 1
+        for schedule in sorted({SCHEDULES.index(name) for name in self.training.schedule}):
+            name = SCHEDULES[schedule]
+            interleaved = name == "interleaved"
+            for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
+                possible = piped & (places(name, 1, vpp) * pp <= self.layers)
+                chunks = f"{name} with {vpp} chunks a stage" if vpp > 1 else name
+                why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
+                rejected[why] += int((piped & ~possible).sum())
+                status = _core.check_pipelines(schedule, pp, vpp, micro_batches)
+                for code in np.unique(status[possible & (status != 0)]).tolist():
+                    why = f"schedule: {name} is not possible: {_core.PIPELINE_SENTENCES[code]}"
+                    rejected[why] += int((possible & (status == code)).sum())
+                yield schedule, vpp, possible & (status == 0)
+
+    def _orders(self, dp: Array, pp: Array) -> Iterator[tuple[int, Array | bool]]:
+        """Yield rank orders to try, and the pairs that each is tried for."""
+        if self.training.rank_order != "auto":
+            yield RANK_ORDERS.index(self.training.rank_order), True
+            return
+        yield 0, True
+        yield 1, (dp > 1) & (pp * self.stage_devices <= self.node)
+
+    def _shards(
+        self, zero: int, order: int, dp: Array, pp: Array, rejected: Counter[str]
+    ) -> list[Array]:
+        """List how many replicas share state in each layout, one array per choice.
+
+        A value is 0 where all replicas share, a count where fewer do, -1 where the choice is
+        impossible or the same as an earlier one.
+        """
+        ep, wanted = self.strategy.expert_replicas, _shards_tried(self.training.shard, zero)
+        choices: list[Array] = []
+        if "all" in wanted:
+            choices.append(np.zeros(len(dp), dtype=np.int64))
+        if "node" in wanted:
+            stages = pp if RANK_ORDERS[order] == "stages-inside" else np.ones_like(pp)
+            inside = _replicas_in_node(dp, self.node // (self.stage_devices * stages), ep)
+            choices.append(np.where(inside * self.strategy.cp > 1, inside, -1))
+        for count in sorted(s for s in wanted if isinstance(s, int)):
+            even = (dp % count == 0) & (count % ep == 0)
+            why = f"shard: {count} replicas do not share out the replicas evenly"
+            if ep > 1:
+                why += f", or are no multiple of ep {ep}"
+            rejected[why] += int((~even).sum())
+            all_share = -1 if "all" in wanted else 0
+            choices.append(np.where(even, np.where(dp == count, all_share, count), -1))
+        return choices
 
 
-def _schedules(
-    shape: Shape, training: Training, p: Array, m: Array, rejected: Counter[str]
-) -> Iterator[tuple[int, int, Array]]:
-    """Schedules and chunks a stage, and which pairs each is possible for."""
-    piped = p > 1
-    for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
-        name = SCHEDULES[schedule]
-        several = sorted(training.vpp) if name == "interleaved" else [1 + (name in TWO_CHUNKS)]
-        for v in several:
-            enough = places(name, 1, v) * p <= shape.layers
-            chunks = f" with {v} chunks a stage" if v > 1 else ""
-            why = f"schedule: {name}{chunks} has more chunks than the model's {shape.layers} layers"
-            rejected[why] += int((piped & ~enough).sum())
-            if name == "dualpipe":
-                even = (p % 2 == 0) & (m % 2 == 0)
-                why = f"schedule: {name} needs an even number of stages and of micro-batches"
-                rejected[why] += int((piped & enough & ~even).sum())
-                enough = enough & even
-            if name in ("dualpipe", "dualpipe-v"):
-                full = m >= 2 * p
-                why = f"schedule: {name} needs twice as many micro-batches as stages, or more"
-                rejected[why] += int((piped & enough & ~full).sum())
-                enough = enough & full
-            yield schedule, v, piped & enough
+def sharing_counts(dp: int, ep: int) -> list[int]:
+    """List how many of `dp` replicas may share state where experts are spread over `ep` of them."""
+    return [n for n in range(ep, dp + 1, ep) if dp % n == 0]
 
 
-def _orders(
-    shape: Shape, training: Training, d: Array, p: Array
-) -> Iterator[tuple[int, Array | bool]]:
-    """Rank orders to try, and which pairs each is tried for."""
-    if training.rank_order != "auto":
-        yield RANK_ORDERS.index(training.rank_order), True
-        return
-    yield 0, True
-    yield 1, (d > 1) & (p * shape.inner <= shape.node)
+def _replicas_in_node(dp: Array, most: Array, ep: int) -> Array:
+    """Count the replicas of a node that can share state; 0 where that is none or all of them."""
+    inside = np.zeros(len(dp), dtype=np.int64)
+    for replicas, limit in set(zip(dp.tolist(), most.tolist(), strict=True)):
+        counts = [n for n in sharing_counts(replicas, ep) if n <= limit and n < replicas]
+        inside[(dp == replicas) & (most == limit)] = counts[-1] if counts else 0
+    return inside
 
 
-def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Array:
-    """List every layout that the cluster and the batch allow, dtype ``_core.LAYOUT_DTYPE``.
-
-    The order of a list that a user gives does not matter, and nothing is listed that was not asked
-    for. Layouts that differ in the number of stages alone stand next to each other.
-    """
-    d, p, m = _grid(shape, training)
-    # One stage has no pipeline: every schedule and rank order is the same for it.
-    alone = 3 if training.schedule == ("zb-h1",) else 0
-    first = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
-    choices = [(first, alone, 1, p == 1)]
-    counted: Counter[str] = Counter()
-    for schedule, v, possible in _schedules(shape, training, p, m, counted):
-        choices += [
-            (order, schedule, v, possible & tried)
-            for order, tried in _orders(shape, training, d, p)
-        ]
-    parts: list[Array] = []
-    shards: dict[tuple[int, int], list[Array]] = {
-        (order, zero): _shards(shape, training, zero, order, d, p, counted)
-        for order, *_ in choices
-        for zero in set(training.zero) - {0}
-    }
-    for zero, told_apart in _zeros(shape, training, d):
-        for order, schedule, v, possible in choices:
-            for shard in shards.get((order, zero), [np.zeros(len(d), dtype=np.int64)]):
-                at = np.flatnonzero(possible & told_apart & (shard >= 0))
-                rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-                rows["stages"], rows["dp"], rows["micro_batches"] = p[at], d[at], m[at]
-                rows["schedule"], rows["vpp"] = schedule, v
-                rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
-                parts.append(rows)
-    rejected.update({why: count for why, count in counted.items() if count})
-    return np.concatenate(parts)
+def _shards_tried(wanted: Iterable[int | str], zero: int) -> tuple[int | str, ...]:
+    """Replace ``auto`` by the choices it stands for under a ZeRO stage."""
+    auto = ("all", "node") if zero >= 2 else ("all",)
+    return tuple(dict.fromkeys(s for w in wanted for s in (auto if w == "auto" else (w,))))
 
 
-def _zeros(shape: Shape, training: Training, d: Array) -> Iterator[tuple[int, Array | bool]]:
-    """ZeRO stages, and the layouts each is told apart for.
-
-    One shard is the same under every ZeRO stage.
-    """
-    for number, zero in enumerate(sorted(set(training.zero))):
-        yield zero, True if number == 0 else d * shape.cp > 1
+# ---- the space in words ----
 
 
-def _shards(
-    shape: Shape,
-    training: Training,
-    zero: int,
-    order: int,
-    d: Array,
-    p: Array,
-    rejected: Counter[str],
-) -> list[Array]:
-    """How many replicas share state, one array per choice; -1: not this choice."""
-    apart = shape.inner * (p if RANK_ORDERS[order] == "stages-inside" else np.ones_like(p))
-    widths = (shape.ep, shape.cp)
-    wanted = shards_tried(training.shard, zero)
-    return list(shard_choices(wanted, d, shape.node // apart, *widths, rejected))
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _zero_text(training: Training, zero: int) -> str:
+    """Name a ZeRO stage, and the groups that share state unless all replicas do."""
+    tried = _shards_tried(training.shard, zero)
+    if zero == 0 or tried == ("all",):
+        return str(zero)
+    words = {"all": "all replicas", "node": "those of a node"}
+    *first, last = (words.get(str(s), str(s)) for s in tried)
+    return f"{zero} (among {', '.join(first)}{' or ' * bool(first)}{last})"
 
 
 def space_text(model: Model, cluster: Cluster, training: Training) -> str:
-    """Say which plans are looked at: what a plan is the best of.
+    """Describe the plans that are compared.
 
     Examples
     --------
@@ -274,57 +330,29 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     >>> text.split("; ")[:3]
     ['tensor parallel 1, 2, 4, 8', 'context parallel 1', 'expert parallel 1']
     """
-
-    def listed(values: Iterable[object]) -> str:
-        return ", ".join(map(str, values))
-
-    d, p = training.dp, training.pp
-    chunks = f" with {listed(sorted(training.vpp))} chunks a stage"
+    widths, dp, pp = WidthChoices.of(model, cluster, training), training.dp, training.pp
+    chunks = f" with {_listed(sorted(training.vpp))} chunks a stage"
     names = [name + chunks * (name == "interleaved") for name in training.schedule]
     some = ", for all blocks of a stage or the first of each chunk" * training.recompute_some
-    dealt = any(name not in ("1f1b", "zb-h1") for name in training.schedule)
     texts = [
-        f"tensor parallel {listed(_widths(model, cluster, training))}",
-        f"context parallel {listed(_context_widths(model, training))}"
-        + f" ({listed(_context_kinds(training))})" * (max(_context_widths(model, training)) > 1),
-        f"expert parallel {listed(_expert_widths(model, cluster, training))}"
-        + f" with experts over {listed(sorted(training.etp or ()))} devices each"
-        * bool(training.etp),
-        f"micro-batch {listed(sorted(training.micro_batch))}",
-        f"replicas {listed(sorted(d)) if d else 'that divide the batch'}",
-        f"stages {listed(sorted(p)) if p else f'up to {_MOST_STAGES}'}",
-        f"ZeRO {listed(shard_words(training.shard, zero) for zero in sorted(training.zero))}",
-        f"schedules {listed(names)}",
-        f"recomputation by stage of {listed(recompute_modes(training))}{some}",
+        f"tensor parallel {_listed(widths.tp)}",
+        f"context parallel {_listed(widths.cp)}"
+        + f" ({_listed(widths.cp_kinds)})" * (max(widths.cp) > 1),
+        f"expert parallel {_listed(widths.ep)}"
+        + f" with experts over {_listed(widths.etp)} devices each" * bool(training.etp),
+        f"micro-batch {_listed(widths.micro_batch)}",
+        f"replicas {_listed(sorted(dp)) if dp else 'that divide the batch'}",
+        f"stages {_listed(sorted(pp)) if pp else f'up to {_MOST_STAGES}'}",
+        f"ZeRO {_listed(_zero_text(training, zero) for zero in sorted(training.zero))}",
+        f"schedules {_listed(names)}",
+        f"recomputation by stage of {_listed(training.recompute_modes)}{some}",
         f"rank order {training.rank_order}",
         "every partition into contiguous stages (1f1b, zb-h1)",
     ]
-    if dealt:
+    if any(name not in ("1f1b", "zb-h1") for name in training.schedule):
         texts.append(
-            "every deal of layers to chunks that differ by one layer at most (other schedules; "
-            f"where there are more than {_core.MAX_DEALS[0]}, two of them, and with at most "
-            f"{_core.MAX_DEALS[1]} chunks those whose longer chunks stand one after another)"
+            "every assignment of layers to chunks that differ by one layer at most (other "
+            f"schedules; where there are more than {_core.MAX_DEALS[0]}, two of them, and with at "
+            f"most {_core.MAX_DEALS[1]} chunks those whose longer chunks are neighbours)"
         )
     return "; ".join(texts)
-
-
-def nothing_to_try(shape: Shape, training: Training) -> str:
-    """Say why there is no layout; empty where it is for a schedule, which is counted already."""
-    most, ep = shape.devices // shape.inner, shape.ep
-    replicas = _replica_counts(shape, training)
-    if not len(replicas):
-        wanted = sorted(training.dp) if training.dp else "any"
-        experts = f" or is no multiple of ep {ep}," if ep > 1 else ""
-        return (
-            f"dp: {wanted} does not divide a batch of {training.global_batch} evenly,"
-            f"{experts} or is more than {most}"
-        )
-    fewest = int(replicas.min())
-    stages = sorted(training.pp) if training.pp else [1]
-    if stages[0] <= min(most // fewest, shape.blocks):
-        return ""
-    times = f" for each of {fewest} replicas" if fewest > 1 else ""
-    return (
-        f"pp: {stages} stages{times} are more than {most} groups of devices or the model's "
-        f"{shape.blocks} blocks"
-    )

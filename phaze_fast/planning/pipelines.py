@@ -1,24 +1,20 @@
-"""Pipeline schedules by name: step times played event by event, and activations in flight.
+"""Pipeline schedules by name: steps simulated event by event, and activations in flight.
 
 The orders, their sources and what is known of their bubbles are in docs/pipelines.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
 
 __all__ = [
-    "ABOUT",
-    "ALIASES",
-    "PIPELINE_SCHEDULES",
     "PipelineStep",
     "chain_positions",
     "in_flight",
@@ -27,67 +23,39 @@ __all__ = [
     "play",
     "refusal",
     "schedule_code",
-    "step_time",
 ]
 
 Array = np.ndarray[Any, Any]
-
-ABOUT: Mapping[str, str] = MappingProxyType(
-    {
-        "1f1b": "After a warm-up, each backward pass is followed by a forward pass; a device holds "
-        "at most as many micro-batches as there are stages from it on.",
-        "gpipe": "All forward passes, then all backward passes; every micro-batch is held.",
-        "interleaved": "1F1B with several chunks of the model on a device, which makes the bubble "
-        "that many times smaller and messages that many times more.",
-        "zb-h1": "1F1B with weight gradients put off, in the memory of 1F1B's first stage; a third "
-        "of its bubble where forward, input and weight gradient take equally long.",
-        "zb-h2": "Nearly twice as many micro-batches in flight as ZB-H1, and no device idle where "
-        "forward, input and weight gradient take equally long and steps overlap.",
-        "zb-v": "Two chunks on a device, the model folded into a V: as little idle time as ZB-H2, "
-        "in the memory of 1F1B's first stage.",
-        "dualpipe": "Micro-batches enter from both ends and pairs of a forward and a backward pass "
-        "run together; each device holds two stages' parameters.",
-        "dualpipe-v": "DualPipe folded in half: the same order on half the devices, with no stage "
-        "held twice.",
-    }
-)
-"""What each schedule does, in a sentence."""
-
-PIPELINE_SCHEDULES = tuple(ABOUT)
-"""Names of schedules; the position is the code that the kernels use."""
-
-ALIASES: Mapping[str, str] = MappingProxyType({"zero-bubble": "zb-h1"})
-"""Other names that are accepted."""
 
 _SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineStep:
-    """One step of a pipeline as it was played; arrays have one value a device."""
+    """One simulated step of a pipeline; arrays have one value per device."""
 
     step_s: float
     """Seconds from the first pass of any device to the end of the last."""
     longest_device_s: float
-    """Most seconds between a device's first pass and its last: the time from step to step where
-    each device goes on without waiting for all others."""
+    """Most seconds between a device's first pass and its last: the time from step to step if no
+    device waits for all others between steps."""
     bound_s: float
-    """A lower bound of `step_s` that needs no playing."""
+    """A lower bound of `step_s` that needs no simulation."""
     start_s: Array
     """When a device's first pass starts."""
     end_s: Array
     """When a device's last pass ends."""
     busy_s: Array
-    """Seconds a device works."""
+    """Seconds a device is busy."""
 
     @property
     def bubble_s(self) -> float:
-        """Seconds of the step in which the device with the most work does nothing."""
+        """Idle seconds of the device with the most work."""
         return self.step_s - float(self.busy_s.max())
 
 
 def schedule_code(schedule: str) -> int:
-    """Code of a schedule that kernels use.
+    """Look up the code of a schedule that kernels use.
 
     Examples
     --------
@@ -96,12 +64,11 @@ def schedule_code(schedule: str) -> int:
     """
     if not isinstance(schedule, str):
         raise InvalidTypeError(f"schedule: {schedule!r} is not accepted; expected a name")
-    name = ALIASES.get(schedule, schedule)
-    if name not in ABOUT:
+    if schedule not in SCHEDULE_CODES:
         raise InvalidInputError(
-            f"schedule: {schedule!r} is not accepted; {nearest(schedule, (*ABOUT, *ALIASES))}"
+            f"schedule: {schedule!r} is not accepted; {nearest(schedule, SCHEDULE_CODES)}"
         )
-    return PIPELINE_SCHEDULES.index(name)
+    return SCHEDULE_CODES[schedule]
 
 
 def refusal(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> str | None:
@@ -133,7 +100,7 @@ def _checked(schedule: str, stages: int, micro_batches: int, chunks: int) -> int
 
 
 def _loads(name: str, value: Any, shape: tuple[int, int] | None) -> Array:
-    """Numbers of each chunk of each device as an array (devices, chunks)."""
+    """Check numbers by chunk, and give them as an array (devices, chunks)."""
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -157,12 +124,12 @@ def _step_arguments(
     weight_grad_s: Any,
     overlap: float,
 ) -> tuple[Any, ...]:
-    """Check what a step is played with, and give it as the kernel takes it."""
+    """Check the arguments of `play`, and give them as the kernel takes them."""
     forward = _loads("forward_s", forward_s, None)
     stages, chunks = forward.shape
     code = _checked(schedule, stages, micro_batches, chunks)
     backward = _loads("backward_s", backward_s, (stages, chunks))
-    if weight_grad_s is None and PIPELINE_SCHEDULES[code] in _SPLIT:
+    if weight_grad_s is None and SCHEDULES[code] in _SPLIT:
         raise InvalidInputError(
             f"weight_grad_s: None is not accepted; schedule {schedule} runs weight gradients apart"
         )
@@ -190,23 +157,24 @@ def play(
     weight_grad_s: Any = None,
     overlap: float = 1.0,
 ) -> PipelineStep:
-    """Play one step of a pipeline, event by event.
+    """Simulate one step of a pipeline, event by event.
 
     Parameters
     ----------
     schedule
-        A name of `PIPELINE_SCHEDULES`.
+        A name of `phaze_fast.memory.SCHEDULES`.
     forward_s
-        Seconds of one micro-batch's forward pass, shape (devices,) or (devices, chunks), what it
-        takes to receive its input included. Chunks are those of `chain_positions`.
+        Seconds of one micro-batch's forward pass, shape (devices,) or (devices, chunks), receiving
+        its input included. Chunks are those of `chain_positions`.
     backward_s
         The same of the whole backward pass: weight gradient and recomputation included.
     micro_batches
-        Of one step; both directions together for DualPipe.
+        Micro-batches of one step; of both directions together for DualPipe.
     weight_grad_s
-        The part of the backward pass that can wait; needed by the ZB and DualPipe schedules.
+        The part of the backward pass that can be postponed; required by the ZB and DualPipe
+        schedules.
     overlap
-        Of DualPipe and DualPipeV: a forward and a backward pass that run together take this share
+        For DualPipe and DualPipeV: a forward and a backward pass that run together take this share
         of the sum of both.
 
     Returns
@@ -218,6 +186,8 @@ def play(
     >>> step = play("1f1b", [1.0, 1.0], [2.0, 2.0], micro_batches=4)
     >>> step.step_s, step.bubble_s
     (15.0, 3.0)
+    >>> play("zb-h1", [1.0] * 4, [2.0] * 4, 8, weight_grad_s=[1.0] * 4).step_s
+    27.0
     """
     arguments = _step_arguments(
         schedule, forward_s, backward_s, micro_batches, weight_grad_s, overlap
@@ -234,7 +204,7 @@ def passes(
     weight_grad_s: Any = None,
     overlap: float = 1.0,
 ) -> Array:
-    """Every pass of one step with the time it is played at; the parameters are those of `play`.
+    """List every pass of one step with its times; the parameters are those of `play`.
 
     Returns
     -------
@@ -250,49 +220,19 @@ def passes(
 
     Examples
     --------
-    >>> found = passes("1f1b", [1.0, 1.0], [2.0, 2.0], micro_batches=4)
-    >>> len(found), float(found["end_s"].max())
+    >>> events = passes("1f1b", [1.0, 1.0], [2.0, 2.0], micro_batches=4)
+    >>> len(events), float(events["end_s"].max())
     (16, 15.0)
     """
     arguments = _step_arguments(
         schedule, forward_s, backward_s, micro_batches, weight_grad_s, overlap
     )
-    found: Array = _core.pipeline_events(*arguments)
-    return found
-
-
-def step_time(
-    schedule: str,
-    forward_s: Any,
-    backward_s: Any,
-    micro_batches: int,
-    *,
-    weight_grad_s: Any = None,
-    overlap: float = 1.0,
-) -> float:
-    """Seconds of one step of a pipeline; the parameters are those of `play`.
-
-    Examples
-    --------
-    >>> thirds = [1.0] * 4, [2.0] * 4
-    >>> step_time("1f1b", *thirds, 8)
-    33.0
-    >>> step_time("zb-h1", *thirds, 8, weight_grad_s=[1.0] * 4)
-    27.0
-    """
-    step = play(
-        schedule,
-        forward_s,
-        backward_s,
-        micro_batches,
-        weight_grad_s=weight_grad_s,
-        overlap=overlap,
-    )
-    return step.step_s
+    events: Array = _core.pipeline_events(*arguments)
+    return events
 
 
 def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None = None) -> Array:
-    """Most activations that each device holds, one for each micro-batch of each chunk.
+    """Count the most activations that each device holds, one per micro-batch and chunk.
 
     By default there are as few chunks as the schedule allows.
 
@@ -311,16 +251,16 @@ def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None
 def peak_activations(
     schedule: str, chunk_bytes: Any, micro_batches: int, *, kept_for_weight_grad: float = 1.0
 ) -> Array:
-    """Most bytes of activations that each device holds at once.
+    """Compute the peak bytes of activations of each device.
 
     Parameters
     ----------
     schedule
-        A name of `PIPELINE_SCHEDULES`.
+        A name of `phaze_fast.memory.SCHEDULES`.
     chunk_bytes
-        Bytes that one micro-batch keeps, shape (devices,) or (devices, chunks).
+        Bytes of activations of one micro-batch, shape (devices,) or (devices, chunks).
     micro_batches
-        Of one step.
+        Micro-batches of one step.
     kept_for_weight_grad
         Share of the bytes that is kept until the weight gradient is done, where that runs apart.
 
@@ -342,7 +282,7 @@ def peak_activations(
 
 
 def chain_positions(schedule: str, stages: int, chunks: int) -> Array:
-    """Position of each chunk in the model's chain of stages, shape (devices, chunks).
+    """Give the position of each chunk in the model's chain of stages, shape (devices, chunks).
 
     Examples
     --------

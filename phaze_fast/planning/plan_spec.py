@@ -1,21 +1,28 @@
-"""A parallel plan as a user gives it: widths, schedule, stages, checked."""
+"""A parallel plan as a user gives it: widths, schedule and stages, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks, places
 from phaze_fast.opgraph import Strategy
-from phaze_fast.planning.hybrid import check_shard, nearest_counts
+from phaze_fast.planning.layouts import sharing_counts
 from phaze_fast.planning.pipelines import refusal
 from phaze_fast.planning.plans import Plan
-from phaze_fast.planning.recompute import RECOMPUTE, check_stage_recompute, modes_in
-from phaze_fast.planning.training import expert_fields
+from phaze_fast.planning.training import (
+    RANK_ORDERS,
+    RECOMPUTE,
+    check_recompute_count,
+    check_stage_recompute,
+    modes_in,
+    strategy_of,
+)
 from phaze_fast.records import Bytes, Count, Record
 from phaze_fast.software import (
     BF16,
@@ -27,6 +34,15 @@ from phaze_fast.software import (
 )
 
 __all__ = ["PlanSpec"]
+
+Array = np.ndarray[Any, Any]
+
+
+def _nearest_counts(value: int, accepted: Sequence[int]) -> str:
+    """Name the accepted counts next to a value, below and above."""
+    below = [n for n in accepted if n <= value][-1:]
+    above = [n for n in accepted if n > value][:1]
+    return " or ".join(map(str, [*below, *above]))
 
 
 class PlanSpec(Record):
@@ -78,9 +94,9 @@ class PlanSpec(Record):
     first N blocks of each chunk (``full:3``, ``full:3/norms``); auto: the fastest that fits."""
     stages: tuple[Count, ...] | None = None
     """Layers of each stage (of each chunk where interleaved), embedding and head counted; by
-    default blocks are dealt out evenly."""
+    default blocks are divided evenly."""
     rank_order: Literal["replicas-inside", "stages-inside"] = "replicas-inside"
-    """Which lie closer together after tensor and context groups."""
+    """Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     seq: Count | None = None
@@ -94,9 +110,9 @@ class PlanSpec(Record):
     software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
     """What runs the step: a profile, by name or as a file."""
     reserved_bytes: Bytes = 3 * 2**29
-    """Of each device's memory that is not for the model."""
+    """Memory of each device that is not available to the model."""
     idle: bool = False
-    """Whether devices of the cluster may be left idle."""
+    """Whether devices of the cluster may stay idle."""
 
     @property
     def devices(self) -> int:
@@ -105,64 +121,48 @@ class PlanSpec(Record):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Ways to recompute that it needs told apart."""
-        words = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
-        return RECOMPUTE if words == ("auto",) else modes_in(words)
+        """Modes of recomputation that the plan names; those of ``auto`` where it names none."""
+        return RECOMPUTE if self.recompute == "auto" else modes_in(self._recompute_texts)
+
+    @property
+    def _recompute_texts(self) -> tuple[str, ...]:
+        return self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
 
     @property
     def strategy(self) -> Strategy:
         """How a layer is split over devices."""
-        return Strategy(
-            tp=self.tp,
-            sequence_parallel=self.sequence_parallel and self.tp > 1,
-            cp=self.cp,
-            cp_kind=self.cp_kind if self.cp > 1 else "all-gather",
-            ep=self.ep,
-            etp=None if self.etp == self.tp else self.etp,
-            **({} if self.ep == 1 else expert_fields(self)),
-            micro_batch=self.micro_batch,
-            seq=self.seq,
-        )
+        widths = (self.tp, self.cp, self.cp_kind, self.ep, self.etp, self.micro_batch)
+        return strategy_of(self, *widths)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one replica in one step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def layout(self) -> Array:
+        """The plan as one layout of its strategy, dtype ``_core.LAYOUT_DTYPE``."""
+        row: Array = np.zeros(1, dtype=_core.LAYOUT_DTYPE)
+        row["schedule"] = SCHEDULES.index(self.schedule)
+        row["stages"], row["vpp"], row["zero"] = self.pp, self.vpp, self.zero
+        row["rank_order"] = RANK_ORDERS.index(self.rank_order)
+        row["dp"], row["micro_batches"] = self.dp, self.micro_batches
+        row["shard"] = 0 if self.shard == self.dp else self.shard or 0
+        return row
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.global_batch % (self.dp * self.micro_batch):
-            raise ValueError(
-                f"global_batch: {self.global_batch} is not a multiple of dp x micro_batch = "
-                f"{self.dp} x {self.micro_batch} = {self.dp * self.micro_batch}"
-            )
-        check_chunks(self.schedule, self.vpp)
-        spread = self.strategy.expert_replicas
-        if self.dp % spread:
-            parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
-            near = nearest_counts(spread, (n for n in range(1, self.dp + 1) if self.dp % n == 0))
-            raise ValueError(
-                f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}"
-            )
-        if self.shard is not None and not (self.shard == self.dp and self.zero == 0):
-            check_shard(self.shard, self.dp, spread, self.zero)
-        rounds = self.global_batch // (self.dp * self.micro_batch)
-        if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.vpp)):
-            raise ValueError(
-                f"schedule: {self.schedule} with pp = {self.pp}, vpp = {self.vpp} and "
-                f"{self.global_batch} / ({self.dp} x {self.micro_batch}) = {rounds} micro-batches "
-                f"is not accepted; {why}"
-            )
+        self._check_widths()
         chunks = places(self.schedule, self.pp, self.vpp)
         if self.stages is not None and len(self.stages) != chunks:
             each = "pp" if self.schedule == "dualpipe" else f"pp x vpp = {self.pp} x {self.vpp}"
             raise ValueError(
                 f"stages: {len(self.stages)} entries are not accepted; expected {each} = {chunks}"
             )
-        words = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
-        for word in words:
-            if word != "auto" or isinstance(self.recompute, tuple):
-                check_stage_recompute(word)
-        if len(self.modes) > _core.MAX_VARIANTS:
-            raise ValueError(
-                f"recompute: {len(self.modes)} modes are not accepted; expected "
-                f"{_core.MAX_VARIANTS} or fewer"
-            )
+        if self.recompute != "auto":
+            for text in self._recompute_texts:
+                check_stage_recompute(text)
+        check_recompute_count(self.modes)
         if isinstance(self.recompute, tuple) and len(self.recompute) != self.pp:
             raise ValueError(
                 f"recompute: {len(self.recompute)} entries are not accepted; expected one word, or "
@@ -170,13 +170,61 @@ class PlanSpec(Record):
             )
         return self
 
+    def _check_widths(self) -> None:
+        """Raise a ValueError for the first rule that the widths break."""
+        widths: Array = np.ones(1, dtype=_core.WIDTHS_DTYPE)
+        widths["tp"], widths["dp"], widths["micro_batch"] = self.tp, self.dp, self.micro_batch
+        widths["ep"], widths["etp"], widths["vpp"] = self.ep, self.etp or 0, self.vpp
+        widths["zero"], widths["shard"] = self.zero, self.shard or 0
+        widths["schedule"] = SCHEDULES.index(self.schedule)
+        # Devices are known with the cluster; stages and context matter to no other of these rules.
+        status = int(_core.check_widths(widths, self.tp * self.dp, self.global_batch)[0])
+        if status == _core.PLAN_STATUS["bad_batch"]:
+            raise ValueError(
+                f"global_batch: {self.global_batch} is not a multiple of dp x micro_batch = "
+                f"{self.dp} x {self.micro_batch} = {self.dp * self.micro_batch}"
+            )
+        if status == _core.PLAN_STATUS["bad_schedule"]:
+            check_chunks(self.schedule, self.vpp)
+        spread = self.strategy.expert_replicas
+        if status == _core.PLAN_STATUS["bad_experts"]:
+            parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
+            near = _nearest_counts(spread, sharing_counts(self.dp, 1))
+            raise ValueError(
+                f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}"
+            )
+        if status == _core.PLAN_STATUS["bad_shard"]:
+            raise ValueError(self._shard_fault(spread))
+        rounds = self.micro_batches
+        if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.vpp)):
+            raise ValueError(
+                f"schedule: {self.schedule} with pp = {self.pp}, vpp = {self.vpp} and "
+                f"{self.global_batch} / ({self.dp} x {self.micro_batch}) = {rounds} micro-batches "
+                f"is not accepted; {why}"
+            )
+
+    def _shard_fault(self, ep: int) -> str:
+        """Say why `shard` of `dp` replicas cannot share state, experts being on `ep` of them."""
+        if self.zero == 0:
+            return (
+                f"shard: {self.shard} is not accepted with zero = 0, with which replicas share "
+                "nothing; expected zero 1, 2 or 3"
+            )
+        near = _nearest_counts(int(self.shard or 0), sharing_counts(self.dp, ep))
+        if self.dp % int(self.shard or 1):
+            return f"shard: {self.shard} does not divide dp = {self.dp}; nearest: {near}"
+        return (
+            f"shard: {self.shard} is no multiple of ep = {ep}, so that a group would not hold "
+            f"every expert; nearest: {near}"
+        )
+
     @classmethod
     def of(cls, plan: Plan | PlanSpec | Mapping[str, Any]) -> PlanSpec:
-        """Read a plan: one that was found, one as plain data, or a document that holds some."""
+        """Read a plan: a `Plan`, its plain data, fields of a `PlanSpec`, or a document of plans."""
         if isinstance(plan, PlanSpec):
             return plan
         if isinstance(plan, Plan):
-            return cls._of_found(plan.to_dict())
+            return cls._of_plan(plan.to_dict())
         if not isinstance(plan, Mapping):
             raise InvalidTypeError(
                 f"plan: {type(plan).__name__} is not accepted; expected a Plan, a PlanSpec or a "
@@ -187,26 +235,26 @@ class PlanSpec(Record):
             inside = several[0]
         data: Mapping[str, Any] = inside if isinstance(inside, Mapping) else plan
         if "micro_batches" in data and "parts_s" in data:
-            return cls._of_found(data)
+            return cls._of_plan(data)
         return cls.from_dict(dict(data))
 
     @classmethod
-    def _of_found(cls, data: Mapping[str, Any]) -> PlanSpec:
+    def _of_plan(cls, data: Mapping[str, Any]) -> PlanSpec:
         names = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp")
-        given = {name: data[name] for name in (*names, "rank_order")}
-        given["idle"] = True
-        given["global_batch"] = data["dp"] * data["micro_batch"] * data["micro_batches"]
+        fields = {name: data[name] for name in (*names, "rank_order")}
+        fields["idle"] = True
+        fields["global_batch"] = data["dp"] * data["micro_batch"] * data["micro_batches"]
         later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap", "precision")
         for name in (*later, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
-                given[name] = data[name]
+                fields[name] = data[name]
         if "stages" in data:
-            given["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
+            fields["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
             code = SCHEDULES.index(str(data["schedule"]))
-            given["stages"] = _chunk_sizes(data["stages"], code, int(data["vpp"]))
+            fields["stages"] = _chunk_sizes(data["stages"], code, int(data["vpp"]))
         else:
-            given["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
-        return cls(**given)
+            fields["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
+        return cls(**fields)
 
 
 def _chunk_sizes(stages: Sequence[Mapping[str, Any]], schedule: int, vpp: int) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""The best parallel plans of a model on given hardware, and why others were left out."""
+"""The best parallel plans of a model on given hardware, and why others are slower or impossible."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -13,33 +13,37 @@ import numpy as np
 from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model, load
-from phaze_fast.planning.evaluator import Placed, PlanEvaluator
+from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans
 from phaze_fast.planning.layouts import space_text
-from phaze_fast.planning.plans import Plan
+from phaze_fast.planning.plans import PARTS, Plan
 from phaze_fast.planning.times import memory_of, times_on_chip
 from phaze_fast.planning.training import Training
+from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["Plans", "infeasible", "plan", "room"]
+__all__ = ["Plans", "WhyNot", "plan", "read_asked", "usable_bytes", "why_not"]
 
 Progress = Callable[[int, int], None]
-_PARTS = 32
-"""In which strategies are scheduled where somebody wants to know how far it is."""
-
-_MORE_SHARED = (2, 3)
-"""ZeRO stages that are tried where nothing fits with those tried by default."""
-
+_PROGRESS_STEPS = 32
+"""Parts in which strategies are scheduled where progress is reported."""
+_LAST_ZERO = (2, 3)
+"""ZeRO stages to try where nothing fits with those of the default."""
 _SLOWEST = 2.0
-"""Times of the fastest plan that one on the front of time and memory may take."""
+"""Most time of a plan on the front of time and memory, as a multiple of the fastest plan's."""
+_ASKABLE = (
+    *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "zero", "shard", "micro_batch"),
+    *("schedule", "vpp", "recompute", "rank_order"),
+)
+"""Fields of a plan that `why_not` can fix."""
 
 
 @dataclass(frozen=True)
 class Plans(Table):
-    """The best plans of a model on a cluster, and what became of the rest."""
+    """The best plans of a model on a cluster, and why others are not possible."""
 
     model: Model
     cluster: Cluster
@@ -48,15 +52,15 @@ class Plans(Table):
     plans: tuple[Plan, ...]
     """Fastest first; the best of each kind of layout."""
     tried: int
-    """Layouts that fit some partition: all are settled, by their bound or exactly."""
+    """Layouts of which some partition fits; each is settled by a bound or solved exactly."""
     rejected: dict[str, int]
-    """Why layouts were left out, and how many."""
+    """Why strategies and layouts are not possible, and how many."""
     shortfall: str = ""
-    """Where nothing fits: which stage of the leanest layout is over, by how much, with what."""
+    """Where nothing fits: which stage of the smallest layout exceeds memory, and by how much."""
     nearest: str = ""
-    """Where nothing fits: what would."""
+    """Where nothing fits: a small change with which a plan would."""
     open_s: float = float("inf")
-    """Where `plan` was stopped: the least that layouts not looked at may take."""
+    """Where `plan` was stopped: the least bound of the layouts that were not examined."""
 
     shown: ClassVar[tuple[str, ...]] = (
         *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute"),
@@ -77,7 +81,7 @@ class Plans(Table):
 
     @property
     def best(self) -> Plan:
-        """The fastest.
+        """The fastest plan.
 
         Raises
         ------
@@ -97,7 +101,7 @@ class Plans(Table):
 
     @property
     def complete(self) -> bool:
-        """Whether all of the fastest plans are proven, and not the first alone."""
+        """Whether all plans of the list are proven, not only the first."""
         return self.open_s == float("inf")
 
     @property
@@ -112,34 +116,40 @@ class Plans(Table):
 
     @cached_property
     def front(self) -> tuple[Plan, ...]:
-        """Plans of which none is both faster and smaller than another, fastest first.
+        """Pareto front of time and memory over the fastest plan of every layout, fastest first.
 
-        None takes more than twice as long as the fastest. Found when they are first asked for: of
-        every layout its fastest plan counts.
+        None takes more than twice as long as the fastest. It is computed when first read.
         """
         if not self.plans:
             return ()
         evaluator = _evaluator(self.model, self.cluster, self.training)
         workers = thread_count(None)
         times = evaluator.times(self.cluster, None, workers)
-        placed = evaluator.front(times, _SLOWEST * self.best.time_s, threads=workers)
-        return tuple(evaluator.plan(each, times) for each in placed)
+        front = evaluator.front(times, _SLOWEST * self.best.time_s, threads=workers)
+        return tuple(evaluator.plan(placed, times) for placed in front)
 
-    def mfu(self, plan: Plan) -> float:
-        """Share of the cluster's peak that goes into the model."""
-        return plan.mfu
+    @property
+    def infeasible(self) -> InfeasibleError:
+        """The error that says why there is no plan, and what would fit."""
+        common = "; ".join(f"{why} ({count} times)" for why, count in self.rejected.items())
+        would = f" It would fit with {self.nearest}." if self.nearest else ""
+        usable = format_bytes(usable_bytes(self.cluster, self.training))
+        return InfeasibleError(
+            f"{self.model.name} on {self.cluster.devices} devices with {usable} each: "
+            f"{self.shortfall or common or 'nothing to try'}.{would}"
+        )
 
     @property
     def space(self) -> str:
-        """The plans that were looked at, in words: what the fastest is the fastest of."""
+        """Description of the plans that were compared."""
         return space_text(self.model, self.cluster, self.training)
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the plans as a table: widths, seconds by part, bytes by term."""
+        """Convert to columns: widths, seconds by part, bytes by term."""
         return joined_columns([flat_row(plan.to_dict(stages=False)) for plan in self.plans])
 
     def to_dict(self, stages: bool = True) -> dict[str, Any]:
-        """Give them as plain data."""
+        """Convert to plain data."""
         return {
             "model": self.model.name,
             "status": self.status,
@@ -154,8 +164,8 @@ class Plans(Table):
         }
 
 
-def room(cluster: Cluster, training: Training) -> float:
-    """Bytes of a device that are for the model."""
+def usable_bytes(cluster: Cluster, training: Training) -> float:
+    """Give the memory of a device that is available to the model."""
     left = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
     if left <= 0:
         raise InvalidInputError(
@@ -178,9 +188,9 @@ def plan(
     """Find the best parallel plans of a model on given hardware, exactly.
 
     Every combination of widths, micro-batch, replicas, stages, ZeRO stage, schedule and rank order
-    is settled: by a lower bound, or by its best partition. What cannot be is counted by reason.
-    Where nothing fits and `training` does not say what replicas share, they share gradients and
-    weights too (ZeRO 2 and 3); `Plans.space` says so.
+    is settled: by a lower bound, or by its best partition. Impossible ones are counted by reason.
+    Where nothing fits and `training` does not set `zero`, ZeRO 2 and 3 are tried too; `Plans.space`
+    says so.
 
     Parameters
     ----------
@@ -191,26 +201,27 @@ def plan(
     training
         The step, and what is fixed or free.
     top
-        Plans to keep besides the front of time and memory.
+        Number of plans to return.
     threads
-        At most this many threads, by default all cores; the answer does not depend on it.
+        Most threads to use, by default all cores; the answer does not depend on it.
     cache
-        Where layer schedules are looked up and kept.
+        Cache of layer schedules.
     progress
-        Called with strategies whose layers are scheduled and with all of them; placing them comes
-        last and takes little.
+        Called with the number of strategies whose layers are scheduled, and of all strategies;
+        placing layers comes last and takes little.
     stop
-        Asked after every wave of layouts: whether to end with what is found so far, and its bound.
+        Called after every wave of layouts; where it returns true, `plan` ends with the plans that
+        are known, and their bound.
 
     Returns
     -------
     Plans
-        Fastest first. Empty where nothing fits; `rejected` then says why, and `nearest` what would.
+        Fastest first. Empty where nothing fits: `rejected` says why, `nearest` what would fit.
 
     Raises
     ------
     InvalidInputError
-        Where the cluster has no chip, or its chip no memory to place into.
+        Where the cluster has no chip, or the chip has no HBM.
 
     Examples
     --------
@@ -232,21 +243,21 @@ def plan(
     workers = thread_count(threads)
     evaluator = _evaluator(model, cluster, training)
     if not evaluator.fits.any() and "zero" not in training.model_fields_set:
-        training = training.replace(zero=_MORE_SHARED)
+        training = training.replace(zero=_LAST_ZERO)
         evaluator = _evaluator(model, cluster, training)
-    placed: list[Placed] = []
+    common = (model, cluster, training, top)
+    fastest = TopPlans([], Counter(), float("inf"))
     if evaluator.fits.any():
         if progress is not None:
             _schedule_in_parts(evaluator, cluster, cache, workers, progress)
         times = evaluator.times(cluster, cache, workers)
-        placed = evaluator.top(times, top, threads=workers, stop=stop)
-    common = (model, cluster, training, top)
-    rejected = evaluator.rejected + _too_large(evaluator)
+        fastest = evaluator.top(times, top, threads=workers, stop=stop)
+    rejected = evaluator.rejected + fastest.rejected + _too_large(evaluator)
     tried, why = int(evaluator.fits.sum()), dict(rejected.most_common())
-    if not placed:
+    if not fastest.plans:
         return Plans(*common, (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
-    plans = tuple(evaluator.plan(each, times) for each in placed)
-    return Plans(*common, plans, tried, why, open_s=evaluator.open_s)
+    plans = tuple(evaluator.plan(placed, times) for placed in fastest.plans)
+    return Plans(*common, plans, tried, why, open_s=fastest.open_s)
 
 
 def _schedule_in_parts(
@@ -256,12 +267,12 @@ def _schedule_in_parts(
     workers: int,
     progress: Progress,
 ) -> None:
-    """Schedule the layers of some strategies after others, and say how far it is.
+    """Schedule the layers of all strategies in parts, and report progress.
 
-    What is worked out so is looked up when all are asked for.
+    `times_on_chip` keeps the results for `PlanEvaluator.times`.
     """
     count = len(evaluator.sizes)
-    step = max(1, count // _PARTS)
+    step = max(1, count // _PROGRESS_STEPS)
     for done in range(0, count, step):
         progress(done, count)
         some = evaluator.sizes[done : done + step]
@@ -270,21 +281,14 @@ def _schedule_in_parts(
 
 
 @lru_cache(maxsize=4)
-def _prepared(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:
-    """Prepare the evaluator of a problem; kept for the next question about it."""
-    capacity = room(cluster, training) + float(training.reserved_bytes)
-    evaluator = PlanEvaluator(model, cluster, training, [capacity])
-    if evaluator.fits.any():
-        evaluator.space  # noqa: B018 (worked out here, once)
-    return evaluator
-
-
 def _evaluator(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:
-    return _prepared(model, cluster, training).for_one_call()
+    """Prepare the evaluator of a problem; the latest are cached."""
+    capacity = usable_bytes(cluster, training) + float(training.reserved_bytes)
+    return PlanEvaluator(model, cluster, training, [capacity])
 
 
 def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
-    """Count the layouts that do not fit, by what they have in common."""
+    """Count the layouts that do not fit by tp, micro-batch and ZeRO stage."""
     counts: Counter[str] = Counter()
     rows = evaluator.layouts[evaluator.fits[:, 0] == 0]
     number = np.bincount(rows["strategy"] * 4 + rows["zero"], minlength=4 * len(evaluator))
@@ -298,23 +302,23 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
 
 
 def _shortfall(evaluator: PlanEvaluator) -> str:
-    """Say which stage of the leanest layout is over by how much, and with what."""
-    # Of layers that are dealt to chunks it is not known beforehand whether they fit.
+    """Say which stage of the smallest layout exceeds memory, by how much, and its largest term."""
+    # Whether an assignment of layers to chunks fits is not known before the search.
     searched = (evaluator.layouts["schedule"] == 0) | (evaluator.layouts["stages"] == 1)
     layouts = evaluator.layouts[searched] if searched.any() else evaluator.layouts
     if not len(layouts):
         return ""
-    capacity = float(evaluator.rooms[0])
+    limit_bytes = float(evaluator.limits_bytes[0])
     reserved = float(evaluator.training.reserved_bytes)
 
-    def fitting(room_bytes: float) -> PlanEvaluator:
+    def under(limit_bytes: float) -> PlanEvaluator:
         given = (evaluator.sizes, layouts)
         return PlanEvaluator(
-            evaluator.model, evaluator.cluster, evaluator.training, [room_bytes + reserved], given
+            evaluator.model, evaluator.cluster, evaluator.training, [limit_bytes + reserved], given
         )
 
-    low, high = capacity, max(capacity, 1.0)
-    while not fitting(high).fits.any():
+    low, high = limit_bytes, max(limit_bytes, 1.0)
+    while not under(high).fits.any():
         high *= 4.0
         if high > 1e24:
             return ""
@@ -322,27 +326,27 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
         middle = 0.5 * (low + high)
         if high - low < 1024.0 or not low < middle < high:
             break
-        low, high = (low, middle) if fitting(middle).fits.any() else (middle, high)
-    lean = fitting(high)
-    times = lean.times(evaluator.cluster)
-    placed = lean.top(times, 1)
-    if not placed:
+        low, high = (low, middle) if under(middle).fits.any() else (middle, high)
+    smallest = under(high)
+    times = smallest.times(evaluator.cluster)
+    fastest = smallest.top(times, 1).plans
+    if not fastest:
         return ""
-    best = lean.plan(placed[0], times)
+    best = smallest.plan(fastest[0], times)
     worst = max(range(best.pp), key=lambda k: best.stages[k].memory_bytes)
     memory, total = best.stages[worst].memory, best.stages[worst].memory_bytes
     term = max(memory, key=lambda name: memory[name])
     return (
         f"at best (tp {best.tp}, pp {best.pp}, dp {best.dp}, zero {best.zero}, micro-batch "
         f"{best.micro_batch}, recompute {best.recompute}) stage {worst} needs "
-        f"{format_bytes(total)}, {format_bytes(total - capacity)} too much; most of it is {term} "
-        f"({format_bytes(memory[term])})"
+        f"{format_bytes(total)}, {format_bytes(total - limit_bytes)} too much; most of it is "
+        f"{term} ({format_bytes(memory[term])})"
     )
 
 
 def _nearest(model: Model, cluster: Cluster, training: Training) -> str:
-    """Say what small change would fit: recompute more, share more, smaller pieces, more devices."""
-    if "1f1b" in training.schedule:  # of other schedules it is not known beforehand
+    """Name a small change that would fit: more recomputation or sharding, more devices."""
+    if "1f1b" in training.schedule:  # of others only the search knows whether they fit
         training = training.model_copy(update={"schedule": ("1f1b",)})
     changes: list[tuple[str, Training, Cluster]] = [
         ("recompute: auto", training.model_copy(update={"recompute": ("auto",)}), cluster),
@@ -370,12 +374,122 @@ def _nearest(model: Model, cluster: Cluster, training: Training) -> str:
     return ""
 
 
-def infeasible(plans: Plans) -> InfeasibleError:
-    """Say why there is no plan."""
-    common = "; ".join(f"{why} ({count} times)" for why, count in plans.rejected.items())
-    would = f" It would fit with {plans.nearest}." if plans.nearest else ""
-    left = format_bytes(room(plans.cluster, plans.training))
-    return InfeasibleError(
-        f"{plans.model.name} on {plans.cluster.devices} devices with {left} each: "
-        f"{plans.shortfall or common or 'nothing to try'}.{would}"
-    )
+# ---- why not another plan ----
+
+
+@dataclass(frozen=True)
+class WhyNot:
+    """The best plan with some fields fixed, compared with the fastest of all."""
+
+    asked: Mapping[str, Any]
+    """The fields that were fixed."""
+    fastest: Plan
+    plan: Plan | None
+    """The fastest with these fields; None where there is none."""
+    reason: str
+    """Where there is none: the broken rule, or by how much it does not fit."""
+
+    @property
+    def slower_by(self) -> float | None:
+        """Relative excess of time over the fastest plan; None where there is no such plan."""
+        return None if self.plan is None else self.plan.time_s / self.fastest.time_s - 1.0
+
+    @property
+    def parts_s(self) -> Mapping[str, float]:
+        """Excess of each part of the step over the fastest plan's, seconds."""
+        if self.plan is None:
+            return FrozenDict({})
+        own, best = self.plan.parts_s, self.fastest.parts_s
+        return FrozenDict({name: own[name] - best[name] for name in PARTS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain data."""
+        return {
+            "asked": dict(self.asked),
+            "plan": None if self.plan is None else self.plan.to_dict(),
+            "slower_by": self.slower_by,
+            "parts_s": dict(self.parts_s),
+            "reason": self.reason,
+            "text": str(self),
+        }
+
+    def __str__(self) -> str:
+        words = ", ".join(f"{name} {value}" for name, value in self.asked.items())
+        if self.plan is None:
+            return f"{words}: there is no such plan. {self.reason}"
+        if self.plan.time_s <= self.fastest.time_s:
+            return f"{words}: that is the fastest, {format_time(self.plan.time_s)}."
+        by_size = sorted(self.parts_s.items(), key=lambda item: -abs(item[1]))
+        named = [
+            f"{name} {'+' if more > 0 else '-'}{format_time(abs(more))}"
+            for name, more in by_size[:4]
+            if abs(more) > 0.01 * (self.plan.time_s - self.fastest.time_s)
+        ]
+        return (
+            f"{words}: the best such plan ({self.plan}) takes {self.slower_by:.1%} longer than the "
+            f"fastest ({self.fastest}), {format_bytes(self.plan.memory_bytes)} of "
+            f"{format_bytes(self.plan.limit_bytes)}; parts of the step against the fastest: "
+            f"{', '.join(named)}."
+        )
+
+
+def read_asked(text: str) -> dict[str, Any]:
+    """Read fields of a plan, such as ``tp=8,pp=4,schedule=1f1b``.
+
+    Examples
+    --------
+    >>> read_asked("tp=8,pp=4,schedule=1f1b")
+    {'tp': 8, 'pp': 4, 'schedule': '1f1b'}
+    """
+    fields: dict[str, Any] = {}
+    for item in text.split(","):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or name not in _ASKABLE or not value:
+            raise InvalidInputError(
+                f"why-not: {item!r} is not accepted; expected name=value with a name of "
+                f"{', '.join(_ASKABLE)}"
+            )
+        fields[name] = int(value) if value.isdigit() else value
+    return fields
+
+
+def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) -> WhyNot:
+    """Find the best plan with some fields fixed, and compare it with the fastest of all.
+
+    Parameters
+    ----------
+    plans
+        The result of `plan`.
+    asked
+        Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, zero, shard,
+        micro_batch, schedule, vpp, recompute, rank_order. The others stay as free as they were.
+    threads
+        Most threads to use, by default all cores; the answer does not depend on it.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a field is unknown or its value malformed.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    >>> plans = pf.plan("llama2-7b", cluster, pf.Training(global_batch=64, micro_batch=(1, 2)))
+    >>> answer = why_not(plans, {"tp": 8})
+    >>> answer.plan.tp, answer.slower_by > 0
+    (8, True)
+    >>> why_not(plans, {"tp": 3}).plan is None
+    True
+    """
+    unknown = [name for name in asked if name not in _ASKABLE]
+    if unknown or not asked:
+        raise InvalidInputError(
+            f"asked: {unknown[0] if unknown else {}!r} is not accepted; expected fields of "
+            f"{', '.join(_ASKABLE)}"
+        )
+    training = Training.from_dict({**plans.training.to_dict(), **asked})
+    fixed = plan(plans.model, plans.cluster, training, top=1, threads=threads)
+    best = fixed.plans[0] if fixed.plans else None
+    reason = "" if fixed.plans else str(fixed.infeasible)
+    return WhyNot(FrozenDict(dict(asked)), plans.best, best, reason)

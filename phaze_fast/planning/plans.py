@@ -1,17 +1,37 @@
-"""Parallel plans as frozen data: widths, stages, seconds, bytes."""
+"""Parallel plans as frozen data: widths, stages, seconds, bytes, and the interval of a prediction.
+
+Intervals come from a table of errors of published runs (`phaze_fast.calibration` learns it). A run
+is looked up by chip, software, reach (one node or several) and kind of plan, and by fewer of these
+where too few runs of its own kind were measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
 from typing import Any
 
+from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster
 from phaze_fast.memory import TERMS
+from phaze_fast.planning.layouts import node_devices
 from phaze_fast.records import FrozenDict
+from phaze_fast.software import load_precision
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["PARTS", "Plan", "Stage"]
+__all__ = [
+    "NOMINAL",
+    "PARTS",
+    "Plan",
+    "Stage",
+    "groups_of",
+    "plan_groups",
+    "plan_interval_s",
+    "plan_kind",
+]
 
 PARTS = (
     "compute",
@@ -29,11 +49,16 @@ PARTS = (
 """What the seconds of a step are spent on: operators; collectives of tensor-, context- and
 expert-parallel groups, messages between stages, gradients and weights, as far as nothing hides
 them; filling and draining the pipeline; the slowest stage against the mean; operators that run
-again; the optimiser's step; waiting for the host. How they are told apart: docs/placement.md."""
+again; the optimiser's step; waiting for the host. docs/planning.md says how they are separated."""
 
 
-_ONCE = {"cp_kind": "all-gather", "etp": None, "expert_imbalance": 1.0, "expert_overlap": 0.0}
-"""Fields of plans that were always so in 0.1.0, whose files do not have them."""
+_FIELDS_SINCE_0_1_0 = {
+    "cp_kind": "all-gather",
+    "etp": None,
+    "expert_imbalance": 1.0,
+    "expert_overlap": 0.0,
+}
+"""Values of fields that files of version 0.1.0 do not have."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +76,9 @@ class Stage:
     load_s: float
     """Seconds per micro-batch, messages included."""
     memory: Mapping[str, float]
-    """Bytes by term, as it holds most."""
+    """Peak memory by term, bytes."""
     instant: str
-    """When that is; one of `phaze_fast.memory.INSTANTS`."""
+    """When memory peaks; one of `phaze_fast.memory.INSTANTS`."""
 
     @property
     def memory_bytes(self) -> float:
@@ -61,7 +86,7 @@ class Stage:
         return sum(self.memory.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Convert to plain data."""
         return {
             "layers": list(self.layers),
             "chunks": list(self.chunks),
@@ -75,7 +100,7 @@ class Stage:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Stage:
-        """Read what `to_dict` gave."""
+        """Read what `to_dict` wrote."""
         return cls(
             layers=tuple(int(i) for i in data["layers"]),
             chunks=tuple(int(n) for n in data["chunks"]),
@@ -89,7 +114,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is laid out on a cluster, and what a step takes."""
+    """How a model is laid out on a cluster, and what a training step takes."""
 
     tp: int
     """Tensor-parallel width."""
@@ -116,13 +141,13 @@ class Plan:
     micro_batch: int
     """Sequences a device works on at once."""
     micro_batches: int
-    """Of one replica in one step."""
+    """Micro-batches of one replica in one step."""
     schedule: str
     """Order of forward and backward passes."""
     vpp: int
     """Chunks per stage; 1 unless interleaved or folded."""
     rank_order: str
-    """Which lie next to each other after tensor and context groups: replicas or stages."""
+    """Which dimension has neighbouring ranks after tensor and context groups."""
     sequence_parallel: bool
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     seq: int
@@ -134,20 +159,20 @@ class Plan:
     software: str
     """Profile of what runs the step, by name."""
     reserved_bytes: float
-    """Of each device's memory that is not for the model."""
+    """Memory of each device that is not available to the model."""
     layers_proven: bool
     """Whether the times of all layers are of schedules proven optimal."""
     time_s: float
     """Seconds of one step."""
     interval_s: tuple[float, float]
-    """Seconds between which a measured step lies in four of five cases, by the errors of runs of
-    this kind."""
+    """Interval that holds a measured step with probability `NOMINAL`, by the errors of runs of this
+    kind, seconds."""
     parts_s: Mapping[str, float]
     """Seconds by what they are spent on (`PARTS`); they add up to the step."""
     memory_bytes: float
-    """Of the fullest device."""
+    """Peak memory of the fullest device."""
     limit_bytes: float
-    """Of a device for the model."""
+    """Usable memory of a device: its capacity less `reserved_bytes`."""
     energy_j: float
     """Joules of one step on the devices in use."""
     samples_per_s: float
@@ -161,7 +186,7 @@ class Plan:
     mfu_causal: float
     """The same with masked attention counted by half."""
     hfu: float
-    """Hardware FLOPs utilisation: as `mfu`, with what is computed again counted again."""
+    """Hardware FLOPs utilisation: as `mfu`, with recomputed operations counted."""
     stages: tuple[Stage, ...]
     """First to last."""
 
@@ -177,30 +202,30 @@ class Plan:
 
     @property
     def recompute(self) -> str:
-        """What stages recompute, in one word; ``mixed`` where they differ."""
+        """What stages recompute; ``mixed`` where they differ."""
         kinds = {stage.recompute for stage in self.stages}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
     @property
     def bottleneck(self) -> str:
-        """What most of the step is spent on."""
+        """The part that takes most of the step."""
         return max(self.parts_s, key=lambda name: self.parts_s[name])
 
     @property
     def fullest(self) -> Stage:
-        """The stage whose devices hold most."""
+        """The stage with the highest peak memory."""
         return max(self.stages, key=lambda stage: stage.memory_bytes)
 
     @property
     def memory(self) -> Mapping[str, float]:
-        """Bytes of the fullest device by term, as it holds most."""
+        """Peak memory of the fullest device by term, bytes."""
         return self.fullest.memory
 
     @property
     def peak(self) -> Mapping[str, str]:
-        """When the fullest device holds most, and the largest term then.
+        """When the memory of the fullest device peaks, and the largest term then.
 
-        Weights and optimiser state, which are always there, do not count.
+        Weights and optimiser state, which are always resident, do not count.
         """
         stage = self.fullest
         moving = {t: b for t, b in stage.memory.items() if t not in ("weights", "optimizer")}
@@ -208,16 +233,16 @@ class Plan:
 
     @property
     def allocated_bytes(self) -> float:
-        """Of the fullest device without what its allocator loses: what frameworks report."""
+        """Peak memory without fragmentation, bytes: what frameworks report."""
         return self.memory_bytes - self.memory["fragmentation"]
 
     @property
     def over_bytes(self) -> float:
-        """Bytes that the fullest device lacks; 0 where the plan fits."""
+        """Bytes by which the fullest device exceeds its limit; 0 where the plan fits."""
         return max(0.0, self.memory_bytes - self.limit_bytes)
 
     def to_dict(self, stages: bool = True) -> dict[str, Any]:
-        """Give it as plain data, with its stages or without.
+        """Convert to plain data, with or without stages.
 
         Examples
         --------
@@ -227,23 +252,23 @@ class Plan:
         >>> pf.Plan.from_dict(plan.to_dict()) == plan
         True
         """
-        found: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "stages":
-                found[field.name] = dict(value) if isinstance(value, Mapping) else value
-        found["interval_s"] = list(self.interval_s)
-        found["devices"], found["recompute"] = self.devices, self.recompute
-        found["memory"], found["over_bytes"] = dict(self.memory), self.over_bytes
-        found["peak"] = dict(self.peak)
-        found["bottleneck"] = self.bottleneck
+                data[field.name] = dict(value) if isinstance(value, Mapping) else value
+        data["interval_s"] = list(self.interval_s)
+        data["devices"], data["recompute"] = self.devices, self.recompute
+        data["memory"], data["over_bytes"] = dict(self.memory), self.over_bytes
+        data["peak"] = dict(self.peak)
+        data["bottleneck"] = self.bottleneck
         if stages:
-            found["stages"] = [stage.to_dict() for stage in self.stages]
-        return found
+            data["stages"] = [stage.to_dict() for stage in self.stages]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read what `to_dict` gave, stages included.
+        """Read what `to_dict` wrote, stages included.
 
         Raises
         ------
@@ -251,7 +276,7 @@ class Plan:
             Where a field is missing or malformed.
         """
         try:
-            data = {**_ONCE, "shard": data["dp"], **data}
+            data = {**_FIELDS_SINCE_0_1_0, "shard": data["dp"], **data}
             values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
@@ -271,3 +296,77 @@ class Plan:
             f"micro-batch {self.micro_batch} {self.schedule}: {format_time(self.time_s)}, "
             f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
         )
+
+
+# ---- intervals of predictions ----
+
+NOMINAL = 0.8
+"""Share of measured steps that `Plan.interval_s` is meant to cover."""
+FEWER_BITS = "fewer than 16 bits"
+"""Group of all runs whose products are neither bf16 nor fp16."""
+EXPERTS = "with experts"
+"""Group of all runs with expert parallelism: exchanges of tokens shape their errors most."""
+
+
+def plan_kind(tp: int, pp: int, cp: int, zero: int, devices: int) -> str:
+    """Name the feature of a plan that shapes its error most.
+
+    Examples
+    --------
+    >>> plan_kind(tp=8, pp=4, cp=1, zero=1, devices=64), plan_kind(1, 1, 1, 3, 8)
+    ('pipeline', 'sharded')
+    """
+    if pp > 1:
+        return "pipeline"
+    if tp > 1 or cp > 1:
+        return "tensor"
+    if devices == 1:
+        return "one device"
+    return "sharded" if zero == 3 else "replicas"
+
+
+def groups_of(chip: str, software: str, beyond_node: bool, kind: str) -> Iterator[str]:
+    """Yield the groups that a run belongs to, the most similar first.
+
+    Examples
+    --------
+    >>> list(groups_of("h100", "megatron-core", True, "pipeline"))[-2:]
+    ['megatron-core', 'all']
+    """
+    reach = "cluster" if beyond_node else "node"
+    yield f"{chip}, {software}, {reach}, {kind}"
+    yield f"{chip}, {software}, {reach}"
+    yield f"{chip}, {software}"
+    yield software
+    yield "all"
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    file = resources.files(__package__) / "data" / "intervals.yaml"
+    table: dict[str, Any] = parse_text(file.read_text("utf-8"), "intervals.yaml")
+    return table
+
+
+def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """Yield the groups that a plan on a cluster belongs to, the most similar first."""
+    kind = plan_kind(plan.tp, plan.pp, plan.cp, plan.zero, plan.devices)
+    chip = "" if cluster.chip is None else cluster.chip.name
+    precision, software = load_precision(plan.precision), plan.software
+    if precision.low:  # a group of its own, except among all runs
+        software = f"{software} in {precision.format}"
+    if plan.ep > 1:
+        software = f"{software}, {EXPERTS}"
+    for group in groups_of(chip, software, plan.devices > node_devices(cluster), kind):
+        if group == "all" and plan.ep > 1:
+            yield EXPERTS
+        elif group == "all" and precision.low:
+            yield FEWER_BITS
+        yield group
+
+
+def plan_interval_s(plan: Plan, cluster: Cluster) -> tuple[float, float]:
+    """Give the interval in which a measured step lies with probability `NOMINAL`, seconds."""
+    ratios = _table()["ratios"]
+    low, high = next(ratios[name] for name in plan_groups(plan, cluster) if name in ratios)
+    return (plan.time_s * low, plan.time_s * high)

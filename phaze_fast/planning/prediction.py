@@ -1,4 +1,4 @@
-"""What a step takes by a plan that is given: one plan in full, or arrays of many."""
+"""What a training step takes by a given plan: one plan in full, or arrays of many."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import SCHEDULES
+from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.models import Model, load
-from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
-from phaze_fast.planning.batch_rules import BAD_STRATEGY, SCHEDULE_CODES, statuses
-from phaze_fast.planning.columns import coded, distinct, recompute_words, whole
+from phaze_fast.opgraph import CONTEXT_KINDS, reasons
 from phaze_fast.planning.evaluator import Placed, PlanEvaluator
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
-from phaze_fast.planning.recompute import RECOMPUTE, modes_in, recompute_code
 from phaze_fast.planning.sizes import StrategySizes, strategy_sizes
 from phaze_fast.planning.times import KindTimes, free_times_on_chip, memory_of
-from phaze_fast.planning.training import RANK_ORDERS, Training, expert_fields
+from phaze_fast.planning.training import (
+    RANK_ORDERS,
+    RECOMPUTE,
+    Training,
+    check_stage_recompute,
+    modes_in,
+    recompute_code,
+    strategy_of,
+)
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import Software, planned_model
 from phaze_fast.tables import Table
@@ -34,30 +39,21 @@ __all__ = ["Predictions", "evaluated", "predict", "predict_batch"]
 
 Array = np.ndarray[Any, Any]
 
+# ---- one plan ----
+
 
 def _checked_model(model: Model | str, software: Software) -> Model:
-    found = load(model) if isinstance(model, str) else model
-    if not isinstance(found, Model):
+    known = load(model) if isinstance(model, str) else model
+    if not isinstance(known, Model):
         raise InvalidTypeError(
             f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
         )
-    return planned_model(found, software)
-
-
-def _layout(spec: PlanSpec) -> Array:
-    row: Array = np.zeros(1, dtype=_core.LAYOUT_DTYPE)
-    row["schedule"] = SCHEDULES.index(spec.schedule)
-    row["stages"], row["vpp"], row["zero"] = spec.pp, spec.vpp, spec.zero
-    row["rank_order"] = RANK_ORDERS.index(spec.rank_order)
-    row["dp"] = spec.dp
-    row["shard"] = 0 if spec.shard == spec.dp else spec.shard or 0
-    row["micro_batches"] = spec.global_batch // (spec.dp * spec.micro_batch)
-    return row
+    return planned_model(known, software)
 
 
 @lru_cache(maxsize=256)
 def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
-    """Prepare the evaluator of one plan; kept for the next call."""
+    """Prepare the evaluator of one plan; the latest are cached."""
     if spec.devices > cluster.devices or (spec.devices < cluster.devices and not spec.idle):
         raise InvalidInputError(
             f"tp x pp x dp x cp: {spec.tp} x {spec.pp} x {spec.dp} x {spec.cp} = {spec.devices} is "
@@ -76,22 +72,25 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
         software=spec.software,
         precision=spec.precision,
     )
-    stride = strategy.tp * strategy.cp
-    if spec.rank_order == "stages-inside":
-        stride *= spec.pp
-    apart = stride if spec.ep > 1 else 0
-    sizes = strategy_sizes(model, strategy, spec.modes, apart, spec.software, spec.precision)
+    stages_inside = spec.rank_order == "stages-inside"
+    stride = _expert_stride(strategy.tp, strategy.cp, spec.ep, spec.pp if stages_inside else 1)
+    sizes = strategy_sizes(model, strategy, spec.modes, stride, spec.software, spec.precision)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
-    return PlanEvaluator(model, cluster, training, [capacity], ([sizes], _layout(spec)))
+    return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
+
+
+def _expert_stride(tp: int, cp: int, ep: int, stages_inside: int) -> int:
+    """Ranks between neighbours of an expert-parallel group; 0 where there is none."""
+    return tp * cp * stages_inside if ep > 1 else 0
 
 
 def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Placed:
-    """Where the stages of a given plan begin, and what each recomputes."""
+    """Find where the stages of a given plan begin, and what each recomputes."""
     sizes = evaluator.sizes[0]
     one = isinstance(spec.recompute, str) and spec.recompute != "auto"
     variant = recompute_code(str(spec.recompute), sizes.variant_of) if one else -1
-    room = float(max(evaluator.rooms[0], 0.0))
-    code, cuts, variants = evaluator.space.even_partition(times, 0, variant, room)
+    limit_bytes = float(max(evaluator.limits_bytes[0], 0.0))
+    code, cuts, variants = evaluator.space.even_partition(times, 0, variant, limit_bytes)
     layers = len(sizes.graph.order)
     if spec.stages is not None:
         if sum(spec.stages) != layers:
@@ -102,15 +101,15 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
         cuts = np.array([0, *accumulate(spec.stages)], dtype=np.int32)
         variants = np.full(spec.pp, max(variant, 0), dtype=np.int32)
     elif code:
-        said = _core.PLAN_STATUS_SENTENCES[code]
         raise InvalidInputError(
-            f"pp, vpp: {spec.pp} x {spec.vpp} with {sizes.blocks} blocks is not accepted; {said}"
+            f"pp, vpp: {spec.pp} x {spec.vpp} with {sizes.blocks} blocks is not accepted; "
+            f"{_core.PLAN_STATUS_SENTENCES[code]}"
         )
     if isinstance(spec.recompute, tuple):
         codes = [recompute_code(word, sizes.variant_of) for word in spec.recompute]
         variants = np.array(codes, dtype=np.int32)
     elif spec.stages is not None and spec.recompute == "auto":
-        variants = evaluator.space.recompute(times, 0, cuts, room)
+        variants = evaluator.space.recompute(times, 0, cuts, limit_bytes)
     return Placed(0.0, 0.0, 0, tuple(cuts.tolist()), tuple(variants.tolist()))
 
 
@@ -120,7 +119,7 @@ def predict(
     plan: Plan | PlanSpec | Mapping[str, Any],
     cache: ScheduleCache | None = None,
 ) -> Plan:
-    """Time a given plan; it is not refused for memory, `over_bytes` says how much it lacks.
+    """Predict a given plan; where memory does not suffice, `over_bytes` says how much is missing.
 
     Parameters
     ----------
@@ -129,10 +128,10 @@ def predict(
     cluster
         Devices with their chip and fabric.
     plan
-        A plan that `phaze_fast.plan` found, a `PlanSpec`, or the fields of one; with stages as
-        given, or else blocks dealt out evenly.
+        A `Plan`, a `PlanSpec`, or the fields of one; blocks are divided evenly over stages where
+        it does not give their layers.
     cache
-        Where layer schedules are looked up and kept.
+        Cache of layer schedules.
 
     Raises
     ------
@@ -173,24 +172,24 @@ def evaluated(
 
 @dataclass(frozen=True, eq=False)
 class Predictions(Table):
-    """What many plans take; read-only arrays of one length, in the order of the plans."""
+    """Predictions of many plans; read-only arrays of one length, in the order of the plans."""
 
     time_s: Array
     """Seconds of a step; NaN where there is no such plan."""
     memory_bytes: Array
-    """Of the fullest device."""
+    """Peak memory of the fullest device."""
     over_bytes: Array
-    """Bytes that it lacks; 0 where the plan fits."""
+    """Bytes by which it exceeds the limit; 0 where the plan fits."""
     energy_j: Array
     parts_s: dict[str, Array]
-    """Seconds by what they are spent on."""
+    """Seconds by part of the step."""
     memory: dict[str, Array]
-    """Bytes of the fullest device by term."""
+    """Peak memory of the fullest device by term, bytes."""
     instant: Array
-    """When that device holds most, a position in `phaze_fast.memory.INSTANTS`."""
+    """When its memory peaks, a position in `phaze_fast.memory.INSTANTS`."""
     status: Array
-    """0 where the plan fits, 1 where it needs more memory than there is, else a code into
-    `reasons`."""
+    """Position in `reasons`: 0 where the plan fits, 1 where it exceeds memory, else a broken
+    rule."""
     reasons: ClassVar[tuple[str, ...]] = _core.PLAN_STATUS_SENTENCES
 
     def __len__(self) -> int:
@@ -201,16 +200,16 @@ class Predictions(Table):
         return f"Predictions of which {(self.status == 0).sum():,} fit"
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the arrays by name, as `to_dict` does."""
+        """Convert to columns, as `to_dict` does."""
         return dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Array]:
-        """Give the arrays by name, parts and terms as columns of their own."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        parts, memory = found.pop("parts_s"), found.pop("memory")
-        found.update({f"{name}_s": array for name, array in parts.items()})
-        found.update({f"{name}_bytes": array for name, array in memory.items()})
-        return found
+        """Convert to arrays by name; parts and terms are columns of their own."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts, memory = columns.pop("parts_s"), columns.pop("memory")
+        columns.update({f"{name}_s": array for name, array in parts.items()})
+        columns.update({f"{name}_bytes": array for name, array in memory.items()})
+        return columns
 
 
 def predict_batch(
@@ -233,7 +232,7 @@ def predict_batch(
     etp: Any = 0,
     threads: int | None = None,
 ) -> Predictions:
-    """Time many plans in one call, each with blocks dealt out evenly; the GIL is released.
+    """Predict many plans in one call, each with even stages; the GIL is released.
 
     Parameters
     ----------
@@ -242,8 +241,8 @@ def predict_batch(
     cluster
         Devices with their chip and fabric.
     training
-        The step: batch, sequence, optimiser, reserved bytes, sequence parallelism. What it leaves
-        free is of no account.
+        The step: batch, sequence, optimiser, reserved bytes, sequence parallelism. Its choices of
+        widths and schedules do not matter.
     tp, pp, dp, micro_batch, zero, vpp, cp, ep
         Whole numbers, or arrays of one length.
     recompute
@@ -259,13 +258,12 @@ def predict_batch(
     cp_kind
         Names of `phaze_fast.opgraph.CONTEXT_KINDS`, or an array of these.
     threads
-        At most this many threads, by default all cores; the answer does not depend on it.
+        Most threads to use, by default all cores; the answer does not depend on it.
 
     Returns
     -------
     Predictions
-        One row per plan. A plan that cannot be carries its reason as a status; nothing is raised
-        for it.
+        One row per plan. An impossible plan has its reason as a status and raises nothing.
 
     Raises
     ------
@@ -277,119 +275,184 @@ def predict_batch(
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
     >>> step = pf.Training(global_batch=64)
-    >>> found = predict_batch("llama2-7b", cluster, step, tp=[1, 2, 4, 3],
-    ...                       dp=[16, 8, 4, 5], zero=1)
-    >>> found.status.tolist()
+    >>> predictions = predict_batch("llama2-7b", cluster, step, tp=[1, 2, 4, 3],
+    ...                             dp=[16, 8, 4, 5], zero=1)
+    >>> predictions.status.tolist()
     [0, 0, 0, 3]
     """
     known = _checked_model(model, training.software)
     workers = thread_count(threads)
-    words, mode = recompute_words(recompute)
+    texts, mode = _recompute_texts(recompute)
     columns = {
-        "t": whole("tp", tp, 1),
-        "p": whole("pp", pp, 1),
-        "d": whole("dp", dp, 1),
-        "b": whole("micro_batch", micro_batch, 1),
-        "zero": whole("zero", zero, 0),
-        "v": whole("vpp", vpp, 1),
-        "cp": whole("cp", cp, 1),
-        "ep": whole("ep", ep, 1),
-        "shard": whole("shard", shard, 0),
-        "kind": coded("cp_kind", cp_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
-        "own": whole("etp", etp, 0),
-        "mode": mode,
-        "schedule": coded("schedule", schedule, SCHEDULE_CODES),
-        "order": coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
+        "tp": _whole("tp", tp, 1),
+        "pp": _whole("pp", pp, 1),
+        "dp": _whole("dp", dp, 1),
+        "micro_batch": _whole("micro_batch", micro_batch, 1),
+        "zero": _whole("zero", zero, 0),
+        "vpp": _whole("vpp", vpp, 1),
+        "cp": _whole("cp", cp, 1),
+        "ep": _whole("ep", ep, 1),
+        "shard": _whole("shard", shard, 0),
+        "cp_kind": _coded("cp_kind", cp_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
+        "etp": _whole("etp", etp, 0),
+        "recompute": mode,
+        "schedule": _coded("schedule", schedule, SCHEDULE_CODES),
+        "rank_order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
     }
     try:
         rows = dict(zip(columns, np.broadcast_arrays(*columns.values()), strict=True))
     except ValueError:
         raise InvalidInputError("plans: expected scalars or arrays of one length") from None
     rows = {name: np.atleast_1d(array) for name, array in rows.items()}
-    if rows["t"].ndim != 1:
+    if rows["tp"].ndim != 1:
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
-    return _predicted(known, cluster, training, words, rows, workers)
+    widths: Array = np.zeros(len(rows["tp"]), dtype=_core.WIDTHS_DTYPE)
+    for name in widths.dtype.names or ():
+        widths[name] = rows[name]
+    status = _core.check_widths(widths, cluster.devices, training.global_batch)
+    auto = RECOMPUTE if "auto" in texts[:1] else ()
+    modes = tuple(dict.fromkeys([*auto, *modes_in(texts[1:])])) or ("none",)
+    sizes, strategy = _strategies(known, training, modes, rows, status)
+    estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)
+    estimates["time_s"], estimates["status"] = np.nan, status
+    limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
+    at = np.flatnonzero(status == 0)
+    if len(at):
+        at = at[np.argsort(strategy[at], kind="stable")]
+        legal = {name: array[at] for name, array in rows.items()}
+        layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+        for name in ("schedule", "vpp", "zero", "rank_order", "dp", "shard"):
+            layouts[name] = legal[name]
+        layouts["strategy"], layouts["stages"] = strategy[at], legal["pp"]
+        layouts["micro_batches"] = training.global_batch // (legal["dp"] * legal["micro_batch"])
+        evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
+        estimates[at] = evaluator.estimate_even(
+            evaluator.times(cluster, threads=workers),
+            texts[1:],
+            legal["recompute"],
+            max(limit_bytes, 0.0),
+            free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
+            workers,
+        )
+    return _predictions(estimates, limit_bytes)
 
 
-def _predicted(
+def _strategies(
     model: Model,
-    cluster: Cluster,
     training: Training,
-    words: Sequence[str],
+    modes: tuple[str, ...],
     rows: Mapping[str, Array],
-    threads: int,
-) -> Predictions:
-    modes = RECOMPUTE if "auto" in words[:1] else ()
-    modes = tuple(dict.fromkeys([*modes, *modes_in(words[1:])])) or ("none",)
-    status = statuses(rows, cluster.devices, training.global_batch)
-    good = np.flatnonzero(status == 0)
-    inside = (rows["order"] == 1) & (rows["ep"] > 1)
-    apart = np.where(inside, rows["p"], 0)
-    kind = np.where(rows["cp"] > 1, rows["kind"], 0)
-    own = np.where(rows["own"] == rows["t"], 0, rows["own"])
-    wide = [rows[name] for name in ("t", "cp", "ep", "b")]
-    kinds, which = distinct([column[good] for column in (*wide, apart, kind, own)])
+    status: Array,
+) -> tuple[list[StrategySizes], Array]:
+    """Size every strategy of the legal rows; mark rows in `status` that the model does not allow.
+
+    Returns
+    -------
+    sizes, strategy
+        The strategies, and the position of each row's among them.
+    """
+    at = np.flatnonzero(status == 0)
+    stages_inside = np.where((rows["rank_order"] == 1) & (rows["ep"] > 1), rows["pp"], 1)
+    kind = np.where(rows["cp"] > 1, rows["cp_kind"], 0)
+    etp = np.where(rows["etp"] == rows["tp"], 0, rows["etp"])
+    columns = (
+        *(rows[name] for name in ("tp", "cp", "ep", "micro_batch")),
+        stages_inside,
+        kind,
+        etp,
+    )
+    kinds, which = _distinct([column[at] for column in columns])
     sizes: list[StrategySizes] = []
     number = np.full(len(kinds), -1)
-    for k, (t, cp, ep, b, stages, kind, own) in enumerate(kinds.tolist()):
-        strategy = Strategy(
-            tp=t,
-            sequence_parallel=training.sequence_parallel and t > 1,
-            cp=cp,
-            cp_kind=CONTEXT_KINDS[kind],
-            ep=ep,
-            etp=own or None,
-            **({} if ep == 1 else expert_fields(training)),
-            micro_batch=b,
-            seq=training.seq,
+    for k, (tp, cp, ep, micro_batch, inside, kind_code, own) in enumerate(kinds.tolist()):
+        strategy = strategy_of(
+            training, tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
         )
         if not reasons(model, strategy):
             number[k] = len(sizes)
-            stride = t * cp * max(stages, 1) if ep > 1 else 0
+            stride = _expert_stride(tp, cp, ep, inside)
             runs = (training.software, training.precision)
             sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
-    strategy_of = number[which]
-    status[good[strategy_of < 0]] = BAD_STRATEGY
-    good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]
-    estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)
-    estimates["time_s"], estimates["status"] = np.nan, status
-    room = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
-    if len(good):
-        order = np.argsort(strategy_of, kind="stable")
-        some = {name: array[good][order] for name, array in rows.items()}
-        layouts: Array = np.zeros(len(good), dtype=_core.LAYOUT_DTYPE)
-        layouts["strategy"], layouts["schedule"] = strategy_of[order], some["schedule"]
-        layouts["stages"], layouts["vpp"] = some["p"], some["v"]
-        layouts["zero"], layouts["rank_order"] = some["zero"], some["order"]
-        layouts["dp"], layouts["shard"] = some["d"], some["shard"]
-        layouts["micro_batches"] = training.global_batch // (some["d"] * some["b"])
-        evaluator = PlanEvaluator(model, cluster, training, [], (sizes, layouts))
-        estimates[good[order]] = evaluator.estimate_even(
-            evaluator.times(cluster, threads=threads),
-            words[1:],
-            some["mode"],
-            max(room, 0.0),
-            free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=threads),
-            threads,
-        )
-    return _read(estimates, room)
+    position: Array = np.full(len(status), -1)
+    position[at] = number[which]
+    status[at[number[which] < 0]] = _core.PLAN_STATUS["bad_strategy"]
+    return sizes, position
 
 
-def _read(estimates: Array, room: float) -> Predictions:
+def _predictions(estimates: Array, limit_bytes: float) -> Predictions:
     def column(values: Array) -> Array:
-        made = np.ascontiguousarray(values)
-        made.setflags(write=False)
-        return made
+        array = np.ascontiguousarray(values)
+        array.setflags(write=False)
+        return array
 
-    parts, memory = estimates["parts"], estimates["memory"]
-    lacking = np.maximum(0.0, estimates["memory_bytes"] - room)
+    parts, memory, status = estimates["parts"], estimates["memory"], estimates["status"]
+    excess = np.maximum(0.0, estimates["memory_bytes"] - limit_bytes)
     return Predictions(
         time_s=column(estimates["time_s"]),
         memory_bytes=column(estimates["memory_bytes"]),
-        over_bytes=column(np.where(estimates["status"] == 1, lacking, 0.0)),
+        over_bytes=column(np.where(status == _core.PLAN_STATUS["over_memory"], excess, 0.0)),
         energy_j=column(estimates["energy_j"]),
         parts_s={name.removesuffix("_s"): column(parts[name]) for name in parts.dtype.names or ()},
         memory={name: column(memory[name]) for name in memory.dtype.names or ()},
         instant=column(estimates["instant"]),
-        status=column(estimates["status"]),
+        status=column(status),
     )
+
+
+# ---- columns of plan fields ----
+
+
+def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
+    """Replace words by codes."""
+    words = np.asarray(values)
+    if words.dtype.kind not in "UO":
+        raise InvalidTypeError(f"{name}: dtype {words.dtype} is not accepted; expected words")
+    kinds, which = np.unique(words.astype(str), return_inverse=True)
+    for word in kinds.tolist():
+        if word not in accepted:
+            raise InvalidInputError(f"{name}: {word!r} is not accepted; {nearest(word, accepted)}")
+    codes = np.array([accepted[word] for word in kinds.tolist()], dtype=np.int64)
+    coded: Array = codes[which].reshape(words.shape)
+    return coded
+
+
+def _recompute_texts(recompute: Any) -> tuple[list[str], Array]:
+    """List what plans recompute, each text once, and the position of each plan's; -1 for auto.
+
+    The first text is ``auto`` where some plan has that, else empty; positions do not count it.
+    """
+    words = np.asarray(recompute)
+    if words.dtype.kind not in "UO":
+        raise InvalidTypeError(f"recompute: dtype {words.dtype} is not accepted; expected words")
+    named = [w for w in np.unique(words.astype(str)).tolist() if w != "auto"]
+    for word in named:
+        check_stage_recompute(word)
+    codes = _coded("recompute", words, {"auto": -1, **{w: k for k, w in enumerate(named)}})
+    texts = ["auto" if (codes == -1).any() else "", *named]
+    if len({*modes_in(named), *(RECOMPUTE if texts[0] else ())}) > _core.MAX_VARIANTS:
+        raise InvalidInputError(
+            f"recompute: {', '.join(texts)} are too many modes for one call; expected "
+            f"{_core.MAX_VARIANTS} or fewer, of which auto takes {len(RECOMPUTE)}"
+        )
+    return texts, codes
+
+
+def _whole(name: str, values: Any, least: int) -> Array:
+    """Check that values are whole numbers of at least `least`."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise InvalidTypeError(f"{name}: dtype {array.dtype} is not accepted; expected integers")
+    if array.size and int(array.min()) < least:
+        raise InvalidInputError(f"{name}: {array.min()} is not accepted; expected {least} or more")
+    return array.astype(np.int64)
+
+
+def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """List the distinct rows of integer columns, in order, and the position of each row."""
+    which: Array = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, own = np.unique(column, return_inverse=True)
+        _, which = np.unique(which * len(values) + own, return_inverse=True)
+    first = np.zeros(int(which.max(initial=-1)) + 1, dtype=np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]
+    return np.stack(columns, axis=1)[first], which

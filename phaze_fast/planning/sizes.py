@@ -1,4 +1,4 @@
-"""What the plan kernel reads of a model's layers under a strategy, whatever the chip."""
+"""Bytes, parameters and messages of a model's layers under a strategy, the same on every chip."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ from phaze_fast.software import (
     model_as_run,
 )
 
-__all__ = ["StrategySizes", "strategy_sizes", "training_record"]
+__all__ = ["BOUNDARY_KINDS", "StrategySizes", "strategy_sizes", "training_record"]
 
 Array = np.ndarray[Any, Any]
 
 _UNHIDDEN_BYTES = 1e15
 """A bucket that holds all gradients: none are synchronised before the backward pass ends."""
 
-_ENDS = ("embedding", "head")
+BOUNDARY_KINDS = ("embedding", "head")
+"""Kinds of layers that are no blocks."""
 _ALL_REDUCE = _core.COLLECTIVE_OPS.index("all-reduce")
 _POINT_TO_POINT = _core.COLLECTIVE_OPS.index("point-to-point")
 
 
 def training_record(optimizer: Optimizer, software: Software, precision: Precision) -> Array:
-    """Bytes of a parameter and prices of energy, as the plan kernel reads them."""
+    """Build the plan kernel's record of bytes per parameter and energy per byte."""
     prices = energy_table()
     record: Array = np.zeros(1, dtype=_core.TRAINING_DTYPE)
     record["weight_bytes"] = optimizer.weight_bytes
@@ -71,13 +72,13 @@ class StrategySizes:
 
     graph: LayerGraph
     software: Software
-    """What runs them."""
+    """Profile of the software that runs them."""
     precision: Precision
     """Number format of their products."""
     variants: tuple[str, ...]
-    """Ways to run a stage by what is recomputed, least first; each changes something."""
+    """Recompute variants, least first; each keeps other bytes than those before it."""
     variant_of: Mapping[str, int]
-    """Which variant each way to recompute is."""
+    """Position in `variants` of each mode of recomputation."""
     expert_stride: int
     """Ranks between neighbours of an expert-parallel group."""
     kinds: Array
@@ -87,7 +88,7 @@ class StrategySizes:
 
     @property
     def strategy(self) -> Strategy:
-        """The widths."""
+        """Widths of the strategy."""
         return self.graph.strategy
 
     @property
@@ -97,20 +98,20 @@ class StrategySizes:
 
     @property
     def hidden(self) -> Mapping[str, float]:
-        """Shares of the seconds of collectives that other work hides, by group of devices."""
-        found = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
-        return FrozenDict({group: share for group, share in found.items() if share})
+        """Overlapped share of the seconds of collectives, by group of devices."""
+        shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
+        return FrozenDict({group: share for group, share in shares.items() if share})
 
     @property
     def blocks(self) -> int:
         """Layers that are neither the embedding nor the head."""
-        return sum(layer.count for layer in self.graph.layers if layer.kind not in _ENDS)
+        return sum(layer.count for layer in self.graph.layers if layer.kind not in BOUNDARY_KINDS)
 
 
 def _distinct_variants(
     graph: LayerGraph, recompute: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Leave out the ways to recompute that change nothing; say which variant each one is."""
+    """Drop modes of recomputation that change nothing; map each mode to its variant."""
     by_bytes: dict[tuple[int, ...], str] = {}
     same: dict[str, str] = {}
     for mode in recompute:
@@ -121,7 +122,7 @@ def _distinct_variants(
 
 
 def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
-    """Bytes that one device sends in the collectives of a layer, as a ring sends them."""
+    """Sum the bytes that one device sends in the collectives of a layer by ring algorithms."""
     total = 0.0
     for op in graph.ops[graph.ops["collective"] >= 0]:
         n = ranks.get(int(op["group"]), 1)
@@ -132,7 +133,7 @@ def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
 
 
 def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
-    """Bytes of one bf16 gradient for each shape of weights in a layer; all experts have one."""
+    """Sum one bf16 gradient for each shape of weights in a layer; all experts have one shape."""
     moe = graph.model.moe if isinstance(graph.model, TransformerModel) else None
     here = 1 if moe is None else max(1, moe.experts // graph.strategy.ep)
     whole = layer.device_parameters - layer.expert_parameters
@@ -140,7 +141,7 @@ def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
 
 
 def _table_bytes(graph: LayerGraph) -> float:
-    """Bytes of the bf16 gradient of the weights that make logits."""
+    """Give the bytes of the bf16 gradient of the weights that produce logits."""
     head = graph.layers[graph.order[-1]].backward
     products = head.ops[head.ops["kind"] == KINDS.index("gemm-weight-gradient")]
     return float(products["write_bytes"].max(initial=0.0))
@@ -149,7 +150,7 @@ def _table_bytes(graph: LayerGraph) -> float:
 def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
     for record, layer in zip(kinds, graph.layers, strict=True):
-        end, head = layer.kind in _ENDS, layer.kind == "head"
+        end, head = layer.kind in BOUNDARY_KINDS, layer.kind == "head"
         whole = layer.forward.stashed_bytes()
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
@@ -176,18 +177,18 @@ def strategy_sizes(
     software: Software | None = None,
     precision: Precision | None = None,
 ) -> StrategySizes:
-    """Work out what no chip changes of a model's layers under a strategy; kept for the next call.
+    """Size a model's layers under a strategy; the latest results are cached.
 
     Parameters
     ----------
     model, strategy
         What is trained, and how a layer is split.
     recompute
-        Ways to recompute that a stage may choose from, least first.
+        Modes of recomputation that a stage may choose from, least first.
     expert_stride
         Ranks between neighbours of an expert-parallel group; 0 = the replicas are neighbours.
     software
-        What runs them, by default the default profile.
+        Profile of the software, by default the default one.
     precision
         Number format of their products, by default bf16.
     """

@@ -1,4 +1,4 @@
-"""What a step's seconds mean: utilisation, operations and tokens per device.
+"""Throughput of a training step: utilisation, operations and tokens per device.
 
 Definitions and sources are in docs/throughput.md. All functions are pure.
 """
@@ -42,7 +42,7 @@ def mfu(flops: ModelFlops, time_s: float, devices: int, peak_flops: float) -> fl
     time_s
         Seconds of that step.
     devices
-        All that are paid for, idle ones included.
+        All devices that are paid for, idle ones included.
     peak_flops
         FLOP/s of one device in the format its products run in.
 
@@ -84,9 +84,9 @@ def hfu(hardware_flops: float, time_s: float, devices: int, peak_flops: float) -
     Parameters
     ----------
     hardware_flops
-        Operations of one step that are executed: those of the model, and those that are computed
-        again. With full recomputation, the model's `total` (or `total_causal`) and one more
-        `forward_blocks` (or `forward_blocks_causal`).
+        Operations of one step that are executed: those of the model, and recomputed ones. With full
+        recomputation, the model's `total` (or `total_causal`) and one more `forward_blocks` (or
+        `forward_blocks_causal`).
     time_s, devices, peak_flops
         As for `mfu`.
 
@@ -134,10 +134,10 @@ def tokens_per_s_per_device(tokens: float, time_s: float, devices: int) -> float
 
 @dataclass(frozen=True)
 class Throughput:
-    """What one step gives, in the units that runs are published in."""
+    """Throughput of a step in the units in which runs are published."""
 
     tokens_per_s: float
-    """Of all devices together."""
+    """Tokens per second of all devices together."""
     tokens_per_s_per_device: float
     tflops_per_device: float
     """By the common formula, attention in full."""
@@ -148,10 +148,10 @@ class Throughput:
     mfu_causal: float
     """The same with masked attention counted by half."""
     hfu: float
-    """Hardware FLOPs utilisation: as `mfu`, with what is computed again counted again."""
+    """Hardware FLOPs utilisation: as `mfu`, with recomputed operations counted."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Convert to plain data."""
         return asdict(self)
 
 
@@ -164,24 +164,24 @@ def step_throughput(
     seq: int | None = None,
     recomputed_flops: float = 0.0,
 ) -> Throughput:
-    """Put a step's seconds into the units that runs are published in.
+    """Convert the seconds of a step into the units in which runs are published.
 
     Parameters
     ----------
     model
-        What is trained.
+        The model.
     sequences
-        Of one step, over all replicas.
+        Sequences of one step, over all replicas.
     time_s
         Seconds of the step.
     devices
-        All that are paid for, idle ones included.
+        All devices that are paid for, idle ones included.
     peak_flops
         FLOP/s of one device.
     seq
         Tokens of a sequence, by default the model's.
     recomputed_flops
-        Operations of the step that are computed again, attention in full; only `hfu` counts them.
+        Recomputed operations of the step, attention in full; only `hfu` counts them.
 
     Raises
     ------
@@ -192,8 +192,8 @@ def step_throughput(
     --------
     >>> from phaze_fast import models
     >>> llama = models.load("llama3-405b")
-    >>> found = step_throughput(llama, 2048, 6.7, 16384, 989.4e12, seq=8192)
-    >>> round(found.mfu, 3), round(found.tflops_per_device), round(found.tokens_per_s_per_device, 1)
+    >>> speed = step_throughput(llama, 2048, 6.7, 16384, 989.4e12, seq=8192)
+    >>> round(speed.mfu, 3), round(speed.tflops_per_device), round(speed.tokens_per_s_per_device, 1)
     (0.406, 401, 152.8)
     """
     flops = model_flops(model, seq, sequences)

@@ -1,4 +1,4 @@
-"""A step of a plan as it is played: every pass of every stage, and the memory it holds."""
+"""A step of a plan in time: every pass of every stage, its memory, and operators in each layer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from phaze_fast.models import Model
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.prediction import evaluated
-from phaze_fast.schedule import ScheduleCache
+from phaze_fast.planning.times import MAX_NODES, priced
+from phaze_fast.schedule import LayerSchedule, ScheduleCache, schedule_layers
 
-__all__ = ["Timeline", "timeline"]
+__all__ = ["ScheduledLayer", "Timeline", "layer_schedules", "timeline"]
 
 Array = np.ndarray[Any, Any]
 
-_FORWARD, _BACKWARD, _WEIGHT_GRAD, _PAIR = 0, 1, 3, 4
+_FORWARD, _BACKWARD, _WEIGHT_GRAD, _PAIR = map(_core.PASS_KINDS.index, ("F", "B", "W", "F&B"))
+_CORES = ("tensor", "vector", "network")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +34,8 @@ class Timeline:
     """Records of ``device`` (stage), ``kind``, ``chunk``, ``micro_batch``, ``start_s`` and
     ``end_s``, stages one after another."""
     passes_s: float
-    """When the last pass ends; what follows to ``plan.time_s`` are gradients and weights that
-    nothing hides, and the optimiser."""
+    """When the last pass ends; exposed gradient and weight communication and the optimiser follow
+    until ``plan.time_s``."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -41,31 +43,31 @@ class Timeline:
         return _core.PASS_KINDS
 
     def of_stage(self, stage: int) -> Array:
-        """Give the passes of one stage, in their order."""
-        found: Array = self.passes[self.passes["device"] == stage]
-        return found
+        """Select the passes of one stage, in their order."""
+        own: Array = self.passes[self.passes["device"] == stage]
+        return own
 
     def busy_s(self, stage: int) -> float:
-        """Seconds that a stage works."""
+        """Sum the seconds that a stage is busy."""
         own = self.of_stage(stage)
         return float((own["end_s"] - own["start_s"]).sum())
 
     def memory(self, stage: int) -> tuple[Array, Array]:
-        """Bytes that a device of a stage holds over time.
+        """Give the memory of a device of a stage over time.
 
         Returns
         -------
         times_s, held_bytes
-            From each time on so many bytes are held, until the next. Activations come with a
-            forward pass and go when its weight gradients are done; everything else is there all
-            the time. The most is what the plan says.
+            Bytes from each time until the next. Activations are allocated by a forward pass and
+            freed when its weight gradients are done; all else is resident throughout. The maximum
+            is the plan's figure.
         """
         own, terms = self.of_stage(stage), self.plan.stages[stage].memory
         starts = np.isin(own["kind"], (_FORWARD, _PAIR))
         ends = np.isin(own["kind"], (_BACKWARD, _WEIGHT_GRAD, _PAIR))
         times = np.concatenate([own["start_s"][starts], own["end_s"][ends]])
         change = np.concatenate([np.ones(int(starts.sum())), -np.ones(int(ends.sum()))])
-        order = np.lexsort((change, times))  # what goes leaves before what comes
+        order = np.lexsort((change, times))  # at equal times, bytes are freed first
         chunks = np.cumsum(change[order])
         most = max(float(chunks.max(initial=0.0)), 1.0)
         steady = sum(terms.values()) - terms["activations"]
@@ -79,7 +81,7 @@ def timeline(
     plan: Plan | PlanSpec | Mapping[str, Any],
     cache: ScheduleCache | None = None,
 ) -> Timeline:
-    """Play a step of a plan, pass by pass; the parameters are those of `predict`.
+    """Simulate a step of a plan, pass by pass; the parameters are those of `predict`.
 
     Examples
     --------
@@ -91,21 +93,87 @@ def timeline(
     (64, True)
     """
     evaluator, times, placed = evaluated(model, cluster, plan, cache)
-    found = evaluator.plan(placed, times)
+    predicted = evaluator.plan(placed, times)
     layout = evaluator.layouts[placed.layout]
-    cuts = np.array(placed.cuts, dtype=np.int32)
-    variants = np.array(placed.variants, dtype=np.int32)
     forward, backward, weight_grad, step_s = evaluator.space.passes(
-        times, placed.layout, cuts, variants
+        times, placed.layout, *placed.arrays
     )
     passes = _core.pipeline_events(
         int(layout["schedule"]),
-        found.pp,
-        found.vpp,
-        found.micro_batches,
+        predicted.pp,
+        predicted.vpp,
+        predicted.micro_batches,
         forward,
         backward,
         weight_grad,
         1.0,
     )
-    return Timeline(found, passes, step_s)
+    return Timeline(predicted, passes, step_s)
+
+
+# ---- operators in each layer ----
+
+
+@dataclass(frozen=True)
+class ScheduledLayer:
+    """The schedule of one pass of one kind of layer, for one micro-batch on one device."""
+
+    kind: str
+    """Such as ``block``."""
+    way: str
+    """``forward`` or ``backward``; the backward pass without recomputation."""
+    count: int
+    """Layers of this kind in the model."""
+    schedule: LayerSchedule
+    """Times are seconds."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain data: seconds, cores by kind, operators in order of start."""
+        schedule, layer = self.schedule, self.schedule.instance
+        cores = zip(_CORES, layer.cores, strict=True)
+        rows = zip(layer.names, schedule.starts, schedule.durations, schedule.held, strict=True)
+        return {
+            "kind": self.kind,
+            "way": self.way,
+            "count": self.count,
+            "time_s": schedule.makespan,
+            "status": schedule.status,
+            "cores": dict(cores),
+            "operators": [
+                {
+                    "name": name,
+                    "start_s": start_s,
+                    "time_s": time_s,
+                    "cores": {core: n for core, n in zip(_CORES, held, strict=True) if n},
+                }
+                for name, start_s, time_s, held in sorted(rows, key=lambda row: row[1])
+            ],
+        }
+
+
+def layer_schedules(
+    model: Model | str, cluster: Cluster, plan: Plan | PlanSpec | Mapping[str, Any]
+) -> tuple[ScheduledLayer, ...]:
+    """Schedule the operators of every kind of layer of a plan.
+
+    The parameters are those of `predict`. A pass takes as long as its layer's schedule, or as the
+    host needs to launch its operators if that is longer.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    >>> layers = layer_schedules("bert-large", cluster, {"dp": 8, "global_batch": 64})
+    >>> [(layer.kind, layer.way) for layer in layers[2:4]]
+    [('block', 'forward'), ('block', 'backward')]
+    """
+    evaluator, _, _ = evaluated(model, cluster, plan)
+    sizes = evaluator.sizes[0]
+    ((_, costs, _),) = priced([sizes], cluster, {}, threads=1)
+    times = schedule_layers(costs, max_nodes=MAX_NODES, threads=1)
+    return tuple(
+        ScheduledLayer(layer.kind, way, layer.count, times.schedule(2 * k + back, 0))
+        for k, layer in enumerate(sizes.graph.layers)
+        for back, way in enumerate(("forward", "backward"))
+        if len(layer.backward if back else layer.forward)
+    )

@@ -1,12 +1,15 @@
-"""Seconds and joules of every kind of layer under strategies on chips."""
+"""Seconds and joules of every kind of layer under strategies on chips.
+
+A pass takes as long as the schedule of its operators, or as the host needs to launch them, and an
+optimiser step as long as its state streams through the chip.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from threading import Lock
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +17,8 @@ from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records
 from phaze_fast.memory import Optimizer
-from phaze_fast.opgraph import GROUPS, Layer
-from phaze_fast.planning.rates import expert_wait_s, host_s, optimizer_bytes_per_s
-from phaze_fast.planning.sizes import StrategySizes
+from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
+from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
 
@@ -25,34 +27,36 @@ __all__ = [
     "MAX_NODES",
     "FixedParts",
     "KindTimes",
+    "expert_wait_s",
     "free_times",
     "free_times_on_chip",
+    "host_s",
     "memory_of",
+    "optimizer_bytes_per_s",
     "priced",
     "times_on_chip",
 ]
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
 
 MAX_NODES = 20_000
-"""Of the search for one layer's schedule."""
+"""Nodes of the search for one layer's schedule."""
 
 FREE_LEVELS = (
     ("expert",),
     ("expert", "context"),
     ("expert", "context", "expert-tensor", "tensor"),
 )
-"""Groups of devices whose collectives are free, level by level, where a step is taken apart."""
+"""Groups of devices whose collectives cost nothing at each level, to split a step into parts."""
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
-    """HBM of a chip that layers are placed on.
+    """Give the HBM of a chip that layers are placed on.
 
     Raises
     ------
     InvalidInputError
-        Where there is no chip, or it has none.
+        Where there is no chip, or the chip has no HBM.
     """
     if chip is None:
         raise InvalidInputError("cluster.chip: missing; expected the chip of the devices")
@@ -62,7 +66,7 @@ def memory_of(chip: Accelerator | None) -> Hbm:
 
 
 def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
-    """Sum of some columns, one after another, so that a row's sum depends on that row alone."""
+    """Sum some columns in order, so that a row's sum does not depend on other rows."""
     some = columns[:, np.array(wanted, dtype=bool)]
     if not some.shape[1]:
         return np.zeros(len(columns))
@@ -71,11 +75,81 @@ def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
 
 
 def _again(layer: Layer, mode: str) -> list[bool]:
-    """Which operators of a layer's forward pass run again in its backward pass."""
-    if layer.kind in ("embedding", "head"):
+    """Mark the operators of a layer's forward pass that its backward pass recomputes."""
+    if layer.kind in BOUNDARY_KINDS:
         return [False] * len(layer.forward)
     named = layer.forward.recomputed(mode)
     return [name in named for name in layer.forward.names]
+
+
+# ---- the host and the optimiser ----
+
+
+def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimizer) -> Array:
+    """Give the rate at which an optimiser's state streams through chips.
+
+    That is the rate of the memory, or of the vector units where the chip's tuning gives the cost of
+    the optimiser's kernel.
+
+    Parameters
+    ----------
+    records
+        The chips.
+    like
+        A chip with the tuning of all of them.
+    optimizer
+        Bytes of a parameter.
+    """
+    tuning = like.tuning
+    rate: Array = records["hbm_bytes_per_s"] * tuning.hbm_share
+    cost = tuning.functions.get("adamw")
+    if cost is None or cost.ops_per_element is None:
+        return rate
+    lanes = records["vector_cores"] * records["vector_lanes"] * records["vector_alus_per_lane"]
+    ops_per_s = lanes * records["clock_hz"] * tuning.clock_factor
+    moved = 2.0 * optimizer.state_bytes + optimizer.gradient_bytes + optimizer.weight_bytes
+    streamed: Array = np.minimum(rate, moved * ops_per_s / cost.ops_per_element)
+    return streamed
+
+
+def host_s(operators: int, software: Software | None, recomputed: int = 0) -> float:
+    """Give the seconds that the host needs to launch a pass: no device runs it faster.
+
+    Parameters
+    ----------
+    operators
+        Operators that the pass launches, recomputed ones included.
+    software
+        The profile with the seconds per operator; None: the host is never waited for.
+    recomputed
+        How many of the operators are recomputed.
+    """
+    if software is None:
+        return 0.0
+    return operators * software.host_s + (software.recompute_host_s if recomputed else 0.0)
+
+
+def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tuple[float, float]:
+    """Give the seconds that forward and backward pass of a layer wait while experts are launched.
+
+    Parameters
+    ----------
+    graph
+        Its strategy says how many experts a device holds.
+    kind
+        The kind of layer.
+    software
+        The profile with the seconds to launch one expert; the backward pass has two products for
+        each of the forward pass, and waits twice as long. None: the host is never waited for.
+    """
+    moe = getattr(graph.model, "moe", None)
+    if software is None or moe is None or not kind.endswith("moe-block"):
+        return 0.0, 0.0
+    once = software.expert_launch_s * (moe.experts // graph.strategy.ep)
+    return once, 2.0 * once
+
+
+# ---- times of layers ----
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,28 +162,28 @@ class KindTimes:
 
     forward_s: Array
     plain_s: Array
-    """Of the backward pass without recomputation."""
+    """Backward pass without recomputation."""
     backward_s: Array
-    """By variant, what is recomputed included."""
+    """Backward pass by recompute variant, recomputation included."""
     weight_grad_s: Array
-    """Part of the backward pass that can wait: as large as the weight gradients' share."""
+    """Part of the backward pass that can be postponed: the share of the weight gradients."""
     forward_j: Array
     backward_j: Array
-    """By variant, as above. Both without what flows while nothing runs."""
+    """By recompute variant. Neither includes static energy."""
     hbm_bytes_per_s: Array
-    """That the optimiser's state streams at, shape (rows,)."""
+    """Rate at which the optimiser's state streams, shape (rows,)."""
     static_w: Array
-    """Watts that flow whatever runs, shape (rows,)."""
+    """Static power, shape (rows,)."""
     proven: Array
     """Whether all schedules of a row are proven, shape (rows,)."""
 
     def at(self, rows: Any) -> KindTimes:
-        """Those of some rows."""
+        """Select some rows."""
         return KindTimes(*(np.ascontiguousarray(getattr(self, f.name)[rows]) for f in fields(self)))
 
     @classmethod
     def joined(cls, parts: Sequence[KindTimes]) -> KindTimes:
-        """Several, one after another; missing variants are zeros."""
+        """Concatenate the rows of several; missing variants are zeros."""
         if len(parts) == 1:
             return parts[0]
         most = max(part.backward_s.shape[1] for part in parts)
@@ -125,7 +199,7 @@ class KindTimes:
         return cls(*columns)
 
     def same_times(self) -> list[bytes]:
-        """Give all that placement sees of each row: equal where it cannot tell them apart."""
+        """Give a key of each row: equal keys have the same times for every plan."""
         columns = (self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s)
         flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
         return [row.tobytes() for row in np.ascontiguousarray(flat)]
@@ -141,7 +215,7 @@ class KindTimes:
         first: int = 0,
         hosted: bool = True,
     ) -> KindTimes:
-        """Read them off makespans of graphs x chips, from graph `first` on.
+        """Build the times from makespans of shape (graphs, chips), from graph `first` on.
 
         Where they are not `hosted`, no pass waits for the host.
         """
@@ -152,26 +226,26 @@ class KindTimes:
 
 @dataclass(frozen=True, eq=False)
 class FixedParts:
-    """What no schedule changes of `KindTimes`, for the same rows."""
+    """The part of `KindTimes` that does not depend on layer schedules, for the same rows."""
 
     again_s: Array
-    """Seconds computed again by each variant, shape (rows, variants, kinds); NaN: as many as the
-    forward pass takes."""
+    """Seconds of recomputed operators by variant, shape (rows, variants, kinds); NaN: the whole
+    forward pass."""
     weight_grad_share: Array
     """Share of the backward pass that is weight gradients."""
     forward_j: Array
     backward_j: Array
     host_s: Array
-    """That the host takes at least for forward and backward pass, shape (rows, 2, kinds)."""
+    """Seconds the host needs to launch forward and backward pass, shape (rows, 2, kinds)."""
     host_again_s: Array
-    """The same for the backward pass of each variant, shape (rows, variants, kinds)."""
+    """The same of the backward pass by variant, shape (rows, variants, kinds)."""
     wait_s: Array
-    """That passes wait for the host on top, shape (rows, 2, kinds)."""
+    """Seconds that passes wait for the host in addition, shape (rows, 2, kinds)."""
     hbm_bytes_per_s: Array
     static_w: Array
 
     def at(self, rows: Any) -> FixedParts:
-        """Those of some rows."""
+        """Select some rows."""
         return FixedParts(*(getattr(self, f.name)[rows] for f in fields(self)))
 
     @classmethod
@@ -183,7 +257,7 @@ class FixedParts:
         first: int = 0,
         hosted: bool = True,
     ) -> FixedParts:
-        """Read them off the costs of graphs, from graph `first` on."""
+        """Build the parts from the costs of graphs, from graph `first` on."""
         layers, software = sizes.graph.layers, sizes.software if hosted else None
         shape = (costs.chips, len(layers))
         by_variant = (shape[0], len(sizes.variants), shape[1])
@@ -204,16 +278,16 @@ class FixedParts:
                 again_s[:, v, k] = np.nan if all(again) else _summed(seconds, again)
                 host_again[:, v, k] = host_s(ops[1] + sum(again), software, sum(again))
                 backward_j[:, v, k] = own_j + _summed(spent, again)
-            each = costs.time_s(at + 1)
-            late = _summed(each, [name.endswith("-w") for name in layer.backward.names])
-            total = _summed(each, [True] * len(layer.backward))
+            own_s = costs.time_s(at + 1)
+            late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
+            total = _summed(own_s, [True] * len(layer.backward))
             np.divide(late, total, where=total > 0, out=share[:, k])
         rates = (hbm_bytes_per_s, costs.static_w)
         return cls(again_s, share, joules, backward_j, host, host_again, wait, *rates)
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
-        """Give the times with makespans, shape (graphs, rows); forward and backward alternate."""
-        forward, plain = (np.ascontiguousarray(makespan_s[way::2].T) for way in (0, 1))
+        """Combine with makespans of shape (graphs, rows); forward and backward graphs alternate."""
+        forward, plain = (np.ascontiguousarray(makespan_s[start::2].T) for start in (0, 1))
         again = np.where(np.isnan(self.again_s), forward[:, None, :], self.again_s)
         backward = plain[:, None, :] + again
         plain = np.maximum(plain, self.host_s[:, 1]) + self.wait_s[:, 1]
@@ -230,25 +304,19 @@ class FixedParts:
         )
 
 
-class _Kept(Generic[T]):
-    """What was worked out of strategies on clusters before, for the latest few clusters."""
-
-    def __init__(self, clusters: int) -> None:
-        self._most, self._lock = clusters, Lock()
-        self._known: OrderedDict[Cluster, dict[StrategySizes, T]] = OrderedDict()
-
-    def on(self, cluster: Cluster) -> dict[StrategySizes, T]:
-        """Those of one cluster; what is added is kept."""
-        with self._lock:
-            times = self._known.setdefault(cluster, {})
-            self._known.move_to_end(cluster)
-            while len(self._known) > self._most:
-                self._known.popitem(last=False)
-            return times
+# ---- strategies on the chip of a cluster ----
 
 
-_kept: _Kept[KindTimes] = _Kept(32)
-_kept_free: _Kept[tuple[KindTimes, ...]] = _Kept(32)
+@lru_cache(maxsize=32)
+def _known_times(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
+    """Give the cache of `times_on_chip` for a cluster."""
+    return {}
+
+
+@lru_cache(maxsize=32)
+def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes, ...]]:
+    """Give the cache of `free_times_on_chip` for a cluster."""
+    return {}
 
 
 def priced(
@@ -257,9 +325,10 @@ def priced(
     known: Mapping[StrategySizes, Any],
     threads: int,
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
-    """Price the strategies that are not known, those whose expert groups lie alike in one call.
+    """Estimate operator costs of the strategies that are not known yet.
 
-    The rate of the optimiser's state is left at 1: `_streaming` sets it.
+    Strategies with the same rank stride of expert groups are estimated in one call. The rate of the
+    optimiser's state is 1: `_streaming` sets it.
     """
     chip = cluster.chip
     memory_of(chip)
@@ -282,7 +351,7 @@ def priced(
 
 
 def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:
-    """Set the rate at which an optimiser's state streams."""
+    """Set the rate at which an optimiser's state streams through the cluster's chip."""
     if cluster.chip is None:
         return times
     rate = optimizer_bytes_per_s(chip_records([cluster.chip]), cluster.chip, optimizer)
@@ -297,17 +366,17 @@ def _scheduled(
     threads: int,
     hosted: bool = True,
 ) -> list[KindTimes]:
-    """Schedule the layers of strategies whose operators are priced."""
-    made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
-    found, first = [], 0
+    """Schedule the layers of strategies whose operator costs are known."""
+    layers = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
+    times, first = [], 0
     for s in sizes:
-        found.append(KindTimes.of(s, costs, made.makespan_s, made.proven, rate, first, hosted))
+        times.append(KindTimes.of(s, costs, layers.makespan_s, layers.proven, rate, first, hosted))
         first += 2 * len(s.graph.layers)
-    return found
+    return times
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
-    """Take the shorter of two: a schedule that is not proven is none for operators made shorter."""
+    """Take the shorter times: an unproven schedule may be longer although its operators are not."""
     names = ("forward_s", "plain_s", "backward_s")
     least = {n: np.minimum(getattr(times, n), getattr(before, n)) for n in names}
     return replace(times, **least, weight_grad_s=np.minimum(times.weight_grad_s, least["plain_s"]))
@@ -321,31 +390,31 @@ def free_times(
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> list[tuple[KindTimes, ...]]:
-    """Give times of strategies as if some of what layers wait for were free, level by level.
+    """Give times of strategies with some communication, and then the host, free: level by level.
 
-    A level that changes nothing is the very record of the level before it.
+    A level that changes nothing is the same object as the level before it.
 
     Parameters
     ----------
     sizes
         The strategies.
     costs
-        Of their graphs, one after another.
+        Costs of their graphs, one strategy after another.
     rate
         Bytes per second of the chips' memory.
     base
         Times of the strategies with nothing free.
     cache
-        Where layer schedules are looked up and kept.
+        Cache of layer schedules.
     threads
-        At most this many; the answer does not depend on it.
+        Most threads to use; the answer does not depend on it.
     """
     groups = {int(g) for graph in costs.graphs for g in np.unique(graph.ops["group"])}
     levels: list[list[KindTimes]] = [list(base)]
 
     def add(hosted: bool) -> None:
-        made = _scheduled(sizes, costs.without(free), rate, cache, threads, hosted)
-        levels.append([_no_longer(*pair) for pair in zip(made, levels[-1], strict=True)])
+        times = _scheduled(sizes, costs.without(free), rate, cache, threads, hosted)
+        levels.append([_no_longer(*pair) for pair in zip(times, levels[-1], strict=True)])
 
     for free in FREE_LEVELS:
         if GROUPS.index(free[-1]) in groups:
@@ -368,9 +437,9 @@ def times_on_chip(
 ) -> KindTimes:
     """Cost and schedule the layers of several strategies on a cluster's chip, one row each.
 
-    What was worked out before in this process is looked up by content.
+    Results are kept for the next call of this process.
     """
-    known = _kept.on(cluster)
+    known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
     return _streaming(KindTimes.joined([known[s] for s in sizes]), cluster, optimizer)
@@ -383,16 +452,16 @@ def free_times_on_chip(
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
-    """Give times of strategies on a cluster's chip by level of what is free, one row each."""
+    """Give times of strategies on a cluster's chip by level of `free_times`, one row each."""
     times_on_chip(sizes, cluster, optimizer, cache, threads)
-    known, timed = _kept_free.on(cluster), _kept.on(cluster)
+    known, timed = _known_free_times(cluster), _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         base = [timed[s] for s in some]
         known.update(zip(some, free_times(some, costs, rate, base, cache, threads), strict=True))
     rows = [known[s] for s in sizes]
-    found: list[KindTimes] = []
+    levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        level = found[-1] if same else KindTimes.joined([row[n] for row in rows])
-        found.append(level if same else _streaming(level, cluster, optimizer))
-    return tuple(found)
+        level = levels[-1] if same else KindTimes.joined([row[n] for row in rows])
+        levels.append(level if same else _streaming(level, cluster, optimizer))
+    return tuple(levels)

@@ -20,7 +20,7 @@ _KWH_J = 3.6e6
 
 
 def _check(least: float, **values: float | None) -> None:
-    """Refuse what is no finite number of at least `least`."""
+    """Raise where a value is not a finite number of at least `least`."""
     for name, value in values.items():
         if value is not None and not (least <= value < math.inf):
             raise InvalidInputError(
@@ -33,23 +33,23 @@ def _check(least: float, **values: float | None) -> None:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Which part of a run's time goes into work that is kept."""
+    """The fraction of a run's time spent on steps that count."""
 
     fraction: float
     """Seconds of steps that count over all seconds of the run."""
     interval_s: float
     """Seconds of work between two checkpoints; infinite where none are written."""
     checkpoint: float
-    """Part of all seconds in which checkpoints are written, in segments that count."""
+    """Fraction of the time that writing checkpoints takes."""
     lost: float
-    """Part of all seconds that failures cost: work since the last checkpoint, and restarts."""
+    """Fraction of the time that failures cost: work since the last checkpoint, and restarts."""
     mtbf_s: float
     """Mean seconds between failures of the whole cluster; infinite where nothing fails."""
     failures_per_day: float
     """Of the whole cluster."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data; what is infinite is None."""
+        """Convert to plain data; infinite values are None."""
         return {k: (v if math.isfinite(v) else None) for k, v in asdict(self).items()}
 
 
@@ -104,7 +104,7 @@ def goodput(
     restart_s: float = 0.0,
     interval_s: float | None = None,
 ) -> Goodput:
-    """Tell which part of a run's time goes into work that is kept.
+    """Compute the fraction of a run's time that is spent on steps that count.
 
     With failures at rate 1/M, work of w seconds and a checkpoint of c that must pass without one,
     and restarts of R seconds that may fail too, a segment takes M e^(R/M) (e^((w+c)/M) - 1) seconds
@@ -113,7 +113,7 @@ def goodput(
     Parameters
     ----------
     devices
-        Of which any stops the whole run when it fails.
+        Devices; the failure of any one stops the whole run.
     failures_per_device_day
         Failures of one device (with its share of hosts, network and software) in one day.
     checkpoint_s
@@ -156,7 +156,7 @@ def goodput(
 
 
 def _useful(work: float, checkpoint: float, restart: float, mtbf: float) -> float:
-    """Seconds of work over the mean seconds of a segment."""
+    """Divide the work of a segment by its mean seconds."""
     if mtbf == math.inf:
         return 1.0 if work in (0.0, math.inf) else work / (work + checkpoint)
     if work == 0.0:  # checkpoints for nothing, as often as one likes
@@ -171,7 +171,7 @@ def _useful(work: float, checkpoint: float, restart: float, mtbf: float) -> floa
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a token budget takes."""
+    """Time, devices, energy and cost of a token budget."""
 
     tokens: float
     """The budget."""
@@ -180,7 +180,7 @@ class TrainingRun:
     step_s: float
     devices: int
     goodput: float
-    """Part of the time that goes into steps that count."""
+    """Fraction of the time spent on steps that count."""
     days: float
     """From beginning to end, failures included."""
     device_hours: float
@@ -205,7 +205,7 @@ class TrainingRun:
         return self.energy_j / _KWH_J
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data, `usd` and `energy_kwh` included."""
+        """Convert to plain data, `usd` and `energy_kwh` included."""
         return {**asdict(self), "usd": self.usd, "energy_kwh": self.energy_kwh}
 
 
@@ -221,7 +221,7 @@ def training_run(
     usd_per_device_hour: float = 0.0,
     usd_per_kwh: float = 0.0,
 ) -> TrainingRun:
-    """Tell what a token budget takes in days, device-hours, energy and dollars.
+    """Compute the days, device-hours, energy and dollars of a token budget.
 
     Parameters
     ----------
@@ -232,9 +232,9 @@ def training_run(
     step_s
         Seconds of a step.
     devices
-        All that are paid for.
+        All devices that are paid for.
     goodput
-        Part of the time that goes into steps that count, as `goodput` gives it.
+        Fraction of the time spent on steps that count, from `goodput`.
     power_w
         Watts of one device, rated; where none is given, energy is that of the steps, `step_j`.
     step_j

@@ -1,15 +1,20 @@
-"""A training step as a user wants it: batch, widths, what is fixed and what is free."""
+"""A training step as a user describes it: batch, widths, and which choices are fixed or free.
+
+What a stage recomputes is written as a mode: ``full`` recomputes every block of a stage, ``full:3``
+the first three blocks of each of its chunks and nothing of the others, ``full:3/norms`` the norms
+of the others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.memory import OPTIMIZERS, ScheduleName
-from phaze_fast.opgraph import check_recompute
-from phaze_fast.planning.recompute import RECOMPUTE
+from phaze_fast.opgraph import Strategy, check_recompute
 from phaze_fast.records import Bytes, Count, Record
 from phaze_fast.software import (
     BF16,
@@ -20,19 +25,128 @@ from phaze_fast.software import (
     load_software,
 )
 
-__all__ = ["RANK_ORDERS", "Training", "expert_fields", "recompute_modes"]
+__all__ = [
+    "RANK_ORDERS",
+    "RECOMPUTE",
+    "Training",
+    "block_mode",
+    "check_recompute_count",
+    "check_stage_recompute",
+    "modes_in",
+    "recompute_code",
+    "recompute_text",
+    "split_recompute",
+    "strategy_of",
+]
 
 RANK_ORDERS = ("replicas-inside", "stages-inside")
-"""Which of the two lies closer together in rank order, after the tensor-parallel groups."""
+"""Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
+
+# ---- what a stage recomputes ----
+
+RECOMPUTE = (
+    "none",
+    "selective",
+    "activations+gated-product",
+    "norms+activations+gated-product",
+    "norms+activations+gated-product+up-projection",
+    "norms+activations+gated-product+attention",
+    "norms+activations+gated-product+up-projection+attention",
+    "full",
+)
+"""What ``auto`` chooses from, least first."""
+
+
+def split_recompute(text: str) -> tuple[str, str, int]:
+    """Split ``more:count/rest``, or a mode for all blocks, into (rest, more, count)."""
+    first, _, rest = text.partition("/")
+    more, colon, count = first.partition(":")
+    if not colon:
+        if rest:
+            raise ValueError(f"recompute: {text!r} is not accepted; expected MODE or MODE:N/MODE")
+        return more, more, 0
+    if not count.isdecimal() or len(count) > 6 or int(count) < 1:
+        raise ValueError(
+            f"recompute: {count!r} in {text!r} is not accepted; expected how many blocks, 1 or more"
+        )
+    return rest or "none", more, int(count)
+
+
+def check_stage_recompute(text: str) -> None:
+    """Check the recomputation of one stage.
+
+    Raises
+    ------
+    ValueError
+        Where the text is malformed or names an unknown mode.
+    """
+    rest, more, _ = split_recompute(text)
+    for mode in (rest, more):
+        check_recompute(mode)
+
+
+def check_recompute_count(modes: Sequence[str]) -> None:
+    """Check that there are no more modes of recomputation than the plan kernel takes.
+
+    Raises
+    ------
+    ValueError
+        Where there are more.
+    """
+    if len(modes) > _core.MAX_VARIANTS:
+        raise ValueError(
+            f"recompute: {len(modes)} modes are not accepted; expected "
+            f"{_core.MAX_VARIANTS} or fewer"
+        )
+
+
+def modes_in(texts: Sequence[str]) -> tuple[str, ...]:
+    """List the modes that some texts name, each once, in order.
+
+    Examples
+    --------
+    >>> modes_in(["full:3/norms", "none"])
+    ('norms', 'full', 'none')
+    """
+    named = [mode for text in texts for mode in split_recompute(text)[:2]]
+    return tuple(dict.fromkeys(named))
+
+
+def recompute_code(text: str, variant_of: Mapping[str, int]) -> int:
+    """Encode the recomputation of a stage as the plan kernel reads it."""
+    rest, more, count = split_recompute(text)
+    if count == 0 or variant_of[more] == variant_of[rest]:
+        return variant_of[rest]
+    return variant_of[rest] + _core.MAX_VARIANTS * (variant_of[more] + _core.MAX_VARIANTS * count)
+
+
+def block_mode(code: int, number: int, variants: Sequence[str]) -> str:
+    """Decode the mode of block `number`, counted from 1, of each chunk of a stage."""
+    code, rest = divmod(code, _core.MAX_VARIANTS)
+    count, more = divmod(code, _core.MAX_VARIANTS)
+    return variants[more] if number <= count else variants[rest]
+
+
+def recompute_text(code: int, variants: Sequence[str]) -> str:
+    """Decode the kernel's number for the recomputation of a stage into text."""
+    code, rest = divmod(code, _core.MAX_VARIANTS)
+    count, more = divmod(code, _core.MAX_VARIANTS)
+    if count == 0:
+        return variants[rest]
+    others = "" if variants[rest] == "none" else f"/{variants[rest]}"
+    return f"{variants[more]}:{count}{others}"
+
+
+# ---- the step ----
 
 
 def _several(value: Any) -> Any:
-    """Take one value where several are accepted, and none twice."""
+    """Accept one value in place of several; drop duplicates."""
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else (value,)
 
 
-def _sharing(value: Any) -> Any:
-    """Take counts, also as text, and the words for them."""
+def _counts_or_words(value: Any) -> Any:
+    """Accept counts, also written as text, and words."""
     words = _several(value)
     return tuple(int(w) if isinstance(w, str) and w.isdecimal() else w for w in words)
 
@@ -41,9 +155,9 @@ Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_lengt
 
 
 class Training(Record):
-    """One training step, and what a plan for it may look like.
+    """One training step, and the plans that are allowed for it.
 
-    Where several values are given, all are tried.
+    Where a field has several values, all are tried.
 
     Examples
     --------
@@ -73,9 +187,8 @@ class Training(Record):
         BeforeValidator(_several),
         Field(min_length=1),
     ] = ("auto",)
-    """How devices that share a sequence attend to all of it, to be tried: keys and values gathered
-    (``all-gather``), sent round a ``ring``, or rows exchanged for heads (``ulysses``); auto: all
-    that the model allows."""
+    """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
+    a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
     ep: Counts | None = None
     """Expert-parallel widths to try, a part of the replicas; by default 1, and for mixtures of
     experts powers of two that divide them, up to 64."""
@@ -94,7 +207,7 @@ class Training(Record):
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
         tuple[Count | Literal["auto", "all", "node"], ...],
-        BeforeValidator(_sharing),
+        BeforeValidator(_counts_or_words),
         Field(min_length=1),
     ] = ("auto",)
     """How many neighbouring replicas share what ZeRO shares, while such groups hold copies of it
@@ -108,8 +221,8 @@ class Training(Record):
     gated-product, up-projection, output-projection, alternate-products, attention). Of
     several each stage has the fastest that fits; auto: of all."""
     recompute_some: bool = True
-    """Whether a stage may recompute its first blocks in one way and the others in another, no more
-    of them than it must."""
+    """Whether a stage may recompute its first blocks by one mode and the others by another, with as
+    few blocks in the costlier mode as fit."""
     schedule: Annotated[
         tuple[ScheduleName, ...],
         BeforeValidator(_several),
@@ -123,29 +236,30 @@ class Training(Record):
     """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
     `phaze_fast.memory.OPTIMIZERS`."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
-    """Which dimension lies closer together; auto: replicas, and stages too where those of a replica
-    fit into a node, whichever is faster."""
+    """Which dimension has neighbouring ranks; auto: replicas, and also stages where all stages of a
+    replica fit into a node, whichever is faster."""
     precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
     """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
     mxfp8, nvfp4, int8."""
     software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
     """What runs the step: a profile, by name or as a file."""
     reserved_bytes: Bytes = 3 * 2**29
-    """Of each device's memory that is not for the model: driver, libraries, their buffers."""
+    """Memory of each device that the model cannot use: driver, libraries, their buffers."""
     tied: tuple[tuple[int, int], ...] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
     uncut: tuple[int, ...] = ()
     """Positions in the model's layers before which there may be no cut."""
 
+    @property
+    def recompute_modes(self) -> tuple[str, ...]:
+        """Modes of recomputation that a stage may choose from, least first."""
+        return RECOMPUTE if self.recompute == ("auto",) else self.recompute
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for mode in recompute_modes(self):
+        for mode in self.recompute_modes:
             check_recompute(mode)
-        if len(recompute_modes(self)) > _core.MAX_VARIANTS:
-            raise ValueError(
-                f"recompute: {len(self.recompute)} modes are not accepted; expected "
-                f"{_core.MAX_VARIANTS} or fewer"
-            )
+        check_recompute_count(self.recompute_modes)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"optimizer: {self.optimizer!r} is not accepted; expected one of "
@@ -160,11 +274,27 @@ class Training(Record):
         return self
 
 
-def recompute_modes(training: Training) -> tuple[str, ...]:
-    """Ways to recompute that a stage may choose from, least first."""
-    return RECOMPUTE if training.recompute == ("auto",) else training.recompute
+def strategy_of(
+    step: Any, tp: int, cp: int, cp_kind: Any, ep: int, etp: int | None, micro_batch: int
+) -> Strategy:
+    """Build the strategy of these widths, with every field that has no effect at its default.
 
-
-def expert_fields(asked: Any) -> dict[str, float]:
-    """Facts about expert parallelism that a `Training` or a `PlanSpec` gives, by field."""
-    return {name: getattr(asked, name) for name in ("expert_imbalance", "expert_overlap")}
+    Parameters
+    ----------
+    step
+        A `Training` or a `PlanSpec`: sequence, sequence parallelism, and figures of experts.
+    tp, cp, cp_kind, ep, etp, micro_batch
+        The widths; see `phaze_fast.opgraph.Strategy`.
+    """
+    return Strategy(
+        tp=tp,
+        sequence_parallel=step.sequence_parallel and tp > 1,
+        cp=cp,
+        cp_kind=cp_kind if cp > 1 else "all-gather",
+        ep=ep,
+        etp=None if etp == tp else etp,
+        expert_imbalance=step.expert_imbalance if ep > 1 else 1.0,
+        expert_overlap=step.expert_overlap if ep > 1 else 0.0,
+        micro_batch=micro_batch,
+        seq=step.seq,
+    )

@@ -1,4 +1,4 @@
-"""Results for people: one self-contained page about a search."""
+"""Results for people: self-contained pages, and explanations of plans."""
 
 from phaze_fast.report.page import report_page, write_report
 

@@ -1,22 +1,16 @@
-"""Why a plan takes what it takes: what binds, the critical path, and what each rate is worth."""
+"""Why a plan takes the time it takes: bottlenecks, critical path, and what each rate is worth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import (
-    Accelerator,
-    Cluster,
-    FlatFabric,
-    MeshFabric,
-    TieredFabric,
-    TorusFabric,
-)
+from phaze_fast.hardware import Accelerator, Cluster, FlatFabric, TieredFabric
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.planning.timeline import Timeline, timeline
@@ -25,43 +19,44 @@ from phaze_fast.units import format_bytes, format_time
 __all__ = ["Explanation", "Worth", "difference", "explain_plan"]
 
 _STEP = 0.01
-"""A rate is changed by this share, up and down, to see what the step gains."""
+"""Relative change of a rate, up and down, in the central difference."""
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What a rate is worth."""
+    """What a rate of the hardware is worth."""
 
     what: str
+    """Name of the rate."""
     elasticity: float
     """Change of the step in percent where the rate rises by a percent; negative is faster."""
     doubled: float
     """The step with the rate doubled (a latency halved), over the step as it is."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
-        return {"what": self.what, "elasticity": self.elasticity, "doubled": self.doubled}
+        """Convert to plain data."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a plan takes what it takes."""
+    """Why a plan takes the time it takes."""
 
     plan: Plan
     binds: tuple[str, ...]
-    """What binds, most first, a sentence each."""
+    """The bottlenecks of time and memory, largest first, a sentence each."""
     path: tuple[tuple[str, float], ...]
-    """The critical path: what, and its seconds, largest first; they add up to the step."""
+    """Parts of the critical path with their seconds, largest first; they add up to the step."""
     worth: tuple[Worth, ...]
-    """What each rate is worth, most first."""
+    """What each rate is worth, the most valuable first."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Convert to plain data."""
         return {
             "time_s": self.plan.time_s,
             "binds": list(self.binds),
             "critical_path": [{"what": what, "seconds": s} for what, s in self.path],
-            "worth": [each.to_dict() for each in self.worth],
+            "worth": [rate.to_dict() for rate in self.worth],
         }
 
 
@@ -75,7 +70,7 @@ def _chip(cluster: Cluster) -> Accelerator:
 
 
 def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
-    """Scale the peak, and what power leaves of it, alike: the clock stays what it is."""
+    """Scale the peak rate and the rate sustained under the power limit alike, at the same clock."""
     chip = _chip(cluster)
     core, tuning = chip.tensor_core, chip.tuning
     rates = {name: rate * factor for name, rate in core.rates.items()}
@@ -109,29 +104,38 @@ def _buffer(cluster: Cluster, factor: float) -> Cluster:
     return cluster.replace(chip=chip.replace(buffer=chip.buffer.replace(bytes_per_cycle=rate)))
 
 
-def _tier(k: int, field: str) -> Callable[[Cluster, float], Cluster]:
-    def scaled(cluster: Cluster, factor: float) -> Cluster:
-        fabric = cluster.fabric
-        assert isinstance(fabric, TieredFabric), "asked of tiers only"
-        tiers = list(fabric.tiers)
-        tiers[k] = tiers[k].replace(**{field: getattr(tiers[k], field) * factor})
-        return cluster.replace(fabric=fabric.replace(tiers=tuple(tiers)))
+def _link(cluster: Cluster, factor: float, tier: int, latency: bool) -> Cluster:
+    """Scale bandwidth or latency of a fabric's links; of a tiered fabric those of one tier."""
+    fabric = cluster.fabric
+    faster, later = (1.0, factor) if latency else (factor, 1.0)
+    if isinstance(fabric, TieredFabric):
+        links = fabric.tiers[tier]
+        links = links.replace(
+            bandwidth_bytes_per_s=links.bandwidth_bytes_per_s * faster,
+            latency_s=links.latency_s * later,
+        )
+        tiers = (*fabric.tiers[:tier], links, *fabric.tiers[tier + 1 :])
+        return cluster.replace(fabric=fabric.replace(tiers=tiers))
+    if isinstance(fabric, FlatFabric):
+        flat = fabric.replace(
+            bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * faster,
+            latency_s=fabric.latency_s * later,
+        )
+        return cluster.replace(fabric=flat)
+    grid = fabric.replace(
+        link_bandwidth_bytes_per_s=fabric.link_bandwidth_bytes_per_s * faster,
+        hop_latency_s=fabric.hop_latency_s * later,
+    )
+    return cluster.replace(fabric=grid)
 
-    return scaled
+
+Scaling = Callable[[Cluster, float], Cluster]
+"""Scales one rate of a cluster by a factor."""
 
 
-def _link(field: str) -> Callable[[Cluster, float], Cluster]:
-    def scaled(cluster: Cluster, factor: float) -> Cluster:
-        fabric = cluster.fabric
-        value = getattr(fabric, field) * factor
-        return cluster.replace(fabric=fabric.replace(**{field: value}))
-
-    return scaled
-
-
-def _knobs(cluster: Cluster) -> dict[str, tuple[Callable[[Cluster, float], Cluster], float]]:
-    """Rates of a cluster, how each is scaled, and by what it becomes twice as good."""
-    found: dict[str, tuple[Callable[[Cluster, float], Cluster], float]] = {
+def _rates(cluster: Cluster) -> dict[str, tuple[Scaling, float]]:
+    """List the rates of a cluster: how to scale each, and by what it becomes twice as good."""
+    rates: dict[str, tuple[Scaling, float]] = {
         "tensor core rate": (_tensor_rate, 2.0),
         "clock of all cores": (_clock, 2.0),
         "HBM bandwidth": (_hbm, 2.0),
@@ -139,120 +143,127 @@ def _knobs(cluster: Cluster) -> dict[str, tuple[Callable[[Cluster, float], Clust
     }
     fabric = cluster.fabric
     if isinstance(fabric, TieredFabric):
-        for k, tier in enumerate(fabric.tiers):
-            found[f"{tier.name} bandwidth"] = (_tier(k, "bandwidth_bytes_per_s"), 2.0)
-            if tier.latency_s > 0:
-                found[f"{tier.name} latency"] = (_tier(k, "latency_s"), 0.5)
-        return found
-    grid = isinstance(fabric, TorusFabric | MeshFabric)
-    assert grid or isinstance(fabric, FlatFabric), "there is no other fabric"
-    rate = "link_bandwidth_bytes_per_s" if grid else "bandwidth_bytes_per_s"
-    latency = "hop_latency_s" if grid else "latency_s"
-    found["link bandwidth"] = (_link(rate), 2.0)
-    if getattr(fabric, latency) > 0:
-        found["link latency"] = (_link(latency), 0.5)
-    return found
+        links = [(tier.name, tier.latency_s) for tier in fabric.tiers]
+    else:
+        latency_s = fabric.latency_s if isinstance(fabric, FlatFabric) else fabric.hop_latency_s
+        links = [("link", latency_s)]
+    for k, (name, latency_s) in enumerate(links):
+        rates[f"{name} bandwidth"] = (partial(_link, tier=k, latency=False), 2.0)
+        if latency_s > 0:
+            rates[f"{name} latency"] = (partial(_link, tier=k, latency=True), 0.5)
+    return rates
 
 
 def _worth(model: Model | str, cluster: Cluster, plan: Plan) -> list[Worth]:
-    found = []
-    for what, (scaled, better) in _knobs(cluster).items():
+    """Value every rate, the most valuable first."""
+    worth = []
+    for name, (scaled, better) in _rates(cluster).items():
         low, high, twice = (
             predict(model, scaled(cluster, factor), plan).time_s
             for factor in (1.0 - _STEP, 1.0 + _STEP, better)
         )
         slope = (high - low) / (2.0 * _STEP * plan.time_s)
-        found.append(Worth(what, slope, twice / plan.time_s))
-    found.append(_more_memory(model, cluster, plan))
-    return sorted(found, key=lambda each: each.doubled)
+        worth.append(Worth(name, slope, twice / plan.time_s))
+    worth.append(_more_memory(model, cluster, plan))
+    return sorted(worth, key=lambda rate: rate.doubled)
 
 
 def _more_memory(model: Model | str, cluster: Cluster, plan: Plan) -> Worth:
     """Value HBM capacity: with more of it a stage may recompute less."""
     chip = _chip(cluster)
-    assert chip.hbm is not None, "the plan was placed in it"
-    free = PlanSpec.of(plan).replace(recompute="auto")
+    hbm = chip.hbm
+    assert hbm is not None, "the plan was placed in it"
+    spec = PlanSpec.of(plan).replace(recompute="auto")
 
-    def with_capacity(factor: float) -> float:
-        larger = chip.hbm.replace(capacity_bytes=chip.hbm.capacity_bytes * factor)  # type: ignore[union-attr]
-        wider = cluster.replace(chip=chip.replace(hbm=larger))
-        return predict(model, wider, free).time_s
+    def time_s(factor: float) -> float:
+        larger = hbm.replace(capacity_bytes=hbm.capacity_bytes * factor)
+        return predict(model, cluster.replace(chip=chip.replace(hbm=larger)), spec).time_s
 
-    now = with_capacity(1.0)
-    slope = (with_capacity(1.0 + 10 * _STEP) - now) / (10 * _STEP * now)
-    return Worth("HBM capacity (recomputing less)", slope, with_capacity(2.0) / now)
+    now_s = time_s(1.0)
+    slope = (time_s(1.0 + 10 * _STEP) - now_s) / (10 * _STEP * now_s)
+    return Worth("HBM capacity (recomputing less)", slope, time_s(2.0) / now_s)
 
 
 # ---- the critical path ----
 
 
-def _walk(played: Timeline) -> dict[str, float]:
-    """Seconds of the passes that follow one another to the end of the last, by stage and kind."""
-    passes = played.passes
-    slack = 1e-9 * max(played.passes_s, 1e-300)
+_PASSES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weight gradients",
+    "F&B": "forward and backward",
+}
+
+
+def _path_of_passes(step: Timeline) -> dict[str, float]:
+    """Add up the seconds of the passes on the critical path, by stage and kind of pass.
+
+    The path is followed backward from the pass that ends last: before each pass on it is one that
+    ends when it starts, on the same device where there is one.
+    """
+    passes = step.passes
+    tolerance_s = 1e-9 * max(step.passes_s, 1e-300)
     by_end = np.argsort(passes["end_s"], kind="stable")
-    ends = passes["end_s"][by_end]
-    at = int(by_end[-1])
-    found: dict[str, float] = {}
+    ends_s = passes["end_s"][by_end]
+    current = int(by_end[-1])
+    path: dict[str, float] = {}
     while True:
-        row = passes[at]
-        kind = played.kinds[int(row["kind"])]
-        key = f"stage {int(row['device'])}, {_WORDS[kind]}"
-        found[key] = found.get(key, 0.0) + float(row["end_s"] - row["start_s"])
-        start = float(row["start_s"])
-        if start <= slack:
-            return found
-        first = int(np.searchsorted(ends, start - slack))
-        last = int(np.searchsorted(ends, start + slack, side="right"))
-        before = [int(by_end[k]) for k in range(first, last) if int(by_end[k]) != at]
-        before = [k for k in before if passes["start_s"][k] < start - slack / 2]
+        row = passes[current]
+        name = f"stage {int(row['device'])}, {_PASSES[step.kinds[int(row['kind'])]]}"
+        path[name] = path.get(name, 0.0) + float(row["end_s"] - row["start_s"])
+        start_s = float(row["start_s"])
+        if start_s <= tolerance_s:
+            return path
+        first = int(np.searchsorted(ends_s, start_s - tolerance_s))
+        last = int(np.searchsorted(ends_s, start_s + tolerance_s, side="right"))
+        before = [
+            int(k)
+            for k in by_end[first:last]
+            if int(k) != current and passes["start_s"][k] < start_s - tolerance_s / 2
+        ]
         if not before:
-            return found
-        own = [k for k in before if passes["device"][k] == row["device"]]
-        at = own[0] if own else before[0]
+            return path
+        same_device = [k for k in before if passes["device"][k] == row["device"]]
+        current = same_device[0] if same_device else before[0]
 
 
-_WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
-_WORDS["F&B"] = "forward and backward"
-
-
-def _path(played: Timeline) -> list[tuple[str, float]]:
-    found = _walk(played)
-    rest = played.plan.time_s - played.passes_s
-    if rest > 0:
-        found["gradients and weights not hidden, optimiser"] = rest
-    return sorted(found.items(), key=lambda item: -item[1])
+def _critical_path(step: Timeline) -> list[tuple[str, float]]:
+    path = _path_of_passes(step)
+    tail_s = step.plan.time_s - step.passes_s
+    if tail_s > 0:
+        path["exposed gradients and weights, optimiser"] = tail_s
+    return sorted(path.items(), key=lambda part: -part[1])
 
 
 # ---- in sentences ----
 
 
-def _binds(plan: Plan) -> list[str]:
-    parts = sorted(plan.parts_s.items(), key=lambda item: -item[1])
-    said = [
-        f"{name.replace('_comm', ' communication')}: {format_time(seconds)}, "
-        f"{seconds / plan.time_s:.1%} of the step"
-        for name, seconds in parts
-        if seconds > 0.01 * plan.time_s
+def _bottlenecks(plan: Plan) -> list[str]:
+    parts = sorted(plan.parts_s.items(), key=lambda part: -part[1])
+    sentences = [
+        f"{name.replace('_comm', ' communication')}: {format_time(part_s)}, "
+        f"{part_s / plan.time_s:.1%} of the step"
+        for name, part_s in parts
+        if part_s > 0.01 * plan.time_s
     ]
-    loads = [stage.load_s for stage in plan.stages]
-    slowest = max(range(plan.pp), key=loads.__getitem__)
     if plan.pp > 1:
-        mean = sum(loads) / plan.pp
-        said.append(
-            f"stage {slowest} is the slowest: {format_time(loads[slowest])} a micro-batch, "
-            f"{loads[slowest] / mean - 1:+.1%} against the mean"
+        loads_s = [stage.load_s for stage in plan.stages]
+        slowest = max(range(plan.pp), key=loads_s.__getitem__)
+        sentences.append(
+            f"stage {slowest} is the slowest: {format_time(loads_s[slowest])} a micro-batch, "
+            f"{loads_s[slowest] / (sum(loads_s) / plan.pp) - 1:+.1%} against the mean"
         )
     fullest = max(range(plan.pp), key=lambda k: plan.stages[k].memory_bytes)
     memory = plan.stages[fullest].memory
     term = max(memory, key=lambda name: memory[name])
-    left = plan.limit_bytes - plan.memory_bytes
-    room = f"{format_bytes(left)} free" if left >= 0 else f"{format_bytes(-left)} too much"
-    said.append(
-        f"memory: stage {fullest} holds {format_bytes(plan.memory_bytes)}, {room}; most of it is "
-        f"{term} ({format_bytes(memory[term])}), at the instant: {plan.stages[fullest].instant}"
+    free = plan.limit_bytes - plan.memory_bytes
+    margin = f"{format_bytes(free)} free" if free >= 0 else f"{format_bytes(-free)} too much"
+    sentences.append(
+        f"memory: stage {fullest} peaks at {format_bytes(plan.memory_bytes)}, {margin}; most of it "
+        f"is {term} ({format_bytes(memory[term])}); the peak is at: {plan.stages[fullest].instant}"
     )
-    return said
+    return sentences
 
 
 def explain_plan(
@@ -260,7 +271,7 @@ def explain_plan(
     cluster: Cluster,
     plan: Plan | PlanSpec | Mapping[str, Any],
 ) -> Explanation:
-    """Say what binds a plan, its critical path, and what each rate of the hardware is worth.
+    """Find a plan's bottlenecks, its critical path, and what each rate of the hardware is worth.
 
     Parameters
     ----------
@@ -270,23 +281,23 @@ def explain_plan(
     Returns
     -------
     Explanation
-        Elasticities are central differences of a percent, on the plan as it is.
+        Elasticities are central differences of a percent, with the plan unchanged.
 
     Examples
     --------
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
-    >>> given = {"tp": 2, "pp": 2, "dp": 4, "global_batch": 64, "recompute": "full"}
-    >>> found = explain_plan("llama2-7b", cluster, given)
-    >>> abs(sum(seconds for _, seconds in found.path) / found.plan.time_s - 1) < 1e-6
+    >>> spec = {"tp": 2, "pp": 2, "dp": 4, "global_batch": 64, "recompute": "full"}
+    >>> explanation = explain_plan("llama2-7b", cluster, spec)
+    >>> abs(sum(s for _, s in explanation.path) / explanation.plan.time_s - 1) < 1e-6
     True
     """
-    played = timeline(model, cluster, plan)
+    step = timeline(model, cluster, plan)
     return Explanation(
-        plan=played.plan,
-        binds=tuple(_binds(played.plan)),
-        path=tuple(_path(played)),
-        worth=tuple(_worth(model, cluster, played.plan)),
+        plan=step.plan,
+        binds=tuple(_bottlenecks(step.plan)),
+        path=tuple(_critical_path(step)),
+        worth=tuple(_worth(model, cluster, step.plan)),
     )
 
 
@@ -313,22 +324,26 @@ def difference(one: Plan, other: Plan) -> dict[str, Any]:
     >>> sorted(difference(a, b)["fields"])[:2]
     ['dp', 'micro_batches']
     """
-    # What a plan is asked to be; seconds, bytes and rates follow below.
-    asked = [f.name for f in fields(Plan) if f.name in PlanSpec.model_fields and f.name != "stages"]
-    differ = {n: [getattr(one, n), getattr(other, n)] for n in [*asked, "micro_batches", "devices"]}
-    differ |= {"recompute": [one.recompute, other.recompute]}
-    sizes = [[list(stage.chunks) for stage in plan.stages] for plan in (one, other)]
-    differ |= {"stages": sizes}
-    parts = {
-        name: [one.parts_s.get(name, 0.0), other.parts_s.get(name, 0.0)]
-        for name in dict.fromkeys([*one.parts_s, *other.parts_s])
-    }
-    memory = {name: [one.memory[name], other.memory[name]] for name in one.memory}
+    # Fields that specify a plan; seconds, bytes and rates follow from them.
+    names = [f.name for f in fields(Plan) if f.name in PlanSpec.model_fields and f.name != "stages"]
+    names += ["micro_batches", "devices", "recompute"]
+    pairs = {name: [getattr(one, name), getattr(other, name)] for name in names}
+    pairs |= {"stages": [[list(s.chunks) for s in plan.stages] for plan in (one, other)]}
     measures = ("time_s", "memory_bytes", "energy_j", "tokens_per_s", "mfu", "hfu")
     return {
-        "fields": {n: pair for n, pair in differ.items() if pair[0] != pair[1]},
-        "measures": {n: [getattr(one, n), getattr(other, n)] for n in measures},
-        "parts_s": {n: [*pair, pair[1] - pair[0]] for n, pair in parts.items() if any(pair)},
-        "memory": {n: [*pair, pair[1] - pair[0]] for n, pair in memory.items() if any(pair)},
+        "fields": {name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
+        "measures": {name: [getattr(one, name), getattr(other, name)] for name in measures},
+        "parts_s": _part_differences(one.parts_s, other.parts_s),
+        "memory": _part_differences(one.memory, other.memory),
         "speedup": one.time_s / other.time_s,
     }
+
+
+def _part_differences(
+    one: Mapping[str, float], other: Mapping[str, float]
+) -> dict[str, list[float]]:
+    """Set the parts of two sums side by side: both values and their difference."""
+    pairs = {
+        name: (one.get(name, 0.0), other.get(name, 0.0)) for name in dict.fromkeys([*one, *other])
+    }
+    return {name: [a, b, b - a] for name, (a, b) in pairs.items() if a or b}

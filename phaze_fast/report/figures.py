@@ -1,6 +1,6 @@
-"""Figures of a search's page as plain data that Plotly draws.
+"""Charts of the pages as plain data that Plotly draws.
 
-Colours are names of the page's CSS variables, such as ``--c0``, so that one figure serves light,
+Colours are names of the page's CSS variables, such as ``--c0``, so that one chart serves light,
 dark and print; the page's script puts their values in. Texts are escaped, for Plotly reads tags in
 them.
 """
@@ -9,126 +9,133 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from phaze_fast.report.words import (
+from phaze_fast.report.text import (
     chip_text,
     count,
+    design_text,
     is_number,
     objective,
-    plan_of,
     seconds,
     size,
 )
 from phaze_fast.units import GIB
 
-__all__ = ["COLOURS", "history_figure", "memory_figure", "pareto_figure"]
+__all__ = [
+    "Point",
+    "generations_figure",
+    "history_figure",
+    "memory_figure",
+    "pareto_figure",
+    "points_figure",
+    "regret_figure",
+    "tornado_figure",
+]
 
 Data = dict[str, Any]
 
-COLOURS = 8
+_COLOURS = 8
 """Colours of the palette, ``--c0`` to ``--c7``."""
-
-_LYING = 6
-"""Up to so many stages the bars lie, and more stand."""
-_POINTS = 2000
-"""Most points of a curve over time."""
-_SPREAD = 40.0
-"""Largest over smallest from which on an axis is logarithmic."""
+_LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 
 
 def _safe(value: object) -> str:
-    """Escape text for Plotly's labels, and break none of its lines."""
+    """Escape text for Plotly's labels, which are single lines."""
     return html.escape(str(value), quote=False).replace("\n", " ")
 
 
+def _axis_type(values: Sequence[float], spread: float) -> str:
+    """Logarithmic where all values are positive and the largest is `spread` times the smallest."""
+    return "log" if values and min(values) > 0 and max(values) / min(values) > spread else "linear"
+
+
+def _title(text: str, **more: Any) -> Data:
+    return {"title": {"text": text, "standoff": 10}, **more}
+
+
+# ---- memory of stages ----
+
+_MAX_HORIZONTAL = 6
+"""Up to this many stages the bars are horizontal."""
+
+
 def memory_figure(plan: Data) -> Data | None:
-    """Stack the memory of every stage by term, against what a device has."""
+    """Stack the memory of every stage by term, with the limit of a device as a line."""
     stages = plan.get("stages") or []
-    named = dict.fromkeys(term for stage in stages for term in stage.get("memory") or {})
-    # By place among all terms, so that a term has one colour in the figures of all models.
-    terms = [(k, t) for k, t in enumerate(named) if any(s["memory"].get(t) for s in stages)]
+    names = dict.fromkeys(term for stage in stages for term in stage.get("memory") or {})
+    # The colour follows from the position among all terms: it is the same in every chart.
+    terms = [(k, t) for k, t in enumerate(names) if any(s["memory"].get(t) for s in stages)]
     if not terms:
         return None
-    lying = len(stages) <= _LYING
-    at = list(range(len(stages)))
+    horizontal, positions = len(stages) <= _MAX_HORIZONTAL, list(range(len(stages)))
     data = []
     for k, term in terms:
         sizes = [float(stage["memory"].get(term) or 0.0) for stage in stages]
-        held = [value / GIB for value in sizes]
+        totals = [s.get("memory_bytes", sum(s["memory"].values())) for s in stages]
+        amounts = [value / GIB for value in sizes]
         data.append(
             {
                 "type": "bar",
-                "orientation": "h" if lying else "v",
+                "orientation": "h" if horizontal else "v",
                 "name": _safe(term),
-                "x": held if lying else at,
-                "y": at if lying else held,
+                "x": amounts if horizontal else positions,
+                "y": positions if horizontal else amounts,
                 "hovertext": [
-                    f"stage {i}: {_safe(term)} {size(value)}<br>"
-                    f"of {size(stages[i].get('memory_bytes', sum(stages[i]['memory'].values())))}"
-                    for i, value in enumerate(sizes)
+                    f"stage {i}: {_safe(term)} {size(value)}<br>of {size(total)}"
+                    for i, (value, total) in enumerate(zip(sizes, totals, strict=True))
                 ],
                 "hoverinfo": "text",
                 "marker": {
-                    "color": f"--c{k % COLOURS}",
+                    "color": f"--c{k % _COLOURS}",
                     "line": {"color": "--surface", "width": 0.6},
                 },
             }
         )
-    layout = _memory_axes(lying, len(stages))
+    layout = _memory_layout(horizontal, len(stages))
     limit = plan.get("limit_bytes")
     if is_number(limit):
-        _draw_limit(layout, float(limit), lying)
-    tall = 175 + 44 * len(stages) if lying else 380
-    return {"data": data, "layout": layout, "height": tall}
+        _add_limit(layout, float(limit), horizontal)
+    height = 175 + 44 * len(stages) if horizontal else 380
+    return {"data": data, "layout": layout, "height": height}
 
 
-def _memory_axes(lying: bool, stages: int) -> Data:
-    amount = {"title": {"text": "GiB of a device"}, "rangemode": "tozero", "fixedrange": True}
-    place: Data = {
-        "title": {"text": "Stage"},
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
-    }
-    if stages <= 2 * _LYING:
+def _memory_layout(horizontal: bool, stages: int) -> Data:
+    amount = _title("GiB of a device", rangemode="tozero", fixedrange=True)
+    place = _title("Stage", fixedrange=True, showgrid=False, zeroline=False)
+    if stages <= 2 * _MAX_HORIZONTAL:
         place |= {"tickmode": "linear", "dtick": 1}
-    if lying:
+    if horizontal:
         place |= {"autorange": "reversed"}
     return {
         "barmode": "stack",
-        "bargap": 0.35 if lying else 0.18,
+        "bargap": 0.35 if horizontal else 0.18,
         "hovermode": "closest",
-        "xaxis": amount if lying else place,
-        "yaxis": place if lying else amount,
-        "legend": {"orientation": "h", "traceorder": "normal", "y": 1.02, "yanchor": "bottom"},
+        "xaxis": amount if horizontal else place,
+        "yaxis": place if horizontal else amount,
+        "legend": _LEGEND,
     }
 
 
-def _draw_limit(layout: Data, limit: float, lying: bool) -> None:
+def _add_limit(layout: Data, limit: float, horizontal: bool) -> None:
     at = limit / GIB
-    along, across = ("x", "y") if lying else ("y", "x")
-    line = {"color": "--bad", "width": 2, "dash": "dash"}
-    layout["shapes"] = [
-        {
-            "type": "line",
-            f"{along}0": at,
-            f"{along}1": at,
-            f"{across}0": 0,
-            f"{across}1": 1,
-            f"{across}ref": "paper",
-            "line": line,
-        }
-    ]
-    note = {"text": f"limit {size(limit)}", "showarrow": False, "font": {"color": "--bad"}}
-    if lying:
-        note |= {"x": at, "y": 0, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
-        note |= {"xshift": -6}
+    along, across = ("x", "y") if horizontal else ("y", "x")
+    line: Data = {"type": "line", "line": {"color": "--bad", "width": 2, "dash": "dash"}}
+    line |= {f"{along}0": at, f"{along}1": at}
+    line |= {f"{across}0": 0, f"{across}1": 1, f"{across}ref": "paper"}
+    note: Data = {"text": f"limit {size(limit)}", "showarrow": False, "font": {"color": "--bad"}}
+    note |= {"xanchor": "right", "yanchor": "bottom"}
+    if horizontal:
+        note |= {"x": at, "y": 0, "yref": "paper", "xshift": -6}
     else:
-        note |= {"x": 1, "y": at, "xref": "paper", "xanchor": "right", "yanchor": "bottom"}
-    layout["annotations"] = [note]
+        note |= {"x": 1, "y": at, "xref": "paper"}
+    layout |= {"shapes": [line], "annotations": [note]}
     layout[f"{along}axis"]["range"] = [0, 1.1 * at]
 
+
+# ---- the Pareto front ----
 
 _UNITS: dict[str, list[tuple[float, str]]] = {
     "time_s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")],
@@ -139,42 +146,39 @@ _UNITS: dict[str, list[tuple[float, str]]] = {
 }
 
 
-def _axis(name: str, designs: list[Data], best: Data) -> Data:
+def _objective_axis(name: str, designs: list[Data], best: Data) -> Data:
     """Scale an objective's values to one unit, and choose its axis."""
     field, heading, _ = objective(name)
-    values = [float(d[field]) if is_number(d.get(field)) else math.nan for d in designs]
-    known = [v for v in values if v > 0]
+    values = [float(d[field]) if is_number(d.get(field)) else None for d in designs]
+    known = [v for v in values if v is not None]
     units = _UNITS.get(field, [(1.0, "")])
     scale, unit = next((u for u in units if known and max(known) >= u[0]), units[-1])
-    wide = len(known) == len(values) and known and max(known) / min(known) > _SPREAD
-    own = best.get(field)
+    best_value = best.get(field)
     return {
         "title": f"{heading} ({unit})" if unit else _safe(heading),
-        "type": "log" if wide else "linear",
-        "values": [value / scale for value in values],
-        "best": own / scale if is_number(own) else None,
+        "type": _axis_type(known, 40.0) if len(known) == len(values) else "linear",
+        "values": [None if value is None else value / scale for value in values],
+        "best": best_value / scale if is_number(best_value) else None,
     }
 
 
-def _hover(design: Data, objectives: list[str]) -> str:
-    lines = [f"<b>{_safe(chip_text(design.get('chip')))}</b>", _safe(plan_of(design))]
+def _design_hover(design: Data, objectives: list[str]) -> str:
+    lines = [f"<b>{_safe(chip_text(design.get('chip')))}</b>", _safe(design_text(design))]
     for name in objectives:
-        field, heading, how = objective(name)
-        lines.append(f"{_safe(heading)}: {how(design.get(field))}")
+        field, heading, formatter = objective(name)
+        lines.append(f"{_safe(heading)}: {formatter(design.get(field))}")
     return "<br>".join(line.replace("· ", "<br>", 1) if len(line) > 60 else line for line in lines)
 
 
 def pareto_figure(pareto: Data, best: Data) -> Data | None:
-    """Draw the front, one objective against another, with the best design marked."""
+    """Draw the front, one objective over another, with the best design as a star."""
     designs, names = pareto.get("designs") or [], list(pareto.get("objectives") or [])
     if not designs or len(names) < 2:
         return None
-    axes = {name: _axis(name, designs, best) for name in names}
     across, up = names[1], names[0]
-    order = sorted(range(len(designs)), key=lambda i: axes[across]["values"][i])
-    designs = [designs[i] for i in order]
-    for axis in axes.values():
-        axis["values"] = [axis["values"][i] for i in order]
+    field = objective(across)[0]
+    designs = sorted(designs, key=lambda d: d[field] if is_number(d.get(field)) else math.inf)
+    axes = {name: _objective_axis(name, designs, best) for name in names}
     front = {
         "type": "scatter",
         "mode": "lines+markers" if len(names) == 2 else "markers",
@@ -183,78 +187,334 @@ def pareto_figure(pareto: Data, best: Data) -> Data | None:
         "marker": {"size": 9, "color": "--c0", "line": {"color": "--surface", "width": 1}},
         "x": axes[across]["values"],
         "y": axes[up]["values"],
-        "hovertext": [_hover(design, names) for design in designs],
+        "hovertext": [_design_hover(design, names) for design in designs],
         "hoverinfo": "text",
     }
     star = {
         "type": "scatter",
         "mode": "markers",
         "name": "fastest",
-        "marker": {
-            "size": 17,
-            "symbol": "star",
-            "color": "--c4",
-            "line": {"color": "--surface", "width": 1},
-        },
+        "marker": {"size": 17, "symbol": "star", "color": "--c4"}
+        | {"line": {"color": "--surface", "width": 1}},
         "x": [axes[across]["best"]],
         "y": [axes[up]["best"]],
-        "hovertext": [f"the best<br>{_hover(best, names)}"],
+        "hovertext": [f"the best<br>{_design_hover(best, names)}"],
         "hoverinfo": "text",
     }
     layout = {
         "hovermode": "closest",
-        "xaxis": {"title": {"text": axes[across]["title"]}, "type": axes[across]["type"]},
-        "yaxis": {"title": {"text": axes[up]["title"]}, "type": axes[up]["type"]},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "xaxis": _title(axes[across]["title"], type=axes[across]["type"]),
+        "yaxis": _title(axes[up]["title"], type=axes[up]["type"]),
+        "legend": _LEGEND,
     }
     return {"data": [front, star], "layout": layout, "height": 420, "axes": axes}
 
 
+# ---- a search over time ----
+
+_MAX_CURVE_POINTS = 2000
+
+
 def _thinned(history: list[Data]) -> list[Data]:
-    """At most so many points, the last among them."""
-    step = max(1, math.ceil(len(history) / _POINTS))
-    kept = history[::step]
-    return kept if not history or kept[-1] is history[-1] else [*kept, history[-1]]
+    """Keep about as many points as can be seen, the last among them."""
+    step = max(1, math.ceil(len(history) / _MAX_CURVE_POINTS))
+    points = history[::step]
+    return points if not history or points[-1] is history[-1] else [*points, history[-1]]
 
 
 def _curve(points: list[Data], field: str, name: str, line: Data) -> Data:
-    kept = [p for p in points if is_number(p.get(field))]
+    known = [p for p in points if is_number(p.get(field))]
     return {
         "type": "scatter",
         "mode": "lines",
         "name": name,
-        "x": [p["seconds"] for p in kept],
-        "y": [p[field] for p in kept],
+        "x": [p["seconds"] for p in known],
+        "y": [p[field] for p in known],
         "line": {"shape": "hv", "width": 2.5} | line,
         "hovertext": [
             f"{name}: {seconds(p[field])}<br>after {seconds(p['seconds'])}, "
             f"{count(p.get('placed'))} placed"
-            for p in kept
+            for p in known
         ],
         "hoverinfo": "text",
     }
 
 
 def history_figure(history: list[Data]) -> Data | None:
-    """Draw the best found and the bound below all others, over the seconds of the search.
+    """Draw the best design found and the lower bound over the seconds of the search.
 
-    A search that ends as soon as it has found something has nothing to draw.
+    There is no chart of a search that ended with the first design it found.
     """
     points = [p for p in _thinned(history) if is_number(p.get("seconds"))]
-    found = [p for p in points if is_number(p.get("incumbent_s"))]
-    if len(found) < 2:
+    with_design = [p for p in points if is_number(p.get("incumbent_s"))]
+    if len(with_design) < 2:
         return None
     bound = _curve(
         points, "bound_s", "no point is faster (bound)", {"color": "--c2", "dash": "dot"}
     )
-    below = _curve(found, "bound_s", "", {"width": 0, "color": "--c2"})
-    below |= {"showlegend": False, "hoverinfo": "skip"}
-    best = _curve(found, "incumbent_s", "best found so far", {"color": "--c0"})
+    # An invisible copy of the bound, below which nothing is shaded.
+    floor = _curve(with_design, "bound_s", "", {"width": 0, "color": "--c2"})
+    floor |= {"showlegend": False, "hoverinfo": "skip"}
+    best = _curve(with_design, "incumbent_s", "best found so far", {"color": "--c0"})
     best |= {"fill": "tonexty", "fillcolor": "--shade"}
     layout = {
         "hovermode": "closest",
-        "xaxis": {"title": {"text": "Seconds of search"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "Step (s)"}},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "reversed"},
+        "xaxis": _title("Seconds of search", rangemode="tozero"),
+        "yaxis": _title("Step (s)"),
+        "legend": _LEGEND | {"traceorder": "reversed"},
     }
-    return {"data": [bound, below, best], "layout": layout, "height": 340}
+    return {"data": [bound, floor, best], "layout": layout, "height": 340}
+
+
+# ---- points in groups ----
+
+_SYMBOLS = ("circle", "square", "diamond")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a chart of points."""
+
+    group: str
+    x: float
+    y: float
+    text: str
+    """Description shown under the mouse."""
+
+
+def _points_axis(title: str, values: Sequence[float], unit: str) -> Data:
+    axis = _title(title, type=_axis_type(values, 20.0))
+    if unit == "s":
+        return axis | {"exponentformat": "SI", "minexponent": 0, "ticksuffix": "s"}
+    if unit:
+        return axis | {"ticksuffix": f" {unit}"}
+    axis |= {"tickformat": ","}
+    if axis["type"] == "log" and max(values) < 1e3 * min(values):
+        axis |= {"dtick": "D2"}  # 1, 2, 5: at such numbers Plotly writes every digit otherwise
+    return axis
+
+
+def points_figure(
+    points: Sequence[Point], x_title: str, y_title: str, unit: str = "", diagonal: bool = False
+) -> Data:
+    """Draw points, a colour and mark for each group.
+
+    Parameters
+    ----------
+    points
+        At least one.
+    x_title, y_title
+        Titles of the axes.
+    unit
+        Unit of both axes, written at their ticks; seconds get SI prefixes.
+    diagonal
+        Whether both axes have the same scale, with a line where they are equal.
+
+    Examples
+    --------
+    >>> figure = points_figure([Point("a", 1.0, 2.0, "one")], "Measured", "Predicted", "s", True)
+    >>> len(figure["data"]), len(figure["layout"]["shapes"])
+    (1, 1)
+    """
+    groups = list(dict.fromkeys(point.group for point in points))
+    data = []
+    for k, group in enumerate(groups):
+        own = [point for point in points if point.group == group]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": _safe(group),
+                "x": [point.x for point in own],
+                "y": [point.y for point in own],
+                "hovertext": [
+                    f"<b>{_safe(group)}</b><br>{_safe(point.text).replace(': ', '<br>', 1)}"
+                    for point in own
+                ],
+                "hoverinfo": "text",
+                "marker": {
+                    "size": 9,
+                    "opacity": 0.8,
+                    "color": f"--c{k % _COLOURS}",
+                    "symbol": _SYMBOLS[k // _COLOURS % len(_SYMBOLS)],
+                    "line": {"color": "--surface", "width": 1},
+                },
+            }
+        )
+    xs, ys = [point.x for point in points], [point.y for point in points]
+    x_axis = _points_axis(x_title, [*xs, *ys] if diagonal else xs, unit)
+    y_axis = _points_axis(y_title, [*xs, *ys] if diagonal else ys, unit)
+    layout: Data = {"hovermode": "closest", "xaxis": x_axis, "yaxis": y_axis, "legend": _LEGEND}
+    if len(groups) == 1:
+        layout |= {"showlegend": False, "margin": {"l": 60, "r": 12, "t": 12, "b": 48}}
+    if diagonal:
+        low, high = min(xs + ys), max(xs + ys)
+        line = {"color": "--soft", "width": 1, "dash": "dash"}
+        ends = {"x0": low, "y0": low, "x1": high, "y1": high}
+        layout["shapes"] = [{"type": "line", "layer": "below", "line": line, **ends}]
+    return {"data": data, "layout": layout, "height": 480}
+
+
+# ---- chips under constants that are intervals ----
+
+_HIGH_REGRET = 1.2
+"""A regret from here on has the fullest colour."""
+
+
+def _short_chip(text: str) -> str:
+    """Shorten a chip's text to its arrays, vector cores and buffer."""
+    text = text.split(": ", 1)[-1].split(", HBM")[0]
+    for word in (" tensor", " lanes", "buffer "):
+        text = text.replace(word, "")
+    return _safe(text)
+
+
+def tornado_figure(one_at_a_time: Data) -> Data | None:
+    """Draw how far each constant alone moves the nominal winner's step, the widest on top."""
+    rows = [row for row in one_at_a_time.get("constants") or [] if len(row.get("step") or []) == 2]
+    rows.sort(key=lambda row: min(*row["step"], 1.0) - max(*row["step"], 1.0))
+    if not rows:
+        return None
+    data = []
+    for end, (name, colour) in enumerate((("low", "--c2"), ("high", "--c0"))):
+        changes = [row["step"][end] - 1.0 for row in rows]
+        furthest = [max(abs(step - 1.0) for step in row["step"]) for row in rows]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": f"{name} end of the interval",
+                "y": [_safe(row["constant"]) for row in rows],
+                "x": [100 * change for change in changes],
+                "text": [
+                    f"{change:+.1%}" if abs(change) == most else ""
+                    for change, most in zip(changes, furthest, strict=True)
+                ],
+                "textposition": "outside",
+                "cliponaxis": False,
+                "hovertext": [
+                    f"{_safe(row['constant'])} at its {name} end: step {change:+.2%}"
+                    for row, change in zip(rows, changes, strict=True)
+                ],
+                "hoverinfo": "text",
+                "marker": {"color": colour},
+            }
+        )
+    layout = {
+        "barmode": "overlay",
+        "bargap": 0.35,
+        "hovermode": "closest",
+        "xaxis": _title("Change of the nominal winner's step", ticksuffix="%", fixedrange=True),
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False},
+        "legend": _LEGEND,
+    }
+    return {"data": data, "layout": layout, "height": 130 + 26 * len(rows)}
+
+
+def regret_figure(one_at_a_time: Data) -> Data | None:
+    """Draw the regret of each chip that is best somewhere, constant by constant, as a heat map."""
+    chips, rows = one_at_a_time.get("chips") or [], one_at_a_time.get("constants") or []
+    if not chips or not rows:
+        return None
+    roles = {0: "nominal: ", 1: "robust: " if one_at_a_time.get("robust") else ""}
+    labels = [f"{roles.get(i, '')}{_short_chip(chip)}" for i, chip in enumerate(chips)]
+    constants = [_safe(row["constant"]) for row in rows]
+    regrets = [[row["regret"][i] for row in rows] for i in range(len(chips))]
+    heat_map = {
+        "type": "heatmap",
+        "x": constants,
+        "y": labels,
+        "z": regrets,
+        "zmin": 1.0,
+        "zmax": _HIGH_REGRET,
+        "colorscale": [[0, "--tint"], [1, "--c1"]],
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+        "text": [[f"{regret:.2f}" for regret in line] for line in regrets],
+        "texttemplate": "%{text}",
+        "hovertext": [
+            [f"{label}<br>{name}: regret {r:.3f}" for name, r in zip(constants, line, strict=True)]
+            for label, line in zip(labels, regrets, strict=True)
+        ],
+        "hoverinfo": "text",
+    }
+    layout = {
+        "xaxis": {"side": "top", "tickangle": -50, "fixedrange": True, "showgrid": False},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False},
+        "margin": {"l": 60, "r": 40, "t": 110, "b": 12},
+    }
+    return {"data": [heat_map], "layout": layout, "height": 130 + 26 * len(chips)}
+
+
+# ---- generations of chips ----
+
+
+def _short_number(value: float) -> str:
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}"
+    return f"{value:.3g}"
+
+
+def generations_figure(rows: Sequence[Data], features: Mapping[str, str]) -> Data:
+    """Draw features of chips over the generations of a family, as built and the best near it.
+
+    Parameters
+    ----------
+    rows
+        One for each generation: ``name``, ``year``, ``regret``, and the features of the ``real``
+        chip and of the ``best``.
+    features
+        Title of each feature; each has a strip with a logarithmic scale of its own.
+    """
+    labels = [f"{_safe(row['name'])}<br>{row['year']}, regret {row['regret']:.2f}" for row in rows]
+    lines = {
+        "best": {"name": "best within its area and power"}
+        | {"line": {"color": "--c1", "dash": "dash"}, "mode": "lines+markers"},
+        "real": {"name": "built", "line": {"color": "--c0"}, "mode": "lines+markers+text"},
+    }
+    data, notes = list[Data](), list[Data]()
+    layout: Data = {"hovermode": "closest", "annotations": notes}
+    layout["legend"] = _LEGEND | {"traceorder": "reversed"}
+    layout["xaxis"] = {"anchor": f"y{len(features)}", "fixedrange": True}
+    layout["xaxis"] |= {"showline": False, "showgrid": False}
+    for k, (field, title) in enumerate(features.items()):
+        top = 1.0 - k / len(features)
+        for which, style in lines.items():
+            values = [row[which][field] for row in rows]
+            texts = [_short_number(value) for value in values]
+            data.append(
+                {
+                    "type": "scatter",
+                    "x": labels,
+                    "y": values,
+                    "yaxis": f"y{k + 1}",
+                    "text": texts,
+                    "textposition": "top center",
+                    "cliponaxis": False,
+                    "hovertext": [
+                        f"{_safe(row['name'])}, {style['name']}: {text}"
+                        for row, text in zip(rows, texts, strict=True)
+                    ],
+                    "hoverinfo": "text",
+                    "legendgroup": which,
+                    "showlegend": k == 0,
+                    "marker": {"size": 8},
+                    **style,
+                }
+            )
+        powers = [math.log10(row[which][field]) for row in rows for which in lines]
+        edge = 0.25 * max(max(powers) - min(powers), 0.1)
+        layout[f"yaxis{k + 1}"] = {
+            "domain": [top - 0.9 / len(features), top - 0.24 / len(features)],
+            "type": "log",
+            "range": [min(powers) - edge, max(powers) + edge],
+            "showticklabels": False,
+            "showline": False,
+            "showgrid": False,
+            "fixedrange": True,
+        }
+        note = {"text": title, "showarrow": False, "x": 0, "y": top, "xref": "paper"}
+        notes.append(note | {"yref": "paper", "xanchor": "left", "yanchor": "top"})
+    return {"data": data, "layout": layout, "height": 120 + 140 * len(features)}

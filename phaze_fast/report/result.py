@@ -1,4 +1,4 @@
-"""The result of a search in full: designs, front and proof, as data, tables and a page."""
+"""The result of a search: designs, Pareto front and proof, as data, tables and a page."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.designs import Design, geometric_mean
-from phaze_fast.explore.find import checked_weights, search_digest
-from phaze_fast.explore.goals import OBJECTIVES, checked_objectives, front_of
-from phaze_fast.explore.objective import UNITS
-from phaze_fast.explore.portfolio import Portfolio
-from phaze_fast.explore.problem import SearchProblem, problems_of
-from phaze_fast.explore.result import Outcome, Winner
+from phaze_fast.explore import (
+    OBJECTIVES,
+    UNITS,
+    ChipGroups,
+    Design,
+    Outcome,
+    Portfolio,
+    SearchProblem,
+    Winner,
+    checked_objectives,
+    checked_weights,
+    geometric_mean,
+    problems_of,
+    search_digest,
+)
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
-from phaze_fast.planning import Training, infeasible, layer_schedules, plan
-from phaze_fast.robust.information import Information
-from phaze_fast.robust.robust_chip import RobustResult
-from phaze_fast.tables import Table, flat_row, joined_columns
+from phaze_fast.planning import Training, layer_schedules, plan
+from phaze_fast.robust import Information, RobustResult
+from phaze_fast.tables import Table, flat_row, joined_columns, non_dominated
 from phaze_fast.units import format_time
 
 __all__ = ["ParetoFront", "SearchResult", "result_of"]
@@ -33,12 +39,12 @@ __all__ = ["ParetoFront", "SearchResult", "result_of"]
 
 @dataclass(frozen=True)
 class ParetoFront(Table):
-    """Points of which none is at most another in every objective, fastest first."""
+    """Non-dominated points, fastest first."""
 
     objectives: tuple[str, ...]
     proven: bool
     rows: list[dict[str, Any]]
-    """Chip, plan and objectives of each."""
+    """Chip, plan and objectives of each point."""
 
     shown: ClassVar[tuple[str, ...]] = (
         *("chip.name", "time_s", "area_mm2", "energy_j", "hbm_bytes", "cost_usd"),
@@ -55,48 +61,50 @@ class ParetoFront(Table):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
 
-    def __getitem__(self, at: int) -> dict[str, Any]:
-        return self.rows[at]
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return self.rows[position]
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the points as a table: the chip's cores and sizes, the plan, the objectives."""
+        """Lay the points out as columns: the chip's cores and sizes, the plan, the objectives."""
         return joined_columns([flat_row(row) for row in self.rows])
 
 
-_VALUES = {
-    "time": lambda p: p.time_s,
-    "area": lambda p: p.area_mm2,
-    "energy": lambda p: p.energy_j,
-    "hbm": lambda p: p.hbm_bytes,
-    "cost": lambda p: p.cost_usd,
-}
+def _objective_value(point: Winner, name: str) -> float | None:
+    values = {
+        "time": point.time_s,
+        "area": point.area_mm2,
+        "energy": point.energy_j,
+        "hbm": point.hbm_bytes,
+        "cost": point.cost_usd,
+    }
+    return values[name]
 
 
 @dataclass(frozen=True, eq=False)
 class SearchResult(Table):
-    """The best chips and plans that a search found, with the certificate."""
+    """The best chips and plans of a search, with the certificate of their optimality."""
 
     problems: tuple[SearchProblem, ...]
     space: ArchitectureSpace
     weights: tuple[float, ...]
     outcome: Outcome
     digest: str
-    """Of all that was asked."""
+    """Digest of all inputs."""
     threads: int = 1
-    asked_top: int = 10
-    """How many of the best chips were asked for."""
+    requested_top: int = 10
+    """How many of the best chips the search was to find."""
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What other methods find, by name."""
+    """Designs of other methods, by name."""
     sensitivity: list[dict[str, Any]] = field(default_factory=list)
-    """How the winner moves when something halves or doubles."""
+    """The best design with one rate or price of the hardware halved or doubled."""
     robust: RobustResult | None = None
-    """The chip of least largest regret, where constants were given as intervals."""
+    """The chip of least largest regret, where constants are intervals."""
     information: Information | None = None
-    """What the constants decide, where samples of the intervals were asked for."""
+    """Which constants decide the winner, where the intervals were sampled."""
     portfolio: Portfolio | None = None
-    """The best two chips, where they were asked for."""
+    """The best two chips, where the search was to find them."""
     objective: str = "time"
-    """What was made least: a name of `phaze_fast.explore.objective.UNITS`."""
+    """What the search minimised: a name of `phaze_fast.explore.UNITS`."""
 
     @property
     def status(self) -> str:
@@ -105,17 +113,17 @@ class SearchResult(Table):
 
     @property
     def bound(self) -> float:
-        """No chip and plan takes less: seconds, or what the objective counts."""
+        """A lower bound on every chip and plan, in seconds or the unit of the objective."""
         return self.outcome.bound
 
     @property
     def gap(self) -> float:
-        """How much better something might be, as a fraction of the bound; 0 where proven."""
+        """The best value over the bound, less 1; 0 where proven."""
         return self.outcome.gap
 
     @property
     def complete(self) -> bool:
-        """Whether all of the best chips, and the front, are proven, and not the first alone."""
+        """Whether all of the best chips and the front are proven, not only the best chip."""
         return self.outcome.complete and not self.outcome.unproven
 
     @cached_property
@@ -142,20 +150,20 @@ class SearchResult(Table):
         if self.outcome.winners:
             return ""
         names = ", ".join(problem.model.name for problem in self.problems)
-        counts = {k: v for k, v in self.outcome.counts.items() if v}
-        said = ", ".join(f"{count:,} by {step}" for step, count in counts.items())
+        counts = {step: count for step, count in self.outcome.counts.items() if count}
+        pruned = ", ".join(f"{count:,} by {step}" for step, count in counts.items())
         if self.status == "unknown":
-            return f"{names}: the budget ended before any plan was found ({said})"
-        return f"{names}: no chip of {self.space.spec.name} fits any plan ({said}). {self._why()}"
+            return f"{names}: the budget ended before any plan was found ({pruned})"
+        return f"{names}: no chip of {self.space.spec.name} fits any plan ({pruned}). {self._why()}"
 
     def _why(self) -> str:
-        """Say of the first model that nothing fits what is in its way, on the roomiest chip."""
-        roomiest = self.space[int(np.argmax(self.space.chips["hbm_bytes"]))]
+        """Explain why the first model that fits no chip does not fit the one with most HBM."""
+        largest = self.space[int(np.argmax(self.space.chips["hbm_bytes"]))]
         for problem in self.problems:
-            cluster = problem.cluster.replace(chip=roomiest)
-            found = plan(problem.model, cluster, problem.training, top=1)
-            if not found.plans:
-                return str(infeasible(found))
+            cluster = problem.cluster.replace(chip=largest)
+            plans = plan(problem.model, cluster, problem.training, top=1)
+            if not plans.plans:
+                return str(plans.infeasible)
         return "Each model fits some chip, and no chip fits all."
 
     def _design(self, winner: Winner) -> Design:
@@ -181,20 +189,20 @@ class SearchResult(Table):
             return format_time(value)
         return f"{value:,.4g} {UNITS[self.objective]}"
 
-    def _slower(self) -> int:
-        """Position of the first of the best chips that is slower than the best; 0: none is."""
+    def _first_slower(self) -> int:
+        """Position of the first of the best chips that is slower than the best; 0 if none is."""
         best = self.top[0].time_s
-        return next((k for k, each in enumerate(self.top) if each.time_s > best), 0)
+        return next((k for k, design in enumerate(self.top) if design.time_s > best), 0)
 
-    def _layers(self, k: int) -> dict[str, Any]:
-        """Give the layer schedules of one of the best chips, by the models' names."""
-        design, found = self.top[k], {}
+    def _layers(self, position: int) -> dict[str, Any]:
+        """Schedule the layers of every model on one of the best chips."""
+        design, schedules = self.top[position], {}
         for problem in self.problems:
             name = problem.model.name
             cluster = problem.cluster.replace(chip=design.chip)
-            made = layer_schedules(problem.model, cluster, design.plans[name])
-            found[name] = [layer.to_dict() for layer in made]
-        return {"rank": k + 1, "models": found}
+            layers = layer_schedules(problem.model, cluster, design.plans[name])
+            schedules[name] = [layer.to_dict() for layer in layers]
+        return {"rank": position + 1, "models": schedules}
 
     def _row(self, point: Winner) -> dict[str, Any]:
         row = self._design(point).to_dict(stages=False)
@@ -202,35 +210,37 @@ class SearchResult(Table):
         return {**row, "plan_text": "; ".join(texts)}
 
     def pareto(self, *objectives: str) -> ParetoFront:
-        """Give the front over some of the objectives that were searched for; by default all.
+        """Compute the front over some of the objectives of the search's front; by default all.
 
         Raises
         ------
         InvalidInputError
-            Where the search was not asked for one of them.
+            Where the search's front has not all of these objectives.
         """
         known = self.outcome.objectives
         wanted = tuple(objectives) or known
         for name in wanted:
-            if name not in known:
-                asked = (
-                    f"this search was asked for {', '.join(known)}"
-                    if known
-                    else ("this search was asked for none: search(..., pareto=('time', 'area'))")
-                )
-                hint = nearest(name, OBJECTIVES) if name not in OBJECTIVES else asked
-                raise InvalidInputError(f"pareto: {name!r} is not accepted; {hint}")
+            if name in known:
+                continue
+            hint = f"this search was asked for {', '.join(known)}"
+            if name not in OBJECTIVES:
+                hint = nearest(name, OBJECTIVES)
+            elif not known:
+                hint = "this search was asked for none: search(..., pareto=('time', 'area'))"
+            raise InvalidInputError(f"pareto: {name!r} is not accepted; {hint}")
         points = self.outcome.front
         if points and wanted != known:
-            table = np.array([[_VALUES[name](p) for name in wanted] for p in points], dtype=float)
-            points = tuple(points[k] for k in front_of(table))
+            table = np.array(
+                [[_objective_value(p, name) for name in wanted] for p in points], dtype=float
+            )
+            points = tuple(points[k] for k in non_dominated(table))
         return ParetoFront(wanted, self.complete, [self._row(p) for p in points])
 
     def to_dict(self) -> dict[str, Any]:
-        """Give everything as plain data: the document that ``--json`` prints."""
+        """Convert everything to plain data: the document that ``--json`` prints."""
         outcome = self.outcome
         pruned = {k: v for k, v in outcome.counts.items() if k not in ("placed", "open")}
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "status": self.status,
             "models": [problem.model.name for problem in self.problems],
             "objective": {"name": self.objective, "unit": UNITS[self.objective]},
@@ -239,48 +249,48 @@ class SearchResult(Table):
             "evaluated": outcome.counts["placed"],
             "pruned": pruned,
             "open": outcome.counts["open"],
-            "bound": _plain(outcome.bound),
-            "gap": _plain(outcome.gap),
+            "bound": _finite(outcome.bound),
+            "gap": _finite(outcome.gap),
             "unproven_schedules": outcome.unproven,
         }
         if not outcome.winners:
-            found["reason"] = self.reason
+            document["reason"] = self.reason
         else:
-            found["top_status"] = "optimal" if self.complete else "feasible"
-            found["best"] = self.best.to_dict()
-            found["calibration"] = self.best.chip.calibration.to_dict()
-            found["top"] = [design.to_dict(stages=False) for design in self.top]
-            found["layers"] = [self._layers(k) for k in dict.fromkeys([0, self._slower()])]
+            document["top_status"] = "optimal" if self.complete else "feasible"
+            document["best"] = self.best.to_dict()
+            document["calibration"] = self.best.chip.calibration.to_dict()
+            document["top"] = [design.to_dict(stages=False) for design in self.top]
+            document["layers"] = [self._layers(k) for k in dict.fromkeys([0, self._first_slower()])]
         if outcome.objectives:
             front = self.pareto()
-            found["pareto"] = {
+            document["pareto"] = {
                 "objectives": list(front.objectives),
                 "status": "optimal" if front.proven else "feasible",
                 "designs": front.rows,
             }
         if self.robust is not None:
-            found |= self.robust.to_dict()
+            document |= self.robust.to_dict()
         if self.portfolio is not None:
-            found["portfolio"] = self.portfolio.to_dict()
+            document["portfolio"] = self.portfolio.to_dict()
         if self.information is not None:
-            found["information"] = self.information.to_dict()
-        found["baselines"] = self.baselines
-        found["sensitivity"] = self.sensitivity
-        found["history"] = [
+            document["information"] = self.information.to_dict()
+        document["baselines"] = self.baselines
+        document["sensitivity"] = self.sensitivity
+        document["history"] = [
             {
-                "seconds": m.seconds,
-                "placed": m.placed,
-                "incumbent_s": _plain(m.incumbent),
-                "bound_s": _plain(m.bound),
+                "seconds": progress.seconds,
+                "placed": progress.placed,
+                "incumbent_s": _finite(progress.incumbent),
+                "bound_s": _finite(progress.bound),
             }
-            for m in outcome.history
+            for progress in outcome.history
         ]
-        found["manifest"] = self.manifest
-        return found
+        document["manifest"] = self.manifest
+        return document
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What was asked, by what version, and how long it took."""
+        """All inputs, the version, and how long the search took."""
         from importlib.metadata import version
 
         first = self.problems[0]
@@ -296,19 +306,19 @@ class SearchResult(Table):
                 "cluster": first.cluster.to_dict(),
                 "training": first.training.to_dict(),
                 "weights": list(self.weights),
-                "top": self.asked_top,
+                "top": self.requested_top,
                 "pareto": list(self.outcome.objectives),
             },
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the front as a table, or the best chips where there is none."""
+        """Lay the front out as columns, or the best chips where there is no front."""
         if self.outcome.objectives:
             return self.pareto().to_columns()
         return joined_columns([flat_row(design.to_dict(stages=False)) for design in self.top])
 
     def report(self, path: Path | str) -> None:
-        """Write one self-contained page; needs the extra ``plot``."""
+        """Write one self-contained page."""
         from phaze_fast.report.page import write_report
 
         write_report(self.to_dict(), path)
@@ -326,8 +336,8 @@ class SearchResult(Table):
         return f"{names}: {self.status}, {proof}\n{self.best}\n{more}"
 
 
-def _plain(value: float) -> float | None:
-    """Give a number that JSON has; none for infinity."""
+def _finite(value: float) -> float | None:
+    """Replace infinity, which JSON does not have, by none."""
     return value if value not in (float("inf"), float("-inf")) else None
 
 
@@ -343,10 +353,16 @@ def result_of(
     threads: int = 1,
     objective: str = "time",
 ) -> SearchResult:
-    """Put what came out of a search together with what was asked."""
+    """Combine the outcome of a search with its inputs."""
     problems = problems_of(models, ChipGroups.of(space), cluster, training)
     shares = checked_weights(weights, len(models))
-    name = search_digest(problems, space, shares, top, checked_objectives(pareto), objective)
     return SearchResult(
-        tuple(problems), space, shares, outcome, name, threads, top, objective=objective
+        problems=tuple(problems),
+        space=space,
+        weights=shares,
+        outcome=outcome,
+        digest=search_digest(problems, space, shares, top, checked_objectives(pareto), objective),
+        threads=threads,
+        requested_top=top,
+        objective=objective,
     )

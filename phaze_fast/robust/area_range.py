@@ -1,8 +1,8 @@
-"""Which chips fit an area limit where the area's terms are intervals, and by how much they do not.
+"""Which chips fit an area limit where the terms of the area are intervals.
 
-Areas are linear in the factors of their terms, and so is the limit, whether it is a number or what
-the space's base chip takes. So the factors with which a chip fits are a box cut by one plane, and a
-quotient of two areas is largest at one of its corners.
+An area is linear in the factors of its terms, and so is the limit, whether it is a number or the
+area of the space's base chip. So the factors with which a chip fits form a box cut by one plane,
+and a quotient of two areas is largest at one of its corners.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ALMOST = 1.0 + 1e-12
 
 def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
     """Area of chips by term, shape (chips, terms), mm2."""
-    found = area_batch(records, space.spec.area_terms)
     terms = space.spec.area_terms
+    areas = area_batch(records, terms)
     multiplier, lane = _unit_mm2(space)
     arrays = records["tensor_cores"] * records["tensor_width"] * float(multiplier)
     arrays = arrays * records["tensor_depth"]
@@ -37,45 +37,44 @@ def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
     lanes = lanes * float(lane)
     columns = {
         "tensor": arrays,
-        "tensor_local": found["tensor_mm2"] - arrays,
+        "tensor_local": areas["tensor_mm2"] - arrays,
         "vector": lanes,
-        "vector_local": found["vector_mm2"] - lanes,
+        "vector_local": areas["vector_mm2"] - lanes,
     }
-    rest = [term for term in AREA_TERMS if term not in columns]
-    columns |= {term: found[f"{term}_mm2"] for term in rest}
-    made = np.stack([columns[term] for term in AREA_TERMS], axis=1)
-    if terms.die_to_die:  # links between dies are a share of all else
-        made *= np.where(records["dies"] > 1, 1.0 + terms.die_to_die_share, 1.0)[:, None]
-    return made
+    columns |= {term: areas[f"{term}_mm2"] for term in AREA_TERMS if term not in columns}
+    by_term = np.stack([columns[term] for term in AREA_TERMS], axis=1)
+    if terms.die_to_die:  # links between dies take a share of all other terms
+        by_term *= np.where(records["dies"] > 1, 1.0 + terms.die_to_die_share, 1.0)[:, None]
+    return by_term
 
 
 def _unit_mm2(space: ArchitectureSpace) -> tuple[float, float]:
-    """Area of one multiplier and of one lane's ALU: what another one adds."""
+    """Area of one multiplier and of one ALU of a lane: the difference that one more makes."""
     two = np.repeat(chip_records([space.spec.base]), 2)
     for field in ("tensor_cores", "tensor_depth", "vector_cores", "vector_alus_per_lane"):
         two[field] = 1
     two["fp8"] = 0
     two["tensor_width"] = two["vector_lanes"] = (1, 2)
-    found = area_batch(two, AreaTerms(process_nm=space.spec.area_terms.process_nm))
-    return float(np.diff(found["tensor_mm2"])[0]), float(np.diff(found["vector_mm2"])[0])
+    areas = area_batch(two, AreaTerms(process_nm=space.spec.area_terms.process_nm))
+    return float(np.diff(areas["tensor_mm2"])[0]), float(np.diff(areas["vector_mm2"])[0])
 
 
 @dataclass(frozen=True, eq=False)
 class AreaRange:
-    """Chips, an area limit, and an interval for the factor of each area term."""
+    """Chips and an area limit, with an interval for the factor of each area term."""
 
     terms: Array
-    """Of the chips, shape (chips, terms), mm2."""
+    """Areas of the chips by term, shape (chips, terms), mm2."""
     fixed_mm2: float
-    """The limit, as a number ..."""
+    """The part of the limit that does not depend on the factors."""
     base: Array
-    """... plus these areas, each by its factor: the base chip's where the limit follows it."""
+    """The part that does, by term: areas of the base chip where the limit follows it, else 0."""
     low: Array
     high: Array
 
     @classmethod
     def of(cls, space: ArchitectureSpace, records: Array, box: Uncertainty) -> AreaRange:
-        """Take the limit from a space and the intervals from a box."""
+        """Combine the limit of a space with the intervals of a box."""
         low, high = box.area_range()
         own, limit = terms_mm2(space, records), space.spec.area
         nothing = np.zeros(len(AREA_TERMS))
@@ -87,9 +86,9 @@ class AreaRange:
         return cls(own, 0.0, base * (limit.max_mm2 / base.sum()), low, high)
 
     def _limit(self, factors: Array) -> Array:
-        """Give the limit at points, mm2."""
-        found: Array = self.fixed_mm2 + factors @ self.base
-        return found
+        """Compute the limit at points, mm2."""
+        limits: Array = self.fixed_mm2 + factors @ self.base
+        return limits
 
     @cached_property
     def _corners(self) -> Array:
@@ -98,7 +97,7 @@ class AreaRange:
 
     @cached_property
     def _edges(self) -> tuple[Array, Array]:
-        """Pairs of corners that differ in one factor."""
+        """The edges of the box: pairs of corners that differ in one factor."""
         corners = self._corners
         differ = (corners[:, None, :] != corners[None, :, :]).sum(axis=2) == 1
         first, second = np.nonzero(np.triu(differ))
@@ -106,28 +105,28 @@ class AreaRange:
 
     @cached_property
     def _at_corners(self) -> Array:
-        """Areas over the limit at the corners, shape (chips, corners)."""
-        found: Array = (self.terms @ self._corners.T) / self._limit(self._corners)
-        return found
+        """Areas divided by the limit, at the corners, shape (chips, corners)."""
+        quotients: Array = (self.terms @ self._corners.T) / self._limit(self._corners)
+        return quotients
 
     @property
     def fits_somewhere(self) -> Array:
         """Chips that fit with some factors."""
-        found: Array = self._at_corners.min(axis=1) <= _ALMOST
-        return found
+        fits: Array = self._at_corners.min(axis=1) <= _ALMOST
+        return fits
 
     @property
     def fits_always(self) -> Array:
         """Chips that fit with all factors."""
-        found: Array = self._at_corners.max(axis=1) <= _ALMOST
-        return found
+        fits: Array = self._at_corners.max(axis=1) <= _ALMOST
+        return fits
 
     def largest_excess(self, chip: int) -> float:
-        """Say by how much a chip is too large at worst; 1: it always fits."""
+        """Largest quotient of a chip's area and the limit, at least 1; 1: it always fits."""
         return max(1.0, float(self._at_corners[chip].max()))
 
     def _where_fits(self, chip: int) -> Array:
-        """Corners of the part of the box in which a chip fits, shape (points, terms)."""
+        """Corners of the part of the box where a chip fits, shape (points, terms)."""
         inside = self._corners[self._at_corners[chip] <= _ALMOST]
         first, second = self._edges
         own = self.terms[chip]
@@ -138,22 +137,21 @@ class AreaRange:
         return np.concatenate([inside, crossing])
 
     def excess_where_fits(self, rival: int, chips: Array | None = None) -> Array:
-        """Say by how much chips are too large at worst where a rival fits; 1: not at all.
+        """Largest quotient of each chip's area and the limit where a rival fits, at least 1.
 
-        Infinite where the rival fits nowhere is never asked for.
+        The rival has to fit somewhere in the box.
         """
         terms = self.terms if chips is None else self.terms[chips]
         if not np.isfinite(self.fixed_mm2):
             return np.ones(len(terms))
         points = self._where_fits(rival)
         worst = ((terms @ points.T) / self._limit(points)).max(axis=1, initial=1.0)
-        found: Array = np.where(worst <= _ALMOST, 1.0, worst)
-        return found
+        return np.where(worst <= _ALMOST, 1.0, worst)
 
     def excess_against(self, chip: int, rivals: Array) -> Array:
-        """Say by how much one chip is too large at worst where each of its rivals fits.
+        """Largest quotient of one chip's area and the limit where each rival fits, at least 1.
 
-        The same numbers as `excess_where_fits`, for one chip and many rivals.
+        Returns the numbers of `excess_where_fits` for one chip and many rivals.
         """
         if not np.isfinite(self.fixed_mm2):
             return np.ones(len(rivals))
@@ -171,15 +169,14 @@ class AreaRange:
         there = limits[0] + share * (limits[1] - limits[0])
         crossing = np.where(cut, mine / there, 1.0).max(axis=1, initial=1.0)
         worst = np.maximum(worst, crossing)
-        found: Array = np.where(worst <= _ALMOST, 1.0, worst)
-        return found
+        return np.where(worst <= _ALMOST, 1.0, worst)
 
 
 def widened_space(space: ArchitectureSpace, box: Uncertainty) -> ArchitectureSpace:
-    """Give a space with the chips that fit its area limit only with some factors of the box.
+    """Return a space with all chips that fit its area limit with some factors of the box.
 
-    The least area that a space keeps thins it and nothing else; it stays that of today's factors.
-    A part of a space has no others.
+    The least area of a space only thins it, and stays that of the nominal factors. A selection from
+    a space is returned as it is.
     """
     limit, (low, high) = space.spec.area, box.area_range()
     if limit is None or space.selection is not None or ((low == high).all() and (low == 1.0).all()):

@@ -1,26 +1,21 @@
-"""Constants of the cost and area models as intervals: what they are, and a model at one point."""
+"""Constants of the cost and area models as intervals, and chips at one point of the intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.documents import read_document
+from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.hardware import (
-    PUBLISHED_AREA,
-    Accelerator,
-    ArchitectureSpace,
-    Cluster,
-    FlatFabric,
-    TieredFabric,
-)
+from phaze_fast.explore import ChipGroups, scaled_cluster, tier_names
+from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, Cluster
 
 __all__ = ["AREA_TERMS", "Constant", "Uncertainty", "at_point", "default_uncertainty"]
 
@@ -37,21 +32,21 @@ AREA_TERMS = (
     "control",
     "links",
 )
-"""Terms of a chip's area: multipliers, lanes, the SRAM beside them, and what they share."""
+"""Terms of a chip's area: multipliers, lanes, their local SRAM, and what the cores share."""
 
 
 @dataclass(frozen=True)
 class Constant:
     """One constant and the interval in which it lies.
 
-    Factors multiply what the chips and the cluster of a search have; 1 is today's value.
+    A factor multiplies a property of the chips or the cluster; its nominal value is 1.
     """
 
     name: str
     low: float
     high: float
     nominal: float
-    """What a search without intervals takes."""
+    """The value in a search without intervals."""
     kind: str
     """``rate`` (more is faster), ``latency`` (more is slower) or ``area``."""
     unit: str
@@ -70,75 +65,21 @@ class Constant:
         return self.high if self.kind == "rate" else self.low
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data, without its name."""
+        """Return plain data, without the name."""
         return {k: v for k, v in asdict(self).items() if k != "name"}
 
 
-_MEASURED = "this package's GPU presets, fitted to measurements"
-_RATES: dict[str, tuple[float, float, str]] = {
-    "matrix_rate": (
-        0.9,
-        1.0,
-        "assumption: share of an ideal array's rate that compiled products sustain",
-    ),
-    "vector_rate": (
-        0.8,
-        1.25,
-        "assumption: lane operations per element are counts of arithmetic, off by a quarter",
-    ),
-    "buffer_bandwidth": (
-        0.8,
-        1.25,
-        "assumption: 4,096 B/cycle is not published for TPU v4, off by a quarter",
-    ),
-    "hbm_bandwidth": (0.9, 1.0, f"share of peak that streams reach: {_MEASURED} (0.88 to 0.93)"),
-}
-_OTHER_RATES: dict[str, tuple[float, float, str]] = {
-    "clock": (0.95, 1.05, "assumption: sustained against rated clock, +-5%"),
-    "port_bandwidth": (0.74, 1.0, f"share of a core's port that is reached: {_MEASURED} (0.739)"),
-    "hbm_write_rate": (0.85, 1.0, f"writing against reading: {_MEASURED} (0.849)"),
-}
-"""Not in the default box: they are close to other constants there."""
-_FABRIC_RATE = (0.9, 1.0, "assumption: share of a link's rate that collectives reach")
-_FABRIC_LATENCY = (0.9, 1.1, "assumption: latencies are rounded or assumed in the fabric presets")
-_LAUNCH_S = 5e-8
-_LAUNCH = "assumption: next to none in a compiled program (3.5 us on a GPU: h100 preset)"
-_AREAS: dict[str, tuple[float, float, str]] = {
-    "tensor_area": (0.8, 1.2, "assumption: synthesis of the PHAZE template against layout, +-20%"),
-    "tensor_local_area": (0.8, 1.2, "assumption: SRAM estimates of the PHAZE template, +-20%"),
-    "vector_area": (0.8, 1.2, "assumption: synthesis of the PHAZE template against layout, +-20%"),
-    "vector_local_area": (0.8, 1.2, "assumption: SRAM estimates of the PHAZE template, +-20%"),
-    "buffer_area": (0.8, 1.2, "assumption: SRAM estimates of the PHAZE template, +-20%"),
-    "network_area": (
-        0.67,
-        1.5,
-        "assumption: LLMCompass (ISCA 2024) takes the mean of two chips that differ",
-    ),
-    "hbm_area": (0.8, 1.2, "assumption: LLMCompass (ISCA 2024) reads it off die photographs"),
-    "control_area": (
-        0.5,
-        1.54,
-        "LLMCompass (ISCA 2024): 0.73 to 1.53 M transistors a lane, mean 1.0 M; half where there "
-        "are few registers",
-    ),
-    "links_area": (
-        0.7,
-        1.75,
-        "LLMCompass (ISCA 2024): NVLink 4 and Infinity Fabric against NVLink 3, per byte/s",
-    ),
-}
 _AT_MOST_ONE = ("matrix_rate", "port_bandwidth", "hbm_write_rate")
 
 
-def _tier_names(cluster: Cluster) -> list[str]:
-    """Suffixes of the fabric's constants: one for each tier, none where there is one level."""
-    fabric = cluster.fabric
-    return [f".{tier.name}" for tier in fabric.tiers] if isinstance(fabric, TieredFabric) else [""]
+def _suffixes(cluster: Cluster) -> list[str]:
+    """Suffixes of the fabric's constants: one for each tier, none where there are no tiers."""
+    return [f".{name}" if name else "" for name in tier_names(cluster)]
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """A box: each constant anywhere in its interval, whatever the others are.
+    """A box: each constant lies anywhere in its interval, independently of the others.
 
     Examples
     --------
@@ -156,27 +97,22 @@ class Uncertainty:
 
     @property
     def rates(self) -> tuple[Constant, ...]:
-        """Those that a step's time depends on."""
+        """The constants that a step's time depends on."""
         return tuple(c for c in self.constants if c.kind != "area")
-
-    @property
-    def is_point(self) -> bool:
-        """Whether every interval is one value."""
-        return all(c.low == c.high for c in self.constants)
 
     def area_range(self) -> tuple[Array, Array]:
         """Least and largest factor of each area term."""
         ends = {c.name.removesuffix("_area"): (c.low, c.high) for c in self.constants}
-        found = np.array([ends.get(term, (1.0, 1.0)) for term in AREA_TERMS])
-        return found[:, 0], found[:, 1]
+        factors = np.array([ends.get(term, (1.0, 1.0)) for term in AREA_TERMS])
+        return factors[:, 0], factors[:, 1]
 
     def narrowed(self, name: str, low: float, high: float) -> Uncertainty:
-        """Give the box with another interval of one constant."""
+        """Return the box with another interval of one constant."""
         new = [replace(c, low=low, high=high) if c.name == name else c for c in self.constants]
         return Uncertainty(tuple(new))
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the constants as plain data, by name."""
+        """Return the constants by name, as plain data."""
         return {constant.name: constant.to_dict() for constant in self.constants}
 
     @classmethod
@@ -186,9 +122,9 @@ class Uncertainty:
         space: ArchitectureSpace,
         cluster: Cluster,
     ) -> Uncertainty:
-        """Take ``default``, a YAML or JSON file, or plain data: ``{name: [low, high]}``.
+        """Read a box: ``default``, a YAML or JSON file, or plain data ``{name: [low, high]}``.
 
-        Constants that are not named stay at their nominal value.
+        Constants that are not named keep their nominal value.
 
         Raises
         ------
@@ -265,36 +201,54 @@ def _is_number(value: object) -> bool:
     return good and math.isfinite(value)  # type: ignore[arg-type]
 
 
+@cache
+def _defaults() -> dict[str, Any]:
+    file = resources.files(__package__) / "data" / "constants.yaml"
+    intervals: dict[str, Any] = parse_text(file.read_text("utf-8"), "constants.yaml")
+    return intervals
+
+
 def _known(space: ArchitectureSpace, cluster: Cluster, every: bool = True) -> list[Constant]:
-    """Constants that mean something for this space and cluster, with their default intervals."""
-    rates = {**_RATES, **_OTHER_RATES} if every else _RATES
-    found = [
-        Constant(name, low, high, 1.0, "rate", "factor", source)
-        for name, (low, high, source) in rates.items()
-    ]
-    for tier in _tier_names(cluster):
-        low, high, source = _FABRIC_RATE
-        found.append(Constant(f"fabric_bandwidth{tier}", low, high, 1.0, "rate", "factor", source))
-        low, high, source = _FABRIC_LATENCY
-        found.append(Constant(f"fabric_latency{tier}", low, high, 1.0, "latency", "factor", source))
-    launch = space.spec.base.launch_latency_s
-    found.append(Constant("launch", launch, launch + _LAUNCH_S, launch, "latency", "s", _LAUNCH))
+    """List the constants of a space and a cluster, with their default intervals."""
+    defaults, constants = _defaults(), []
+
+    def add(name: str, kind: str, interval: Mapping[str, Any]) -> None:
+        constants.append(Constant(name, nominal=1.0, kind=kind, unit="factor", **interval))
+
+    for name, interval in {
+        **defaults["rates"],
+        **(defaults["other_rates"] if every else {}),
+    }.items():
+        add(name, "rate", interval)
+    for tier in _suffixes(cluster):
+        add(f"fabric_bandwidth{tier}", "rate", defaults["fabric"]["bandwidth"])
+        add(f"fabric_latency{tier}", "latency", defaults["fabric"]["latency"])
+    launch, added = space.spec.base.launch_latency_s, defaults["launch"]
+    most = launch + added["added_s"]
+    constants.append(
+        Constant("launch", launch, most, launch, kind="latency", unit="s", source=added["source"])
+    )
     limit = space.spec.area
     terms = PUBLISHED_AREA if limit is None else limit.terms
-    counted = {name: getattr(terms, name) for name in ("network", "hbm", "control", "links")}
-    for name, (low, high, source) in _AREAS.items():
-        if counted.get(name.removesuffix("_area"), True):
-            found.append(Constant(name, low, high, 1.0, "area", "factor", source))
-    return found
+    counted = {
+        "network_area": terms.network,
+        "hbm_area": terms.hbm,
+        "control_area": terms.control,
+        "links_area": terms.links,
+    }
+    for name, interval in defaults["areas"].items():
+        if counted.get(name, True):
+            add(name, "area", interval)
+    return constants
 
 
 def default_uncertainty(space: ArchitectureSpace, cluster: Cluster) -> Uncertainty:
-    """Give the default box of a space and a cluster: 12 constants or more, each with a source."""
+    """Return the default box of a space and a cluster: 12 constants or more, each with a source."""
     return Uncertainty(tuple(_known(space, cluster, every=False)))
 
 
 def _tuned(like: Accelerator, values: Mapping[str, float]) -> Accelerator:
-    """Give the chip that others are like, with its software's constants at a point."""
+    """Return the chip that others are like, with the constants of its tuning at a point."""
     tuning = like.tuning
     changed: dict[str, Any] = {}
     matrix, vector = values.get("matrix_rate", 1.0), values.get("vector_rate", 1.0)
@@ -306,9 +260,10 @@ def _tuned(like: Accelerator, values: Mapping[str, float]) -> Accelerator:
             efficiency=tuning.attention.efficiency * matrix,
             backward_efficiency=tuning.attention.backward_efficiency * matrix,
         )
-    for name, field in (("port_bandwidth", "port_share"), ("hbm_write_rate", "hbm_write_share")):
-        if values.get(name, 1.0) != 1.0:
-            changed[field] = getattr(tuning, field) * values[name]
+    if values.get("port_bandwidth", 1.0) != 1.0:
+        changed["port_share"] = tuning.port_share * values["port_bandwidth"]
+    if values.get("hbm_write_rate", 1.0) != 1.0:
+        changed["hbm_write_share"] = tuning.hbm_write_share * values["hbm_write_rate"]
     if changed:
         tuning = tuning.replace(**changed)
     if vector != 1.0:
@@ -317,31 +272,6 @@ def _tuned(like: Accelerator, values: Mapping[str, float]) -> Accelerator:
     if tuning is like.tuning and launch == like.launch_latency_s:
         return like
     return like.replace(tuning=tuning, launch_latency_s=launch)
-
-
-def _wired(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
-    """Give the cluster with its fabric's constants at a point."""
-    fabric = cluster.fabric
-    if isinstance(fabric, TieredFabric):
-        tiers = tuple(
-            tier.replace(
-                bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s
-                * values.get(f"fabric_bandwidth.{tier.name}", 1.0),
-                latency_s=tier.latency_s * values.get(f"fabric_latency.{tier.name}", 1.0),
-            )
-            for tier in fabric.tiers
-        )
-        wired: Any = fabric.replace(tiers=tiers)
-    else:
-        rate, latency = "link_bandwidth_bytes_per_s", "hop_latency_s"
-        if isinstance(fabric, FlatFabric):
-            rate, latency = "bandwidth_bytes_per_s", "latency_s"
-        scaled = {
-            rate: getattr(fabric, rate) * values.get("fabric_bandwidth", 1.0),
-            latency: getattr(fabric, latency) * values.get("fabric_latency", 1.0),
-        }
-        wired = fabric.replace(**scaled)
-    return cluster if wired == fabric else cluster.replace(fabric=wired)
 
 
 _COLUMNS = {
@@ -354,12 +284,15 @@ _COLUMNS = {
 def at_point(
     groups: ChipGroups, cluster: Cluster, values: Mapping[str, float]
 ) -> tuple[ChipGroups, Cluster]:
-    """Give chips and cluster with some constants at other values than their nominal ones."""
+    """Return chips and cluster with some constants at other values than their nominal ones."""
     records = groups.records
     for name, column in _COLUMNS.items():
         if values.get(name, 1.0) != 1.0:
             records = records.copy() if records is groups.records else records
             records[column] = records[column] * values[name]
-    return replace(groups, records=records, like=_tuned(groups.like, values)), _wired(
-        cluster, values
+    wired = scaled_cluster(
+        cluster,
+        [values.get(f"fabric_bandwidth{tier}", 1.0) for tier in _suffixes(cluster)],
+        [values.get(f"fabric_latency{tier}", 1.0) for tier in _suffixes(cluster)],
     )
+    return replace(groups, records=records, like=_tuned(groups.like, values)), wired

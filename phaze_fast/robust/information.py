@@ -1,6 +1,6 @@
-"""What knowing a constant better is worth, and how often each chip is the best.
+"""What the constants of a box decide: how often each chip is best, and which constant matters most.
 
-Both look only at the chips that a box of constants does not rule out.
+Only the chips that the box does not rule out are evaluated.
 """
 
 from __future__ import annotations
@@ -13,40 +13,36 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore import ChipGroups
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
 from phaze_fast.robust.area_range import AreaRange, widened_space
-from phaze_fast.robust.constants import AREA_TERMS, Uncertainty
-from phaze_fast.robust.one_at_a_time import one_at_a_time
-from phaze_fast.robust.scenarios import Scenarios
+from phaze_fast.robust.constants import Constant, Uncertainty
+from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
 
-__all__ = ["Information", "information", "possible_winners"]
+__all__ = ["Information", "information"]
 
-Array = np.ndarray[Any, Any]
-
-_TIES = 1e-6
-"""Steps that differ by less than this part are not told apart where only the fastest counts."""
+_LISTED_CHIPS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Information:
-    """What the constants of a box decide."""
+    """The value of knowing each constant, and the probability of each chip to be best."""
 
     possible_winners: int
     known: dict[str, int]
-    """Possible winners left where one constant is known to have its nominal value, by constant;
-    the most telling first."""
+    """Possible winners that are left where one constant is known to have its nominal value, by
+    constant; fewest first."""
     shares: list[dict[str, Any]]
-    """How often each chip is the best over the samples, most often first."""
+    """Fraction of the samples in which each chip is the best, largest first."""
     samples: int
     seed: int
     one_at_a_time: dict[str, Any]
     """Regrets of some chips with one constant at an end: ``chips`` and ``constants``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return plain data."""
         return {
             "possible_winners": self.possible_winners,
             "left_if_known": self.known,
@@ -58,31 +54,12 @@ class Information:
         }
 
 
-def possible_winners(scenarios: Scenarios, areas: AreaRange) -> Array:
-    """Find the groups that are not slower everywhere than one that always fits.
-
-    A group whose fastest step in the box takes longer than the slowest step of a chip that fits
-    whatever the areas are is never the fastest. In a wider box steps are slower at the slow end,
-    faster at the fast end and fewer chips always fit, so none is lost.
-    """
-    fits = np.flatnonzero(areas.fits_always)
-    somewhere = np.flatnonzero(areas.fits_somewhere)
-    least = scenarios.least_anywhere()
-    if not len(fits):
-        return somewhere[np.isfinite(least[somewhere])]
-    first = fits[np.argmin(least[fits])]
-    most = float(scenarios.scores(scenarios.slow, [first])[0]) * (1.0 + 1e-9)
-    found = scenarios.least_share(scenarios.slow, fits, np.ones(len(fits)), most, _TIES)
-    if scenarios.slow == scenarios.fast and len(fits) == len(somewhere):
-        return np.array([found.group])  # one point: the best chip
-    return somewhere[scenarios.not_ruled_out(somewhere, found.value)]
-
-
 def information(
     models: Sequence[Model],
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,
+    *,
     uncertainty: Uncertainty,
     weights: Sequence[float] = (),
     samples: int = 32,
@@ -90,12 +67,12 @@ def information(
     threads: int = 1,
     robust: int | None = None,
 ) -> Information:
-    """Say which constant, known better, would leave the fewest possible winners, and who wins.
+    """Find how often each chip is best, and which constant would leave the fewest winners if known.
 
     Parameters
     ----------
     models, space, cluster, training, weights
-        The search.
+        What is searched.
     uncertainty
         The box.
     samples
@@ -103,63 +80,119 @@ def information(
     seed
         Of the samples.
     threads
-        At most this many; nothing depends on it.
+        At most this many; the result does not depend on it.
     robust
-        Position in the grid of the chip of least largest regret, where it is known.
+        Position in the grid of the chip of least largest regret, to be listed as well.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= 10_000:
         raise InvalidInputError(
             f"samples: {samples!r} is not accepted; expected a whole number from 1 to 10000"
         )
+    search = UncertainSearch(tuple(models), space, cluster, training, tuple(weights), threads)
     wide = widened_space(space, uncertainty)
     groups = ChipGroups.of(wide)
-    areas = AreaRange.of(space, groups.records, uncertainty)
-
-    def scenes(some: ChipGroups, box: Uncertainty) -> Scenarios:
-        return Scenarios(models, some, cluster, training, box.rates, weights, threads)
-
-    near = possible_winners(scenes(groups, uncertainty), areas)
-    few = groups.take(near)
+    winners = Scenarios(search, groups, uncertainty).possible_winners()
+    few = groups.take(winners)
     left = {}
     for constant in uncertainty.constants:
         box = uncertainty.narrowed(constant.name, constant.nominal, constant.nominal)
-        own = AreaRange.of(space, few.records, box)
-        left[constant.name] = len(possible_winners(scenes(few, box), own))
-    ranked = dict(sorted(left.items(), key=lambda item: item[1]))
-    shares = _shares(scenes(few, uncertainty), space, uncertainty, samples, seed)
-    listed = [
-        {"chip_text": str(wide[int(few.chip[g].max())]), "share": count / samples}
-        for g, count in shares
-    ]
-    own = wide.index[few.chip.max(axis=1)]
-    also = np.flatnonzero(own == robust).tolist() if robust is not None else []
-    apart = one_at_a_time(scenes(few, uncertainty), space, uncertainty, also)
-    chips = [str(wide[int(few.chip[g].max())]) for g in apart.groups]
-    pictured = {"chips": chips, "robust": bool(also), "constants": apart.rows}
-    return Information(len(near), ranked, listed, samples, seed, pictured)
+        left[constant.name] = len(Scenarios(search, few, box).possible_winners())
+    positions = few.chip.max(axis=1)
+    chips = [str(wide[int(position)]) for position in positions]
+    counts = _wins(Scenarios(search, few, uncertainty), samples, seed)
+    also = np.flatnonzero(wide.index[positions] == robust).tolist() if robust is not None else []
+    listed, rows = _one_at_a_time(Scenarios(search, few, uncertainty), also)
+    return Information(
+        possible_winners=len(winners),
+        known=dict(sorted(left.items(), key=lambda item: item[1])),
+        shares=[{"chip_text": chips[g], "share": count / samples} for g, count in counts],
+        samples=samples,
+        seed=seed,
+        one_at_a_time={
+            "chips": [chips[g] for g in listed],
+            "robust": bool(also),
+            "constants": rows,
+        },
+    )
 
 
-def _shares(
-    scenes: Scenarios, space: ArchitectureSpace, box: Uncertainty, samples: int, seed: int
-) -> list[tuple[int, int]]:
+def _wins(scenes: Scenarios, samples: int, seed: int) -> list[tuple[int, int]]:
     """Count how often each group is the fastest that fits, over samples of the box."""
     rng = np.random.default_rng(seed)
     scenes.least_anywhere()
-    won: Counter[int] = Counter()
+    wins: Counter[int] = Counter()
     for _ in range(samples):
-        drawn = {c.name: float(rng.uniform(c.low, c.high)) for c in box.constants}
-        there = box
-        for term in AREA_TERMS:
-            name = f"{term}_area"
-            if name in drawn:
-                there = there.narrowed(name, drawn[name], drawn[name])
-        fits = np.flatnonzero(AreaRange.of(space, scenes.groups.records, there).fits_always)
-        if not len(fits):
-            continue
-        point = tuple(drawn[c.name] for c in scenes.rates)
-        known = scenes.least_anywhere()[fits]
-        first = fits[np.argmin(known)]
-        most = float(scenes.scores(point, [first])[0]) * (1.0 + 1e-9)
-        found = scenes.least_share(point, fits, np.ones(len(fits)), most, _TIES)
-        won[found.group] += 1
-    return sorted(won.items(), key=lambda item: (-item[1], item[0]))
+        values = {c.name: float(rng.uniform(c.low, c.high)) for c in scenes.box.constants}
+        box = scenes.box
+        for constant in box.constants:
+            if constant.kind == "area":
+                value = values[constant.name]
+                box = box.narrowed(constant.name, value, value)
+        areas = AreaRange.of(scenes.search.space, scenes.groups.records, box)
+        fits = np.flatnonzero(areas.fits_always)
+        if len(fits):
+            point = tuple(values[c.name] for c in scenes.rates)
+            wins[scenes.fastest(point, fits).group] += 1
+    return sorted(wins.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _at_end(
+    scenes: Scenarios, nominal: Uncertainty, constant: Constant, value: float
+) -> tuple[Point, AreaRange]:
+    """Point and areas with one constant at a value and all others at their nominal values."""
+    box, point = nominal, list(scenes.nominal)
+    if constant.kind == "area":
+        box = box.narrowed(constant.name, value, value)
+    else:
+        names = [c.name for c in scenes.rates]
+        point[names.index(constant.name)] = value
+    return tuple(point), AreaRange.of(scenes.search.space, scenes.groups.records, box)
+
+
+def _one_at_a_time(
+    scenes: Scenarios, also: Sequence[int]
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """Put each constant of a box at either end, all others at their nominal values.
+
+    Parameters
+    ----------
+    scenes
+        Chips that may be best somewhere in the box.
+    also
+        Groups to list besides the best ones.
+
+    Returns
+    -------
+    tuple
+        Chip groups that are best somewhere, the nominal winner first; and a row for each constant:
+        ``constant``, ``step`` (the nominal winner's at the low and the high end over its nominal
+        one) and ``regret`` of each group at its worse end.
+    """
+    scenes.least_anywhere()
+    nominal = scenes.box
+    for constant in scenes.box.constants:
+        nominal = nominal.narrowed(constant.name, constant.nominal, constant.nominal)
+
+    def fastest(point: Point, areas: AreaRange) -> tuple[int, float]:
+        best = scenes.fastest(point, np.flatnonzero(areas.fits_always))
+        return best.group, best.value
+
+    areas = AreaRange.of(scenes.search.space, scenes.groups.records, nominal)
+    winner, winner_s = fastest(scenes.nominal, areas)
+    ends = []
+    for constant in scenes.box.constants:
+        for value in (constant.low, constant.high):
+            point, areas = _at_end(scenes, nominal, constant, value)
+            ends.append((point, areas, *fastest(point, areas)))
+    groups = list(dict.fromkeys([winner, *also, *(end[2] for end in ends)]))[:_LISTED_CHIPS]
+    rows = []
+    for k, constant in enumerate(scenes.box.constants):
+        steps, regrets = [], []
+        for point, areas, _, fastest_s in ends[2 * k : 2 * k + 2]:
+            excess = np.array([areas.largest_excess(g) for g in groups])
+            times = scenes.scores(point, groups) * excess
+            steps.append(float(times[0] / winner_s))
+            regrets.append(times / fastest_s)
+        worse = np.maximum(np.max(regrets, axis=0), 1.0)
+        rows.append({"constant": constant.name, "step": steps, "regret": worse.tolist()})
+    return groups, rows

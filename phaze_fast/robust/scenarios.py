@@ -1,44 +1,69 @@
-"""Chips at points of a box of constants: exact scores and bounds, each computed once."""
+"""Chip groups at points of a box of constants: exact scores and bounds, each computed once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.limited import LeastShareSearch, WithinSearch
-from phaze_fast.explore.problem import problems_of
-from phaze_fast.hardware import Cluster
+from phaze_fast.explore import (
+    ChipGroups,
+    LeastProductSearch,
+    LimitedSearch,
+    SearchProblem,
+    problems_of,
+)
+from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
-from phaze_fast.robust.constants import Constant, at_point
+from phaze_fast.robust.area_range import AreaRange
+from phaze_fast.robust.constants import Uncertainty, at_point
 
-__all__ = ["Point", "Scenarios", "ShareBounds"]
+__all__ = ["TIES", "LeastProduct", "Point", "Scenarios", "UncertainSearch"]
 
 Array = np.ndarray[Any, Any]
 Point = tuple[float, ...]
 """Values of the rates and latencies of a box, in its order."""
 
-
+TIES = 1e-6
+"""Steps that differ by less than this fraction count as equal where only the fastest matters."""
 _MANY, _FIRST = 64, 8
-"""Where there are more groups than this, so many are tried first, to have something to beat."""
+"""With more groups than `_MANY`, the `_FIRST` most promising are evaluated first, as incumbents."""
 
 
-class ShareBounds(NamedTuple):
-    """The least product of a share and a score."""
+@dataclass(frozen=True, eq=False)
+class UncertainSearch:
+    """What is searched: models on the chips of a space."""
+
+    models: tuple[Model, ...]
+    space: ArchitectureSpace
+    cluster: Cluster
+    training: Training
+    weights: tuple[float, ...] = ()
+    """Of the models; equal where empty."""
+    threads: int = 1
+    """At most this many; no result depends on it."""
+
+    def problems(self, groups: ChipGroups, cluster: Cluster) -> list[SearchProblem]:
+        """Pose the problem of each model on chips and a cluster at some point of the box."""
+        return problems_of(self.models, groups, cluster, self.training)
+
+
+class LeastProduct(NamedTuple):
+    """The least product of a factor and a score over chip groups."""
 
     value: float
     """Infinite where none is below the limit."""
     group: int
-    """Which group has it; -1: none is below the limit."""
-    sure: float
-    """No product is less."""
+    """The group with that product; -1: none is below the limit."""
+    bound: float
+    """Lower bound of all products."""
     least: Array
     """Lower bound of each group's score."""
     candidates: list[Array]
-    """Lower bounds of every candidate, of each model."""
+    """Lower bounds of every candidate of each model."""
 
 
 class _Scenario:
@@ -46,45 +71,37 @@ class _Scenario:
 
     def __init__(self, owner: Scenarios, point: Point) -> None:
         values = {c.name: v for c, v in zip(owner.rates, point, strict=True)}
-        self.groups, self.cluster = at_point(owner.groups, owner.cluster, values)
-        self.problems = problems_of(owner.models, self.groups, self.cluster, owner.training)
+        self.groups, cluster = at_point(owner.groups, owner.search.cluster, values)
+        self.problems = owner.search.problems(self.groups, cluster)
         self.exact: dict[int, float] = {}
 
 
 class Scenarios:
-    """Scores of chip groups (seconds of a step, or a mean of several) at points of a box.
+    """Scores of chip groups (seconds of a step, or a mean over models) at points of a box.
 
     Parameters
     ----------
-    models, training, cluster, weights
-        What is trained, and on what.
+    search
+        What is searched.
     groups
         The chips.
-    rates
-        Constants that times depend on.
-    threads
-        At most this many; nothing depends on it.
+    box
+        The constants and their intervals.
     """
 
-    def __init__(
-        self,
-        models: Sequence[Model],
-        groups: ChipGroups,
-        cluster: Cluster,
-        training: Training,
-        rates: Sequence[Constant],
-        weights: Sequence[float] = (),
-        threads: int = 1,
-    ) -> None:
-        self.models, self.groups, self.cluster = list(models), groups, cluster
-        self.training, self.rates, self.weights = training, tuple(rates), tuple(weights)
-        self.threads = threads
+    def __init__(self, search: UncertainSearch, groups: ChipGroups, box: Uncertainty) -> None:
+        self.search, self.groups, self.box, self.rates = search, groups, box, box.rates
+        self.areas = AreaRange.of(search.space, groups.records, box)
         self.evaluations = 0
         self._known: dict[Point, _Scenario] = {}
         self._seen: dict[int, list[tuple[Point, float, list[Array]]]] = {}
-        """Of each group, where its score is known, and bounds of its candidates there."""
+        """Points at which a group's score is known, with the bounds of its candidates there."""
         self._fast: list[Array] | None = None
         """Lower bounds of every candidate in the whole box, of each model."""
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"weights": self.search.weights, "threads": self.search.threads}
 
     def _at(self, point: Point) -> _Scenario:
         if point not in self._known:
@@ -93,17 +110,17 @@ class Scenarios:
 
     @property
     def slow(self) -> Point:
-        """Where every step takes longest."""
+        """The point where every step takes longest."""
         return tuple(c.slow for c in self.rates)
 
     @property
     def fast(self) -> Point:
-        """Where every step is fastest."""
+        """The point where every step is fastest."""
         return tuple(c.fast for c in self.rates)
 
     @property
     def nominal(self) -> Point:
-        """Where a search without intervals is."""
+        """The point of a search without intervals."""
         return tuple(c.nominal for c in self.rates)
 
     def scores(self, point: Point, groups: Sequence[int] | Array) -> Array:
@@ -119,24 +136,19 @@ class Scenarios:
         return np.array([known[int(g)] for g in groups])
 
     def within(self, point: Point, groups: Array, limits: Array) -> tuple[Array, Array]:
-        """Exact scores of groups at most their limits, infinite above; and lower bounds."""
+        """Exact scores of groups up to their limits, infinite above; and lower bounds."""
         scene = self._at(point)
         exact = np.array([scene.exact.get(int(g), np.nan) for g in groups])
         new = np.isnan(exact)
         least = np.where(new, 0.0, exact)
         if new.any():
-            search = WithinSearch(
-                scene.problems,
-                scene.groups.take(groups[new]),
-                limits[new],
-                self.weights,
-                self.threads,
-            )
+            some = scene.groups.take(groups[new])
+            search = LimitedSearch(scene.problems, some, limits[new], **self._options)
             search.known = self._known_bounds(groups[new], point)
             exact[new], least[new] = search.exact()
             self.evaluations += int(np.isfinite(exact[new]).sum())
-            found = zip(groups[new].tolist(), exact[new].tolist(), limits[new], strict=True)
-            for k, (g, score, most) in enumerate(found):
+            evaluated = zip(groups[new].tolist(), exact[new].tolist(), limits[new], strict=True)
+            for k, (g, score, most) in enumerate(evaluated):
                 if np.isfinite(score) or most == np.inf:
                     scene.exact[g] = score
                     own = [x[:, k].copy() for x in search.candidate_bounds()]
@@ -151,7 +163,7 @@ class Scenarios:
         )
 
     def _known_bounds(self, groups: Array, point: Point) -> list[Array] | None:
-        """Bounds of candidates at points that are nowhere slower."""
+        """Bounds of candidates from points where no constant is slower."""
         if self._fast is None:
             return None
         known = [least[:, groups] for least in self._fast]
@@ -163,7 +175,7 @@ class Scenarios:
         return known
 
     def _known_limit(self, group: int, point: Point) -> float:
-        """Give a group's score where nothing is faster; infinite where none is known."""
+        """Least score of a group at points where no constant is faster; infinite: none is known."""
         return min(
             (score for other, score, _ in self._seen.get(group, ()) if self._faster(point, other)),
             default=np.inf,
@@ -174,27 +186,22 @@ class Scenarios:
         if self._fast is None:
             scene = self._at(self.fast)
             none = np.full(len(self.groups), -1.0)
-            search = WithinSearch(scene.problems, scene.groups, none, self.weights, self.threads)
+            search = LimitedSearch(scene.problems, scene.groups, none, **self._options)
             search.exact()
             self._fast, self._scores = search.candidate_bounds(), search.scores
             self._rooflines = [x.copy() for x in self._fast]
         return self._scores.combined([x.min(axis=0, initial=np.inf) for x in self._fast])
 
-    def not_ruled_out(self, groups: Array, limit: float) -> Array:
-        """Mark groups whose bound with operators mapped, where all is fastest, is within a limit.
+    def _not_ruled_out(self, groups: Array, limit: float) -> Array:
+        """Mark groups whose mapped bound at the fastest point is within a limit.
 
-        Only rooflines and mapped operators count, whatever else is known by now, so that a wider
-        box never has fewer.
+        Only rooflines and mapped operators count, even where tighter bounds are known by now, so
+        that a wider box never has fewer.
         """
         self.least_anywhere()
         scene = self._at(self.fast)
-        search = WithinSearch(
-            scene.problems,
-            scene.groups.take(groups),
-            np.full(len(groups), -1.0),
-            self.weights,
-            self.threads,
-        )
+        none = np.full(len(groups), -1.0)
+        search = LimitedSearch(scene.problems, scene.groups.take(groups), none, **self._options)
         search.known = [x[:, groups] for x in self._rooflines]
         search.exact()
         for table in search.tables:
@@ -205,48 +212,64 @@ class Scenarios:
         marked: Array = search.lower_bounds() <= limit
         return marked
 
-    def least_share(
+    def possible_winners(self) -> Array:
+        """Find the groups that are not slower everywhere than one that always fits.
+
+        A group whose fastest step in the box takes longer than the slowest step of a chip that fits
+        with all areas is never the fastest. In a wider box slow steps are slower, fast steps are
+        faster and fewer chips always fit, so no group is lost.
+        """
+        fits = np.flatnonzero(self.areas.fits_always)
+        somewhere = np.flatnonzero(self.areas.fits_somewhere)
+        least = self.least_anywhere()
+        if not len(fits):
+            return somewhere[np.isfinite(least[somewhere])]
+        fastest = self.fastest(self.slow, fits)
+        if self.slow == self.fast and len(fits) == len(somewhere):
+            return np.array([fastest.group])  # the box is one point: the best chip
+        return somewhere[self._not_ruled_out(somewhere, fastest.value)]
+
+    def fastest(self, point: Point, groups: Array) -> LeastProduct:
+        """Find the fastest of some groups at a point."""
+        first = groups[np.argmin(self.least_anywhere()[groups])]
+        most = float(self.scores(point, [first])[0]) * (1.0 + 1e-9)
+        return self.least_product(point, groups, np.ones(len(groups)), most, TIES)
+
+    def least_product(
         self,
         point: Point,
         groups: Array,
-        shares: Array,
+        factors: Array,
         limit: float,
         slack: float,
         known: Sequence[Array] | None = None,
-    ) -> ShareBounds:
-        """Find the least product of share and score below a limit.
+    ) -> LeastProduct:
+        """Find the least product of factor and score below a limit.
 
         Parameters
         ----------
         point
             Where.
-        groups, shares
-            Chip groups, and what their scores are multiplied by.
+        groups, factors
+            Chip groups, and the factors of their scores.
         limit
-            Larger products are of no interest.
+            Only smaller products are looked for.
         slack
-            Products that are not smaller than the least by this part are not told apart.
+            Fraction by which a product has to be smaller than another to be looked for.
         known
-            Bounds of the candidates at a faster point.
+            Bounds of the candidates at a point where no constant is slower.
         """
         scene = self._at(point)
-        search = LeastShareSearch(
-            scene.problems,
-            scene.groups.take(groups),
-            shares,
-            limit,
-            slack,
-            self.weights,
-            self.threads,
-        )
+        some = scene.groups.take(groups)
+        search = LeastProductSearch(scene.problems, some, factors, limit, slack, **self._options)
         search.known = self._known_bounds(groups, point) if known is None else known
         if search.known is not None and len(groups) > _MANY:
             least = search.scores.combined([x.min(axis=0, initial=np.inf) for x in search.known])
-            first = np.argsort(least * shares, kind="stable")[:_FIRST]
+            first = np.argsort(least * factors, kind="stable")[:_FIRST]
             search.begin_with(first, self.scores(point, groups[first]))
-        value, at, sure = search.least()
+        value, at, bound = search.least()
         if point == self.fast and self._fast is not None:
             for mine, new in zip(self._fast, search.candidate_bounds(), strict=True):
                 mine[:, groups] = np.maximum(mine[:, groups], new)
         chosen = int(groups[at]) if at >= 0 else -1
-        return ShareBounds(value, chosen, sure, search.lower_bounds(), search.candidate_bounds())
+        return LeastProduct(value, chosen, bound, search.lower_bounds(), search.candidate_bounds())

@@ -1,4 +1,7 @@
-"""Executors by name, made anew when their workers die."""
+"""Executors by name, and tasks on workers that may die.
+
+An executor that was requested by name is created anew when it breaks.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,35 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
 from phaze_fast.tables import needed
 
-__all__ = ["KINDS", "Workers", "executor_for", "needed"]
+__all__ = ["KINDS", "Lost", "Workers", "executor_for", "needed", "run_chunks"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 KINDS = ("threads", "processes", "dask://host:port", "ray", "ray://host:port", "mpi")
 
 
-def _leave_with(parent: int) -> None:
-    """Let a worker end with the process that made it, however that ends, and leave Ctrl-C to it."""
+def _end_with(parent: int) -> None:
+    """End a worker when the process that created it ends, and leave Ctrl-C to that process."""
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -47,7 +65,7 @@ class _Inline(Executor):
 class _DaskExecutor(Executor):
     """Runs tasks on a Dask cluster.
 
-    Dask's own executor never ends a future whose task is done but whose result cannot be fetched.
+    Dask's own executor never completes a future whose result cannot be fetched.
     """
 
     def __init__(self, client: Any) -> None:
@@ -59,22 +77,22 @@ class _DaskExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        # A pure task is remembered by its arguments, and so is that it failed.
+        # Dask would cache the result of a pure task, failures included.
         task = self._client.submit(fn, *args, pure=False, **kwargs)
-        task.add_done_callback(lambda done: self._hand_over(done, future))
-        return future
 
-    @staticmethod
-    def _hand_over(task: Any, future: Future[Any]) -> None:
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(task.result())
-            except BaseException as error:  # whatever it is, someone waits for it
-                future.set_exception(error)
+        def complete(done: Any) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(done.result())
+                except BaseException as error:  # whatever it is, a caller waits for it
+                    future.set_exception(error)
+
+        task.add_done_callback(complete)
+        return future
 
 
 class _RayExecutor(Executor):
-    """Runs tasks as Ray tasks; whether one is tried again is for the caller to say."""
+    """Runs tasks as Ray tasks, without retries: the caller retries."""
 
     def __init__(self, ray: Any) -> None:
         self._remote = ray.remote(_apply).options(max_retries=0)
@@ -130,14 +148,8 @@ def _ray(text: str, threads: int) -> Iterator[Executor]:
 
 
 @contextlib.contextmanager
-def _mpi(text: str) -> Iterator[Executor]:
-    with needed("mpi4py.futures", "mpi", f"executor: {text!r}").MPIPoolExecutor() as executor:
-        yield executor
-
-
-@contextlib.contextmanager
 def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
-    """Give an executor by its name, and close it in the end.
+    """Create an executor by its name, and close it in the end.
 
     Parameters
     ----------
@@ -175,7 +187,7 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
             executor = ProcessPoolExecutor(
                 threads,
                 mp_context=get_context("spawn"),
-                initializer=_leave_with,
+                initializer=_end_with,
                 initargs=(os.getpid(),),
             )
         elif text.startswith("dask://"):
@@ -183,7 +195,8 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
         elif text == "ray" or text.startswith("ray://"):
             executor = stack.enter_context(_ray(text, threads))
         elif text == "mpi":
-            executor = stack.enter_context(_mpi(text))
+            mpi = needed("mpi4py.futures", "mpi", f"executor: {text!r}")
+            executor = stack.enter_context(mpi.MPIPoolExecutor())
         else:
             raise InvalidInputError(
                 f"executor: {text!r} is not accepted; {nearest(str(text), KINDS)}"
@@ -194,13 +207,13 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
 
 
 class Workers:
-    """An executor that is made anew when it breaks, where it was asked for by name.
+    """An executor that is created anew when it breaks, where it was requested by name.
 
     Parameters
     ----------
     executor
-        An executor, which stays its owner's; a name of `executor_for`; None for none at all, or
-        for threads where there are several.
+        An executor, which its owner closes; a name of `executor_for`; or None: threads where
+        `threads` is above 1, else the calling thread.
     threads
         Threads or processes of a local executor.
 
@@ -219,17 +232,17 @@ class Workers:
             )
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise InvalidInputError(f"threads: {threads!r} is not accepted; expected 1 or more")
-        self._asked = "threads" if executor is None and threads > 1 else executor
+        self._requested = "threads" if executor is None and threads > 1 else executor
         self._threads = threads
         self._stack = contextlib.ExitStack()
-        self._executor = self._made()
+        self._executor = self._create()
 
-    def _made(self) -> Executor:
-        if self._asked is None:
+    def _create(self) -> Executor:
+        if self._requested is None:
             return _Inline()
-        if isinstance(self._asked, Executor):
-            return self._asked
-        return self._stack.enter_context(executor_for(self._asked, self._threads))
+        if isinstance(self._requested, Executor):
+            return self._requested
+        return self._stack.enter_context(executor_for(self._requested, self._threads))
 
     def __enter__(self) -> Workers:
         return self
@@ -240,11 +253,11 @@ class Workers:
     @property
     def separate(self) -> bool:
         """Whether tasks travel to other processes by the standard library's pickle."""
-        return isinstance(self._executor, ProcessPoolExecutor) or self._asked == "mpi"
+        return isinstance(self._executor, ProcessPoolExecutor) or self._requested == "mpi"
 
     @property
     def flying(self) -> int:
-        """Tasks to keep submitted: enough that no worker waits, few enough to lose."""
+        """Tasks to keep submitted: enough that no worker waits, few enough to run again."""
         if isinstance(self._executor, _Inline):
             return 1
         names = ("width", "_max_workers")
@@ -252,16 +265,148 @@ class Workers:
         return 2 * next((w for w in widths if isinstance(w, int)), os.cpu_count() or 1)
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Hand over a task."""
+        """Submit a task."""
         return self._executor.submit(call, *args)
 
     def renew(self) -> None:
-        """Make a broken executor anew, or raise a PhazeError where it is somebody else's."""
-        if isinstance(self._asked, Executor):
+        """Create a broken executor anew, or raise a PhazeError where its owner is the caller."""
+        if isinstance(self._requested, Executor):
             raise PhazeError(
                 "executor: a worker died and the executor that was given is broken; what was "
                 "finished before is kept where results are written to. An executor asked for by "
                 "name, such as 'processes', is made anew"
             )
         self._stack.close()
-        self._executor = self._made()
+        self._executor = self._create()
+
+
+# ---- tasks on workers that may die ----
+
+_TOGETHER = 2
+"""Failures after which a task runs with no other, so that it alone can be the cause."""
+_ALONE = 2
+"""Failures of an item that runs alone after which it is given up."""
+_TRIED = {"KilledWorker": 2}
+"""Failures that an error counts for, where more than one: Dask has tried several workers before."""
+_MOST_IN_A_ROW = 20
+"""Failures in a row after which a run stops, besides four for each task in flight."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A task whose worker died each time, or could not be reached."""
+
+    reason: str
+
+
+@dataclass
+class _Task(Generic[Item]):
+    items: list[Item]
+    failures: int = 0
+    alone: bool = False
+
+
+@dataclass
+class _Queue(Generic[Item]):
+    """Tasks not yet submitted: those that may run together first, suspects last."""
+
+    waiting: deque[_Task[Item]]
+    suspects: deque[_Task[Item]] = field(default_factory=deque)
+    failures_in_a_row: int = 0
+
+    def next(self, flying: int, limit: int) -> _Task[Item] | None:
+        if self.waiting:
+            return self.waiting.popleft() if flying < limit else None
+        return self.suspects.popleft() if self.suspects and not flying else None
+
+    def failed(self, task: _Task[Item], error: BaseException, limit: int) -> Lost | None:
+        """Queue a task again, or give it up."""
+        task.failures += _TRIED.get(type(error).__name__, 1)
+        self.failures_in_a_row += 1
+        words = f"{type(error).__name__}: {str(error)[:200]}"
+        if self.failures_in_a_row > _MOST_IN_A_ROW + 4 * limit:
+            raise PhazeError(
+                f"executor: the workers no longer finish any task ({words})"
+            ) from error
+        if task.alone and task.failures >= _TOGETHER + _ALONE:
+            return Lost(f"its worker was lost again and again ({words})")
+        if task.alone:
+            self.suspects.appendleft(task)
+        elif task.failures < _TOGETHER:
+            self.waiting.appendleft(task)
+        else:
+            self.suspects.extend(_Task([item], task.failures, True) for item in task.items)
+        return None
+
+
+def _submit(
+    call: Callable[[list[Item]], list[Result]],
+    queue: _Queue[Item],
+    flying: dict[Future[Any], _Task[Item]],
+    workers: Workers,
+    limit: int,
+) -> bool:
+    """Submit the tasks that may run now; return whether the executor turned out to be broken."""
+    while (task := queue.next(len(flying), limit)) is not None:
+        try:
+            flying[workers.submit(call, task.items)] = task
+        except BrokenExecutor as error:
+            task.failures -= 1  # it never ran
+            queue.failed(task, error, limit)
+            return True
+    return False
+
+
+def _outcome(future: Future[Any]) -> tuple[Any, BaseException | None]:
+    try:
+        error = future.exception()
+    except CancelledError as cancelled:
+        return None, cancelled
+    if error is not None and not isinstance(error, Exception):
+        raise error  # such as KeyboardInterrupt
+    return (None, error) if error is not None else (future.result(), None)
+
+
+def run_chunks(
+    call: Callable[[list[Item]], list[Result]],
+    items: Sequence[Item],
+    chunk: int,
+    workers: Workers,
+) -> Iterator[tuple[list[Item], list[Result] | Lost]]:
+    """Call a function on items, `chunk` at a time, and yield results as they complete.
+
+    `call` takes a list of items, returns as many results, and raises nothing itself. A call fails
+    only with its worker: it is submitted again, in the end with one item and no other task, so that
+    an item that kills its worker spoils no other.
+
+    Examples
+    --------
+    >>> with Workers(None, 1) as workers:
+    ...     list(run_chunks(sorted, [3, 1, 2], 2, workers))
+    [([3, 1], [1, 3]), ([2], [2])]
+    """
+    starts = range(0, len(items), chunk)
+    queue = _Queue(deque(_Task(list(items[at : at + chunk])) for at in starts))
+    limit, broken = workers.flying, False
+    flying: dict[Future[Any], _Task[Item]] = {}
+    try:
+        while flying or queue.waiting or queue.suspects:
+            if broken and not flying:
+                workers.renew()
+                broken = False
+            broken = broken or _submit(call, queue, flying, workers, limit)
+            # Where the executor broke, all that is in flight is about to fail with it.
+            when = ALL_COMPLETED if broken else FIRST_COMPLETED
+            for future in wait(flying, return_when=when).done:
+                task = flying.pop(future)
+                result, error = _outcome(future)
+                broken = broken or isinstance(error, BrokenExecutor)
+                lost = queue.failed(task, error, limit) if error is not None else None
+                if error is None:
+                    queue.failures_in_a_row = 0
+                    yield task.items, result
+                elif lost is not None:
+                    yield task.items, lost
+    finally:
+        for future in flying:
+            future.cancel()

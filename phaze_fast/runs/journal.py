@@ -1,8 +1,8 @@
-"""A directory that holds finished rows, whatever happens to the process that writes them.
+"""A directory of finished rows that survives the death of the process that writes them.
 
-``results.jsonl`` has one JSON object per line with a checksum of its row; ``manifest.json`` says
-what was asked. Lines are appended and synced batch by batch, so a kill costs at most what was in
-flight. Nothing in the directory is executed or unpickled.
+``results.jsonl`` has one JSON object per line with a checksum of its row; ``manifest.json``
+describes the run. Lines are appended and synced batch by batch, so a kill costs at most the batch
+in flight. Nothing in the directory is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Self
 
 from phaze_fast.documents import digest, parse_text
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.runs.fingerprint import pricing_fingerprint
+from phaze_fast.runs.store import pricing_fingerprint
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system: one sweep per directory is up to the user
+except ImportError:  # no such locks on this system: the user gives each run its own directory
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Journal", "decode_line", "encode_line", "manifest"]
@@ -38,7 +38,6 @@ DAMAGED, TORN = "results.damaged.jsonl", "results.torn"
 _DIGEST = 16
 _HEAD, _MIDDLE, _TAIL = b'{"sum":"', b'","row":', b"}"
 _BODY = len(_HEAD) + 2 * _DIGEST + len(_MIDDLE)
-_EXPECTED = "expected a new or empty directory, or one that this sweep has written"
 
 
 def _checksum(body: bytes) -> bytes:
@@ -58,7 +57,7 @@ def encode_line(row: Mapping[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> Row | None:
-    """Read a line without its end; None where it is not as it was written."""
+    """Read a line without its end; None where it is damaged."""
     body = line[_BODY:-1]
     if line != b"".join((_HEAD, _checksum(body), _MIDDLE, body, _TAIL)):
         return None
@@ -71,7 +70,7 @@ def decode_line(line: bytes) -> Row | None:
 
 
 def manifest(keys: Collection[str], evaluate: str) -> dict[str, Any]:
-    """Describe a sweep: the set of its points, and with what they are evaluated.
+    """Describe a run: the set of its points, and the function that evaluates them.
 
     Examples
     --------
@@ -89,18 +88,6 @@ def manifest(keys: Collection[str], evaluate: str) -> dict[str, Any]:
         "points": len(set(keys)),
         "asked": digest(sorted(set(keys))),
     }
-
-
-@contextlib.contextmanager
-def _explained(out: Path) -> Iterator[None]:
-    """Turn what the file system says into one line that names the directory."""
-    try:
-        yield
-    except OSError as error:
-        raise InvalidInputError(
-            f"out: {out} cannot be used: {error.strerror or error}; expected a directory that can "
-            "be read and written"
-        ) from None
 
 
 def _sync_directory(path: Path) -> None:
@@ -128,54 +115,57 @@ def _replace(path: Path, chunks: Iterator[bytes]) -> None:
     _sync_directory(path.parent)
 
 
-def _keep_aside(path: Path, pieces: Sequence[bytes]) -> None:
+def _append(path: Path, lines: Sequence[bytes]) -> None:
     with path.open("ab") as file:
-        for piece in pieces:
-            file.write(piece + b"\n")
+        file.write(b"".join(line + b"\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
 
 
 @dataclass
-class _Reading:
-    """What a results file holds."""
+class _Results:
+    """The contents of a results file."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     damaged: list[bytes] = field(default_factory=list)
-    """Whole lines that are not as they were written."""
+    """Whole lines whose checksum does not match."""
     tail: bytes = b""
-    """What follows the last whole line."""
+    """Bytes after the last whole line."""
 
     @classmethod
-    def of(cls, path: Path) -> _Reading:
-        found = cls()
+    def of(cls, path: Path) -> _Results:
+        results = cls()
         if not path.exists():
-            return found
+            return results
         with path.open("rb") as file:
             for line in file:
                 row = decode_line(line.rstrip(b"\n"))
                 if row is not None:
-                    # A point that was tried again stands twice; the later line counts.
-                    found.rows[row["key"]] = row
+                    # A point that was evaluated again has two lines; the later one counts.
+                    results.rows[row["key"]] = row
                 if not line.endswith(b"\n"):
-                    found.tail = line
+                    results.tail = line
                 elif row is None:
-                    found.damaged.append(line.rstrip(b"\n"))
-        return found
+                    results.damaged.append(line.rstrip(b"\n"))
+        return results
 
 
 class Journal:
-    """The results directory of one sweep, locked while it is open.
+    """The results directory of one run, locked while it is open.
 
     Parameters
     ----------
     out
-        Directory, made where it is absent.
-    asked
-        What `manifest` gives.
+        Directory, created where it is absent.
+    description
+        The run, as `manifest` describes it.
     keys
-        Keys of all points asked for. A directory may hold some of them already, and no others. None
-        where they are not known beforehand.
+        Keys of all its points. A directory may have some of them already, and no others. None where
+        they are not known beforehand.
+    option
+        The option that names the directory, for messages.
+    run
+        What the run is called in messages.
 
     Raises
     ------
@@ -195,31 +185,36 @@ class Journal:
     """
 
     def __init__(
-        self, out: Path | str, asked: Mapping[str, Any], keys: Collection[str] | None = None
+        self,
+        out: Path | str,
+        description: Mapping[str, Any],
+        keys: Collection[str] | None = None,
+        option: str = "out",
+        run: str = "sweep",
     ) -> None:
         self.path = Path(out)
         self.rows: dict[str, Row] = {}
         """Rows that were there already, by key."""
         self.notes: list[str] = []
-        self._total, self._safe = int(asked["points"]), 0
-        with contextlib.ExitStack() as stack, _explained(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(self._locked())
-            self._check_manifest(asked)
-            found = _Reading.of(self.path / RESULTS)
-            if keys is not None:
-                self._check_keys(found.rows, keys)
-            # What is asked is on disk before the first result, so that results are never nameless.
-            text = json.dumps(asked, indent=2) + "\n"
-            _replace(self.path / MANIFEST, iter((text.encode(),)))
-            self._mend(found)
-            self.rows, self._safe = found.rows, len(found.rows)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-            self._file = os.open(self.path / RESULTS, flags, 0o644)
-            stack.callback(os.close, self._file)
-            _sync_directory(self.path)
-            self._size = os.fstat(self._file).st_size
-            self._stack = stack.pop_all()
+        self._option, self._run = option, run
+        self._total, self._safe = int(description["points"]), 0
+        try:
+            with contextlib.ExitStack() as stack:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(self._locked())
+                self._check_manifest(description)
+                self._read_results(keys, description)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+                self._file = os.open(self.path / RESULTS, flags, 0o644)
+                stack.callback(os.close, self._file)
+                _sync_directory(self.path)
+                self._size = os.fstat(self._file).st_size
+                self._stack = stack.pop_all()
+        except OSError as error:
+            raise InvalidInputError(
+                f"{option}: {self.path} cannot be used: {error.strerror or error}; expected a "
+                "directory that can be read and written"
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +223,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the results file and unlock the directory."""
         self._stack.close()
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -246,8 +241,7 @@ class Journal:
                 written += os.write(self._file, data[written:])
             os.fsync(self._file)
         except OSError as error:
-            # After a failed sync nothing is known of what was written; after a failed write the
-            # lines before it are whole.
+            # After a failed write the lines before it are whole; after a failed sync none may be.
             whole = data[:written].rfind(b"\n") + 1 if written < len(data) else 0
             self._cut_back(whole, data[:whole].count(b"\n"), error)
         self._size += len(data)
@@ -261,7 +255,8 @@ class Journal:
         self._safe += lines
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "it failed"
         raise InvalidInputError(
-            f"out: {self.path / RESULTS} cannot be written, {cause} ({error.strerror or error}); "
+            f"{self._option}: {self.path / RESULTS} cannot be written, {cause} "
+            f"({error.strerror or error}); "
             f"{self._safe} of {self._total or 'all'} points are safe, and the same run "
             "goes on from them"
         ) from None
@@ -276,61 +271,63 @@ class Journal:
                     if error.errno not in (errno.EAGAIN, errno.EACCES):
                         self.notes.append(f"{self.path} was not locked: {error.strerror}")
                     else:
-                        raise InvalidInputError(self._in_use()) from None
+                        holder = (self.path / LOCK).read_text("ascii", "replace")[:20]
+                        raise InvalidInputError(
+                            f"{self._option}: {self.path} is in use by another {self._run} "
+                            f"(process {holder or 'unknown'}); expected a directory of its own, or "
+                            f"that {self._run} ended"
+                        ) from None
             file.truncate(0)
             file.write(str(os.getpid()).encode())
             file.flush()
             yield
 
-    def _in_use(self) -> str:
-        holder = (self.path / LOCK).read_text("ascii", "replace")[:20]
-        return (
-            f"out: {self.path} is in use by another sweep (process {holder or 'unknown'}); "
-            "expected a directory of its own, or that sweep ended"
+    def _refused(self, reason: str) -> InvalidInputError:
+        return InvalidInputError(
+            f"{self._option}: {reason}; expected a new or empty directory, or one that this "
+            f"{self._run} has written"
         )
 
-    def _check_manifest(self, asked: Mapping[str, Any]) -> None:
+    def _check_manifest(self, description: Mapping[str, Any]) -> None:
         path, results = self.path / MANIFEST, self.path / RESULTS
         if not path.exists():
             if results.exists() and results.stat().st_size:
-                raise InvalidInputError(f"out: {results} stands without {MANIFEST}; {_EXPECTED}")
+                raise self._refused(f"{results} stands without {MANIFEST}")
             return
         try:
-            found = parse_text(path.read_text("utf-8", "replace"), str(path), json_only=True)
+            there = parse_text(path.read_text("utf-8", "replace"), str(path), json_only=True)
         except InvalidInputError as error:
-            raise InvalidInputError(f"out: {error}; {_EXPECTED}") from None
-        # Rows that other code or data has priced must not stand beside new ones.
+            raise self._refused(str(error)) from None
+        # Rows that other code or data computed must not be mixed with new ones.
         for name in ("format", "phaze_fast", "pricing", "evaluate"):
-            there = found.get(name) if isinstance(found, dict) else None
-            if there != asked[name]:
-                raise InvalidInputError(
-                    f"out: {path} has {name} {str(there)[:80]!r}, this sweep {asked[name]!r}; "
-                    f"{_EXPECTED}"
+            value = there.get(name) if isinstance(there, dict) else None
+            if value != description[name]:
+                raise self._refused(
+                    f"{path} has {name} {str(value)[:80]!r}, this {self._run} {description[name]!r}"
                 )
 
-    def _check_keys(self, rows: Mapping[str, Row], keys: Collection[str]) -> None:
-        others = len(rows.keys() - set(keys))
+    def _read_results(self, keys: Collection[str] | None, description: Mapping[str, Any]) -> None:
+        """Read the rows, write the manifest, and move torn and damaged lines to other files."""
+        file = self.path / RESULTS
+        results = _Results.of(file)
+        others = len(results.rows.keys() - set(keys)) if keys is not None else 0
         if others:
-            raise InvalidInputError(
-                f"out: {self.path / RESULTS} holds {others} results of points that are not asked "
-                f"for; {_EXPECTED}"
-            )
-
-    def _mend(self, found: _Reading) -> None:
-        """Cut off a torn end, and take damaged lines out; the bytes of both are kept aside."""
-        results = self.path / RESULTS
-        tail = found.tail
+            raise self._refused(f"{file} holds {others} results of points that are not asked for")
+        # The manifest is on disk before the first result, so that results are never nameless.
+        text = json.dumps(description, indent=2) + "\n"
+        _replace(self.path / MANIFEST, iter((text.encode(),)))
+        self.rows, self._safe, tail = results.rows, len(results.rows), results.tail
         if tail and decode_line(tail) is None:
-            _keep_aside(self.path / TORN, [tail])
+            _append(self.path / TORN, [tail])
             self.notes.append(
-                f"{results}: the last line was torn and is cut off; its {len(tail)} bytes are in "
+                f"{file}: the last line was torn and is cut off; its {len(tail)} bytes are in "
                 f"{TORN}"
             )
-        if found.damaged:
-            _keep_aside(self.path / DAMAGED, found.damaged)
+        if results.damaged:
+            _append(self.path / DAMAGED, results.damaged)
             self.notes.append(
-                f"{results}: {len(found.damaged)} damaged lines are moved to {DAMAGED} and their "
+                f"{file}: {len(results.damaged)} damaged lines are moved to {DAMAGED} and their "
                 "points evaluated again"
             )
-        if tail or found.damaged:
-            _replace(results, (encode_line(row) for row in found.rows.values()))
+        if tail or results.damaged:
+            _replace(file, (encode_line(row) for row in results.rows.values()))

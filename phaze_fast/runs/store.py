@@ -1,11 +1,11 @@
-"""Results kept by what they are results of: one SQLite file, many processes.
+"""Results by the content of their inputs: one SQLite file that many processes may share.
 
 A row's key is a digest of the kind of result, of its inputs and of `pricing_fingerprint`, so that a
-result of another cost model is never found. Each row has a checksum; what does not match counts as
-unknown. Nothing is unpickled.
+result of another cost model is never found. Each row has a checksum; a row that does not match it
+counts as unknown. Nothing is unpickled.
 
-A store is an aid: once it is open, nothing that happens to its file is an error. A file of ours
-that is damaged is renamed, a row that cannot be written is not kept, and `notes` says so.
+Once a store is open, nothing that happens to its file is an error. A damaged file is renamed, a row
+that cannot be written is computed again next time, and `notes` says so.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import hashlib
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.runs.fingerprint import pricing_fingerprint
+from phaze_fast import schedule
+from phaze_fast.errors import InvalidInputError, PhazeError
 
-__all__ = ["STORE", "ResultStore"]
+__all__ = ["STORE", "ResultStore", "ScheduleCache", "pricing_fingerprint"]
 
 STORE = "results.sqlite"
 """Name of the file of results in a cache directory."""
@@ -38,6 +41,54 @@ _AT_ONCE = 500
 _TABLE = "CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, value BLOB, sum BLOB)"
 
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CORE = "phaze_fast._core"
+_SUFFIXES = {".py", ".yaml", ".json", ".txt"}
+_AFTER_THE_SEARCH = {"papers", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
+"""Parts of the package that show results and change none."""
+_LOADED_AT_S = time.time()
+
+
+def _sources(package: Path) -> list[Path]:
+    """Return the files on which results depend, in the order of their names."""
+    sources = []
+    for part in package.iterdir():
+        if part.name not in _AFTER_THE_SEARCH:
+            files = part.rglob("*") if part.is_dir() else [part]
+            sources += [file for file in files if file.suffix in _SUFFIXES]
+    return sorted(sources)
+
+
+@lru_cache(maxsize=1)
+def pricing_fingerprint() -> bytes:
+    """Hash the code and data of the package up to the search, and the compiled core.
+
+    A stored result is the result of the code and data that computed it, so its key contains this
+    digest. It is computed once in a process. A file that was written after this process loaded the
+    package may differ from what runs here: then the digest is unique to this process.
+
+    Examples
+    --------
+    >>> len(pricing_fingerprint())
+    16
+    """
+    core = find_spec(_CORE)
+    if core is None or core.origin is None:
+        raise PhazeError("the compiled core of phaze_fast is missing; install the package again")
+    files = {file.relative_to(_PACKAGE).as_posix(): file for file in _sources(_PACKAGE)}
+    files[_CORE] = Path(core.origin)
+    state = hashlib.blake2b(digest_size=_DIGEST)
+    newest_s = 0.0
+    for name, file in files.items():
+        content = file.read_bytes()
+        newest_s = max(newest_s, file.stat().st_mtime)
+        state.update(f"{name}\n{len(content)}\n".encode())
+        state.update(content)
+    if newest_s > _LOADED_AT_S:
+        state.update(os.urandom(_DIGEST))
+    return state.digest()
+
+
 def _hashed(*parts: bytes) -> bytes:
     state = hashlib.blake2b(digest_size=_DIGEST)
     for part in parts:
@@ -47,7 +98,7 @@ def _hashed(*parts: bytes) -> bytes:
 
 
 def _origin(path: Path) -> str:
-    """Whether a file is ``absent`` (or empty), ``ours``, or ``foreign``; may raise OSError."""
+    """Return ``absent`` (also for an empty file), ``ours`` or ``foreign``; may raise OSError."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER)
@@ -61,13 +112,13 @@ def _origin(path: Path) -> str:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether SQLite cannot make sense of a file, rather than not get at it."""
+    """Whether a file is damaged, rather than locked, full or unreadable."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Open a file and read from it, so that what is no database shows here as a sqlite3.Error."""
+    """Open a file and read from it, so that a file that is no database fails here."""
     # Without permission to write, the file is read as it is, without locks.
     options = "mode=ro&immutable=1" if read_only else "mode=rwc"
     uri = f"file:{quote(os.fsencode(path))}?{options}"
@@ -84,7 +135,7 @@ def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
 
 
 def _prepare(file: sqlite3.Connection) -> None:
-    """Make the table where it is absent, and let readers and one writer work side by side."""
+    """Create the table where it is absent, and let readers work while one process writes."""
     if file.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         with file:  # before the write-ahead log, so that the header says whose it is at once
             file.execute("BEGIN IMMEDIATE")
@@ -124,9 +175,9 @@ class ResultStore:
     def __init__(self, path: Path | str, kind: str) -> None:
         self.path = Path(path).absolute()
         self.notes: list[str] = []
-        """What happened to the file that a reader should know."""
+        """Faults of the file, and what was done about them."""
         self.rejected = 0
-        """Rows that were damaged, and so not used."""
+        """Number of damaged rows, which are not used."""
         self._kind, self._lock = kind.encode(), threading.Lock()
         self._read_only, self._inode = False, 0
         self._file: sqlite3.Connection | None = None
@@ -139,7 +190,7 @@ class ResultStore:
         self.close()
 
     def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Look up what is known of some inputs, by this very code and data."""
+        """Look up the results of some inputs by the same code and data."""
         wanted = {self._key(key): key for key in keys}
         listed = list(wanted)
         found: dict[bytes, bytes] = {}
@@ -152,7 +203,7 @@ class ResultStore:
         return found
 
     def put_many(self, results: Mapping[bytes, bytes]) -> None:
-        """Keep results by their inputs; where that fails, they are computed again next time."""
+        """Store results by their inputs; where that fails, they are computed again next time."""
         if not results or self._file is None:
             return
         if self._read_only:
@@ -166,7 +217,7 @@ class ResultStore:
                     file.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", rows)
 
     def close(self) -> None:
-        """Close the file; nothing is found or kept from then on."""
+        """Close the file; nothing is found or stored from then on."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -190,7 +241,7 @@ class ResultStore:
 
     @contextlib.contextmanager
     def _guarded(self, done: str) -> Iterator[sqlite3.Connection | None]:
-        """Hand out the file; what goes wrong with it becomes a note."""
+        """Yield the file; errors become notes."""
         with self._lock:
             try:
                 yield self._file
@@ -230,7 +281,7 @@ class ResultStore:
         return file
 
     def _renewed(self, error: sqlite3.Error) -> sqlite3.Connection | None:
-        """Rename a damaged file of ours and begin a new one, unless another process has."""
+        """Rename a damaged file and begin a new one, unless another process has."""
         if self._file is not None:
             self._file.close()
         try:
@@ -257,3 +308,30 @@ class ResultStore:
             f"cache: {self.path} cannot be used: {said}; expected a new file, or one that "
             "phaze_fast has written as a cache"
         )
+
+
+class ScheduleCache(schedule.ScheduleCache):
+    """Proven schedules by the content of the layer, in memory and in a file.
+
+    Parameters
+    ----------
+    path
+        SQLite file that processes may share; by default memory alone. Schedules that other code or
+        data has computed are not found.
+    limit
+        Entries in memory; the least recently used are dropped first.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there is something else at the path, or nothing can be read or made there.
+
+    Examples
+    --------
+    >>> ScheduleCache().info().entries
+    0
+    """
+
+    def __init__(self, path: Path | str | None = None, limit: int = 100_000) -> None:
+        store = None if path is None else ResultStore(path, "layer schedules")
+        super().__init__(store, limit)

@@ -1,17 +1,20 @@
 """A table of best plans over many points: models, clusters with their chips, training steps.
 
-Every point becomes a row, in the order asked: the best plan, or why there is none. A sweep into a
-directory goes on where it stopped.
+Every point becomes a row, in the order given: the best plan, or the reason why there is none. A
+sweep into a directory resumes where it stopped. A sweep of more points than fit in memory takes
+them from an iterator, block after block, and leaves its rows on disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,17 +27,27 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
-from phaze_fast.planning import Plan, Training, infeasible, plan
-from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers
-from phaze_fast.runs.journal import Journal, manifest
+from phaze_fast.planning import Plan, Training, plan
+from phaze_fast.runs.executors import Lost, Workers, run_chunks
+from phaze_fast.runs.journal import RESULTS, Journal, decode_line, manifest
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
-__all__ = ["COLUMNS", "Point", "SweepTable", "blank_row", "evaluate_point", "plan_row", "sweep"]
+__all__ = [
+    "COLUMNS",
+    "BlockCounts",
+    "Point",
+    "SweepTable",
+    "blank_row",
+    "evaluate_point",
+    "plan_row",
+    "read_blocks",
+    "sweep",
+    "sweep_blocks",
+]
 
 VERSION = "phaze-fast point 1"
-"""Changes where the same records mean something else; keys of before are then not found."""
+"""Changes with the meaning of the records, so that keys of earlier versions are not found."""
 
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
@@ -144,7 +157,7 @@ _PARTS: dict[str, Any] = {
 
 
 def blank_row(point: Point, status: str, reason: str = "") -> Row:
-    """Give the row of a point that has no plan.
+    """Return the row of a point that has no plan.
 
     `status` is ``infeasible`` or ``error``; `reason` says which constraint binds, or what happened.
     """
@@ -160,7 +173,7 @@ def blank_row(point: Point, status: str, reason: str = "") -> Row:
 
 
 def plan_row(point: Point, best: Plan) -> Row:
-    """Give the row of a point and its best plan: seconds, bytes, mm2, and per second."""
+    """Return the row of a point and its best plan, in seconds, bytes, mm2 and per second."""
     row = blank_row(point, "optimal")
     row |= {name: getattr(best, name) for name in _OF_PLAN}
     row["devices_used"] = best.devices
@@ -180,14 +193,14 @@ def evaluate_point(point: Point) -> Row:
     >>> row["status"], row["dp"]
     ('optimal', 4)
     """
-    found = plan(point.model, point.cluster, point.training, top=1, threads=1)
-    if not found.plans:
-        return blank_row(point, "infeasible", str(infeasible(found)))
-    return plan_row(point, found.best)
+    plans = plan(point.model, point.cluster, point.training, top=1, threads=1)
+    if not plans.plans:
+        return blank_row(point, "infeasible", str(plans.infeasible))
+    return plan_row(point, plans.best)
 
 
 def _checked(point: Point, row: Any) -> Row:
-    """Take a row of plain values that JSON can hold, with the key of its point."""
+    """Return a row with the key of its point, after checking that JSON can hold its values."""
     if not isinstance(row, dict) or row.get("status") not in ("optimal", "infeasible", "error"):
         raise InvalidTypeError(
             f"evaluate: {type(row).__name__} is not accepted; expected a dict with a status of "
@@ -205,7 +218,7 @@ def _checked(point: Point, row: Any) -> Row:
 
 
 def _rows_of(evaluate: Evaluate, points: list[Point]) -> list[Row]:
-    """Evaluate points; whatever goes wrong with one is its row."""
+    """Evaluate points; an error becomes the row of its point."""
     rows = []
     for point in points:
         try:
@@ -228,9 +241,9 @@ class SweepTable(Table):
 
     rows: list[Row]
     notes: tuple[str, ...] = ()
-    """What happened to the results on disk that a reader should know."""
+    """Faults of the results on disk, and what was done about them."""
     repeated: int = 0
-    """Points that stand in the list more than once, and were evaluated once."""
+    """Points that repeat an earlier one, which are evaluated once."""
     resumed: int = 0
     """Distinct points that were finished before."""
 
@@ -257,18 +270,17 @@ class SweepTable(Table):
     @cached_property
     def columns(self) -> dict[str, Array]:
         """Read-only arrays by name; where a row has no value: NaN, -1, False or an empty text."""
-        found = {}
+        arrays: dict[str, Array] = {}
         for name, (kind, values) in self._typed().items():
-            array: Array = np.array(
-                [_MISSING[kind] if v is None else v for v in values], dtype=kind
-            )
-            array.flags.writeable = False
-            found[name] = array
-        return found
+            filled = [_MISSING[kind] if value is None else value for value in values]
+            arrays[name] = np.array(filled, dtype=kind)
+            arrays[name].flags.writeable = False
+        return arrays
 
     def _typed(self) -> dict[str, tuple[type, list[Any]]]:
+        """Return the type and the values of each column."""
         names = dict.fromkeys(name for row in self.rows for name in row) or COLUMNS
-        found = {}
+        typed = {}
         for name in names:
             values = [row.get(name) for row in self.rows]
             kinds = {type(v) for v in values if v is not None}
@@ -276,11 +288,11 @@ class SweepTable(Table):
             kind = next((k for k in order if k in kinds), COLUMNS.get(name, float))
             if kind is str:
                 values = [v if v is None else str(v) for v in values]
-            found[name] = (float if kind is int and COLUMNS.get(name) is float else kind, values)
-        return found
+            typed[name] = (float if kind is int and COLUMNS.get(name) is float else kind, values)
+        return typed
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the rows as named columns; None where a row has no value."""
+        """Return the rows as named columns; None where a row has no value."""
         return {name: values for name, (_, values) in self._typed().items()}
 
     def to_json(self, path: Path | str) -> None:
@@ -334,15 +346,15 @@ def sweep(
     evaluate: Evaluate = evaluate_point,
     retry_errors: bool = False,
 ) -> SweepTable:
-    """Evaluate many points, over again where it was stopped.
+    """Evaluate many points; a sweep that was stopped resumes.
 
     Parameters
     ----------
     points
-        What to evaluate; a point that comes again is evaluated once.
+        What to evaluate; repeated points are evaluated once.
     out
-        Directory to keep rows in as they finish. The same sweep, or one of more points, finds
-        them there and goes on.
+        Directory to write rows to as they finish. The same sweep, or one of more points, resumes
+        from it.
     executor
         A ``concurrent.futures.Executor``, or a name that `executor_for` takes; by default threads.
     chunk
@@ -377,9 +389,9 @@ def sweep(
     >>> table["time_s"].argmin()
     np.int64(2)
     """
-    asked = list(points)
-    _check(asked, chunk, evaluate)
-    distinct = {point.key: point for point in asked}
+    all_points = list(points)
+    _check(all_points, chunk, evaluate)
+    distinct = {point.key: point for point in all_points}
     rows: dict[str, Row] = {}
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -387,24 +399,137 @@ def sweep(
         if out is not None:
             description = manifest(distinct.keys(), _name_of(evaluate))
             journal = stack.enter_context(Journal(out, description, distinct.keys()))
-            kept = journal.rows.items()
-            rows = {k: r for k, r in kept if not (retry_errors and r["status"] == "error")}
+            rows = dict(journal.rows)
+            if retry_errors:
+                rows = {key: row for key, row in rows.items() if row["status"] != "error"}
             notes = journal.notes
         resumed = len(rows)
-        left = [point for key, point in distinct.items() if key not in rows]
+        remaining = [point for key, point in distinct.items() if key not in rows]
         workers = stack.enter_context(Workers(executor, thread_count(threads)))
         if workers.separate:
             _check_travels(evaluate)
         if progress is not None:
             progress(len(rows), len(distinct))
         call = functools.partial(_rows_of, evaluate)
-        for chunk_points, found in run_chunks(call, left, chunk, workers):
-            if isinstance(found, Lost):
-                found = [blank_row(point, "error", found.reason) for point in chunk_points]
+        for chunk_points, results in run_chunks(call, remaining, chunk, workers):
+            if isinstance(results, Lost):
+                results = [blank_row(point, "error", results.reason) for point in chunk_points]
             if journal is not None:
-                journal.append(found)
-            rows.update((row["key"], row) for row in found)
+                journal.append(results)
+            rows.update((row["key"], row) for row in results)
             if progress is not None:
                 progress(len(rows), len(distinct))
-    ordered = [dict(rows[point.key]) for point in asked]
-    return SweepTable(ordered, tuple(notes), len(asked) - len(distinct), resumed)
+    ordered = [dict(rows[point.key]) for point in all_points]
+    return SweepTable(ordered, tuple(notes), len(all_points) - len(distinct), resumed)
+
+
+# ---- sweeps in blocks ----
+
+DONE = "done.json"
+
+
+@dataclass(frozen=True)
+class BlockCounts:
+    """Counts of a sweep in blocks.
+
+    Examples
+    --------
+    >>> BlockCounts(points=3, rows=3, resumed=0, statuses={"optimal": 3}).rows
+    3
+    """
+
+    points: int
+    rows: int
+    """Distinct points, summed over the blocks."""
+    resumed: int
+    """Rows that were on disk before."""
+    statuses: dict[str, int]
+
+
+def _finished(folder: Path, asked: str) -> dict[str, int] | None:
+    """Return the statuses of a block that was finished with these points before."""
+    try:
+        done = json.loads((folder / DONE).read_text("utf-8"))
+        statuses = {str(name): int(count) for name, count in done["statuses"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return statuses if done.get("asked") == asked else None
+
+
+def sweep_blocks(
+    points: Iterable[Point], out: Path | str, block: int = 10_000, **options: Any
+) -> BlockCounts:
+    """Evaluate points block after block into directories below `out`.
+
+    Parameters
+    ----------
+    points
+        Any number, in the same order each time; read `block` at a time.
+    out
+        Directory; the same call resumes from it.
+    block
+        Points in memory at once.
+    options
+        Of `sweep`, such as executor, chunk, threads and evaluate.
+
+    Returns
+    -------
+    BlockCounts
+        How many points and rows there are. `read_blocks` reads the rows.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a directory cannot be used, or has other points.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
+    >>> steps = [pf.Training(global_batch=n, micro_batch=4, tp=1) for n in (16, 32, 48)]
+    >>> points = [Point(pf.models.load("bertlarge"), cluster, step) for step in steps]
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     counts = sweep_blocks(points, out, block=2)
+    ...     counts.points, len(list(read_blocks(out)))
+    (3, 3)
+    """
+    if not isinstance(block, int) or isinstance(block, bool) or block < 1:
+        raise InvalidInputError(f"block: {block!r} is not accepted; expected 1 or more")
+    remaining = iter(points)
+    statuses: Counter[str] = Counter()
+    count, resumed = 0, 0
+    for number in itertools.count():
+        block_points = list(itertools.islice(remaining, block))
+        if not block_points:
+            break
+        count += len(block_points)
+        folder = Path(out) / f"{number // 1000:04}" / f"{number % 1000:03}"
+        asked = digest(sorted({point.key for point in block_points}))
+        block_statuses = _finished(folder, asked)
+        if block_statuses is None:
+            table = sweep(block_points, folder, **options)
+            distinct = {row["key"]: row["status"] for row in table.rows}
+            block_statuses = dict(Counter(distinct.values()))
+            resumed += table.resumed
+            text = json.dumps({"asked": asked, "statuses": block_statuses}) + "\n"
+            (folder / DONE).write_text(text, "utf-8")
+        else:
+            resumed += sum(block_statuses.values())
+        statuses.update(block_statuses)
+    return BlockCounts(count, sum(statuses.values()), resumed, dict(statuses))
+
+
+def read_blocks(out: Path | str) -> Iterator[dict[str, Any]]:
+    """Yield the rows that a sweep in blocks has on disk, block after block.
+
+    Damaged lines are left out; the sweep evaluates their points again.
+    """
+    for file in sorted(Path(out).glob(f"*/*/{RESULTS}")):
+        rows: dict[str, dict[str, Any]] = {}
+        with file.open("rb") as lines:
+            for line in lines:
+                row = decode_line(line.rstrip(b"\n"))
+                if row is not None:
+                    rows[row["key"]] = row
+        yield from rows.values()

@@ -1,10 +1,19 @@
 """Optimal schedules of a layer's operators on one chip, with their proofs."""
 
 from phaze_fast.schedule.cache import LayerStore, ScheduleCache, ScheduleCacheInfo
-from phaze_fast.schedule.instance import LayerInstance, instance_from_dict, read_instances
-from phaze_fast.schedule.layers import LayerTimes, schedule_layers
-from phaze_fast.schedule.result import LayerSchedule
-from phaze_fast.schedule.solve import RULES, schedule_instances
+from phaze_fast.schedule.instance import (
+    LayerInstance,
+    LayerSchedule,
+    instance_from_dict,
+    read_instances,
+)
+from phaze_fast.schedule.layers import (
+    RULES,
+    LayerTimes,
+    layer_makespans,
+    schedule_instances,
+    schedule_layers,
+)
 
 __all__ = [
     "RULES",
@@ -15,6 +24,7 @@ __all__ = [
     "ScheduleCache",
     "ScheduleCacheInfo",
     "instance_from_dict",
+    "layer_makespans",
     "read_instances",
     "schedule_instances",
     "schedule_layers",

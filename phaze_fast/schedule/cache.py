@@ -1,21 +1,21 @@
-"""Proven schedules, looked up in memory and in a store if there is one.
+"""A cache of proven schedules, in memory and in a store if there is one.
 
-A key is a hash of a layer's canonical form, which holds everything that decides the answer, and of
-the version of the method: layers that differ in the numbering of their operators or by one factor
-in all latencies share an entry. What a store gives back and is no schedule is counted as rejected
-and solved again.
+A key is a hash of a layer's canonical form, which contains everything that determines the schedule,
+and of the version of the method: layers that differ in the numbering of their operators or by one
+factor in all latencies share an entry. Damaged entries of a store are counted as rejected, and the
+layers are solved again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from phaze_fast.caching import LruCache
 from phaze_fast.errors import InvalidTypeError
 
 __all__ = ["LayerStore", "ScheduleCache", "ScheduleCacheInfo", "StoredLayer", "layer_key"]
@@ -23,26 +23,26 @@ __all__ = ["LayerStore", "ScheduleCache", "ScheduleCacheInfo", "StoredLayer", "l
 Array = np.ndarray[Any, Any]
 
 VERSION = b"layer-schedule-2"
-"""Changes whenever the meaning of an answer does."""
+"""Changes whenever the meaning of an entry does."""
 
 _DIGEST = 16
 
 
 class LayerStore(Protocol):
-    """Where schedules are kept between runs, as bytes."""
+    """A store of schedules between runs, as bytes."""
 
     @property
     def rejected(self) -> int:
-        """Entries that were damaged, and so not given back."""
+        """Count of damaged entries, which are not returned."""
 
     def get_many(self, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        """Look up what is known."""
+        """Look up keys; those without an entry are missing."""
 
     def put_many(self, results: Mapping[bytes, bytes]) -> None:
-        """Keep what is not known yet."""
+        """Add entries."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close the store."""
 
 
 class ScheduleCacheInfo(NamedTuple):
@@ -52,9 +52,9 @@ class ScheduleCacheInfo(NamedTuple):
     file_hits: int
     misses: int
     rejected: int
-    """Entries of the store that were damaged."""
+    """Damaged entries of the store."""
     entries: int
-    """Held in memory."""
+    """Entries in memory."""
 
 
 class StoredLayer(NamedTuple):
@@ -66,7 +66,7 @@ class StoredLayer(NamedTuple):
 
 
 def layer_key(form: bytes) -> bytes:
-    """Key of a canonical form."""
+    """Hash a canonical form."""
     return hashlib.blake2b(VERSION + form, digest_size=_DIGEST).digest()
 
 
@@ -94,10 +94,10 @@ class ScheduleCache:
     Parameters
     ----------
     store
-        Where they are kept between runs; by default memory alone. `phaze_fast.ScheduleCache` makes
-        one of a path.
+        Store of schedules between runs; by default none. `phaze_fast.ScheduleCache` makes one of a
+        path.
     limit
-        Entries held in memory; the least recently used go first.
+        Most entries in memory; the least recently used go first.
 
     Examples
     --------
@@ -111,64 +111,50 @@ class ScheduleCache:
                 f"store: {type(store).__name__} is not accepted; expected an object with get_many "
                 "and put_many, such as phaze_fast.ScheduleCache makes of a path"
             )
-        self._memory: OrderedDict[bytes, StoredLayer] = OrderedDict()
-        self._limit, self._lock = limit, threading.Lock()
-        self._counts = dict.fromkeys(("memory", "file", "misses", "rejected"), 0)
+        self._memory: LruCache[bytes, StoredLayer] = LruCache(limit)
+        self._lock = threading.Lock()
+        self._file_hits = self._misses = self._rejected = 0
         self._store = store
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, StoredLayer]:
-        """Look up what is known; each key is counted once."""
-        found: dict[bytes, StoredLayer] = {}
-        missing = []
+        """Look up keys; each is counted once."""
+        layers = {key: self._memory.get(key) for key in dict.fromkeys(keys)}
+        known = {key: layer for key, layer in layers.items() if layer is not None}
+        missing = [key for key in layers if key not in known]
         with self._lock:
-            for key in dict.fromkeys(keys):
-                layer = self._memory.get(key)
-                if layer is None:
-                    missing.append(key)
-                    continue
-                self._memory.move_to_end(key)
-                found[key] = layer
             stored = self._from_store(missing)
-            for key, layer in stored.items():
-                self._remember(key, layer)
-            self._counts["memory"] += len(found)
-            self._counts["file"] += len(stored)
-            self._counts["misses"] += len(missing) - len(stored)
-        return found | stored
+            self._file_hits += len(stored)
+            self._misses += len(missing) - len(stored)
+        for key, layer in stored.items():
+            self._memory.put(key, layer)
+        return known | stored
 
     def put(self, layers: Mapping[bytes, StoredLayer]) -> None:
-        """Keep proven schedules."""
+        """Add proven schedules."""
+        for key, layer in layers.items():
+            self._memory.put(key, layer)
         with self._lock:
-            for key, layer in layers.items():
-                self._remember(key, layer)
             if self._store is not None and layers:
                 self._store.put_many({key: _encode(layer) for key, layer in layers.items()})
 
     def info(self) -> ScheduleCacheInfo:
-        """Counters since the cache was made."""
+        """Counters since the cache was created."""
         with self._lock:
-            counts = self._counts
-            rejected = counts["rejected"] + (self._store.rejected if self._store else 0)
-            return ScheduleCacheInfo(
-                counts["memory"], counts["file"], counts["misses"], rejected, len(self._memory)
-            )
+            rejected = self._rejected + (self._store.rejected if self._store else 0)
+            counts = (self._memory.hits, self._file_hits, self._misses, rejected)
+            return ScheduleCacheInfo(*counts, len(self._memory))
 
     def close(self) -> None:
         """Close the store; memory stays usable."""
         with self._lock:
             if self._store is not None:
-                self._counts["rejected"] += self._store.rejected
+                self._rejected += self._store.rejected
                 self._store.close()
                 self._store = None
-
-    def _remember(self, key: bytes, layer: StoredLayer) -> None:
-        self._memory[key] = layer
-        while len(self._memory) > self._limit:
-            self._memory.popitem(last=False)
 
     def _from_store(self, keys: list[bytes]) -> dict[bytes, StoredLayer]:
         if self._store is None or not keys:
             return {}
         layers = {key: _decode(value) for key, value in self._store.get_many(keys).items()}
-        self._counts["rejected"] += sum(layer is None for layer in layers.values())
+        self._rejected += sum(layer is None for layer in layers.values())
         return {key: layer for key, layer in layers.items() if layer is not None}

@@ -1,28 +1,28 @@
 """Schedules by HiGHS where branch and bound did not prove one; the only file that imports it.
 
-The program, for operators with the two ways "one core" (latency l) and "all cores" (latency a),
-which is what a layer of PHAZE has. Times are divided by the makespan of the schedule at hand, so
-that no schedule better than it is longer than 1; U = 1 + `_SLACK` is the horizon:
+The program, for operators with the two modes "one core" (latency l) and "all cores" (latency a),
+as the layers of PHAZE have them. Times are divided by the makespan of the known schedule, so that
+no better schedule is longer than 1; U = 1 + `_SLACK` is the horizon:
 
 (1) minimise T
 (2) T >= t_i + p_i,  p_i = l_i + (a_i - l_i) y_i
 (3) t_j >= t_i + p_i                               for every edge i -> j
-(4) t_j >= t_i + p_i - U (1 - x_ij)                for pairs in no order that may collide, both ways
+(4) t_j >= t_i + p_i - U (1 - x_ij)                for unordered pairs that may collide
 (5) x_ij + x_ji >= y_i,  x_ij + x_ji >= y_j        where i (j) on all cores keeps j (i) from running
 (6) x_ij + x_ji >= z_ic + z_jc - 1                 where both need a type that may be full
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
-y, x, z binary. T <= U is the cutoff, the bound at hand the least T.
+y, x, z binary. T <= U is the cutoff, the known bound the least T.
 
 What HiGHS computes is trusted no further than its tolerances reach:
 
-- A way that takes longer than the schedule at hand is left out: no better schedule has it. So no
+- A mode that takes longer than the known schedule is omitted: no better schedule has it. So no
   coefficient is above U.
 - Latencies, and differences of an operator's two, that are below `_RESOLUTION` are rounded down.
   Every schedule is one of the rounded layer too, so a bound of that is a bound of the layer.
 - Modes and order are taken from HiGHS, starts from `earliest_starts`: the makespan is that of the
   layer itself, to the last bit.
 - The bound is HiGHS's dual bound less `_DUAL_ERROR`. ``optimal`` is said where the makespan is at
-  most `TOLERANCE` above it, and never where HiGHS contradicts itself or the schedule at hand.
+  most `TOLERANCE` above it, and never where HiGHS contradicts itself or the known schedule.
 
 The schedule itself is not given as a start: with one, HiGHS 1.15.1 called a layer optimal that was
 not, in each of two runs over random layers that ended there, at the 1,242nd with presolve and the
@@ -32,28 +32,27 @@ not, in each of two runs over random layers that ended there, at the 1,242nd wit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.schedule.instance import LayerInstance
-from phaze_fast.schedule.replay import earliest_starts, is_feasible
-from phaze_fast.schedule.result import LayerSchedule
+from phaze_fast.schedule.instance import LayerInstance, LayerSchedule
 
-__all__ = ["TOLERANCE", "solve_with_highs"]
+__all__ = ["TOLERANCE", "earliest_starts", "is_feasible", "solve_with_highs"]
 
 TOLERANCE = 1e-6
 """Relative; a makespan that HiGHS calls optimal is at most so far above the proven bound."""
 
 _DUAL_ERROR = 5e-7
-"""What HiGHS's dual bound may be too high, as a part of the makespan: far above what tolerances of
+"""Most error of HiGHS's dual bound, as a part of the makespan: far above what tolerances of
 1e-9 on rows and columns that lie between 0 and 1 add up to."""
 _RESOLUTION = 1e-9
 """Latencies below this part of the makespan are zero to HiGHS, which drops such coefficients."""
 _SLACK = 1e-6
-"""Keeps the schedule at hand, and every better one, within the cutoffs in spite of rounding."""
+"""Keeps the known schedule, and every better one, within the cutoffs in spite of rounding."""
 _SOLVER_TOLERANCE = 1e-9
 
 
@@ -78,8 +77,8 @@ class _Program:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How an operator may run on one core, or on all."""
+class _Mode:
+    """A mode of an operator, on one core or on all."""
 
     mode: int
     """Its position among the operator's modes."""
@@ -89,7 +88,7 @@ class _Way:
 
 @dataclass
 class _Columns:
-    """Which columns of the program mean what."""
+    """Columns of the program by meaning."""
 
     end: int
     start: list[int]
@@ -100,7 +99,7 @@ class _Columns:
 
 
 def _reach(instance: LayerInstance) -> list[int]:
-    """Operators that wait for each one, however far, as bits."""
+    """Collect the successors of each operator, direct and indirect, as bits."""
     count = len(instance)
     after = [0] * count
     for a, b in sorted(instance.edges, reverse=True):
@@ -112,50 +111,50 @@ def _reach(instance: LayerInstance) -> list[int]:
     return after
 
 
-def _ways(made: LayerSchedule) -> list[dict[int, _Way]]:
-    """For each operator, its fastest way on one core (key 1) and on all (key 0).
+def _modes_of(schedule: LayerSchedule) -> list[dict[int, _Mode]]:
+    """List the fastest modes of each operator on one core (key 1) and on all (key 0).
 
-    A way longer than the schedule at hand is left out, except that schedule's own.
+    Modes longer than the known schedule are omitted, except those of that schedule.
     """
-    found = []
-    if not made.instance.one_or_all:
+    choices = []
+    if not schedule.instance.one_or_all:
         raise InvalidInputError(
-            f"{made.instance.name}: HiGHS is given operators on one core or on all; "
+            f"{schedule.instance.name}: HiGHS is given operators on one core or on all; "
             "expected no other core counts"
         )
-    for modes, chosen in zip(made.instance.modes, made.mode, strict=True):
-        ways: dict[int, _Way] = {}
+    for modes, chosen in zip(schedule.instance.modes, schedule.mode, strict=True):
+        fastest: dict[int, _Mode] = {}
         for mode, (cores, latency) in enumerate(modes):
-            scaled = latency / made.makespan
-            known = ways.get(cores)
+            scaled = latency / schedule.makespan
+            known = fastest.get(cores)
             if (scaled > 1.0 and mode != chosen) or (known and known.scaled <= scaled):
                 continue
-            ways[cores] = _Way(mode, min(scaled, 1.0))
-        found.append(_rounded_down(ways))
-    return found
+            fastest[cores] = _Mode(mode, min(scaled, 1.0))
+        choices.append(_rounded_down(fastest))
+    return choices
 
 
-def _rounded_down(ways: dict[int, _Way]) -> dict[int, _Way]:
-    """Leave nothing that HiGHS's tolerances cannot tell from zero, nor differences of that size."""
-    least = min(way.scaled for way in ways.values())
+def _rounded_down(modes: dict[int, _Mode]) -> dict[int, _Mode]:
+    """Round down latencies, and differences of them, that HiGHS's tolerances treat as zero."""
+    least = min(mode.scaled for mode in modes.values())
     floor = least if least >= _RESOLUTION else 0.0
     return {
-        cores: replace(way, scaled=floor if way.scaled - floor < _RESOLUTION else way.scaled)
-        for cores, way in ways.items()
+        cores: replace(mode, scaled=floor if mode.scaled - floor < _RESOLUTION else mode.scaled)
+        for cores, mode in modes.items()
     }
 
 
-def _build(made: LayerSchedule, ways: list[dict[int, _Way]]) -> tuple[_Program, _Columns]:
-    instance, horizon = made.instance, 1.0 + _SLACK
+def _build(schedule: LayerSchedule, choices: list[dict[int, _Mode]]) -> tuple[_Program, _Columns]:
+    instance, horizon = schedule.instance, 1.0 + _SLACK
     count = len(instance)
-    one = [(w[1] if 1 in w else w[0]).scaled for w in ways]
-    every = [(w[0] if 0 in w else w[1]).scaled for w in ways]
+    one = [(w[1] if 1 in w else w[0]).scaled for w in choices]
+    every = [(w[0] if 0 in w else w[1]).scaled for w in choices]
     program = _Program()
     columns = _Columns(
-        end=program.column(min(made.bound / made.makespan, 1.0) * (1 - _SLACK), horizon),
+        end=program.column(min(schedule.bound / schedule.makespan, 1.0) * (1 - _SLACK), horizon),
         start=[program.column(0.0, horizon) for _ in range(count)],
-        # Fixed where there is one way only.
-        alone=[program.column(float(1 not in w), float(0 in w), whole=True) for w in ways],
+        # Fixed where there is one mode only.
+        alone=[program.column(float(1 not in w), float(0 in w), whole=True) for w in choices],
     )
     start, alone = columns.start, columns.alone
 
@@ -175,7 +174,7 @@ def _build(made: LayerSchedule, ways: list[dict[int, _Way]]) -> tuple[_Program, 
     for i in range(count):
         for j in range(i + 1, count):
             shared = instance.types[i] & instance.types[j]
-            if reach[i] >> j & 1 or (made.overlap and not shared):
+            if reach[i] >> j & 1 or (schedule.overlap and not shared):
                 continue
             first, second = (program.column(0.0, 1.0, whole=True) for _ in range(2))
             columns.before[i, j], columns.before[j, i] = first, second
@@ -197,7 +196,7 @@ def _core_columns(
     program: _Program, instance: LayerInstance, reach: list[int], alone: list[int]
 ) -> dict[int, dict[int, list[int]]]:
     """Add assignments to cores, for types that operators in no order might fill."""
-    found: dict[int, dict[int, list[int]]] = {}
+    columns: dict[int, dict[int, list[int]]] = {}
     for r, have in enumerate(instance.cores):
         users = [i for i, types in enumerate(instance.types) if types >> r & 1]
         most = 1 + max(
@@ -209,11 +208,11 @@ def _core_columns(
         )
         if most <= have:
             continue
-        found[r] = {}
+        columns[r] = {}
         for i in users:
-            found[r][i] = [program.column(0.0, 1.0, whole=True) for _ in range(have)]
-            program.at_least(1.0, {**dict.fromkeys(found[r][i], 1.0), alone[i]: 1.0})
-    return found
+            columns[r][i] = [program.column(0.0, 1.0, whole=True) for _ in range(have)]
+            program.at_least(1.0, {**dict.fromkeys(columns[r][i], 1.0), alone[i]: 1.0})
+    return columns
 
 
 def _model(program: _Program, end: int) -> Any:
@@ -263,7 +262,7 @@ def _run(program: _Program, end: int, time_limit_s: float) -> _Answer:
     solver.passModel(_model(program, end))
     solver.run()
     info, status = solver.getInfo(), highspy.HighsModelStatus
-    # The schedule at hand is a solution, so a program without one is a fault of the arithmetic.
+    # The known schedule is a solution, so a program without one is a fault of the arithmetic.
     sound = solver.getModelStatus() in (status.kOptimal, status.kTimeLimit, status.kInterrupt)
     dual_bound = float(info.mip_dual_bound)
     solved = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
@@ -276,12 +275,12 @@ def _run(program: _Program, end: int, time_limit_s: float) -> _Answer:
     return _Answer(dual_bound if math.isfinite(dual_bound) else 0.0, objective, values, sound)
 
 
-def solve_with_highs(made: LayerSchedule, time_limit_s: float) -> LayerSchedule:
+def solve_with_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSchedule:
     """Prove or improve a schedule with HiGHS.
 
     Parameters
     ----------
-    made
+    schedule
         A feasible schedule; its makespan is the horizon, so that nothing worse is looked at.
     time_limit_s
         Wall time for HiGHS.
@@ -303,39 +302,39 @@ def solve_with_highs(made: LayerSchedule, time_limit_s: float) -> LayerSchedule:
     except ImportError:
         raise InvalidInputError(
             "highspy is not installed; install it, or pass highs=False (--no-highs) to keep the "
-            "schedule that was found, with its gap"
+            "known schedule, with its gap"
         ) from None
-    if made.makespan <= 0.0:  # nothing takes any time
-        return made
-    ways = _ways(made)
-    program, columns = _build(made, ways)
+    if schedule.makespan <= 0.0:  # nothing takes any time
+        return schedule
+    choices = _modes_of(schedule)
+    program, columns = _build(schedule, choices)
     answer = _run(program, columns.end, time_limit_s)
-    best = made
+    best = schedule
     if answer.values:
-        candidate = _decoded(made, ways, columns, answer.values)
-        if candidate is not None and candidate.makespan < made.makespan:
+        candidate = _decoded(schedule, choices, columns, answer.values)
+        if candidate is not None and candidate.makespan < schedule.makespan:
             best = candidate
-    return _with_proof(made, best, answer)
+    return _with_proof(schedule, best, answer)
 
 
-def _with_proof(made: LayerSchedule, best: LayerSchedule, answer: _Answer) -> LayerSchedule:
-    """Say what is proven of the best schedule: by what was known before, and by HiGHS."""
-    proven = (answer.dual_bound - _DUAL_ERROR) * made.makespan if answer.sound else 0.0
-    if made.bound > best.makespan or proven > best.makespan:  # both cannot be true
-        return made if made.bound > best.makespan else best
-    bound = max(made.bound, proven)
-    if made.status == "optimal" and best is made:
-        return made
+def _with_proof(schedule: LayerSchedule, best: LayerSchedule, answer: _Answer) -> LayerSchedule:
+    """Attach to the best schedule what was known before and what HiGHS proves."""
+    proven = (answer.dual_bound - _DUAL_ERROR) * schedule.makespan if answer.sound else 0.0
+    if schedule.bound > best.makespan or proven > best.makespan:  # both cannot be true
+        return schedule if schedule.bound > best.makespan else best
+    bound = max(schedule.bound, proven)
+    if schedule.status == "optimal" and best is schedule:
+        return schedule
     if proven >= best.makespan * (1.0 - TOLERANCE):
         return replace(best, status="optimal", proved_by="highs", bound=bound)
     return replace(best, status="feasible", proved_by="nothing", bound=bound)
 
 
-def _order(made: LayerSchedule, columns: _Columns, values: list[float]) -> list[int]:
+def _order(schedule: LayerSchedule, columns: _Columns, values: list[float]) -> list[int]:
     """Operators by start, each after those that it waits for and those HiGHS puts before it."""
-    count = len(made.instance)
+    count = len(schedule.instance)
     waits: list[set[int]] = [set() for _ in range(count)]
-    for a, b in made.instance.edges:
+    for a, b in schedule.instance.edges:
         waits[b].add(a)
     after: list[set[int]] = [set() for _ in range(count)]
     for (i, j), column in columns.before.items():
@@ -354,16 +353,132 @@ def _order(made: LayerSchedule, columns: _Columns, values: list[float]) -> list[
 
 
 def _decoded(
-    made: LayerSchedule, ways: list[dict[int, _Way]], columns: _Columns, values: list[float]
+    schedule: LayerSchedule, choices: list[dict[int, _Mode]], columns: _Columns, values: list[float]
 ) -> LayerSchedule | None:
-    """Lay HiGHS's modes and order out with the layer's own latencies; None where that fails."""
-    instance, mode = made.instance, []
-    for way, column in zip(ways, columns.alone, strict=True):
-        chosen = way.get(0 if values[column] > 0.5 else 1) or next(iter(way.values()))
+    """Build the schedule of HiGHS's modes and order with exact latencies; None where that fails."""
+    instance, mode = schedule.instance, []
+    for modes, column in zip(choices, columns.alone, strict=True):
+        chosen = modes.get(0 if values[column] > 0.5 else 1) or next(iter(modes.values()))
         mode.append(chosen.mode)
-    starts = earliest_starts(instance, _order(made, columns, values), mode, made.overlap)
-    if not is_feasible(instance, starts, mode, made.overlap):
+    starts = earliest_starts(instance, _order(schedule, columns, values), mode, schedule.overlap)
+    if not is_feasible(instance, starts, mode, schedule.overlap):
         return None
-    laid_out = replace(made, starts=tuple(starts), mode=tuple(mode), energy_j=None)
-    ends = [s + d for s, d in zip(starts, laid_out.durations, strict=True)]
-    return replace(laid_out, makespan=max(ends))
+    exact = replace(schedule, starts=tuple(starts), mode=tuple(mode), energy_j=None)
+    ends = [s + d for s, d in zip(starts, exact.durations, strict=True)]
+    return replace(exact, makespan=max(ends))
+
+
+# ---- exact starts ----
+
+# Starts and the check use only the latencies and core counts of the instance, so that nothing of a
+# solver's tolerances gets into an answer. An operator that takes no time still needs its cores at
+# its instant.
+
+
+def cores_held(
+    instance: LayerInstance, mode: Sequence[int], overlap: bool
+) -> list[tuple[int, ...]]:
+    """List the cores of each type that each operator blocks while it runs.
+
+    Under the ``exclusive`` rule an operator on all cores blocks those of every type.
+    """
+    held = []
+    for types, modes, choice in zip(instance.types, instance.modes, mode, strict=True):
+        cores = modes[choice][0]
+        whole_chip = cores == 0 and not overlap
+        held.append(
+            tuple(
+                (have if cores == 0 else min(cores, have)) if whole_chip or types >> r & 1 else 0
+                for r, have in enumerate(instance.cores)
+            )
+        )
+    return held
+
+
+class _Timeline:
+    """Operators with fixed starts, and whether another can run at the same time."""
+
+    def __init__(self, instance: LayerInstance, held: Sequence[tuple[int, ...]]) -> None:
+        self._cores, self._held = instance.cores, held
+        self._placed: list[tuple[float, float, int]] = []
+
+    def ends(self) -> list[float]:
+        return [end for _, end, _ in self._placed]
+
+    def place(self, op: int, start: float, end: float) -> None:
+        self._placed.append((start, end, op))
+
+    def fits(self, op: int, start: float, end: float) -> bool:
+        """Whether cores suffice at `start` and wherever another operator starts before `end`."""
+        overlapping = [p for p in self._placed if p[0] < end and start < p[1]]
+        instants = {start, *(p[0] for p in overlapping if p[0] > start)}
+        return all(self._cores_suffice(op, at, overlapping) for at in instants)
+
+    def _cores_suffice(
+        self, op: int, at: float, overlapping: list[tuple[float, float, int]]
+    ) -> bool:
+        running = [self._held[j] for s, e, j in overlapping if s <= at < e]
+        # Operators of no length follow one another within an instant: each needs cores by itself.
+        instant = [self._held[j] for s, e, j in overlapping if s == at == e]
+        for r, have in enumerate(self._cores):
+            used = self._held[op][r] + sum(held[r] for held in running)
+            if used + max((held[r] for held in instant), default=0) > have:
+                return False
+        return True
+
+
+def earliest_starts(
+    instance: LayerInstance, order: Sequence[int], mode: Sequence[int], overlap: bool
+) -> list[float]:
+    """Fix operators one by one in `order`, each as early as edges and cores allow.
+
+    This is serial schedule generation: applied to the order of starts of a feasible schedule, it
+    gives one in which no operator starts later. O(n^4) for n operators at worst.
+
+    Parameters
+    ----------
+    instance
+        The layer.
+    order
+        Every operator once, none before an operator that it waits for.
+    mode
+        Position of each operator's mode among its modes.
+    overlap
+        Whether operators of other types may run at the same time as one on all cores.
+
+    Examples
+    --------
+    >>> from phaze_fast.schedule import instance_from_dict
+    >>> ops = [{"id": i, "type": "TC", "lat_single": 2.0} for i in range(3)]
+    >>> layer = {"name": "x", "ops": ops, "edges": [[0, 2]], "num_tc": 2, "num_vc": 1}
+    >>> earliest_starts(instance_from_dict(layer), [0, 1, 2], [0, 0, 0], False)
+    [0.0, 0.0, 2.0]
+    """
+    before: list[list[int]] = [[] for _ in order]
+    for a, b in instance.edges:
+        before[b].append(a)
+    length = [modes[choice][1] for modes, choice in zip(instance.modes, mode, strict=True)]
+    timeline = _Timeline(instance, cores_held(instance, mode, overlap))
+    starts = [0.0] * len(order)
+    for op in order:
+        ready = max((starts[b] + length[b] for b in before[op]), default=0.0)
+        instants = sorted({ready, *(end for end in timeline.ends() if end > ready)})
+        starts[op] = next(at for at in instants if timeline.fits(op, at, at + length[op]))
+        timeline.place(op, starts[op], starts[op] + length[op])
+    return starts
+
+
+def is_feasible(
+    instance: LayerInstance, starts: Sequence[float], mode: Sequence[int], overlap: bool
+) -> bool:
+    """Whether a schedule keeps every edge and never uses more cores than there are."""
+    length = [modes[choice][1] for modes, choice in zip(instance.modes, mode, strict=True)]
+    ends = [s + d for s, d in zip(starts, length, strict=True)]
+    if min(starts) < 0.0 or any(starts[b] < ends[a] for a, b in instance.edges):
+        return False
+    timeline = _Timeline(instance, cores_held(instance, mode, overlap))
+    for op in range(len(instance)):
+        if not timeline.fits(op, starts[op], ends[op]):
+            return False
+        timeline.place(op, starts[op], ends[op])
+    return True

@@ -1,9 +1,10 @@
-"""Layers to be scheduled, read from JSON lines: operators, modes, edges, cores."""
+"""A layer to be scheduled, as read from JSON lines, and its schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,24 @@ from phaze_fast import _core
 from phaze_fast.documents import parse_json, read_text
 from phaze_fast.errors import InvalidInputError, brief, nearest
 
-__all__ = ["TYPES", "LayerInstance", "instance_from_dict", "read_instances"]
+__all__ = ["TYPES", "LayerInstance", "LayerSchedule", "instance_from_dict", "read_instances"]
 
 TYPES = {"TC": 1, "VC": 2, "TCandVC": 3, "TC+VC": 3, "NET": 4}
 """Resources an operator needs, as bits: tensor cores 1, vector cores 2, network 4."""
+_RESOURCES = ("TC", "VC", "NET")
 
 _MOST_CORES = 2**30
 _LONGEST = 1e300
-"""No latency is longer, so that few sums of them overflow."""
+"""Longest latency accepted, so that sums do not overflow."""
+_CHART_WIDTH = 60
 
 
 @dataclass(frozen=True)
 class LayerInstance:
     """One layer on one chip, operators in topological order.
 
-    `modes` lists for each operator the ways to run it as (cores, seconds); 0 cores stand for all of
-    them. Latencies may be in any unit, as long as it is one.
+    `modes` lists the modes of each operator as (cores, latency); 0 cores stand for all of them. All
+    latencies are in one unit, whichever it is.
     """
 
     name: str
@@ -36,20 +39,133 @@ class LayerInstance:
     edges: tuple[tuple[int, int], ...]
     cores: tuple[int, int, int]
     positions: tuple[int, ...]
-    """Where each operator stands in the source, which need not be in topological order."""
+    """Position of each operator in the source, which need not be in topological order."""
 
     def as_given(self, values: Sequence[Any]) -> list[Any]:
-        """One value per operator, in the order of the source."""
+        """Sort one value per operator into the order of the source."""
         pairs = sorted(zip(self.positions, values, strict=True), key=lambda pair: pair[0])
         return [value for _, value in pairs]
 
     @property
     def one_or_all(self) -> bool:
-        """Whether operators run on one core or on all of them alone, which is what HiGHS takes."""
+        """Whether all modes have one core or all cores, as the program for HiGHS requires."""
         return all(cores in (0, 1) for modes in self.modes for cores, _ in modes)
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+@dataclass(frozen=True)
+class LayerSchedule:
+    """When each operator of a layer starts, on how many cores, and what is proven of it."""
+
+    instance: LayerInstance
+    status: str
+    """``optimal`` where proven, else ``feasible``."""
+    makespan: float
+    """End of the last operator, in the unit of the latencies."""
+    bound: float
+    """No schedule ends earlier."""
+    proved_by: str
+    """``list-schedule``, ``branch-and-bound``, ``highs`` or ``nothing``."""
+    starts: tuple[float, ...]
+    mode: tuple[int, ...]
+    """Position of each operator's mode among its modes."""
+    nodes: int
+    """Nodes of the search tree."""
+    solve_s: float
+    """Wall time."""
+    overlap: bool = False
+    """Whether operators of other types may run at the same time as one on all cores."""
+    energy_j: float | None = None
+    """Joules on the chip where costs are known; None for a file of latencies."""
+
+    @property
+    def gap(self) -> float:
+        """Most that the makespan exceeds the optimum by, as a fraction of the bound."""
+        return self.makespan / self.bound - 1.0 if self.bound > 0 else 0.0
+
+    @property
+    def durations(self) -> tuple[float, ...]:
+        """Duration of each operator."""
+        pairs = zip(self.instance.modes, self.mode, strict=True)
+        return tuple(modes[choice][1] for modes, choice in pairs)
+
+    @cached_property
+    def held(self) -> tuple[tuple[int, int, int], ...]:
+        """Cores of each type (tensor, vector, network) that each operator uses."""
+        used = []
+        for types, modes, choice in zip(
+            self.instance.types, self.instance.modes, self.mode, strict=True
+        ):
+            cores = modes[choice][0]
+            use = [
+                0 if not types >> r & 1 else (have if cores == 0 else min(cores, have))
+                for r, have in enumerate(self.instance.cores)
+            ]
+            used.append((use[0], use[1], use[2]))
+        return tuple(used)
+
+    @property
+    def utilization(self) -> dict[str, float]:
+        """Utilisation of the cores of each type."""
+        shares = {}
+        for r, name in enumerate(_RESOURCES):
+            have = self.instance.cores[r]
+            if have == 0 or not any(t >> r & 1 for t in self.instance.types):
+                continue
+            busy = sum(
+                held[r] * seconds for held, seconds in zip(self.held, self.durations, strict=True)
+            )
+            shares[name] = busy / (have * self.makespan) if self.makespan > 0 else 0.0
+        return shares
+
+    @property
+    def critical_path(self) -> tuple[str, ...]:
+        """A chain of operators without gaps that ends with the schedule."""
+        ends = [s + d for s, d in zip(self.starts, self.durations, strict=True)]
+        path: list[int] = []
+        at = self.makespan
+        slack = 1e-9 * max(self.makespan, 1e-300)
+        while True:
+            last = [i for i, end in enumerate(ends) if abs(end - at) <= slack and i not in path]
+            if not last:
+                break
+            op = max(last, key=lambda i: self.durations[i])
+            path.append(op)
+            at = self.starts[op]
+            if at <= slack:
+                break
+        return tuple(self.instance.names[i] for i in reversed(path))
+
+    def chart(self, width: int = _CHART_WIDTH) -> str:
+        """Draw the schedule as text, a line per operator in order of start."""
+        order = sorted(range(len(self.instance)), key=lambda i: (self.starts[i], i))
+        label = max(len(name) for name in self.instance.names)
+        scale = width / self.makespan if self.makespan > 0 else 0.0
+        lines = []
+        for i in order:
+            first = min(int(self.starts[i] * scale), width - 1)
+            last = max(first + 1, round((self.starts[i] + self.durations[i]) * scale))
+            cores = self.instance.modes[i][self.mode[i]][0]
+            mark = "#" if cores == 0 else "="
+            bar = " " * first + mark * (last - first)
+            kind = "+".join(
+                name for r, name in enumerate(_RESOURCES) if self.instance.types[i] >> r & 1
+            )
+            asked = "all" if cores == 0 else str(cores)
+            lines.append(f"{self.instance.names[i]:{label}} {kind:5} {asked:>3} |{bar:{width}}|")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        used = ", ".join(f"{name} {share:.0%}" for name, share in self.utilization.items())
+        proof = f"proven by {self.proved_by}" if self.status == "optimal" else f"gap {self.gap:.2%}"
+        energy = "" if self.energy_j is None else f"; {self.energy_j:.4g} J"
+        head = f"{self.instance.name}: {self.makespan:.6g} ({self.status}, {proof}); {used}{energy}"
+        return f"{head}\n{self.chart()}"
+
+
+# ---- reading ----
 
 
 def _fault(where: str, field: str, value: Any, wanted: str) -> InvalidInputError:
@@ -71,11 +187,11 @@ def _latency(where: str, field: str, value: Any) -> float:
 
 
 def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
-    found = []
+    modes = []
     if "lat_single" in op:
-        found.append((1, _latency(where, "lat_single", op["lat_single"])))
+        modes.append((1, _latency(where, "lat_single", op["lat_single"])))
     if "lat_all" in op:
-        found.append((0, _latency(where, "lat_all", op["lat_all"])))
+        modes.append((0, _latency(where, "lat_all", op["lat_all"])))
     between = op.get("lat_cores", {})
     if not isinstance(between, Mapping):
         raise _fault(where, "lat_cores", between, "an object of core count to latency")
@@ -83,16 +199,16 @@ def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
         plain = str(text).isascii() and str(text).isdigit() and len(str(text)) <= 10
         if not plain or str(int(text)) != str(text) or not 1 <= int(text) <= _MOST_CORES:
             raise _fault(where, "lat_cores", text, "a core count such as 2")
-        found.append((int(text), _latency(where, f"lat_cores.{text}", value)))
-    if not found:
+        modes.append((int(text), _latency(where, f"lat_cores.{text}", value)))
+    if not modes:
         raise InvalidInputError(f"{where}: expected lat_single, lat_all or lat_cores")
-    if len(found) > _core.MAX_LAYER_MODES:
-        raise _fault(where, "lat_cores", len(found), f"at most {_core.MAX_LAYER_MODES} latencies")
-    return tuple(found)
+    if len(modes) > _core.MAX_LAYER_MODES:
+        raise _fault(where, "lat_cores", len(modes), f"at most {_core.MAX_LAYER_MODES} latencies")
+    return tuple(modes)
 
 
 def _sorted_ops(name: str, count: int, edges: set[tuple[int, int]]) -> list[int]:
-    """Positions in topological order, as given wherever that is possible."""
+    """Sort positions topologically; the order of the source breaks ties."""
     waits = [0] * count
     after: list[list[int]] = [[] for _ in range(count)]
     for a, b in edges:
@@ -120,15 +236,15 @@ def _is_id(value: Any) -> bool:
 def _edges(where: str, pairs: Any, place: Mapping[int, int]) -> set[tuple[int, int]]:
     if not isinstance(pairs, list):
         raise _fault(where, "edges", pairs, "a list of pairs of ids")
-    found = set()
+    edges = set()
     for pair in pairs:
         good = isinstance(pair, list) and len(pair) == 2
         if not good or any(not _is_id(i) or i not in place for i in pair):
             raise _fault(where, "edges", pair, "a pair of ids of operators")
         if pair[0] == pair[1]:
             raise _fault(where, "edges", pair, "two different operators")
-        found.add((place[pair[0]], place[pair[1]]))
-    return found
+        edges.add((place[pair[0]], place[pair[1]]))
+    return edges
 
 
 def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
@@ -141,7 +257,7 @@ def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
         one core, ``lat_all`` on all; ``lat_cores`` for core counts between), ``edges`` (pairs of
         ids), ``num_tc``, ``num_vc`` and, if not 1, ``num_net``. Other keys are ignored.
     where
-        What to call the source in errors.
+        Name of the source in errors.
 
     Examples
     --------
@@ -204,7 +320,7 @@ def read_instances(path: Path | str) -> Iterator[LayerInstance]:
     InvalidInputError
         Where the file cannot be read or a line is not accepted; names the line.
     """
-    found = False
+    any_line = False
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -213,7 +329,7 @@ def read_instances(path: Path | str) -> Iterator[LayerInstance]:
             record = parse_json(line)
         except InvalidInputError as error:
             raise InvalidInputError(f"{where}: {error}") from None
-        found = True
+        any_line = True
         yield instance_from_dict(record, where)
-    if not found:
+    if not any_line:
         raise InvalidInputError(f"{path}: there are no instances in it")

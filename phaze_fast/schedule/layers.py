@@ -1,9 +1,16 @@
-"""Times of every operator graph on every chip of a batch, by proven schedules."""
+"""Schedules of layers with proof or gap: list schedules, branch and bound, then HiGHS.
+
+`schedule_layers` schedules operator graphs on every chip of a batch, `schedule_instances` single
+layers as they are read from files.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,17 +19,45 @@ from phaze_fast.cost import Costs
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.opgraph import OpGraph
 from phaze_fast.schedule.cache import ScheduleCache, StoredLayer, layer_key
-from phaze_fast.schedule.instance import LayerInstance
-from phaze_fast.schedule.result import LayerSchedule
-from phaze_fast.schedule.solve import RULES, Packed
+from phaze_fast.schedule.instance import LayerInstance, LayerSchedule
 from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 
-__all__ = ["LayerTimes", "layer_makespans", "schedule_layers"]
+__all__ = [
+    "RULES",
+    "LayerTimes",
+    "layer_makespans",
+    "pack",
+    "schedule_instances",
+    "schedule_layers",
+]
 
 Array = np.ndarray[Any, Any]
 
+RULES = ("exclusive", "overlap")
+"""Whether an operator on all cores keeps all others from running, or only those of its types."""
+
 _TYPE_OF_UNIT = np.array([1, 2, 3, 4], dtype=np.uint8)  # TC, VC, TC+VC, NET
+_MOST_NODES = 2**62
+
+Packed = tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array]
+"""Layers as the kernel takes them."""
+
+
+def _is_overlap(rule: str) -> bool:
+    if rule not in RULES:
+        raise InvalidInputError(f"rule: {rule!r} is not accepted; {nearest(str(rule), RULES)}")
+    return rule == "overlap"
+
+
+def _raise_for(name: str, status: Array) -> None:
+    """Raise the first error among the statuses of layers."""
+    if status.any():
+        sentence = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
+        raise InvalidInputError(f"{name}: {sentence}")
+
+
+# ---- graphs on chips ----
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,25 +79,25 @@ class LayerTimes(Brief):
     @property
     def proven(self) -> Array:
         """Whether each makespan is proven optimal."""
-        found: Array = self.proved_by > 0
-        return found
+        proven: Array = self.proved_by > 0
+        return proven
 
     @property
     def gap(self) -> Array:
-        """How far each makespan may be above the optimum, as a fraction of its bound."""
+        """Most that each makespan exceeds the optimum by, as a fraction of its bound."""
         with np.errstate(divide="ignore", invalid="ignore"):
             gap: Array = np.where(self.bound_s > 0, self.makespan_s / self.bound_s - 1.0, 0.0)
         return gap
 
     @property
     def energy_j(self) -> Array:
-        """Joules of each graph on each chip: of its operators, and of leaking until the end."""
+        """Joules of each graph on each chip: dynamic, and static over the makespan."""
         dynamic = [self._costs.dynamic_j(g).sum(axis=1) for g in range(len(self.graphs))]
         joules: Array = np.array(dynamic) + self._costs.static_w * self.makespan_s
         return joules
 
     def schedule(self, graph: int, chip: int) -> LayerSchedule:
-        """One schedule in full."""
+        """Give one schedule in full."""
         layer = self.graphs[graph]
         one, every = (table[chip] for table in self._latencies[graph])
         cores = self._costs.cores[chip]
@@ -94,79 +129,106 @@ class LayerTimes(Brief):
         )
 
 
-Graph = tuple[Array, Array, Array]
-"""Types of operators, and where edges begin and end, as the kernel takes them."""
-_Problem = tuple[OpGraph, Array, Array, Array]
-"""A graph, its latencies on one core and on all, and the cores of each chip."""
+class _Problem(NamedTuple):
+    """A graph, its latencies on one core and on all, and the cores of each chip."""
+
+    layer: OpGraph
+    one: Array
+    every: Array
+    cores: Array
 
 
-def _arrays(layer: OpGraph) -> Graph:
+class _Limits(NamedTuple):
+    """Options of the kernel, in its order."""
+
+    overlap: bool
+    max_nodes: int
+    time_limit_s: float
+    threads: int
+
+
+class _Solved(NamedTuple):
+    """Results by chip; starts and modes have shape (chips, operators)."""
+
+    makespan: Array
+    bound: Array
+    proved: Array
+    nodes: Array
+    starts: Array
+    modes: Array
+
+
+def _arrays(layer: OpGraph) -> tuple[Array, Array, Array]:
+    """Types of operators, and where edges begin and end, as the kernel takes them."""
     froms = np.repeat(np.arange(len(layer), dtype=np.int32), np.diff(layer.indptr))
     return _TYPE_OF_UNIT[layer.ops["unit"]], froms, layer.indices.astype(np.int32)
 
 
-def _batch(layer: OpGraph, one: Array, every: Array, cores: Array) -> Packed:
-    """One graph on many chips as a batch of layers."""
-    chips, ops = one.shape
-    types, froms, intos = _arrays(layer)
+def _batch(problem: _Problem) -> Packed:
+    """Pack one graph on many chips as a batch of layers."""
+    chips, ops = problem.one.shape
+    types, froms, intos = _arrays(problem.layer)
     steps = np.arange(chips + 1, dtype=np.int64)
     return (
         steps * ops,
         np.tile(types, chips),
         np.arange(chips * ops + 1, dtype=np.int64) * 2,
         np.tile(np.array([1, 0], dtype=np.int32), chips * ops),
-        np.stack([one, every], axis=-1).reshape(-1),
+        np.stack([problem.one, problem.every], axis=-1).reshape(-1),
         steps * len(intos),
         np.tile(froms, chips),
         np.tile(intos, chips),
-        np.ascontiguousarray(cores.reshape(-1)),
+        np.ascontiguousarray(problem.cores.reshape(-1)),
     )
 
 
-def _raise_if_any(layer: OpGraph, status: Array) -> None:
-    if status.any():
-        said = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
-        raise InvalidInputError(f"{layer.name}: {said}")
-
-
-def _solve(
+def _scheduled(
     problem: _Problem,
-    limits: tuple[bool, int, float, int],
+    limits: _Limits,
+    cache: ScheduleCache | None = None,
     enough_s: Array | None = None,
     only_decide: bool = False,
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Makespan, bound, proof and nodes of each chip; starts and modes of its operators."""
+) -> _Solved:
+    """Schedule one graph on every chip: in order, by the cache, or by branch and bound."""
     layer, one, every, cores = problem
-    chips = len(cores)
+    chips, ops = every.shape
+    if not ops:
+        nothing = np.zeros(chips)
+        counts = np.zeros(chips, dtype=np.int64)
+        empty = np.zeros((chips, 0), dtype=np.int32)
+        return _Solved(nothing, nothing, counts, counts, np.zeros((chips, 0)), empty)
+    if layer.in_order:  # each operator on all cores, one after another: nothing is left to choose
+        ends = np.cumsum(every, axis=1)
+        proved = np.full(chips, _core.PROVED_BY.index("list-schedule"), dtype=np.int32)
+        modes = np.ones(every.shape, dtype=np.int32)  # the second mode is that of all cores
+        nodes = np.zeros(chips, dtype=np.int64)
+        return _Solved(ends[:, -1], ends[:, -1], proved, nodes, ends - every, modes)
+    if cache is not None and enough_s is None:
+        return _looked_up(problem, limits, cache)
     enough = None if enough_s is None else np.ascontiguousarray(enough_s)
-    one_s, every_s, cores = one.reshape(-1), every.reshape(-1), cores.reshape(-1)
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_on_chips(
-        _arrays(layer), one_s, every_s, cores, *limits, enough, only_decide
+        _arrays(layer),
+        one.reshape(-1),
+        every.reshape(-1),
+        cores.reshape(-1),
+        *limits,
+        enough,
+        only_decide,
     )
-    _raise_if_any(layer, status)
-    return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
-
-
-def _one_by_one(problem: _Problem) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Operators in the order in which they stand, each on all cores; nothing is left to choose."""
-    _, _, every, _ = problem
-    ends = np.cumsum(every, axis=1)
-    chips = len(every)
-    makespan = ends[:, -1]
-    proved = np.full(chips, _core.PROVED_BY.index("list-schedule"), dtype=np.int32)
-    modes = np.ones(every.shape, dtype=np.int32)  # the second mode is that of all cores
-    return makespan, makespan, proved, np.zeros(chips, dtype=np.int64), ends - every, modes
+    _raise_for(layer.name, status)
+    shape = (chips, ops)
+    return _Solved(makespan, bound, proved, nodes, start.reshape(shape), mode.reshape(shape))
 
 
 def _looked_up(
     problem: _Problem,
-    limits: tuple[bool, int, float, int],
+    limits: _Limits,
     cache: ScheduleCache,
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Solve what the cache does not know, and tell it; solutions are kept in canonical terms."""
+) -> _Solved:
+    """Look schedules up in a cache, in canonical form; solve and add those it does not have."""
     layer, one, every, cores = problem
     chips, ops = one.shape
-    packed = _batch(*problem)
+    packed = _batch(problem)
     keys = [layer_key(form) for form in _core.canonical_layers(packed, limits[0])]
     known = {k: v for k, v in cache.get(keys).items() if len(v.starts) == ops}
     bound, proved = np.zeros(chips), np.zeros(chips, dtype=np.int32)
@@ -175,11 +237,11 @@ def _looked_up(
     missing = {key: c for c, key in enumerate(keys) if key not in known}
     if missing:
         at = np.array(sorted(missing.values()))
-        asked = _batch(layer, one[at], every[at], cores[at])
+        unknown = _batch(_Problem(layer, one[at], every[at], cores[at]))
         _, bound[at], proved[at], nodes[at], status, start, mode = _core.schedule_layers(
-            asked, *limits, canonical=True
+            unknown, *limits, canonical=True
         )
-        _raise_if_any(layer, status)
+        _raise_for(layer.name, status)
         starts[at], modes[at] = start.reshape(-1, ops), mode.reshape(-1, ops)
     for c, key in enumerate(keys):
         stored = known.get(key)
@@ -199,10 +261,11 @@ def _looked_up(
     makespan, status, start, mode = _core.replay_layers(
         packed, limits[0], starts.reshape(-1), modes.reshape(-1)
     )
-    _raise_if_any(layer, status)
+    _raise_for(layer.name, status)
     longest = np.maximum(one.max(axis=1), every.max(axis=1))
     bound = np.where(proved > 0, makespan, np.minimum(makespan, bound * longest * (1 - 1e-13)))
-    return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
+    shape = (chips, ops)
+    return _Solved(makespan, bound, proved, nodes, start.reshape(shape), mode.reshape(shape))
 
 
 def layer_makespans(
@@ -213,40 +276,35 @@ def layer_makespans(
     enough_s: Array | None = None,
     only_decide: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Give makespans, bounds and whether they are proven, of some layers and nothing more.
+    """Compute makespans, bounds and whether they are proven, of some layers on some chips.
 
-    What is asked for is what `schedule_layers` gives without a cache; arrays have shape (graphs,
-    chips).
+    The values are those of `schedule_layers` without a cache; arrays have shape (graphs, chips).
 
     Parameters
     ----------
     costs
         From `estimate_costs`.
     wanted
-        Which layers are asked for; the others are NaN, and not proven.
+        Which layers to schedule; the others are NaN, and not proven.
     max_nodes, threads, enough_s
         As for `schedule_layers`.
     only_decide
-        Whether a schedule shorter than `enough_s` ends a search, as the bound does that is enough.
+        Whether a search also ends at a schedule shorter than `enough_s`.
     """
     makespan_s, bound_s = np.full(wanted.shape, np.nan), np.full(wanted.shape, np.nan)
     proven = np.zeros(wanted.shape, dtype=bool)
-    limits = (False, max_nodes, float("inf"), threads)
+    limits = _Limits(False, max_nodes, float("inf"), threads)
     for i, layer in enumerate(costs.graphs):
         at = np.flatnonzero(wanted[i])
         if not len(at):
             continue
-        if not len(layer):
-            makespan_s[i, at] = bound_s[i, at] = 0.0
-            continue
         some = costs if len(at) == costs.chips else costs.at(at)
-        problem = (layer, some.one_core_s(i), some.time_s(i), np.ascontiguousarray(some.cores))
+        cores = np.ascontiguousarray(some.cores)
+        problem = _Problem(layer, some.one_core_s(i), some.time_s(i), cores)
         enough = None if enough_s is None else enough_s[i, at]
-        if layer.in_order:
-            found = _one_by_one(problem)
-        else:
-            found = _solve(problem, limits, enough, only_decide)
-        makespan_s[i, at], bound_s[i, at], proven[i, at] = found[0], found[1], found[2] > 0
+        solved = _scheduled(problem, limits, None, enough, only_decide)
+        makespan_s[i, at], bound_s[i, at] = solved.makespan, solved.bound
+        proven[i, at] = solved.proved > 0
     return makespan_s, bound_s, proven
 
 
@@ -268,21 +326,21 @@ def schedule_layers(
     costs
         From `estimate_costs`; an operator runs on one core of each of its types, or on all.
     rule
-        ``exclusive``: nothing runs beside an operator on all cores (PHAZE's rule); ``overlap``:
-        other types may.
+        ``exclusive``: nothing runs at the same time as an operator on all cores (PHAZE's rule);
+        ``overlap``: operators of other types may.
     max_nodes
-        Of each search tree. Where it is reached the makespan is that of the best schedule found and
-        ``bound_s`` says how good it can be.
+        Nodes of each search tree. Where it is reached, the makespan is that of the best known
+        schedule and ``bound_s`` a lower bound.
     time_limit_s
-        For each layer; with a limit, two runs may differ where it is reached.
+        Seconds for each layer; two runs may differ where the limit is reached.
     threads
-        At most this many threads, by default all cores; without a time limit the result does not
-        depend on it.
+        Most threads to use, by default all cores; without a time limit the result does not depend
+        on it.
     cache
-        Where proven schedules are looked up and kept; by default nowhere.
+        Cache of proven schedules; by default none.
     enough_s
-        Bounds that are enough, shape (graphs, chips): a search ends without the optimum once it is
-        proven that no schedule is shorter. Not with a cache.
+        Bounds that suffice, shape (graphs, chips): a search ends once it is proven that no schedule
+        is shorter. Not with a cache.
 
     Examples
     --------
@@ -293,43 +351,138 @@ def schedule_layers(
     >>> bool(times.proven.all()), times.makespan_s.shape
     (True, (6, 1))
     """
-    if rule not in RULES:
-        raise InvalidInputError(f"rule: {rule!r} is not accepted; {nearest(str(rule), RULES)}")
-    rows: dict[str, list[Array]] = {"makespan": [], "bound": [], "proved": [], "nodes": []}
-    starts, modes, latencies = [], [], []
+    limits = _Limits(_is_overlap(rule), max_nodes, time_limit_s, thread_count(threads))
     cores = np.ascontiguousarray(costs.cores)
-    limits = (rule == "overlap", max_nodes, time_limit_s, thread_count(threads))
-    for i, layer in enumerate(costs.graphs):
-        one, every = costs.one_core_s(i), costs.time_s(i)
-        if not len(layer):
-            for column in rows.values():
-                column.append(np.zeros(costs.chips))
-            starts.append(np.zeros((costs.chips, 0)))
-            modes.append(np.zeros((costs.chips, 0), dtype=np.int32))
-            latencies.append((one, every))
-            continue
-        problem = (layer, one, every, cores)
-        if layer.in_order:
-            found = _one_by_one(problem)
-        elif cache is not None and enough_s is None:
-            found = _looked_up(problem, limits, cache)
-        else:
-            found = _solve(problem, limits, None if enough_s is None else enough_s[i])
-        for name, values in zip(rows, found[:4], strict=True):
-            rows[name].append(values)
-        starts.append(found[4])
-        modes.append(found[5])
-        latencies.append((one, every))
-    stacked = {name: np.array(column) for name, column in rows.items()}
+    latencies = tuple((costs.one_core_s(i), costs.time_s(i)) for i in range(len(costs.graphs)))
+    solved = [
+        _scheduled(
+            _Problem(layer, one, every, cores),
+            limits,
+            cache,
+            None if enough_s is None else enough_s[i],
+        )
+        for i, (layer, (one, every)) in enumerate(zip(costs.graphs, latencies, strict=True))
+    ]
     return LayerTimes(
         graphs=costs.graphs,
-        makespan_s=stacked["makespan"],
-        bound_s=stacked["bound"],
-        proved_by=stacked["proved"].astype(np.int32),
-        nodes=stacked["nodes"].astype(np.int64),
-        _starts=tuple(starts),
-        _modes=tuple(modes),
-        _latencies=tuple(latencies),
+        makespan_s=np.array([s.makespan for s in solved]),
+        bound_s=np.array([s.bound for s in solved]),
+        proved_by=np.array([s.proved for s in solved]).astype(np.int32),
+        nodes=np.array([s.nodes for s in solved]).astype(np.int64),
+        _starts=tuple(s.starts for s in solved),
+        _modes=tuple(s.modes for s in solved),
+        _latencies=latencies,
         _costs=costs,
-        _overlap=rule == "overlap",
+        _overlap=limits.overlap,
     )
+
+
+# ---- single layers ----
+
+
+def pack(instances: Sequence[LayerInstance]) -> Packed:
+    """Pack layers into the arrays that the kernel takes."""
+    ops = [len(layer) for layer in instances]
+    modes = [len(m) for layer in instances for m in layer.modes]
+    edges = [len(layer.edges) for layer in instances]
+    flat_modes = [mode for layer in instances for m in layer.modes for mode in m]
+    flat_edges = [edge for layer in instances for edge in layer.edges]
+    return (
+        np.array([0, *accumulate(ops)], dtype=np.int64),
+        np.array([t for layer in instances for t in layer.types], dtype=np.uint8),
+        np.array([0, *accumulate(modes)], dtype=np.int64),
+        np.array([cores for cores, _ in flat_modes], dtype=np.int32),
+        np.array([seconds for _, seconds in flat_modes], dtype=np.float64),
+        np.array([0, *accumulate(edges)], dtype=np.int64),
+        np.array([a for a, _ in flat_edges], dtype=np.int32),
+        np.array([b for _, b in flat_edges], dtype=np.int32),
+        np.array([c for layer in instances for c in layer.cores], dtype=np.int32),
+    )
+
+
+def _branch_and_bound(
+    instance: LayerInstance, overlap: bool, max_nodes: int, time_limit_s: float
+) -> LayerSchedule:
+    begin = time.perf_counter()
+    makespan, bound, proved, nodes, status, starts, mode = _core.schedule_layers(
+        pack([instance]), overlap, max_nodes, time_limit_s, 1
+    )
+    _raise_for(instance.name, status)
+    return LayerSchedule(
+        instance=instance,
+        status="optimal" if proved[0] else "feasible",
+        makespan=float(makespan[0]),
+        bound=float(bound[0]),
+        proved_by=_core.PROVED_BY[int(proved[0])],
+        starts=tuple(starts.tolist()),
+        mode=tuple(mode.tolist()),
+        nodes=int(nodes[0]),
+        solve_s=time.perf_counter() - begin,
+        overlap=overlap,
+    )
+
+
+def _improved_by_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSchedule:
+    from phaze_fast.schedule.highs import solve_with_highs
+
+    begin = time.perf_counter()
+    better = solve_with_highs(schedule, time_limit_s)
+    return replace(better, solve_s=schedule.solve_s + time.perf_counter() - begin)
+
+
+def schedule_instances(
+    instances: Sequence[LayerInstance],
+    rule: str = "exclusive",
+    time_limit_s: float = 60.0,
+    max_nodes: int | None = None,
+    highs: bool = True,
+) -> list[LayerSchedule]:
+    """Schedule layers one by one, each until a proof or its time limit.
+
+    Parameters
+    ----------
+    instances
+        From `read_instances` or `instance_from_dict`.
+    rule
+        ``exclusive``: nothing runs at the same time as an operator on all cores (PHAZE's rule);
+        ``overlap``: operators of other types may.
+    time_limit_s
+        Seconds for each layer: for branch and bound, and again for HiGHS.
+    max_nodes
+        Nodes of the search tree; by default no limit.
+    highs
+        Whether HiGHS continues where branch and bound did not finish. It needs the package
+        ``highspy``.
+
+    Returns
+    -------
+    list of LayerSchedule
+        ``optimal`` only where proven.
+
+    Raises
+    ------
+    InvalidInputError
+        Where an option or a layer is not accepted.
+
+    Examples
+    --------
+    >>> from phaze_fast.schedule import instance_from_dict
+    >>> ops = [{"id": i, "type": "TC", "lat_single": 8, "lat_all": 3} for i in range(4)]
+    >>> layer = {"name": "four", "ops": ops, "edges": [], "num_tc": 4, "num_vc": 1}
+    >>> (schedule,) = schedule_instances([instance_from_dict(layer)])
+    >>> schedule.makespan, schedule.status
+    (8.0, 'optimal')
+    """
+    overlap = _is_overlap(rule)
+    if not time_limit_s >= 0:
+        raise InvalidInputError(
+            f"time_limit_s: {time_limit_s!r} is not accepted; expected seconds, zero or more"
+        )
+    nodes = _MOST_NODES if max_nodes is None else max_nodes
+    schedules = []
+    for instance in instances:
+        schedule = _branch_and_bound(instance, overlap, nodes, time_limit_s)
+        if schedule.status != "optimal" and highs and time_limit_s > 0 and instance.one_or_all:
+            schedule = _improved_by_highs(schedule, time_limit_s)
+        schedules.append(schedule)
+    return schedules

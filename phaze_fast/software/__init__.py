@@ -1,11 +1,5 @@
 """Software profiles: what a training library runs, and what the host adds to it."""
 
-from phaze_fast.software.as_run import (
-    chip_as_run,
-    fabric_as_run,
-    model_as_run,
-    planned_model,
-)
 from phaze_fast.software.precision import (
     BF16,
     Precision,
@@ -18,7 +12,11 @@ from phaze_fast.software.profile import (
     DEFAULT,
     Software,
     SoftwareOrName,
+    chip_as_run,
+    fabric_as_run,
     load_software,
+    model_as_run,
+    planned_model,
     software_names,
 )
 

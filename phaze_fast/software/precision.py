@@ -9,15 +9,16 @@ frameworks offer; master weights, gradients and moments are the optimiser's
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.records import Quantity, Record
+from phaze_fast.software.profile import by_name
 
 __all__ = [
     "BF16",
@@ -142,15 +143,5 @@ def check_precision(precision: Precision, chip: Accelerator) -> None:
     )
 
 
-def _resolved(value: Any) -> Any:
-    """Take a precision's name in place of the precision."""
-    if isinstance(value, str):
-        try:
-            return load_precision(value)
-        except InvalidInputError as error:
-            raise ValueError(str(error).removeprefix("precision: ")) from None
-    return value
-
-
-PrecisionOrName = Annotated[Precision, BeforeValidator(_resolved)]
-"""A precision, also by its name."""
+PrecisionOrName = Annotated[Precision, by_name("precision", load_precision)]
+"""A precision, also by its name or as a file."""

@@ -19,8 +19,7 @@ from typing import Any
 
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, PhazeError
-from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import Journal, manifest
 from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.threads import thread_count
@@ -80,14 +79,6 @@ def _answered(
     return answers
 
 
-def _opened_journal(folder: Path | str) -> Journal:
-    try:
-        return Journal(folder, manifest([], "wafer mappings"))
-    except InvalidInputError as error:
-        said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
-        raise InvalidInputError(said.replace("another sweep", "another search")) from None
-
-
 class Session:
     """Where the tasks of wafer searches run, and where their results are kept.
 
@@ -130,7 +121,9 @@ class Session:
         """Whether tasks run one after another here."""
         with contextlib.ExitStack() as stack:
             if resume is not None:
-                self._journal = stack.enter_context(_opened_journal(resume))
+                described = manifest([], "wafer mappings")
+                journal = Journal(resume, described, option="resume", run="search")
+                self._journal = stack.enter_context(journal)
             if cache is not None:
                 try:
                     store = ResultStore(Path(cache) / STORE, "wafer mappings")

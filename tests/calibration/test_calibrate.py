@@ -1,4 +1,4 @@
-"""Calibration from files, and tables of collectives."""
+"""Calibration: fits of a few constants, chips and fabrics from files, tables of collectives."""
 
 import ast
 import os
@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phaze_fast.calibration.benchmark_script import benchmark_script
-from phaze_fast.calibration.chip_constants import calibrate_chip
-from phaze_fast.calibration.collective_tables import read_collectives, validate_collectives
-from phaze_fast.calibration.fabric_constants import calibrate_fabric
-from phaze_fast.cost import validate
+from phaze_fast.calibration import (
+    benchmark_script,
+    calibrate_chip,
+    calibrate_fabric,
+    validate_collectives,
+)
+from phaze_fast.calibration.collectives import read_collectives
+from phaze_fast.calibration.fit import Constant, cross_validated_errors, fit_constants
+from phaze_fast.cost import collective_batch, validate
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, presets
 from phaze_fast.hardware.fabric import fabric_from_dict
@@ -31,6 +35,47 @@ TEXT = """# nThread 1 nGpus 1 minBytes 8388608 maxBytes 16777216 step: 2(factor)
     16777216  4194304 float   sum   -1  82.2  204.1  204.1      0  82.0  204.6  204.6      0
 # Avg bus bandwidth    : 190.7
 """
+
+
+RNG = np.random.default_rng(3)
+SIZE = 2.0 ** RNG.uniform(5, 25, 80)
+
+
+def two(values):
+    return np.maximum(values[0] + SIZE / values[1], 0.0)
+
+
+TRUTH = np.array([20.0, 300.0])
+WANTED = [Constant("startup", 1.0, 0.01, 1e4), Constant("rate", 50.0, 1.0, 1e5)]
+
+
+def test_known_constants_are_found_within_their_intervals():
+    noise = RNG.normal(0.0, 0.03, len(SIZE))
+    measured = two(TRUTH) * np.exp(noise)
+    fit = fit_constants(lambda x: np.log(two(x) / measured), WANTED)
+    assert fit.values == pytest.approx(TRUTH, rel=0.03)
+    assert np.all((fit.low < fit.values) & (fit.values < fit.high))
+    assert np.all((fit.low <= TRUTH) & (fit.high >= TRUTH))
+    unseen = cross_validated_errors(lambda x: np.log(two(x) / measured), WANTED)
+    assert 0.5 * np.abs(noise).mean() < np.abs(unseen).mean() < 1.5 * np.abs(noise).mean()
+
+
+def test_one_wrong_row_does_not_decide():
+    measured = two(TRUTH).copy()
+    measured[::20] *= 3.0
+    fit = fit_constants(lambda x: np.log(two(x) / measured), WANTED)
+    assert fit.values == pytest.approx(TRUTH, rel=0.02)
+
+
+def test_what_rows_cannot_tell_is_named():
+    measured = SIZE * 6.0
+    wanted = [Constant("a", 1.0, 0.1, 10.0), Constant("b", 3.0, 0.1, 10.0)]
+    wanted.append(Constant("unused", 2.0, 1.0, 4.0))
+    fit = fit_constants(lambda x: np.log(SIZE * x[0] * x[1] / measured), wanted)
+    assert fit.collinear == (("b", "a"),)
+    assert fit.undetermined == ("unused",)
+    assert (fit.values[2], fit.low[2], fit.high[2]) == pytest.approx((2.0, 1.0, 4.0))
+    assert fit.values[0] * fit.values[1] == pytest.approx(6.0)
 
 
 def test_constants_of_a_chip_come_back_from_its_own_times(tmp_path):
@@ -115,8 +160,6 @@ def test_constants_of_a_fabric_come_back_from_its_own_times(tmp_path):
     sizes = np.array([2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**27])
     rows = []
     for ranks in (2, 4, 8):
-        from phaze_fast.cost import collective_batch
-
         times = collective_batch(H100, "reduce-scatter", sizes.astype(float), ranks).time_s
         rows += [
             f"h100,reduce_scatter,{ranks},{n},{1e3 * t:.9g}"

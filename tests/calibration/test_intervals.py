@@ -1,22 +1,28 @@
 """Intervals: what they promise holds for runs that were not seen, and every plan carries one."""
 
+import importlib.util
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import phaze_fast as pf
-from phaze_fast.calibration.intervals import LEAST_RUNS, _ratios, held_out_coverage
 from phaze_fast.planning import predict
-from phaze_fast.planning.intervals import groups_of, plan_kind
+from phaze_fast.planning.plans import groups_of, plan_kind
+
+TOOL = Path(__file__).parents[2] / "tools" / "accuracy.py"
+SPEC = importlib.util.spec_from_file_location("accuracy", TOOL)
+accuracy = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(accuracy)
 
 
-@pytest.mark.parametrize("seen", [LEAST_RUNS, 40, 200])
+@pytest.mark.parametrize("seen", [accuracy.LEAST_RUNS, 40, 200])
 def test_new_runs_are_covered_as_often_as_promised(seen):
     draw = random.Random(seen)
     inside = total = 0
     for _ in range(200):
-        low, high = _ratios([draw.lognormvariate(0.05, 0.1) for _ in range(seen)])
+        low, high = accuracy.bounds([draw.lognormvariate(0.05, 0.1) for _ in range(seen)])
         news = [draw.lognormvariate(0.05, 0.1) for _ in range(20)]
         inside += sum(low <= new <= high for new in news)
         total += len(news)
@@ -64,6 +70,6 @@ def test_coverage_is_that_of_runs_that_were_left_out():
         )
         for r in ratios
     ]
-    covered = held_out_coverage(rows)
+    covered = accuracy.held_out_coverage(rows)
     assert covered["far"] == 0.0
     assert 0.7 <= covered["near"] <= 0.9

@@ -1,6 +1,5 @@
 """Chromium over its debugging pipe: opens pages, runs scripts in them, moves the mouse."""
 
-import base64
 import json
 import os
 import shutil
@@ -113,13 +112,8 @@ class Browser:
         paint = "performance.getEntriesByName('first-contentful-paint')[0]"
         return self.until(f"({paint} || {{}}).startTime") / 1e3
 
-    def picture(self, path, full=True):
-        """Keep what is seen as a PNG."""
-        taken = self.call("Page.captureScreenshot", captureBeyondViewport=full)
-        path.write_bytes(base64.b64decode(taken["data"]))
-
     def point_at(self, selector, at=0):
-        """Move the mouse over the middle of an element."""
+        """Move the mouse over the middle of an element, and give the place."""
         self.run(
             f"document.querySelectorAll({selector!r})[{at}].scrollIntoView({{block:'center'}})"
         )
@@ -129,6 +123,13 @@ class Browser:
         )
         for away in (3, 0):
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + away, y=y)
+        return {"x": x, "y": y}
+
+    def click(self, selector, at=0):
+        """Press and release the left button over the middle of an element."""
+        place = self.point_at(selector, at) | {"button": "left", "clickCount": 1}
+        for event in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=event, **place)
 
     def said_at(self, selector, script, at=0):
         """Point at an element, again if a figure is drawn anew meanwhile, until a script gives something true."""
@@ -140,8 +141,3 @@ class Browser:
                     return value
                 time.sleep(0.02)
             assert time.monotonic() < end, f"never true: {script}"
-
-    def pdf(self, path):
-        """Print the page."""
-        taken = self.call("Page.printToPDF", printBackground=False)
-        path.write_bytes(base64.b64decode(taken["data"]))

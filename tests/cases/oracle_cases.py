@@ -11,11 +11,9 @@ from phaze_fast.hardware import (
     TorusFabric,
     presets,
 )
-from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.planning import PlanSpec, Training
-from phaze_fast.planning.training import RANK_ORDERS
 from phaze_fast.software import DEFAULT, load_software
 
 CHIPS = ("h100", "a100-80", "tpuv4")
@@ -210,21 +208,6 @@ def small_problem(seed, recompute="auto"):
         reserved_bytes=0,
     )
     return model, random_cluster(rng, rng.choice([4, 6, 8])), training
-
-
-def spec_of(evaluator, row):
-    """A layout of an evaluator as a plan."""
-    strategy = evaluator.sizes[int(row["strategy"])].strategy
-    d, b = int(row["dp"]), strategy.micro_batch
-    return PlanSpec(
-        global_batch=int(row["micro_batches"]) * d * b,
-        tp=strategy.tp, cp=strategy.cp, ep=strategy.ep,
-        cp_kind=strategy.cp_kind,
-        pp=int(row["stages"]), dp=d, micro_batch=b, zero=int(row["zero"]),
-        schedule=SCHEDULES[int(row["schedule"])], vpp=int(row["vpp"]),
-        rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True, shard=int(row["shard"]) or None,
-        software=evaluator.training.software,
-    )  # fmt: skip
 
 
 # Five equal blocks whose activations are nearly all there is.

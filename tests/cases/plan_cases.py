@@ -94,6 +94,21 @@ def with_memory(cluster, capacity_bytes):
     return Cluster(devices=cluster.devices, fabric=cluster.fabric, chip=chip)
 
 
+def h100(devices, memory_gib=None, fabric="dgx-h100", chip="h100"):
+    """A cluster of H100s, or of other chips, perhaps with another capacity of memory."""
+    cluster = Cluster(devices=devices, fabric=fabric, chip=chip)
+    return cluster if memory_gib is None else with_memory(cluster, memory_gib * 2**30)
+
+
+def nodes(rate, slow_rate, size=8):
+    """Nodes of so many devices: bytes/s inside them and between them, no latency."""
+    tiers = (
+        Tier(name="node", size=size, bandwidth_bytes_per_s=rate, latency_s=0.0),
+        Tier(name="rest", size=None, bandwidth_bytes_per_s=slow_rate, latency_s=0.0),
+    )
+    return TieredFabric(name="nodes", tiers=tiers)
+
+
 def some(rng, values):
     """A few of the values, in any order."""
     return tuple(rng.sample(values, rng.randint(1, len(values))))
@@ -192,8 +207,8 @@ def allowed(training, cuts):
     return not any((a < at) != (b < at) for a, b in training.tied for at in inner)
 
 
-def spec_of(evaluator, layout, cuts, words):
-    """A layout with its stages, as a user would give it."""
+def spec_of(evaluator, layout, cuts=None, recompute="auto"):
+    """A layout as a user would give it, with its stages where their cuts are known."""
     training = evaluator.training
     s = evaluator.sizes[int(layout["strategy"])].strategy
     return PlanSpec(
@@ -210,13 +225,14 @@ def spec_of(evaluator, layout, cuts, words):
         micro_batch=s.micro_batch,
         schedule=SCHEDULE_NAMES[int(layout["schedule"])],
         vpp=int(layout["vpp"]),
-        recompute=words,
-        stages=tuple(b - a for a, b in itertools.pairwise(cuts)),
+        recompute=recompute,
+        stages=None if cuts is None else tuple(b - a for a, b in itertools.pairwise(cuts)),
         rank_order=("replicas-inside", "stages-inside")[int(layout["rank_order"])],
         sequence_parallel=training.sequence_parallel,
         seq=training.seq,
         optimizer=training.optimizer,
         reserved_bytes=training.reserved_bytes,
+        software=training.software,
         idle=True,
     )
 
@@ -240,7 +256,7 @@ def plans_of_layout(evaluator, at):
 def exhaustive(model, cluster, training):
     """Estimate every plan of every layout, one by one."""
     evaluator, times = evaluator_of(model, cluster, training)
-    room = float(evaluator.rooms[0])
+    room = float(evaluator.limits_bytes[0])
     best = np.full(len(evaluator.layouts), np.inf)
     tried = 0
     for at in range(len(evaluator.layouts)):

@@ -1,14 +1,15 @@
-"""Random models, clusters, steps and chips for tests of the search."""
+"""Chips of the published spaces, and random models, clusters and steps, for tests of the search."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import phaze_fast as pf
-from phaze_fast.explore.problem import SearchProblem
+from phaze_fast.explore import SearchProblem
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.models.transformer import MixtureOfExperts
@@ -21,8 +22,37 @@ LARGE = ("opt-1.3b", "llama2-7b", "mixtral-8x7b")
 
 
 @cache
-def _space() -> pf.ArchitectureSpace:
+def tpuv4_space() -> pf.ArchitectureSpace:
+    """The 29,360 chips of the published space, all with one HBM capacity."""
     return pf.ArchitectureSpace.tpuv4_area()
+
+
+@cache
+def published_space() -> pf.ArchitectureSpace:
+    """The same with three HBM capacities each: 88,080 chips."""
+    return pf.ArchitectureSpace.published()
+
+
+def some_chips(seed: int, count: int = 60) -> pf.ArchitectureSpace:
+    """Draw chips of the published space."""
+    space = published_space()
+    return space[np.sort(np.random.default_rng(seed).choice(len(space), count, replace=False))]
+
+
+def some_with_every_hbm(seed: int, count: int) -> pf.ArchitectureSpace:
+    """Draw chips of the published space, each with its three HBM capacities."""
+    space, rng = published_space(), np.random.default_rng(seed)
+    first = 3 * rng.choice(len(space) // 3, count, replace=False)
+    return space[np.sort((first[:, None] + np.arange(3)).reshape(-1))]
+
+
+def few_chips_file(folder: Path) -> Path:
+    """Write a space of four chips to a file."""
+    axes = {"tensor_core.count": (4.0, 8.0), "buffer.capacity_bytes": (2.0**23, 2.0**27)}
+    spec = published_space().spec.replace(name="few", axes=axes, ties={}, area=None)
+    file = folder / "few.yaml"
+    file.write_text(spec.to_yaml())
+    return file
 
 
 # ---- random cases ----
@@ -37,7 +67,7 @@ class Case(NamedTuple):
 
     @property
     def problem(self) -> SearchProblem:
-        like = _space().spec.base
+        like = tpuv4_space().spec.base
         return SearchProblem(self.model, self.cluster, self.training, like, self.capacities)
 
 
@@ -106,7 +136,7 @@ def _training(rng: np.random.Generator, model: TransformerModel) -> pf.Training:
     )
 
 
-def _case(
+def random_case(
     seed: int, presets: tuple[str, ...] = PRESETS, devices: int = 64, layers: int = 24
 ) -> Case:
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Points of sweeps that cost nothing, and a count of what was evaluated."""
+"""Points of sweeps that cost nothing, and a count of evaluations."""
 
 import sys
 from pathlib import Path
@@ -6,10 +6,7 @@ from pathlib import Path
 import phaze_fast as pf
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
-from phaze_fast.runs.sweep import (
-    Point,
-    blank_row,
-)
+from phaze_fast.runs.sweep import Point, blank_row
 
 
 def point(global_batch=16, devices=4, model="bertlarge", **step):
@@ -25,7 +22,7 @@ def many(count=12):
 
 
 def fake(point):
-    """A row at no cost, told from the point alone."""
+    """A row at no cost that depends on the point alone."""
     row = blank_row(point, "optimal")
     row["time_s"] = int(point.key[:8], 16) / 7.0
     return row

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from phaze_fast.report.answer import certificate_section
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.report.answer import certificate_section
-from phaze_fast.reproduce import Reproduced, Row, reproduce
+from phaze_fast.papers.reproduce import Reproduced, Row, reproduce
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GRAPH = GOLDEN / "traced_llama.json"

@@ -27,90 +27,62 @@ def flow(r):
     return ("os", "ws", "is")[r["dataflow"]]
 
 
-def refused(chip=None, tuning=None, numbers=BF, tiles=()):
+EIGHT = product_ops([(1, 8, 8, 8)])
+
+
+def time_of(ops=EIGHT, chip=(), tuning=(), numbers=BF, tiles=(), index=0):
+    """Seconds on one small chip, fields of its records changed; NaN where it is refused."""
     made, tuned = records(ONE, T(tiles=tiles))
-    for k, v in (chip or {}).items():
-        made[k] = v
-    for k, v in (tuning or {}).items():
-        tuned[k] = v
-    return bool(
-        np.isnan(
-            _core.op_times(
-                product_ops([(1, 8, 8, 8)]), made, np.zeros(1, np.int32), tuned, numbers, False, 1
-            )[0]
-        )
-    )
+    for record, changes in ((made, chip), (tuned, tuning)):
+        for field, value in dict(changes).items():
+            record[field] = value
+    index = np.array([index], np.int32)
+    return _core.op_times(ops, made, index, tuned, numbers, False, 1)[0]
 
 
-COUNTS = (
-    "tensor_cores",
-    "tensor_width",
-    "tensor_depth",
-    "vector_cores",
-    "vector_lanes",
-    "vector_alus_per_lane",
-)
+COUNTS = ("tensor_cores", "tensor_width", "tensor_depth")
+COUNTS += ("vector_cores", "vector_lanes", "vector_alus_per_lane")
+RATES = ("buffer_bytes_per_cycle", "buffer_port_bytes_per_cycle", "hbm_bytes_per_s")
+REFUSED = [
+    *({"chip": {field: value}} for field in COUNTS for value in (0, 2**40 + 1)),
+    *({"chip": {field: -1}} for field in ("tensor_local_bytes", "buffer_bytes", "hbm_bytes")),
+    *({"chip": {field: value}} for field in RATES for value in (-1.0, np.nan, np.inf)),
+    {"numbers": (2.0, 8.5, 4.0, 1.0)},
+    {"tuning": {"attention_ops": -1.0}},
+    {"tuning": {"attention_backward_ops": -1.0}},
+    *({"tiles": (tile,)} for tile in ((4, 0), (0, 4), (2**40 + 1, 4), (4, 2**40 + 1))),
+    {"tuning": {"dataflows": 8}},
+    {"tuning": {"dataflows": 2}, "tiles": ((4, 4),)},
+    {"index": -1},
+]
 
 
-@pytest.mark.parametrize("f", COUNTS)
-def test_counts(f):
-    assert refused({f: 0})
-    assert refused({f: 2**40 + 1})
-    assert not refused({f: 2**40})
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_records_that_cannot_be_are_refused(case):
+    assert np.isnan(time_of(**case))
 
 
-@pytest.mark.parametrize("f", ["tensor_local_bytes", "buffer_bytes", "hbm_bytes"])
-def test_bytes(f):
-    assert refused({f: -1})
-
-
-@pytest.mark.parametrize(
-    "f", ["buffer_bytes_per_cycle", "buffer_port_bytes_per_cycle", "hbm_bytes_per_s"]
-)
-def test_rates(f):
-    assert all(refused({f: v}) for v in (-1.0, np.nan, np.inf))
-
-
-def test_precision():
-    assert refused(numbers=(2.0, 8.5, 4.0, 1.0))
-    assert not refused(numbers=(2.0, 8.0, 4.0, 1.0))
-
-
-@pytest.mark.parametrize("f", ["attention_ops", "attention_backward_ops"])
-def test_attention_constants(f):
-    assert refused(tuning={f: -1.0})
-
-
-def test_tiles():
-    assert refused(tiles=((4, 0),))
-    assert refused(tiles=((0, 4),))
-    assert refused(tiles=((2**40 + 1, 4),))
-    assert refused(tiles=((4, 2**40 + 1),))
-    assert refused(tuning={"dataflows": 8})
-    assert refused(tuning={"dataflows": 2}, tiles=((4, 4),))
+@pytest.mark.parametrize("case", [{"chip": {f: 2**40}} for f in COUNTS], ids=str)
+def test_the_largest_counts_are_accepted(case):
+    assert not np.isnan(time_of(**case))
+    assert not np.isnan(time_of(numbers=(2.0, 8.0, 4.0, 1.0)))
 
 
 def test_tuning_clock():
-    made, tuned = records(ONE, T())
-    tuned["clock_factor"] = 2.0
-    assert (
-        _core.op_times(
-            product_ops([(1, 8, 8, 8)]), made, np.zeros(1, np.int32), tuned, BF, False, 1
-        )[0]
-        == 19
-    )
+    assert time_of(tuning={"clock_factor": 2.0}) == 19
 
 
-def test_split_32():
-    assert one(product_ops([(1, 4, 128, 4)]), replace(ONE, cores=64))["split"] == 32
-
-
-def test_split_all_of_k():
-    assert one(product_ops([(1, 1, 4, 1)]), replace(ONE, rows=1, cols=1, cores=4))["split"] == 4
-
-
-def test_split_not_beyond_k():
-    assert one(product_ops([(1, 1, 5, 1)]), replace(ONE, rows=1, cols=1, cores=64))["split"] == 3
+@pytest.mark.parametrize(
+    ("shape", "chip", "split"),
+    [
+        ((1, 4, 128, 4), {"cores": 64}, 32),
+        ((1, 1, 4, 1), {"rows": 1, "cols": 1, "cores": 4}, 4),  # all of k
+        ((1, 1, 5, 1), {"rows": 1, "cols": 1, "cores": 64}, 3),  # not beyond k
+        ((1, 4, 64, 4), {"port_bytes_per_cycle": 1}, 1),  # a tie of the port
+    ],
+)
+def test_splits(shape, chip, split):
+    assert one(product_ops([shape]), replace(ONE, **chip))["split"] == split
 
 
 def test_local_bytes_exactly():
@@ -184,24 +156,15 @@ def test_fractional_bytes(s):
     )["hbm_bytes"] == pytest.approx(want)
 
 
-def att(chip, tuning, pairs, seq, width, causal, backward=False):
+def att(chip, tuning, pairs, seq, width, causal, backward=False, keys=None):
     ops = attention_ops([pairs], [seq], [width], [causal], backward)
-    r = one(ops, chip, tuning)
-    want = oracle.attention_time(
-        pairs,
-        seq,
-        seq,
-        width,
-        float(ops["read_bytes"][0]),
-        float(ops["write_bytes"][0]),
-        causal,
-        backward,
-        chip,
-        tuning,
-        P(),
-    )
-    assert r["time_s"] == pytest.approx(want, rel=1e-11)
-    return ops, r
+    ops["n"] = keys or seq
+    moved = float(ops["read_bytes"][0]), float(ops["write_bytes"][0])
+    shape = (pairs, seq, keys or seq, width)
+    want = oracle.attention_time(*shape, *moved, causal, backward, chip, tuning, P())
+    found = one(ops, chip, tuning)
+    assert found["time_s"] == pytest.approx(want, rel=1e-11)
+    return ops, found
 
 
 def test_attention_wide_arrays():
@@ -211,6 +174,10 @@ def test_attention_wide_arrays():
 
 def test_attention_as_many_units_as_cores():
     att(replace(ONE, cores=4), T(), 4, 128, 32, True)
+
+
+def test_attention_queries_and_keys_differ():
+    att(replace(ONE, cores=2), T(), 3, 300, 32, False, keys=1000)
 
 
 def test_attention_record():
@@ -234,22 +201,17 @@ def test_vector_record():
     ops = vector_ops("add", [4], [8])
     chip = replace(ONE, hbm_bytes_per_s=1.0, buffer_bytes_per_cycle=1000.0)
     r = one(ops, chip)
-    assert (r["vector_ops"], r["port_bytes"], r["buffer_bytes"], r["hbm_bytes"], r["vector_s"]) == (
-        32,
-        192,
-        192,
-        192,
-        8,
-    )
+    fields = ("vector_ops", "port_bytes", "buffer_bytes", "hbm_bytes", "vector_s")
+    assert [r[field] for field in fields] == [32, 192, 192, 192, 8]
     assert r["utilization"] == pytest.approx(8 / 192)
     assert r["bound_s"] == pytest.approx(192)
     assert _core.LIMITS[r["limit"]] == "hbm"
     assert one(ops, ONE)["hbm_bytes"] == 0
     assert _core.LIMITS[one(ops, replace(ONE, port_bytes_per_cycle=1.0))["limit"]] == "port"
     assert _core.LIMITS[one(ops, replace(ONE, buffer_bytes_per_cycle=1.0))["limit"]] == "buffer"
-    made, tuned = records(ONE, T())
-    tuned["functions"][0, 4] = (1, 0, 1, 1, 8, 5, 1)
-    assert _core.op_times(ops, made, np.zeros(1, np.int32), tuned, BF, False, 1)[0] == 8
+    functions = records(ONE, T())[1]["functions"]
+    functions[0, 4] = (1, 0, 1, 1, 8, 5, 1)
+    assert time_of(ops, tuning={"functions": functions}) == 8
 
 
 def test_vector_batch_rows():
@@ -258,66 +220,20 @@ def test_vector_batch_rows():
     assert one(ops, ONE)["vector_ops"] == 96
 
 
-def test_bad_ops():
-    for f, v in (
-        ("function", 32),
-        ("function", -1),
-        ("epilogue", -1),
-        ("read_bytes", -1.0),
-        ("write_bytes", -1.0),
-    ):
-        ops = product_ops([(1, 8, 8, 8)])
-        ops[f] = v
+@pytest.mark.parametrize("field", ["function", "epilogue", "read_bytes", "write_bytes"])
+def test_operators_that_cannot_be_are_marked(field):
+    for value in (-1, *([32] if field == "function" else [])):
+        ops = EIGHT.copy()
+        ops[field] = value
         assert one(ops, ONE)["status"] != 0
 
 
 def test_energy_of_vectors():
+    prices = np.zeros(1, _core.ENERGY_DTYPE)
+    prices["vector_op_j"] = 2
     made, tuned = records(ONE, T())
-    e = np.zeros(1, _core.ENERGY_DTYPE)
-    e["vector_op_j"] = 2
-    assert (
-        _core.op_costs(
-            vector_ops("add", [4], [8]),
-            made,
-            np.zeros(1, np.int32),
-            tuned,
-            BF,
-            False,
-            e,
-            np.zeros(1),
-            1,
-        )["energy_j"][0]
-        == 64
-    )
-
-
-def test_negative_tuning_index():
-    made, tuned = records(ONE, T())
-    assert np.isnan(
-        _core.op_times(
-            product_ops([(1, 8, 8, 8)]), made, np.array([-1], np.int32), tuned, BF, False, 1
-        )[0]
-    )
-
-
-def test_attention_queries_and_keys_differ():
-    ops = attention_ops([3], [300], [32], [False])
-    ops["n"] = 1000
-    chip = replace(ONE, cores=2)
-    want = oracle.attention_time(
-        3,
-        300,
-        1000,
-        32,
-        float(ops["read_bytes"][0]),
-        float(ops["write_bytes"][0]),
-        False,
-        False,
-        chip,
-        T(),
-        P(),
-    )
-    assert one(ops, chip)["time_s"] == pytest.approx(want)
+    asked = (vector_ops("add", [4], [8]), made, np.zeros(1, np.int32), tuned, BF, False)
+    assert _core.op_costs(*asked, prices, np.zeros(1), 1)["energy_j"][0] == 64
 
 
 def test_collective_is_idle():
@@ -327,7 +243,3 @@ def test_collective_is_idle():
     assert (r["time_s"], r["bound_s"], _core.LIMITS[r["limit"]]) == (0, 0, "launch")
     made, tuned = records(ONE, T())
     assert _core.op_bounds(ops, made, np.zeros(1, np.int32), tuned, BF, False, 1)[0] == 0
-
-
-def test_ties_of_the_port():
-    assert one(product_ops([(1, 4, 64, 4)]), replace(ONE, port_bytes_per_cycle=1))["split"] == 1

@@ -52,16 +52,8 @@ def test_vector_operators_are_those_of_the_oracle(seed):
     for one_core in (False, True):
         arguments = (ops, made, np.zeros(1, np.int32), tuned, numbers, one_core)
         (found,) = _core.op_costs(*arguments, NO_ENERGY, np.zeros(1), 1)
-        wanted = oracle.vector_time(
-            rows,
-            cols,
-            float(ops["read_bytes"][0]),
-            float(ops["write_bytes"][0]),
-            chip,
-            tuning,
-            *costs,
-            one_core=one_core,
-        )
+        moved = float(ops["read_bytes"][0]), float(ops["write_bytes"][0])
+        wanted = oracle.vector_time(rows, cols, *moved, chip, tuning, *costs, one_core=one_core)
         assert found["time_s"] == pytest.approx(wanted, rel=1e-12)
         assert found["bound_s"] <= found["time_s"]
         assert found["time_s"] == _core.op_times(*arguments, 1)[0]
@@ -82,20 +74,8 @@ def test_attention_is_that_of_the_oracle(seed):
     ops = attention_ops([pairs], [seq], [width], [causal], backward)
     for one_core in (False, True):
         (found,) = cost_of(ops, chip, tuning, precision, one_core)
-        wanted = oracle.attention_time(
-            pairs,
-            seq,
-            seq,
-            width,
-            float(ops["read_bytes"][0]),
-            float(ops["write_bytes"][0]),
-            causal,
-            backward,
-            chip,
-            tuning,
-            precision,
-            one_core,
-        )
+        shape = (pairs, seq, seq, width, float(ops["read_bytes"][0]), float(ops["write_bytes"][0]))
+        wanted = oracle.attention_time(*shape, causal, backward, chip, tuning, precision, one_core)
         assert found["time_s"] == pytest.approx(wanted, rel=1e-11)
         assert 0 < found["bound_s"] <= found["time_s"]
         rows = int(found["block_m"])
@@ -144,25 +124,10 @@ def test_energy_is_the_sum_of_its_events():
         table[name] = price
     made, tuned = np.zeros(1, dtype=_core.CHIP_DTYPE), tuning_record(Tuning())
     made[0] = tuple(chip.to_row()[name] for name in _core.CHIP_DTYPE.names)
-    (row,) = _core.op_costs(
-        product_ops([(1, 2048, 2048, 2048)]),
-        made,
-        np.zeros(1, np.int32),
-        tuned,
-        (2.0, 2.0, 4.0, 1.0),
-        False,
-        table,
-        np.array([11.0]),
-        1,
-    )
-    expected = (
-        2 * 2048.0**3
-        + 3 * cost.port_bytes
-        + 5 * cost.buffer_bytes
-        + 7 * cost.hbm_bytes
-        + 11 * cost.time_s
-    )
-    assert row["energy_j"] == pytest.approx(expected)
+    asked = (product_ops([(1, 2048, 2048, 2048)]), made, np.zeros(1, np.int32), tuned)
+    (row,) = _core.op_costs(*asked, (2.0, 2.0, 4.0, 1.0), False, table, np.array([11.0]), 1)
+    moved = 3 * cost.port_bytes + 5 * cost.buffer_bytes + 7 * cost.hbm_bytes
+    assert row["energy_j"] == pytest.approx(2 * 2048.0**3 + moved + 11 * cost.time_s)
     assert cost.energy_j > 2048**3 * 5.9e-13
 
 

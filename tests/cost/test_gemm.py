@@ -324,17 +324,8 @@ def test_bad_rows_of_a_batch_are_marked():
     bad_chip = chip.copy()
     bad_chip["clock_hz"] = np.inf
     chips = np.concatenate([chip, bad_chip])
-    found = _core.op_costs(
-        ops,
-        chips,
-        np.zeros(2, np.int32),
-        tuned,
-        (2.0, 2.0, 4.0, 1.0),
-        False,
-        NO_ENERGY,
-        np.zeros(2),
-        1,
-    )
+    asked = (ops, chips, np.zeros(2, np.int32), tuned, (2.0, 2.0, 4.0, 1.0), False)
+    found = _core.op_costs(*asked, NO_ENERGY, np.zeros(2), 1)
     said = [_core.STATUS_SENTENCES[s] for s in found["status"]]
     assert [s.split(":")[0][:14] for s in said[:7]] == [
         "ok",
@@ -347,8 +338,7 @@ def test_bad_rows_of_a_batch_are_marked():
     ]
     assert all("chip record" in s for s in said[7:])
     assert np.isnan(found["time_s"][1:]).all()
-    times = _core.op_times(ops, chips, np.zeros(2, np.int32), tuned, (2.0, 2.0, 4.0, 1.0), False, 1)
-    assert np.array_equal(times, found["time_s"], equal_nan=True)
+    assert np.array_equal(_core.op_times(*asked, 1), found["time_s"], equal_nan=True)
 
 
 @pytest.mark.parametrize(

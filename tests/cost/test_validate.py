@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phaze_fast.cost import gemm, validate, validation
-from phaze_fast.cost.validation import read_measurements
+from phaze_fast.cost import gemm, validate
+from phaze_fast.cost.validation import measured_model, read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
+from phaze_fast.opgraph import Strategy, layer_graph
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PEROP = Path(os.environ.get("PHAZE_SHARED", GOLDEN.parents[2] / "shared")) / "truth" / "perop"
@@ -123,7 +124,9 @@ def test_kept_bytes_and_parameters_of_measured_blocks():
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     assert len(rows) == 10
     for row in rows:
-        block = validation._measured_block(validation._Row(GOLDEN, 1, row))
+        model = measured_model(row, int(row["seq"]), attention=row["attention"])
+        layers = layer_graph(model, Strategy(micro_batch=int(row["mbs"]))).layers
+        block = next(layer for layer in layers if layer.kind == "block")
         assert block.parameters == int(row["params"])
         error = block.forward.stashed_bytes() / int(row["stashed_bytes"]) - 1
         assert abs(error) <= (0.03 if row["attention"] == "flash" else 0.05), row

@@ -1,31 +1,121 @@
-"""Objectives other than time: brute force, bounds, several models, refusals."""
+"""Objectives and fronts: plain loops over every pair of points, brute force over chips, refusals."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
+from search_cases import published_space, some_with_every_hbm
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.best_first import BestFirstSearch
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.objective import UNITS, objective_of
-from phaze_fast.explore.problem import problems_of
+from phaze_fast.explore import (
+    OBJECTIVES,
+    UNITS,
+    BestFirstSearch,
+    ChipGroups,
+    objective_of,
+    objectives,
+    problems_of,
+)
+from phaze_fast.explore.best_first import first_of, first_of_parts
+from phaze_fast.explore.objectives import Front
 from phaze_fast.hardware.price import Prices, RunningCosts
+from phaze_fast.tables import non_dominated
 
-SPACE = pf.ArchitectureSpace.published()
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
 MODEL = pf.models.load("gpt2-small")
 STEP = {"global_batch": 32, "seq": 256}
 MICROBATCHES, WIDTHS = (1, 4), (1, 2)
 
 
-def part(seed, count=12):
-    """Chips of the published space, whatever their size, with every HBM."""
-    rng = np.random.default_rng(seed)
-    first = 3 * rng.choice(len(SPACE) // 3, count, replace=False)
-    return SPACE[np.sort((first[:, None] + np.arange(3)).reshape(-1))]
+# ---- fronts and waves ----
+
+
+def random_points(rng, count, width):
+    """Points of which some tie in some objectives or in all, and some are infinite."""
+    points = rng.integers(0, 2 + int(rng.integers(1, 40)), (count, width)).astype(float)
+    if rng.random() < 0.5:
+        points += rng.random(points.shape).round(int(rng.integers(0, 3)))
+    points[rng.random(points.shape) < 0.03] = np.inf
+    return points
+
+
+def at_most(one, other):
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def plain_front(points):
+    """Positions of the non-dominated points, of equal ones the first, by comparing all pairs."""
+    rows = list(enumerate(points.tolist()))
+    return [
+        k
+        for k, own in rows
+        if not any(at_most(row, own) and (row != own or other < k) for other, row in rows)
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
+def test_non_dominated_rows_are_those_of_a_plain_loop(width):
+    rng = np.random.default_rng(width)
+    for count, _ in itertools.product((0, 1, 2, 7, 30, 60), range(5)):
+        points = random_points(rng, count, width)
+        assert non_dominated(points).tolist() == plain_front(points)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5])
+def test_below_s_is_the_least_time_of_points_at_most_another(width):
+    rng = np.random.default_rng(100 + width)
+    bounded = unbounded = 0
+    for count, asked in itertools.product((0, 1, 5, 9, 40, 150), (0, 1, 50)):
+        front = Front.empty(OBJECTIVES[:width])
+        points = random_points(rng, count, width)
+        for k, values in enumerate(points):
+            front.add((k,), values)
+        assert sorted(p for (p,) in front.points) == plain_front(points)
+        others = random_points(rng, asked, width - 1)
+        wanted = [
+            min((row[0] for row in points.tolist() if at_most(row[1:], other)), default=np.inf)
+            for other in others.tolist()
+        ]
+        assert front.below_s(others).tolist() == wanted
+        bounded += int(np.isfinite(wanted).sum())
+        unbounded += int(np.isinf(wanted).sum())
+    assert bounded > 50
+    assert unbounded > 20
+
+
+def test_below_s_does_not_depend_on_the_size_of_its_blocks(monkeypatch):
+    rng = np.random.default_rng(7)
+    points, others = rng.random((500, 3)), rng.random((200, 2))
+    front = Front.empty(("time", "area", "energy"))
+    for k, values in enumerate(points):
+        front.add((k,), values)
+    whole = front.below_s(others)
+    for first, comparisons in ((1, 1), (3, 700), (10_000, 10_000)):
+        monkeypatch.setattr(objectives, "_FIRST_BLOCK", first)
+        monkeypatch.setattr(objectives, "_COMPARISONS", comparisons)
+        assert front.below_s(others).tolist() == whole.tolist()
+
+
+def test_the_first_of_parts_are_those_of_all_in_the_same_order():
+    rng = np.random.default_rng(11)
+    for _ in range(300):
+        sizes = rng.integers(0, 30, int(rng.integers(0, 6)))
+        parts = [rng.integers(0, 12, size).astype(float) for size in sizes]
+        listed = [(key, number, at) for number, p in enumerate(parts) for at, key in enumerate(p)]
+        count = int(rng.integers(0, 40))
+        wanted = sorted(listed)[:count]
+        owners, at = first_of_parts(iter(parts), count)
+        assert owners.tolist() == [number for _, number, _ in wanted]
+        assert at.tolist() == [place for _, _, place in wanted]
+        if count:
+            together = np.concatenate([np.zeros(0), *parts])
+            offsets = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(int)
+            assert first_of(together, count).tolist() == [offsets[n] + a for _, n, a in wanted]
+
+
+# ---- objectives of the best chips ----
 
 
 def by_hand(name, space, times, joules):
@@ -54,7 +144,7 @@ def brute_force(space):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_best_chip_of_every_objective_is_that_of_brute_force(seed):
-    space = part(seed)
+    space = some_with_every_hbm(seed, 12)
     points = brute_force(space)
     winners = set()
     step = pf.Training(**STEP, micro_batch=MICROBATCHES, tp=WIDTHS)
@@ -73,7 +163,7 @@ def test_the_best_chip_of_every_objective_is_that_of_brute_force(seed):
 
 @pytest.mark.parametrize("name", ["area", "cost", "energy", "tokens"])
 def test_every_bound_is_below_the_value_it_bounds(name):
-    groups = ChipGroups.of(part(7, 20))
+    groups = ChipGroups.of(some_with_every_hbm(7, 20))
     step = pf.Training(**STEP, micro_batch=MICROBATCHES, tp=WIDTHS)
     problems = problems_of([MODEL], groups, CLUSTER, step)
     objective = objective_of(name, problems, groups)
@@ -81,49 +171,52 @@ def test_every_bound_is_below_the_value_it_bounds(name):
     (table,), everything = search.tables, np.arange(len(groups))
     least = []
     for level in (1, 2, 3):
-        for s in range(len(table.evaluator)):
+        for s in range(len(table.problem)):
             table.bound(s, everything, level)
         least.append(objective.least(0, table, everything))
         assert (least[-1] >= least[max(level - 2, 0)]).all()
-    telling = 0.0
-    for s in range(len(table.evaluator)):
+    tightest = 0.0
+    for s in range(len(table.problem)):
         table.schedule(s, everything)
-        below = np.where(search.has, np.inf, -np.inf)
+        below = np.where(search.exists, np.inf, -np.inf)
         for answer in table.place(s, everything, below):
             where = (answer.group, answer.capacity)
             value = objective.value(0, *where, answer.placed.time_s, answer.energy_j)
             for bounds in least:
                 assert bounds[s, answer.group] <= value
-            telling = max(telling, least[-1][s, answer.group] / value)
-            # A plan within the seconds that its own value allows is never left out.
-            most = np.full((1, search.has.shape[1]), value)
+            tightest = max(tightest, least[-1][s, answer.group] / value)
+            # A plan within the seconds that its own value allows is never pruned.
+            most = np.full((1, search.exists.shape[1]), value)
             seconds = objective.seconds(0, s, table, np.array([answer.group]), most)
             assert answer.placed.time_s <= seconds[0, answer.capacity]
-    assert telling > 0.7
+    assert tightest > 0.7
 
 
 def test_a_mix_of_models_is_the_geometric_mean_of_their_values():
     models = [MODEL, pf.models.load("bert-large").replace(seq=256)]
-    space = part(3, 6)
+    space = some_with_every_hbm(3, 6)
     step = pf.Training(**STEP, micro_batch=1, tp=1)
     for name in ("area", "tokens"):
         found = pf.search(models, space, CLUSTER, step, objective=name, weights=[2, 1], threads=1)
-        each = []
+        logs = []
         for model in models:
             rows = pf.evaluate_batch(model, space, CLUSTER, step, threads=1)
-            each.append(by_hand(name, space, rows.time_s, rows.energy_j))
-        mean = np.exp((2 * np.log(each[0]) + np.log(each[1])) / 3)
+            logs.append(np.log(by_hand(name, space, rows.time_s, rows.energy_j)))
+        mean = np.exp((2 * logs[0] + logs[1]) / 3)
         assert found.best.index == int(np.argmin(mean))
         assert math.isclose(found.best.value, mean.min(), rel_tol=1e-12)
 
 
-def test_objectives_that_are_none_are_refused_in_one_line():
-    step = pf.Training(**STEP, micro_batch=1)
-    for options, said in (
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         ({"objective": "watts"}, "objective: 'watts' is not accepted"),
         ({"objective": "energy", "pareto": ("time", "area")}, "not accepted with pareto"),
         ({"objective": "cost", "uncertainty": "default"}, "not accepted with uncertainty"),
-    ):
-        with pytest.raises(InvalidInputError, match=said) as error:
-            pf.search(MODEL, SPACE[:3], CLUSTER, step, **options)
-        assert "\n" not in str(error.value)
+    ],
+)
+def test_other_objectives_are_refused_in_one_line(options, said):
+    step = pf.Training(**STEP, micro_batch=1)
+    with pytest.raises(InvalidInputError, match=said) as error:
+        pf.search(MODEL, published_space()[:3], CLUSTER, step, **options)
+    assert "\n" not in str(error.value)

@@ -6,27 +6,21 @@ import math
 
 import numpy as np
 import pytest
+from search_cases import published_space, some_with_every_hbm
 
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.price import Prices
 
-SPACE = pf.ArchitectureSpace.published()
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
 STEP = pf.Training(global_batch=32, seq=256, micro_batch=4, tp=1)
 MODELS = ["gpt2-small", "bert-large", "opt-1.3b"]
 
 
-def part(seed, count):
-    rng = np.random.default_rng(seed)
-    first = 3 * rng.choice(len(SPACE) // 3, count, replace=False)
-    return SPACE[np.sort((first[:, None] + np.arange(3)).reshape(-1))]
-
-
 @pytest.mark.parametrize(("seed", "objective"), [(0, "time"), (1, "cost"), (2, "area")])
 def test_the_pair_is_that_of_brute_force(seed, objective):
-    space, weights = part(seed, 8), [1.0, 2.0, 1.5]
+    space, weights = some_with_every_hbm(seed, 8), [1.0, 2.0, 1.5]
     asked = {"weights": weights, "objective": objective, "threads": 1}
     found = pf.search(MODELS, space, CLUSTER, STEP, portfolio=True, **asked)
     rows = [pf.evaluate_batch(model, space, CLUSTER, STEP, threads=1) for model in MODELS]
@@ -56,22 +50,12 @@ def test_the_pair_is_that_of_brute_force(seed, objective):
 def test_one_model_has_no_pair_and_the_command_writes_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PHAZE_FAST_CACHE", str(tmp_path))
     with pytest.raises(InvalidInputError, match="portfolio: 1 models are not accepted") as error:
-        pf.search("gpt2-small", SPACE[:3], CLUSTER, STEP, portfolio=True)
+        pf.search("gpt2-small", published_space()[:3], CLUSTER, STEP, portfolio=True)
     assert "\n" not in str(error.value)
     out = tmp_path / "found.json"
-    command = ["search", *MODELS[:2], "--devices", "8", "--global-batch", "32", "--seq", "256"]
-    command += [
-        "--micro-batch",
-        "4",
-        "--tp",
-        "1",
-        "--hbm",
-        "32",
-        "--space",
-        "examples/small_space.yaml",
-    ]
-    command += ["--objective", "area", "--portfolio", "--quiet", "--json", "-o", str(out)]
-    assert main(command) == 0
+    options = "--devices 8 --global-batch 32 --seq 256 --micro-batch 4 --tp 1 --hbm 32 --quiet"
+    options += " --space examples/small_space.yaml --objective area --portfolio --json -o"
+    assert main(["search", *MODELS[:2], *options.split(), str(out)]) == 0
     document = json.loads(out.read_text())
     assert document["objective"] == {"name": "area", "unit": "mm2 s a step"}
     assert document["portfolio"]["proven"] is True

@@ -19,24 +19,21 @@ from search_cases import (
     PRESETS,
     SCHEDULES,
     Case,
-    _case,
-    _space,
+    random_case,
+    tpuv4_space,
 )
 
 import phaze_fast as pf
-from phaze_fast.explore import best_first
+from phaze_fast.explore import ChipGroups, ExactEvaluator, SearchProblem, best_first
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.candidates import CandidateTable
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.exact import ExactEvaluator
-from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Placed, PlanEvaluator, plan
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
+from phaze_fast.tables import non_dominated
 
 # ---- exact times ----
 
@@ -73,13 +70,13 @@ def _bound_of_layout(evaluator: PlanEvaluator, least: KindTimes, layout: int, ro
 
 def _hold_bounds(problem: SearchProblem, records: Any, strategies: Any = None) -> int:
     """Hold every bound of every step against the exact times; how many those were."""
-    evaluator, held = problem.evaluator, 0
+    evaluator, held = problem.evaluators[0], 0
     for s in range(len(evaluator)) if strategies is None else strategies:
         times, least = problem.schedule(s, records)
         steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
         steps["scheduled"] = least
         work = problem.work_s(s, records)
-        for room in range(len(evaluator.rooms)):
+        for room in range(len(evaluator.limits_bytes)):
             rooms = np.full(len(records), room, dtype=np.int64)
             rough = evaluator.work_bounds(s, work, rooms)
             bounds = {name: evaluator.bounds(s, own, rooms) for name, own in steps.items()}
@@ -111,14 +108,14 @@ def _hold_bounds(problem: SearchProblem, records: Any, strategies: Any = None) -
 
 
 def _chips(rng: np.random.Generator, count: int) -> Any:
-    picked = np.sort(rng.choice(len(_space()), count, replace=False))
-    return _space().chips[picked].copy()
+    picked = np.sort(rng.choice(len(tpuv4_space()), count, replace=False))
+    return tpuv4_space().chips[picked].copy()
 
 
 def _bounds_of(seed: int, presets: tuple[str, ...] = PRESETS) -> int:
-    case = _case(seed, presets)
+    case = random_case(seed, presets)
     records = _chips(case.rng, 2)
-    some = case.rng.permutation(len(case.problem.evaluator))[:2]
+    some = case.rng.permutation(len(case.problem))[:2]
     return _hold_bounds(case.problem, records, sorted(some.tolist()))
 
 
@@ -145,8 +142,8 @@ def test_gradients_that_recomputation_hides() -> None:
         reserved_bytes=0,
     )
     cluster, model = pf.Cluster(devices=2, fabric=slow), pf.models.load("bertlarge")
-    problem = SearchProblem(model, cluster, step, _space().spec.base, (4 * GIB,))
-    assert _hold_bounds(problem, _space().chips[25000:25001]) == 1
+    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (4 * GIB,))
+    assert _hold_bounds(problem, tpuv4_space().chips[25000:25001]) == 1
 
 
 def test_the_stage_with_most_gradients_is_not_the_first() -> None:
@@ -176,8 +173,8 @@ def test_the_stage_with_most_gradients_is_not_the_first() -> None:
         reserved_bytes=0,
     )
     cluster = pf.Cluster(devices=4, fabric=late)
-    problem = SearchProblem(model, cluster, step, _space().spec.base, (32 * GIB,))
-    assert _hold_bounds(problem, _space().chips[15000:15001]) == 1
+    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (32 * GIB,))
+    assert _hold_bounds(problem, tpuv4_space().chips[15000:15001]) == 1
 
 
 # ---- the search against everything ----
@@ -188,7 +185,7 @@ Everything = dict[tuple[int, int, int], tuple[Placed, float]]
 
 def _everything(problem: SearchProblem, groups: ChipGroups) -> Everything:
     """Place every chip group, capacity and strategy with every layout, without a bound."""
-    evaluator, found = problem.evaluator, {}
+    evaluator, found = problem.evaluators[0], {}
     for s in range(len(evaluator)):
         times, least = problem.schedule(s, groups.records)
         limits = np.where(groups.chip >= 0, np.inf, -np.inf)
@@ -210,8 +207,8 @@ def _everything(problem: SearchProblem, groups: ChipGroups) -> Everything:
 
 def _layout_of(problem: SearchProblem, s: int, placed: Placed) -> tuple[Any, ...]:
     """Say which plan it is by the names that a plan has."""
-    strategy = problem.evaluator.sizes[s].strategy
-    layout = problem.evaluator.layouts[placed.layout]
+    strategy = problem.evaluators[0].sizes[s].strategy
+    layout = problem.evaluators[0].layouts[placed.layout]
     widths = (strategy.tp, strategy.cp, strategy.ep)
     names = ("stages", "dp", "zero", "vpp", "micro_batches")
     counts = tuple(int(layout[name]) for name in names)
@@ -254,32 +251,32 @@ def _front(found: Everything, groups: ChipGroups, names: tuple[str, ...], device
         "cost": [float(usd[p[0], p[1]]) * devices for p in points],
     }
     values = np.array([columns[name] for name in names]).T.reshape(-1, len(names))
-    return {points[k]: tuple(values[k].tolist()) for k in front_of(values)}
+    return {points[k]: tuple(values[k].tolist()) for k in non_dominated(values)}
 
 
 def _ragged(rng: np.random.Generator, capacities: tuple[int, ...], count: int) -> ChipGroups:
     """Give chip groups near one another, some with the same times, each with some of the capacities."""
-    first = int(rng.integers(0, len(_space()) - 60))
+    first = int(rng.integers(0, len(tpuv4_space()) - 60))
     chips, areas = [], []
     for at in np.sort(rng.choice(60, count, replace=False)) + first:
         for size in [c for c in capacities if rng.random() < 0.7] or capacities[-1:]:
-            chip = _space().chips[at].copy()
+            chip = tpuv4_space().chips[at].copy()
             chip["hbm_bytes"] = size
             chips.append(chip)
-            areas.append(float(_space().area_mm2[at]))
+            areas.append(float(tpuv4_space().area_mm2[at]))
     order = rng.permutation(len(chips))
-    records = np.array(chips, dtype=_space().chips.dtype)[order]
-    return ChipGroups.of_records(records, np.array(areas)[order], _space().spec.base)
+    records = np.array(chips, dtype=tpuv4_space().chips.dtype)[order]
+    return ChipGroups.of_records(records, np.array(areas)[order], tpuv4_space().spec.base)
 
 
 def _small(seed: int) -> tuple[Case, ChipGroups]:
-    case = _case(seed, ("t5-small", "gpt2-small"), devices=8, layers=7)
+    case = random_case(seed, ("t5-small", "gpt2-small"), devices=8, layers=7)
     groups = _ragged(case.rng, case.capacities, int(case.rng.choice([4, 8])))
     return case._replace(capacities=tuple(int(c) for c in groups.capacities)), groups
 
 
 def _all_proven(problem: SearchProblem, groups: ChipGroups) -> bool:
-    strategies = range(len(problem.evaluator))
+    strategies = range(len(problem))
     return all(problem.schedule(s, groups.records)[0].proven.all() for s in strategies)
 
 
@@ -335,7 +332,7 @@ def test_the_search_finds_what_looking_at_everything_finds_in_many_cases() -> No
 @pytest.mark.usefixtures("same_patience")
 @pytest.mark.parametrize("model", ["gpt2-small", "t5-small"])
 def test_winners_are_those_of_plan(model: str) -> None:
-    spec = _space().spec
+    spec = tpuv4_space().spec
     axes = {**spec.axes, "hbm.capacity_bytes": (float(2 * GIB), float(8 * GIB))}
     space = pf.ArchitectureSpace(spec.replace(axes=axes))
     picked = np.sort(np.random.default_rng(3).choice(len(space), 6, replace=False))
@@ -360,7 +357,7 @@ def test_winners_are_those_of_plan(model: str) -> None:
 
 def _hold_several(seed: int) -> int:
     case, groups = _small(seed)
-    other = _case(seed + 10**6, (), devices=8, layers=5)
+    other = random_case(seed + 10**6, (), devices=8, layers=5)
     first = case.problem
     second = SearchProblem(other.model, case.cluster, other.training, first.like, first.capacities)
     weights = tuple(float(w) for w in case.rng.choice([0.001, 0.5, 1.0, 3.0], 2))
@@ -388,7 +385,7 @@ def _hold_several(seed: int) -> int:
     wanted = sorted((score, float(groups.area_mm2[group])) for group, score in scores.items())
     assert [(w.score, w.area_mm2) for w in search.winners()] == wanted[:3], seed
     front = np.array(wanted).reshape(-1, 2)
-    kept = {tuple(row) for row in front[front_of(front)].tolist()}
+    kept = {tuple(row) for row in front[non_dominated(front)].tolist()}
     assert {tuple(row) for row in search.front.values.tolist()} == kept, seed
     return len(wanted)
 
@@ -408,10 +405,10 @@ def test_several_models_in_many_cases() -> None:
 
 
 def test_groups_with_the_same_times_share_plans_of_all_their_capacities() -> None:
-    chips = np.repeat(_space().chips[20000:20001], 4)
+    chips = np.repeat(tpuv4_space().chips[20000:20001], 4)
     chips["hbm_bytes"] = [16 * GIB, 32 * GIB] * 2
     chips["hbm_stacks"][2:] += 1
-    groups = ChipGroups.of_records(chips, np.array([1.0, 1.0, 2.0, 2.0]), _space().spec.base)
+    groups = ChipGroups.of_records(chips, np.array([1.0, 1.0, 2.0, 2.0]), tpuv4_space().spec.base)
     assert len(groups) == 2
     step = pf.Training(global_batch=16, micro_batch=4, tp=1)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
@@ -434,7 +431,9 @@ def test_no_strategy_at_all() -> None:
     # A micro-batch that does not divide the batch leaves nothing to bound.
     step = pf.Training(global_batch=4, micro_batch=3)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
-    groups = ChipGroups.of_records(_space().chips[:2], _space().area_mm2[:2], _space().spec.base)
+    groups = ChipGroups.of_records(
+        tpuv4_space().chips[:2], tpuv4_space().area_mm2[:2], tpuv4_space().spec.base
+    )
     capacities = tuple(groups.capacities.tolist())
     problem = SearchProblem(pf.models.load("gpt2-small"), cluster, step, groups.like, capacities)
     for objectives in ((), ("time", "area"), ("time", "energy")):

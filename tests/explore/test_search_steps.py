@@ -7,12 +7,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from case_counts import some_or_many
-from search_cases import _case, _space
+from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
 from phaze_fast import _core
+from phaze_fast.explore import SearchProblem
 from phaze_fast.explore.bounds import STEPS
-from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import FlatFabric, energy_table
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import KindTimes
@@ -54,7 +54,7 @@ def best_of_all(evaluator, times, layout, room):
     """The fastest partition of a layout that fits, by looking at all of them."""
     row = evaluator.layouts[layout]
     sizes, best = evaluator.sizes[row["strategy"]], math.inf
-    held = float(max(evaluator.rooms[room], 0.0))
+    held = float(max(evaluator.limits_bytes[room], 0.0))
     graph, some_blocks = sizes.graph, evaluator.training.recompute_some
     ends = [graph.layers[k].kind in ("embedding", "head") for k in graph.order]
     for cuts, variants in partitions(ends, row["stages"], len(sizes.variants), some_blocks):
@@ -67,7 +67,7 @@ def best_of_all(evaluator, times, layout, room):
 
 def small_cases(first, count):
     for seed in range(first, first + count):
-        case = _case(seed, (), devices=8, layers=5)
+        case = random_case(seed, (), devices=8, layers=5)
         free = {"uncut": (), "tied": (), "recompute": RECOMPUTED[seed % len(RECOMPUTED)]}
         free["recompute_some"] = seed % 5 != 0
         training = case.training.model_copy(update=free)
@@ -78,8 +78,8 @@ def small_cases(first, count):
 def test_the_best_partition_is_that_of_every_partition(cases):
     held = close = 0
     for seed, case in small_cases(0, cases):
-        evaluator = case.problem.evaluator
-        record = _space().chips[int(case.rng.integers(0, len(_space()))) :][:1].copy()
+        evaluator = case.problem.evaluators[0]
+        record = tpuv4_space().chips[int(case.rng.integers(0, len(tpuv4_space()))) :][:1].copy()
         rows = evaluator.layouts  # of schedules whose partitions are all searched
         dealt = ~np.isin(rows["schedule"], [0, 3]) | (rows["vpp"] > 1)
         dealt |= (rows["schedule"] == 3) & (rows["micro_batches"] < rows["stages"])
@@ -90,7 +90,7 @@ def test_the_best_partition_is_that_of_every_partition(cases):
             timed = times.at(np.zeros(len(evaluator), dtype=np.int64))
             if evaluator.layouts["stages"][layout] > 4:
                 continue
-            for room in range(len(evaluator.rooms)):
+            for room in range(len(evaluator.limits_bytes)):
                 best = best_of_all(evaluator, timed, layout, room)
                 bound, (found,), _ = evaluator.space.solve(timed, layout, room, ANY_TIME_S)
                 assert (found["layout"] < 0) == (best == math.inf), (seed, layout, room)
@@ -108,11 +108,11 @@ def test_the_best_partition_is_that_of_every_partition(cases):
 def test_a_limit_leaves_out_what_takes_longer_and_nothing_else(count):
     rng = np.random.default_rng(count)
     for seed, case in small_cases(40, 6):
-        evaluator = case.problem.evaluator
-        records = _space().chips[rng.integers(0, len(_space()), count)].copy()
+        evaluator = case.problem.evaluators[0]
+        records = tpuv4_space().chips[rng.integers(0, len(tpuv4_space()), count)].copy()
         for s in range(len(evaluator)):
             times, least = case.problem.schedule(s, records)
-            shape = (count, len(evaluator.rooms))
+            shape = (count, len(evaluator.limits_bytes))
             free = evaluator.best(s, times, least, np.full(shape, ANY_TIME_S))
             exact = np.array([[placed.time_s for placed in row] for row in free])
             fits = np.isfinite(exact)
@@ -126,9 +126,9 @@ def test_a_limit_leaves_out_what_takes_longer_and_nothing_else(count):
 def test_bounds_rise_from_step_to_step_towards_the_exact_time():
     """Each step is made of what the one before is made of, and more."""
     for _, case in small_cases(80, 6):
-        problem, evaluator = case.problem, case.problem.evaluator
-        records = _space().chips[1000:29000:7000].copy()
-        rooms = np.full(len(records), len(evaluator.rooms) - 1, dtype=np.int64)
+        problem, evaluator = case.problem, case.problem.evaluators[0]
+        records = tpuv4_space().chips[1000:29000:7000].copy()
+        rooms = np.full(len(records), len(evaluator.limits_bytes) - 1, dtype=np.int64)
         for s in range(len(evaluator)):
             times, least = problem.schedule(s, records)
             bounds = [evaluator.work_bounds(s, problem.work_s(s, records), rooms)]
@@ -137,7 +137,7 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
             bounds.append(evaluator.bounds(s, least, rooms))
             for lower, higher in itertools.pairwise(bounds):
                 assert (lower <= higher * (1.0 + 1e-9)).all()
-            limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+            limits = np.full((len(records), len(evaluator.limits_bytes)), ANY_TIME_S)
             placed = evaluator.best(s, times, least, limits)
             exact = np.array([row[-1].time_s for row in placed])
             assert (bounds[-1] <= exact).all()
@@ -146,8 +146,8 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
 def test_what_is_ruled_out_takes_longer_than_its_limit():
     ruled_out = 0
     for seed, case in small_cases(40, 6):
-        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
-        evaluator = problem.evaluator
+        problem, records = case.problem, tpuv4_space().chips[[11000 + seed, 15000, 25000, 28000]]
+        evaluator = problem.evaluators[0]
         rooms = np.full(len(records), len(problem.capacities) - 1)
         for s in range(len(evaluator)):
             made, _ = problem.schedule(s, records)  # not all proven: then above the optimum
@@ -163,14 +163,16 @@ def test_what_is_ruled_out_takes_longer_than_its_limit():
 def test_what_is_known_of_chips_priced_together_changes_no_answer():
     """Roots of search trees are kept and looked up: asked in any order, the same bits."""
     for seed, case in small_cases(20, 1):
-        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
+        problem, records = case.problem, tpuv4_space().chips[[11000 + seed, 15000, 25000, 28000]]
         rooms = np.full(len(records), len(problem.capacities) - 1)
-        for s in range(len(problem.evaluator)):
+        for s in range(len(problem)):
             priced = problem.price(s, records)
             some = np.array([2, 0])
             problem.bound(s, priced.at(some), "schedule_bound")
             problem.bound(s, priced.at(np.array([3])).at(np.array([0])), "schedule_bound")
-            limits = problem.evaluator.bounds(s, problem.schedule(s, records)[0], rooms) * 0.9999
+            limits = (
+                problem.evaluators[0].bounds(s, problem.schedule(s, records)[0], rooms) * 0.9999
+            )
             pairs = [
                 (problem.bound(s, chips, "schedule_bound"), problem.schedule(s, chips)[0],
                  problem.rule_out(s, chips, rooms, limits))
@@ -183,8 +185,8 @@ def test_what_is_known_of_chips_priced_together_changes_no_answer():
 
 def test_work_of_rooflines_is_that_of_a_plain_loop():
     seed, case = next(iter(small_cases(3, 1)))
-    problem, records = case.problem, _space().chips[[0, 9000, 28000]]
-    for s, sizes in enumerate(problem.evaluator.sizes):
+    problem, records = case.problem, tpuv4_space().chips[[0, 9000, 28000]]
+    for s, sizes in enumerate(problem.evaluators[0].sizes):
         expected = np.zeros(len(records))
         costs = pf.estimate_costs(
             sizes.graph,
@@ -207,8 +209,8 @@ def test_work_of_rooflines_is_that_of_a_plain_loop():
 
 def test_one_thread_and_two_bound_and_place_alike():
     _, case = next(small_cases(80, 1))
-    problem, evaluator = case.problem, case.problem.evaluator
-    records = _space().chips[::3000].copy()
+    problem, evaluator = case.problem, case.problem.evaluators[0]
+    records = tpuv4_space().chips[::3000].copy()
     rooms = np.zeros(len(records), dtype=np.int64)
     for s in range(len(evaluator)):
         one, two = (problem.schedule(s, records, threads) for threads in (1, 2))
@@ -216,7 +218,7 @@ def test_one_thread_and_two_bound_and_place_alike():
             assert getattr(one[0], name).tolist() == getattr(two[0], name).tolist()
         bounds = [evaluator.bounds(s, one[1], rooms, threads).tolist() for threads in (1, 2)]
         assert bounds[0] == bounds[1]
-        limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+        limits = np.full((len(records), len(evaluator.limits_bytes)), ANY_TIME_S)
         assert evaluator.best(s, *one, limits, 1) == evaluator.best(s, *one, limits, 2)
 
 
@@ -239,8 +241,8 @@ def test_joules_of_a_step_by_hand():
         reserved_bytes=0,
     )
     model = pf.models.load("gpt2-small")
-    problem = SearchProblem(model, cluster, step, _space().spec.base, (64 * GIB,))
-    evaluator: PlanEvaluator = problem.evaluator
+    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (64 * GIB,))
+    evaluator: PlanEvaluator = problem.evaluators[0]
     assert len(evaluator) == len(evaluator.layouts) == 1
     (sizes,) = evaluator.sizes
     assert sizes.variants == ("none", "full")  # attention is fused: there is nothing selective

@@ -7,10 +7,9 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.problem import problems_of
+from phaze_fast.explore import ChipGroups, problems_of
 from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
-from phaze_fast.robust.area_range import terms_mm2
+from phaze_fast.robust import terms_mm2
 
 BASE = pf.presets.chip("phaze-tpuv4").replace(links=Links(count=6, bandwidth_bytes_per_s=50e9))
 AXES = {
@@ -98,4 +97,6 @@ def test_a_precision_and_a_format_axis_are_refused_together():
     with pytest.raises(InvalidInputError, match="axis format; expected bf16"):
         problems_of([MODEL], groups, CLUSTER, STEP.replace(precision="fp16"))
     assert len(groups.variants) == 4
+    (problem,) = problems_of([MODEL], groups, CLUSTER, STEP)
+    assert (problem.cluster, problem.training) == (CLUSTER, STEP)  # and not those of one variant
     assert len(ChipGroups.of(SPACE[:4]).variants) == 1

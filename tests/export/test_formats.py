@@ -10,8 +10,8 @@ import yaml
 import phaze_fast as pf
 from phaze_fast import export, models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.layout import read_layout
-from phaze_fast.export.shell import options_of, settings_of
+from phaze_fast.export.megatron import read_layout
+from phaze_fast.export.request import options_of, settings_of
 
 LLAMA = models.load("llama2-7b")
 GOLDEN = Path(__file__).parents[1] / "golden" / "framework_flags.yaml"
@@ -49,7 +49,7 @@ def test_layouts_that_are_none(text):
 def test_an_uneven_pipeline_for_megatron():
     plan = {"pp": 4, "dp": 2, "global_batch": 32, "recompute": "none", "stages": (7, 9, 9, 9)}
     text = export.export_plan(plan, LLAMA, "megatron").text
-    flags = options_of(text, "run.sh")
+    flags = options_of(text)
     assert flags["--pipeline-model-parallel-layout"] == ["Et*6|t*9|t*9|t*8L"]
     assert flags["--nnodes"] == ["1"]
     assert flags["--nproc-per-node"][0] == "8"
@@ -70,7 +70,7 @@ def test_an_uneven_pipeline_for_megatron():
 def test_recomputation_for_megatron(recompute, flags):
     plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": recompute}
     found = export.export_plan(plan, LLAMA, "megatron")
-    said = options_of(found.text, "run.sh")
+    said = options_of(found.text)
     kept = {k.removeprefix("--recompute-"): v for k, v in said.items() if "recompute" in k}
     assert kept == flags
     assert found.complete
@@ -92,7 +92,7 @@ AGAIN = "norms+activations+gated-product"
 def test_recomputation_for_maxtext(more, policy, kept, tmp_path):
     plan = {"dp": 8, "global_batch": 32, "recompute": AGAIN + more, "zero": 3}
     found = export.export_plan(plan, LLAMA, "maxtext")
-    said = settings_of(found.text, "run.sh")
+    said = settings_of(found.text)
     assert found.complete
     assert said["remat_policy"] == policy
     always = {"query_proj", "key_proj", "value_proj", "qkv_proj", "mlpwo"}
@@ -136,44 +136,33 @@ def test_what_cannot_be_said_is_said():
 
 
 def published(framework):
-    """Runs of a framework (Megatron stands for NeMo too) whose plan is stated."""
+    """Runs of a framework whose plan is stated: rows, and their plans without the batch."""
     if not PUBLIC.exists():
-        return []
+        pytest.skip("no published runs beside the checkout")
     with PUBLIC.open() as file:
         rows = [row for row in csv.DictReader(file) if framework in row["framework"]]
-    return [row for row in rows if row["tp"] and row["pp"] and row["dp"] and row["layers"]]
+    for row in rows:
+        if row["tp"] and row["pp"] and row["dp"] and row["layers"]:
+            plan = {name: int(row[name] or 1) for name in ("tp", "pp", "dp", "cp", "global_batch")}
+            plan["recompute"] = row["recompute"] if row["recompute"] in ("none", "full") else "none"
+            model = LLAMA.replace(name=row["model"], layers=int(row["layers"]))
+            yield row, plan, model
 
 
 @pytest.mark.shared
 def test_published_plans_of_maxtext_come_out_as_their_flags():
-    rows = published("MaxText")
-    if not rows:
-        pytest.skip("no published runs beside the checkout")
-    checked = 0
-    for row in rows:
-        devices, replicas = int(row["n_gpus"]), int(row["dp"])
+    rows, checked = list(published("MaxText")), 0
+    for row, plan, model in rows:
+        devices, replicas = int(row["n_gpus"]), plan["dp"]
         sharing = int(row["fsdp"] or replicas)
-        plan = {
-            "tp": int(row["tp"]),
-            "cp": int(row["cp"] or 1),
-            "dp": replicas,
-            "micro_batch": int(row["global_batch"]) // replicas,
-            "global_batch": int(row["global_batch"]),
-            "recompute": "full" if row["recompute"] == "full" else "none",
-            "zero": 3,
-            "shard": sharing if sharing < replicas else None,
-            "seq": int(row["seq"]),
-            "precision": row["precision"],
-        }
-        model = LLAMA.replace(name=row["model"], layers=int(row["layers"]), seq=int(row["seq"]))
-        if (
-            int(row["pp"]) > 1
-            or int(row["ep"] or 1) > 1
-            or plan["cp"] * replicas * plan["tp"] != devices
-        ):
+        used = plan["cp"] * replicas * plan["tp"]
+        if plan["pp"] > 1 or int(row["ep"] or 1) > 1 or used != devices:
             continue
+        plan |= {"micro_batch": plan["global_batch"] // replicas, "zero": 3, "seq": int(row["seq"])}
+        plan |= {"shard": sharing if sharing < replicas else None, "precision": row["precision"]}
         checked += 1
-        flags = settings_of(export.export_plan(plan, model, "maxtext").text, "run.sh")
+        model = model.replace(seq=plan["seq"])
+        flags = settings_of(export.export_plan(plan, model, "maxtext").text)
         assert flags["ici_fsdp_parallelism"] == str(sharing)
         assert flags["ici_data_parallelism"] == str(replicas // sharing)
         assert flags["ici_context_parallelism"] == str(plan["cp"])
@@ -188,31 +177,17 @@ def test_published_plans_of_maxtext_come_out_as_their_flags():
 
 @pytest.mark.shared
 def test_published_plans_come_out_as_their_flags():
-    rows = published("egatron")
-    if not rows:
-        pytest.skip("no published runs beside the checkout")
     checked = 0
-    for row in rows:
-        pp, vpp = int(row["pp"]), int(row["vp"] or 1)
-        layers = int(row["layers"])
-        if layers % (pp * vpp):
+    for row, plan, model in published("egatron"):  # Megatron stands for NeMo too
+        vpp = int(row["vp"] or 1)
+        if model.layers % (plan["pp"] * vpp):
             continue
-        model = LLAMA.replace(name=row["model"], layers=layers)
-        plan = {
-            "tp": int(row["tp"]),
-            "pp": pp,
-            "cp": int(row["cp"] or 1),
-            "dp": int(row["dp"]),
-            "micro_batch": int(row["micro_batch"]),
-            "global_batch": int(row["global_batch"]),
-            "vpp": vpp,
-            "schedule": "interleaved" if vpp > 1 else "1f1b",
-            "recompute": row["recompute"] if row["recompute"] in ("none", "full") else "none",
-            "zero": 1 if "distributed optimizer" in row["zero_or_dist_opt"] else 0,
-            "sequence_parallel": row["sp"] == "1",
-        }
+        plan |= {"micro_batch": int(row["micro_batch"]), "vpp": vpp}
+        plan |= {"schedule": "interleaved" if vpp > 1 else "1f1b"}
+        plan |= {"zero": 1 if "distributed optimizer" in row["zero_or_dist_opt"] else 0}
+        plan |= {"sequence_parallel": row["sp"] == "1"}
         try:
-            flags = options_of(export.export_plan(plan, model, "megatron").text, "run.sh")
+            flags = options_of(export.export_plan(plan, model, "megatron").text)
         except InvalidInputError:
             continue  # widths in the table that do not divide its batch
         checked += 1
@@ -221,10 +196,9 @@ def test_published_plans_come_out_as_their_flags():
         assert flags["--context-parallel-size"] == [row["cp"] or "1"]
         assert flags["--micro-batch-size"] == [row["micro_batch"]]
         assert flags["--global-batch-size"] == [row["global_batch"]]
-        virtual_flag = flags.get("--num-virtual-stages-per-pipeline-rank", ["1"])
-        assert virtual_flag == [str(vpp)]
+        assert flags.get("--num-virtual-stages-per-pipeline-rank", ["1"]) == [str(vpp)]
         world = int(flags["--nnodes"][0]) * int(flags["--nproc-per-node"][0])
-        assert world == plan["tp"] * pp * plan["cp"] * plan["dp"]
+        assert world == plan["tp"] * plan["pp"] * plan["cp"] * plan["dp"]
         sequence = plan["sequence_parallel"] and plan["tp"] > 1
         assert ("--sequence-parallel" in flags) == sequence
     assert checked > 50
@@ -309,7 +283,7 @@ def test_a_plan_has_to_say_its_stages():
 def test_the_formats_of_a_mixture_of_experts():
     model = models.load("mixtral-8x7b")
     plan = {"tp": 2, "ep": 4, "dp": 4, "global_batch": 8, "recompute": "activations+gated-product"}
-    flags = options_of(export.export_plan(plan, model, "megatron").text, "run.sh")
+    flags = options_of(export.export_plan(plan, model, "megatron").text)
     assert flags["--num-experts"] == ["8"]
     assert flags["--expert-model-parallel-size"] == ["4"]
     assert flags["--recompute-modules"] == ["moe_act"]

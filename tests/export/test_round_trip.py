@@ -8,7 +8,7 @@ import phaze_fast as pf
 from phaze_fast import export, models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import OPTIMIZERS
-from phaze_fast.planning.recompute import RECOMPUTE
+from phaze_fast.planning.training import RECOMPUTE
 
 SOME = (24, 60)  # seed and number of the plans of every run
 MORE = (23, 140)  # of the full one

@@ -94,6 +94,22 @@ def test_a_layer_as_a_trace():
 # ---- Chakra ----
 
 
+def read_trace(data):
+    """Metadata and nodes of a file: messages, each preceded by its length as a varint."""
+    from google.protobuf.internal.decoder import _DecodeVarint
+
+    from phaze_fast.export.chakra import messages
+
+    metadata, node = messages()
+    parts, at = [], 0
+    while at < len(data):
+        length, at = _DecodeVarint(data, at)
+        parts.append(data[at : at + length])
+        assert len(parts[-1]) == length
+        at += length
+    return metadata.FromString(parts[0]), [node.FromString(part) for part in parts[1:]]
+
+
 def attributes(node):
     return {a.name: getattr(a, a.WhichOneof("value")) for a in node.attr}
 
@@ -101,8 +117,7 @@ def attributes(node):
 @pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 1), ("interleaved", 0), ("zb-v", 3)])
 def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
     pytest.importorskip("google.protobuf")
-    from phaze_fast.export.chakra import chakra_trace
-    from phaze_fast.export.chakra_schema import NODES, read_trace
+    from phaze_fast.export.chakra import NODES, chakra_trace
 
     trace = chakra_trace(SMALL, CLUSTER, plan_with(schedule, zero=zero, global_batch=64))
     paths = trace.write(tmp_path)
@@ -148,7 +163,6 @@ def test_chakra_files_of_a_stage_are_those_of_each_rank_alone(name, changes, tmp
     """Files are made from one rank of each stage; every node of every rank is as made for it."""
     pytest.importorskip("google.protobuf", reason="the extra trace is not installed")
     from phaze_fast.export.chakra import chakra_trace
-    from phaze_fast.export.chakra_schema import read_trace
 
     model = models.load(name).replace(layers=4)
     given = {"tp": 2, "pp": 2, "dp": 8, "global_batch": 16, "zero": 1, **changes}
@@ -177,17 +191,8 @@ def kernel(name, ts, dur, cat="kernel"):
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
 
 
-def test_a_profile_is_lined_up_with_a_plan(tmp_path):
-    events = [
-        {
-            "ph": "X",
-            "cat": "user_annotation",
-            "name": f"ProfilerStep#{k}",
-            "ts": 1e5 * k,
-            "dur": 1e5,
-        }
-        for k in range(2)
-    ]
+def test_a_profile_is_compared_with_a_plan(tmp_path):
+    events = [kernel(f"ProfilerStep#{k}", 1e5 * k, 1e5, "user_annotation") for k in range(2)]
     for k in range(2):
         at = 1e5 * k
         events += [
@@ -206,9 +211,9 @@ def test_a_profile_is_lined_up_with_a_plan(tmp_path):
     assert profile.kernels["collectives"] == 1
     found = compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile)
     assert found.stage == 2  # rank 20 of tp 2, dp 4: the third stage
-    by_family = {each.family: each for each in found.families}
+    by_family = {family.family: family for family in found.families}
     assert by_family["attention"].measured_s == pytest.approx(0.01)
-    predicted = sum(each.predicted_s for each in found.families)
+    predicted = sum(family.predicted_s for family in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
     assert 0.5 < predicted / (load.stages[2].load_s * load.micro_batches) < 1.5
     with pytest.raises(InvalidInputError, match="stage: 4 is not accepted"):

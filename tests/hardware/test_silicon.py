@@ -1,20 +1,24 @@
-"""Area against the published closed form; power and laws."""
+"""Area, energy, power, price and package of chips: closed forms, values by hand, laws, refusals."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.area import GLB_UM2, L2_UM2, published_area_mm2
 
+import phaze_fast as pf
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import (
+    EVERY_AREA,
     FULL_AREA,
     PUBLISHED_AREA,
     Accelerator,
+    AreaLimit,
     AreaTerms,
+    Links,
     area,
     area_batch,
     chip_records,
@@ -23,9 +27,17 @@ from phaze_fast.hardware import (
     power_batch,
     presets,
 )
+from phaze_fast.hardware.package import PackageModel
+from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.silicon import PowerModel, process_node
+from phaze_fast.hardware.space_spec import HBM_GENERATIONS
 
 BASE = presets.chip("phaze-tpuv4")
+
+
 powers = st.integers(0, 12).map(lambda e: 2**e)
+
+
 sides = st.integers(1, 8).map(lambda e: 2**e)
 
 
@@ -124,9 +136,6 @@ def test_threads_do_not_change_the_bits():
     assert power.tobytes() == power_batch(rows, terms=FULL_AREA, threads=4).tobytes()
 
 
-# ---- energy ----
-
-
 def test_peak_power_by_hand():
     table = energy_table("7nm")
     per_cycle = (
@@ -184,3 +193,293 @@ def test_energy_tables_have_sources_and_order(name):
 def test_unknown_energy_table():
     with pytest.raises(InvalidInputError, match="did you mean '7nm'"):
         energy_table("7nn")
+
+
+# ---- clock under a power cap, and packages ----
+
+
+def test_power_is_what_a_hand_works_out():
+    # 131,072 multipliers at 0.59 pJ and 256 lanes at 0.845 pJ, 1.05 GHz; HBM 1.2 TB/s at 43.75 pJ.
+    full = PowerModel().at(BASE, terms=PUBLISHED_AREA)
+    assert math.isclose(full.hbm_w, 52.5)
+    assert math.isclose(full.leakage_w, 0.15 * area(BASE).total_mm2)
+    assert full.dynamic_w > 131072 * 1.05e9 * 0.59e-12
+    assert math.isclose(full.total_w, power_batch([BASE])[0])
+    # Half the clock needs 0.55 of 0.75 V: dynamic power falls to 0.5 x (0.55 / 0.75)^2.
+    half = PowerModel().at(BASE, 0.5, terms=PUBLISHED_AREA)
+    assert math.isclose(half.dynamic_w / full.dynamic_w, 0.5 * (0.55 / 0.75) ** 2)
+    assert math.isclose(half.leakage_w / full.leakage_w, 0.55 / 0.75)
+
+
+def test_a_chip_without_a_clock_draws_what_is_left_of_its_power():
+    still = PowerModel().at(BASE, 0.0)
+    assert still.dynamic_w == 0.0
+    assert PowerModel().idle_w(chip_records([BASE])).tolist() == pytest.approx([still.total_w])
+
+
+@given(share=st.floats(0.0, 1.0), more=st.floats(0.0, 1.0))
+def test_a_higher_clock_never_draws_less(share, more):
+    low, high = sorted((share, more))
+    assert PowerModel().at(BASE, low).total_w <= PowerModel().at(BASE, high).total_w + 1e-9
+
+
+@pytest.mark.parametrize("cap", [110.0, 130.0, 150.0, 190.0, 1000.0])
+def test_a_cap_binds_where_the_chip_would_draw_more(cap):
+    found, full = PowerModel().under(BASE, cap), PowerModel().at(BASE)
+    assert found.total_w <= cap
+    if full.total_w <= cap:
+        assert found == full
+    else:
+        assert math.isclose(found.total_w, cap, rel_tol=1e-9)
+        assert 0.0 < found.clock_share < 1.0
+
+
+def test_a_cap_below_leakage_is_said_in_one_line():
+    with pytest.raises(InfeasibleError, match="leakage") as error:
+        PowerModel().under(BASE, 20.0)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InvalidInputError, match="least_volts"):
+        PowerModel(least_volts=0.9)
+
+
+def test_peak_power_against_published_chips():
+    """Peak power by the 7 nm table over the published figure; docs/robust.md states these."""
+    stated = {"tpuv4": 1.11, "a100-80": 0.69, "h100": 0.88}
+    for name, ratio in stated.items():
+        chip = presets.chip(name)
+        assert math.isclose(PowerModel().at(chip).total_w / chip.power_w, ratio, abs_tol=0.01)
+
+
+@given(
+    area=st.floats(50.0, 850.0),
+    more=st.floats(1.0, 1.5),
+    stacks=st.integers(0, 8),
+    dies=st.integers(1, 4),
+)
+def test_more_silicon_or_memory_never_costs_less(area, more, stacks, dies):
+    model = PackageModel(reticle_mm2=5000.0, interposer_mm2=20000.0)
+    small = model.package(area, stacks, stacks * 2**34, dies)
+    assert model.package(area * more, stacks, stacks * 2**34, dies).usd >= small.usd
+    assert model.package(area, stacks + 1, (stacks + 1) * 2**34, dies).usd > small.usd
+    assert model.package(area, stacks, stacks * 2**34, dies + 1).good >= small.good * 0.99
+
+
+def test_a_package_is_what_a_hand_works_out():
+    # 600 mm2: 0.54 defects, (1 + 0.54 / 3)^-3 = 0.609; pi 300^2 / 4 / 600 - pi 300 / sqrt(1200) = 90.6
+    found = PackageModel().package(600.0, 4, 64 * 2**30)
+    assert math.isclose(found.good, 1.18**-3)
+    assert math.isclose(found.dies_usd, 9346.0 / (90.604 * 1.18**-3), rel_tol=1e-4)
+    assert (found.package_mm2, found.hbm_usd) == (1040.0, 640.0)
+    assert math.isclose(found.interposer_usd, 52.0)
+    assert math.isclose(found.usd, found.dies_usd + 692.0)
+    assert math.isclose(Prices().good(np.array([600.0]))[0], found.good)
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [((900.0, 4), "reticle"), ((800.0, 20), "interposer has 2700")],
+)
+def test_an_impossible_package_is_said_in_one_line(given_, said):
+    with pytest.raises(InfeasibleError, match=said) as error:
+        PackageModel().package(*given_, hbm_bytes=2**35)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InvalidInputError, match="dies"):
+        PackageModel().package(100.0, 1, 2**30, dies=0)
+
+
+def test_a_space_slows_chips_that_draw_too_much():
+    axes = {"tensor_core.count": (4.0, 8.0, 16.0), "buffer.capacity_bytes": (2.0**25, 2.0**27)}
+    free = pf.SpaceSpec(name="few", base=BASE, axes=axes)
+    whole, cap = pf.ArchitectureSpace(free), 160.0
+    slow = pf.ArchitectureSpace(free.replace(max_power_w=cap, above_power="slow"))
+    dropped = pf.ArchitectureSpace(free.replace(max_power_w=cap))
+    assert len(dropped) < len(slow) == len(whole)
+    drawn = power_batch(whole.chips)
+    for i, chip in enumerate(slow):
+        assert chip.clock_hz == slow.chips["clock_hz"][i]
+        assert (chip.clock_hz == BASE.clock_hz) == (drawn[i] <= cap)
+        model = PowerModel().under(whole[i], cap, terms=PUBLISHED_AREA)
+        assert math.isclose(chip.clock_hz, BASE.clock_hz * model.clock_share)
+    assert slow[1:3].chips["clock_hz"].tolist() == slow.chips["clock_hz"][1:3].tolist()
+    # A higher cap never lowers a clock; one below leakage leaves no chip.
+    more = pf.ArchitectureSpace(free.replace(max_power_w=200.0, above_power="slow"))
+    assert (more.chips["clock_hz"] >= slow.chips["clock_hz"]).all()
+    none = pf.ArchitectureSpace(free.replace(max_power_w=20.0, above_power="slow"))
+    assert len(none) == 0
+    step = pf.Training(global_batch=8, micro_batch=1, pp=1)
+    with pytest.raises(InfeasibleError, match="max_power_w 20 W leaves no chip"):
+        pf.search("gpt2-small", none, pf.Cluster(devices=4, fabric="tpuv4-pod"), step)
+
+
+# ---- terms and axes beyond the published chip ----
+
+
+LINKED = presets.chip("phaze-tpuv4").replace(links=Links(count=6, bandwidth_bytes_per_s=50e9))
+
+
+GIB = 2**30
+
+
+def spec(axes, base=LINKED, **limits):
+    return pf.SpaceSpec(name="few", base=base, axes=axes, **limits)
+
+
+def test_every_term_is_what_a_hand_works_out():
+    found = area(LINKED, EVERY_AREA)
+    # 256 lanes of 0.9962 M transistors at 96.3 M/mm2, and 23.553 mm2 at 90 nm shared by 32 lanes.
+    lane = 0.9962 / 96.3 + 23.553 * 1.6 / 96.3 / 32
+    assert math.isclose(found.control_mm2, 256 * lane)
+    # Six links of 50 GB/s; an NVLink 3 of 25 GB/s takes 1.888 mm2 and 74.632 M transistors.
+    assert math.isclose(found.links_mm2, 12 * (1.888 + 74.632 / 96.3))
+    assert found.die_to_die_mm2 == 0.0
+    full = area(LINKED, FULL_AREA)
+    assert math.isclose(found.total_mm2, full.total_mm2 + found.control_mm2 + found.links_mm2)
+    two = area(LINKED.replace(dies=2), EVERY_AREA)
+    assert math.isclose(two.total_mm2, 1.1 * found.total_mm2)
+    rates = {"bf16": 1.0, "fp8": 2.0}
+    fp8 = LINKED.replace(tensor_core=LINKED.tensor_core.replace(rates=rates))
+    more = area(fp8, EVERY_AREA).total_mm2 - found.total_mm2
+    assert math.isclose(more, 0.1 * 131072 * 760.041386e-6)
+    # Off means off: the published formula does not see any of it.
+    assert area(fp8.replace(dies=2)).total_mm2 == area(presets.chip("phaze-tpuv4")).total_mm2
+
+
+def test_nodes_are_what_a_hand_works_out():
+    old = area(LINKED, FULL_AREA.replace(process_nm=16.0))
+    now = area(LINKED, FULL_AREA)
+    assert math.isclose(old.buffer_mm2, now.buffer_mm2 * 0.070 / 0.027)
+    assert math.isclose(old.network_mm2, now.network_mm2 * 96.3 / 28.9)
+    assert math.isclose(old.hbm_mm2, 4 * (10.45 + 552.743 / 28.9))  # PHYs do not shrink
+    assert area(LINKED, FULL_AREA.replace(process_nm=5.0)).total_mm2 < now.total_mm2
+    watts = [power_batch([LINKED], terms=FULL_AREA.replace(process_nm=n))[0] for n in (5.0, 16.0)]
+    assert watts[0] < power_batch([LINKED], terms=FULL_AREA)[0] < watts[1]
+    usd = [Prices.at_node(n).die_usd(np.array([300.0]))[0] for n in (16.0, 7.0, 5.0)]
+    assert usd == sorted(usd)
+    with pytest.raises(InvalidInputError, match="process_nm: .*expected one of 28, 16, 10, 7, 5"):
+        FULL_AREA.replace(process_nm=6.0)
+    assert process_node(7.0).logic_growth == process_node(7.0).sram_growth == 0.0
+
+
+def test_links_and_stacks_draw_what_a_hand_works_out():
+    found = PowerModel().at(LINKED, terms=EVERY_AREA)
+    assert math.isclose(found.links_w, 6 * 50e9 * 80e-12)
+    assert math.isclose(found.hbm_w, 1.2e12 * 43.75e-12)
+    half = PowerModel().at(LINKED, 0.5, terms=EVERY_AREA)
+    assert (half.links_w, half.hbm_w) == (found.links_w, found.hbm_w)
+    capped = PowerModel().under(LINKED, 160.0, terms=EVERY_AREA)
+    assert math.isclose(capped.total_w, 160.0, rel_tol=1e-9)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_more_of_anything_never_costs_less(data):
+    """Area, power and dollars of a chip with more of one thing are never below those without."""
+    row = chip_records([LINKED])
+    more = row.copy()
+    columns = {"tensor_cores": 64, "vector_cores": 64, "vector_lanes": 512, "hbm_stacks": 12}
+    columns |= {"links": 24, "dies": 8, "buffer_bytes": 2**28, "fp8": 1, "tensor_width": 512}
+    columns |= {"hbm_bytes_per_s": 10e12, "link_bytes_per_s": 200e9, "clock_hz": 2e9}
+    for name, most in columns.items():
+        if name in ("hbm_bytes_per_s", "link_bytes_per_s", "clock_hz"):
+            draw = st.floats(most / 50, most)
+        else:
+            draw = st.integers(0 if name == "fp8" else 1, most)
+        row[name] = more[name] = data.draw(draw)
+    name = data.draw(st.sampled_from(sorted(columns)))
+    more[name] = max(row[name][0], columns[name])
+    nm = data.draw(st.sampled_from([28.0, 16.0, 7.0, 5.0]))
+    terms = EVERY_AREA.replace(process_nm=nm)
+    small, large = (area_batch(r, terms)["total_mm2"] for r in (row, more))
+    assert small[0] <= large[0] * (1 + 1e-12)
+    assert power_batch(row, terms=terms)[0] <= power_batch(more, terms=terms)[0] * (1 + 1e-12)
+    assert PowerModel().idle_w(row, terms=terms)[0] <= power_batch(row, terms=terms)[0] * (
+        1 + 1e-12
+    )
+    shares = [PowerModel().clock_shares(r, 300.0, terms=terms)[0] for r in (row, more)]
+    if name != "clock_hz" and np.isfinite(shares[1]):
+        assert shares[1] <= shares[0] + 1e-9
+    if name not in ("dies", "clock_hz"):  # cutting a die in two may well pay
+        dies, stacks, size = (row[n].astype(float) for n in ("dies", "hbm_stacks", "hbm_bytes"))
+        usd = [PackageModel().device_usd(a, dies, stacks, size)[0] for a in (small, large)]
+        assert usd[0] <= usd[1] * (1 + 1e-12)
+
+
+def test_capacity_and_bandwidth_come_in_stacks():
+    axes = {"hbm.generation": ["hbm2e", "hbm3e"], "hbm.stacks": [2, 6], "tensor_core.count": [4, 8]}
+    space = pf.ArchitectureSpace(spec(axes))
+    assert len(space) == 8
+    for i, chip in enumerate(space):
+        generation = HBM_GENERATIONS["hbm2e" if i < 4 else "hbm3e"]
+        stacks = chip.hbm.stacks
+        assert stacks == (2, 6)[i // 2 % 2]
+        assert chip.hbm.capacity_bytes == stacks * generation.capacity_bytes
+        assert chip.hbm.bandwidth_bytes_per_s == stacks * generation.bandwidth_bytes_per_s
+        assert chip_records([chip])[0] == space.chips[i]
+    assert space[3:5].chips.tolist() == space.chips[3:5].tolist()
+    again = pf.SpaceSpec.from_dict(space.spec.to_dict())
+    assert pf.ArchitectureSpace(again) == space
+    roomy = pf.ArchitectureSpace(spec(axes, min_hbm_bytes=40 * GIB, max_hbm_bytes=100 * GIB))
+    assert sorted(set(roomy.column("hbm.capacity_bytes") // GIB)) == [48, 96]
+
+
+def test_formats_links_and_dies_are_axes():
+    axes = {"format": ["bf16", "fp8"], "links.count": [6, 12], "dies": [1, 2]}
+    limit = AreaLimit(max_mm2=2000.0, terms=EVERY_AREA)
+    space = pf.ArchitectureSpace(spec(axes, area=limit))
+    assert [("fp8" in c.tensor_core.rates, c.links.count, c.dies) for c in space] == [
+        (fp8, links, dies) for fp8 in (False, True) for links in (6, 12) for dies in (1, 2)
+    ]
+    for chip, mm2 in zip(space, space.area_mm2, strict=True):
+        assert math.isclose(area(chip, EVERY_AREA).total_mm2, mm2)
+
+
+@pytest.mark.parametrize(
+    ("axes", "limits", "said"),
+    [
+        ({"tensor_core.count": [64, 128]}, {"package": PackageModel(), "area": None}, "reticle"),
+        ({"hbm.stacks": [24, 32]}, {"package": PackageModel()}, "interposer has 2700"),
+        ({"links.count": [6]}, {"max_power_w": 60.0, "above_power": "slow"}, "alone take .* W at"),
+        ({"links.count": [6]}, {"max_power_w": 60.0}, "a chip at its peak take"),
+        ({"hbm.stacks": [4]}, {"min_hbm_bytes": 64 * GIB}, "memories are 32 GiB to 32 GiB"),
+        ({"dies": [1, 2]}, {"area": AreaLimit(max_mm2=100.0)}, "areas of its grid are 278.8"),
+    ],
+)
+def test_a_space_that_no_chip_passes_says_why_in_one_line(axes, limits, said):
+    space = pf.ArchitectureSpace(spec(axes, **limits))
+    step = pf.Training(global_batch=8, micro_batch=1)
+    cluster = pf.Cluster(devices=4, fabric="tpuv4-pod")
+    with pytest.raises(InfeasibleError, match=said) as error:
+        pf.search("gpt2-small", space, cluster, step)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("few: ")
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"hbm.generation": ["hbm9"]}, "axes.hbm.generation: 'hbm9' is not accepted"),
+        ({"format": "fp8"}, "axes.format: 'fp8' is not accepted; expected a list"),
+        ({"format": ["fp8", "fp8"]}, "given twice"),
+        ({"hbm.generation": ["hbm3"], "hbm.capacity_bytes": [2**35]}, "hbm.generation gives it"),
+    ],
+)
+def test_bad_axes_are_refused_in_one_line(axes, said):
+    with pytest.raises(InvalidInputError, match=said) as error:
+        spec(axes)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InvalidInputError, match="has no links to vary"):
+        spec({"links.count": [1]}, base=presets.chip("phaze-tpuv4"))
+    with pytest.raises(InvalidInputError, match="max_hbm_bytes: 1 is below min_hbm_bytes, 2"):
+        spec({"dies": [1]}, min_hbm_bytes=2, max_hbm_bytes=1)
+
+
+@pytest.mark.slow
+def test_the_space_of_every_term_holds_its_limits():
+    space = pf.ArchitectureSpace.load("every-term")
+    assert len(space) > 100_000
+    limit = space.spec.area.max_mm2
+    assert space.area_mm2.max() <= limit
+    some = space[:: len(space) // 500]
+    assert (power_batch(some.chips, terms=EVERY_AREA) <= space.spec.max_power_w * 1.6).all()
+    slowed = some.chips["clock_hz"] < space.spec.base.clock_hz
+    assert 0 < slowed.sum() < len(some)

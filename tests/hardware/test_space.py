@@ -26,6 +26,10 @@ from phaze_fast.hardware import (
 BASE = presets.chip("phaze-tpuv4")
 
 
+def space_of(axes, base=BASE, **limits):
+    return ArchitectureSpace(SpaceSpec(name="s", base=base, axes=axes, **limits))
+
+
 @pytest.fixture(scope="module")
 def published():
     return ArchitectureSpace.tpuv4_area()
@@ -57,12 +61,9 @@ def test_a_point_is_the_chip_its_row_says(published):
 
 
 def test_chunks_cover_the_space_in_order(published):
-    for size in (1, 1000, 75_712, 10**6):
-        if size == 1:
-            small = published[:50]
-            parts = list(small.chunks(1))
-            assert [int(p.index[0]) for p in parts] == small.index.tolist()
-            continue
+    small = published[:50]
+    assert [int(part.index[0]) for part in small.chunks(1)] == small.index.tolist()
+    for size in (1000, 75_712, 10**6):
         index = np.concatenate([part.index for part in published.chunks(size)])
         assert index.tolist() == published.index.tolist()
 
@@ -112,7 +113,7 @@ def test_identity(published):
 def test_the_order_of_axes_is_part_of_a_space():
     axes = {"tensor_core.count": (1, 2, 3), "tensor_core.width": (8, 16)}
     turned = dict(reversed(axes.items()))
-    a, b = (ArchitectureSpace(SpaceSpec(name="s", base=BASE, axes=x)) for x in (axes, turned))
+    a, b = space_of(axes), space_of(turned)
     assert a != b
     assert a.spec != b.spec
     assert a.digest != b.digest
@@ -129,13 +130,8 @@ def test_all_of_a_space_is_the_space(published):
 
 
 def test_slices_keep_the_areas_of_their_terms():
-    spec = SpaceSpec(
-        name="s",
-        base=BASE,
-        axes={"tensor_core.count": (1, 2, 3)},
-        area=AreaLimit(max_mm2=1e4, terms=FULL_AREA),
-    )
-    space = ArchitectureSpace(spec)
+    limit = AreaLimit(max_mm2=1e4, terms=FULL_AREA)
+    space = space_of({"tensor_core.count": (1, 2, 3)}, area=limit)
     assert space[1:].area_mm2.tolist() == space.area_mm2[1:].tolist()
     assert space[[2]].area_mm2[0] == area(space[2], FULL_AREA).total_mm2
 
@@ -163,16 +159,12 @@ def test_slices_keep_the_areas_of_their_terms():
 )
 def test_bad_axes_are_refused_when_described(axes, message):
     with pytest.raises(InvalidInputError, match=message):
-        SpaceSpec(name="s", base=BASE, axes=axes)
+        space_of(axes)
 
 
 def test_a_whole_number_cannot_be_tied_to_a_rate():
-    with pytest.raises(
-        InvalidInputError, match="takes whole numbers, which buffer.bytes_per_cycle"
-    ):
-        SpaceSpec(
-            name="s", base=BASE, axes={}, ties={"vector_core.lanes": "buffer.bytes_per_cycle"}
-        )
+    with pytest.raises(InvalidInputError, match="whole numbers, which buffer.bytes_per_cycle"):
+        space_of({}, ties={"vector_core.lanes": "buffer.bytes_per_cycle"})
 
 
 def test_numpy_numbers_are_numbers(published):
@@ -220,7 +212,7 @@ def test_any_field_can_be_an_axis():
         "hbm.stacks": (3,),
         "clock_hz": (0.9e9,),
     }
-    space = ArchitectureSpace(SpaceSpec(name="all", base=BASE, axes=axes))
+    space = space_of(axes)
     assert len(space) == space.grid_size == 16
     for i in range(16):
         assert chip_records([space[i]])[0] == space.chips[i]
@@ -231,19 +223,19 @@ def test_any_field_can_be_an_axis():
 
 def test_local_buffers_follow_their_cores():
     axes = {"tensor_core.width": (8, 64), "vector_core.lanes": (16, 640)}
-    space = ArchitectureSpace(SpaceSpec(name="s", base=BASE, axes=axes))
+    space = space_of(axes)
     assert space.chips["tensor_local_bytes"].tolist() == [16384, 16384, 131072, 131072]
     assert space.chips["vector_local_bytes"].tolist() == [1024, 10240] * 2
     held = BASE.replace(vector_core=BASE.vector_core.replace(local_buffer_bytes=4096))
-    space = ArchitectureSpace(SpaceSpec(name="s", base=held, axes=axes))
+    space = space_of(axes, held)
     assert set(space.chips["vector_local_bytes"].tolist()) == {4096}
     assert space.chips["tensor_local_bytes"].tolist() == [16384, 16384, 131072, 131072]
     given_too = {**axes, "vector_core.local_buffer_bytes": (2048,)}
-    space = ArchitectureSpace(SpaceSpec(name="s", base=BASE, axes=given_too))
+    space = space_of(given_too)
     assert set(space.chips["vector_local_bytes"].tolist()) == {2048}
     assert len(set(space.chips["tensor_local_bytes"].tolist())) == 2
     fixed = presets.chip("a100-80")
-    space = ArchitectureSpace(SpaceSpec(name="s", base=fixed, axes=axes))
+    space = space_of(axes, fixed)
     assert set(space.chips["tensor_local_bytes"].tolist()) == {192 * 1024}
 
 
@@ -263,9 +255,7 @@ def test_the_filter_keeps_exactly_what_it_should(
 ):
     terms = FULL_AREA if full else AreaLimit(max_mm2=1).terms
     axes = {"tensor_core.count": counts, "tensor_core.width": widths, "clock_hz": clocks}
-    everything = ArchitectureSpace(
-        SpaceSpec(name="s", base=BASE, axes=axes, ties={"vector_core.lanes": "tensor_core.width"})
-    )
+    everything = space_of(axes, ties={"vector_core.lanes": "tensor_core.width"})
     spec = everything.spec.replace(
         area=AreaLimit(
             max_mm2=limit, min_fraction=floor, keep_small_single_core=waive, terms=terms
@@ -292,9 +282,7 @@ def test_limits_include_their_ends():
 
 
 def test_chips_of_a_space_do_not_carry_their_bases_figures():
-    space = ArchitectureSpace(
-        SpaceSpec(name="s", base=presets.chip("h100"), axes={"clock_hz": (1e9,)})
-    )
+    space = space_of({"clock_hz": (1e9,)}, presets.chip("h100"))
     assert (space[0].die_area_mm2, space[0].power_w, space[0].notes) == (None, None, "")
 
 
@@ -336,13 +324,10 @@ def test_unknown_space():
 
 
 def test_a_million_points_enumerate_without_holding_the_grid():
-    axes = {
-        "tensor_core.count": tuple(range(1, 101)),
-        "tensor_core.width": tuple(range(8, 108)),
-        "tensor_core.depth": tuple(range(8, 108)),
-    }
+    axes = {"tensor_core.count": tuple(range(1, 101))}
+    axes |= dict.fromkeys(("tensor_core.width", "tensor_core.depth"), tuple(range(8, 108)))
     limit = AreaLimit(max_mm2=180.0)
-    space = ArchitectureSpace(SpaceSpec(name="big", base=BASE, axes=axes, area=limit))
+    space = space_of(axes, area=limit)
     kept = sum(len(part.index) for part in space.chunks())
     assert space.grid_size == 1_000_000
     assert 0 < kept < 1_000_000

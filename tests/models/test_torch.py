@@ -238,7 +238,7 @@ def test_other_architectures_are_built_and_traced(kind):
     else:
         fields |= {**SIZES, "max_position_embeddings": 64}
     found = models.from_hf(fields)
-    module = models.torch_hf.hf_module(fields)
+    module = models.huggingface.hf_module(fields)
     assert isinstance(found, models.GraphModel)
     assert found.parameters() == sum(part.numel() for part in module.parameters())
     assert transformers.__version__

@@ -36,7 +36,6 @@ ORDER = [
     {"robust", "papers"},
     {"report", "export"},
     {"pipeline"},
-    {"reproduce"},
     {"cli"},
     {"__main__"},
 ]
@@ -230,7 +229,7 @@ def test_a_docstring_names_nothing_that_is_gone(file):
 
 def test_a_name_that_is_gone_is_found():
     module = importlib.import_module("phaze_fast.explore.find")
-    for name in ("find_chips", "BestFirstSearch", "pareto", "phaze_fast.explore.exact", "STORE"):
+    for name in ("find_chips", "BestFirstSearch", "pareto", "phaze_fast.explore.per_chip", "STORE"):
         assert resolves(name, module), name
     for name in ("phaze_fast.search.find", "Judge", "phaze_fast.explore.judge", "find_dies"):
         assert not resolves(name, module), name

@@ -18,9 +18,9 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_licences_are_listed(name):
-    page = (ROOT / "docs" / "robustness.md").read_text("utf-8")
+    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
     row = re.search(rf"^\| {name}\b[^|]*\| ([^|]+) \|", page, re.M)
-    assert row, f"{name} stands in no row of docs/robustness.md"
+    assert row, f"{name} stands in no row of docs/testing.md"
     found = metadata(name)
     classified = [each for each in found.get_all("Classifier") or [] if "License ::" in each]
     said = " ".join(

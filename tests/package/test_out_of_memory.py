@@ -18,7 +18,7 @@ import numpy as np
 import phaze_fast as pf
 from phaze_fast import _core
 from phaze_fast.schedule import instance_from_dict
-from phaze_fast.schedule.solve import pack
+from phaze_fast.schedule.layers import pack
 
 
 def layer(rng, count=40):

@@ -15,18 +15,17 @@ import pytest
 import phaze_fast as pf
 from phaze_fast import tables
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
-from phaze_fast.explore.ask_tell import Explorer
-from phaze_fast.explore.goals import front_of
+from phaze_fast.explore import Explorer
 from phaze_fast.hardware import AreaLimit, SpaceSpec
-from phaze_fast.papers import bayesian as bayesian_search
-from phaze_fast.papers import early_stop as walks
-from phaze_fast.papers.bayesian import bayesian
-from phaze_fast.papers.early_stop import (
+from phaze_fast.papers import searches
+from phaze_fast.papers.searches import (
+    bayesian,
     early_stop,
     exact_evaluator,
     random_search,
     walk_down,
 )
+from phaze_fast.tables import non_dominated
 
 GIB = 2**30
 POD = pf.Cluster(devices=8, fabric="tpuv4-pod")
@@ -162,9 +161,9 @@ def test_random_search_repeats_itself_and_keeps_to_its_budgets(exact, scores):
 
 
 def test_a_search_stops_when_its_time_is_up(exact, monkeypatch):
-    monkeypatch.setattr(walks, "_RANDOM_AT_ONCE", 1)
+    monkeypatch.setattr(searches, "_RANDOM_AT_ONCE", 1)
     ticks = itertools.count()
-    monkeypatch.setattr(walks, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr(searches, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     found = random_search(exact, 14, time_limit_s=5.5)  # two looks at the clock for each chip
     assert [(n, spent) for n, spent, _ in found.history] == [(1, 1.0), (2, 3.0), (3, 5.0)]
     assert found.best_by(seconds=math.inf) == found.score
@@ -199,7 +198,7 @@ def test_bayesian_search_repeats_itself_and_counts_new_chips_alone(exact, space,
 
 def test_bayesian_search_ends_when_nothing_new_comes(exact, space, monkeypatch):
     optuna = pytest.importorskip("optuna")
-    monkeypatch.setattr(bayesian_search, "_STALE", 40)
+    monkeypatch.setattr(searches, "_STALE", 40)
     before = optuna.logging.get_verbosity()
     found = bayesian(exact, space, 1000, seed=0)
     assert found.evaluations == len(exact.groups) or "brought none" in found.note
@@ -207,7 +206,7 @@ def test_bayesian_search_ends_when_nothing_new_comes(exact, space, monkeypatch):
 
 
 def test_what_is_no_chip_is_worse_the_further_it_is_off(exact, space):
-    axes = bayesian_search._Axes(space, exact.groups)
+    axes = searches._Axes(space, exact.groups)
     assert list(axes.axes) == ["tensor_core.count", "tensor_core.width", "buffer.capacity_bytes"]
     members = {axes.chip((a, b, c)) for a in range(3) for b in range(4) for c in range(2)}
     assert members - {None} == set(range(len(exact.groups)))
@@ -217,7 +216,7 @@ def test_what_is_no_chip_is_worse_the_further_it_is_off(exact, space):
     assert axes.off(small_chip) > 0  # below the least area
     assert axes.chip(chip) is not None
     assert axes.off(chip) == 0
-    hot = bayesian_search._Axes(space, exact.groups)
+    hot = searches._Axes(space, exact.groups)
     hot.spec = small(max_power_w=20.0).spec
     assert hot.off((1, 3, 1)) > axes.off((1, 3, 1))
 
@@ -255,7 +254,7 @@ def test_bounds_hold_and_the_loop_finds_the_best(explorer, exact, scores):
         assert min(told[c].score for c in chips) == scores[group]
     values = np.array([[t.score, t.area_mm2] for t in told])
     fitting = np.flatnonzero(np.isfinite(values[:, 0]))
-    front = fitting[front_of(values[fitting])]
+    front = fitting[non_dominated(values[fitting])]
     assert sorted(t.point.index for t in explorer.front) == front.tolist()
     assert explorer.ask(3) == []
     assert explorer.done

@@ -8,10 +8,10 @@ import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.papers.fixed_plans import (
     HAND_PLANS,
-    _Uniform,
     hand_plan,
     megatron_plan,
     our_plan,
+    uniform_plans,
 )
 
 GIB = 2**30
@@ -99,8 +99,7 @@ def test_every_megatron_plan_is_even_and_none_is_faster_than_the_free_one(stages
     cluster = POD.model_copy(update={"chip": pf.presets.chip("phaze-tpuv4")})
     model, modes = pf.models.load("gpt2-small"), ("none", "selective", "full")
     step = pf.Training(global_batch=48, micro_batch=1, tp=1, pp=stages, schedule=schedule)
-    uniform = _Uniform(model, cluster, step, modes)
-    even, free = uniform.plans(True, (0, 1)), uniform.plans(False, (0, 1))
+    even, free = (uniform_plans(model, cluster, step, modes, (0, 1), e)[0] for e in (True, False))
     if schedule == "interleaved" and all(12 % (stages * chunks) for chunks in step.vpp):
         assert not even  # chunks of unlike sizes are for free plans alone
         assert (len(free) > 0) == (stages > 1)

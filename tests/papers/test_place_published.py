@@ -8,7 +8,7 @@ import pytest
 
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.papers import place, place_batch, problem_from_dict, read_problems, solve_published
+from phaze_fast.papers import place, place_batch, problem_from_dict, read_records, solve_published
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dp_golden.jsonl"
 
@@ -254,5 +254,7 @@ def test_the_table_shows_stages(tmp_path, capsys):
 def test_reading_names_the_line(tmp_path):
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(small()) + "\n\n{]\n")
-    with pytest.raises(InvalidInputError, match=r"in.jsonl:3: not JSON"):
-        list(read_problems(file))
+    good, bad = read_records(file)
+    assert (good.where, good.error, good.data) == (f"{file}:1", "", small())
+    assert (bad.where, bad.data) == (f"{file}:3", None)
+    assert "not JSON" in bad.error

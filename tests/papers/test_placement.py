@@ -1,4 +1,4 @@
-"""Layers on devices: enumeration of every cut, a checker, laws, threads, bad input."""
+"""Layers on devices: enumeration of every cut, a checker, cases by hand, laws, threads, bad input."""
 
 import random
 from dataclasses import fields, replace
@@ -20,7 +20,6 @@ from phaze_fast.papers import (
     place_batch,
     place_front,
 )
-from phaze_fast.papers.problems import place_counts
 
 # ---- enumeration ----
 
@@ -46,11 +45,10 @@ def against_pipeline(rng, count, shape, tied=0.0):
     feasible = []
     for problem in problems:
         feasible.append(same(place(problem), best_pipeline(problem), problem))
-        (counts,) = place_counts([problem])
         best = best_by_count(problem)
-        assert sorted(len(found.stages) for found in counts) == sorted(best)
-        for found in counts:
-            same(found, best[len(found.stages)], problem)
+        for stages in range(problem.stages[0], problem.stages[1] + 1):
+            exactly = replace(problem, stages=(stages, stages))
+            same(place(exactly), best.get(stages), exactly)
     assert 0.05 < feasible.count(False) / count < 0.7
 
 
@@ -58,31 +56,24 @@ AGAINST = {"published": against_published, "pp": against_pipeline}
 
 
 @pytest.mark.parametrize("objective", AGAINST)
-def test_chains_are_those_of_enumeration(objective):
-    AGAINST[objective](random.Random(41), 800, chain)
+@pytest.mark.parametrize(
+    ("shape", "count", "tied"),
+    [(chain, 800, 0.0), (branching, 150, 0.0), (chain, 100, 0.9), (branching, 100, 0.9)],
+)
+def test_placements_are_those_of_enumeration(objective, shape, count, tied):
+    AGAINST[objective](random.Random(41), count, shape, tied)
 
 
 @slow_or_thorough(1500, 5000)
 @pytest.mark.parametrize("objective", AGAINST)
-def test_five_thousand_chains_are_those_of_enumeration(objective, cases):
+def test_many_chains_are_those_of_enumeration(objective, cases):
     AGAINST[objective](random.Random(42), cases, chain)
-
-
-@pytest.mark.parametrize("objective", AGAINST)
-def test_branching_graphs_are_those_of_enumeration(objective):
-    AGAINST[objective](random.Random(43), 150, branching)
 
 
 @slow_or_thorough(400, 1200)
 @pytest.mark.parametrize("objective", AGAINST)
-def test_a_thousand_branching_graphs_are_those_of_enumeration(objective, cases):
+def test_many_branching_graphs_are_those_of_enumeration(objective, cases):
     AGAINST[objective](random.Random(44), cases, branching)
-
-
-@pytest.mark.parametrize("objective", AGAINST)
-@pytest.mark.parametrize("shape", [chain, branching])
-def test_tied_layers_stay_together(objective, shape):
-    AGAINST[objective](random.Random(45), 100, shape, tied=0.9)
 
 
 def test_a_count_of_stages_or_replicas_is_kept():
@@ -97,14 +88,49 @@ def test_a_count_of_stages_or_replicas_is_kept():
     assert kept > 40
 
 
-def test_the_best_count_is_the_best_of_all():
-    rng = random.Random(47)
-    for _ in range(100):
-        problem = random_pipeline(rng, chain)
-        (counts,) = place_counts([problem])
-        found = place(problem)
-        assert found.time_s == min((p.time_s for p in counts), default=found.time_s)
-        assert (found.status == "infeasible") == (not counts)
+# ---- by hand: a wrong kernel once missed these, or would ----
+
+
+def test_narrow_ends_make_room_for_a_wide_middle():
+    table = LayerTable(
+        names="abcd",
+        forward_s=[1.0] * 4,
+        backward_s=[1.0] * 4,
+        resident_bytes=[1.0] * 4,
+        wide=[0, 1, 1, 0],
+    )
+    found = place(PublishedProblem({4: table}, 6, memory_bytes=2.0, micro_batches=1))
+    assert (found.time_s, found.stages) == (12.0, ((0,), (1, 2), (3,)))
+
+
+def test_what_fits_exactly_fits():
+    table = LayerTable(names="abc", forward_s=[1.0] * 3, backward_s=[1.0] * 3)
+    table = replace(table, resident_bytes=[0.3, 0.1, 0.2])
+    found = place(PublishedProblem({1: table}, 3, 0.1 + 0.2, 1, stages=2))
+    assert found.stages == ((0,), (1, 2))
+
+
+def test_two_edges_from_one_layer_are_sent_once():
+    times = {"names": "ab", "forward_s": [1.0] * 2, "backward_s": [1.0] * 2}
+    one = LayerTable(**times, edges=[(0, 1)], edge_s=[1.0])
+    two = LayerTable(**times, edges=[(0, 1), (0, 1)], edge_s=[1.0, 1.0])
+    once, twice = (place(PipelineProblem(table, 1.0, 4, stages=(2, 2))) for table in (one, two))
+    assert once.time_s == twice.time_s
+
+
+def test_more_stages_than_layers_do_not_fit():
+    table = LayerTable(names="ab", forward_s=[1.0] * 2, backward_s=[1.0] * 2)
+    assert place(PipelineProblem(table, 1.0, 4, stages=(3, 9))).status == "infeasible"
+
+
+def test_a_layer_that_is_slow_backward_alone_may_be_the_first_stage():
+    # Found by search: its work with the forward pass twice is less than that of lighter sets.
+    table = LayerTable(
+        names="abcd", forward_s=[2] * 4, backward_s=[0, 0, 3, 0], wide=[0, 0, 1, 0], edges=()
+    )
+    problem = PublishedProblem({2: table}, 3, memory_bytes=1, micro_batches=2, recompute=True)
+    assert best_published(problem)[0] == 21
+    assert place(problem).time_s == 21
 
 
 # ---- laws ----
@@ -229,12 +255,6 @@ def test_batches_equal_single_calls_for_any_thread_count():
     for problem, a, b in zip(problems, one, two, strict=True):
         alike(a, b)
         alike(a, place(problem))
-    pipelines = [p for p in problems if isinstance(p, PipelineProblem)]
-    for first, second in zip(
-        place_counts(pipelines, threads=1), place_counts(pipelines, threads=2), strict=True
-    ):
-        for a, b in zip(first, second, strict=True):
-            alike(a, b)
     assert place_batch([]) == []
 
 
@@ -271,39 +291,31 @@ def test_tables_that_are_not_right(change, words):
         LayerTable(**{**TABLE, **change})
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"tables": {}}, "tables: none"),
-        ({"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
-        ({"devices": 0}, "devices: 0"),
-        ({"micro_batches": 0}, "micro_batches: 0"),
-        ({"memory_bytes": NAN}, "memory_bytes"),
-        ({"memory_bytes": -1.0}, "memory_bytes"),
-        ({"stages": -1}, "stages"),
-        ({"replicas": -1}, "replicas"),
-    ],
-)
-def test_published_problems_that_are_not_right(change, words):
-    problem = PublishedProblem({1: LayerTable(**TABLE)}, 4, 1e9, 4)
-    with pytest.raises(InvalidInputError, match=words):
-        place(replace(problem, **change))
+PUBLISHED = PublishedProblem({1: LayerTable(**TABLE)}, 4, 1e9, 4)
+PIPELINE = PipelineProblem(LayerTable(**TABLE), 1e9, 4)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("problem", "change", "words"),
     [
-        ({"schedule": "1f1"}, "schedule: '1f1' .*1f1b"),
-        ({"stages": (0, 2)}, r"stages: \(0, 2\)"),
-        ({"stages": (3, 2)}, r"stages: \(3, 2\)"),
-        ({"micro_batches": 0}, "micro_batches"),
-        ({"memory_bytes": NAN}, "memory_bytes"),
-        ({"piped_bytes": -1.0}, "piped_bytes"),
-        ({"bucket_s": NAN}, "bucket_s"),
+        (PUBLISHED, {"tables": {}}, "tables: none"),
+        (PUBLISHED, {"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
+        (PUBLISHED, {"devices": 0}, "devices: 0"),
+        (PUBLISHED, {"micro_batches": 0}, "micro_batches: 0"),
+        (PUBLISHED, {"memory_bytes": NAN}, "memory_bytes"),
+        (PUBLISHED, {"memory_bytes": -1.0}, "memory_bytes"),
+        (PUBLISHED, {"stages": -1}, "stages"),
+        (PUBLISHED, {"replicas": -1}, "replicas"),
+        (PIPELINE, {"schedule": "1f1"}, "schedule: '1f1' .*1f1b"),
+        (PIPELINE, {"stages": (0, 2)}, r"stages: \(0, 2\)"),
+        (PIPELINE, {"stages": (3, 2)}, r"stages: \(3, 2\)"),
+        (PIPELINE, {"micro_batches": 0}, "micro_batches"),
+        (PIPELINE, {"memory_bytes": NAN}, "memory_bytes"),
+        (PIPELINE, {"piped_bytes": -1.0}, "piped_bytes"),
+        (PIPELINE, {"bucket_s": NAN}, "bucket_s"),
     ],
 )
-def test_pipeline_problems_that_are_not_right(change, words):
-    problem = PipelineProblem(LayerTable(**TABLE), 1e9, 4)
+def test_problems_that_are_not_right(problem, change, words):
     with pytest.raises(InvalidInputError, match=words):
         place(replace(problem, **change))
 

@@ -110,7 +110,7 @@ def test_1f1b_is_never_above_the_simulation():
     assert max(deviations(compare_1f1b)) <= 1e-9
 
 
-# ---- how far off the formulas are: what docs/placement.md says ----
+# ---- how far off the formulas are: what docs/papers.md says ----
 
 
 def spread(rng, count, ratio, shortest=1000):

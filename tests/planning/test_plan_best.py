@@ -4,7 +4,8 @@ import random
 
 import pytest
 from case_counts import first_slow
-from oracle_cases import small_problem, spec_of
+from oracle_cases import small_problem
+from plan_cases import spec_of
 from reference.plan import (
     chunks_on,
     exchange,

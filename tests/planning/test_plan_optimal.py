@@ -22,7 +22,7 @@ from plan_cases import (
 import phaze_fast as pf
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training, plan, predict
-from phaze_fast.planning.recompute import modes_in
+from phaze_fast.planning.training import modes_in
 
 HUGE = 1e300
 

@@ -11,7 +11,7 @@ from plan_cases import RECOMPUTE, SCHEDULES, random_fabric, random_model, with_m
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import FOLDED, TERMS
+from phaze_fast.memory import TERMS
 from phaze_fast.planning import (
     PARTS,
     Plan,
@@ -33,7 +33,7 @@ def batch_of(model, cluster, training, specs, **more):
 
 
 def random_spec(rng):
-    schedule = rng.choice([*SCHEDULES, "gpipe", "zb-h1", "zb-h2", *FOLDED])
+    schedule = rng.choice([*SCHEDULES, "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"])
     vpp = {"interleaved": rng.choice([2, 3]), "zb-v": 2, "dualpipe-v": rng.choice([1, 2, 2])}
     return {
         "tp": rng.choice([1, 1, 2, 3]),

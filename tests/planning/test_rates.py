@@ -12,17 +12,16 @@ from phaze_fast.memory import optimizer
 from phaze_fast.models import load
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.planning import PlanEvaluator, Training, plan
-from phaze_fast.planning.rates import host_s, optimizer_bytes_per_s
 from phaze_fast.planning.sizes import strategy_sizes, training_record
-from phaze_fast.planning.times import KindTimes
+from phaze_fast.planning.times import KindTimes, host_s, optimizer_bytes_per_s
 from phaze_fast.software import load_precision
 
 
 def test_a_pass_waits_for_the_host():
     software = PLAIN.replace(host_s=2e-6, recompute_host_s=5e-6)
     assert host_s(10, software) == pytest.approx(20e-6)
-    assert host_s(10, software, again=3) == pytest.approx(25e-6)
-    assert host_s(10, None, again=3) == 0.0
+    assert host_s(10, software, recomputed=3) == pytest.approx(25e-6)
+    assert host_s(10, None, recomputed=3) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import random
 import pytest
 from case_counts import some_or_many
 from plan_cases import random_fabric, random_model, with_memory
+from reference.plan import recompute_texts
 
 import phaze_fast as pf
 from phaze_fast import _core
@@ -14,7 +15,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
 from phaze_fast.opgraph import RECOMPUTE_SETS, layer_graph
 from phaze_fast.planning import PlanSpec, Training, plan, predict, predict_batch
-from phaze_fast.planning.recompute import (
+from phaze_fast.planning.training import (
     RECOMPUTE,
     block_mode,
     check_stage_recompute,
@@ -29,16 +30,9 @@ MIB, GIB = 2**20, 2**30
 # ---- texts ----
 
 
-def texts_of(modes, blocks):
-    """Everything a stage may recompute whose longest chunk has so many blocks, as a user says it."""
-    yield from modes
-    for more, rest in itertools.permutations(modes, 2):
-        yield from (f"{more}:{count}/{rest}" for count in range(1, blocks))
-
-
 def test_texts_and_codes_round_trip():
     variant_of = {mode: k for k, mode in enumerate(RECOMPUTE)}
-    texts = list(texts_of(RECOMPUTE, 5))
+    texts = list(recompute_texts(5, RECOMPUTE))
     codes = [recompute_code(text, variant_of) for text in texts]
     assert len(set(codes)) == len(texts) == 8 + 8 * 7 * 4
     for text, code in zip(texts, codes, strict=True):
@@ -151,7 +145,7 @@ def hold_fastest(model, cluster, found, modes):
         for stage in found.stages
     )
     least = [float("inf")] * found.pp
-    for text in texts_of(modes, blocks):
+    for text in recompute_texts(blocks, modes):
         other = predict(model, cluster, spec.replace(recompute=text))
         for k, stage in enumerate(other.stages):
             if stage.memory_bytes <= room:

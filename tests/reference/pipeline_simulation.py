@@ -5,6 +5,8 @@ before, a backward pass what it receives from the one after. Any kind of number 
 integers or fractions the makespan is exact.
 """
 
+from reference.pipeline_events import makespan, simulate
+
 
 def one_f_one_b(stages, stage, micro_batches):
     """Order of a stage by 1F1B, as ("F" or "B", micro-batch)."""
@@ -17,43 +19,10 @@ def one_f_one_b(stages, stage, micro_batches):
     return order
 
 
-def play(orders, seconds, needs):
-    """Makespan of stages that run their orders strictly, each operation once all it needs is done.
-
-    `seconds(stage, operation)` gives durations, `needs(stage, operation)` the (stage, operation)
-    pairs that must be over.
-    """
-    ended = {}
-    free = [0] * len(orders)
-    at = [0] * len(orders)
-    while any(at[i] < len(order) for i, order in enumerate(orders)):
-        moved = False
-        for i, order in enumerate(orders):
-            while at[i] < len(order):
-                waits = needs(i, order[at[i]])
-                if any(need not in ended for need in waits):
-                    break
-                begin = max([free[i], *(ended[need] for need in waits)])
-                free[i] = ended[i, order[at[i]]] = begin + seconds(i, order[at[i]])
-                at[i] += 1
-                moved = True
-        if not moved:
-            raise ValueError("the orders wait for one another")
-    return max(free)
-
-
 def simulate_1f1b(forward, backward, micro_batches):
     """Makespan of a step by 1F1B."""
-    p = len(forward)
-
-    def needs(i, op):
-        kind, k = op
-        if kind == "F":
-            return [(i - 1, ("F", k))] if i > 0 else []
-        return [(i, ("F", k))] + ([(i + 1, ("B", k))] if i + 1 < p else [])
-
-    orders = [one_f_one_b(p, i, micro_batches) for i in range(p)]
-    return play(orders, lambda i, op: (forward if op[0] == "F" else backward)[i], needs)
+    columns = [[[seconds] for seconds in stages] for stages in (forward, backward, backward)]
+    return makespan(simulate("1f1b", *columns, micro_batches))
 
 
 def simulate_zero_bubble(forward, input_grad, weight_grad, micro_batches, patience=0.0):

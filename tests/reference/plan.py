@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 
 from phaze_fast.memory import TERMS
-from phaze_fast.planning.recompute import RECOMPUTE
-from reference.memory import peak_terms
+from phaze_fast.planning.training import RECOMPUTE
+from reference import memory
 from reference.pipeline_events import makespan, simulate
 from reference.plan_layers import Layers, Network
 
@@ -105,17 +105,7 @@ def message_bytes(model, spec):
 
 def in_flight(spec, stage):
     m = spec.global_batch // (spec.dp * spec.micro_batch)
-    p, v = spec.pp, spec.vpp
-    return {
-        "1f1b": min(m, p - stage),
-        "gpipe": m,
-        "interleaved": min(2 * (p - stage - 1) + (v - 1) * p + 1, m * v) / v,
-        "zb-h1": min(m, p),
-        "zb-h2": min(m, 2 * p - 1),
-        "zb-v": min(m, p),
-        "dualpipe": (p + 1) / 2,
-        "dualpipe-v": (2 * p + 1) / 2,
-    }[spec.schedule]
+    return memory.in_flight(spec.schedule, spec.pp, stage, m, spec.vpp)
 
 
 @lru_cache(maxsize=256)
@@ -227,7 +217,7 @@ def stage_memory(model, layers, spec, chunks, stage, text):
         ]
         resident, first_kept = 0.0, sum(stashes[i] for i in begun)
     buffers += spec.software.workspace_bytes
-    found = peak_terms(
+    found = memory.peak_terms(
         {
             "weights": (share if zero >= 3 else held) * opt.weight_bytes,
             "optimizer": (share if zero >= 1 else held) * opt.state_bytes,

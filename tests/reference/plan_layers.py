@@ -10,7 +10,7 @@ from phaze_fast.cost import estimate_costs
 from phaze_fast.hardware import FlatFabric, TieredFabric, TorusFabric
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.planning.recompute import RECOMPUTE
+from phaze_fast.planning.training import RECOMPUTE
 from phaze_fast.schedule import schedule_layers
 from phaze_fast.software import chip_as_run, model_as_run
 from reference.rank_groups import price_message, price_ranks

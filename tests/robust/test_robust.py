@@ -11,8 +11,14 @@ from robust_cases import CLUSTER, MODEL, STEP, brute_force, case
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.robust.area_range import AreaRange, terms_mm2, widened_space
-from phaze_fast.robust.constants import AREA_TERMS, Uncertainty, default_uncertainty
+from phaze_fast.robust import (
+    AREA_TERMS,
+    AreaRange,
+    Uncertainty,
+    default_uncertainty,
+    terms_mm2,
+    widened_space,
+)
 
 SPACE = pf.ArchitectureSpace.published()
 
@@ -164,17 +170,8 @@ def test_the_command_adds_what_the_contract_names(tmp_path, monkeypatch):
     space, box, out = tmp_path / "few.yaml", tmp_path / "box.yaml", tmp_path / "found.json"
     space.write_text(spec.to_yaml())
     box.write_text("matrix_rate: [0.9, 1.0]\ntensor_area: {low: 0.8, high: 1.2, source: me}\n")
-    command = [
-        "search",
-        "gpt2-small",
-        "--devices",
-        "4",
-        "--global-batch",
-        "8",
-        "--micro-batch",
-        "1",
-    ]
-    command += ["--tp", "1", "--baselines", "none", "--quiet", "--space", str(space)]
+    options = "--devices 4 --global-batch 8 --micro-batch 1 --tp 1 --baselines none --quiet --space"
+    command = ["search", "gpt2-small", *options.split(), str(space)]
     assert main([*command, "--uncertainty", str(box), "--json", "-o", str(out)]) == 0
     document = json.loads(out.read_text())
     assert document["robust"]["proven"] is True

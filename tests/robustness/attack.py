@@ -1,10 +1,10 @@
-"""Certificates attacked: random problems, each answer checked by `tests/reference/certificates.py`.
+"""Random problems whose results are checked by `tests/reference/certificates.py`.
 
     python3 dev.py attack --minutes 10 --seed 1
     python3 dev.py attack --minutes 5 --seed 7 --only nest
 
-Time is dealt out to the kinds evenly. One line for each finding, with what repeats it; then cases,
-cases a second and findings of each kind.
+Each kind of problem gets the same time. Prints one line for each finding, with the case that
+repeats it; then cases, cases per second and findings of each kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from oracle_cases import random_cases
 from placement_cases import branching, chain, random_pipeline, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
-from search_cases import _case, _space
+from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
 from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
@@ -38,7 +38,7 @@ BATCH = 64
 
 
 def size(rng, usual, most):
-    """Mostly tiny, so that many are tried; now and then as large as can be enumerated."""
+    """Mostly tiny, so that many are tried; sometimes as large as can be enumerated."""
     return rng.randint(usual, most) if rng.random() < 0.05 else rng.randint(1, usual)
 
 
@@ -49,7 +49,7 @@ def shape(rng):
 
 
 def layers(rng):
-    """Small layers of every sort, whole latencies by states, others by orders."""
+    """Small layers; those with whole latencies are checked by states, others by orders."""
     rule = rng.choice(["exclusive", "overlap"])
     drawn = []
     for _ in range(BATCH):
@@ -98,7 +98,7 @@ def plans(rng):
 
 
 def wafers(rng):
-    """Mappings at random and as a search leaves them, with bounds of several weights."""
+    """Random and annealed mappings, with bounds of several weights."""
     sides = {"sides": (rng.choice([2, 3]), rng.choice([1, 2])), "most": (1, 3, 1), "stages": 3}
     seed = rng.randrange(10**9)
     case, op_mappings = tight_case(random.Random(seed), **sides)
@@ -121,14 +121,14 @@ def wafers(rng):
 
 def chips(rng):
     """Bounds of every step of the search against exact times, layout by layout; then the search
-    itself against every chip's own best plan."""
+    against the best plan of every chip."""
     seed = rng.randrange(10**6)
-    case = _case(seed, (), 8, 6)
-    problem, evaluator = case.problem, case.problem.evaluator
+    case = random_case(seed, (), 8, 6)
+    problem, evaluator = case.problem, case.problem.evaluators[0]
     if not len(evaluator):
         return
-    picked = np.sort(case.rng.choice(len(_space()), 3, replace=False))
-    records = _space().chips[picked].copy()
+    picked = np.sort(case.rng.choice(len(tpuv4_space()), 3, replace=False))
+    records = tpuv4_space().chips[picked].copy()
     for s in case.rng.permutation(len(evaluator))[:2].tolist():
         timed, least = problem.schedule(s, records)
         steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
@@ -143,25 +143,21 @@ def _bounds_of_chip(evaluator, timed, steps, rows, chip, what):
     def at(times):
         return times.at(np.full(len(evaluator), chip))
 
-    for room in range(len(evaluator.rooms)):
-        exact = {}
+    solve = evaluator.space.solve
+    for limit in range(len(evaluator.limits_bytes)):
         for layout in rows:
-            _, (record,), _ = evaluator.space.solve(at(timed), layout, room, 1e300)
+            _, (record,), _ = solve(at(timed), layout, limit, 1e300)
             if record["layout"] >= 0:
-                exact[layout] = float(record["time_s"])
-        bounds = {
-            name: {
-                layout: evaluator.space.solve(at(own), layout, room, -np.inf)[0] for layout in exact
-            }
-            for name, own in steps.items()
-        }
-        for layout in exact:
-            own = {name: {layout: bounds[name][layout]} for name in bounds}
-            yield certificates.sampled_bounds(own, {layout: exact[layout]}), (*what, room, layout)
+                bounds = {
+                    name: {layout: solve(at(times), layout, limit, -np.inf)[0]}
+                    for name, times in steps.items()
+                }
+                exact = {layout: float(record["time_s"])}
+                yield certificates.sampled_bounds(bounds, exact), (*what, limit, layout)
 
 
 def _search_of(case, picked):
-    space = _space()[picked]
+    space = tpuv4_space()[picked]
     found = pf.search(case.model, space, case.cluster, case.training, top=len(picked))
     best = {}
     for i in range(len(space)):
@@ -175,7 +171,7 @@ def _search_of(case, picked):
     return certificates.ranked_chips(found, list(best.values()))
 
 
-KINDS = {each.__name__: each for each in (layers, published, pipelines, nest, plans, wafers, chips)}
+KINDS = {kind.__name__: kind for kind in (layers, published, pipelines, nest, plans, wafers, chips)}
 
 
 def attack(name, rng, seconds, most):

@@ -1,9 +1,9 @@
-"""Random files and command lines: the program ends with 0, 1, 2 or 130, says why, and in time.
+"""Random files and command lines: the program exits with 0, 1, 2 or 130 and a message, in time.
 
     python3 dev.py fuzz --minutes 10 --seed 1
 
-Files are valid documents with a few places changed; words are options of the program's own commands
-with values from a list of awkward ones. Each case runs in a child process with limited memory.
+Files are valid documents with a few values changed; command lines have options of the program with
+values from a list of unusual ones. Each case runs in a child process with limited memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEXTS = [
     "\x1b[31m", "²", "../x", "/dev/null", "default", "all", "bf16", "ws", "1-3", "0:1", "{}", "[]",
 ]  # fmt: skip
 HEAVY = {"backtest", "reproduce", "trace"}
-"""Commands that take minutes by intent, or import torch."""
+"""Commands that take minutes, or import torch."""
 MODEL = {
     "name": "m", "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 100,
     "seq": 32, "positions": "rotary", "gated": True,
@@ -91,7 +91,7 @@ READ_BY = {
 
 @dataclass
 class Case:
-    """Words of one command, and files that ``{name}`` among them stands for."""
+    """A command line, and the files that ``{name}`` in it stands for."""
 
     words: list[str]
     files: dict[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Case:
 
 
 def command(words):
-    """Run the program in this process; exit code, and what it wrote to standard error."""
+    """Run the program in this process: exit code, standard output, standard error."""
     import contextlib
     import io
 
@@ -144,12 +144,8 @@ def seeds():
 def places(data, at=()):
     """Paths to everything in plain data."""
     yield at
-    items = (
-        data.items()
-        if isinstance(data, dict)
-        else enumerate(data if isinstance(data, list) else ())
-    )
-    for key, value in items:
+    nested = data if isinstance(data, dict | list) else ()
+    for key, value in nested.items() if isinstance(nested, dict) else enumerate(nested):
         yield from places(value, (*at, key))
 
 
@@ -162,14 +158,14 @@ def changed(rng, data):
     where = made
     for key in path[:-1]:
         where = where[key]
-    way, key = rng.randrange(6), path[-1]
-    if way == 0:
+    change, key = rng.randrange(6), path[-1]
+    if change == 0:
         del where[key]
-    elif way == 1 and isinstance(where, dict):
+    elif change == 1 and isinstance(where, dict):
         where[rng.choice(["x", "", "name", "kind", str(key) + "s"])] = where.pop(key)
-    elif way == 2 and isinstance(where, list):
+    elif change == 2 and isinstance(where, list):
         where.extend([where[key]] * rng.choice([1, 3, 50]))
-    elif way == 3 and type(where[key]) in (int, float) and abs(where[key]) < 1e300:
+    elif change == 3 and type(where[key]) in (int, float) and abs(where[key]) < 1e300:
         where[key] *= rng.choice([0, -1, 2, 0.5, 1e-9, 1e9, 1e200])
     else:
         where[key] = rng.choice(VALUES)
@@ -177,7 +173,7 @@ def changed(rng, data):
 
 
 def text_of(rng, kind):
-    """A file of a kind with a few places changed, or a few of its bytes."""
+    """A file of a kind with a few values or bytes changed."""
     text = seeds()[kind]
     if kind == "gemm" or rng.random() < 0.15:
         for _ in range(rng.randint(1, 4)):
@@ -241,7 +237,7 @@ def given_words(case, folder):
 
 
 def finding(case):
-    """What is wrong with how the program takes a case; empty where nothing is."""
+    """What the program did wrong with a case; empty where nothing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = sorted(case.files)
@@ -262,7 +258,7 @@ def finding(case):
 
 
 def in_a_child(case):
-    """`finding` in a process of its own; seconds or memory beyond the limits are findings too."""
+    """`finding` in a child process; exceeding the limits of time or memory is a finding too."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

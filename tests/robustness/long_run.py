@@ -1,10 +1,10 @@
-"""A long sweep that is killed again and again: nothing is lost, and memory stays flat.
+"""A long sweep that is killed repeatedly: no row is lost, and memory does not grow.
 
     python3 dev.py soak --points 10000000 --kills 10 --seed 1
 
-A child process sweeps points of a trivial cost into a directory, block by block; it is killed with
-SIGKILL at random moments and started again. At the end every point has its row, once and right; the
-resident memory of all children is held against that of their first minutes.
+A child process sweeps points of trivial cost into a directory, block by block; it is killed with
+SIGKILL at random times and started again. At the end every point must have one right row, and the
+peak resident memory must be about that of the first minute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WARM_S = 60.0
 
 
 def points(count):
-    """So many different points, made of few different parts."""
+    """Distinct points made of few distinct parts."""
     import phaze_fast as pf
     from phaze_fast.runs.sweep import Point
 
@@ -42,13 +42,13 @@ def points(count):
 
 
 def row_of(point):
-    """A row at no cost that tells its point."""
+    """A row at no cost that depends on the point."""
     size = point.training.global_batch * point.cluster.devices
     return {"status": "optimal", "time_s": float(size), "layers": point.model.layers}
 
 
 def run(out, count):
-    from phaze_fast.runs.blocks import sweep_blocks
+    from phaze_fast.runs.sweep import sweep_blocks
 
     options = {"threads": 1, "chunk": 2000, "evaluate": row_of}
     counts = sweep_blocks(points(count), out, 20_000, **options)
@@ -71,8 +71,8 @@ def started(out, count):
 
 
 def checked(out, count):
-    """How many rows there are, each once and right."""
-    from phaze_fast.runs.blocks import read_blocks
+    """The number of rows, after checking that each is right and there once."""
+    from phaze_fast.runs.sweep import read_blocks
 
     seen = 0
     wanted = ((p.key, row_of(p)) for p in points(count))
@@ -91,7 +91,7 @@ def checked(out, count):
 
 
 def watched(child, seconds=float("inf")):
-    """Peaks of a child's memory in its first minute and in all, until it ends or is old enough."""
+    """Peak memory of a child in its first minute and in all, until it ends or `seconds` passed."""
     begin, warm, most = time.monotonic(), 0.0, 0.0
     while child.poll() is None and time.monotonic() - begin < seconds:
         now = resident_mib(child.pid)
@@ -103,9 +103,9 @@ def watched(child, seconds=float("inf")):
 
 
 def killed_often(out, count, kills, rng, seconds):
-    """Kill and start again, then let it end; the peaks of all children, the last one's words.
+    """Kill and start again, then let it end: the last child's output, and peaks over all children.
 
-    The first minute of a child that was started late only reads, so that of all of them counts.
+    A child that starts late only reads in its first minute, so the peaks of all count.
     """
     peaks = []
     for number in range(kills):

@@ -1,7 +1,9 @@
-"""Single changes of kernels and rules: where they are, and sources that hold all of them at once.
+"""Mutants: single changes of kernels and rules, and sources that contain all of them at once.
 
-C++ sources are instrumented: one build holds every change, and a number chooses one
-(`mutant.hpp`). Python functions get changed code while a test process runs (`mutate_python.py`).
+C++ sources are instrumented: one build contains every mutant, and a number selects one
+(`mutant.hpp`). Python functions get mutated code while a test process runs (`mutate_judge.py`).
+
+    python3 tests/robustness/mutants.py    # entries of mutants.jsonl and equivalent.jsonl that are gone
 """
 
 from __future__ import annotations
@@ -10,18 +12,20 @@ import ast
 import hashlib
 import json
 import re
+import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).parent / "mutants.jsonl"
-CPP = ("cpp/src/base", "cpp/src/cost", "cpp/src/schedule", "cpp/src/placement", "cpp/src/wafer")
+EQUIVALENT = Path(__file__).parent / "equivalent.jsonl"
 PYTHON = (
-    "memory/kernel", "memory/footprint", "placement/rates", "placement/sizes", "placement/times",
-    "placement/throughput", "cost/network", "search/bounds", "search/candidates", "wafer/bounds",
-    "wafer/prices", "hardware/power",
+    "kernel", "footprint", "rates", "sizes", "times", "throughput", "collectives", "bounds",
+    "candidates", "prices", "silicon", "package",
 )  # fmt: skip
-"""Modules that price or bound."""
+"""Names of modules that price or bound, in these packages."""
+PACKAGES = ("memory", "cost", "planning", "explore", "wafer", "hardware")
 INFIX = {
     "+": "Plus", "-": "Minus", "*": "Times", "/": "Over", "<": "Less", "<=": "AtMost",
     ">": "More", ">=": "AtLeast", "==": "Equal", "!=": "Unequal",
@@ -35,7 +39,7 @@ NAME = "phaze_mutants::"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where it is, what stands there, and what is put in its place."""
+    """One mutant: where it is, the original text and the mutated text."""
 
     path: str
     line: int
@@ -51,7 +55,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """The same while the line stays as it is, wherever it moves to."""
+        """A name that does not depend on the number of the line."""
         return f"{self.path}: {self.before} -> {self.after}"
 
     @property
@@ -68,7 +72,7 @@ class Mutant:
 
 
 def cpp_sites(path: str) -> list[Mutant]:
-    """Every change that a C++ file offers."""
+    """Every mutant of a C++ file."""
     found, at = [], 0
     text = (ROOT / path).read_text("utf-8")
     for number, line in enumerate(text.splitlines(keepends=True), 1):
@@ -129,17 +133,33 @@ def _conditions(code: str):
         yield hit.start(2), hit.end(2)
 
 
+def located(path: str, text: str) -> tuple[str, re.Match[str]]:
+    """The file that contains a text, whatever its line breaks, and where; `path` comes first."""
+    pattern = re.compile(r"\s+".join(map(re.escape, text.split())))
+    for name in (path, *_sources()):
+        matches = list(pattern.finditer(_sources().get(name, "")))
+        if len(matches) == 1:
+            return name, matches[0]
+    raise LookupError(f"{path}: {text!r} is in no file, or several times")
+
+
+@cache
+def _sources() -> dict[str, str]:
+    files = [*(ROOT / "cpp/src").rglob("*.?pp"), *(ROOT / "phaze_fast").rglob("*.py")]
+    return {f.relative_to(ROOT).as_posix(): f.read_text("utf-8") for f in sorted(files)}
+
+
+def entries(file: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
 def listed_mutants() -> list[Mutant]:
-    """Changes of ``mutants.jsonl``: ones that earlier tests did not notice."""
+    """Mutants of ``mutants.jsonl``, which earlier tests did not notice."""
     found = []
-    for line in LISTED.read_text("utf-8").splitlines():
-        given = json.loads(line)
-        path, before, after = given["path"], given["before"], given["after"]
-        text = (ROOT / path).read_text("utf-8")
-        if text.count(before) != 1:
-            raise SystemExit(f"{path}: {before!r} stands there {text.count(before)} times")
-        at = text.index(before)
-        number = text.count("\n", 0, at) + 1
+    for entry in entries(LISTED):
+        path, match = located(entry["path"], entry["before"])
+        before, after = match[0], entry["after"]
+        number = match.string.count("\n", 0, match.start()) + 1
         if path.endswith(".py"):
             found.append(Mutant(path, number, before, after, listed=True))
             continue
@@ -147,9 +167,22 @@ def listed_mutants() -> list[Mutant]:
             put = f"if ({NAME}on<#>()) {{ {after} }} else {{ {before} }}"
         else:
             put = f"({NAME}on<#>() ? ({after}) : ({before}))"
-        edits = ((at, at + len(before), put),)
+        edits = ((match.start(), match.end(), put),)
         found.append(Mutant(path, number, before, after, edits, listed=True))
     return found
+
+
+def main() -> int:
+    """Print entries of both files whose text is gone."""
+    lines = {line.strip() for text in _sources().values() for line in text.splitlines()}
+    gone = [entry["line"] for entry in entries(EQUIVALENT) if entry["line"] not in lines]
+    for entry in entries(LISTED):
+        try:
+            located(entry["path"], entry["before"])
+        except LookupError as error:
+            gone.append(str(error))
+    sys.stdout.write("".join(f"{text}\n" for text in gone))
+    return 1 if gone else 0
 
 
 # ---- Python ----
@@ -162,7 +195,7 @@ _SWAPS: dict[type, type] = {
 
 
 def changed_node(node: ast.AST) -> bool:
-    """Change an operator, a name of max or min, or a condition in place, where there is a way."""
+    """Mutate an operator, a call of max or min, or a condition in place; whether it is one."""
     match node:
         case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in _SWAPS:
             node.op = _SWAPS[type(op)]()
@@ -202,7 +235,7 @@ def _unraised(node: ast.AST):
 
 
 def python_sites(path: str) -> list[Mutant]:
-    """Every change that a Python file offers."""
+    """Every mutant of a Python file."""
     text = (ROOT / path).read_text("utf-8")
     found = []
     for position, node in enumerate(function_nodes(ast.parse(text))):
@@ -217,14 +250,19 @@ def python_sites(path: str) -> list[Mutant]:
 
 
 def chosen(count: int, python_count: int, seed: int, only: str = "") -> list[Mutant]:
-    """Listed changes, and so many more at random, spread over lines: at most one on each."""
+    """Listed mutants, and so many more at random, at most one on each line."""
 
     def order(mutant: Mutant) -> str:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
 
-    files = sorted(f for folder in CPP for f in (ROOT / folder).glob("*.?pp"))
-    cpp = [m for f in files for m in cpp_sites(f.relative_to(ROOT).as_posix())]
-    python = [m for name in PYTHON for m in python_sites(f"phaze_fast/{name}.py")]
+    cpp = [m for path in _sources() if path.startswith("cpp") for m in cpp_sites(path)]
+    modules = [
+        path
+        for path in _sources()
+        if path.startswith(tuple(f"phaze_fast/{name}/" for name in PACKAGES))
+        and Path(path).stem in PYTHON
+    ]
+    python = [m for path in modules for m in python_sites(path)]
     found = listed_mutants()
     taken = {(m.path, m.line) for m in found} | {m.key for m in found}
     for sites, wanted in ((cpp, count), (python, python_count)):
@@ -237,7 +275,7 @@ def chosen(count: int, python_count: int, seed: int, only: str = "") -> list[Mut
 
 
 def instrumented(text: str, mutants: dict[int, Mutant]) -> str:
-    """The text of a C++ file with all its changes in it, each under its number."""
+    """The text of a C++ file with all its mutants in it, each under its number."""
     edits = [
         (start, end, put.replace("#", str(number)))
         for number, mutant in mutants.items()
@@ -246,3 +284,7 @@ def instrumented(text: str, mutants: dict[int, Mutant]) -> str:
     for start, end, put in sorted(edits, reverse=True):
         text = text[:start] + put + text[end:]
     return '#include "phaze/mutant.hpp"\n' + text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,11 @@
-"""Single changes of kernels, bounds and prices, and whether the tests notice each of them.
+"""Mutation testing of kernels, bounds and prices: whether the tests notice each single change.
 
     python3 dev.py mutate --cpp 230 --python 60 --seed 1
-    python3 dev.py mutate --seed 1 --survivors      # the same again, those that survived alone
+    python3 dev.py mutate --seed 1 --survivors      # the mutants that survived the last run
 
-A copy of the checkout holds all changes at once and is built once; a number chooses one. Tests run
-in child processes, those that reach the changed line alone, the quickest first, up to a budget.
-Survivors that change no answer are listed, with the reason, in `equivalent.jsonl`.
+A copy of the checkout contains all mutants at once and is built once; a number selects one. Only
+tests that reach the mutated line run, in child processes, the quickest first, up to a budget.
+Survivors that change no result are listed, with the reason, in `equivalent.jsonl`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,16 @@ import time
 from functools import cache
 from pathlib import Path
 
-from mutants import ROOT, Mutant, chosen, instrumented
+from mutants import EQUIVALENT, ROOT, Mutant, chosen, entries, instrumented
 
 HERE = Path(__file__).parent
-EQUIVALENT = HERE / "equivalent.jsonl"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-TESTS = (
-    "cost", "hardware/test_silicon.py", "hardware/test_power_and_package.py", "memory", "placement",
-    "schedule", "wafer", "search/test_search_steps.py", "search/test_search_bounds.py",
-    "search/test_same_answers.py",
-)  # fmt: skip
-PYTHON_TESTS = (
-    "memory", "hardware/test_power_and_package.py", "cost/test_network.py", "cost/test_costs.py",
-    "placement/test_plan_memory.py", "placement/test_plan_reference.py", "placement/test_predict.py",
-    "placement/test_throughput.py", "placement/test_plan_by_hand.py", "placement/test_plan_laws.py",
-    "placement/test_plan.py", "placement/test_mended.py", "placement/test_rates.py", "search/test_search_steps.py",
-    "search/test_search_bounds.py", "wafer/test_wafer_prices.py", "wafer/test_wafer_laws.py",
-    "wafer/test_wafer_tiny.py", "wafer/test_wafer_search.py", "wafer/test_mapping_bound.py",
-)  # fmt: skip
-"""Of modules in Python."""
+PYTHON_TESTS = ("memory", "hardware", "cost", "planning", "explore", "wafer")
+TESTS = (*PYTHON_TESTS, "papers", "schedule")
+"""Folders of tests for mutants in Python, and in C++."""
 NUMBA = "phaze_fast/memory/kernel.py"
-NUMBA_TESTS = ("memory", "placement/test_plan_memory.py")
-"""Of what Numba compiles, run without it."""
+NUMBA_TESTS = ("memory", "planning")
+"""Folders of tests for what Numba compiles, run without it."""
 RUN = """
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
@@ -63,7 +51,7 @@ def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = Non
 
 
 class Workshop:
-    """A copy of the checkout with every change in it, and its build."""
+    """A copy of the checkout with every mutant in it, and its build."""
 
     def __init__(self, folder: Path, mutants: dict[int, Mutant]) -> None:
         self.folder, self.mutants = folder, mutants
@@ -87,7 +75,7 @@ class Workshop:
         new.write_bytes(data)
 
     def _instrument(self) -> None:
-        """Write changed sources; drop changes that do not compile (constants, pointers)."""
+        """Write instrumented sources; drop mutants that do not compile (constants, pointers)."""
         dropped = self._dropped()
         waiting = {m.path for m in self.mutants.values() if m.compiled}
         while waiting:
@@ -159,13 +147,13 @@ class Workshop:
             sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
 
     def make_extension(self) -> None:
-        """Compile what the tests in Python load."""
+        """Compile the extension that the tests in Python load."""
         self._compile("_core")
         self._put(f"phaze_fast/_core{SUFFIX}", (self.build / f"_core{SUFFIX}").read_bytes())
 
 
 class CppTests:
-    """The C++ tests: what each reaches, how long it takes, and which fail with a change in it."""
+    """The C++ tests: the mutants that each reaches, its seconds, and which fail with a mutant."""
 
     def __init__(self, workshop: Workshop) -> None:
         self.tests: list[tuple[float, str, set[int]]] = []
@@ -176,7 +164,7 @@ class CppTests:
             begin = time.monotonic()
             done = run(str(file), env={"PHAZE_REACHED": str(marks)}, timeout=900)
             if done.returncode != 0:
-                sys.exit(f"{file.name} fails without any change: {done.stdout[-500:]}")
+                sys.exit(f"{file.name} fails without any mutant: {done.stdout[-500:]}")
             reached = {n for n, mark in enumerate(marks.read_bytes()) if mark}
             self.tests.append((time.monotonic() - begin, str(file), reached))
         self.tests.sort(key=lambda test: test[0])
@@ -195,7 +183,7 @@ class CppTests:
 
 
 def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, key: str):
-    """Outcomes by number, of tests written in Python."""
+    """Outcomes by number, from tests written in Python."""
     if not mutants:
         return {}
     job, results = workshop.folder / f"job-{name}.json", workshop.folder / f"results-{name}.jsonl"
@@ -222,7 +210,7 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
 
 
 def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str):
-    """Outcomes by number, in three parts: by C++ tests, then by those in Python."""
+    """Outcomes by number, in parts: from C++ tests, then from those in Python."""
     compiled = {n: m for n, m in mutants.items() if m.compiled}
     found: dict[int, dict] = {}
     if compiled:
@@ -250,11 +238,13 @@ def say(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cpp", type=int, default=230, help="So many changes of C++ at random.")
-    parser.add_argument("--python", type=int, default=60, help="So many of Python at random.")
+    parser.add_argument("--cpp", type=int, default=230, help="Number of random mutants in C++.")
+    parser.add_argument(
+        "--python", type=int, default=60, help="Number of random mutants in Python."
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="In files whose path has this in it.")
-    parser.add_argument("--survivors", action="store_true", help="Those of the last run alone.")
+    parser.add_argument("--only", default="", help="In files whose path contains this.")
+    parser.add_argument("--survivors", action="store_true", help="The survivors of the last run.")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "mutants")
     asked = parser.parse_args()
     mutants = dict(enumerate(chosen(asked.cpp, asked.python, asked.seed, asked.only), 1))
@@ -262,7 +252,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     workshop = Workshop(folder, mutants)
     mutants = workshop.mutants
-    say(f"{len(mutants)} changes compile; building")
+    say(f"{len(mutants)} mutants compile; building")
     workshop.make()
     kept = folder / "outcomes.json"
     before = json.loads(kept.read_text()) if kept.exists() else {}
@@ -277,14 +267,13 @@ def main() -> int:
 
 
 def reason(mutant: Mutant) -> str:
-    """Why a change makes no difference, where that is known."""
-    return _reasons().get((mutant.path, mutant.text, mutant.before, mutant.after), "")
+    """Why a mutant changes no result, where that is known."""
+    return _reasons().get((mutant.text, mutant.before, mutant.after), "")
 
 
 @cache
 def _reasons() -> dict[tuple[str, ...], str]:
-    entries = map(json.loads, EQUIVALENT.read_text("utf-8").splitlines())
-    return {(e["path"], e["line"], e["before"], e["after"]): e["why"] for e in entries}
+    return {(e["line"], e["before"], e["after"]): e["why"] for e in entries(EQUIVALENT)}
 
 
 def report(mutants: list[Mutant], outcomes: dict[str, str]) -> int:
@@ -300,7 +289,7 @@ def report(mutants: list[Mutant], outcomes: dict[str, str]) -> int:
             say(f"caught, though {EQUIVALENT.name} calls it equivalent: {mutant}")
     caught, equal = len(mutants) - len(survivors), sum(bool(why[m]) for m in survivors)
     say(
-        f"{len(mutants)} changes, {caught} caught ({caught / len(mutants):.1%}), {equal} equivalent, "
+        f"{len(mutants)} mutants, {caught} caught ({caught / len(mutants):.1%}), {equal} equivalent, "
         f"{len(survivors) - equal} survived; {caught / max(1, len(mutants) - equal):.1%} of those not equivalent"
     )
     return 1 if len(survivors) > equal else 0

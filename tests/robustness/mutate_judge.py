@@ -1,7 +1,7 @@
-"""A pytest plugin that runs tests for mutants instead of once: what each test reaches, then who
-notices each change. Every test runs in a child process, forked from one in which all is imported.
+"""A pytest plugin that runs tests for mutants: which mutants each test reaches, then whether a test
+fails with each mutant. Every test runs in a child process, forked after all imports.
 
-It is told what to do by the JSON file that PHAZE_MUTATION_JOB names; `mutate.py` writes it.
+The JSON file that PHAZE_MUTATION_JOB names describes the job; `mutate.py` writes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE = Path(JOB["source"])
 
 
 class Kernels:
-    """The chosen number and the marks, inside the extension."""
+    """The selected mutant, and the mutants that were reached, inside the extension."""
 
     def __init__(self) -> None:
         import phaze_fast._core as core
@@ -37,8 +37,8 @@ class Kernels:
 
 
 def warm() -> None:
-    """Have Numba compile its kernels before any child is forked: a plan of a model that no test
-    has, so that what functions remember of it helps none of them."""
+    """Have Numba compile its kernels before any child is forked, by a plan of a model that no test
+    uses, so that no test finds a cached result of it."""
     import phaze_fast as pf
 
     odd = {"layers": 3, "hidden": 80, "heads": 5, "ffn": 112, "vocab": 77, "seq": 48}
@@ -49,7 +49,7 @@ def warm() -> None:
 
 
 class Lines:
-    """Changed lines that Python runs. Functions are traced until all of theirs were seen."""
+    """Mutated lines that Python runs. A function is traced until all of its lines were seen."""
 
     def __init__(self, places: set[tuple[str, int]]) -> None:
         self.places, self.seen = places, set()
@@ -83,7 +83,7 @@ def changed_tree(mutant: Mutant) -> ast.Module:
 
 
 def codes_of(code: CodeType):
-    """Code of the functions and classes that a module's code has in it, by qualified name."""
+    """Code objects of the functions and classes of a module, by qualified name."""
     for part in code.co_consts:
         if isinstance(part, CodeType):
             yield part.co_qualname, part
@@ -91,7 +91,7 @@ def codes_of(code: CodeType):
 
 
 def change_python(mutant: Mutant) -> None:
-    """Give every function of the module the code that it has in the changed source."""
+    """Replace the code of every function of the module by that of the mutated source."""
     name = mutant.path.removesuffix(".py").replace("/", ".")
     module = importlib.import_module(name)
     codes = dict(codes_of(compile(changed_tree(mutant), module.__file__, "exec")))
@@ -135,7 +135,7 @@ class Judge:
         return True
 
     def tests_by_mutant(self, items):
-        """Tests that reach each mutant, the quickest first; learned once and kept in a file."""
+        """Tests that reach each mutant, the quickest first; cached in a file."""
         kept = Path(JOB["reach"])
         known = json.loads(kept.read_text()) if kept.exists() else {}
         for name, item in items.items():
@@ -158,7 +158,7 @@ class Judge:
         return {place for mutant in self.mutants.values() for place in lines_of(mutant)}
 
     def reach_of(self, item):
-        """Seconds of a test, and numbers (or lines) that it reaches; nothing where it takes long."""
+        """Seconds of a test, and mutants (or lines) that it reaches; none where it takes long."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -207,7 +207,7 @@ class Judge:
         return {**row, "seconds": round(time.monotonic() - begin, 2)}
 
     def notices(self, number, items, seconds) -> bool:
-        """Whether some test fails, crashes or does not end."""
+        """Whether a test fails, crashes or does not end."""
         child = os.fork()
         if child == 0:
             limit = int(20 + 6 * seconds)

@@ -17,8 +17,7 @@ import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, MissingExtraError, PhazeError
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
-from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers, executor_for
+from phaze_fast.runs.executors import Lost, Workers, executor_for, run_chunks
 from phaze_fast.runs.sweep import Point, evaluate_point, sweep
 
 needs_kill = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")

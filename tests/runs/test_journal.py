@@ -17,9 +17,7 @@ from sweep_points import counted, counts, fake, many, point, refuses
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.runs import executors, journal
-from phaze_fast.runs.sweep import (
-    sweep,
-)
+from phaze_fast.runs.sweep import sweep
 
 # ---- the directory --------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ import pytest
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace
-from phaze_fast.runs import fingerprint, journal, store
-from phaze_fast.runs.schedules import ScheduleCache
+from phaze_fast.runs import journal, store
 from phaze_fast.runs.store import ResultStore
 
 
@@ -74,7 +73,7 @@ def test_schedules_are_kept_in_a_file_and_not_for_other_code(path, monkeypatch):
     plain = pf.schedule_layers(costs)
 
     def counted():
-        cache = ScheduleCache(path)
+        cache = pf.ScheduleCache(path)
         with contextlib.closing(cache):
             times = pf.schedule_layers(costs, cache=cache)
             assert times.makespan_s.tobytes() == plain.makespan_s.tobytes()
@@ -166,7 +165,7 @@ def test_files_of_others_are_refused_and_left_as_they_are(path, content):
     with pytest.raises(InvalidInputError, match="the file of something else; expected a new file"):
         ResultStore(path, "kind")
     with pytest.raises(InvalidInputError, match="cannot be used"):
-        ScheduleCache(path)
+        pf.ScheduleCache(path)
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
@@ -293,16 +292,13 @@ def test_a_process_that_is_killed_leaves_what_it_kept(path):
 
 
 def test_the_fingerprint_is_the_same_in_other_processes():
-    code = "from phaze_fast.runs.fingerprint import pricing_fingerprint as f; print(f().hex())"
+    code = "from phaze_fast.runs.store import pricing_fingerprint as f; print(f().hex())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == fingerprint.pricing_fingerprint().hex()
+    assert ran.stdout.strip() == store.pricing_fingerprint().hex()
 
 
 def test_the_fingerprint_covers_all_that_prices_an_answer():
-    names = {
-        f.relative_to(fingerprint._PACKAGE).as_posix()
-        for f in fingerprint._sources(fingerprint._PACKAGE)
-    }
+    names = {f.relative_to(store._PACKAGE).as_posix() for f in store._sources(store._PACKAGE)}
     assert {"cost/engine.py", "explore/find.py", "documents.py", "schedule/highs.py"} <= names
     assert {"hardware/data/chips/h100.yaml", "models/data/presets.yaml"} <= names
     assert not {n for n in names if n.split("/")[0] in ("cli", "report", "pipeline.py")}
@@ -317,15 +313,15 @@ def package(tmp_path, monkeypatch):
     (root / "cost" / "engine.py").write_text("price = 1")
     (root / "cost" / "data.yaml").write_text("price: 1")
     (root / "cli" / "main.py").write_text("shown = 1")
-    monkeypatch.setattr(fingerprint, "_PACKAGE", root)
-    monkeypatch.setattr(fingerprint, "_LOADED_AT_S", time.time() + 1000.0)
+    monkeypatch.setattr(store, "_PACKAGE", root)
+    monkeypatch.setattr(store, "_LOADED_AT_S", time.time() + 1000.0)
     yield root
-    fingerprint.pricing_fingerprint.cache_clear()
+    store.pricing_fingerprint.cache_clear()
 
 
 def computed():
-    fingerprint.pricing_fingerprint.cache_clear()
-    return fingerprint.pricing_fingerprint()
+    store.pricing_fingerprint.cache_clear()
+    return store.pricing_fingerprint()
 
 
 def test_any_change_of_code_or_data_changes_the_fingerprint(package, monkeypatch):
@@ -341,9 +337,9 @@ def test_any_change_of_code_or_data_changes_the_fingerprint(package, monkeypatch
 
 
 def test_code_that_changed_after_it_was_loaded_answers_for_nobody(package, monkeypatch):
-    monkeypatch.setattr(fingerprint, "_LOADED_AT_S", time.time() - 1000.0)
+    monkeypatch.setattr(store, "_LOADED_AT_S", time.time() - 1000.0)
     once = computed()
-    assert fingerprint.pricing_fingerprint() == once  # within a process it stays
+    assert store.pricing_fingerprint() == once  # within a process it stays
     assert computed() != once
 
 

@@ -11,8 +11,7 @@ from reference.layer import best_makespan, best_makespan_by_moments
 from reference.layers_at_random import check, random_layer, wide_range
 
 from phaze_fast.schedule import highs, instance_from_dict, schedule_instances
-from phaze_fast.schedule.highs import TOLERANCE, solve_with_highs
-from phaze_fast.schedule.replay import earliest_starts, is_feasible
+from phaze_fast.schedule.highs import TOLERANCE, earliest_starts, is_feasible, solve_with_highs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "layer_golden.jsonl"
 
@@ -209,7 +208,7 @@ def test_a_bound_that_is_not_met_leaves_a_gap(monkeypatch, open_layer):
 def test_whatever_a_solver_says_the_schedule_is_one(monkeypatch, open_layer, seed):
     rough, optimum = open_layer
     rng = random.Random(seed)
-    program, _ = highs._build(rough, highs._ways(rough))
+    program, _ = highs._build(rough, highs._modes_of(rough))
     noise = [rng.random() for _ in program.lower]
     answered(monkeypatch, values=noise, sound=False)
     found = solve_with_highs(rough, 60.0)

@@ -20,7 +20,7 @@ from phaze_fast.schedule import (
     schedule_instances,
 )
 from phaze_fast.schedule.highs import solve_with_highs
-from phaze_fast.schedule.solve import pack
+from phaze_fast.schedule.layers import pack
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "layer_golden.jsonl"
 
@@ -243,7 +243,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from phaze_fast import _core
 from phaze_fast.schedule import instance_from_dict
-from phaze_fast.schedule.solve import pack
+from phaze_fast.schedule.layers import pack
 rng = np.random.default_rng(0)
 ops = [
     {"id": i, "type": "TC", "lat_single": int(s), "lat_all": int(s) // 3}

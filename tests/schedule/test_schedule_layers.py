@@ -19,8 +19,7 @@ from phaze_fast.schedule import (
     schedule_instances,
     schedule_layers,
 )
-from phaze_fast.schedule.layers import layer_makespans
-from phaze_fast.schedule.solve import pack
+from phaze_fast.schedule.layers import layer_makespans, pack
 
 
 def test_makespans_of_some_layers_are_those_of_all():

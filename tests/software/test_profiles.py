@@ -21,15 +21,8 @@ from phaze_fast.software import (
 )
 
 EXPECTED = {
-    "megatron-lm-2020",
-    "megatron-lm-2021",
-    "megatron-lm-2022",
-    "megatron-core",
-    "deepspeed",
-    "fsdp-torchtitan",
-    "fsdp-torchtitan-async",
-    "fsdp-llm-foundry",
-    "huggingface-eager",
+    *("megatron-lm-2020", "megatron-lm-2021", "megatron-lm-2022", "megatron-core", "deepspeed"),
+    *("fsdp-torchtitan", "fsdp-torchtitan-async", "fsdp-llm-foundry", "huggingface-eager"),
     "maxtext",
 }
 CLUSTER = pf.Cluster(devices=8, fabric="dgx-a100", chip="a100-80")
@@ -92,10 +85,7 @@ def test_a_host_bound_step_is_as_long_as_its_launches():
 
 
 def test_gradients_that_nothing_hides_take_longer():
-    hidden, exposed = (
-        seconds("megatron-core", overlap_gradients=overlap) for overlap in (True, False)
-    )
-    assert exposed > hidden
+    assert seconds("megatron-core", overlap_gradients=False) > seconds("megatron-core")
 
 
 def test_slower_kernels_and_networks_take_longer():
@@ -247,12 +237,9 @@ def test_rows_gathered_along_sequences_are_copied_by_dtensor():
         layer = layer_graph(model, strategy).layers[1]
         return layer.forward, layer.backward
 
-    for copied, plain in zip(
-        passes("fsdp-torchtitan"), passes("fsdp-torchtitan-async"), strict=True
-    ):
-        added = [
-            op for op, name in zip(copied.ops, copied.names, strict=True) if name.endswith("-order")
-        ]
+    both = zip(passes("fsdp-torchtitan"), passes("fsdp-torchtitan-async"), strict=True)
+    for copied, plain in both:
+        added = [copied.ops[i] for i, name in enumerate(copied.names) if name.endswith("-order")]
         assert len(copied) - len(plain) == len(added) == 4  # both ends of both sub-layers
         whole = 2 * 2 * llama.seq * llama.hidden
         assert all(op["read_bytes"] == op["write_bytes"] == whole for op in added)

@@ -240,7 +240,7 @@ def test_the_command_keeps_what_it_finds(run, folder, tmp_path, calls):
     text = page.read_text()
     for row in first["table"]:
         assert row["wafer"] in text
-    for part in ("Lower bound", "Collectives it waits for", "megatron, tiled", "no recompute"):
+    for part in ("Lower bound", "Blocking collectives", "megatron, tiled", "no recompute"):
         assert part in text
     assert "http" not in text.replace("http-equiv", "")
 

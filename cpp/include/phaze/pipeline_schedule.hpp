@@ -51,6 +51,20 @@ constexpr const char* name(PipelineSchedule schedule) noexcept {
   return "unknown";
 }
 
+// Whether a device holds two chunks of the model: folded into a V, or by DualPipe one from each
+// end.
+constexpr bool has_two_chunks(PipelineSchedule schedule) noexcept {
+  return schedule == PipelineSchedule::kZeroBubbleV || schedule == PipelineSchedule::kDualPipe ||
+         schedule == PipelineSchedule::kDualPipeV;
+}
+
+// Whether a plan may have so many chunks per stage: several where interleaved, two of the schedules
+// above, else one.
+constexpr bool takes_chunks(PipelineSchedule schedule, std::int64_t chunks) noexcept {
+  if (has_two_chunks(schedule)) return chunks == 2;
+  return schedule == PipelineSchedule::kInterleaved ? chunks > 1 : chunks == 1;
+}
+
 // Which rule a combination of schedule, stages, chunks and micro-batches breaks.
 enum class PipelineStatus : std::int32_t {
   kOk = 0,

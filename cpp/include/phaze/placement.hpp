@@ -1,5 +1,5 @@
 // Layers on devices: which layers form a stage, how many stages, how many replicas. Two objectives
-// on one table of layers; both are solved exactly. The formulas are in docs/placement.md.
+// on one table of layers; both are solved exactly. The formulas are in docs/papers.md.
 //
 // Nothing here prints or exits; memory may run out (std::bad_alloc), nothing else is thrown. The
 // same question has the same answer, bit for bit: ties go to fewer stages, then to the cut that

@@ -1,5 +1,5 @@
 // Parallel plans of a model on a cluster: what a step takes by a plan, the best plan of a layout,
-// and times that no plan of a layout can beat. The formulas are in docs/placement.md and
+// and times that no plan of a layout can beat. The formulas are in docs/planning.md and
 // docs/search.md.
 //
 // A strategy says how a layer is split over devices (tensor, context, expert width, micro-batch); a
@@ -180,6 +180,60 @@ constexpr const char* sentence(PlanStatus status) noexcept {
              "parallelism, or share nothing with ZeRO 0";
   }
   return "unknown status";
+}
+
+// Widths of a plan as a user gives them, before layers are split or placed.
+struct PlanWidths {
+  std::int64_t tp;
+  std::int64_t pp;
+  std::int64_t dp;
+  std::int64_t cp;
+  std::int64_t ep;
+  std::int64_t etp;  // 0: tp
+  std::int64_t micro_batch;
+  std::int64_t vpp;
+  std::int64_t zero;
+  std::int64_t shard;     // 0: all replicas
+  std::int64_t schedule;  // PipelineSchedule
+};
+
+// Replicas that the experts of a layer are spread over: an expert on fewer than tp devices leaves
+// room for several of them in one tensor-parallel group.
+constexpr std::int64_t expert_replicas(std::int64_t tp, std::int64_t ep,
+                                       std::int64_t etp) noexcept {
+  const std::int64_t parts = etp > 0 && tp > etp ? tp / etp : 1;
+  return ep > parts ? ep / parts : 1;
+}
+
+// Which rule of expert parallelism or of sharing among replicas is broken; `ep` counts replicas.
+constexpr PlanStatus check_sharing(std::int64_t dp, std::int64_t ep, std::int64_t shard,
+                                   std::int64_t zero) noexcept {
+  if (dp % ep != 0) return PlanStatus::kBadExperts;
+  if (shard == 0 || shard == dp) return PlanStatus::kOk;
+  return shard > 0 && zero > 0 && dp % shard == 0 && shard % ep == 0 ? PlanStatus::kOk
+                                                                     : PlanStatus::kBadShard;
+}
+
+// The first rule that widths break, whatever the model: devices, batch, experts and sharing, chunks
+// of the schedule, ZeRO stage. The widths are at least 1, `etp`, `zero` and `shard` at least 0.
+inline PlanStatus check_widths(const PlanWidths& w, std::int64_t devices,
+                               std::int64_t global_batch) noexcept {
+  // Products of large numbers would wrap around; as floating-point numbers they only lose digits.
+  const auto product = [](auto... factors) { return (1.0 * ... * static_cast<double>(factors)); };
+  if (product(w.tp, w.pp, w.dp, w.cp) != static_cast<double>(devices)) {
+    return PlanStatus::kBadDevices;
+  }
+  if (product(w.dp, w.micro_batch) > static_cast<double>(global_batch) ||
+      global_batch % (w.dp * w.micro_batch) != 0) {
+    return PlanStatus::kBadBatch;
+  }
+  const PlanStatus sharing =
+      check_sharing(w.dp, expert_replicas(w.tp, w.ep, w.etp), w.shard, w.zero);
+  if (sharing != PlanStatus::kOk) return sharing;
+  if (!takes_chunks(static_cast<PipelineSchedule>(w.schedule), w.vpp)) {
+    return PlanStatus::kBadSchedule;
+  }
+  return w.zero > 3 ? PlanStatus::kBadStrategy : PlanStatus::kOk;
 }
 
 // Seconds of a step by what they are spent on; they add up to the step. What is exposed of one kind

@@ -1,6 +1,5 @@
-// What a device holds: the one place in C++ for micro-batches in flight, ZeRO's shares and the sum
-// of a stage's bytes. phaze_fast/memory/kernel.py has the same rules for whole grids; a test holds
-// the two equal.
+// What a device holds: the one place for micro-batches in flight, ZeRO's shares and the sum of a
+// stage's bytes. Numba's loops over grids (phaze_fast/memory/kernel.py) call it by memory_c.hpp.
 #pragma once
 
 #include <algorithm>

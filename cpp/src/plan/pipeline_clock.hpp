@@ -1,5 +1,5 @@
 // The time of a pipeline, built up from the last stage to the first: the exact objective of the
-// placement kernels. docs/placement.md has the formulas.
+// placement kernels. docs/papers.md has the formulas.
 #pragma once
 
 #include <algorithm>

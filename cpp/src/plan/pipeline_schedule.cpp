@@ -1051,9 +1051,7 @@ PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, st
       stages * chunks * stages > kMostCells || micro_batches > kMostMicroBatches) {
     return PipelineStatus::kTooLarge;
   }
-  const bool v_shaped =
-      schedule == PipelineSchedule::kZeroBubbleV || schedule == PipelineSchedule::kDualPipeV;
-  if (v_shaped || schedule == PipelineSchedule::kDualPipe) {
+  if (has_two_chunks(schedule)) {
     if (chunks != 2) return PipelineStatus::kTwoChunks;
   } else if (schedule != PipelineSchedule::kInterleaved && chunks != 1) {
     return PipelineStatus::kOneChunk;

@@ -37,17 +37,13 @@ bool good_training(const TrainingRecord& t) noexcept {
          is_size(t.contention) && t.contention < 1.0;
 }
 
-bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
-  if (l.shard == 0 || l.shard == l.dp) return true;
-  return l.shard > 0 && l.zero > 0 && l.dp % l.shard == 0 && l.shard % s.ep == 0;
-}
-
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
   const std::int64_t inner = s.tp * s.cp;
   return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 &&
          l.zero <= 3 && l.dp >= 1 && l.micro_batches >= 1 &&
          (l.rank_order == 0 || l.rank_order == 1) && inner <= devices && l.dp <= devices / inner &&
-         l.stages <= devices / (inner * l.dp) && l.dp % s.ep == 0 && good_shard(l, s);
+         l.stages <= devices / (inner * l.dp) &&
+         check_sharing(l.dp, s.ep, l.shard, l.zero) == PlanStatus::kOk;
 }
 
 bool known_schedule(std::int32_t code) noexcept {

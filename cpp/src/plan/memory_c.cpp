@@ -1,0 +1,62 @@
+// The memory rule behind plain C functions.
+#include "phaze/memory_c.hpp"
+
+#include "plan/memory_rule.hpp"
+
+using namespace phaze;
+
+double phaze_in_flight(std::int64_t schedule, std::int64_t stages, std::int64_t stage,
+                       std::int64_t micro_batches, std::int64_t vpp) noexcept {
+  return micro_batches_in_flight(static_cast<PipelineSchedule>(schedule), stages, stage,
+                                 micro_batches, vpp);
+}
+
+void phaze_state_bytes(double parameters, double experts, double copy_bytes, double shards,
+                       double ep, std::int64_t zero, double weight_bytes, double gradient_bytes,
+                       double optimizer_bytes, double* out) noexcept {
+  const int stage = static_cast<int>(zero);
+  const double shared = shared_parameters(parameters, experts, shards, ep);
+  TrainingRecord training{};
+  training.weight_bytes = weight_bytes;
+  training.gradient_bytes = gradient_bytes;
+  training.state_bytes = optimizer_bytes;
+  const StateBytes state = state_bytes(training, stage, parameters, shared);
+  out[0] = state.weights;
+  out[1] = state.gradients;
+  out[2] = state.optimizer;
+  out[3] = copied_weights(copy_bytes, stage, parameters, shared);
+}
+
+double phaze_shared_parameters(double parameters, double experts, double shards,
+                               double ep) noexcept {
+  return shared_parameters(parameters, experts, shards, ep);
+}
+
+double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weight_bytes,
+                            double shards) noexcept {
+  TrainingRecord training{};
+  training.weight_bytes = weight_bytes;
+  return gathered_weights_bytes(training, static_cast<int>(zero), largest_layer, shards);
+}
+
+double phaze_peak_total(double stash, double live, double once, double buffers, double late,
+                        double late_last, double late_first, double first_stash, double in_flight,
+                        double micro_batches, double share) noexcept {
+  return peak_bytes({stash, live, once, buffers}, {late, late_last, late_first, first_stash},
+                    in_flight, micro_batches, share)
+      .total;
+}
+
+std::int64_t phaze_peak(double stash, double live, double once, double buffers, double late,
+                        double late_last, double late_first, double first_stash, double in_flight,
+                        double micro_batches, double share, double* out) noexcept {
+  const PeakBytes peak =
+      peak_bytes({stash, live, once, buffers}, {late, late_last, late_first, first_stash},
+                 in_flight, micro_batches, share);
+  out[0] = peak.activations;
+  out[1] = peak.live;
+  out[2] = peak.once;
+  out[3] = peak.gradients;
+  out[4] = peak.total;
+  return static_cast<std::int64_t>(peak.instant);
+}

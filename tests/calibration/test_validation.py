@@ -1,0 +1,446 @@
+"""Validation: sizes of errors, tables of training runs, and steps measured on one device."""
+
+import csv
+import itertools
+import json
+import os
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phaze_fast.calibration import (
+    RowRefusedError,
+    UnsupportedError,
+    pick_regret,
+    summarise,
+    validate_runs,
+    validate_steps,
+)
+from phaze_fast.calibration.published import RUN_COLUMNS, read_run
+from phaze_fast.calibration.validation import rank_correlation
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.planning import predict
+
+# ---- sizes of errors ----
+
+
+def test_a_summary_by_hand():
+    found = summarise([1.0, 2.0, 4.0, 10.0], [1.1, 1.8, 4.0, 15.0])
+    assert found.rows == 4
+    assert found.mean_abs_err == pytest.approx((0.1 + 0.1 + 0.0 + 0.5) / 4)
+    assert found.median_abs_err == pytest.approx(0.1)
+    assert found.max_abs_err == pytest.approx(0.5)
+    assert found.bias == pytest.approx((0.1 - 0.1 + 0.0 + 0.5) / 4)
+    assert found.rank_correlation == 1.0
+
+
+def by_pairs(x, y):
+    """Spearman's correlation from ranks that are counted pair by pair."""
+    ranks = [
+        [sum(b < a for b in values) + (sum(b == a for b in values) + 1) / 2 for a in values]
+        for values in (x, y)
+    ]
+    means = [sum(r) / len(r) for r in ranks]
+    centred = [[v - m for v in r] for r, m in zip(ranks, means, strict=True)]
+    product = sum(a * b for a, b in zip(*centred, strict=True))
+    size = (sum(a * a for a in centred[0]) * sum(b * b for b in centred[1])) ** 0.5
+    return product / size if size else None
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=3, max_size=12))
+def test_rank_correlation_is_that_of_counted_ranks(pairs):
+    x, y = [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
+    expected = by_pairs(x, y)
+    found = rank_correlation(x, y)
+    assert (found is None) == (expected is None)
+    if expected is not None:
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.5, 2), st.floats(0.5, 2)), min_size=1)
+)
+def test_regret_is_what_the_pick_loses(rows):
+    lost = []
+    for _, some in itertools.groupby(sorted(rows), key=lambda row: row[0]):
+        options = list(some)
+        if len(options) > 1:
+            pick = min(options, key=lambda row: (row[2], row[1]))
+            lost.append(pick[1] / min(row[1] for row in options) - 1.0)
+    found = pick_regret(rows)
+    if not lost:
+        assert found is None
+    else:
+        assert found["groups"] == len(lost)
+        assert found["mean"] == pytest.approx(sum(lost) / len(lost), abs=1e-12)
+
+
+# ---- tables of training runs ----
+
+# Korthikanti et al. 2022, table 5: 22B, full recomputation, and with sequence parallelism.
+TABLE = (
+    "source,model,layers,hidden,heads,kv_heads,ffn,vocab,seq,precision,gpu,n_gpus,tp,pp,vp,dp,sp,cp,ep,"
+    "fsdp,micro_batch,global_batch,recompute,zero_or_dist_opt,framework,iter_time_s,memory_gib,notes",
+    "Korthikanti2022,megatron-22B,48,6144,64,64,24576,51200,2048,fp16,A100-80GB-SXM,8,8,1,1,1,0,1,1,"
+    "0,4,4,full,none,Megatron-LM,1.42,,",
+)
+ROW = next(csv.DictReader(TABLE))
+SELECTIVE = {**ROW, "sp": "1", "recompute": "selective", "iter_time_s": "1.10"}
+
+
+def table(tmp_path, *rows):
+    path = tmp_path / "runs.csv"
+    lines = [",".join(ROW), *(",".join(f'"{row[c]}"' for c in ROW) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_row_becomes_a_query():
+    run = read_run(2, ROW)
+    assert (run.plan.tp, run.plan.zero, run.plan.recompute) == (8, 0, "full")
+    assert not run.plan.sequence_parallel
+    assert run.software == run.plan.software.name == "megatron-lm-2022"
+    assert run.chip == "a100-80"
+    assert run.model.qkv_bias
+    assert run.model.positions == "learned"
+
+
+def test_interleaved_rows_that_count_the_ends_as_layers():
+    row = {
+        **ROW, "model": "Llama-3.1-405B", "layers": "126", "hidden": "16384", "heads": "128",
+        "kv_heads": "8", "ffn": "53248", "vocab": "128256", "seq": "8192", "gpu": "H100",
+        "precision": "bf16", "n_gpus": "512", "pp": "8", "vp": "8", "dp": "4", "cp": "2",
+        "sp": "1", "micro_batch": "1", "global_batch": "256", "recompute": "", "framework": "NeMo",
+        "zero_or_dist_opt": "",
+    }  # fmt: skip
+    run = read_run(2, row)
+    assert run.plan.stages == (2,) * 64
+    assert run.plan.zero == 1
+    assert run.plan.recompute == "auto"
+    assert run.software == "nemo"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_gpus": "16"}, r"row 7: n_gpus: 16 .* is 8"),
+        ({"micro_batch": ""}, r"row 7: micro_batch: is missing"),
+        ({"micro_batch": "three"}, r"row 7: micro_batch: 'three' is not accepted"),
+        ({"global_batch": "6"}, r"row 7: .*global_batch: 6 is not a multiple"),
+        ({"iter_time_s": "-1"}, r"row 7: iter_time_s"),
+        ({"iter_time_s": ""}, r"row 7: iter_time_s: is missing"),
+        ({"heads": "63"}, r"row 7: .*heads"),
+        ({"precision": "?"}, r"row 7: precision"),
+        ({"recompute": "somehow"}, r"row 7: recompute"),
+    ],
+)
+def test_rows_that_contradict_themselves_are_refused_by_number(change, said):
+    with pytest.raises(RowRefusedError, match=said):
+        read_run(7, {**ROW, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "Nemotron_3_Nano"}, "Mamba"),
+        ({"gpu": "Abacus"}, "Abacus"),
+        ({"framework": "Pen and paper"}, "Pen and paper"),
+    ],
+)
+def test_rows_beyond_the_model_say_why(change, said):
+    with pytest.raises(UnsupportedError, match=said):
+        read_run(7, {**ROW, **change})
+
+
+def test_validation_takes_the_one_answer_path(tmp_path):
+    found = validate_runs(table(tmp_path, ROW, SELECTIVE))
+    rows = found.groups[0].rows
+    run = rows[0].run
+    assert rows[0].plan == predict(run.model, run.cluster, run.plan)
+    assert found.groups[0].time.rows == 2
+    assert found.groups[0].regret["groups"] == 1
+    assert found.groups[0].time.max_abs_err < 0.2  # Calculon: 8.9% on these rows
+
+
+def test_the_document_of_the_contract(tmp_path, capsys):
+    wrong = {**ROW, "n_gpus": "9"}
+    odd = {**ROW, "source": "Elsewhere", "model": "Nemotron_3_Nano"}
+    path = table(tmp_path, ROW, wrong, odd, SELECTIVE)
+    assert main(["study", "validate", str(path), "--by", "source", "--json"]) == 0
+    answer = capsys.readouterr()
+    assert "row 3: n_gpus" in answer.err
+    data = json.loads(answer.out)
+    assert set(data["groups"]) == {"Korthikanti2022", "Elsewhere"}
+    group = data["groups"]["Korthikanti2022"]
+    needed = {"rows", "mean_abs_err", "median_abs_err", "p90_abs_err", "bias"}
+    assert needed <= set(group["iter_time_s"])
+    assert group["iter_time_s"]["rows"] == 2
+    assert group["memory_gib"]["rows"] == 0
+    assert data["groups"]["Elsewhere"]["unsupported"] == {"Mamba layers": 1}
+    assert data["columns"]["iter_time_s"]["rows"] == 2
+    assert len(data["refused"]) == 1
+
+
+def test_tables_for_people_and_other_groupings(tmp_path, capsys):
+    path = table(tmp_path, ROW, {**SELECTIVE, "memory_gib": "60"})
+    for by in ("source", "chip", "software", "model"):
+        assert main(["study", "validate", str(path), "--by", by]) == 0
+        assert "pick-regret" in capsys.readouterr().out
+    assert main(["study", "validate", str(path), "--by", "moon"]) == 2
+    assert "by: 'moon'" in capsys.readouterr().err
+
+
+def test_other_files_are_told_apart(tmp_path):
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidInputError, match="not a table of training runs"):
+        validate_runs(path)
+    assert "iter_time_s" in RUN_COLUMNS
+
+
+LLAMA = {
+    **ROW, "source": "mine", "model": "Llama-3.1-8B", "layers": "32", "hidden": "4096", "heads": "32",
+    "kv_heads": "8", "ffn": "14336", "vocab": "128256", "seq": "8192", "gpu": "GB200", "n_gpus": "128",
+    "tp": "2", "dp": "64", "micro_batch": "1", "global_batch": "64", "framework": "NeMo", "table": "",
+    "source_url": "",
+}  # fmt: skip
+
+
+def test_jobs_of_powers_of_two_take_64_of_a_rack():
+    assert read_run(2, LLAMA).cluster.fabric.tiers[0].size == 64
+    whole = {**LLAMA, "n_gpus": "144", "dp": "72", "global_batch": "72"}
+    assert read_run(2, whole).cluster.fabric.tiers[0].size == 72
+
+
+def test_a_shard_group_smaller_than_the_replicas_is_read_where_devices_are_in_nodes():
+    sharded = {**LLAMA, "gpu": "H100", "fsdp": "16", "zero_or_dist_opt": "FSDP"}
+    assert (read_run(2, sharded).plan.zero, read_run(2, sharded).plan.shard) == (3, 16)
+    pod = {**sharded, "gpu": "TPU v5p", "framework": "MaxText"}
+    assert (read_run(2, pod).plan.zero, read_run(2, pod).plan.shard) == (3, None)
+
+
+def test_columns_beside_the_name_choose_profile_format_and_remat():
+    titan = {**LLAMA, "gpu": "H100", "framework": "torchtitan", "source": "torchtitan benchmarks"}
+    eager = {**titan, "notes": "eager; seq from memory", "recompute": "selective"}
+    assert read_run(2, eager).software == "fsdp-torchtitan-eager"
+    assert "alternate-products" in read_run(2, eager).plan.recompute
+    asynchronous = {**titan, "notes": "async TP; seq from memory"}
+    assert read_run(2, asynchronous).software == "fsdp-torchtitan-async"
+    old = {**titan, "source_url": "benchmarks/llama3_h100_202412.md"}
+    assert read_run(2, old).software == "fsdp-torchtitan-2024"
+    assert (read_run(2, titan).software, read_run(2, titan).plan.recompute) == (
+        "fsdp-torchtitan",
+        "needed",
+    )
+    assert read_run(2, {**titan, "precision": "fp8 rowwise"}).precision == "fp8-rowwise"
+    assert read_run(2, {**titan, "precision": "fp8"}).precision == "fp8-tensorwise"
+    assert read_run(2, {**LLAMA, "precision": "fp8"}).precision == "fp8-params"
+
+
+def test_adapters_of_frozen_weights_are_not_modelled():
+    with pytest.raises(UnsupportedError, match="low-rank"):
+        read_run(2, {**LLAMA, "table": "26.06 / LoRA Performance"})
+
+
+# NVIDIA Megatron-Bridge performance summary: Qwen3 235B and DeepSeek-V3 on H100s.
+EXPERTS = {**ROW, "source": "Elsewhere", "gpu": "H100", "precision": "bf16", "recompute": "none"}
+EXPERTS |= {"layers": "", "global_batch": "8192", "micro_batch": "1", "seq": "4096"}
+
+
+@pytest.mark.parametrize(
+    ("model", "widths", "framework", "etp"),
+    [
+        ("Qwen3_235B_a22B", (256, 2, 8, 4, 16, 32), "Megatron-Bridge 25.09", 1),  # 32 > 16 replicas
+        ("Qwen3_235B_a22B", (256, 2, 8, 4, 16, 32), "NeMo/Megatron-Core 25.04", 1),
+        ("DeepSeekV3", (1024, 2, 8, 4, 64, 64), "Megatron-Bridge 25.09", 1),  # as its recipes say
+        ("DeepSeekV3", (1024, 2, 8, 4, 64, 64), "NeMo/Megatron-Core 25.04", None),
+        ("DeepSeekV3", (256, 1, 4, 4, 64, 64), "Megatron-Bridge 25.09", None),  # no tensor groups
+    ],
+)
+def test_experts_on_tensor_groups_and_layers_that_do_not_divide(model, widths, framework, etp):
+    names = ("n_gpus", "tp", "pp", "vp", "dp", "ep")
+    given = dict(zip(names, map(str, widths), strict=True))
+    run = read_run(2, {**EXPERTS, "model": model, "framework": framework, **given})
+    assert run.plan.etp == etp
+    assert run.plan.sequence_parallel == (etp == 1)
+    assert run.plan.schedule == "interleaved"
+    plan = predict(run.model, run.cluster, run.plan)
+    held = sorted(layer for stage in plan.stages for layer in stage.layers)
+    assert held == list(range(run.model.layers + 2))  # embedding and head are layers as well
+
+
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+QWEN = {**LLAMA, **dict.fromkeys(SHAPE, ""), "model": "Qwen3_30B_a3B", "precision": "mxfp8"}
+QWEN |= {"source": "NVIDIA Megatron-Bridge performance summary", "n_gpus": "8", "dp": "8"}
+QWEN |= {"tp": "1", "ep": "8"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "software", "overlap"),
+    [
+        ({}, "megatron-bridge", 0.0),
+        ({"framework": "Megatron-Bridge 26.06 NeMo Container"}, "megatron-bridge-graphs", 0.0),
+        ({"model": "Qwen3_30B_a3B (tokendrop)"}, "nemo", 0.0),
+        ({"model": "Qwen3_235B_a22B"}, "megatron-bridge", 0.0),
+        ({"model": "Qwen3_235B_a22B", "gpu": "B200"}, "nemo", 0.0),
+        ({"model": "Qwen3_235B_a22B", "gpu": "H100", "precision": "fp8"}, "nemo", 0.5),
+    ],
+)
+def test_recipes_say_how_tokens_reach_experts(changed, software, overlap):
+    row = {**QWEN, "gpu": "GB200", "framework": "Megatron-Bridge 26.02 NeMo Container"}
+    found = read_run(2, {**row, **changed})
+    assert (found.software, found.plan.expert_overlap) == (software, overlap)
+
+
+# ---- errors on published runs: they may shrink, they must not grow ----
+
+ROOT = Path(__file__).parents[2]
+TRUTH = Path(os.environ.get("PHAZE_SHARED", ROOT.parent / "shared")) / "truth"
+
+LIMITS = {
+    "Korthikanti2022": 0.06,
+    "Narayanan2021": 0.10,
+    "Megatron-LM README 2020": 0.07,
+    "vTrain ground truth multi": 0.12,
+    "vTrain ground truth single": 0.10,
+    "MosaicML": 0.09,
+    "SimuMax": 0.05,
+    "NVIDIA dgxc-benchmarking": 0.045,
+}
+"""Mean absolute errors of a step's seconds that each source's rows in 16 bits stay below."""
+ANY_BITS = {
+    "NVIDIA dgxc-benchmarking": 0.055,
+    "torchtitan": 0.11,
+    "MLPerf Training v4.0": 0.06,
+    "MLPerf Training v4.1": 0.07,
+    "MLPerf Training v5.0": 0.04,
+    "TPU recipes": 0.12,
+    "NVIDIA Megatron-Bridge": 0.105,
+}
+"""The same of all rows, whatever their number format."""
+
+
+def mean_error(rows):
+    return statistics.fmean(abs(row.error) for row in rows)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    names = ("published_training_runs.csv", "public_runs.csv")
+    return [group for name in names for group in validate_runs(TRUTH / name).groups]
+
+
+def published(test):
+    """Mark a test that needs other people's tables of runs."""
+    for mark in (
+        pytest.mark.shared,
+        pytest.mark.slow,
+        pytest.mark.skipif(not TRUTH.exists(), reason="the tables of runs are not here"),
+    ):
+        test = mark(test)
+    return test
+
+
+@published
+@pytest.mark.parametrize("source", LIMITS)
+def test_sources_stay_within_their_limits(groups, source):
+    group = next(g for g in groups if g.name.startswith(source))
+    rows = [row for row in group.rows if row.run.precision in ("bf16", "fp16")]
+    assert mean_error(rows) <= LIMITS[source]
+
+
+@published
+@pytest.mark.parametrize("source", ANY_BITS)
+def test_rows_of_all_formats_stay_within_their_limits(groups, source):
+    group = next(g for g in groups if g.name.startswith(source))
+    assert mean_error(group.rows) <= ANY_BITS[source]
+
+
+@published
+def test_intervals_cover_what_they_promise(groups):
+    for group in groups:
+        if len(group.rows) >= 20:
+            assert 0.7 <= group.coverage <= 0.93, (group.name, group.coverage)
+
+
+# ---- steps on one device ----
+
+H200 = presets.chip("h200")
+# Four of this project's measurements on one H200, PyTorch 2.11, 2026.
+STEPS = """model,layers,seq,mbs,accum,recompute,step_ms,peak_bytes,params
+opt1.3b,24,2048,4,1,False,137.043,24010001408,1414516736
+opt1.3b,24,2048,4,1,True,167.316,11901545472,1414516736
+llama2-7b,8,4096,1,1,False,87.305,17247788032,1881219072
+nobody,8,4096,1,1,False,87.305,17247788032,1881219072
+"""
+HF = """model,seq,mbs,recompute,mode,step_ms,peak_bytes,params
+gpt2-medium,1024,8,none,eager,86.355,19345397248,357968896
+gpt2-medium,1024,8,full,eager,113.821,8460217856,357968896
+"""
+CONFIGS = {
+    "gpt2-medium": {
+        "architecture": "GPT2", "n_embd": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 50257,
+        "n_positions": 4096, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    }
+}  # fmt: skip
+
+
+def test_steps_written_by_hand(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text(STEPS)
+    found = validate_steps(path, H200)
+    assert found.columns["step_ms"].rows == 3
+    assert found.columns["step_ms"].mean_abs_err < 0.08
+    assert len(found.refused) == 1
+    assert "row 5: model: 'nobody' is unknown; expected the columns hidden" in found.refused[0]
+
+
+def test_a_row_says_its_shape(tmp_path):
+    """Columns give what the preset of the name gives, whatever the model is called."""
+    shapes = {
+        "opt1.3b": "2048,32,32,8192,50272,False,",
+        "llama2-7b": "4096,32,,11008,32000,True,True",
+    }
+    lines = STEPS.splitlines()[:4]
+    shaped = [lines[0] + ",hidden,heads,kv_heads,ffn,vocab,gated,causal"]
+    for line in lines[1:]:
+        name, rest = line.split(",", 1)
+        shaped.append(f"mine,{rest},{shapes[name]}")
+    files = tmp_path / "named.csv", tmp_path / "shaped.csv"
+    for file, rows in zip(files, (lines, shaped), strict=True):
+        file.write_text("\n".join(rows))
+    named, mine = (validate_steps(file, H200) for file in files)
+    assert mine.predicted == named.predicted
+    assert mine.labels[0].startswith("mine ")
+    files[1].write_text("\n".join(shaped).replace(",2048,32,32,", ",2048,x,32,"))
+    assert "heads: 'x' is not accepted" in validate_steps(files[1], H200).refused[0]
+
+
+def test_huggingface_steps_and_their_configurations(tmp_path, capsys):
+    path = tmp_path / "hf.csv"
+    path.write_text(HF)
+    with pytest.raises(InvalidInputError, match=r"hf_configs.json.*--configs"):
+        validate_steps(path, H200)
+    (tmp_path / "hf_configs.json").write_text(json.dumps(CONFIGS))
+    beside = validate_steps(path, H200)
+    assert beside.columns["step_ms"].mean_abs_err < 0.12
+    elsewhere = tmp_path / "other.json"
+    (tmp_path / "hf_configs.json").rename(elsewhere)
+    arguments = ["study", "validate", str(path), "--configs", str(elsewhere), "--json"]
+    assert main(arguments) == 0
+    columns = json.loads(capsys.readouterr().out)["columns"]
+    assert set(columns) == {"step_ms", "peak_bytes"}
+    assert columns["step_ms"]["rows"] == 2
+    assert columns["step_ms"]["mean_abs_err"] == beside.columns["step_ms"].mean_abs_err
+
+
+def test_a_file_without_a_good_row_is_refused(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("\n".join([STEPS.splitlines()[0], STEPS.splitlines()[-1]]))
+    with pytest.raises(InvalidInputError, match="no row is accepted"):
+        validate_steps(path, H200)
