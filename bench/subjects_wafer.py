@@ -8,38 +8,37 @@ import numpy as np
 from registry import Subject, register
 
 from phaze_fast import models
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Layout, Problem, WaferTraining, mesh_collective
-from phaze_fast.wafer.layout import links_of
-from phaze_fast.wafer.mesh import Run
+from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer, mesh_collective
+from phaze_fast.wafer.mapping.layout import links_of
+from phaze_fast.wafer.mapping.mesh import Run
 
 STEPS = 100_000
 FULL = 2_000
 
 
 def _mapping() -> Any:
-    problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"), WaferTraining(512))
+    problem = Problem(models.load("gpt3-13b"), load_wafer("dram-wafer"), WaferTraining(512))
     mapping = problem.mapping(Layout(8, 5, 1, 64))
     mapping.anneal(1, 2_000, 0.03)  # memory is short: outputs are chosen in every evaluation
     return mapping, mapping.op_mappings()
 
 
 def _streaming() -> Any:
-    problem = Problem("llama2-7b", presets.wafer("dojo-tile-like"), WaferTraining(512))
+    problem = Problem("llama2-7b", load_wafer("dojo-tile-like"), WaferTraining(512))
     mapping = problem.mapping(Layout(5, 5, 1, 2))
     mapping.anneal(1, 2_000, 0.03)  # outputs are kept, computed again or moved off the wafer
     return mapping, mapping.op_mappings()
 
 
 def _experts_on_dram() -> Any:
-    wafer = presets.wafer("dram-stream-wafer")
+    wafer = load_wafer("dram-stream-wafer")
     mapping = Problem("mixtral-8x7b", wafer, WaferTraining(512)).mapping(Layout(8, 5, 1, 40))
     mapping.anneal(1, 2_000, 0.03)
     return mapping, mapping.op_mappings()
 
 
 def _experts_on_tiles() -> Any:
-    tiles = presets.wafer("dojo-tile-like").replace(joined=8)
+    tiles = load_wafer("dojo-tile-like").replace(wafer_count=8)
     mapping = Problem("mixtral-8x7b", tiles, WaferTraining(512)).mapping(Layout(24, 1, 8, 2))
     mapping.anneal(1, 2_000, 0.03)  # each of eight stages has outputs to choose
     return mapping, mapping.op_mappings()
@@ -156,7 +155,7 @@ def _collectives(links: Any) -> float:
 
 def _alike() -> Any:
     """Links of a wafer, all at the rate of the horizontal ones and without latency."""
-    links = links_of(presets.wafer("dram-wafer"), Layout(8, 5, 1, 1))
+    links = links_of(load_wafer("dram-wafer"), Layout(8, 5, 1, 1))
     return links._replace(hop_s=0.0, y_bytes_per_s=links.x_bytes_per_s)
 
 

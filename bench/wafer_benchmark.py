@@ -26,11 +26,10 @@ from mapping_cases import arguments  # noqa: E402
 from wafer_score import COLLECTIVES, OUTPUTS, ROLES, case_of, score  # noqa: E402
 
 from phaze_fast import _core, models  # noqa: E402
-from phaze_fast.hardware import presets  # noqa: E402
-from phaze_fast.wafer import Layout, Problem, WaferTraining  # noqa: E402
-from phaze_fast.wafer.layout import slots_of  # noqa: E402
-from phaze_fast.wafer.prices import combinations  # noqa: E402
-from phaze_fast.wafer.problem import WEIGHTS  # noqa: E402
+from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer  # noqa: E402
+from phaze_fast.wafer.mapping.layout import slots_of  # noqa: E402
+from phaze_fast.wafer.mapping.operators import WEIGHTS  # noqa: E402
+from phaze_fast.wafer.mapping.prices import combinations  # noqa: E402
 
 SEEDS, STEPS = 3, 20_000
 NAMES = tuple(ROLES)
@@ -42,7 +41,7 @@ def _digits(value: float) -> float:
 
 def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
     records = problem._graph(layout.micro_batch)[0]
-    tables = problem._table(layout.dies, layout.micro_batch)
+    tables = problem.price_table(layout.dies, layout.micro_batch)
     cuts = combinations(layout.dies)[2]
     found = []
     for i, op in enumerate(problem.work.operators):
@@ -64,7 +63,7 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
                 "product": bool(record["product"]),
                 "kept": bool(record["kept"]),
                 "expert": bool(record["expert"]),
-                "beside": op.beside,
+                "beside": {"": "", "input": "takes", "output": "makes"}[op.overlaps],
                 "limit": [int(value) for value in record["limit"]],
                 "stat_bytes": float(record["stat_bytes"]),
                 "gather_bytes": float(record["gather_bytes"]),
@@ -77,7 +76,7 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
 
 
 def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
-    rules = problem._rules(layout)[0]
+    rules = problem.rules(layout)[0]
     edges = problem._graph(layout.micro_batch)[1]
     names = _core.MAP_RULES_DTYPE.names or ()
     names = names[: names.index("first_stage")]  # all stages have one shape here
@@ -98,11 +97,11 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
 
 def _instances() -> dict[str, tuple[str, Problem, list[Layout]]]:
     """Name, what it is about, the problem and the layouts to choose among."""
-    tile = presets.wafer("dojo-tile-like")
+    tile = load_wafer("dojo-tile-like")
     small = tile.replace(columns=4, rows=2)
-    hbm = presets.wafer("dram-stream-wafer").replace(columns=4, rows=2)
-    dram = presets.wafer("dram-wafer").replace(columns=4, rows=2)
-    switched = presets.wafer("switch-wafer").replace(columns=4, rows=2)
+    hbm = load_wafer("dram-stream-wafer").replace(columns=4, rows=2)
+    dram = load_wafer("dram-wafer").replace(columns=4, rows=2)
+    switched = load_wafer("switch-wafer").replace(columns=4, rows=2)
     bert = models.load("bertlarge")
     llama = models.load("llama2-7b").replace(layers=8)
     moe = models.load("mixtral-8x7b").replace(layers=4)
@@ -138,7 +137,7 @@ def _instances() -> dict[str, tuple[str, Problem, list[Layout]]]:
         ),
         "dense-joined": (
             "BERT-large on two joined wafers of 4 dies: interleaved over both, or replicas",
-            made(bert, tile.replace(columns=2, rows=2, joined=2), 48),
+            made(bert, tile.replace(columns=2, rows=2, wafer_count=2), 48),
             [Layout(2, 2, 2, 4, "interleaved", 2), Layout(2, 2, 1, 4, replicas=2)],
         ),
         "dense-switched": (

@@ -36,7 +36,7 @@ def case_of(layout: dict[str, Any]) -> oracle.Case:
         outputs = tuple(OUTPUTS.index(name) for name in op["outputs"])
         roles = "".join(ROLES[name] for name in op["roles"])
         fields = {k: op[k] for k in ("product", "kept", "expert", "stat_bytes", "gather_bytes")}
-        fields["beside"] = op.get("beside", "")
+        fields["overlaps"] = {"takes": "input", "makes": "output"}.get(op.get("beside", ""), "")
         ops.append(oracle.Op(op["part"], roles, outputs, limit=tuple(op["limit"]), **fields))
         for row in op["splits"]:
             cut, values = tuple(row[:4]), row[4:]

@@ -14,9 +14,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Effort, Problem, WaferTraining, compare_mappings, step_mfu
-from phaze_fast.wafer.baselines import BASELINES
+from phaze_fast.wafer import Effort, Problem, WaferTraining, compare_mappings, load_wafer, step_mfu
+from phaze_fast.wafer.search.baselines import BASELINES
 
 EFFORT = Effort(seeds=2, steps=5_000, promising=4)
 PLACES = (
@@ -52,9 +51,9 @@ def answer(case: tuple[str, str, int, int]) -> Row:
     """Search one case and tune every baseline of it."""
     began, spent = time.perf_counter(), time.process_time()
     wafer, model, joined, batch = case
-    where = presets.wafer(wafer).replace(joined=joined)
+    where = load_wafer(wafer).replace(wafer_count=joined)
     problem = Problem(model, where, WaferTraining(batch))
-    found = compare_mappings(problem, EFFORT, threads=1, ablations=False, lean=False)
+    found = compare_mappings(problem, EFFORT, threads=1, ablations=False, equal_speed_memory=False)
     ours, best = found.ours, found.ours.best
     others = {
         name: each.best.time_s / best.time_s if each.best.fits and best.fits else None

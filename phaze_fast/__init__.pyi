@@ -31,8 +31,6 @@ from .explore import evaluate_batch as evaluate_batch
 from .hardware import Accelerator as Accelerator
 from .hardware import ArchitectureSpace as ArchitectureSpace
 from .hardware import Cluster as Cluster
-from .hardware import Wafer as Wafer
-from .hardware import WaferSpace as WaferSpace
 from .hardware import area as area
 from .hardware import presets as presets
 from .models import TransformerModel as TransformerModel
@@ -57,6 +55,8 @@ from .report.result import SearchResult as SearchResult
 from .runs.sweep import Point as Point
 from .runs.sweep import sweep as sweep
 from .schedule import schedule_layers as schedule_layers
+from .wafer import Wafer as Wafer
+from .wafer import WaferSpace as WaferSpace
 from .wafer import search_wafers as search_wafers
 
 __version__: str

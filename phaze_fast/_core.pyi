@@ -39,6 +39,11 @@ MAP_OP_DTYPE: Final[np.dtype[Any]]
 MAP_EDGE_DTYPE: Final[np.dtype[Any]]
 MAP_RULES_DTYPE: Final[np.dtype[Any]]
 MAP_SCORE_DTYPE: Final[np.dtype[Any]]
+MAP_STREAMS_DTYPE: Final[np.dtype[Any]]
+ROLES: Final[tuple[str, ...]]
+WEIGHT_MODES: Final[tuple[str, ...]]
+OUTPUTS: Final[tuple[str, ...]]
+EDGE_KINDS: Final[tuple[str, ...]]
 MAX_SLOTS: Final[int]
 MAX_MAP_OPS: Final[int]
 MAX_MAP_STAGES: Final[int]
@@ -302,17 +307,23 @@ def mesh_collective_loads(
 class Mapping:
     def __init__(
         self,
+        *,
         slots: _Array,
         ops: _Array,
         edges: _Array,
         rules: _Array,
         divisors: _Array,
         column: _Array,
-        tables: tuple[_Array, ...],
+        forward_s: _Array,
+        backward_s: _Array,
+        stash_bytes: _Array,
+        live_bytes: _Array,
+        parameters: _Array,
+        weight_grad_s: _Array,
         blocks: _Array,
         boundary_s: _Array,
         chain: _Array,
-        foreign_s: _Array | None = None,
+        cross_stage_s: _Array | None = None,
     ) -> None: ...
     def assign(self, op_mappings: _Array) -> None: ...
     def change(self, op: int, op_mapping: _Array) -> None: ...
@@ -326,7 +337,7 @@ class Mapping:
     def stages(self, outputs: _Array | None = None) -> tuple[_Array, _Array]: ...
     def anneal(self, seed: int, steps: int, start: float) -> tuple[_Array, _Array, int]: ...
     def descend(self, rounds: int) -> tuple[_Array, _Array, int]: ...
-    def ways(self) -> float: ...
+    def mapping_count(self) -> float: ...
     def exhaust(self) -> tuple[_Array, _Array, int]: ...
     def relaxation(self) -> Relaxation: ...
 

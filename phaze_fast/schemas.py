@@ -13,15 +13,13 @@ from phaze_fast.hardware import (
     Cluster,
     EnergyTable,
     Fabric,
-    FaultMap,
     SpaceSpec,
-    Wafer,
-    WaferSpace,
     fabric_from_dict,
 )
 from phaze_fast.models import GraphModel, TransformerModel
 from phaze_fast.records import Record
 from phaze_fast.software import Software
+from phaze_fast.wafer import FaultMap, Wafer, WaferSpace
 
 _TYPES: dict[str, Any] = {
     "chip": Accelerator,

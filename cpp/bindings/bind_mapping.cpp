@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -27,13 +28,21 @@ py::array_t<MapScore> array_of(const MapScore& score) {
   return array_of(std::vector<MapScore>(1, score));
 }
 
+template <std::size_t n>
+py::tuple names_of(const std::array<const char*, n>& names) {
+  py::tuple made(n);
+  for (std::size_t i = 0; i < n; ++i) made[i] = names[i];
+  return made;
+}
+
 std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
                                 const py::object& edges, const py::object& rules,
                                 const py::object& divisors, const py::object& column,
-                                const py::tuple& tables, const py::object& blocks,
-                                const py::object& boundary, const py::object& chain,
-                                const py::object& foreign) {
-  if (tables.size() != 6) throw InvalidInput("tables: expected 6 arrays");
+                                const py::object& forward_s, const py::object& backward_s,
+                                const py::object& stash_bytes, const py::object& live_bytes,
+                                const py::object& parameters, const py::object& weight_grad_s,
+                                const py::object& blocks, const py::object& boundary,
+                                const py::object& chain, const py::object& cross_stage) {
   MapProblem p{};
   p.slots = view<MeshRun>(slots, "slots");
   p.ops = view<MapOpRecord>(ops, "ops");
@@ -41,16 +50,16 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
   p.rules = view<MapRulesRecord>(rules, "rules", 1)[0];
   p.divisors = view<std::int32_t>(divisors, "divisors");
   p.column = view<std::int32_t>(column, "column");
-  const py::object columns[] = {tables[0], tables[1], tables[2], tables[3], tables[4], tables[5]};
-  p.tables = {view<double>(columns[0], "forward_s"),   view<double>(columns[1], "backward_s"),
-              view<double>(columns[2], "stash_bytes"), view<double>(columns[3], "live_bytes"),
-              view<double>(columns[4], "parameters"),  view<double>(columns[5], "weight_grad_s")};
+  p.tables = {
+      view<double>(forward_s, "forward_s"),     view<double>(backward_s, "backward_s"),
+      view<double>(stash_bytes, "stash_bytes"), view<double>(live_bytes, "live_bytes"),
+      view<double>(parameters, "parameters"),   view<double>(weight_grad_s, "weight_grad_s")};
   p.columns =
       p.ops.empty() ? 0 : static_cast<std::int32_t>(p.tables.forward_s.size() / p.ops.size());
   p.blocks = view<std::int32_t>(blocks, "blocks");
   p.boundary_s = view<double>(boundary, "boundary_s");
   p.chain = view<std::int32_t>(chain, "chain");
-  if (!foreign.is_none()) p.foreign_s = view<double>(foreign, "foreign_s");
+  if (!cross_stage.is_none()) p.cross_stage_s = view<double>(cross_stage, "cross_stage_s");
   const Status status = check_problem(p);
   if (status != Status::kOk) throw InvalidInput(std::string("problem: ") + sentence(status));
   return std::make_unique<PyMapping>("Mapping", p);
@@ -101,12 +110,13 @@ void set_others(PyMapping& object, double sum_s, double slowest_s, double tail_s
   std::vector<MapOther> each;
   if (!streams.is_none()) {
     const auto missing = mapping->pipeline_stages() - mapping->stages();
-    const auto given = view<double>(streams, "streams", static_cast<py::ssize_t>(missing) * 3);
-    for (std::size_t i = 0; i < given.size(); i += 3) {
-      if (!std::all_of(&given[i], &given[i] + 3, [](double v) { return v >= 0.0 && v <= 1e100; })) {
-        throw InvalidInput("streams: expected seconds and bytes from 0 to 1e100");
+    for (const MapOther& other : view<MapOther>(streams, "streams", missing)) {
+      for (const double value : {other.isolated_s, other.taken_bytes, other.given_bytes}) {
+        if (!(value >= 0.0 && value <= 1e100)) {
+          throw InvalidInput("streams: expected seconds and bytes from 0 to 1e100");
+        }
       }
-      each.push_back({given[i], given[i + 1], given[i + 2]});
+      each.push_back(other);
     }
   }
   mapping->set_others(sum_s, slowest_s, tail_s, each);
@@ -139,35 +149,27 @@ py::array_t<MapScore> score(PyMapping& object, const py::object& outputs) {
   return array_of(scored(object, outputs, nullptr));
 }
 
-// (loads and bytes of each stage, what it takes and streams by itself, and its passes, shape
-// (stages, 12); outputs, shape (stages, ops)).
+// Times and bytes of one stage as Python reads them.
+struct StageRecord {
+  double load_s, memory_bytes, state_bytes, activation_bytes, over_bytes;
+  MapOther streams;
+};
+
+// (records of the stages, shape (stages,); outputs, shape (stages, ops)).
 py::tuple stages(PyMapping& object, const py::object& outputs) {
   std::vector<MapStage> found;
   scored(object, outputs, &found);
   const int ops = object.fixed().ops();
-  const auto count = static_cast<py::ssize_t>(found.size());
-  py::array_t<double> values({count, py::ssize_t{12}});
-  py::array_t<std::uint8_t> chosen({count, static_cast<py::ssize_t>(ops)});
-  for (py::ssize_t k = 0; k < count; ++k) {
-    const MapStage& s = found[static_cast<std::size_t>(k)];
-    const double row[] = {s.load_s,
-                          s.memory_bytes,
-                          s.state_bytes,
-                          s.activation_bytes,
-                          s.over_bytes,
-                          s.streams.alone_s,
-                          s.streams.taken_bytes,
-                          s.streams.given_bytes,
-                          s.block_s,
-                          s.block_forward_s,
-                          s.ends_s,
-                          s.ends_forward_s};
-    for (py::ssize_t i = 0; i < 12; ++i) values.mutable_at(k, i) = row[i];
-    for (int i = 0; i < ops; ++i) {
-      chosen.mutable_at(k, i) = s.outputs[static_cast<std::size_t>(i)];
-    }
+  std::vector<StageRecord> records;
+  py::array_t<std::uint8_t> chosen(
+      {static_cast<py::ssize_t>(found.size()), static_cast<py::ssize_t>(ops)});
+  for (const MapStage& s : found) {
+    std::copy_n(s.outputs.begin(), ops,
+                chosen.mutable_data(static_cast<py::ssize_t>(records.size())));
+    records.push_back(
+        {s.load_s, s.memory_bytes, s.state_bytes, s.activation_bytes, s.over_bytes, s.streams});
   }
-  return py::make_tuple(freeze(std::move(values)), freeze(std::move(chosen)));
+  return py::make_tuple(array_of(records), freeze(std::move(chosen)));
 }
 
 py::array_t<OpMapping> op_mappings_of(PyMapping& object) {
@@ -264,20 +266,30 @@ void bind_mapping(py::module_& module) {
                        other_sum_s, other_slowest_s, other_tail_s);
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
                        slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
+  PYBIND11_NUMPY_DTYPE(MapOther, isolated_s, taken_bytes, given_bytes);
+  PYBIND11_NUMPY_DTYPE(StageRecord, load_s, memory_bytes, state_bytes, activation_bytes, over_bytes,
+                       streams);
+  module.attr("MAP_STREAMS_DTYPE") = py::dtype::of<MapOther>();
   module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();
   module.attr("OP_MAPPING_DTYPE") = py::dtype::of<OpMapping>();
   module.attr("MAP_OP_DTYPE") = py::dtype::of<MapOpRecord>();
   module.attr("MAP_EDGE_DTYPE") = py::dtype::of<MapEdgeRecord>();
   module.attr("MAP_RULES_DTYPE") = py::dtype::of<MapRulesRecord>();
   module.attr("MAP_SCORE_DTYPE") = py::dtype::of<MapScore>();
+  module.attr("ROLES") = names_of(kRoleNames);
+  module.attr("WEIGHT_MODES") = names_of(kWeightModeNames);
+  module.attr("OUTPUTS") = names_of(kOutputNames);
+  module.attr("EDGE_KINDS") = names_of(kEdgeKindNames);
   module.attr("MAX_SLOTS") = kMaxSlots;
   module.attr("MAX_MAP_OPS") = kMaxMapOps;
   module.attr("MAX_MAP_STAGES") = kMaxMapStages;
   module.attr("RUNS_PER_AXIS") = kRunsPerAxis;
   py::class_<PyMapping>(module, "Mapping")
-      .def(py::init(&make), py::arg("slots"), py::arg("ops"), py::arg("edges"), py::arg("rules"),
-           py::arg("divisors"), py::arg("column"), py::arg("tables"), py::arg("blocks"),
-           py::arg("boundary_s"), py::arg("chain"), py::arg("foreign_s") = py::none())
+      .def(py::init(&make), py::kw_only(), py::arg("slots"), py::arg("ops"), py::arg("edges"),
+           py::arg("rules"), py::arg("divisors"), py::arg("column"), py::arg("forward_s"),
+           py::arg("backward_s"), py::arg("stash_bytes"), py::arg("live_bytes"),
+           py::arg("parameters"), py::arg("weight_grad_s"), py::arg("blocks"),
+           py::arg("boundary_s"), py::arg("chain"), py::arg("cross_stage_s") = py::none())
       .def("assign", &assign, py::arg("op_mappings"))
       .def("change", &change, py::arg("op"), py::arg("op_mapping"))
       .def("set_others", &set_others, py::arg("sum_s"), py::arg("slowest_s"), py::arg("tail_s"),
@@ -289,7 +301,7 @@ void bind_mapping(py::module_& module) {
       .def("stages", &stages, py::arg("outputs") = py::none())
       .def("anneal", &annealed, py::arg("seed"), py::arg("steps"), py::arg("start"))
       .def("descend", &descended, py::arg("rounds"))
-      .def("ways", [](const PyMapping& object) { return ways(object.fixed()); })
+      .def("mapping_count", [](const PyMapping& object) { return ways(object.fixed()); })
       .def("exhaust", &exhausted)
       .def("relaxation", &relaxed, py::keep_alive<0, 1>());
   py::class_<PyRelaxation>(module, "Relaxation")

@@ -29,7 +29,7 @@ COMMANDS = {
     "show model": "show_models:show_model",
     "show chip": "show_hardware:show_chip",
     "show interconnect": "show_hardware:show_interconnect",
-    "show wafer": "show_hardware:show_wafer",
+    "show wafer": "show_wafers:show_wafer",
     "show space": "show_hardware:show_space",
     "check": "check:check",
     "estimate": "estimate:estimate",

@@ -27,6 +27,7 @@ __all__ = [
     "FiguresOutput",
     "Output",
     "PageOutput",
+    "PresetName",
     "ToPath",
     "fields",
     "folder",
@@ -78,6 +79,10 @@ def _figures(param: typer.CallbackParam, path: Path | None) -> Path | None:
     return target(param, path)
 
 
+PresetName = Annotated[
+    str | None,
+    typer.Argument(help="A preset, or a .yaml or .json file; without it all presets are listed."),
+]
 ToPath = Annotated[Path | None, typer.Option(callback=target)]
 """A file that is written; it is refused early where it cannot be."""
 

@@ -21,18 +21,29 @@ from phaze_fast.cli.output import FiguresOutput, Output, is_watched, note, write
 from phaze_fast.cli.wafer_tables import Case, Cases, mapping_tables
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.hardware import Wafer, WaferSpace, load_faults, presets
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.report import report_page
 from phaze_fast.units import format_time
-from phaze_fast.wafer import Encoding, Problem, WaferTraining, evaluate
-from phaze_fast.wafer.comparison import Comparison, comparison_in
-from phaze_fast.wafer.fault_study import FaultStudy, study_in
-from phaze_fast.wafer.outcome import Effort, MappingResult
-from phaze_fast.wafer.pareto import OBJECTIVES, WaferFront, front_in
-from phaze_fast.wafer.searches import mappings_in
-from phaze_fast.wafer.session import Session
-from phaze_fast.wafer.wafers import wafers_in
+from phaze_fast.wafer import (
+    WAFER_SPACES,
+    WAFERS,
+    Encoding,
+    Problem,
+    Wafer,
+    WaferSpace,
+    WaferTraining,
+    evaluate,
+    load_faults,
+    load_wafer,
+    load_wafer_space,
+)
+from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.search import search_mappings
+from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
+from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
+from phaze_fast.wafer.studies.pareto import OBJECTIVES, WaferFront, search_front
+from phaze_fast.wafer.studies.wafers import search_wafers
 
 __all__ = ["map_on_wafers"]
 
@@ -53,12 +64,12 @@ def _transformer(model: Model) -> TransformerModel:
 
 def _wafer(name: str) -> Wafer | WaferSpace:
     """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
-    if name in presets.wafer_space_names():
-        return presets.wafer_space(name)
-    if name in presets.wafer_names():
-        return presets.wafer(name)
+    if name in WAFER_SPACES.names:
+        return load_wafer_space(name)
+    if name in WAFERS.names:
+        return load_wafer(name)
     if not name.endswith((".yaml", ".yml", ".json")):
-        known = [*presets.wafer_names(), *presets.wafer_space_names()]
+        known = [*WAFERS.names, *WAFER_SPACES.names]
         raise InvalidInputError(
             f"--wafer: {name!r} is not accepted; {nearest(name, known)}, or a file"
         )
@@ -85,7 +96,9 @@ def _each_wafer(
 def _wafers(names: list[str] | None, count: int, faults: Path | None) -> list[Wafer | WaferSpace]:
     wafers = [_wafer(name) for name in names or ["dram-wafer"]]
     if count > 1:
-        wafers = _each_wafer(wafers, "--joined", lambda wafer: wafer.replace(joined=count))
+        wafers = _each_wafer(
+            wafers, "--wafer-count", lambda wafer: wafer.replace(wafer_count=count)
+        )
     if faults is not None:
         fault_map, path = load_faults(faults), str(faults)
         wafers = _each_wafer(wafers, "--faults", lambda wafer: fault_map.on(wafer, path))
@@ -175,10 +188,10 @@ class _Study:
         """Answer each case; what is finished is in the file before the next one starts."""
         cases: list[Case] = []
         single = [Problem(m, w, self.training) for m, w in pairs if isinstance(w, Wafer)]
-        if not self.session.alone and not self.compare:  # all at once, so that no worker waits
+        if not self.session.sequential and not self.compare:  # all at once, so that no worker waits
             with _shown_progress(self.quiet) as (say, show):
                 say(f"{len(single)} mappings")
-                mappings_in(self.session, single, self.effort, self.seed, show)
+                search_mappings(single, self.effort, self.seed, progress=show, session=self.session)
         for model, where in pairs:
             if isinstance(where, Wafer):
                 cases.append(self._on_wafer(Problem(model, where, self.training)))
@@ -197,14 +210,14 @@ class _Study:
         with _shown_progress(self.quiet) as (say, show):
             name = f"{problem.model.name} on {problem.wafer.name}"
             say(name)
-            return comparison_in(
-                self.session,
+            return compare_mappings(
                 problem,
                 self.effort,
                 self.seed,
                 known=[] if known is None else [known.best],
                 progress=show,
                 report=lambda part: say(f"{name}: {part}"),
+                session=self.session,
             )
 
     def _on_wafer(self, problem: Problem) -> Case:
@@ -212,14 +225,22 @@ class _Study:
             return Case(self._compared(problem), None, self._fault_study(problem))
         with _shown_progress(self.quiet) as (say, show):
             say(f"{problem.model.name} on {problem.wafer.name}")
-            best = mappings_in(self.session, [problem], self.effort, self.seed, show)[0]
+            best = search_mappings(
+                [problem], self.effort, self.seed, progress=show, session=self.session
+            )[0]
         return Case(best, None, self._fault_study(problem))
 
     def _in_space(self, model: Any, space: WaferSpace) -> Case:
         with _shown_progress(self.quiet) as (say, show):
             say(f"{model.name} on {space.name}")
-            found = wafers_in(
-                self.session, model, space, self.training, self.effort, self.seed, show
+            found = search_wafers(
+                model,
+                space,
+                self.training,
+                self.effort,
+                self.seed,
+                progress=show,
+                session=self.session,
             )
         best: MappingResult | Comparison = found.best
         if self.compare:
@@ -238,16 +259,16 @@ class _Study:
 
         with _shown_progress(self.quiet) as (say, show):
             say(f"{model.name} on {space.name}: front")
-            front = front_in(
-                self.session,
+            front = search_front(
                 model,
                 space,
                 self.training,
                 self.effort,
                 self.seed,
-                self.front,
+                objectives=self.front,
                 progress=show,
                 so_far=so_far,
+                session=self.session,
             )
         if not front.points:
             raise InfeasibleError(
@@ -263,15 +284,14 @@ class _Study:
             return None
         with _shown_progress(self.quiet) as (say, show):
             say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
-            return study_in(
-                self.session,
+            return fault_study(
                 problem,
                 self.faults.fault_maps,
                 self.faults.die_fault,
                 self.faults.link_fault,
-                None,
-                self.seed,
-                show,
+                seed=self.seed,
+                progress=show,
+                session=self.session,
             )
 
 
@@ -285,7 +305,7 @@ class WaferProblem:
     on: Annotated[list[str] | None, typer.Option("--wafer")] = None
     """A wafer, or a space of wafers to choose from: a preset (`phaze-fast show wafer` lists them)
     or a file; may be given several times; by default dram-wafer."""
-    joined: Annotated[int, typer.Option(min=1)] = 1
+    wafer_count: Annotated[int, typer.Option(min=1)] = 1
     """Wafers of this kind that work together over their I/O."""
     global_batch: int = 512
     """Sequences of one training step."""
@@ -344,7 +364,7 @@ def map_on_wafers(
     training = WaferTraining(problem.global_batch, problem.seq, problem.optimizer)
     effort = Effort(search.seeds, search.steps, search.promising, search.budget)
     loaded = [_transformer(load_model(name, problem.seq)) for name in model]
-    wafers = _wafers(problem.on, problem.joined, faults.faults)
+    wafers = _wafers(problem.on, problem.wafer_count, faults.faults)
     others = goal.compare or bool(faults.fault_maps)
     objectives = _front_objectives(goal.front, wafers, others)
     if goal.encoding is not None:

@@ -11,16 +11,16 @@ from phaze_fast.cli.output import fields, table
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import Evaluation, Problem
-from phaze_fast.wafer.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
-from phaze_fast.wafer.details import causes, operator_times, step_energy, step_mfu
-from phaze_fast.wafer.diemap import die_map, link_map
-from phaze_fast.wafer.fault_study import FaultStudy
-from phaze_fast.wafer.loads import step_loads
-from phaze_fast.wafer.outcome import MappingResult
-from phaze_fast.wafer.pareto import WaferFront
-from phaze_fast.wafer.session import Session
-from phaze_fast.wafer.traffic import describe
-from phaze_fast.wafer.wafers import WaferResult
+from phaze_fast.wafer.mapping.details import causes, operator_times, step_energy, step_mfu
+from phaze_fast.wafer.mapping.diemap import die_map, link_map
+from phaze_fast.wafer.mapping.loads import step_loads
+from phaze_fast.wafer.mapping.traffic import describe
+from phaze_fast.wafer.search.result import MappingResult
+from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.studies.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
+from phaze_fast.wafer.studies.fault_study import FaultStudy
+from phaze_fast.wafer.studies.pareto import WaferFront
+from phaze_fast.wafer.studies.wafers import WaferResult
 
 __all__ = ["Case", "Cases", "mapping_tables", "study_rows"]
 
@@ -43,7 +43,7 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
 
     rows = []
     every = [m for each in found.encoding.classes for m in each.operator_mappings]
-    operators = [op for part in found.encoding.problems(problem) for op in part.work.operators]
+    operators = problem.work.operators * len(found.encoding.classes)
     for op, op_mapping in zip(operators, every, strict=True):
         outputs = [f"{op_mapping.output.count(o)} x {o}" for o in dict.fromkeys(op_mapping.output)]
         shown = op_mapping.output[0] if len(op_mapping.output) == 1 else ", ".join(outputs)
@@ -58,7 +58,6 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
     layout, wafer = found.encoding.layout, problem.wafer
     shapes = [each.layout for each in found.encoding.classes]
     counts = [count for each in shapes for count in each.blocks]
-    counts = [] if found.encoding.shares_blocks else counts
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(found.time_s) if found.fits else found.reason),
@@ -70,11 +69,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
         ),
         (
             "stages",
-            (
-                found.encoding.stages_text
-                if found.encoding.shares_blocks
-                else f"{' and '.join(f'{s.stages} of {s.width} x {s.height}' for s in shapes)} dies"
-            )
+            f"{' and '.join(f'{s.stages} of {s.width} x {s.height}' for s in shapes)} dies"
             + f"; {found.encoding.dies} of {wafer.dies} dies"
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
@@ -238,7 +233,7 @@ def _front_table(front: WaferFront) -> RenderableType:
         rows.append(
             [
                 wafer.name,
-                f"{wafer.joined * wafer.dies}",
+                f"{wafer.wafer_count * wafer.dies}",
                 format_time(point.time_s),
                 f"{point.area_mm2:,.0f}",
                 f"{point.power_w / 1e3:,.2f}",

@@ -602,11 +602,12 @@ class BestFirstSearch:
             problem, open_ = table.problem, np.zeros(table.level.shape, dtype=bool)
             own = self._unsettled[:, self._unsettled[0] == i]
             open_[own[1], own[2]] = True
-            counts["rules"] += problem.strategies_rejected * int(self.exists.sum())
+            counts["rules"] += problem.rejected_points(self.groups)
             fits, layouts = problem.strategy_fits, problem.layout_counts
             for s in range(len(problem)):
+                runs = problem.runs(s, self.groups)
                 for c in range(self.exists.shape[1]):
-                    mine = self.exists[:, c]
+                    mine = self.exists[:, c] & runs
                     if not fits[s, c]:
                         counts["memory" if layouts[s] else "rules"] += int(mine.sum())
                         continue

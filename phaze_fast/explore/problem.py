@@ -111,10 +111,13 @@ class SearchProblem:
         """How many layouts each strategy has, shape (strategies,)."""
         return np.concatenate([evaluator.layout_counts for evaluator in self.evaluators])
 
-    @property
-    def strategies_rejected(self) -> int:
-        """How many strategies break a rule; not counted where there are variants."""
-        return 0 if self.variants else self.evaluators[0].strategies_rejected
+    def rejected_points(self, groups: ChipGroups) -> int:
+        """Count the chips times the strategies of their variant that break a rule."""
+        points = 0
+        for v, evaluator in enumerate(self.evaluators):
+            chips = groups.chip[groups.variant == v] if self.variants else groups.chip
+            points += evaluator.strategies_rejected * int((chips >= 0).sum())
+        return points
 
     # ---- evaluations on many chips, here or in another process ----
 

@@ -1,4 +1,4 @@
-"""Hardware as records: chips, interconnects, clusters, wafers, areas, prices and spaces."""
+"""Hardware as records: chips, interconnects, clusters, areas, prices and spaces."""
 
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import (
@@ -10,7 +10,6 @@ from phaze_fast.hardware.chip import (
     VectorCore,
     chip_records,
 )
-from phaze_fast.hardware.die import Die, WaferRules
 from phaze_fast.hardware.fabric import (
     AnyFabric,
     Cluster,
@@ -24,7 +23,6 @@ from phaze_fast.hardware.fabric import (
     fabric_from_dict,
     fabric_record,
 )
-from phaze_fast.hardware.faults import FaultMap, load_faults, sample_faults
 from phaze_fast.hardware.silicon import (
     EVERY_AREA,
     FULL_AREA,
@@ -50,10 +48,6 @@ from phaze_fast.hardware.tuning import (
     Tuning,
     tuning_record,
 )
-from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer, WaferIo, WaferSwitch
-from phaze_fast.hardware.wafer_rules import broken_rules
-from phaze_fast.hardware.wafer_space import WaferSpace
-from phaze_fast.hardware.wafer_totals import WaferTotals, wafer_totals
 
 __all__ = [
     "EVERY_AREA",
@@ -70,18 +64,14 @@ __all__ = [
     "Calibration",
     "CalibrationState",
     "Cluster",
-    "Die",
     "EnergyTable",
     "Fabric",
-    "FaultMap",
     "FittedRange",
     "FlatFabric",
     "FunctionCost",
     "Hbm",
     "Links",
-    "MemoryTier",
     "MeshFabric",
-    "OffWafer",
     "SpaceChunk",
     "SpaceSpec",
     "TensorCore",
@@ -90,15 +80,8 @@ __all__ = [
     "TorusFabric",
     "Tuning",
     "VectorCore",
-    "Wafer",
-    "WaferIo",
-    "WaferRules",
-    "WaferSpace",
-    "WaferSwitch",
-    "WaferTotals",
     "area",
     "area_batch",
-    "broken_rules",
     "chip_records",
     "cluster_record",
     "energy_table",
@@ -106,10 +89,7 @@ __all__ = [
     "energy_table_names",
     "fabric_from_dict",
     "fabric_record",
-    "load_faults",
     "power_batch",
     "presets",
-    "sample_faults",
     "tuning_record",
-    "wafer_totals",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import (
@@ -181,6 +181,21 @@ _SWITCHED, _GRID = 0, 1  # phaze::FabricKind
 _PEAK = "-peak"  # suffix of a preset's name: links at their peak, without a library's tuning
 
 
+class _Level(NamedTuple):
+    """One tier or dimension, as the kernels see it."""
+
+    size: int
+    """Units of the level below in one unit; 0 where there is no limit."""
+    bytes_per_s: float
+    latency_s: float
+    wrapped: bool = False
+    """Whether a dimension closes into a ring."""
+    full_mesh: bool = False
+    """Whether the units of a tier are linked pair by pair."""
+    library: CollectiveTuning | None = None
+    """Tuning of a communication library; absent where links reach their own rates."""
+
+
 class _FabricBase(Record):
     what: ClassVar[str] = "fabric"
     name: str = Field(min_length=1)
@@ -195,21 +210,9 @@ class _FabricBase(Record):
         """Devices it can hold; None where it has no limit."""
         raise AssertionError("every fabric defines its capacity")
 
-    def _levels(self) -> list[tuple[int, float, float]]:
-        """Size (0 = no limit), bytes/s and latency of each level, innermost first."""
+    def _levels(self) -> list[_Level]:
+        """Return the tiers or dimensions, innermost first."""
         raise AssertionError("every fabric defines its levels")
-
-    def _wrapped(self) -> list[bool]:
-        """Whether each level is a dimension that closes into a ring."""
-        return [False] * len(self._levels())
-
-    def _meshed(self) -> list[bool]:
-        """Whether each level is a tier whose units are linked pair by pair."""
-        return [False] * len(self._levels())
-
-    def _libraries(self) -> list[CollectiveTuning]:
-        """Return the library's tuning of each level; an empty list where links reach their peak."""
-        return []
 
     def at_peak(self) -> Self:
         """Return the same interconnect with collectives at the links' own rates and latencies."""
@@ -221,14 +224,14 @@ class _FabricBase(Record):
         levels = self._levels()
         row["kind"] = _GRID if isinstance(self, _GridFabric) else _SWITCHED
         row["levels"] = len(levels)
-        row["wrap"][0, : len(levels)] = self._wrapped()
-        row["full_mesh"][0, : len(levels)] = self._meshed()
-        for level, (size, rate, latency) in enumerate(levels):
-            row["size"][0, level] = size
-            row["bytes_per_s"][0, level] = rate
-            row["latency_s"][0, level] = latency
-        for level, tuning in enumerate(self._libraries()):
-            fill_protocols(row, level, levels[level][1], tuning)
+        for at, level in enumerate(levels):
+            row["size"][0, at] = level.size
+            row["bytes_per_s"][0, at] = level.bytes_per_s
+            row["latency_s"][0, at] = level.latency_s
+            row["wrap"][0, at] = level.wrapped
+            row["full_mesh"][0, at] = level.full_mesh
+            if level.library is not None:
+                fill_protocols(row, at, level.bytes_per_s, level.library)
         row.setflags(write=False)
         return row
 
@@ -253,8 +256,8 @@ class FlatFabric(_FabricBase):
         """Devices it can hold: no limit."""
         return None
 
-    def _levels(self) -> list[tuple[int, float, float]]:
-        return [(0, self.bandwidth_bytes_per_s, self.latency_s)]
+    def _levels(self) -> list[_Level]:
+        return [_Level(0, self.bandwidth_bytes_per_s, self.latency_s)]
 
     def __str__(self) -> str:
         return f"{self.name}: flat, {format_bandwidth(self.bandwidth_bytes_per_s)} per device"
@@ -331,9 +334,6 @@ class TieredFabric(_FabricBase):
             )
         return self
 
-    def _libraries(self) -> list[CollectiveTuning]:
-        return [tier.library for tier in self.tiers if tier.library is not None]
-
     def at_peak(self) -> Self:
         """Return the same interconnect with collectives at the links' own rates and latencies.
 
@@ -343,7 +343,7 @@ class TieredFabric(_FabricBase):
         >>> presets.fabric("dgx-h100").at_peak() == presets.fabric("dgx-h100-peak")
         True
         """
-        if not self._libraries():
+        if self.tiers[0].library is None:
             return self
         name = f"{self.name}{_PEAK}"
         return self.replace(name=name, tiers=[t.replace(library=None) for t in self.tiers])
@@ -354,11 +354,17 @@ class TieredFabric(_FabricBase):
         sizes = [tier.size for tier in self.tiers]
         return None if sizes[-1] is None else math.prod(size or 1 for size in sizes)
 
-    def _levels(self) -> list[tuple[int, float, float]]:
-        return [(t.size or 0, t.share_bytes_per_s, t.latency_s) for t in self.tiers]
-
-    def _meshed(self) -> list[bool]:
-        return [tier.links == "full-mesh" for tier in self.tiers]
+    def _levels(self) -> list[_Level]:
+        return [
+            _Level(
+                tier.size or 0,
+                tier.share_bytes_per_s,
+                tier.latency_s,
+                full_mesh=tier.links == "full-mesh",
+                library=tier.library,
+            )
+            for tier in self.tiers
+        ]
 
     def __str__(self) -> str:
         return f"{self.name}: {', '.join(map(str, self.tiers))} per device"
@@ -383,9 +389,9 @@ class _GridFabric(_FabricBase):
         """Devices it holds."""
         return math.prod(self.dims)
 
-    def _levels(self) -> list[tuple[int, float, float]]:
+    def _levels(self) -> list[_Level]:
         rate, latency = self.link_bandwidth_bytes_per_s, self.hop_latency_s
-        return [(size, rate, latency) for size in self.dims]
+        return [_Level(size, rate, latency) for size in self.dims]
 
     def sized(self, devices: int) -> Self:
         """Return the most cubical slice of this grid with exactly that many devices.
@@ -431,8 +437,9 @@ class TorusFabric(_GridFabric):
     TPU pods built of 4x4x4 blocks wrap at multiples of 4, a TPU v5e pod only at its full side of
     16."""
 
-    def _wrapped(self) -> list[bool]:
-        return [size % self.wrap_multiple == 0 for size in self.dims]
+    def _levels(self) -> list[_Level]:
+        levels = super()._levels()
+        return [level._replace(wrapped=level.size % self.wrap_multiple == 0) for level in levels]
 
 
 class MeshFabric(_GridFabric):

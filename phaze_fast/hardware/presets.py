@@ -1,4 +1,4 @@
-"""Chips, interconnects, wafers and spaces of wafers by name or from a file, with their sources.
+"""Chips and interconnects by name or from a file, with their sources.
 
 Each is one file of ``hardware/data``, read by `phaze_fast.documents.Presets`.
 """
@@ -9,18 +9,12 @@ from pathlib import Path
 
 from phaze_fast.hardware.chip import CHIPS, Accelerator
 from phaze_fast.hardware.fabric import FABRICS, AnyFabric
-from phaze_fast.hardware.wafer import WAFERS, Wafer
-from phaze_fast.hardware.wafer_space import WAFER_SPACES, WaferSpace
 
 __all__ = [
     "chip",
     "chip_names",
     "fabric",
     "fabric_names",
-    "wafer",
-    "wafer_names",
-    "wafer_space",
-    "wafer_space_names",
 ]
 
 
@@ -44,28 +38,6 @@ def fabric_names() -> tuple[str, ...]:
     True
     """
     return FABRICS.names
-
-
-def wafer_names() -> tuple[str, ...]:
-    """Names of the wafers that come with the package.
-
-    Examples
-    --------
-    >>> "wse3-like" in wafer_names()
-    True
-    """
-    return WAFERS.names
-
-
-def wafer_space_names() -> tuple[str, ...]:
-    """Names of the spaces of wafers that come with the package.
-
-    Examples
-    --------
-    >>> wafer_space_names()
-    ('wafer-space',)
-    """
-    return WAFER_SPACES.names
 
 
 def chip(name_or_path: str | Path) -> Accelerator:
@@ -98,35 +70,3 @@ def fabric(name_or_path: str | Path) -> AnyFabric:
     (16, 16, 16)
     """
     return FABRICS.load(name_or_path)
-
-
-def wafer(name_or_path: str | Path) -> Wafer:
-    """Load a wafer by preset name, or from a YAML or JSON file.
-
-    Raises
-    ------
-    InvalidInputError
-        Where there is no such preset or file, or the file is not a valid wafer.
-
-    Examples
-    --------
-    >>> wafer("wse3-like").grid
-    (12, 7)
-    """
-    return WAFERS.load(name_or_path)
-
-
-def wafer_space(name_or_path: str | Path) -> WaferSpace:
-    """Load a space of wafers by preset name, or from a YAML or JSON file.
-
-    Raises
-    ------
-    InvalidInputError
-        Where there is no such preset or file, or the file is not a valid space.
-
-    Examples
-    --------
-    >>> wafer_space("wafer-space").base.name
-    'dram-wafer'
-    """
-    return WAFER_SPACES.load(name_or_path)

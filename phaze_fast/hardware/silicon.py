@@ -523,8 +523,8 @@ class PowerModel(Record):
             within = total(middle) <= max_w
             low, high = np.where(within, middle, low), np.where(within, high, middle)
         shares = np.where(total(np.ones(len(records))) <= max_w, 1.0, low)
-        watts: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
-        return watts
+        clock_shares: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
+        return clock_shares
 
     def idle_w(
         self, records: Array, table: EnergyTable | None = None, terms: AreaTerms = FULL_AREA

@@ -8,11 +8,12 @@ loops are cached on disk.
 
 from __future__ import annotations
 
+from ctypes import CFUNCTYPE, c_double, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
 from llvmlite import binding
-from numba import njit, types
+from numba import config, njit, types
 
 from phaze_fast import _core
 
@@ -20,20 +21,27 @@ __all__ = ["fill", "layouts_fit"]
 
 Array = np.ndarray[Any, Any]
 
-for _name, _address in _core.MEMORY_RULE.items():
-    binding.add_symbol(_name, _address)
-
 _1F1B, _ZB_H1 = (_core.PIPELINE_SCHEDULES.index(name) for name in ("1f1b", "zb-h1"))
-
 _f8, _i8, _out = types.float64, types.int64, types.CPointer(types.float64)
-_in_flight = types.ExternalFunction("phaze_in_flight", _f8(_i8, _i8, _i8, _i8, _i8))
-_shared = types.ExternalFunction("phaze_shared_parameters", _f8(_f8, _f8, _f8, _f8))
-_state_bytes = types.ExternalFunction(
-    "phaze_state_bytes", types.void(_f8, _f8, _f8, _f8, _f8, _i8, _f8, _f8, _f8, _out)
-)
-_gathered = types.ExternalFunction("phaze_gathered_bytes", _f8(_i8, _f8, _f8, _f8))
-_peak_total = types.ExternalFunction("phaze_peak_total", _f8(*[_f8] * 11))
-_peak = types.ExternalFunction("phaze_peak", _i8(*[_f8] * 11, _out))
+
+
+def _rule(name: str, result: Any, *arguments: Any) -> Any:
+    """Give a function of the compiled core to compiled loops; to Python where Numba is disabled."""
+    address = _core.MEMORY_RULE[name]
+    if not config.DISABLE_JIT:
+        binding.add_symbol(name, address)
+        return types.ExternalFunction(name, result(*arguments))
+    kinds = {_f8: c_double, _i8: c_int64, _out: c_void_p, types.void: None}
+    call = CFUNCTYPE(kinds[result], *(kinds[kind] for kind in arguments))(address)
+    return lambda *values: call(*(v.item() if isinstance(v, np.generic) else v for v in values))
+
+
+_in_flight = _rule("phaze_in_flight", _f8, *[_i8] * 5)
+_shared = _rule("phaze_shared_parameters", _f8, *[_f8] * 4)
+_state_bytes = _rule("phaze_state_bytes", types.void, *[_f8] * 5, _i8, *[_f8] * 3, _out)
+_gathered = _rule("phaze_gathered_bytes", _f8, _i8, *[_f8] * 3)
+_peak_total = _rule("phaze_peak_total", _f8, *[_f8] * 11)
+_peak = _rule("phaze_peak", _i8, *[_f8] * 11, _out)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -20,7 +20,7 @@ from phaze_fast.planning.times import memory_of
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
-from phaze_fast.wafer import Effort, Problem, compare_mappings
+from phaze_fast.wafer import Effort, Problem, compare_mappings, load_wafer
 
 __all__ = ["PAPERS", "Reproduced", "Row", "reproduce"]
 
@@ -165,7 +165,7 @@ def _nest(models: Sequence[str], threads: int | None, say: Callable[[str], None]
 def _tmac(models: Sequence[str], threads: int | None, say: Callable[[str], None]) -> list[Row]:
     name = models[0] if models else "bertlarge"
     say(f"{name} on dojo-tile-like: our mapping, and other systems' plans by the same evaluation")
-    problem = Problem(name, presets.wafer("dojo-tile-like"))
+    problem = Problem(name, load_wafer("dojo-tile-like"))
     quick = Effort(seeds=1, steps=500, promising=1, budget_s=2.0)
     table = compare_mappings(problem, quick, threads=threads, ablations=False).to_columns()
     seconds = {

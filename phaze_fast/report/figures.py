@@ -284,14 +284,11 @@ class Point:
 
 def _points_axis(title: str, values: Sequence[float], unit: str) -> Data:
     axis = _title(title, type=_axis_type(values, 20.0))
+    if axis["type"] == "log":  # ticks at 1, 2, 5 over a few decades, else at powers of ten
+        axis |= {"dtick": "D2" if max(values) < 1e3 * min(values) else 1}
     if unit == "s":
         return axis | {"exponentformat": "SI", "minexponent": 0, "ticksuffix": "s"}
-    if unit:
-        return axis | {"ticksuffix": f" {unit}"}
-    axis |= {"tickformat": ","}
-    if axis["type"] == "log" and max(values) < 1e3 * min(values):
-        axis |= {"dtick": "D2"}  # 1, 2, 5: at such numbers Plotly writes every digit otherwise
-    return axis
+    return axis | ({"ticksuffix": f" {unit}"} if unit else {"tickformat": ","})
 
 
 def points_figure(

@@ -1,17 +1,32 @@
-"""Operator-level mappings of a model on a wafer of dies, and the search for the fastest."""
+"""Wafers of dies: their hardware, operator-level mappings on them, and searches for the best."""
 
-from phaze_fast.wafer.accpar import accpar, hypar
-from phaze_fast.wafer.baselines import Baseline, baselines
-from phaze_fast.wafer.comparison import Comparison, compare_mappings
-from phaze_fast.wafer.details import StepEnergy, step_energy, step_mfu
-from phaze_fast.wafer.diemap import die_map
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.evaluate import Evaluation, evaluate
-from phaze_fast.wafer.fault_study import FaultStudy, fault_study
-from phaze_fast.wafer.layout import Layout
-from phaze_fast.wafer.loads import step_loads
-from phaze_fast.wafer.mapping_rules import RULES
-from phaze_fast.wafer.mesh import (
+from phaze_fast.wafer.hardware import (
+    WAFER_SPACES,
+    WAFERS,
+    Die,
+    FaultMap,
+    MemoryTier,
+    OffWafer,
+    Wafer,
+    WaferIo,
+    WaferRules,
+    WaferSpace,
+    WaferSwitch,
+    WaferTotals,
+    broken_rules,
+    load_faults,
+    load_wafer,
+    load_wafer_space,
+    sample_faults,
+    wafer_totals,
+)
+from phaze_fast.wafer.mapping.details import StepEnergy, step_energy, step_mfu
+from phaze_fast.wafer.mapping.diemap import die_map
+from phaze_fast.wafer.mapping.encoding import RULES, Encoding, OperatorMapping
+from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluate
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.loads import step_loads
+from phaze_fast.wafer.mapping.mesh import (
     Links,
     MeshGroup,
     MeshTime,
@@ -20,41 +35,60 @@ from phaze_fast.wafer.mesh import (
     link_loads,
     mesh_collective,
 )
-from phaze_fast.wafer.operator_mapping import OperatorMapping
-from phaze_fast.wafer.outcome import Effort, MappingResult
-from phaze_fast.wafer.pareto import WaferFront, WaferPoint, capped_s, pareto_front, search_front
-from phaze_fast.wafer.plans import megatron, zero3
-from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.search import search_mapping
-from phaze_fast.wafer.searches import search_mappings
-from phaze_fast.wafer.traffic import Transfer, describe, transfers
-from phaze_fast.wafer.training import WaferTraining
-from phaze_fast.wafer.wafers import WaferResult, search_wafers
+from phaze_fast.wafer.mapping.plans import megatron, zero3
+from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
+from phaze_fast.wafer.mapping.traffic import Transfer, describe, transfers
+from phaze_fast.wafer.search.baselines import Baseline, accpar, baselines, hypar
+from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.search import search_mapping, search_mappings
+from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
+from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
+from phaze_fast.wafer.studies.pareto import (
+    WaferFront,
+    WaferPoint,
+    capped_s,
+    pareto_front,
+    search_front,
+)
+from phaze_fast.wafer.studies.wafers import WaferResult, search_wafers
 
 __all__ = [
     "RULES",
+    "WAFERS",
+    "WAFER_SPACES",
     "Baseline",
     "Comparison",
+    "Die",
     "Effort",
     "Encoding",
     "Evaluation",
+    "FaultMap",
     "FaultStudy",
     "Layout",
     "Links",
     "MappingResult",
+    "MemoryTier",
     "MeshGroup",
     "MeshTime",
+    "OffWafer",
     "OperatorMapping",
     "Problem",
     "Run",
     "StepEnergy",
     "Transfer",
+    "Wafer",
     "WaferFront",
+    "WaferIo",
     "WaferPoint",
     "WaferResult",
+    "WaferRules",
+    "WaferSpace",
+    "WaferSwitch",
+    "WaferTotals",
     "WaferTraining",
     "accpar",
     "baselines",
+    "broken_rules",
     "capped_s",
     "compare_mappings",
     "concurrent_s",
@@ -64,9 +98,13 @@ __all__ = [
     "fault_study",
     "hypar",
     "link_loads",
+    "load_faults",
+    "load_wafer",
+    "load_wafer_space",
     "megatron",
     "mesh_collective",
     "pareto_front",
+    "sample_faults",
     "search_front",
     "search_mapping",
     "search_mappings",
@@ -75,5 +113,6 @@ __all__ = [
     "step_loads",
     "step_mfu",
     "transfers",
+    "wafer_totals",
     "zero3",
 ]

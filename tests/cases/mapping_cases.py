@@ -10,9 +10,16 @@ from reference import mapping_oracle as oracle
 from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, Case, Edge, Op, OperatorMapping
 
 from phaze_fast import _core
-from phaze_fast.wafer.layout import slots_of
+from phaze_fast.wafer.mapping.layout import slots_of
 
-TABLES = ("forward", "backward", "stash", "live", "parameters", "weight_grad")
+TABLES = {
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "stash": "stash_bytes",
+    "live": "live_bytes",
+    "parameters": "parameters",
+    "weight_grad": "weight_grad_s",
+}
 CLOSE = 1e-12
 
 
@@ -65,7 +72,7 @@ def random_op(rng, part):
         stat_bytes=rng.choice([0.0, rng.uniform(0.1, 1.0)]),
         gather_bytes=rng.choice([0.0, 0.0, rng.uniform(0.1, 2.0)]),
         expert=rng.random() < 0.25,
-        beside=rng.choice(["", "takes", "makes"]),
+        overlaps=rng.choice(["", "input", "output"]),
     )
 
 
@@ -134,7 +141,7 @@ def random_rules(rng, stream):
     }
 
 
-def random_foreign(rng, count):
+def random_cross_stage(rng, count):
     """Of each stage and each: seconds for a byte either way, and for one of each."""
     one = [[rng.uniform(0.0, 0.5) for _ in range(count)] for _ in range(count)]
     return tuple(tuple((s, s * rng.uniform(1.0, 2.0)) for s in row) for row in one)
@@ -158,7 +165,7 @@ def random_case(rng, sides=(4, 3), most=(2, 5, 2), stages=4):
             blocks=tuple(rng.choice([0, 1, 2, 3, 5]) for _ in range(count)),
             boundary_s=tuple(rng.uniform(0.0, 0.5) for _ in range(count)),
             chain=chain,
-            foreign_s=random_foreign(rng, count) if rng.random() < 0.3 else (),
+            cross_stage_s=random_cross_stage(rng, count) if rng.random() < 0.3 else (),
         )
         if all(legal_axis_assignments(case, i) for i in range(len(ops))):
             return case
@@ -220,7 +227,7 @@ def arguments(case):
                 op.product,
                 op.kept,
                 op.expert,
-                ("", "takes", "makes").index(op.beside),
+                ("", "input", "output").index(op.overlaps),
                 op.limit,
                 op.stat_bytes,
                 op.gather_bytes,
@@ -237,10 +244,10 @@ def arguments(case):
     given = dict.fromkeys(names, 0) | {"pieces": 1} | case.rules
     rules = np.array([tuple(given[n] for n in names)], dtype=_core.MAP_RULES_DTYPE)
     divisors, column, cuts = combinations(math.prod(case.sizes))
-    tables = tuple(
-        np.array([case.tables[name][i, cut] for i in range(len(case.ops)) for cut in cuts])
-        for name in TABLES
-    )
+    tables = {
+        field: np.array([case.tables[name][i, cut] for i in range(len(case.ops)) for cut in cuts])
+        for name, field in TABLES.items()
+    }
     return {
         "slots": slots,
         "ops": ops,
@@ -248,11 +255,11 @@ def arguments(case):
         "rules": rules,
         "divisors": divisors,
         "column": column,
-        "tables": tables,
+        **tables,
         "blocks": np.array(case.blocks, dtype=np.int32),
         "boundary_s": np.array(case.boundary_s, dtype=float),
         "chain": np.array(case.chain, dtype=np.int32),
-        "foreign_s": np.array(case.foreign_s, dtype=float).reshape(-1) if case.foreign_s else None,
+        "cross_stage_s": np.ravel(case.cross_stage_s) if case.cross_stage_s else None,
     }
 
 
@@ -286,18 +293,18 @@ def agree(case, op_mappings, given=None):
         case, op_mappings, [dict(enumerate(row)) for row in chosen.tolist()]
     )
     assert score["time_s"] == pytest.approx(time_s, rel=CLOSE)
-    assert values[:, 0] == pytest.approx([s.load_s for s in stages], rel=CLOSE)
-    assert values[:, 5] == pytest.approx([s.alone_s for s in best], rel=CLOSE)
-    assert values[:, 5] == pytest.approx([s.alone_s for s in stages], rel=CLOSE)
+    isolated_s = values["streams"]["isolated_s"]
+    assert isolated_s == pytest.approx([s.isolated_s for s in best], rel=CLOSE)
+    assert isolated_s == pytest.approx([s.isolated_s for s in stages], rel=CLOSE)
     tail_s = max(s.tail_s for s in stages) + case.rules["outer_tail_s"]
     assert score["tail_s"] == pytest.approx(tail_s, rel=CLOSE)
     slowest = max(s.load_s for s in stages)
     assert score["slowest_stage_s"] == pytest.approx(slowest, rel=CLOSE)
-    for column, name in enumerate(("load_s", "memory_bytes", "state_bytes", "activation_bytes")):
+    for name in ("load_s", "memory_bytes", "state_bytes", "activation_bytes"):
         expected = [getattr(s, name) for s in stages]
-        assert values[:, column] == pytest.approx(expected, rel=CLOSE, abs=1e-12), name
+        assert values[name] == pytest.approx(expected, rel=CLOSE, abs=1e-12), name
     slack = 1e-11 * max(s.memory_bytes for s in stages)
-    assert values[:, 4] == pytest.approx([s.over_bytes for s in stages], abs=slack)
+    assert values["over_bytes"] == pytest.approx([s.over_bytes for s in stages], abs=slack)
     for name in ("memory_bytes", "stream_bytes"):
         expected = max(getattr(s, name) for s in stages)
         assert score[name] == pytest.approx(expected, rel=CLOSE), name

@@ -1,12 +1,11 @@
 """Problems on small wafers that tests of other systems' plans and of the comparison share."""
 
 from phaze_fast import models
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Problem, WaferTraining
-from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer import Problem, WaferTraining, load_wafer
+from phaze_fast.wafer.search.result import Effort
 
-DRAM = presets.wafer("dram-wafer")
-DOJO = presets.wafer("dojo-tile-like")
+DRAM = load_wafer("dram-wafer")
+DOJO = load_wafer("dojo-tile-like")
 QUICK = Effort(seeds=1, steps=500, promising=1, budget_s=2.0)
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
+from phaze_fast.wafer import load_wafer, load_wafer_space
 
-DRAM = presets.wafer("dram-wafer")
-SRAM = presets.wafer("sram-wafer")
-SPACE = presets.wafer_space("wafer-space")
+DRAM = load_wafer("dram-wafer")
+SRAM = load_wafer("sram-wafer")
+SPACE = load_wafer_space("wafer-space")
 SMALL = SRAM.die.chip.replace(
     tensor_core=SRAM.die.chip.tensor_core.replace(count=1),
     vector_core=SRAM.die.chip.vector_core.replace(count=1),

@@ -2,9 +2,9 @@
 
 import json
 
-from phaze_fast.hardware import presets
+from phaze_fast.wafer import load_wafer
 
-DRAM = presets.wafer("dram-wafer")
+DRAM = load_wafer("dram-wafer")
 SMALL = DRAM.replace(columns=3, rows=2)
 EFFORT = ["--global-batch", "64", "--seeds", "1", "--steps", "500", "--promising", "1"]
 QUICK = [*EFFORT, "--budget", "2"]

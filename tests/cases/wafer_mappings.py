@@ -6,14 +6,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from phaze_fast import models
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Layout, Problem, WaferTraining, megatron
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.mesh import MESH_ALGORITHMS
-from phaze_fast.wafer.problem import OUTPUTS
+from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer, megatron
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
+from phaze_fast.wafer.mapping.operators import OUTPUTS
 
-DRAM = presets.wafer("dram-wafer")
-STREAM = presets.wafer("dram-stream-wafer")
+DRAM = load_wafer("dram-wafer")
+STREAM = load_wafer("dram-stream-wafer")
 
 
 def problem_of(name="bertlarge", wafer=DRAM):
@@ -43,13 +42,11 @@ def random_op_mappings(problem, layout, rng):
     _, choices = compiled(problem, layout)
     op_mappings = np.array([some[rng.randrange(len(some))] for some in choices])
     outputs = np.zeros((layout.stages, len(op_mappings)), dtype=np.uint8)
-    last = problem.work.chain[-1]
     for i, op in enumerate(problem.work.operators):
         if op.parameters:  # elsewhere there is nothing to keep
             op_mappings[i]["mode"] = rng.randrange(len(problem.modes))
         op_mappings[i]["algorithm"] = rng.randrange(len(MESH_ALGORITHMS))
-        bits = problem._outputs(op, i == last)
-        accepted = [code for code in range(len(OUTPUTS)) if bits >> code & 1]
+        accepted = [OUTPUTS.index(name) for name in problem.accepted_outputs(i)]
         if op.part == "block":
             outputs[:, i] = [rng.choice(accepted) for _ in range(layout.stages)]
     return op_mappings, outputs.reshape(-1)

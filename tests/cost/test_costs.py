@@ -24,6 +24,7 @@ from phaze_fast.cost import (
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import ArchitectureSpace, Tuning, presets, tuning_record
 from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.wafer import load_wafer
 
 VECTOR = _core.FUNCTIONS[4:]
 
@@ -98,7 +99,7 @@ def test_backward_attention_costs_more_and_causal_less():
 
 
 def test_attention_in_smaller_units_is_never_slower_and_spreads():
-    die = presets.wafer("wse3-like").chip
+    die = load_wafer("wse3-like").chip
     whole = die.replace(tuning=Tuning())
     assert die.tuning.attention.least_queries == 1
     for pairs, causal, backward in itertools.product((1, 40, 5000), (False, True), (False, True)):

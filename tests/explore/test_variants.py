@@ -66,8 +66,13 @@ def test_a_search_over_links_and_formats_is_that_of_brute_force(some, seconds):
 
 
 def test_points_are_counted_once_for_each_chip_and_strategy(some):
-    found = pf.search(MODEL, some, CLUSTER, STEP, threads=1)
-    assert found.outcome.points == len(some) * 2
+    small = {"hbm.capacity_bytes": [2.0**28, 2.0**36]}  # in the smaller nothing fits
+    spec = SPACE.spec.replace(axes={k: v for k, v in AXES.items() if "hbm" not in k} | small)
+    for chips in (some, pf.ArchitectureSpace(spec)[::5]):
+        found = pf.search(MODEL, chips, CLUSTER, STEP.replace(tp=(1, 4, 5)), threads=1)
+        assert found.outcome.points == len(chips) * 3
+        assert found.outcome.counts["rules"] == len(chips)  # 5 does not divide the heads
+    assert found.outcome.counts["memory"] > 0
 
 
 def test_regrets_over_links_and_formats_hold_at_every_corner(some, seconds):
@@ -100,3 +105,9 @@ def test_a_precision_and_a_format_axis_are_refused_together():
     (problem,) = problems_of([MODEL], groups, CLUSTER, STEP)
     assert (problem.cluster, problem.training) == (CLUSTER, STEP)  # and not those of one variant
     assert len(ChipGroups.of(SPACE[:4]).variants) == 1
+
+
+def test_an_explorer_evaluates_chips_with_their_own_links_and_formats(some, seconds):
+    told = pf.Explorer(MODEL, some, CLUSTER, STEP, threads=1).evaluate(range(len(some)))
+    assert [each.score for each in told] == seconds.tolist()
+    assert all(each.point.bound_s <= each.score for each in told)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference.memory import held, in_flight, stage_terms
 from reference.memory_timeline import simulated_peak
 
-from phaze_fast import memory, models
+from phaze_fast import models
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory import (
     FRAGMENTATION,
@@ -373,9 +373,18 @@ def test_only_the_first_process_compiles(tmp_path):
     assert seen == [[True, 0, 1], [True, 1, 0]]  # light import; a miss, then a hit
 
 
-def test_public_names():
-    for name in memory.__all__:
-        assert getattr(memory, name) is not None
+def test_the_loops_count_the_same_without_numbas_compiler(tmp_path):
+    rows = random_rows(40)
+    np.save(tmp_path / "rows.npy", rows)
+    code = (
+        "import sys, numpy; from phaze_fast.memory import footprint_batch; "
+        "sys.stdout.buffer.write(footprint_batch(numpy.load(sys.argv[1])).tobytes())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "rows.npy")],
+        capture_output=True, check=True, env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+    )  # fmt: skip
+    assert done.stdout == footprint_batch(rows).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -23,20 +22,6 @@ def tied_or_not(tied):
 
 
 # ---- what is asked for is what is listed ----
-
-
-@pytest.mark.parametrize("fabric", ["dgx-h100", "phaze-flat"])
-def test_the_order_of_a_list_does_not_matter(fabric):
-    step = {"global_batch": 96, "micro_batch": 1, "tp": 1, "dp": 1}
-    on = h100(12, fabric=fabric, chip="tpuv4")
-    listed = [
-        found("bertlarge", on, schedule="1f1b", pp=order, **step)
-        for order in permutations((4, 12, 6))
-    ]
-    for plans in listed:
-        assert {each.pp for each in plans.plans} == {4, 6, 12}  # and none with 5
-        assert plans.plans == listed[0].plans
-        assert plans.rejected == listed[0].rejected
 
 
 def test_experts_over_more_devices_than_there_are_leave_the_rest_alone():

@@ -139,21 +139,6 @@ def test_more_devices_or_memory_is_never_slower(devices, memory_gib):
             assert more.best.time_s <= plain.best.time_s * (1 + 1e-9)
 
 
-def test_what_is_fixed_is_kept():
-    plans = found(
-        "llama2-7b", 16, tp=2, pp=4, dp=2, zero=1, recompute="full",
-        schedule="1f1b", micro_batch=2, rank_order="stages-inside", uncut=(1, 33), tied=((5, 6),),
-    )  # fmt: skip
-    assert len(plans) == 1
-    best = plans.best
-    assert (best.tp, best.pp, best.dp, best.zero, best.recompute) == (2, 4, 2, 1, "full")
-    assert best.rank_order == "stages-inside"
-    stage_of = {i: k for k, stage in enumerate(best.stages) for i in stage.layers}
-    assert stage_of[0] == stage_of[1]
-    assert stage_of[32] == stage_of[33]
-    assert stage_of[5] == stage_of[6]
-
-
 def test_early_stages_recompute_where_late_ones_need_not():
     plans = found(
         "llama2-7b", 8, memory_gib=40, micro_batch=4, tp=1, pp=8,

@@ -106,8 +106,8 @@ def mapped_wafer(case, op_mappings, score, outputs, bounds):
         wrong.append(f"slowest stage: {score['slowest_stage_s']} is said, {load_s} it is")
     fastest = mapping_oracle.evaluate(case, op_mappings)[1]
     for k, (stage, least) in enumerate(zip(stages, fastest, strict=True)):
-        if not close(stage.alone_s, least.alone_s):
-            wrong.append(f"stage {k}: outputs take {stage.alone_s}, {least.alone_s} at best")
+        if not close(stage.isolated_s, least.isolated_s):
+            wrong.append(f"stage {k}: outputs take {stage.isolated_s}, {least.isolated_s} at best")
     fits = score["over_bytes"] == 0.0 and score["stream_over_bytes"] == 0.0
     if fits:
         wrong += [f"bound {b} is above {time_s}" for b in bounds if b > time_s * (1 + CLOSE)]

@@ -41,7 +41,7 @@ class Op:
     expert: bool = False
     stat_bytes: float = 0.0
     gather_bytes: float = 0.0
-    beside: str = ""  # what may come in pieces beside its work: what it "takes" or "makes"
+    overlaps: str = ""  # tensor whose conversion may overlap with it in pieces: "input", "output"
 
 
 Edge = namedtuple("Edge", "source target kind bytes again", defaults=(False,))
@@ -57,7 +57,7 @@ class Case:
     blocks: tuple
     boundary_s: tuple
     chain: tuple
-    foreign_s: tuple = ()  # of a stage, of another: seconds for a byte either way, for one of each
+    cross_stage_s: tuple = ()  # of a stage, of another: seconds for a byte either way, for one of each
     own_stages: range | None = None  # that streams are priced for; all
 
     @property
@@ -233,12 +233,12 @@ def _beside(case, op_mappings, source, size, ways, table):
     def work(i):
         return case.tables[table][i, factors(case, op_mappings[i])]
 
-    if case.ops[source].beside == "makes":
+    if case.ops[source].overlaps == "output":
         whole, piece = (sum(took(a, b, part) for a, b, _ in ways) for part in (1, pieces))
         return overlapped(pieces, whole, piece, work(source))
     waits = beside = 0.0
     for before, after, who in ways:
-        own = work(who) if case.ops[who].beside == "takes" else 0.0
+        own = work(who) if case.ops[who].overlaps == "input" else 0.0
         more = overlapped(pieces, took(before, after), took(before, after, pieces), own)
         waits, beside = waits + more[0], beside + more[1]
     return waits, beside
@@ -389,7 +389,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     exposed = max(sync - beside, min(sync, block.sync_s))
     return SimpleNamespace(
         load_s=load + sending,
-        alone_s=load + sending,  # without what it waits for others' streams
+        isolated_s=load + sending,  # without what it waits for others' streams
         block_s=per_block(chosen),
         block_moved_bytes=moved,
         memory_bytes=memory(saved),
@@ -417,6 +417,6 @@ def evaluate(case, op_mappings, outputs=None):
         stage_of(case, op_mappings, parts, items, k, None if outputs is None else outputs[k])
         for k in range(len(case.blocks))
     ]
-    links_s = charge(case.rules, case.foreign_s, stages) if case.foreign_s else 0.0
+    links_s = charge(case.rules, case.cross_stage_s, stages) if case.cross_stage_s else 0.0
     tail = max(stage.tail_s for stage in stages) + case.rules["outer_tail_s"]
     return pipeline_seconds(case.rules, stages, links_s) + tail, stages

@@ -21,23 +21,23 @@ def both_ways(costs, in_bytes, out_bytes):
 
 def own_link_seconds(case, in_bytes, out_bytes):
     """Seconds of the busiest link where a stage streams alone: of the stage that stands worst."""
-    if not case.foreign_s:
+    if not case.cross_stage_s:
         return link_seconds(case.rules, in_bytes, out_bytes)
-    own = [case.foreign_s[k][k] for k in case.own_stages or range(len(case.foreign_s))]
+    own = [case.cross_stage_s[k][k] for k in case.own_stages or range(len(case.cross_stage_s))]
     return both_ways([max(costs) for costs in zip(*own, strict=True)], in_bytes, out_bytes)
 
 
-def charge(rules, foreign_s, stages):
+def charge(rules, cross_stage_s, stages):
     """Add to each stage what it waits for others' streams; seconds of the links to the rim.
 
     Each stage streams once while the slowest one works; a faster one meets what passes in its time.
     """
-    pace_s = max(stage.alone_s for stage in stages)
+    pace_s = max(stage.isolated_s for stage in stages)
     for k, stage in enumerate(stages):
         for j, other in enumerate(stages):
             if j == k or not max(other.taken_bytes, other.given_bytes):
                 continue
-            whole_s = both_ways(foreign_s[k][j], other.taken_bytes, other.given_bytes)
-            stage.load_s += whole_s * stage.alone_s / pace_s
+            whole_s = both_ways(cross_stage_s[k][j], other.taken_bytes, other.given_bytes)
+            stage.load_s += whole_s * stage.isolated_s / pace_s
     least = (min(getattr(s, name) for s in stages) for name in ("taken_bytes", "given_bytes"))
     return link_seconds(rules, *least)

@@ -13,7 +13,7 @@ from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.planning.training import RECOMPUTE
 from phaze_fast.schedule import schedule_layers
 from phaze_fast.software import chip_as_run, model_as_run
-from reference.rank_groups import price_message, price_ranks
+from reference.collectives import price_message, price_ranks
 
 MODES = RECOMPUTE
 ENDS = ("embedding", "head")

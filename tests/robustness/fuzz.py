@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from phaze_fast.wafer import load_wafer
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 ALLOWED = (0, 1, 2, 130)
 SECONDS, GIBIBYTES, MOST_LINES = 120, 8, 12
@@ -126,7 +128,7 @@ def seeds():
         "chip": presets.chip("h200").to_dict(),
         "fabric": presets.fabric("dgx-h100").to_dict(),
         "space": space,
-        "wafer": presets.wafer("dram-wafer").replace(columns=3, rows=2).to_dict(),
+        "wafer": load_wafer("dram-wafer").replace(columns=3, rows=2).to_dict(),
         "faults": {"dead_dies": [[0, 2]], "dead_links": [[[1, 0], [1, 1]]]},
         "software": load_software("megatron-core").to_dict(),
         "trace": {"traceEvents": [event, {**event, "ts": 9.0}]},

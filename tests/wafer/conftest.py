@@ -6,7 +6,7 @@ import pytest
 from wafer_cli_cases import DRAM, SMALL
 
 from phaze_fast.cli.main import main
-from phaze_fast.hardware import presets
+from phaze_fast.wafer import load_wafer_space
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     (place / "small.yaml").write_text(SMALL.to_yaml())
     (place / "two.yaml").write_text(DRAM.replace(name="two", columns=2, rows=1).to_yaml())
     (place / "dead.yaml").write_text(SMALL.replace(dead=((2, 1),)).to_yaml())
-    space = presets.wafer_space("wafer-space").replace(
+    space = load_wafer_space("wafer-space").replace(
         base=DRAM.replace(columns=2, rows=2),
         axes={"die.hbm_stacks": [1, 2], "die.d2d_modules_x": [4, 14]},
         ties={},

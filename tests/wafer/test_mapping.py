@@ -64,7 +64,7 @@ def test_certificates_of_stages_that_stream_past_one_another(seed):
         case, op_mappings = tight_case(random.Random(seed), sides=sides, most=(1, 3, 1), stages=3)
         mapping = compiled(case, op_mappings)
         outputs = mapping.stages()[1]
-        found += bool(case.foreign_s)
+        found += bool(case.cross_stage_s)
         assert mapped_wafer(case, op_mappings, mapping.score()[0], outputs, []) == []
     assert found
 
@@ -75,7 +75,7 @@ def streaming_pair(link_s):
     case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e9, "stream_shared": False}
     case.rules |= {"stream_link_s": link_s, "stream_both_s": link_s, "state_bytes": 4.0}
     case.blocks, case.boundary_s = (1, 1), (0.0, 0.0)
-    case.foreign_s = (((0.0, 0.0), (0.0, 0.0)),) * 2
+    case.cross_stage_s = (((0.0, 0.0), (0.0, 0.0)),) * 2
     return case
 
 

@@ -22,12 +22,11 @@ from reference import mapping_oracle as oracle
 from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, OperatorMapping
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.models import load
-from phaze_fast.wafer.bounds import roofline
-from phaze_fast.wafer.layout import Layout, slots_of
-from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.training import WaferTraining
+from phaze_fast.wafer import load_wafer
+from phaze_fast.wafer.mapping.layout import Layout, slots_of
+from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
+from phaze_fast.wafer.search.bounds import roofline
 
 THETAS = PHIS = (0.0, 0.5, 1.0)
 
@@ -228,7 +227,7 @@ def test_the_bound_is_below_what_searches_find():
 def test_the_bound_does_not_depend_on_what_was_asked_before():
     """Earlier answers say which mappings need no look: the bound and its mappings must not notice."""
     rng = random.Random(4)
-    problem = Problem(load("bertlarge"), presets.wafer("sram-wafer"), WaferTraining(64))
+    problem = Problem(load("bertlarge"), load_wafer("sram-wafer"), WaferTraining(64))
     mappings = [compiled(random_case(rng, sides=(4, 4), most=(2, 8, 2))) for _ in range(30)]
     mappings.append(problem.mapping(Layout(4, 2, 1, 2)))
     for mapping in mappings:
@@ -247,9 +246,7 @@ def test_the_bound_does_not_depend_on_what_was_asked_before():
 
 @pytest.mark.parametrize("volume", [False, True])
 def test_the_bound_is_below_what_searches_find_for_a_model(volume):
-    problem = Problem(
-        load("bertlarge"), presets.wafer("dram-wafer"), WaferTraining(64), volume=volume
-    )
+    problem = Problem(load("bertlarge"), load_wafer("dram-wafer"), WaferTraining(64), volume=volume)
     mapping = problem.mapping(Layout(4, 2, 2, 8))
     bounds = [mapping.relaxation().bound(theta, 0.0) for theta in THETAS]
     mapping.assign(max(bounds, key=lambda b: b[0])[1])
@@ -352,7 +349,7 @@ def test_the_bound_of_a_stream_is_exact_where_it_alone_counts(shared):
 @pytest.mark.parametrize("duplex", [False, True])
 def test_the_roofline_of_state_by_hand(duplex):
     """2 bytes of weights, 2 of gradients, 12 of state; weights may stay, gradients come and go."""
-    wafer = presets.wafer("dram-stream-wafer")
+    wafer = load_wafer("dram-stream-wafer")
     off = wafer.off_wafer.replace(duplex=duplex)
     problem = Problem("bertlarge", wafer.replace(off_wafer=off))
     over = roofline(problem)

@@ -17,10 +17,6 @@ def with_field(array, name, value):
     return changed
 
 
-def tables_with(given, which, value):
-    return tuple(np.full_like(t, value) if i == which else t for i, t in enumerate(given["tables"]))
-
-
 NAN = float("nan")
 BROKEN = {
     "slots: not an array": lambda a: {"slots": [(0, 2, 1)]},
@@ -48,11 +44,11 @@ BROKEN = {
     "column: short": lambda a: {"column": a["column"][:-1]},
     "column: large": lambda a: {"column": a["column"] + 100},
     "column: none": lambda a: {"column": np.full_like(a["column"], -1)},
-    "tables: short": lambda a: {"tables": a["tables"][:4]},
-    "tables: sizes": lambda a: {"tables": tuple(t[:-1] for t in a["tables"])},
+    "tables: one is short": lambda a: {"live_bytes": a["live_bytes"][:-1]},
+    "tables: sizes": lambda a: {name: a[name][:-1] for name in TABLES.values()},
     **{
-        f"tables: {name} {value}": lambda a, i=i, v=value: {"tables": tables_with(a, i, v)}
-        for i, name in enumerate(TABLES)
+        f"{name}: {value}": lambda a, name=name, v=value: {name: np.full_like(a[name], v)}
+        for name in TABLES.values()
         for value in (NAN, -1.0)
     },
     "blocks: none": lambda a: {"blocks": a["blocks"][:0]},

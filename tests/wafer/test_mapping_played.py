@@ -13,14 +13,20 @@ from reference.mapping_player import Player, back, rim_routes
 from reference.mesh_simulator import Collective
 
 from phaze_fast import models
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Encoding, Layout, Problem, WaferTraining, mesh_collective, transfers
-from phaze_fast.wafer.layout import boundaries, links_of, slots_of
-from phaze_fast.wafer.mesh import Run
-from phaze_fast.wafer.operators import workload
-from phaze_fast.wafer.packing import stage_dies
-from phaze_fast.wafer.prices import combination
-from phaze_fast.wafer.problem import PIECES, WEIGHTS
+from phaze_fast.wafer import (
+    Encoding,
+    Layout,
+    Problem,
+    WaferTraining,
+    load_wafer,
+    mesh_collective,
+    transfers,
+)
+from phaze_fast.wafer.mapping.layout import boundaries, links_of, slots_of
+from phaze_fast.wafer.mapping.mesh import Run
+from phaze_fast.wafer.mapping.operators import PIECES, WEIGHTS, workload
+from phaze_fast.wafer.mapping.packing import stage_dies
+from phaze_fast.wafer.mapping.prices import combination
 
 WITHIN = 0.03
 FAR = (0.90, 1.10)  # of the model, where several stages stream over links that count
@@ -29,7 +35,7 @@ COPIED = ("inner", "copies")  # slots along which a block's output is whole
 
 # Links slow enough to count beside the work, and no latency: both sides are then exact but for
 # packets that wait for one another.
-SLOW = presets.wafer("dojo-tile-like").replace(columns=6, rows=4, hop_latency_s=0.0)
+SLOW = load_wafer("dojo-tile-like").replace(columns=6, rows=4, hop_latency_s=0.0)
 SLOW = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=3, d2d_modules_y=4))
 FASTER = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=12, d2d_modules_y=16))
 SHAPES = (Layout(2, 2, 3, 8), Layout(3, 2, 2, 6), Layout(2, 4, 2, 8), Layout(3, 2, 4, 6))
@@ -49,7 +55,7 @@ def random_mapping(problem, layout, rng, modes):
     mapping.assign(np.array(rows, dtype=mapping.op_mappings().dtype))
     outputs = np.zeros(layout.stages * len(rows), dtype=np.uint8)
     encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), outputs)
-    return mapping.stages(outputs)[0][:, 0], encoding
+    return mapping.stages(outputs)[0]["load_s"], encoding
 
 
 def parts_of(problem, encoding):
@@ -65,7 +71,7 @@ def parts_of(problem, encoding):
         if mine == "block" and part.get(each.target, "block") == "behind":
             mine = "behind"
         wanted = how[each.operator] if each.op != "all-to-all" else "auto"
-        pieces = PIECES if each.beside else 1
+        pieces = PIECES if each.overlaps else 1
         size = each.payload_bytes / pieces
         chosen, piece = (
             mesh_collective(each.op, bytes_, each.runs, links, wanted)
@@ -75,10 +81,10 @@ def parts_of(problem, encoding):
         runs = tuple(tuple(run) for run in each.runs)
         key = (mine, when, each.hidden)
         one = (each.op, chosen.algorithm, each.payload_bytes, runs)
-        if each.beside:
+        if each.overlaps:
             cut = (each.op, piece.algorithm, each.payload_bytes, runs)
             times = chosen.time_s, piece.time_s
-            found.setdefault((mine, when, each.beside), []).append((one, cut, times))
+            found.setdefault((mine, when, each.overlaps), []).append((one, cut, times))
         else:
             found.setdefault(key, []).append(one)
     return found, (layout.width, layout.height)
@@ -178,7 +184,7 @@ def played(problem, encoding, rng, turns=1, pace_s=1e-3):
     placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
     works, sides = parts_of(problem, encoding)
     streams = streams_of(problem, encoding)
-    table = problem._table(layout.dies, layout.micro_batch)
+    table = problem.price_table(layout.dies, layout.micro_batch)
     seconds = {part: [0.0, 0.0] for part in streams}
     own_s = {}
     for i, each in enumerate(encoding.operator_mappings):

@@ -97,7 +97,7 @@ def test_mappings_that_are_left_out_early_are_not_the_best():
     for _ in range(150):
         case, op_mappings = tight_case(rng, sides=(2, 2), most=(1, 3, 1))
         mapping = compiled(case, op_mappings)
-        if mapping.ways() > 300:
+        if mapping.mapping_count() > 300:
             continue
         best = float("inf")
         for each in every_mapping(case, mapping):
@@ -105,7 +105,7 @@ def test_mappings_that_are_left_out_early_are_not_the_best():
             best = min(best, objective(case, mapping.score()[0]))
         found = objective(case, compiled(case, op_mappings).exhaust()[1][0])
         assert found == pytest.approx(best, rel=1e-9)
-        kinds.add((bool(case.foreign_s), case.rules["zero_bubble"], case.rules["chunks"]))
+        kinds.add((bool(case.cross_stage_s), case.rules["zero_bubble"], case.rules["chunks"]))
     assert len(kinds) == 6
 
 
@@ -132,7 +132,7 @@ def test_a_stage_that_proves_slowest_is_not_idle_under_zero_bubble():
     for name, (block, one, other) in values.items():
         case.tables[name] |= {(0, kept): block, (0, split): block}
         case.tables[name] |= {(1, kept): one, (1, split): other}
-    case.foreign_s = (((0.0, 0.0), (0.11, 0.11)), ((0.0, 0.0), (0.0, 0.0)))
+    case.cross_stage_s = (((0.0, 0.0), (0.11, 0.11)), ((0.0, 0.0), (0.0, 0.0)))
     start = [OperatorMapping(("R",), 4), OperatorMapping(("R",), 4)]
     assert compiled(case, start).score()["time_s"][0] == pytest.approx(1.4)
     better = [start[0], OperatorMapping(("B",), 4)]

@@ -8,7 +8,7 @@ import pytest
 from mapping_cases import compiled, packed, random_case, random_op_mappings, small
 
 from phaze_fast.errors import InUseError, PhazeError
-from phaze_fast.wafer.layout import slots_of
+from phaze_fast.wafer.mapping.layout import slots_of
 
 IN_USE = "is in use by another thread; give each thread its own"
 STEPS = 3_000_000  # of an annealing: a second or more
@@ -57,7 +57,7 @@ def test_a_mapping_that_anneals_refuses_a_second_thread():
     # What never changes can be read all the while.
     assert mapping.choices(0).tobytes() == twin.choices(0).tobytes()
     assert mapping.legal(0, packed(op_mappings[:1]))
-    assert mapping.ways() == twin.ways()
+    assert mapping.mapping_count() == twin.mapping_count()
     bound = mapping.relaxation().bound(0.5, 0.0)
     assert thread.is_alive()
     thread.join()

@@ -11,7 +11,7 @@ from reference import mesh_simulator as sim
 from reference.mesh_simulator import Collective, block, random_work, simulate, simulate_alone
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer.mesh import (
+from phaze_fast.wafer.mapping.mesh import (
     Links,
     MeshGroup,
     Run,

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from reference.mesh_simulator import Traffic, block, build, random_work
 
-from phaze_fast.wafer.mesh import (
+from phaze_fast.wafer.mapping.mesh import (
     MESH_ALGORITHMS,
     Links,
     MeshGroup,

@@ -8,24 +8,27 @@ import pytest
 from wafer_baseline_cases import CASES, DOJO, DRAM, in_rank_order, problem_of, rank
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import energy_table, presets
-from phaze_fast.wafer import Encoding, Layout, evaluate, megatron, step_energy
-from phaze_fast.wafer.accpar import (
+from phaze_fast.hardware import energy_table
+from phaze_fast.wafer import Encoding, Layout, evaluate, load_wafer, megatron, step_energy
+from phaze_fast.wafer.mapping.layout import layouts
+from phaze_fast.wafer.mapping.packing import stage_capacity, stage_dies
+from phaze_fast.wafer.mapping.plans import axis_assignments, linear_axis_assignment, zero3
+from phaze_fast.wafer.search.baselines import (
+    BASELINES,
+    OFF_WAFER,
     TYPES,
     LayerSize,
     accpar,
+    baselines,
+    baselines_on,
     hypar,
     inter_layer,
     intra_layer,
+    is_linear,
     types_of,
 )
-from phaze_fast.wafer.baseline_rules import OFF_WAFER, is_linear
-from phaze_fast.wafer.baselines import BASELINES, baselines, baselines_on
-from phaze_fast.wafer.layout import layouts
-from phaze_fast.wafer.packing import room, stage_dies
-from phaze_fast.wafer.plans import axis_assignments, linear_axis_assignment, zero3
 
-STREAM = presets.wafer("dram-stream-wafer")
+STREAM = load_wafer("dram-stream-wafer")
 _FOUND = {}
 
 
@@ -218,7 +221,7 @@ def test_a_pipeline_is_no_deeper_than_there_is_room():
         for found in plans(case).values():
             for way in (found.default, found.tuned, found.tiled):
                 layout = way.encoding.layout
-                assert layout.stages <= room(problem.wafer, layout.width, layout.height)
+                assert layout.stages <= stage_capacity(problem.wafer, layout.width, layout.height)
 
 
 # ---- AccPar's and HyPar's choice ----

@@ -5,35 +5,31 @@ from __future__ import annotations
 import importlib
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from reference.mesh_simulator import Collective, Traffic, simulate
 
 from phaze_fast import models
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.wafer import (
     Effort,
-    Encoding,
     Layout,
     Problem,
     WaferTraining,
     describe,
     die_map,
     evaluate,
+    load_wafer,
     search_mapping,
 )
-from phaze_fast.wafer.bounds import any_placement_bound
-from phaze_fast.wafer.class_places import class_places
-from phaze_fast.wafer.class_search import ClassResult
-from phaze_fast.wafer.classes import Classes, classes_fault
-from phaze_fast.wafer.details import details
-from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.layout import whole_runs
-from phaze_fast.wafer.streams import stream_link_s_of
+from phaze_fast.wafer.mapping.classes import Classes
+from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.layout import whole_runs
+from phaze_fast.wafer.mapping.packing import class_places
+from phaze_fast.wafer.mapping.streams import stream_link_s_of
+from phaze_fast.wafer.search.bounds import any_placement_bound
+from phaze_fast.wafer.search.class_search import ClassResult
 
-TILE = presets.wafer("dojo-tile-like")
+TILE = load_wafer("dojo-tile-like")
 
 # ---- places, messages, and what people see ----
 
@@ -120,7 +116,7 @@ def test_two_classes_pay_where_dead_dies_leave_a_prime_number():
     problem = Problem("llama2-7b", wafer, WaferTraining(512))
     found = search_mapping(problem, Effort(seeds=1, steps=500, promising=3))
     alone = min(each.time_s for each in found.runners_up if each.fits)
-    assert found.best.encoding.then is not None
+    assert found.best.encoding.second_class is not None
     assert found.best.time_s < 0.985 * alone
     assert found.bound_s <= found.best.time_s
     assert "stages of any shapes and sizes" in found.bound_space
@@ -141,34 +137,8 @@ def test_two_classes_pay_where_dead_dies_leave_a_prime_number():
 def test_a_bound_over_stages_of_one_shape_says_so():
     problem = Problem("bertlarge", TILE, WaferTraining(64))
     found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1))
-    assert found.best.encoding.then is not None or "not two classes" in found.bound_space
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"blocks": (10,)}, "blocks: 25 in all"),
-        ({"blocks": ()}, "at least 1 for each of 1 stages"),
-        ({"micro_batch": 8}, "micro_batch: 8 is not accepted; expected 16"),
-        ({"micro_batch": 7}, "micro_batch: 7"),
-        ({"height": 3}, "have no place together"),
-        ({"schedule": "zb-h1"}, "only 1f1b"),
-    ],
-)
-def test_classes_that_are_none_are_refused(changed, said):
-    problem = Problem("bertlarge", TILE, WaferTraining(64))
-    pair = Layout(5, 3, 1, 16, blocks=(15,)), Layout(5, 2, 1, 16, blocks=(9,))
-    assert classes_fault(problem, pair) == ""
-    wrong = pair[0], replace(pair[1], **changed)
-    assert said in classes_fault(problem, wrong)
-    with pytest.raises(InvalidInputError, match="accepted|place"):
-        Classes(problem, wrong)
-    data = evaluation_of_classes(Classes(problem, pair)).encoding.to_list()
-    for entry in data:
-        if entry["class"] == 1:
-            entry["class"] = 2
-    with pytest.raises(InvalidInputError, match="class: 2 is not accepted; expected 0 or 1"):
-        Encoding.from_list(data)
+    assert found.best.encoding.second_class is None
+    assert "not two classes of stages of unequal shape" in found.bound_space
 
 
 def test_dies_that_are_in_no_class_leave_their_share_of_what_is_off_the_wafer():
@@ -195,8 +165,8 @@ def test_every_block_more_adds_as_much_to_the_bound_on_any_placement():
     assert bounds[2] - bounds[1] == pytest.approx(bounds[1] - bounds[0])
 
 
-def test_two_classes_and_groups_have_to_gain_a_thousandth(monkeypatch):
-    module = importlib.import_module("phaze_fast.wafer.search")
+def test_two_classes_have_to_gain_a_thousandth(monkeypatch):
+    module = importlib.import_module("phaze_fast.wafer.search.search")
     asked = []
 
     def none_found(problem, layouts, known, below_s, *rest):
@@ -204,8 +174,7 @@ def test_two_classes_and_groups_have_to_gain_a_thousandth(monkeypatch):
         return ClassResult(None, 0)
 
     monkeypatch.setattr(module, "search_classes", none_found)
-    monkeypatch.setattr(module, "search_split", none_found)
     small = TILE.replace(columns=2, rows=2)
     problem = Problem(models.load("bertlarge").replace(layers=2), small, WaferTraining(8))
     found = search_mapping(problem, Effort(seeds=1, steps=50))
-    assert asked == [pytest.approx(0.999 * found.best.time_s, rel=1e-9)] * 2
+    assert asked == [pytest.approx(0.999 * found.best.time_s, rel=1e-9)]

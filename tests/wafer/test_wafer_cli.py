@@ -5,7 +5,7 @@ import json
 import pytest
 from wafer_cli_cases import EFFORT, QUICK, SMALL, document, refused
 
-from phaze_fast.wafer.comparison import ABLATIONS
+from phaze_fast.wafer.studies.comparison import ABLATIONS
 
 # ---- the contract ----
 
@@ -169,7 +169,7 @@ def test_no_room_in_a_comparison(run, folder):
     assert code == 1
     found = json.loads(out)
     assert {each["tuned"]["status"] for each in found["baselines"].values()} == {"oom"}
-    assert found["lean"] == {}
+    assert found["memory_at_equal_speed"] == {}
     code, out, err = run(*words)
     assert code == 1
     assert "OOM" in out

@@ -6,14 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from wafer_cli_cases import EFFORT, QUICK, SMALL, document, refused
+from wafer_cli_cases import EFFORT, QUICK, document, refused
 
 from phaze_fast.cli.main import main
-from phaze_fast.hardware import presets
-from phaze_fast.report.page import write_report
-from phaze_fast.wafer import Problem, WaferTraining
-from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.split_block import SplitBlock, cut_points, group_layout
+from phaze_fast.wafer import load_wafer
 
 # ---- a saved answer ----
 
@@ -46,27 +42,6 @@ def test_a_saved_answer_takes_the_same_time(run, small, saved, tmp_path):
     code, out, _ = run("bertlarge", "--wafer", small, *words[:-1], "--describe")
     assert code == 0
     assert "sequence(s) at once" in out
-
-
-def test_two_groups_that_share_every_block_are_read_shown_and_refused(run, small, tmp_path):
-    problem = Problem("bertlarge", SMALL, WaferTraining(64))
-    pair = group_layout(problem, 2, 1, 16), group_layout(problem, 1, 2, 16)
-    split = SplitBlock(problem, pair, cut_points(problem.work)[0])
-    found = evaluation_of_classes(split)
-    file, page = tmp_path / "mine.json", tmp_path / "page.html"
-    file.write_text(found.encoding.to_json())
-    words = ["bertlarge", "--wafer", small, "--global-batch", 64, "--encoding", file]
-    said = document(run(*words, "--json"))
-    write_report(said, page)
-    assert said["ours"] == found.to_dict()
-    assert said["ours"]["layout"]["then"]["chunks"] == problem.work.blocks
-    assert "which share every block" in page.read_text()
-    code, out, _ = run(*words, "--describe")
-    assert code == 0
-    assert "groups of 2 x 1 and 1 x 2 dies that share every block" in " ".join(out.split())
-    data = found.encoding.to_list()
-    file.write_text(json.dumps([{**entry, "chunks": 3} for entry in data]))
-    assert "chunks: 3 is not accepted where two groups" in refused(run(*words))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +84,7 @@ def test_an_encoding_without_room_is_exit_code_1(run, folder, tmp_path):
     from phaze_fast import models
     from phaze_fast.wafer import Layout, Problem, WaferTraining, megatron
 
-    wafer = presets.wafer(folder / "two.yaml")
+    wafer = load_wafer(folder / "two.yaml")
     problem = Problem(models.load("gpt3-13b"), wafer, WaferTraining(64))
     file = tmp_path / "plan.json"
     file.write_text(megatron(problem, Layout(2, 1, 1, 1), 2).to_json())

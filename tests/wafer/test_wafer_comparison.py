@@ -4,9 +4,9 @@ import pytest
 from wafer_baseline_cases import CASES, DRAM, QUICK, in_rank_order, problem_of, rank
 
 from phaze_fast.wafer import evaluate
-from phaze_fast.wafer.baseline_rules import is_linear
-from phaze_fast.wafer.comparison import ABLATIONS, compare_mappings
-from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.search.baselines import is_linear
+from phaze_fast.wafer.search.result import Effort
+from phaze_fast.wafer.studies.comparison import ABLATIONS, compare_mappings
 
 
 @pytest.fixture(

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from phaze_fast import models
-from phaze_fast.hardware import energy_table, presets
+from phaze_fast.hardware import energy_table
 from phaze_fast.wafer import (
     Effort,
     Layout,
     Problem,
     WaferTraining,
     evaluate,
+    load_wafer,
     megatron,
     search_mapping,
     step_energy,
@@ -19,10 +20,10 @@ from phaze_fast.wafer import (
     transfers,
     zero3,
 )
-from phaze_fast.wafer.details import causes, details, operator_times
-from phaze_fast.wafer.diemap import link_map
+from phaze_fast.wafer.mapping.details import causes, details, operator_times
+from phaze_fast.wafer.mapping.diemap import link_map
 
-DRAM = presets.wafer("dram-wafer")
+DRAM = load_wafer("dram-wafer")
 BERT = Problem("bertlarge", DRAM, WaferTraining(64))
 PLAN = megatron(BERT, Layout(4, 2, 4, 16), tp=4, weights="zero1")
 
@@ -103,9 +104,7 @@ def test_nothing_is_said_of_what_does_not_fit():
 
 
 def test_links_in_text():
-    tile = presets.wafer("dojo-tile-like").replace(
-        columns=2, rows=2, dead_links=(((0, 0), (1, 0)),)
-    )
+    tile = load_wafer("dojo-tile-like").replace(columns=2, rows=2, dead_links=(((0, 0), (1, 0)),))
     loads = np.zeros((2, 2, 4))
     loads[0, 0, 2], loads[1, 1, 1] = 9.0, 3.0
     assert link_map(tile, loads).splitlines() == ["oxo", "9 .", "o3o"]

@@ -24,9 +24,8 @@ from wafer_mappings import (
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.mapping_rules import RULES
-from phaze_fast.wafer.operators import ROLES
+from phaze_fast.wafer.mapping.encoding import RULES, Encoding
+from phaze_fast.wafer.mapping.operators import ROLES
 
 # ---- round trips ----
 

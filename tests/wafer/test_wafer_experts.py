@@ -4,7 +4,6 @@ import pytest
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.wafer import (
     Effort,
     Layout,
@@ -12,20 +11,21 @@ from phaze_fast.wafer import (
     WaferTraining,
     compare_mappings,
     evaluate,
+    load_wafer,
     search_mapping,
     step_energy,
     transfers,
 )
-from phaze_fast.wafer.details import local_specs
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.operators import workload
-from phaze_fast.wafer.plans import encode, megatron_op_mappings
+from phaze_fast.wafer.mapping.details import local_specs
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.operators import workload
+from phaze_fast.wafer.mapping.plans import encode, megatron_op_mappings
 
 MIXTRAL = models.load("mixtral-8x7b")
 SMALL = MIXTRAL.replace(
     name="small-mixture", layers=4, hidden=512, heads=8, kv_heads=8, ffn=1024, seq=256, vocab=4096
 )
-WAFER = presets.wafer("dram-wafer").replace(columns=4, rows=2)
+WAFER = load_wafer("dram-wafer").replace(columns=4, rows=2)
 PROBLEM = Problem(SMALL, WAFER, WaferTraining(32))
 LAYOUT = Layout(4, 2, 1, 8)
 DATA = ("data",) * 3
@@ -90,7 +90,7 @@ def test_the_work_is_the_same_however_experts_lie():
 
 
 def test_no_more_parts_than_experts():
-    wide = presets.wafer("dram-wafer").replace(columns=8, rows=2)
+    wide = load_wafer("dram-wafer").replace(columns=8, rows=2)
     problem = Problem(SMALL, wide, WaferTraining(32))
     op_mappings = megatron_op_mappings(problem, ("data",) * 4, False, "zero1", True)
     made = encode(problem, Layout(8, 2, 1, 16), op_mappings)

@@ -8,20 +8,23 @@ import pytest
 from wafer_cli_cases import DRAM, EFFORT, document, refused
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import FaultMap, load_faults, presets, sample_faults
 from phaze_fast.wafer import (
     Effort,
+    FaultMap,
     Layout,
     Problem,
     WaferTraining,
     fault_study,
+    load_faults,
+    load_wafer,
+    sample_faults,
     search_mapping,
     step_loads,
 )
-from phaze_fast.wafer.layout import layouts
-from phaze_fast.wafer.packing import stage_dies
+from phaze_fast.wafer.mapping.layout import layouts
+from phaze_fast.wafer.mapping.packing import stage_dies
 
-DOJO = presets.wafer("dojo-tile-like")
+DOJO = load_wafer("dojo-tile-like")
 QUICK = Effort(seeds=1, steps=150, promising=1)
 MAP = {"dead_dies": [[0, 2]], "dead_links": [[[1, 0], [1, 1]]]}
 

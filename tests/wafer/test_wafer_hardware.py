@@ -10,21 +10,21 @@ from wafer_cases import DRAM, SMALL, SPACE, SRAM, refusal, with_die
 from phaze_fast.cli.main import main
 from phaze_fast.cost import gemm
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import (
-    FULL_AREA,
+from phaze_fast.hardware import FULL_AREA, Hbm, area, presets
+from phaze_fast.schemas import schema
+from phaze_fast.wafer import (
+    WAFERS,
     Die,
-    Hbm,
+    Layout,
     OffWafer,
+    Problem,
     Wafer,
     WaferRules,
-    area,
     broken_rules,
-    presets,
+    load_wafer,
     wafer_totals,
 )
-from phaze_fast.schemas import schema
-from phaze_fast.wafer import Layout, Problem
-from phaze_fast.wafer.prices import network_chip
+from phaze_fast.wafer.mapping.prices import network_chip
 
 # ---- each rule alone ----
 
@@ -116,7 +116,7 @@ def test_all_faults_are_listed():
 def test_faults_of_a_file_name_the_file(tmp_path):
     file = tmp_path / "w.yaml"
     file.write_text(DRAM.to_yaml().replace("hbm_stacks: 2", "hbm_stacks: 6"))
-    lines = refusal(lambda: presets.wafer(file)).splitlines()
+    lines = refusal(lambda: load_wafer(file)).splitlines()
     assert all(line.startswith(f"{file}: ") for line in lines)
     assert {line.split(": ")[1] for line in lines} == {"shoreline", "area"}
 
@@ -128,7 +128,7 @@ def test_a_die_may_stand_either_way_round():
 
 
 def test_the_area_of_a_product_is_known():
-    wse = presets.wafer("wse3-like")
+    wse = load_wafer("wse3-like")
     assert wse.die.chip_area_mm2 > wse.die.outline_mm2
     assert refusal(lambda: with_die(wse, published=False)).startswith("area: circuits of ")
 
@@ -187,9 +187,9 @@ def test_a_die_takes_a_chip_by_name():
 # ---- presets ----
 
 
-@pytest.mark.parametrize("name", presets.wafer_names())
+@pytest.mark.parametrize("name", WAFERS.names)
 def test_every_preset_is_valid_prints_and_comes_back(name):
-    wafer = presets.wafer(name)
+    wafer = load_wafer(name)
     assert wafer.name == name
     assert broken_rules(wafer) == []
     assert wafer.sources
@@ -215,7 +215,7 @@ def test_every_preset_is_valid_prints_and_comes_back(name):
 def test_products_have_their_published_figures(
     name, grid, pflops, sram_gb, sram_pb_per_s, area_mm2
 ):
-    wafer = presets.wafer(name)
+    wafer = load_wafer(name)
     assert wafer.grid == grid
     assert wafer.peak_flops() / 1e15 == pytest.approx(pflops, rel=0.015)
     assert wafer.dies * wafer.memory_bytes / 1e9 == pytest.approx(sram_gb, rel=0.03)
@@ -229,15 +229,15 @@ def test_products_have_their_published_figures(
 
 def test_links_of_products():
     # 576 lanes of 112 Gb/s on four edges: 2 TB/s per edge and direction.
-    assert presets.wafer("dojo-tile-like").link_bytes_per_s == pytest.approx([2.016e12] * 2)
-    x, y = presets.wafer("wse2-like").link_bytes_per_s
+    assert load_wafer("dojo-tile-like").link_bytes_per_s == pytest.approx([2.016e12] * 2)
+    x, y = load_wafer("wse2-like").link_bytes_per_s
     assert (x, y) == pytest.approx((154 * 4 * 1.1e9, 66 * 4 * 1.1e9))
     # 220 Pb/s: four links of 32 bits per cycle, both ways, at every core.
     assert pytest.approx(220e15, rel=0.1) == 850_000 * 8 * 32 * 1.1e9
 
 
 def test_streams_of_products():
-    wse = presets.wafer("wse3-like")
+    wse = load_wafer("wse3-like")
     stream = wse.tiers()[-1]
     assert stream.name == "stream"
     assert stream.bandwidth_bytes_per_s * 84 == pytest.approx(150e9)
@@ -256,19 +256,19 @@ def test_streams_of_products():
     ],
 )
 def test_peak_power_of_products(name, published_w, least, most):
-    totals = wafer_totals(presets.wafer(name))
+    totals = wafer_totals(load_wafer(name))
     assert least <= totals.peak_w / published_w <= most
 
 
 def test_costs_and_spares():
     """Tested dies cost more with their number and less with spares; a monolith is one wafer."""
-    tile = presets.wafer("dojo-tile-like")
+    tile = load_wafer("dojo-tile-like")
     none, two = wafer_totals(tile), wafer_totals(tile, spares=2)
     assert none.assembly_yield == pytest.approx(0.99**25)
     expected = sum(math.comb(25, k) * 0.01**k * 0.99 ** (25 - k) for k in range(3))
     assert two.assembly_yield == pytest.approx(expected)
     assert two.cost_usd == pytest.approx(none.cost_usd * 0.99**25 / expected)
-    whole = wafer_totals(presets.wafer("wse2-like"))
+    whole = wafer_totals(load_wafer("wse2-like"))
     assert (whole.assembly_yield, whole.cost_usd) == (1.0, 9346.0)
     stacks = (
         wafer_totals(DRAM).cost_usd
@@ -278,7 +278,7 @@ def test_costs_and_spares():
 
 
 def test_the_network_of_a_die_slows_products_alone():
-    tile = presets.wafer("dojo-tile-like")
+    tile = load_wafer("dojo-tile-like")
     shared = with_die(tile, network_bytes_per_s=None)
     times = [
         Problem("bertlarge", wafer).mapping(Layout(5, 5, 1, 64)).score()["compute_s"][0]
@@ -296,7 +296,7 @@ def test_presets_have_local_buffers():
         shape = {"m": 4096, "k": 4096, "n": 4096}
         starved = chip.replace(tensor_core=chip.tensor_core.replace(local_buffer_bytes=None))
         assert gemm(chip, **shape).time_s < 0.7 * gemm(starved, **shape).time_s
-    attention = presets.wafer("dojo-tile-like").chip.tuning.attention
+    attention = load_wafer("dojo-tile-like").chip.tuning.attention
     assert attention is not None
     assert attention.least_queries == 1
 
@@ -363,7 +363,7 @@ def test_yield_is_negative_binomial():
 
 
 def test_peaks_by_format():
-    assert presets.wafer("dojo-tile-like").peak_flops("fp8") == pytest.approx(9.06e15, rel=1e-3)
+    assert load_wafer("dojo-tile-like").peak_flops("fp8") == pytest.approx(9.06e15, rel=1e-3)
     with pytest.raises(InvalidInputError, match="'fp8' is not accepted by dram-die"):
         DRAM.peak_flops("fp8")
 
@@ -373,7 +373,7 @@ def test_peaks_by_format():
 
 def test_wafers_on_the_command_line(capsys, tmp_path):
     assert main(["show", "wafer", "--json"]) == 0
-    assert [w["name"] for w in json.loads(capsys.readouterr().out)] == list(presets.wafer_names())
+    assert [w["name"] for w in json.loads(capsys.readouterr().out)] == list(WAFERS.names)
     assert main(["show", "wafer"]) == 0
     assert "wse2-like" in capsys.readouterr().out
     assert main(["show", "wafer", "dojo-tile-like"]) == 0

@@ -8,21 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from phaze_fast.cli.wafer_tables import study_rows
-from phaze_fast.hardware import FaultMap, presets, sample_faults
 from phaze_fast.wafer import (
     Effort,
+    FaultMap,
     Problem,
     WaferTraining,
     fault_study,
+    load_wafer,
+    sample_faults,
     search_mapping,
 )
-from phaze_fast.wafer.classes import Classes
-from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.fault_study import _Known, study_in
-from phaze_fast.wafer.known_classes import KnownClasses
-from phaze_fast.wafer.session import Session
+from phaze_fast.wafer.mapping.classes import Classes
+from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
+from phaze_fast.wafer.search.class_search import KnownClasses
+from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.studies.fault_study import _Known
 
-TILE = presets.wafer("dojo-tile-like")
+TILE = load_wafer("dojo-tile-like")
 QUICK = Effort(seeds=1, steps=300, promising=1)
 PRIME = FaultMap(dead_dies=((0, 0), (2, 2)))
 """23 dies are left."""
@@ -104,7 +106,7 @@ def test_a_study_goes_on_from_its_journal(tmp_path):
     found = []
     for _ in range(2):
         with Session(None, 1, tmp_path / "run") as session:
-            found.append(study_in(session, problem, 4, 0.2))
+            found.append(fault_study(problem, 4, 0.2, session=session))
             recalled = session.recalled
     assert recalled == 1
     assert (found[0].times_s, found[0].classes) == (found[1].times_s, found[1].classes)

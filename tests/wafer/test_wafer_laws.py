@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from wafer_cases import DRAM, SMALL, SRAM, refusal, with_die
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Die, Wafer, WaferRules
-from phaze_fast.hardware.wafer_rules import extent_mm
+from phaze_fast.wafer import Die, Wafer, WaferRules
+from phaze_fast.wafer.hardware.wafer import extent_mm
 
 
 def test_more_stacks_mean_fewer_dies():

@@ -13,14 +13,13 @@ from reference import mapping_oracle as oracle
 from reference.mapping_oracle import RECOMPUTE, OperatorMapping
 
 from phaze_fast import _core
-from phaze_fast.hardware import presets
 from phaze_fast.models import load
-from phaze_fast.wafer.layout import Layout
-from phaze_fast.wafer.operators import ROLES
-from phaze_fast.wafer.problem import WEIGHTS, Problem
-from phaze_fast.wafer.training import WaferTraining
+from phaze_fast.wafer import load_wafer
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.operators import ROLES, WEIGHTS
+from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
 
-WAFER = presets.wafer("dram-wafer")
+WAFER = load_wafer("dram-wafer")
 VECTOR = ("norm", "dropout", "residual")
 
 
@@ -188,7 +187,7 @@ def test_kept_bytes_of_a_block(vectors, factor):
         for op in problem.work.operators
         if op.part != "block"
     )
-    kept = mapping.stages(np.zeros(len(problem.work.operators), np.uint8))[0][0, 3]
+    kept = mapping.stages(np.zeros(len(problem.work.operators), np.uint8))[0]["activation_bytes"][0]
     kept -= ends * layout.micro_batch
     elements = layout.micro_batch * problem.work.seq * problem.model.hidden
     assert kept == pytest.approx(problem.work.blocks * factor * elements, rel=2e-3)
@@ -220,7 +219,7 @@ def test_states_of_zero(mode):
     """Rajbhandari et al. 2020: of 16 psi bytes 2 + 2 + 12, 2 + 2 + 12/d, 2 + 14/d and 16/d stay."""
     d, layout = 4, Layout(2, 2, 1, 4)
     problem, mapping = mapped("bertlarge", layout, lambda op: "batch", mode)
-    state = mapping.stages()[0][0, 2] / problem.work.parameters
+    state = mapping.stages()[0]["state_bytes"][0] / problem.work.parameters
     expected = {"replicated": 16, "zero1": 4 + 12 / d, "zero2": 2 + 14 / d, "zero3": 16 / d}
     assert state == pytest.approx(expected[mode], rel=CLOSE)
 
@@ -293,6 +292,6 @@ def test_recomputation_runs_the_collectives_of_what_it_runs(name, op, sums):
     given = np.zeros(len(names), np.uint8)
     given[names.index(op)] = RECOMPUTE
     tensor = 2 * layout.micro_batch * problem.work.seq * problem.model.hidden
-    more = mapping.stages(given)[0][0, 0] - mapping.stages(given * 0)[0][0, 0]
+    more = mapping.stages(given)[0]["load_s"][0] - mapping.stages(given * 0)[0]["load_s"][0]
     expected = problem.work.blocks * sums * 2 * (t - 1) / t * tensor
     assert more == pytest.approx(expected, abs=1.0)

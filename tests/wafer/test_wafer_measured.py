@@ -7,8 +7,7 @@ import pytest
 
 from phaze_fast import models
 from phaze_fast.wafer import Layout, Problem, WaferTraining
-from phaze_fast.wafer.baseline_rules import megatron_candidates
-from phaze_fast.wafer.baselines import best_candidate
+from phaze_fast.wafer.search.baselines import best_candidate, megatron_candidates
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cerebras_throughput.csv"
 WAFERS = {"CS-2": "wse2-like", "CS-3": "wse3-like"}

@@ -4,13 +4,18 @@ import random
 
 import pytest
 
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Effort, Layout, Problem, die_map, evaluate, search_mapping
-from phaze_fast.wafer.baseline_rules import is_linear
-from phaze_fast.wafer.layout import boundaries, links_of
-from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies, tiles
+from phaze_fast.wafer import Effort, Layout, Problem, die_map, evaluate, load_wafer, search_mapping
+from phaze_fast.wafer.mapping.layout import boundaries, links_of
+from phaze_fast.wafer.mapping.packing import (
+    is_bent,
+    longest_line,
+    stage_capacity,
+    stage_dies,
+    tiles,
+)
+from phaze_fast.wafer.search.baselines import is_linear
 
-DOJO = presets.wafer("dojo-tile-like")
+DOJO = load_wafer("dojo-tile-like")
 
 
 def regions(wafer):
@@ -77,7 +82,7 @@ def test_rectangles_lie_apart_and_on_working_dies():
                 assert len(found) >= lattice(wafer, width, height)
                 if not (wafer.dead or wafer.dead_links):
                     assert len(found) == lattice(wafer, width, height)
-                stages = room(wafer, width, height)
+                stages = stage_capacity(wafer, width, height)
                 dies = [d for stage in stage_dies(wafer, width, height, stages) for d in stage]
                 assert len(dies) == len(set(dies)) == stages * width * height
                 assert all(wafer.alive(*die) for die in dies)
@@ -94,7 +99,7 @@ def test_rectangles_lie_apart_and_on_working_dies():
 def test_two_rectangles_beside_a_dead_die(dead, shape):
     """One lattice has room for one of them only."""
     wafer = DOJO.replace(dead=(dead,))
-    assert (lattice(wafer, *shape), room(wafer, *shape)) == (1, 2)
+    assert (lattice(wafer, *shape), stage_capacity(wafer, *shape)) == (1, 2)
 
 
 def links_between(one, other, wafer):
@@ -160,7 +165,7 @@ def test_a_line_that_bends_has_the_slower_links():
     assert not is_linear(problem, bent)
     assert is_linear(problem, straight)
     alone = wafer.replace(die=wafer.die.replace(d2d_modules_y=0), rows=1)
-    assert (room(alone, 5, 1), room(alone, 6, 1)) == (1, 0)
+    assert (stage_capacity(alone, 5, 1), stage_capacity(alone, 6, 1)) == (1, 0)
 
 
 def test_the_map_of_lines():

@@ -8,18 +8,19 @@ import pytest
 from wafer_cases import refusal
 
 from phaze_fast import models
-from phaze_fast.hardware import WaferSpace, presets
 from phaze_fast.wafer import (
     Effort,
     Problem,
+    WaferSpace,
     WaferTraining,
     capped_s,
+    load_wafer,
     pareto_front,
     search_front,
     search_mapping,
     step_energy,
 )
-from phaze_fast.wafer.pareto import OBJECTIVES, _point
+from phaze_fast.wafer.studies.pareto import OBJECTIVES, _point
 
 BERT, BATCH = models.load("bertlarge"), WaferTraining(16)
 QUICK = Effort(seeds=1, steps=200, promising=1)
@@ -80,7 +81,7 @@ def test_a_power_limit_stretches_the_step(every):
     assert slow.power_w == pytest.approx(half_w)
     dark = Problem(BERT, problem.wafer.replace(power_cap_w=1e-3), BATCH)
     assert capped_s(dark, found) == float("inf")
-    assert capped_s(Problem(BERT, presets.wafer("dram-wafer"), BATCH), found) == found.time_s
+    assert capped_s(Problem(BERT, load_wafer("dram-wafer"), BATCH), found) == found.time_s
 
 
 def test_a_front_on_the_command_line_is_in_file_and_page(run, folder, tmp_path):

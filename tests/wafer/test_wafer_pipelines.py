@@ -15,7 +15,6 @@ from wafer_cases import refusal
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.planning import pipelines
 from phaze_fast.wafer import (
     Effort,
@@ -25,17 +24,18 @@ from phaze_fast.wafer import (
     WaferTraining,
     baselines,
     evaluate,
+    load_wafer,
     megatron,
     search_mapping,
     step_energy,
     step_mfu,
 )
-from phaze_fast.wafer.baselines import baselines_on
-from phaze_fast.wafer.layout import boundaries, layouts, weighed_split
-from phaze_fast.wafer.mapping_rules import layout_faults
+from phaze_fast.wafer.mapping.encoding import layout_faults
+from phaze_fast.wafer.mapping.layout import boundaries, layouts, weighed_split
+from phaze_fast.wafer.search.baselines import baselines_on
 
-TILE = presets.wafer("dojo-tile-like").replace(columns=2, rows=2)
-PAIR = TILE.replace(joined=2)
+TILE = load_wafer("dojo-tile-like").replace(columns=2, rows=2)
+PAIR = TILE.replace(wafer_count=2)
 
 # ---- schedules ----
 
@@ -88,7 +88,7 @@ def test_a_shorter_bubble_costs_memory_or_messages():
 
 
 def test_schedules_and_replicas_are_read_back():
-    problem = Problem("bertlarge", PAIR.replace(joined=4), WaferTraining(32))
+    problem = Problem("bertlarge", PAIR.replace(wafer_count=4), WaferTraining(32))
     plan = megatron(problem, Layout(2, 1, 4, 2, "interleaved", 3, replicas=2), 2)
     assert plan.faults(problem) == []
     again = Encoding.from_list(plan.to_list())
@@ -120,9 +120,9 @@ def test_what_a_pipeline_cannot_do_is_one_line(layout, text):
 
 
 def test_wafers_without_links_to_others_are_not_joined():
-    dram = presets.wafer("dram-wafer")
-    assert refusal(lambda: dram.replace(joined=2)) == (
-        "joined: 2 wafers without io are not accepted; expected the bandwidth of their links to "
+    dram = load_wafer("dram-wafer")
+    assert refusal(lambda: dram.replace(wafer_count=2)) == (
+        "wafer_count: 2 wafers without io are not accepted; expected the bandwidth of their links to "
         "each other, or 1 wafer"
     )
 
@@ -184,16 +184,16 @@ def test_joined_wafers_on_the_command_line(run, tmp_path):
     file = tmp_path / "tile.yaml"
     file.write_text(TILE.replace(rows=1).to_yaml())
     words = ("bertlarge", "--global-batch", 2, "--seeds", 1, "--steps", 200, "--promising", 1)
-    code, out, _ = run(*words, "--wafer", file, "--joined", 2, "--json")
+    code, out, _ = run(*words, "--wafer", file, "--wafer-count", 2, "--json")
     found = json.loads(out)
     assert code == 0
     assert "2 wafers" in found["bound_space"]
     assert 0 < found["bound"] <= found["ours"]["time_s"]
     for name, text in (
-        ("dram-wafer", "joined: 2 wafers without io are not accepted"),
-        ("wafer-space", "--joined: wafer-space is not accepted with it"),
+        ("dram-wafer", "wafer_count: 2 wafers without io are not accepted"),
+        ("wafer-space", "--wafer-count: wafer-space is not accepted with it"),
     ):
-        code, out, err = run(*words, "--wafer", name, "--joined", 2)
+        code, out, err = run(*words, "--wafer", name, "--wafer-count", 2)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert text in err
 
@@ -223,7 +223,7 @@ def test_blocks_are_shared_out_so_that_the_slowest_stage_is_least():
 def test_fewer_blocks_beside_a_large_vocabulary_are_faster():
     """Its head counts as almost two blocks: one stage of four has fewer of them."""
     model = models.load("llama3-8b").replace(layers=8)
-    wafer = presets.wafer("dram-wafer").replace(columns=4, rows=1)
+    wafer = load_wafer("dram-wafer").replace(columns=4, rows=1)
     problem = Problem(model, wafer, WaferTraining(8))
     even = Layout(1, 1, 4, 1)
     uneven = next(each for each in problem.layouts() if each.blocks and each.stages == 4).blocks

@@ -4,14 +4,13 @@ import pytest
 
 from phaze_fast import models
 from phaze_fast.cost import attention_ops, operator_costs, product_ops, vector_ops
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Layout, Problem, WaferTraining
-from phaze_fast.wafer.bounds import roofline, work_bound
-from phaze_fast.wafer.outcome import Effort
-from phaze_fast.wafer.prices import network_chip
-from phaze_fast.wafer.prices import operator_costs as wafer_costs
-from phaze_fast.wafer.problem import combination
-from phaze_fast.wafer.search import search_mapping
+from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer
+from phaze_fast.wafer.mapping.prices import network_chip
+from phaze_fast.wafer.mapping.prices import operator_costs as wafer_costs
+from phaze_fast.wafer.mapping.problem import combination
+from phaze_fast.wafer.search.bounds import roofline, work_bound
+from phaze_fast.wafer.search.result import Effort
+from phaze_fast.wafer.search.search import search_mapping
 
 QUICK = Effort(seeds=1, steps=1500, promising=2)
 
@@ -22,7 +21,7 @@ def test_explicit_attention_is_mapped_too():
     fused = models.load("bertlarge")
     times = []
     for model in (fused, fused.replace(attention="eager"), fused.replace(kv_heads=4)):
-        problem = Problem(model, presets.wafer("dram-wafer"), WaferTraining(16))
+        problem = Problem(model, load_wafer("dram-wafer"), WaferTraining(16))
         times.append(search_mapping(problem, QUICK).best.time_s)
         for dies, micro_batch in ((1, 1), (6, 4)):
             least = problem.least_work(Layout(dies, 1, 1, micro_batch))
@@ -33,10 +32,10 @@ def test_explicit_attention_is_mapped_too():
 @pytest.mark.parametrize("model", ["bertlarge", "llama2-70b", "gpt2"])
 @pytest.mark.parametrize("wafer", ["dram-wafer", "dojo-tile-like", "wse2-like"])
 def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roofline(model, wafer):
-    slow = presets.wafer(wafer).die.replace(
-        chip=presets.wafer(wafer).die.chip.replace(launch_latency_s=1e-4)
+    slow = load_wafer(wafer).die.replace(
+        chip=load_wafer(wafer).die.chip.replace(launch_latency_s=1e-4)
     )
-    given = presets.wafer(wafer).replace(die=slow)
+    given = load_wafer(wafer).replace(die=slow)
     problem = Problem(models.load(model), given, WaferTraining(64))
     over = roofline(problem)
     for dies, micro_batch in ((1, 1), (4, 2), (12, 16), (35, 64)):
@@ -52,9 +51,9 @@ def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roofline(model,
 
 def test_parts_of_operators_are_priced_as_the_operators_they_are():
     """A split product, norm and attention cost what the same sizes cost on their own."""
-    model, wafer = models.load("llama2-70b"), presets.wafer("dram-wafer")
+    model, wafer = models.load("llama2-70b"), load_wafer("dram-wafer")
     problem = Problem(model, wafer, WaferTraining(64))
-    forward, backward, kept, _, parameters, of_weights = problem._table(12, 16)
+    forward, backward, kept, _, parameters, of_weights = problem.price_table(12, 16)
     at = {op.name: i for i, op in enumerate(problem.work.operators)}
     seq, hidden = problem.work.seq, model.hidden
 
@@ -93,7 +92,7 @@ def test_parts_of_operators_are_priced_as_the_operators_they_are():
 
 
 def test_products_share_operands_over_the_network_of_a_die():
-    wafer = presets.wafer("dram-wafer")
+    wafer = load_wafer("dram-wafer")
     slow = network_chip(wafer.replace(die=wafer.die.replace(network_bytes_per_s=1e9)))
     specs = [(op.spec, 1) for op in Problem("bertlarge", wafer).work.operators]
     seconds, joules = wafer_costs(wafer.chip, slow, specs)
@@ -101,7 +100,7 @@ def test_products_share_operands_over_the_network_of_a_die():
     for at, (spec, count) in enumerate(specs):
         product = "gemm" in spec.kind or spec.kind.startswith("attention")
         own = slow if product else wafer.chip
-        alone_s, alone_j = wafer_costs(own, own, [(spec, count)])
-        assert (seconds[at], joules[at]) == (alone_s[0], alone_j[0])
+        isolated_s, alone_j = wafer_costs(own, own, [(spec, count)])
+        assert (seconds[at], joules[at]) == (isolated_s[0], alone_j[0])
         products += product and seconds[at] > wafer_costs(wafer.chip, wafer.chip, [(spec, 1)])[0][0]
     assert products > 0

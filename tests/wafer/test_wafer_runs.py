@@ -8,21 +8,21 @@ from wafer_cli_cases import DRAM, EFFORT, document, refused
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import WaferSpace
 from phaze_fast.runs import store
 from phaze_fast.wafer import (
     Effort,
     Evaluation,
     MappingResult,
     Problem,
+    WaferSpace,
     WaferTraining,
     compare_mappings,
     search_mapping,
     search_mappings,
     search_wafers,
-    searches,
 )
-from phaze_fast.wafer.session import Session, Task
+from phaze_fast.wafer.search import search as searches
+from phaze_fast.wafer.search.session import Session, Task
 
 BERT = models.load("bertlarge")
 STEP = WaferTraining(16)

@@ -7,14 +7,21 @@ import pytest
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
-from phaze_fast.wafer.bounds import roofline
-from phaze_fast.wafer.layout import layouts
-from phaze_fast.wafer.outcome import Effort
-from phaze_fast.wafer.packing import tiles
-from phaze_fast.wafer.search import search_below, search_mapping
-from phaze_fast.wafer.wafers import contained, search_wafers
+from phaze_fast.wafer import (
+    Layout,
+    Problem,
+    WaferTraining,
+    evaluate,
+    load_wafer,
+    load_wafer_space,
+    megatron,
+)
+from phaze_fast.wafer.mapping.layout import layouts
+from phaze_fast.wafer.mapping.packing import tiles
+from phaze_fast.wafer.search.bounds import roofline
+from phaze_fast.wafer.search.result import Effort
+from phaze_fast.wafer.search.search import search_below, search_mapping
+from phaze_fast.wafer.studies.wafers import contained, search_wafers
 
 BERT = models.load("bertlarge")
 
@@ -24,7 +31,7 @@ QUICK = Effort(seeds=1, steps=500, promising=2)
 
 @pytest.fixture(scope="module")
 def dojo() -> Problem:
-    return Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(64))
+    return Problem(BERT, load_wafer("dojo-tile-like"), WaferTraining(64))
 
 
 @pytest.mark.slow
@@ -77,7 +84,7 @@ def test_nothing_below_the_best_is_left_to_find(dojo):
 
 
 def test_a_model_without_room_says_how_much_is_missing():
-    problem = Problem(models.load("gpt3-175b"), presets.wafer("dram-wafer"), WaferTraining(64))
+    problem = Problem(models.load("gpt3-175b"), load_wafer("dram-wafer"), WaferTraining(64))
     found = search_mapping(problem, QUICK)
     assert not found.best.fits
     assert found.best.over_bytes > 10e9
@@ -87,7 +94,7 @@ def test_a_model_without_room_says_how_much_is_missing():
 
 def test_an_sram_wafer_holds_the_state_of_few_parameters():
     """MODEL.md: 44 GB hold at most about 2.7 billion parameters' state at 16 bytes each."""
-    wafer = presets.wafer("wse3-like").replace(off_wafer=None)
+    wafer = load_wafer("wse3-like").replace(off_wafer=None)
     room = wafer.memory_bytes * wafer.dies / 16
     assert 2.5e9 < room < 2.8e9
     small = Problem(models.load("opt-1.3b"), wafer, WaferTraining(64))
@@ -98,27 +105,27 @@ def test_an_sram_wafer_holds_the_state_of_few_parameters():
 
 @pytest.mark.slow
 def test_dead_dies_are_left_alone():
-    wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 2),))
+    wafer = load_wafer("dojo-tile-like").replace(dead=((2, 2),))
     for width, height in ((1, 1), (2, 2), (5, 2), (2, 5)):
         for x, y in tiles(wafer, width, height):
             assert not (x <= 2 < x + width and y <= 2 < y + height)
     assert len(tiles(wafer, 1, 1)) == 24
     assert tiles(wafer, 5, 5) == ()
     found = search_mapping(Problem(BERT, wafer, WaferTraining(64)), QUICK)
-    whole = search_mapping(Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(64)), QUICK)
+    whole = search_mapping(Problem(BERT, load_wafer("dojo-tile-like"), WaferTraining(64)), QUICK)
     assert found.best.time_s >= whole.best.time_s  # 24 dies suit this model as well as 25
 
 
 def test_a_wafer_inside_another_is_left_out():
-    whole = presets.wafer("dram-wafer")
+    whole = load_wafer("dram-wafer")
     narrow, slow = whole.replace(columns=4), whole.replace(hop_latency_s=1e-6)
-    other = presets.wafer("sram-wafer")
+    other = load_wafer("sram-wafer")
     assert contained([narrow, whole, slow, other, whole]) == [True, False, True, False, True]
 
 
 def test_wafers_are_searched_together_with_mappings(tmp_path):
-    space = presets.wafer_space("wafer-space").replace(
-        base=presets.wafer("dram-wafer").replace(columns=4, rows=3),
+    space = load_wafer_space("wafer-space").replace(
+        base=load_wafer("dram-wafer").replace(columns=4, rows=3),
         axes={"die.hbm_stacks": [0, 1, 2], "die.d2d_modules_x": [4, 14]},
         ties={},
     )
@@ -135,7 +142,7 @@ def test_wafers_are_searched_together_with_mappings(tmp_path):
 
 @pytest.mark.slow
 def test_where_no_wafer_has_room_the_roomiest_says_how_much_is_missing():
-    space = presets.wafer_space("wafer-space").replace(
+    space = load_wafer_space("wafer-space").replace(
         axes={"die.hbm_stacks": [0, 2, 4], "die.chip.tensor_core.count": [8]}, ties={}
     )
     found = search_wafers(models.load("gpt3-175b"), space, WaferTraining(64), QUICK)
@@ -165,8 +172,8 @@ def test_a_budget_leaves_wafers_and_layouts_out_but_no_bound(dojo):
     assert short.unseen >= len(every) - len(few)
     assert short.best.rank > full.best.rank
     assert short.bound_s <= full.best.time_s
-    space = presets.wafer_space("wafer-space").replace(
-        base=presets.wafer("dram-wafer").replace(columns=4, rows=2),
+    space = load_wafer_space("wafer-space").replace(
+        base=load_wafer("dram-wafer").replace(columns=4, rows=2),
         axes={"die.hbm_stacks": [0, 2, 4], "die.chip.tensor_core.count": [8]},
         ties={},
     )
@@ -188,18 +195,18 @@ def test_bad_effort_is_refused():
     with pytest.raises(InvalidInputError, match="global_batch: 0 is not accepted"):
         WaferTraining(global_batch=0)
     with pytest.raises(InvalidInputError, match="model: vit-b16"):
-        Problem(models.load("vit-b16"), presets.wafer("dram-wafer"))
+        Problem(models.load("vit-b16"), load_wafer("dram-wafer"))
 
 
 def test_exhaustive_search_refuses_what_it_cannot_finish(dojo):
     mapping = dojo.mapping(Layout(4, 4, 1, 16))
     with pytest.raises(InvalidInputError, match="too many mappings"):
         mapping.exhaust()
-    assert np.isfinite(mapping.ways())
+    assert np.isfinite(mapping.mapping_count())
 
 
 SLOW_HOPS = Problem(
-    BERT, presets.wafer("dojo-tile-like").replace(hop_latency_s=1.0), WaferTraining(64)
+    BERT, load_wafer("dojo-tile-like").replace(hop_latency_s=1.0), WaferTraining(64)
 )
 
 
@@ -216,7 +223,7 @@ def test_no_stages_where_hops_are_slow():
 
 
 def test_a_wafer_without_links_works_die_by_die():
-    whole = presets.wafer("dram-wafer")
+    whole = load_wafer("dram-wafer")
     without = whole.replace(die=whole.die.replace(d2d_modules_x=0, d2d_modules_y=0))
     found = search_mapping(Problem(BERT, without, WaferTraining(64)), QUICK)
     layout = found.best.encoding.layout
@@ -228,7 +235,7 @@ def test_a_wafer_without_links_works_die_by_die():
 
 
 def test_idle_dies_take_no_share_of_what_is_off_the_wafer():
-    dojo = presets.wafer("dojo-tile-like")
+    dojo = load_wafer("dojo-tile-like")
     alone = dojo.replace(columns=1, rows=1)
     times = [
         search_mapping(

@@ -9,12 +9,8 @@ import pytest
 from wafer_cases import DRAM, SPACE, SRAM, refusal
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import (
-    Wafer,
-    WaferSpace,
-    presets,
-)
 from phaze_fast.schemas import schema
+from phaze_fast.wafer import WAFER_SPACES, Wafer, WaferSpace, load_wafer, load_wafer_space
 
 
 def by_loop(space):
@@ -70,7 +66,7 @@ def test_a_space_is_the_loop_over_its_grid(space):
 
 
 def test_the_space_that_comes_with_the_package():
-    assert presets.wafer_space_names() == ("wafer-space",)
+    assert WAFER_SPACES.names == ("wafer-space",)
     wafers, rejected = SPACE.wafers()
     assert SPACE.grid_size == 1296
     assert 200 <= len(wafers) <= 1296
@@ -166,8 +162,8 @@ def test_bad_ties(ties, words):
 
 
 def test_bad_names():
-    assert "did you mean 'dram-wafer'?" in refusal(lambda: presets.wafer("dram-wafr"))
-    assert "wafer space: 'x' is neither" in refusal(lambda: presets.wafer_space("x"))
+    assert "did you mean 'dram-wafer'?" in refusal(lambda: load_wafer("dram-wafr"))
+    assert "wafer space: 'x' is neither" in refusal(lambda: load_wafer_space("x"))
     assert "'x' is neither a preset" in refusal(lambda: WaferSpace(name="s", base="x", axes={}))
 
 
@@ -181,12 +177,12 @@ def test_axes_of_the_stream():
     axes = {"off_wafer.bandwidth_bytes_per_s": ["150 GB/s", "1 TB/s"]}
     wafers, _ = WaferSpace(name="s", base="wse3-like", axes=axes).wafers()
     assert [w.off_wafer.bandwidth_bytes_per_s for w in wafers] == [150e9, 1e12]
-    assert {w.die for w in wafers} == {presets.wafer("wse3-like").die}
+    assert {w.die for w in wafers} == {load_wafer("wse3-like").die}
 
 
 def test_a_space_from_a_file(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text("{name: s, base: sram-wafer, axes: {die.hbm_stacks: [0, 1]}}")
-    space = presets.wafer_space(file)
+    space = load_wafer_space(file)
     assert [w.dies for w in space.wafers()[0]] == [64]
     assert space.wafers()[1] == {"area": 1}

@@ -10,7 +10,6 @@ from reference import mapping_oracle as oracle
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.wafer import (
     Effort,
     Layout,
@@ -18,11 +17,12 @@ from phaze_fast.wafer import (
     WaferTraining,
     compare_mappings,
     evaluate,
+    load_wafer,
     transfers,
 )
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.operators import workload
-from phaze_fast.wafer.plans import encode, megatron_op_mappings
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.operators import workload
+from phaze_fast.wafer.mapping.plans import encode, megatron_op_mappings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
@@ -30,7 +30,7 @@ import wafer_benchmark
 import wafer_score
 
 T5 = models.load("t5-small")
-WAFER = presets.wafer("dram-wafer").replace(columns=2, rows=2)
+WAFER = load_wafer("dram-wafer").replace(columns=2, rows=2)
 PROBLEM = Problem(T5, WAFER, WaferTraining(8))
 PAIR = Problem(T5, WAFER.replace(rows=1), WaferTraining(2))
 LAYOUT = Layout(2, 2, 1, 8)
@@ -70,7 +70,7 @@ def test_tensor_parallelism_sums_twice_in_an_encoder_and_three_times_in_a_decode
 
 def test_search_bound_and_baselines_of_an_encoder_decoder():
     quick = Effort(seeds=1, steps=200, promising=1)
-    found = compare_mappings(PAIR, quick, ablations=False, lean=False)
+    found = compare_mappings(PAIR, quick, ablations=False, equal_speed_memory=False)
     best = found.ours.best
     assert best.fits
     assert found.ours.bound_s <= best.time_s

@@ -8,14 +8,13 @@ from reference.mapping_player import back, rim_routes
 from reference.mesh_simulator import Traffic
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Wafer, presets
-from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
-from phaze_fast.wafer.layout import stages_on
-from phaze_fast.wafer.loads import step_loads
-from phaze_fast.wafer.packing import stage_dies
-from phaze_fast.wafer.streams import stream_link_s, stream_loads
+from phaze_fast.wafer import Layout, Problem, Wafer, WaferTraining, evaluate, load_wafer, megatron
+from phaze_fast.wafer.mapping.layout import stages_on
+from phaze_fast.wafer.mapping.loads import step_loads
+from phaze_fast.wafer.mapping.packing import stage_dies
+from phaze_fast.wafer.mapping.streams import stream_link_s, stream_loads
 
-TILE = presets.wafer("dojo-tile-like")
+TILE = load_wafer("dojo-tile-like")
 ALL = ("left", "right", "top", "bottom")
 SIDES = (("top",), ("left",), ("left", "bottom"), ("left", "right"), ALL)
 
@@ -130,7 +129,7 @@ def test_a_stream_fills_links_beside_the_work():
 
 
 def test_switches_carry_it_at_no_charge():
-    wafer = presets.wafer("switch-wafer")
+    wafer = load_wafer("switch-wafer")
     assert stream_link_s(wafer, Layout(20, 1, 1, 1)) == (0.0, 0.0)
 
 
@@ -160,4 +159,4 @@ def test_edges_have_one_order():
     given = TILE.off_wafer.replace(edges=("bottom", "left", "bottom"))
     assert given.edges == ("left", "bottom")
     assert TILE.off_wafer.edges == ("top",)
-    assert presets.wafer("dram-stream-wafer").off_wafer.edges == ALL
+    assert load_wafer("dram-stream-wafer").off_wafer.edges == ALL

@@ -8,23 +8,23 @@ import pytest
 from reference.mesh_simulator import Traffic
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.wafer import (
     Effort,
     Problem,
     WaferTraining,
     die_map,
+    load_wafer,
     mesh_collective,
     search_mapping,
 )
-from phaze_fast.wafer.details import details
-from phaze_fast.wafer.layout import Layout, boundaries, layouts
-from phaze_fast.wafer.mesh import Links, Run
+from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.layout import Layout, boundaries, layouts
+from phaze_fast.wafer.mapping.mesh import Links, Run
 
 WITHIN = 0.03
 PLAIN, SUMMING = 1, 2
 QUICK = Effort(seeds=1, steps=200, promising=1)
-BASE = presets.wafer("switch-wafer")
+BASE = load_wafer("switch-wafer")
 
 
 class Switch(Traffic):

@@ -9,102 +9,15 @@ from itertools import starmap
 
 import pytest
 from case_counts import slow_or_thorough
+from wafer_tiny_cases import BERT, FAST, tiny_problem, tiny_workload
 
-from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
-from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
-from phaze_fast.wafer.bounds import any_placement_bound, quick_bound, roofline, tight_bound
-from phaze_fast.wafer.layout import weighed_split
-from phaze_fast.wafer.mapping_rules import layout_faults
-from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
-from phaze_fast.wafer.outcome import Effort
-from phaze_fast.wafer.search import search_mapping
-
-BERT = models.load("bertlarge")
-FAST = {"bandwidth_bytes_per_s": 1e12}
-
-
-def tiny_workload(rng: random.Random) -> Workload:
-    """Up to six operators: an end, a block of products and others, another end."""
-    seq, width = rng.choice([8, 64, 512]), rng.choice([64, 256, 1024])
-    count = rng.randint(2, 4)
-    kinds = [rng.choice(["gemm", "gemm", "activation", "residual", "norm"]) for _ in range(count)]
-    kinds[rng.randrange(count)] = "gemm"
-    kinds[-1] = rng.choice(["residual", "norm"])
-    before, behind = rng.random() < 0.3, rng.random() < 0.4
-    parts = ["before"] * before + ["block"] * count + ["behind"] * behind
-    kinds = ["gemm"] * before + kinds + ["gemm"] * behind
-    ops = []
-    for i, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
-        product = kind == "gemm"
-        size = ELEMENT_BYTES * seq * width
-        spec = OperatorSpec(
-            f"op{i}",
-            kind,
-            "TC" if product else "VC",
-            (-1,),
-            m=seq,
-            n=width,
-            k=width if product else 0,
-            flops=2.0 * seq * width * width if product else 0.0,
-            read_bytes=size + (ELEMENT_BYTES * width * width if product else 0),
-            write_bytes=size,
-            function="layernorm" if kind == "norm" else "",
-        )
-        last = part == "block" and i + 1 == before + count
-        kept = last or (part == "block" and rng.random() < 0.6)
-        ops.append(
-            MeshOperator(
-                name=spec.name,
-                part=part,
-                spec=spec,
-                seq_rows=seq,
-                units=width,
-                inner_units=width if product else 0,
-                kept_bytes=float(size) if kept else 0.0,
-                output_kept=kept,
-                parameters=width * width if product else 0,
-                stat_bytes=8.0 * seq if kind == "norm" else 0.0,
-                gather_bytes=0.0,
-            )
-        )
-    size = float(ELEMENT_BYTES * seq * width)
-    start, end = int(before), before + count - 1
-    edges = [Edge(i, i + 1, "inside", size, ops[i].output_kept) for i in range(start, end)]
-    edges.append(Edge(end, start, "wrap", size, True))
-    if count > 2 and rng.random() < 0.5:
-        edges.append(Edge(start, end, "inside", size, False))
-    if before:
-        edges.append(Edge(0, start, "entry", size, False))
-    if behind:
-        edges.append(Edge(end, end + 1, "exit", size, True))
-    chain = tuple(range(start, end + 1))
-    return Workload(BERT, seq, tuple(ops), tuple(edges), chain, size, blocks=rng.randint(1, 6))
-
-
-def tiny_problem(rng: random.Random) -> Problem:
-    """On at most four dies, with so much memory that keeping everything now and then fits."""
-    name = rng.choice(["dram-wafer", "dram-wafer", "dram-stream-wafer"])
-    columns, rows = rng.choice([(2, 1), (1, 2), (3, 1), (2, 2), (4, 1)])
-    wafer = presets.wafer(name).replace(columns=columns, rows=rows)
-    if wafer.off_wafer is not None and rng.random() < 0.7:  # the mesh to the rim counts, not I/O
-        edges = rng.choice([("left",), ("top",), ("left", "top"), ("left", "right")])
-        fast = wafer.off_wafer.replace(edges=edges, bandwidth_bytes_per_s=1e15)
-        slow = wafer.die.replace(d2d_modules_x=1, d2d_modules_y=1)
-        wafer = wafer.replace(off_wafer=fast, die=slow)
-    work = tiny_workload(rng)
-    training = WaferTraining(rng.choice([2, 3, 4, 6, 8, 9, 12]))
-    free = Problem(BERT, wafer, training, work=work)
-    state = 16.0 * work.parameters
-    kept = sum(op.kept_bytes for op in work.operators) * training.global_batch * work.blocks
-    room = (state * rng.uniform(0.3, 1.5) + kept * rng.uniform(0.1, 1.0)) / wafer.dies
-    return replace_capacity(free, room)
-
-
-def replace_capacity(problem: Problem, room: float) -> Problem:
-    return problem.variant(capacity_bytes=room)
+from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, load_wafer, megatron
+from phaze_fast.wafer.mapping.encoding import layout_faults
+from phaze_fast.wafer.mapping.layout import weighed_split
+from phaze_fast.wafer.search.bounds import any_placement_bound, quick_bound, roofline, tight_bound
+from phaze_fast.wafer.search.result import Effort
+from phaze_fast.wafer.search.search import search_mapping
 
 
 def every_layout(problem: Problem) -> list[Layout]:
@@ -136,7 +49,7 @@ def brute_force(problem: Problem, most: float) -> tuple[float, float] | None:
             mappings.append(problem.mapping(layout))
         except InvalidInputError:
             continue
-    if sum(mapping.ways() for mapping in mappings) > most:
+    if sum(mapping.mapping_count() for mapping in mappings) > most:
         return None
     scores = [mapping.exhaust()[1][0] for mapping in mappings]
     return min(
@@ -157,7 +70,9 @@ def tiny_gaps(cases: int, most: float, seed: int) -> list[float]:
         found = search_mapping(problem, effort, seed=len(gaps))
         # Stages of two shapes are tried by brute force in test_wafer_classes.py.
         every = (found.best, *found.runners_up)
-        alone = min((each for each in every if each.encoding.then is None), key=lambda e: e.rank)
+        alone = min(
+            (each for each in every if each.encoding.second_class is None), key=lambda e: e.rank
+        )
         assert alone.fits == (best[0] <= 0.0)
         if not alone.fits:
             continue
@@ -184,7 +99,7 @@ def test_three_hundred_tiny_instances(cases):
 
 @pytest.mark.parametrize("batch", [6, 12, pytest.param(45, marks=pytest.mark.slow)])
 def test_the_layouts_are_those_that_the_rules_accept(batch):
-    wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 1),))
+    wafer = load_wafer("dojo-tile-like").replace(dead=((2, 1),))
     problem = Problem(BERT, wafer, WaferTraining(batch))
     listed = list(problem.layouts())
     assert sorted(listed) == sorted(every_layout(problem))
@@ -193,7 +108,7 @@ def test_the_layouts_are_those_that_the_rules_accept(batch):
 
 def test_a_batch_of_375_sequences():
     """Micro-batch 75 beats all powers of two that divide the batch: only 1 does."""
-    problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(375))
+    problem = Problem(BERT, load_wafer("dojo-tile-like"), WaferTraining(375))
     found = search_mapping(problem, Effort(seeds=1, steps=1000, promising=2))
     known = evaluate(problem, megatron(problem, Layout(5, 5, 1, 75), 1, weights="zero1"), True)
     assert found.bound_s <= found.best.time_s <= 0.066
@@ -207,7 +122,7 @@ def test_a_batch_of_375_sequences():
 def test_no_micro_batch_beats_the_bound(every):
     """One search for each divisor of the batch (or some), held against the bound over all."""
     batch = 500
-    problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(batch))
+    problem = Problem(BERT, load_wafer("dojo-tile-like"), WaferTraining(batch))
     quick = Effort(seeds=1, steps=500, promising=1)
     found = search_mapping(problem, quick)
     listed = list(problem.layouts())
@@ -227,7 +142,7 @@ def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
         anywhere_s = any_placement_bound(problem)
         for layout in every_layout(problem):
             mapping = problem.mapping(layout)
-            if mapping.ways() > 3e3:
+            if mapping.mapping_count() > 3e3:
                 continue
             score = mapping.exhaust()[1][0]
             if score["over_bytes"] + score["stream_over_bytes"] > 0:
@@ -253,7 +168,7 @@ def test_a_bound_over_any_placement_is_met_by_one_operator_on_one_die():
     rng = random.Random(3)
     for _ in range(10):
         work = tiny_workload(rng)
-        wafer = presets.wafer("dram-wafer").replace(columns=1, rows=1)
+        wafer = load_wafer("dram-wafer").replace(columns=1, rows=1)
         problem = Problem(BERT, wafer, WaferTraining(6), work=work)
         best = min(
             float(problem.mapping(layout).score()["time_s"][0] - _tail_s(problem, layout))
@@ -300,7 +215,7 @@ def test_no_mapping_fits_where_state_has_no_room_on_or_off_the_wafer(seed):
         over = roofline(problem)
         for layout in every_layout(problem):
             mapping = problem.mapping(layout)
-            if mapping.ways() > 300:
+            if mapping.mapping_count() > 300:
                 continue
             score = mapping.exhaust()[1][0]
             fits = score["over_bytes"] + score["stream_over_bytes"] <= 0

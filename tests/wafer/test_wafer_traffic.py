@@ -17,11 +17,11 @@ from wafer_mappings import (
 from phaze_fast import _core, models
 from phaze_fast.opgraph import layer_graph
 from phaze_fast.wafer import Layout, evaluate, megatron
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.layout import links_of
-from phaze_fast.wafer.mesh import mesh_collective
-from phaze_fast.wafer.operators import workload
-from phaze_fast.wafer.traffic import describe, transfers
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.layout import links_of
+from phaze_fast.wafer.mapping.mesh import mesh_collective
+from phaze_fast.wafer.mapping.operators import workload
+from phaze_fast.wafer.mapping.traffic import describe, transfers
 
 
 def test_describe_says_which_tensor_is_split_where():
@@ -170,8 +170,12 @@ def test_kept_bytes_reach_the_kernel():
         for part in ("before", "behind")
     }
     blocks = problem.blocks(Layout(1, 1, 2, 1))
-    assert stages[0][3] == pytest.approx(2 * (blocks[0] * keep + ends["before"]), rel=1e-12)
-    assert stages[1][3] == pytest.approx(blocks[1] * keep + ends["behind"], rel=1e-12)
+    assert stages["activation_bytes"][0] == pytest.approx(
+        2 * (blocks[0] * keep + ends["before"]), rel=1e-12
+    )
+    assert stages["activation_bytes"][1] == pytest.approx(
+        blocks[1] * keep + ends["behind"], rel=1e-12
+    )
 
 
 def test_the_core_has_as_many_runs_as_the_rule_says():

@@ -43,6 +43,8 @@ inline constexpr int kRunsPerAxis = 3;  // a rule of the encoding: at most so ma
 
 enum class Role : std::uint8_t { kBatch = 0, kRows = 1, kColumns = 2, kInner = 3, kCopy = 4 };
 inline constexpr int kRoleCount = 5;
+inline constexpr std::array<const char*, kRoleCount> kRoleNames{"batch", "rows", "columns", "inner",
+                                                                "copies"};
 
 enum class WeightMode : std::uint8_t {
   kReplicated = 0,
@@ -53,9 +55,13 @@ enum class WeightMode : std::uint8_t {
   kOffload = 5,  // weights stay; gradients and optimiser state live off the wafer, split
 };
 inline constexpr int kWeightModeCount = 6;
+inline constexpr std::array<const char*, kWeightModeCount> kWeightModeNames{
+    "replicated", "zero1", "zero2", "zero3", "stream", "offload"};
 
 enum class Output : std::uint8_t { kStash = 0, kRecompute = 1, kOffload = 2 };
 inline constexpr int kOutputCount = 3;
+inline constexpr std::array<const char*, kOutputCount> kOutputNames{"stash", "recompute",
+                                                                    "offload"};
 
 // Which slots each role has (bit k = slot k; every slot has one role), and how weights are kept.
 struct OpMapping {
@@ -78,6 +84,7 @@ struct MapOpRecord {
 };
 
 enum class EdgeKind : std::int32_t { kInside = 0, kEntry = 1, kWrap = 2, kExit = 3 };
+inline constexpr std::array<const char*, 4> kEdgeKindNames{"inside", "entry", "wrap", "exit"};
 
 struct MapEdgeRecord {
   std::int32_t from;
@@ -160,12 +167,12 @@ struct MapProblem {
   // Streams (pipeline x pipeline stages x 2): of stage k and another one j, seconds of the busiest
   // link between dies of k for a byte that each die of j takes or gives, and for one of each; of k
   // and k, of the busiest link anywhere. Empty: all stream at once, by the rules' seconds.
-  std::span<const double> foreign_s;
+  std::span<const double> cross_stage_s;
 };
 
 // What a stage takes for one micro-batch by itself, and between each of its dies and the rim.
 struct MapOther {
-  double alone_s, taken_bytes, given_bytes;
+  double isolated_s, taken_bytes, given_bytes;
 };
 
 // What one stage keeps and how long it takes.
@@ -175,7 +182,6 @@ struct MapStage {
   double state_bytes;
   double activation_bytes, over_bytes;
   MapOther streams;  // without what it waits for those of others
-  double block_s, block_forward_s, ends_s, ends_forward_s;  // both passes, and the forward one
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 

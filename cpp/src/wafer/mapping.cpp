@@ -130,8 +130,10 @@ Status check_problem(const MapProblem& p) noexcept {
   if (!good_columns(p, dies) || p.boundary_s.size() != p.blocks.size()) return Status::kBadLayers;
   if (!std::all_of(p.boundary_s.begin(), p.boundary_s.end(), is_size)) return Status::kNotFinite;
   const auto all = std::max(p.blocks.size(), at(std::max(p.rules.pipeline_stages, 0)));
-  if (!p.foreign_s.empty() && p.foreign_s.size() != all * all * 2) return Status::kBadLayers;
-  if (!std::all_of(p.foreign_s.begin(), p.foreign_s.end(), is_size)) return Status::kNotFinite;
+  if (!p.cross_stage_s.empty() && p.cross_stage_s.size() != all * all * 2)
+    return Status::kBadLayers;
+  if (!std::all_of(p.cross_stage_s.begin(), p.cross_stage_s.end(), is_size))
+    return Status::kNotFinite;
   if (std::any_of(p.blocks.begin(), p.blocks.end(), [](auto n) { return n < 0; })) {
     return Status::kNegative;
   }

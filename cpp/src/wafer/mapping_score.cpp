@@ -58,10 +58,6 @@ struct Block {
     hidden_f_s += f.beside_f_s;
     hidden_b_s += f.again_s + f.beside_b_s;
   }
-  // The forward pass, with so much more beside its work.
-  double forward_pass_s(double more_s) const noexcept {
-    return blocking_f_s + std::max(forward_s, hidden_f_s + more_s);
-  }
   // Both passes with every output kept.
   double plain_s() const noexcept {
     const double passes = blocking_f_s + std::max(forward_s, hidden_f_s) + blocking_b_s +
@@ -173,7 +169,8 @@ class StepScorer {
     least_step_s_ = least_.least_s();
     if (limited && surely_lacks()) return too_long();
     tail_s_ = tail_s();
-    const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && terms_.foreign_s.empty();
+    const bool plain =
+        rules_.zero_bubble == 0 && rules_.chunks == 1 && terms_.cross_stage_s.empty();
     if (asked_.range != nullptr && limited && plain && narrow(*asked_.range)) {
       MapScore score = too_long();
       if (asked_.range->most_s < kInfinite) score.time_s = kNan;
@@ -210,16 +207,16 @@ class StepScorer {
   // ---- the step ----
   bool choose(int k, Outputs* outputs) noexcept;
   bool add_stages();
-  void describe(int k, const Outputs& outputs, double load_s, double block_s, double activations,
+  void describe(int k, const Outputs& outputs, double load_s, double activations,
                 double over_bytes);
   MapScore total();
   std::array<Moved, 3> moved_weights() const noexcept;
-  MapOther streams_of(int k, double alone_s, double offloaded) const noexcept;
+  MapOther streams_of(int k, double isolated_s, double offloaded) const noexcept;
   struct Charged {
     double sum_s, slowest_s;  // of the stages of other classes
     double links_s;           // that the busiest link to the rim takes for what all stages stream
   };
-  Charged charge_foreign() noexcept;
+  Charged charge_cross_stage() noexcept;
 
   const MapTerms& terms_;
   const MapState& state_;
@@ -519,7 +516,7 @@ bool StepScorer::choose(int k, Outputs* outputs) noexcept {
 // Adds up memory and loads, stage by stage; false as soon as the step is surely too long.
 bool StepScorer::add_stages() {
   if (asked_.stages != nullptr) asked_.stages->resize(at(count_));
-  const bool streams = !terms_.foreign_s.empty();  // that stages may wait for
+  const bool streams = !terms_.cross_stage_s.empty();  // that stages may wait for
   if (streams) weights_ = moved_weights();
   Outputs outputs{};
   for (int k = 0; k < count_; ++k) {
@@ -549,32 +546,21 @@ bool StepScorer::add_stages() {
     score_.stream_bytes = std::max(score_.stream_bytes, stream);
     score_.stream_over_bytes =
         std::max(score_.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
-    if (asked_.stages != nullptr) describe(k, outputs, load_s, per_block_s, activations, over);
+    if (asked_.stages != nullptr) describe(k, outputs, load_s, activations, over);
   }
   return true;
 }
 
-void StepScorer::describe(int k, const Outputs& outputs, double load_s, double block_s,
-                          double activations, double over_bytes) {
-  const bool first = terms_.is_first(k), last = terms_.is_last(k);
+void StepScorer::describe(int k, const Outputs& outputs, double load_s, double activations,
+                          double over_bytes) {
   const StageBudget& b = stages_[at(k)];
-  double moved_link_s = 0.0;  // each way, for outputs that are moved off the wafer
-  for (int i = 0; i < item_count_; ++i) {
-    const bool away = outputs[at(items_[at(i)].op)] == static_cast<std::uint8_t>(Output::kOffload);
-    if (away) moved_link_s += items_[at(i)].link_s;
-  }
   MapStage& stage = (*asked_.stages)[at(k)];
   stage.load_s = load_s;
   stage.memory_bytes = b.fixed_bytes + activations;
   stage.state_bytes = b.state_bytes;
   stage.activation_bytes = activations + b.stash_bytes;
   stage.over_bytes = over_bytes;
-  stage.streams = terms_.foreign_s.empty() ? MapOther{load_s, 0.0, 0.0} : alone_[at(k)];
-  stage.block_s = block_s;
-  stage.block_forward_s = block_.forward_pass_s(moved_link_s);
-  stage.ends_s = (first ? ends_[0].plain_s() : 0.0) + (last ? ends_[1].plain_s() : 0.0);
-  stage.ends_forward_s =
-      (first ? ends_[0].forward_pass_s(0.0) : 0.0) + (last ? ends_[1].forward_pass_s(0.0) : 0.0);
+  stage.streams = terms_.cross_stage_s.empty() ? MapOther{load_s, 0.0, 0.0} : alone_[at(k)];
   stage.outputs = outputs;
 }
 
@@ -584,8 +570,8 @@ MapScore StepScorer::total() {
   score_.hidden_s = block_.hidden_f_s + block_.hidden_b_s;
   Pipeline pipeline(rules_);
   Charged others{};
-  if (!terms_.foreign_s.empty()) {
-    others = charge_foreign();
+  if (!terms_.cross_stage_s.empty()) {
+    others = charge_cross_stage();
     pipeline.sum_s = pipeline.idle_s = others.sum_s;
     pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;
   }
@@ -593,7 +579,7 @@ MapScore StepScorer::total() {
     pipeline.add(loads_s_[at(k)], weight_grad_s(k));
     if (asked_.stages != nullptr) (*asked_.stages)[at(k)].load_s = loads_s_[at(k)];
   }
-  if (!terms_.foreign_s.empty()) {
+  if (!terms_.cross_stage_s.empty()) {
     const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
     score_.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
   }
@@ -626,8 +612,8 @@ std::array<Moved, 3> StepScorer::moved_weights() const noexcept {
 
 // What a stage's dies take and give for one micro-batch; activations that are moved off the wafer
 // (`offloaded`, of each block) come and go.
-MapOther StepScorer::streams_of(int k, double alone_s, double offloaded) const noexcept {
-  MapOther found{alone_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
+MapOther StepScorer::streams_of(int k, double isolated_s, double offloaded) const noexcept {
+  MapOther found{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
                  blocks(k) * (weights_[1].given_bytes + offloaded)};
   for (const std::size_t end : {std::size_t{0}, std::size_t{2}}) {
     if (!(end == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
@@ -641,7 +627,7 @@ MapOther StepScorer::streams_of(int k, double alone_s, double offloaded) const n
 // streams once while the slowest one works: that one meets all of it, a faster one what passes in
 // its time. The links to the rim carry no less than if every stage streamed as little as the one
 // that streams least. Replaces `loads_s_` by what the stages take then.
-StepScorer::Charged StepScorer::charge_foreign() noexcept {
+StepScorer::Charged StepScorer::charge_cross_stage() noexcept {
   const std::size_t count = at(terms_.pipeline_stages()), first = at(rules_.first_stage);
   const std::size_t own = at(count_);
   Charged found{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
@@ -656,7 +642,7 @@ StepScorer::Charged StepScorer::charge_foreign() noexcept {
     least_in = std::min(least_in, all[j].taken_bytes);
     least_out = std::min(least_out, all[j].given_bytes);
     most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
-    pace_s = std::max(pace_s, all[j].alone_s);
+    pace_s = std::max(pace_s, all[j].isolated_s);
   }
   if (!(most > 0.0) || !(pace_s > 0.0)) return found;
   found = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
@@ -666,10 +652,10 @@ StepScorer::Charged StepScorer::charge_foreign() noexcept {
       const double less = std::min(all[j].taken_bytes, all[j].given_bytes);
       const double rest = std::max(all[j].taken_bytes, all[j].given_bytes) - less;
       if (j == k || !(rest + less > 0.0)) continue;
-      const double* cost = &terms_.foreign_s[(k * count + j) * 2];
+      const double* cost = &terms_.cross_stage_s[(k * count + j) * 2];
       past_s += rest * cost[0] + less * cost[1];
     }
-    const double load_s = all[k].alone_s + all[k].alone_s / pace_s * past_s;
+    const double load_s = all[k].isolated_s + all[k].isolated_s / pace_s * past_s;
     if (k >= first && k < first + own) {
       loads_s_[k - first] = load_s;
     } else {

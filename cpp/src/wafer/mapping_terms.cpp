@@ -21,7 +21,7 @@ MapTerms::MapTerms(const MapProblem& p)
       rules(p.rules),
       blocks(p.blocks.begin(), p.blocks.end()),
       boundary_s(p.boundary_s.begin(), p.boundary_s.end()),
-      foreign_s(p.foreign_s.begin(), p.foreign_s.end()),
+      cross_stage_s(p.cross_stage_s.begin(), p.cross_stage_s.end()),
       link_s(p.rules.stream_link_s),
       both_s(p.rules.stream_both_s),
       chain(p.chain.begin(), p.chain.end()),
@@ -56,10 +56,10 @@ MapTerms::MapTerms(const MapProblem& p)
 
 // Every stage has the links of the one of these that stands worst.
 void MapTerms::find_stream_links() {
-  if (foreign_s.empty()) return;
+  if (cross_stage_s.empty()) return;
   link_s = both_s = 0.0;
   for (int k = rules.first_stage; k < rules.first_stage + stage_count(); ++k) {
-    const double* own = &foreign_s[at(k) * at(pipeline_stages() + 1) * 2];
+    const double* own = &cross_stage_s[at(k) * at(pipeline_stages() + 1) * 2];
     link_s = std::max(link_s, own[0]);
     both_s = std::max(both_s, own[1]);
   }

@@ -99,8 +99,8 @@ class MapTerms {
   MapRulesRecord rules;
   std::vector<std::int32_t> blocks;
   std::vector<double> boundary_s;
-  std::vector<double> flights;    // micro-batches in flight, by stage
-  std::vector<double> foreign_s;  // see MapProblem
+  std::vector<double> flights;        // micro-batches in flight, by stage
+  std::vector<double> cross_stage_s;  // see MapProblem
   std::vector<MapOther> others;
   double link_s, both_s;  // of the busiest link that a stage's own streams pass, see MapProblem
   std::vector<std::int32_t> chain;

@@ -1,0 +1,351 @@
+"""Every wafer, over values of some of its fields, that breaks no rule."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, cached_property
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from phaze_fast.documents import Presets, digest
+from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.records import FrozenDict, NamedOr, OrderedFrozenDict, Record, explain
+from phaze_fast.units import format_bytes
+from phaze_fast.wafer.hardware.wafer import Die, Rule, Wafer, broken_rules, load_wafer
+
+__all__ = ["WAFER_SPACES", "WaferSpace", "load_wafer_space"]
+
+_R = TypeVar("_R", bound=Record)
+
+_MAX_GRID = 1_000_000
+# What is no axis: texts and lists, what describes a product, and memory that the die places itself.
+_NO_AXIS = {"name", "sources", "notes", "dead", "reticle_mm", "rates", "tuning", "hbm"}
+_NO_AXIS |= {"dead_links", "process_nm", "die_area_mm2", "power_w"}
+_ACCEPTED = (
+    "accepted: a number of the wafer (columns), of its die (die.width_mm), of the die's chip "
+    "(die.chip.tensor_core.count), of off_wafer or of rules (rules.window_mm)"
+)
+_AXES_SCHEMA = WithJsonSchema(
+    {
+        "type": "object",
+        "additionalProperties": {
+            "type": "array",
+            "items": {"type": ["number", "string", "boolean", "null"]},
+            "minItems": 1,
+        },
+    }
+)
+
+
+def _named_wafer(value: object) -> object:
+    return load_wafer(value) if isinstance(value, str) else value
+
+
+class WaferSpace(Record):
+    """A grid over any numbers of a wafer, of its die and of the die's chip, with ties.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast.hardware import presets
+    >>> space = WaferSpace(
+    ...     name="stacks",
+    ...     base=load_wafer("dram-wafer"),
+    ...     axes={"die.hbm_stacks": (0, 2, 6)},
+    ... )
+    >>> wafers, rejected = space.wafers()
+    >>> [(wafer.name, wafer.dies) for wafer in wafers][:2]
+    [('stacks[0]: hbm_stacks 0', 64), ('stacks[1]: hbm_stacks 2', 40)]
+    >>> rejected
+    {'area': 1, 'shoreline': 1}
+    """
+
+    what: ClassVar[str] = "wafer space"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    base: Annotated[Wafer, NamedOr(), BeforeValidator(_named_wafer)]
+    """The wafer that gives every field which is no axis; in a file also a preset's name."""
+    axes: Annotated[dict[str, tuple[Any, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
+    """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``; the last axis runs
+    fastest."""
+    ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Fields that take another field's value, for example vector cores = tensor cores."""
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _read_axes(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return {str(field): _axis_values(str(field), values) for field, values in value.items()}
+
+    @field_validator("ties")
+    @classmethod
+    def _read_ties(cls, value: dict[str, str]) -> dict[str, str]:
+        for field in (*value, *value.values()):
+            _reader(field)
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for field, source in self.ties.items():
+            if field in self.axes or source in self.ties:
+                raise ValueError(
+                    f"ties.{field}: a tied field cannot be an axis too, nor can another tie "
+                    "depend on it"
+                )
+        for field in (*self.axes, *self.ties, *self.ties.values()):
+            if field.startswith("off_wafer.") and self.base.off_wafer is None:
+                raise ValueError(f"axes: {self.base.name} has no off_wafer to vary")
+        for field, source in self.ties.items():
+            for value in self.axes.get(source, (_get(self.base, source),)):
+                _read(field, value, "ties")
+        if self.grid_size > _MAX_GRID:
+            raise ValueError(f"axes: a grid of {self.grid_size} points is more than {_MAX_GRID}")
+        return self
+
+    def digest(self) -> str:
+        """Return a hash of the content, in which the order of the axes counts."""
+        return digest([super().digest(), list(self.axes)])
+
+    @property
+    def grid_size(self) -> int:
+        """Points of the grid before any rule."""
+        return math.prod(len(values) for values in self.axes.values())
+
+    def wafers(self) -> tuple[tuple[Wafer, ...], dict[Rule, int]]:
+        """Enumerate the grid: the wafers that break no rule, and how many points break each.
+
+        A point that breaks two rules counts under both. Wafers keep grid order and are made once.
+
+        Raises
+        ------
+        InvalidInputError
+            Where two values together are no valid chip, for example a buffer without bandwidth.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> wafers, rejected = load_wafer_space("wafer-space").wafers()
+        >>> len(wafers), rejected
+        (674, {'area': 502, 'shoreline': 288})
+        """
+        return self._found.wafers, dict(self._found.rejected)
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Grid position of each wafer of `wafers`."""
+        return self._found.index
+
+    @property
+    def base_index(self) -> int | None:
+        """Position in `wafers` of the point that is the base; none where the grid leaves it out.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> space = load_wafer_space("wafer-space")
+        >>> space.wafers()[0][space.base_index].die.hbm_stacks == space.base.die.hbm_stacks
+        True
+        """
+        return self._found.base
+
+    @cached_property
+    def _found(self) -> _Found:
+        own = tuple(_get(self.base, field) for field in self.axes)
+        tied = all(_get(self.base, f) == _get(self.base, s) for f, s in self.ties.items())
+        wafers: list[Wafer] = []
+        index: list[int] = []
+        rejected: dict[Rule, int] = {}
+        base = None
+        for position, (values, wafer) in enumerate(self._points()):
+            broken = {rule for rule, _ in broken_rules(wafer)}
+            if broken:
+                for rule in sorted(broken):
+                    rejected[rule] = rejected.get(rule, 0) + 1
+                continue
+            if tied and values == own:
+                base = len(wafers)
+            wafers.append(wafer)
+            index.append(position)
+        return _Found(tuple(wafers), tuple(index), rejected, base)
+
+    def _points(self) -> Iterator[tuple[tuple[Any, ...], Wafer]]:
+        """Values of each point in grid order, and its wafer with no rule checked."""
+        base = self.base
+        plain = {name: getattr(base, name) for name in Wafer.model_fields}
+        plain.update(sources=(), notes="")  # these describe the base
+        tied = {field: _get(base, source) for field, source in self.ties.items()}
+        chips: dict[tuple[Any, ...], Accelerator] = {}
+        dies: dict[tuple[Any, ...], Die] = {}
+        for position, values in enumerate(itertools.product(*self.axes.values())):
+            varied = dict(zip(self.axes, values, strict=True))
+            varied |= {f: varied.get(self.ties[f], value) for f, value in tied.items()}
+            of_chip, of_die, own = _split(varied)
+            key = tuple(of_chip.values())
+            if key not in chips:
+                chips[key] = _varied_chip(base.die.chip, of_chip)
+            die_key = (*key, *of_die.values())
+            if die_key not in dies:
+                dies[die_key] = base.die.replace(chip=chips[key], **of_die)
+            name = f"{self.name}[{position}]: {_describe(self.axes, values)}".removesuffix(": ")
+            yield values, _unchecked({**plain, "name": name, "die": dies[die_key]}, own)
+
+
+@dataclass(frozen=True)
+class _Found:
+    wafers: tuple[Wafer, ...]
+    index: tuple[int, ...]
+    rejected: dict[Rule, int]
+    base: int | None
+
+
+# ---- fields -------------------------------------------------------------------------------------
+
+
+@cache
+def _readers() -> dict[str, TypeAdapter[Any]]:
+    """Every field that can be an axis, with what reads its values."""
+    return dict(_fields_of(Wafer, ""))
+
+
+def _fields_of(record: type[Record], path: str) -> Iterator[tuple[str, TypeAdapter[Any]]]:
+    for name, field in record.model_fields.items():
+        if name in _NO_AXIS:
+            continue
+        kind: Any = field.annotation
+        union = get_origin(kind) in (Union, UnionType)
+        for part in get_args(kind) if union else (kind,):
+            if isinstance(part, type) and issubclass(part, Record):
+                yield from _fields_of(part, f"{path}{name}.")
+                break
+        else:
+            extra = tuple(field.metadata)
+            yield f"{path}{name}", TypeAdapter(Annotated[kind, *extra] if extra else kind)
+
+
+def _reader(field: str) -> TypeAdapter[Any]:
+    readers = _readers()
+    if field not in readers:
+        close = get_close_matches(field[:60], readers, n=1, cutoff=0.6)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ValueError(f"unknown field {field[:60]!r}; {hint}{_ACCEPTED}")
+    return readers[field]
+
+
+def _read(field: str, value: object, where: str) -> Any:
+    try:
+        return _reader(field).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(explain(error, f"{where}.{field}", "").partition("\n")[0]) from None
+
+
+def _axis_values(field: str, values: object) -> tuple[Any, ...]:
+    _reader(field)
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ValueError(f"axes.{field}: {str(values)[:80]} is not accepted; expected a list")
+    plain = (value.item() if isinstance(value, np.generic) else value for value in values)
+    found = tuple(_read(field, value, "axes") for value in plain)
+    if len(set(found)) != len(found):
+        raise ValueError(f"axes.{field}: a value is given twice")
+    return found
+
+
+def _get(record: Record, field: str) -> Any:
+    value: Any = record
+    for part in field.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _with(record: _R, varied: Mapping[str, Any]) -> _R:
+    """Copy a record with some fields changed, also within the records it holds."""
+    changes: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for field, value in varied.items():
+        head, _, rest = field.partition(".")
+        if rest:
+            parts.setdefault(head, {})[rest] = value
+        else:
+            changes[head] = value
+    for head, inner in parts.items():
+        changes[head] = _with(getattr(record, head), inner)
+    return record.replace(**changes)
+
+
+def _split(
+    varied: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Part fields into those of the chip, of the die and of the wafer."""
+    found: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
+    for field, value in varied.items():
+        if field.startswith("die.chip."):
+            found[0][field[9:]] = value
+        elif field.startswith("die."):
+            found[1][field[4:]] = value
+        else:
+            found[2][field] = value
+    return found
+
+
+def _unchecked(plain: dict[str, Any], varied: Mapping[str, Any]) -> Wafer:
+    """Make a wafer of valid parts that may break rules."""
+    fields = dict(plain)
+    for field, value in varied.items():
+        head, _, rest = field.partition(".")
+        if rest:  # rules and off_wafer hold no records
+            value = fields[head].replace(**{rest: value})
+        fields[head] = value
+    return Wafer.model_construct(**fields)
+
+
+def _varied_chip(base: Accelerator, varied: Mapping[str, Any]) -> Accelerator:
+    if not varied:
+        return base
+    name = f"{base.name}: {_describe(varied, varied.values())}"
+    about = {"die_area_mm2": None, "power_w": None, "sources": (), "notes": ""}  # the base's
+    return _with(base, {"name": name, **about, **varied})
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+def _describe(fields: Iterable[str], values: Iterable[Any]) -> str:
+    """Name values by their fields, for example ``hbm_stacks 2, buffer.capacity_bytes 64 MiB``."""
+    return ", ".join(
+        f"{field.removeprefix('die.').removeprefix('chip.')} {_text(field, value)}"
+        for field, value in zip(fields, values, strict=True)
+    )
+
+
+def _text(field: str, value: object) -> str:
+    if isinstance(value, int) and field.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+WAFER_SPACES = Presets(
+    "wafer space", "phaze_fast.wafer.hardware/data/wafer_spaces", WaferSpace.from_dict
+)
+"""Spaces of wafers that come with the package."""
+
+load_wafer_space = WAFER_SPACES.load

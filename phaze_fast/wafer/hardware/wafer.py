@@ -1,0 +1,716 @@
+"""A wafer: a mesh of dies, and the rules of manufacture that it must meet.
+
+A wafer is a grid of equal dies, each linked to its four neighbours. Links and memory stacks share
+the edges of a die, its circuits share its area, and stacks stand between rows of dies: more memory
+next to a die means fewer dies. Columns are counted from the left, rows from the top. Columns of
+dies stand a gap apart; between rows, and outside the first and the last row, stand stacks as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from phaze_fast.documents import Presets
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware.chip import CHIPS, Accelerator, Dtype, Hbm
+from phaze_fast.hardware.silicon import FULL_AREA, area
+from phaze_fast.records import (
+    Bandwidth,
+    Bytes,
+    Count,
+    NamedOr,
+    Quantity,
+    Record,
+    Seconds,
+    SquareMillimetres,
+    Watts,
+)
+from phaze_fast.units import format_bandwidth, format_bytes, format_flops
+
+__all__ = [
+    "WAFERS",
+    "Die",
+    "FewOrNone",
+    "MemoryTier",
+    "OffWafer",
+    "Rule",
+    "Wafer",
+    "WaferIo",
+    "WaferRules",
+    "WaferSwitch",
+    "broken_rules",
+    "extent_mm",
+    "fitting",
+    "gaps_mm",
+    "load_wafer",
+    "local_bytes",
+]
+
+Rule = Literal[
+    "reticle",
+    "shoreline",
+    "reach",
+    "window",
+    "area",
+    "memory",
+    "wafer_count",
+    "dead",
+    "dead_links",
+    "switch",
+]
+"""What a wafer can break."""
+
+_SLACK = 1 + 1e-9  # lengths are sums of rounded numbers
+
+
+# ---- one die ----
+
+Millimetres = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]
+"""A length in mm, more than zero."""
+
+DieSide = Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False)]
+"""A side of a die in mm, 1 or more."""
+
+FewOrNone = Annotated[int, Field(strict=True, ge=0, le=4096)]
+"""A whole number, zero or more."""
+
+
+def _named_chip(value: object) -> object:
+    return CHIPS.load(value) if isinstance(value, str) else value
+
+
+class WaferRules(Record):
+    """Rules of manufacture: sizes, and the bandwidth of an edge.
+
+    Examples
+    --------
+    >>> WaferRules(window_mm=200.0).d2d_module_bytes_per_s
+    512000000000.0
+    """
+
+    what: ClassVar[str] = "wafer rules"
+    reticle_mm: tuple[Millimetres, Millimetres] = (26.0, 33.0)
+    """Largest die, either way round: the field of a lithography scanner."""
+    window_mm: Millimetres = 215.0
+    """Side of the square window in the wafer; that of a Cerebras WSE, 46,225 mm2."""
+    d2d_module_mm: Millimetres = 0.55
+    """Edge that one die-to-die module takes."""
+    d2d_module_bytes_per_s: Bandwidth = 512e9
+    """Bandwidth of one module per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
+    d2d_reach_mm: Millimetres = 2.0
+    """Distance between two dies up to which a module has that rate: UCIe's advanced packages."""
+    d2d_far_mm: Millimetres = 25.0
+    """Distance that links bridge at most: UCIe's standard packages."""
+    d2d_far_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.17
+    """Of a module's rate that the same edge carries beyond its reach: UCIe 1.0 gives 224 GB/s per
+    mm of edge on standard packages and 1,317 on advanced ones, both at 32 GT/s."""
+    d2d_byte_j: Quantity = 4e-12
+    """Energy of a byte over one die-to-die link: 0.5 pJ per bit, UCIe 1.0's figure for standard
+    packages; advanced ones need half of it."""
+    d2d_module_mm2: SquareMillimetres = 0.76
+    """Area of one module. Assumed: both its directions at the 1,350 GB/s per mm2 that UCIe 1.0
+    gives for advanced packages at 45 um bump pitch."""
+    hbm_stack_mm: Millimetres = 8.5
+    """Edge that one memory stack takes: its 7.75 mm side and clearance."""
+    hbm_stack_depth_mm: Millimetres = 11.87
+    """How far a stack reaches out from the edge. Assumed: the long side of the HBM2 package,
+    7.75 mm x 11.87 mm, the short side along the die."""
+    hbm_stack_bytes: Bytes = 16_000_000_000
+    """Size of one stack."""
+    hbm_stack_bytes_per_s: Bandwidth = 819e9
+    """Bandwidth of one stack: 1,024 bits at 6.4 Gb/s, as in HBM3."""
+    defect_clustering: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 2.0
+    """Alpha of the negative binomial yield; the ITRS uses 2, and a large one is Poisson's."""
+
+
+class Die(Record):
+    """One die of a wafer: a chip, its outline, and the links and stacks on its edges.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> die = load_wafer("dram-wafer").die
+    >>> die.hbm_stacks, die.stacks_on_edges
+    (2, (1, 1))
+    """
+
+    what: ClassVar[str] = "die"
+    width_mm: DieSide
+    """Length of the top and bottom edges."""
+    height_mm: DieSide
+    """Length of the left and right edges."""
+    chip: Annotated[Accelerator, NamedOr(), BeforeValidator(_named_chip)]
+    """What it computes with, without HBM; the buffer is the die's SRAM. In a file also a preset's
+    name."""
+    d2d_modules_x: FewOrNone
+    """Die-to-die modules on each of the left and right edges."""
+    d2d_modules_y: FewOrNone
+    """Die-to-die modules on each of the top and bottom edges."""
+    hbm_stacks: FewOrNone = 0
+    """Memory stacks: half on the top edge, rounded up, the others on the bottom edge."""
+    network_bytes_per_s: Bandwidth | None = None
+    """Bandwidth of the die's network from all cores together, with multicast. Products share their
+    operands over it; all other operands stay in the cores' own SRAM. None = as fast as the buffer,
+    which then is one memory that all cores share."""
+    published: Annotated[bool, Field(strict=True)] = False
+    """Whether it is the die of a product, to which the area rule does not apply."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.chip.hbm is not None:
+            raise ValueError(
+                f"chip.hbm: {self.chip.hbm.stacks} stacks are not accepted; expected none, "
+                "since hbm_stacks says how many the die has"
+            )
+        return self
+
+    @property
+    def stacks_on_edges(self) -> tuple[int, int]:
+        """Memory stacks on the top and on the bottom edge."""
+        return (self.hbm_stacks + 1) // 2, self.hbm_stacks // 2
+
+    @property
+    def outline_mm2(self) -> float:
+        """Area that its edges enclose."""
+        return self.width_mm * self.height_mm
+
+    @cached_property
+    def chip_area_mm2(self) -> float:
+        """Area of its circuits by the template, with core network and HBM PHYs, without D2D."""
+        return _circuits_mm2(self.chip) + self.hbm_stacks * FULL_AREA.hbm_mm2_per_stack
+
+
+@lru_cache(maxsize=4096)  # a space has many dies with one chip
+def _circuits_mm2(chip: Accelerator) -> float:
+    return area(chip, FULL_AREA).total_mm2
+
+
+# ---- the wafer ----
+
+Position = tuple[FewOrNone, FewOrNone]
+"""Column and row of a die."""
+
+Link = tuple[Position, Position]
+"""Two neighbouring dies."""
+
+Edge = Literal["left", "right", "top", "bottom"]
+EDGES: tuple[Edge, ...] = ("left", "right", "top", "bottom")
+
+
+def _links_in_order(links: tuple[Link, ...]) -> tuple[Link, ...]:
+    ends = [tuple(sorted(link, key=lambda at: (at[1], at[0]))) for link in links]
+    return tuple(sorted(((a, b) for a, b in ends), key=lambda link: [at[::-1] for at in link]))
+
+
+def _in_order(dead: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(dead, key=lambda at: (at[1], at[0])))
+
+
+def _edges_in_order(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
+    if not edges:
+        raise ValueError(f"no edge is not accepted; expected some of {', '.join(EDGES)}")
+    return tuple(edge for edge in EDGES if edge in edges)
+
+
+class OffWafer(Record):
+    """Off-wafer memory that dies stream from, such as Cerebras MemoryX."""
+
+    what: ClassVar[str] = "off-wafer memory"
+    capacity_bytes: Bytes
+    """Size, for the whole wafer."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Per direction, for the whole wafer."""
+    duplex: Annotated[bool, Field(strict=True)] = True
+    """Whether both directions have that bandwidth at once; false where they share it."""
+    edges: Annotated[tuple[Edge, ...], AfterValidator(_edges_in_order)] = EDGES
+    """Edges of the wafer whose dies carry its bandwidth, evenly: left, right, top, bottom."""
+
+
+class WaferIo(Record):
+    """Links from one wafer to others of its kind."""
+
+    what: ClassVar[str] = "wafer I/O"
+    bandwidth_bytes_per_s: Bandwidth
+    """Per direction, for the whole wafer."""
+    latency_s: Seconds = 1e-6
+    """Of one message."""
+
+
+class WaferSwitch(Record):
+    """Switches between all dies, as in FRED (Rashidi et al. 2024), in place of a mesh.
+
+    The switches are non-blocking: any dies can exchange at the full rate of their links.
+    """
+
+    what: ClassVar[str] = "wafer switch"
+    bandwidth_bytes_per_s: Bandwidth
+    """Of one die's links to the switches together, per direction."""
+    sums: Annotated[bool, Field(strict=True)] = True
+    """Whether switches reduce in the network, so that an all-reduce sends each byte once."""
+
+
+@dataclass(frozen=True)
+class MemoryTier:
+    """One memory tier of one die."""
+
+    name: Literal["sram", "dram", "stream"]
+    """On the die, next to the die, or off the wafer."""
+    capacity_bytes: int
+    """Bytes per working die, without the reserve."""
+    bandwidth_bytes_per_s: float
+    """Bytes per second and working die."""
+
+
+class Wafer(Record):
+    """A grid of equal dies in a mesh, valid by the rules of its manufacture.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> wafer = load_wafer("dram-wafer")
+    >>> wafer.grid, wafer.dies, wafer.memory_bytes
+    ((8, 5), 40, 32000000000)
+    >>> more = wafer.replace(die=wafer.die.replace(hbm_stacks=4, d2d_modules_x=13))
+    >>> more.grid, more.dies, more.memory_bytes
+    ((8, 4), 32, 64000000000)
+    """
+
+    what: ClassVar[str] = "wafer"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    die: Die
+    """Every die."""
+    columns: Count | None = None
+    """Dies along the width; none = as many as fit the window."""
+    rows: Count | None = None
+    """Dies along the height; none = as many as fit the window."""
+    gap_mm: Quantity = 0.5
+    """Between neighbouring dies, or between a die and its neighbour's stacks."""
+    hop_latency_s: Seconds = 100e-9
+    """Of one hop from die to die, crossing a die included."""
+    dead: Annotated[tuple[Position, ...], AfterValidator(_in_order)] = ()
+    """Column and row of each die that does not work."""
+    dead_links: Annotated[tuple[Link, ...], AfterValidator(_links_in_order)] = ()
+    """Pairs of neighbouring dies, each as column and row, whose link works in neither direction."""
+    switch: WaferSwitch | None = None
+    """Switches between the dies; none for a mesh of links between neighbours."""
+    defects_per_cm2: Quantity = 0.0
+    """Of the process; 0 also where spare cores repair what is broken."""
+    known_good_dies: Annotated[bool, Field(strict=True)] = True
+    """Assembled from tested dies, so that none is expected dead; false where it is monolithic."""
+    off_wafer: OffWafer | None = None
+    """Memory that the wafer streams from."""
+    io: WaferIo | None = None
+    """Links to other wafers, if any."""
+    wafer_count: Count = 1
+    """Number of such wafers that train one model together, linked by their `io`."""
+    power_cap_w: Watts | None = None
+    """Power that can be supplied to all dies together and cooled; none = no limit."""
+    reserved_bytes: Bytes = 0
+    """Bytes of each die's memory that are not for the model."""
+    rules: WaferRules = WaferRules()
+    """Rules of manufacture."""
+    sources: tuple[str, ...] = ()
+    """Where the figures come from."""
+    notes: str = ""
+    """What a reader should know about them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        broken = broken_rules(self)
+        if broken:
+            faults = (ValueError(f"{rule}: {text}") for rule, text in broken)
+            raise ValidationError.from_exception_data(
+                self.what,
+                [
+                    InitErrorDetails(type="value_error", loc=(), input=None, ctx={"error": fault})
+                    for fault in faults
+                ],
+            )
+        return self
+
+    # ---- dies ----
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Columns and rows of dies."""
+        columns, rows = fitting(self)
+        return self.columns or columns, self.rows or rows
+
+    @property
+    def positions(self) -> int:
+        """Places for dies, dead ones included."""
+        return math.prod(self.grid)
+
+    @cached_property
+    def dies(self) -> int:
+        """Dies that work."""
+        return self.positions - len(self.dead)
+
+    def alive(self, column: int, row: int) -> bool:
+        """Say whether the die at a place works.
+
+        Raises
+        ------
+        InvalidInputError
+            Where the place is outside the grid.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> load_wafer("dram-wafer").replace(dead=((2, 1),)).alive(2, 1)
+        False
+        """
+        columns, rows = self.grid
+        if not (0 <= column < columns and 0 <= row < rows):
+            raise InvalidInputError(
+                f"column, row: {column}, {row} is not accepted by {self.name}; "
+                f"expected 0 to {columns - 1} and 0 to {rows - 1}"
+            )
+        return (column, row) not in self._dead
+
+    @cached_property
+    def _dead(self) -> frozenset[tuple[int, int]]:
+        return frozenset(self.dead)
+
+    def die_map(self) -> str:
+        """Draw the grid, one line per row: ``#`` works, ``.`` is dead.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> tile = load_wafer("dojo-tile-like").replace(columns=4, rows=2, dead=((3, 0),))
+        >>> print(tile.die_map())
+        ###.
+        ####
+        """
+        columns, rows = self.grid
+        return "\n".join(
+            "".join(".#"[(column, row) not in self._dead] for column in range(columns))
+            for row in range(rows)
+        )
+
+    @property
+    def die_yield(self) -> float:
+        """Share of dies without a defect: negative binomial, Stapper, IBM J. R&D 27(6), 1983."""
+        alpha = self.rules.defect_clustering
+        defects = self.die.outline_mm2 / 100.0 * self.defects_per_cm2
+        return math.exp(-alpha * math.log1p(defects / alpha))
+
+    @property
+    def expected_dead(self) -> float:
+        """Dies expected not to work; 0 where only tested dies are assembled."""
+        return 0.0 if self.known_good_dies else self.positions * (1.0 - self.die_yield)
+
+    # ---- one die ----
+
+    @cached_property
+    def chip(self) -> Accelerator:
+        """One die as the cost models see it, its memory stacks filled in."""
+        stacks, rules = self.die.hbm_stacks, self.rules
+        if not stacks:
+            return self.die.chip
+        hbm = Hbm(
+            capacity_bytes=stacks * rules.hbm_stack_bytes,
+            bandwidth_bytes_per_s=stacks * rules.hbm_stack_bytes_per_s,
+            stacks=stacks,
+        )
+        return self.die.chip.replace(hbm=hbm)
+
+    @property
+    def link_bytes_per_s(self) -> tuple[float, float]:
+        """Bandwidth between neighbours of a row (x) and of a column (y), per direction.
+
+        Beyond the reach of a module, as across a band of memory stacks, an edge carries less. With
+        switches, both are the bandwidth of a die's links to them.
+        """
+        die, rules = self.die, self.rules
+        if self.switch is not None:
+            return self.switch.bandwidth_bytes_per_s, self.switch.bandwidth_bytes_per_s
+        x, y = (
+            rules.d2d_module_bytes_per_s
+            * (rules.d2d_far_share if gap > rules.d2d_reach_mm else 1.0)
+            for gap in gaps_mm(self)
+        )
+        return die.d2d_modules_x * x, die.d2d_modules_y * y
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of one die that a model can use: HBM if it has any, else SRAM."""
+        return local_bytes(self) - self.reserved_bytes
+
+    def tiers(self) -> tuple[MemoryTier, ...]:
+        """Memory tiers of one working die, nearest first, without the reserve.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> [tier.name for tier in load_wafer("wse3-like").tiers()]
+        ['sram', 'stream']
+        """
+        chip, reserved = self.chip, self.reserved_bytes
+        sram = chip.buffer.capacity_bytes - (0 if chip.hbm else reserved)
+        found = [MemoryTier("sram", sram, chip.buffer_bandwidth_bytes_per_s)]
+        if chip.hbm:
+            rate = chip.hbm.bandwidth_bytes_per_s
+            found.append(MemoryTier("dram", chip.hbm.capacity_bytes - reserved, rate))
+        if self.off_wafer:
+            size, rate = self.off_wafer.capacity_bytes, self.off_wafer.bandwidth_bytes_per_s
+            found.append(MemoryTier("stream", size // self.dies, rate / self.dies))
+        return tuple(found)
+
+    # ---- the whole wafer ----
+
+    def peak_flops(self, dtype: Dtype = "bf16") -> float:
+        """Dense matrix FLOP/s of all working dies.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> round(load_wafer("dojo-tile-like").peak_flops() / 1e15, 2)
+        9.06
+        """
+        return self.dies * self.die.chip.peak_flops(dtype)
+
+    @property
+    def size_mm(self) -> tuple[float, float]:
+        """Width and height of the part of the wafer in use, stacks included."""
+        return extent_mm(self, *self.grid)
+
+    @property
+    def area_mm2(self) -> float:
+        """Area of the part of the wafer in use, stacks and gaps included."""
+        return math.prod(self.size_mm)
+
+    def __str__(self) -> str:
+        columns, rows = self.grid
+        tier = self.tiers()[1 if self.die.hbm_stacks else 0]
+        x, y = (format_bandwidth(rate) for rate in self.link_bytes_per_s)
+        links = f"links {x} and {y}" if self.switch is None else f"switches {x}"
+        dead = f" ({len(self.dead)} dead)" if self.dead else ""
+        known = "bf16" in self.die.chip.tensor_core.rates
+        peak = format_flops(self.peak_flops()) if known else "no bf16"
+        return (
+            f"{self.name}: {columns}x{rows} dies of {self.die.width_mm:g} x "
+            f"{self.die.height_mm:g} mm{dead}, {tier.name.upper()} "
+            f"{format_bytes(tier.capacity_bytes)} a die at "
+            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, {links}, {peak}"
+        )
+
+
+# ---- rules of manufacture ----
+
+
+def local_bytes(wafer: Wafer) -> int:
+    """Bytes of one die's memory: its stacks if it has any, else its SRAM.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> local_bytes(load_wafer("sram-wafer")) // 2**20
+    320
+    """
+    stacks = wafer.die.hbm_stacks
+    return stacks * wafer.rules.hbm_stack_bytes or wafer.die.chip.buffer.capacity_bytes
+
+
+def _bands(wafer: Wafer) -> tuple[float, float]:
+    """Height that stacks take between two rows of dies, and outside the first and last row.
+
+    The stacks of facing edges share a band where they fit side by side.
+    """
+    die, rules = wafer.die, wafer.rules
+    top, bottom = die.stacks_on_edges
+    sharing = rules.hbm_stack_mm * die.hbm_stacks <= die.width_mm * _SLACK
+    edges = (top > 0) + (bottom > 0)
+    between = min(edges, 1) if sharing else edges
+    return between * rules.hbm_stack_depth_mm, edges * rules.hbm_stack_depth_mm
+
+
+def gaps_mm(wafer: Wafer) -> tuple[float, float]:
+    """Millimetres between neighbouring dies of a row, and of a column with its stacks.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> gaps_mm(load_wafer("dram-wafer"))
+    (0.5, 12.37)
+    """
+    return wafer.gap_mm, wafer.gap_mm + _bands(wafer)[0]
+
+
+def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
+    """Width and height in mm that so many columns and rows of dies take, stacks included.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> extent_mm(load_wafer("sram-wafer"), 8, 4)
+    (203.5, 101.5)
+    """
+    between, outside = _bands(wafer)
+    return (
+        columns * wafer.die.width_mm + (columns - 1) * wafer.gap_mm,
+        rows * wafer.die.height_mm + (rows - 1) * (wafer.gap_mm + between) + outside,
+    )
+
+
+def fitting(wafer: Wafer) -> tuple[int, int]:
+    """Columns and rows of dies that fit the window.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> fitting(load_wafer("sram-wafer"))
+    (8, 8)
+    """
+    between, outside = _bands(wafer)
+    window = wafer.rules.window_mm * _SLACK
+
+    def count(side: float, gap: float, taken: float) -> int:
+        return max(math.floor((window - taken + gap) / (side + gap)), 0)
+
+    return (
+        count(wafer.die.width_mm, wafer.gap_mm, 0.0),
+        count(wafer.die.height_mm, wafer.gap_mm + between, outside),
+    )
+
+
+def broken_rules(wafer: Wafer) -> list[tuple[Rule, str]]:
+    """List every rule that a wafer breaks, with what it has and what is accepted.
+
+    A wafer that was validated breaks none; this is for those that were only constructed.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> broken_rules(load_wafer("dram-wafer"))
+    []
+    """
+    return [*_die_faults(wafer.die, wafer.rules), *_wafer_faults(wafer)]
+
+
+def _die_faults(die: Die, rules: WaferRules) -> Iterator[tuple[Rule, str]]:
+    short, long = sorted(rules.reticle_mm)
+    sides = sorted((die.width_mm, die.height_mm))
+    if sides[0] > short * _SLACK or sides[1] > long * _SLACK:
+        yield (
+            "reticle",
+            f"a die of {die.width_mm:g} x {die.height_mm:g} mm is not accepted; "
+            f"expected at most {short:g} x {long:g} mm, either way round",
+        )
+    need = die.d2d_modules_x * rules.d2d_module_mm
+    if need > die.height_mm * _SLACK:
+        yield (
+            "shoreline",
+            f"{die.d2d_modules_x} D2D modules need {need:g} mm of the left and right edges; "
+            f"expected at most height_mm, {die.height_mm:g} mm",
+        )
+    need = die.d2d_modules_y * rules.d2d_module_mm + die.stacks_on_edges[0] * rules.hbm_stack_mm
+    if need > die.width_mm * _SLACK:
+        yield (
+            "shoreline",
+            f"{die.d2d_modules_y} D2D modules and {die.stacks_on_edges[0]} HBM stacks need "
+            f"{need:g} mm of the top edge; expected at most width_mm, {die.width_mm:g} mm",
+        )
+    d2d = 2 * (die.d2d_modules_x + die.d2d_modules_y) * rules.d2d_module_mm2
+    if not die.published and die.chip_area_mm2 + d2d > die.outline_mm2 * _SLACK:
+        yield (
+            "area",
+            f"circuits of {die.chip_area_mm2:.1f} mm2 and D2D modules of {d2d:.1f} mm2 need "
+            f"{die.chip_area_mm2 + d2d:.1f} mm2; expected at most {die.outline_mm2:.1f} mm2",
+        )
+
+
+def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
+    columns, rows = wafer.grid
+    window = wafer.rules.window_mm
+    wide, high = extent_mm(wafer, max(columns, 1), max(rows, 1))
+    for name, count, need in (("columns", columns, wide), ("rows", rows, high)):
+        if need > window * _SLACK:
+            yield (
+                "window",
+                f"{max(count, 1)} {name} of dies and what stands between them need {need:g} mm; "
+                f"expected at most {window:g} mm",
+            )
+    sides = ((columns, wafer.die.d2d_modules_x), (rows, wafer.die.d2d_modules_y))
+    for name, (count, modules), gap in zip(("row", "column"), sides, gaps_mm(wafer), strict=True):
+        if wafer.switch is None and count > 1 and modules and gap > wafer.rules.d2d_far_mm * _SLACK:
+            yield (
+                "reach",
+                f"D2D modules must bridge {gap:g} mm between the dies of a {name}; "
+                f"expected at most {wafer.rules.d2d_far_mm:g} mm",
+            )
+    if wafer.memory_bytes <= 0:
+        yield (
+            "memory",
+            f"{local_bytes(wafer)} bytes of memory a die leave nothing beside reserved_bytes, "
+            f"{wafer.reserved_bytes}; expected more",
+        )
+    if wafer.wafer_count > 1 and wafer.io is None:
+        yield (
+            "wafer_count",
+            f"{wafer.wafer_count} wafers without io are not accepted; expected the bandwidth of "
+            "their links to each other, or 1 wafer",
+        )
+    yield from _switch_faults(wafer)
+    yield from _fault_map_faults(wafer)
+
+
+def _switch_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
+    if wafer.switch is None:
+        return
+    die = wafer.die
+    modules = 2 * (die.d2d_modules_x + die.d2d_modules_y)
+    most = modules * wafer.rules.d2d_module_bytes_per_s
+    if wafer.switch.bandwidth_bytes_per_s > most * _SLACK:
+        yield (
+            "switch",
+            f"{wafer.switch.bandwidth_bytes_per_s / 1e12:g} TB/s from a die are not accepted; "
+            f"expected at most {most / 1e12:g} TB/s, what the {modules} D2D modules of its edges "
+            "carry",
+        )
+    if wafer.dead_links:
+        yield "switch", "dead_links are not accepted beside switches; expected dead dies only"
+
+
+def _fault_map_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
+    columns, rows = wafer.grid
+    outside = [at for at in wafer.dead if at[0] >= columns or at[1] >= rows]
+    if outside:
+        yield (
+            "dead",
+            f"column {outside[0][0]}, row {outside[0][1]} is outside the grid; "
+            f"expected columns below {columns} and rows below {rows}",
+        )
+    if len(set(wafer.dead)) < len(wafer.dead):
+        yield "dead", "a die is given twice; expected each once"
+    elif not outside and wafer.dead and len(wafer.dead) >= columns * rows:
+        yield "dead", f"all {columns * rows} dies are dead; expected at least one that works"
+    for (a, b), (c, d) in wafer.dead_links:
+        said = f"column {a}, row {b} to column {c}, row {d}"
+        if max(a, c) >= columns or max(b, d) >= rows:
+            yield (
+                "dead_links",
+                f"{said} is outside the grid; expected columns below {columns} and rows below "
+                f"{rows}",
+            )
+            break
+        if abs(a - c) + abs(b - d) != 1:
+            yield "dead_links", f"{said} is no link; expected neighbours"
+            break
+    if len(set(wafer.dead_links)) < len(wafer.dead_links):
+        yield "dead_links", "a link is given twice; expected each once"
+
+
+WAFERS = Presets("wafer", "phaze_fast.wafer.hardware/data/wafers", Wafer.from_dict)
+"""Wafers that come with the package."""
+
+load_wafer = WAFERS.load

@@ -1,0 +1,328 @@
+"""Utilisation, energy, link loads and a breakdown of the time of one step of a mapping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.hardware import energy_table
+from phaze_fast.memory import optimizer
+from phaze_fast.models import model_flops
+from phaze_fast.opgraph.builder import OperatorSpec
+from phaze_fast.planning.throughput import mfu
+from phaze_fast.wafer.mapping.diemap import stage_grid
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.evaluate import Evaluation
+from phaze_fast.wafer.mapping.loads import class_counts, held_parameters, step_loads, streamed_bytes
+from phaze_fast.wafer.mapping.operators import ROLES, passes
+from phaze_fast.wafer.mapping.prices import operator_costs
+from phaze_fast.wafer.mapping.problem import Problem
+
+__all__ = [
+    "StepEnergy",
+    "causes",
+    "details",
+    "local_specs",
+    "operator_times",
+    "step_energy",
+    "step_mfu",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+def step_mfu(problem: Problem, found: Evaluation) -> float:
+    """Model FLOPs utilisation of a step over all dies that work, idle ones included.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import Layout, evaluate, megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> 0.0 < step_mfu(problem, found) < 1.0
+    True
+    """
+    wafer = problem.wafer
+    flops = model_flops(problem.model, problem.work.seq, problem.training.global_batch)
+    return mfu(flops, found.time_s, wafer.wafer_count * wafer.dies, wafer.die.chip.peak_flops())
+
+
+@dataclass(frozen=True)
+class StepEnergy:
+    """Joules of one step by cause."""
+
+    operators_j: float
+    """Arithmetic, SRAM and HBM of all operators, recomputed ones included."""
+    optimizer_j: float
+    """Weights, gradients and state that the optimiser step moves in the dies' own memory."""
+    links_j: float
+    """Bytes over links between dies, once for every link they pass."""
+    stream_j: float
+    """Bytes to and from off the wafer, other wafers included."""
+    static_j: float
+    """Static power of all working dies over the step."""
+
+    @property
+    def total_j(self) -> float:
+        """All of it."""
+        parts = (self.operators_j, self.optimizer_j, self.links_j, self.stream_j)
+        return sum(parts) + self.static_j
+
+    def to_dict(self) -> dict[str, float]:
+        """Return plain data."""
+        return {
+            "operators_j": self.operators_j,
+            "optimizer_j": self.optimizer_j,
+            "links_j": self.links_j,
+            "stream_j": self.stream_j,
+            "static_j": self.static_j,
+        }
+
+
+def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]]:
+    """Return the passes of each operator on one die for one micro-batch, forward first."""
+    specs = []
+    for op, each in zip(problem.work.operators, encoding.operator_mappings, strict=True):
+        parts = each.partition
+        sizes = [max(op.limit(role, encoding.layout.micro_batch), 1) for role in ROLES[:4]]
+        cut = [parts[role] for role in ROLES[:4]]
+        local = -(-np.array([sizes]) // np.array([cut]))
+        specs.append(passes(op.parts(op.shapes(local))))
+    return specs
+
+
+def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
+    """Count the blocks in which each operator runs once more, over all stages of a class.
+
+    An operator that keeps nothing runs again with each of its consumers that is recomputed.
+    """
+    work, layout = problem.work, encoding.layout
+    blocks = problem.blocks(layout)
+    again = [0.0] * len(work.operators)
+    for i, each in enumerate(encoding.operator_mappings):
+        if work.operators[i].part != "block" or "recompute" not in each.output:
+            continue
+        codes = each.output * (layout.stages if len(each.output) == 1 else 1)
+        count = sum(b for b, code in zip(blocks, codes, strict=True) if code == "recompute")
+        ran, todo = {i}, [i] if work.operators[i].output_kept else []
+        while todo:
+            at = todo.pop()
+            for edge in work.edges:
+                source = work.operators[edge.source]
+                new = edge.kind == "inside" and edge.target == at and edge.source not in ran
+                if new and source.part == "block" and not source.output_kept:
+                    ran.add(edge.source)
+                    todo.append(edge.source)
+        for op in ran:
+            again[op] += count
+    return again
+
+
+def _operators_j(problem: Problem, found: Evaluation) -> float:
+    joules_of_all = 0.0
+    for encoding, counts in class_counts(problem, found.encoding):
+        layout = encoding.layout
+        every = local_specs(problem, encoding)
+        flat = [(spec, 1) for some in every for spec in some]
+        joules = iter(operator_costs(problem.chip, problem.network_chip, flat)[1])
+        again = _runs_again(problem, encoding)
+        total = 0.0
+        for op, some, more in zip(problem.work.operators, every, again, strict=True):
+            forward, *backward = (float(next(joules)) for _ in some)
+            total += sum(counts[op.part]) * (forward + sum(backward)) + more * forward
+        joules_of_all += total * layout.dies * problem.batches(layout) * layout.replicas
+    return joules_of_all
+
+
+def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
+    """Bytes of a step that the optimiser moves on the dies, and that leave or enter the wafer."""
+    spec = optimizer(problem.training.optimizer)
+    each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
+    stepped = streamed = 0.0
+    by_stage = streamed_bytes(problem, found.encoding).sum(axis=1)
+    for encoding, counts in class_counts(problem, found.encoding):
+        dies = encoding.layout.dies * encoding.layout.replicas
+        own, by_stage = np.split(by_stage, [encoding.layout.stages])
+        streamed += float(own.sum()) * dies
+        for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
+            shared = mine if mode == "replicated" else mine / among
+            if mode not in ("stream", "offload"):
+                times = sum(counts[problem.work.operators[i].part])
+                stepped += times * shared * each_step * dies
+    return stepped, streamed + _between_wafers(problem, found)
+
+
+def _between_wafers(problem: Problem, found: Evaluation) -> float:
+    """Bytes of a step between wafers: sends of stages, and gradient sums of replicas."""
+    layout, wafers = found.encoding.layout, problem.wafer.wafer_count
+    depth = wafers // layout.replicas
+    crossings = (depth - 1) * layout.chunks + (layout.chunks - 1) * (depth > 1)
+    size = problem.work.boundary_bytes * layout.micro_batch * problem.batches(layout)
+    rings = 2.0 * (layout.replicas - 1) * problem.work.parameters * problem.gradient_bytes
+    return 2.0 * crossings * size * layout.replicas + rings
+
+
+def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None) -> StepEnergy:
+    """Energy of one step of a mapping by cause.
+
+    Parameters
+    ----------
+    problem, found
+        The model, the wafer and a mapping that was scored.
+    loads
+        What `step_loads` returns; by default it is computed.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import Layout, evaluate, megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> energy = step_energy(problem, found)
+    >>> energy.total_j > energy.operators_j > energy.links_j > 0
+    True
+    """
+    wafer, table = problem.wafer, energy_table()
+    loads = step_loads(problem, found.encoding) if loads is None else loads
+    stepped, streamed = _moved_bytes(problem, found)
+    own_byte_j = table.hbm_byte_j if problem.chip.hbm is not None else table.local_byte_j
+    static_w = table.static_w_per_mm2 * wafer.die.outline_mm2 * wafer.dies * wafer.wafer_count
+    return StepEnergy(
+        operators_j=_operators_j(problem, found),
+        optimizer_j=stepped * own_byte_j,
+        links_j=float(loads.sum()) * wafer.wafer_count * wafer.rules.d2d_byte_j,
+        stream_j=streamed * table.network_byte_j,
+        static_j=static_w * found.time_s,
+    )
+
+
+def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
+    """Seconds of a step by cause, along its slowest stage; they add up to the step.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import Layout, evaluate, megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> abs(sum(causes(problem, found).values()) / found.time_s - 1.0) < 1e-9
+    True
+    """
+    batches = problem.batches(found.encoding.layout)
+    slowest = max(found.stages, key=lambda stage: stage.load_s)
+    work_s = batches * slowest.blocks * found.compute_s
+    waits_s = batches * slowest.blocks * found.blocking_s
+    return {
+        "work_s": work_s,
+        "collectives_s": waits_s,
+        # Recomputation, the model's ends, sends to the next stage, streams and gathers not hidden.
+        "other_s": batches * slowest.load_s - work_s - waits_s,
+        "bubble_s": max(0.0, found.time_s - found.tail_s - batches * slowest.load_s),
+        "tail_s": found.tail_s,
+    }
+
+
+def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
+    """Seconds of each operator's part on one die for one micro-batch, and its share of peak.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import Layout, evaluate, megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> block = [row for row in operator_times(problem, found) if row["part"] == "block"]
+    >>> work_s = sum(row["forward_s"] + row["backward_s"] for row in block)
+    >>> abs(work_s / found.compute_s - 1.0) < 1e-9
+    True
+    """
+    classes = found.encoding.classes
+    if len(classes) > 1:
+        rows = [_operator_times(problem, each) for each in classes]
+        return [{**row, "class": k} for k, some in enumerate(rows) for row in some]
+    return _operator_times(problem, found.encoding)
+
+
+def _operator_times(problem: Problem, encoding: Encoding) -> list[dict[str, Any]]:
+    every = local_specs(problem, encoding)
+    flat = [(spec, 1) for some in every for spec in some]
+    seconds = iter(operator_costs(problem.chip, problem.network_chip, flat)[0])
+    peak = problem.chip.peak_flops()
+    rows = []
+    for op, some in zip(problem.work.operators, every, strict=True):
+        forward, *backward = (float(next(seconds)) for _ in some)
+        flops = sum(float(np.sum(spec.flops)) for spec in some)
+        busy = forward + sum(backward)
+        rows.append(
+            {
+                "operator": op.name,
+                "part": op.part,
+                "forward_s": forward,
+                "backward_s": sum(backward),
+                "of_peak": flops / (busy * peak) if busy > 0 else 0.0,
+            }
+        )
+    return rows
+
+
+def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
+    """Work of one block and micro-batch in each stage."""
+    classes = found.encoding.classes
+    if len(classes) == 1:
+        return [found.compute_s] * len(found.stages)
+    seconds = []
+    for each in classes:
+        rows = [row for row in _operator_times(problem, each) if row["part"] == "block"]
+        work_s = sum(row["forward_s"] + row["backward_s"] for row in rows)
+        seconds += [work_s] * each.layout.stages
+    return seconds
+
+
+def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
+    """Describe a mapping as plain data; all values are null where it does not fit.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import Layout, evaluate, megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> sorted(details(problem, found))
+    ['breakdown', 'dies', 'energy', 'energy_j', 'links', 'mfu', 'power_w']
+    """
+    names = ("mfu", "energy_j", "power_w", "energy", "breakdown", "dies", "links")
+    if not found.fits:
+        return dict.fromkeys(names)
+    loads = step_loads(problem, found.encoding)
+    energy = step_energy(problem, found, loads)
+    x, y = problem.wafer.link_bytes_per_s
+    busy = loads / (np.array([x, x, y, y]) + (np.array([x, x, y, y]) == 0)) / found.time_s
+    batches = problem.batches(found.encoding.layout)
+    block_s = _block_work_s(problem, found)
+    work_s = [
+        batches * stage.blocks * own_s for stage, own_s in zip(found.stages, block_s, strict=True)
+    ]
+    layout, second = found.encoding.layout, found.encoding.second_class
+    wafers = problem.wafer.wafer_count // layout.replicas if second else 1
+    shapes = (layout, second.layout if second else None)
+    grids = [stage_grid(problem.wafer, *shapes, number) for number in range(wafers)]
+    return {
+        "mfu": step_mfu(problem, found),
+        "energy_j": energy.total_j,
+        "power_w": energy.total_j / found.time_s,
+        "energy": energy.to_dict(),
+        "breakdown": {
+            "causes": causes(problem, found),
+            "operators": operator_times(problem, found),
+        },
+        "dies": {
+            "stage": grids[0],
+            **({"wafers": grids} if wafers > 1 else {}),
+            "busy": [seconds / found.time_s for seconds in work_s],
+            "dead_links": [[list(at)[::-1] for at in link] for link in problem.wafer.dead_links],
+        },
+        "links": {
+            "bytes": float(loads.sum()),
+            "busiest": float(busy.max()),
+            "busy": [] if problem.wafer.switch else np.round(busy, 6).tolist(),
+            **({"to_switches": np.round(busy[..., 0], 6).tolist()} if problem.wafer.switch else {}),
+        },
+    }

@@ -1,0 +1,252 @@
+"""Step time and memory of a mapping on a wafer, and what it is over by.
+
+What does not fit is a result with a reason, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.tables import flat_row
+from phaze_fast.units import format_bytes, format_time
+from phaze_fast.wafer.mapping.classes import Classes
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.problem import Problem
+
+__all__ = [
+    "Evaluation",
+    "StageUse",
+    "evaluate",
+    "evaluation_of",
+    "evaluation_of_classes",
+    "score_op_mappings",
+]
+
+Array = np.ndarray[Any, Any]
+
+_WHOLE = ("time_s", "tail_s", "memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
+_SCORE = (*_WHOLE, "compute_s", "blocking_s", "hidden_s")  # of `_core.MAP_SCORE_DTYPE`
+_STAGE = ("load_s", "memory_bytes", "state_bytes", "activation_bytes")
+
+
+@dataclass(frozen=True)
+class StageUse:
+    """Time and memory of one stage of the pipeline, per die."""
+
+    load_s: float
+    """Seconds of one micro-batch, forward and backward."""
+    memory_bytes: float
+    state_bytes: float
+    """Weights, gradients and optimiser state."""
+    activation_bytes: float
+    """Activations kept for the backward pass, of all micro-batches in flight."""
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Step time and memory of one mapping."""
+
+    encoding: Encoding
+    time_s: float
+    """Seconds of one training step, as if memory had no limit."""
+    memory_bytes: float
+    """Bytes of the fullest die, in the wafer's local tier."""
+    over_bytes: float
+    """Bytes by which that exceeds the local tier; 0 where it fits."""
+    stream_bytes: float
+    """Bytes in off-wafer memory, a die's share."""
+    stream_over_bytes: float
+    compute_s: float
+    """Work of one block and micro-batch, forward and backward, without recomputation. This and the
+    next two are those of the class with the slowest stage, where there are two classes."""
+    blocking_s: float
+    """Collectives of a block that work waits for."""
+    hidden_s: float
+    """Collectives of a block that overlap with work."""
+    tail_s: float
+    """Gradient sums and optimiser step after the last micro-batch."""
+    stages: tuple[StageUse, ...]
+    tier: str
+    """Name of the local tier."""
+    capacity_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the mapping fits into every memory tier."""
+        return self.over_bytes <= 0.0 and self.stream_over_bytes <= 0.0
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Bytes over in all tiers, then seconds: the smaller of two is the better mapping."""
+        return (self.over_bytes + self.stream_over_bytes, self.time_s)
+
+    @property
+    def reason(self) -> str:
+        """Why it does not fit; empty where it does."""
+        if self.over_bytes > 0.0:
+            return (
+                f"OOM: {format_bytes(self.over_bytes)} over {format_bytes(self.capacity_bytes)} of "
+                f"{self.tier} per die"
+            )
+        if self.stream_over_bytes > 0.0:
+            return f"OOM: {format_bytes(self.stream_over_bytes)} over a die's share off the wafer"
+        return ""
+
+    def __str__(self) -> str:
+        layout = self.encoding.layout
+        step = format_time(self.time_s) if self.fits else self.reason
+        return (
+            f"step {step}, {format_bytes(self.memory_bytes)} per die; {self.encoding.stages_text}, "
+            f"micro-batch {layout.micro_batch}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; time is null where it does not fit."""
+        return {
+            "status": "ok" if self.fits else "oom",
+            "time_s": self.time_s if self.fits else None,
+            "time_without_limit_s": self.time_s,
+            "memory_bytes_per_die": self.memory_bytes,
+            "over_bytes": self.over_bytes,
+            "stream_bytes_per_die": self.stream_bytes,
+            "stream_over_bytes": self.stream_over_bytes,
+            "reason": self.reason,
+            "tier": self.tier,
+            "capacity_bytes": self.capacity_bytes,
+            "block": {
+                "compute_s": self.compute_s,
+                "blocking_s": self.blocking_s,
+                "hidden_s": self.hidden_s,
+            },
+            "tail_s": self.tail_s,
+            "stages": [asdict(stage) for stage in self.stages],
+            "layout": self.encoding.layouts_dict(),
+            "encoding": self.encoding.to_list(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
+        """Read what `to_dict` returns."""
+        return cls(
+            encoding=Encoding.from_list(data["encoding"]),
+            time_s=data["time_without_limit_s"],
+            memory_bytes=data["memory_bytes_per_die"],
+            over_bytes=data["over_bytes"],
+            stream_bytes=data["stream_bytes_per_die"],
+            stream_over_bytes=data["stream_over_bytes"],
+            **data["block"],
+            tail_s=data["tail_s"],
+            stages=tuple(StageUse(**stage) for stage in data["stages"]),
+            tier=data["tier"],
+            capacity_bytes=data["capacity_bytes"],
+        )
+
+    def to_row(self) -> dict[str, Any]:
+        """Return one row of a table: seconds, bytes and the layout."""
+        layout = self.encoding.layout
+        data = {**self.to_dict(), "layout": {}}
+        sizes = {"width": layout.width, "height": layout.height}
+        return {
+            **flat_row(data),
+            **sizes,
+            "stages": len(self.stages),
+            "micro_batch": layout.micro_batch,
+        }
+
+
+def evaluation_of(
+    problem: Problem, layout: Layout, mapping: _core.Mapping, outputs: Array | None = None
+) -> Evaluation:
+    """Score a compiled mapping; outputs are chosen exactly unless given."""
+    score = mapping.score(outputs)[0]
+    stages, chosen = mapping.stages(outputs)
+    encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), chosen)
+    return Evaluation(
+        encoding=encoding,
+        **{name: float(score[name]) for name in _SCORE},
+        stages=tuple(
+            StageUse(**{name: float(stage[name]) for name in _STAGE}, blocks=count)
+            for stage, count in zip(stages, problem.blocks(layout), strict=True)
+        ),
+        tier="dram" if problem.chip.hbm is not None else "sram",
+        capacity_bytes=problem.capacity_bytes,
+    )
+
+
+def score_op_mappings(problem: Problem, layout: Layout, op_mappings: Array) -> Evaluation:
+    """Score operator mappings in one layout, outputs chosen exactly."""
+    mapping = problem.mapping(layout)
+    mapping.assign(op_mappings)
+    return evaluation_of(problem, layout, mapping)
+
+
+def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False) -> Evaluation:
+    """Score one mapping.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    encoding
+        The mapping; it must be legal.
+    choose_outputs
+        Whether to choose exactly which outputs are kept, recomputed or moved off the wafer, instead
+        of as encoded.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the mapping breaks a rule.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.wafer import load_wafer, megatron
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> plan = megatron(problem, Layout(4, 2, 1, 16), tp=4)
+    >>> evaluate(problem, plan).fits
+    True
+    """
+    encoding.check(problem)
+    if encoding.second_class is not None:
+        return _evaluate_classes(problem, encoding, choose_outputs)
+    mapping = problem.mapping(encoding.layout)
+    op_mappings, outputs = encoding.arrays(problem)
+    mapping.assign(op_mappings)
+    return evaluation_of(problem, encoding.layout, mapping, None if choose_outputs else outputs)
+
+
+def evaluation_of_classes(
+    classes: Classes, outputs: tuple[Array | None, Array | None] = (None, None)
+) -> Evaluation:
+    """Score two compiled classes of stages; outputs are chosen exactly unless given."""
+    score: dict[str, Any] = classes.score(outputs)
+    parts = []
+    for which, layout in enumerate(classes.layouts):
+        mapping = classes.given_other(which, outputs[1 - which])
+        parts.append(evaluation_of(classes.problem, layout, mapping, outputs[which]))
+    first, second = (part.encoding for part in parts)
+    slowest = max(parts, key=lambda part: max(stage.load_s for stage in part.stages))
+    return replace(
+        slowest,
+        encoding=replace(first, second_class=second),
+        stages=parts[0].stages + parts[1].stages,
+        **score,
+    )
+
+
+def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
+    classes = encoding.compiled(problem)
+    outputs: list[Array | None] = []
+    for each, mapping in zip(encoding.classes, classes.mappings, strict=True):
+        op_mappings, kept = each.arrays(problem)
+        mapping.assign(op_mappings)
+        outputs.append(None if choose_outputs else kept)
+    return evaluation_of_classes(classes, (outputs[0], outputs[1]))

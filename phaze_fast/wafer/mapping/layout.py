@@ -1,0 +1,519 @@
+"""Layouts: which dies of a wafer form the stages of a pipeline, and how the pipeline runs.
+
+Stages of one pipeline are alike but for the ends, so that a step has a closed form: with m
+micro-batches, t the slowest stage and t_k, w_k what a stage and its weight gradients take,
+
+    1F1B          m t + sum of the other t_k
+    interleaved   m t + sum of the other t_k / v, sends v times as often (Narayanan et al. 2021)
+    ZB-H1         m t + sum of the other max(0, t_k - 2 w_k) (Qi et al. 2024)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.memory import ScheduleName
+from phaze_fast.wafer.hardware import Wafer
+from phaze_fast.wafer.mapping.mesh import Links, Run, link_loads
+from phaze_fast.wafer.mapping.packing import (
+    is_bent,
+    longest_line,
+    place_fault,
+    stage_capacity,
+    stage_dies,
+)
+
+__all__ = [
+    "SCHEDULES",
+    "Layout",
+    "accepts_micro_batch",
+    "balanced_split",
+    "boundaries",
+    "even_split",
+    "layout_fault",
+    "layouts",
+    "links_of",
+    "micro_batch_fault",
+    "placed_boundaries",
+    "refuse_micro_batch",
+    "replicas_fault",
+    "schedule_fault",
+    "schedules",
+    "slots_of",
+    "stages_on",
+    "weighed_split",
+    "whole_runs",
+]
+
+Array = np.ndarray[Any, Any]
+
+SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "zb-h1", "interleaved")
+"""Pipeline schedules that wafers accept, as docs/pipelines.md describes them."""
+
+_MAX_CHUNKS = 4
+_MAX_PADDING = 0.1  # of the batch
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """Shape and number of the stages of a pipeline, its schedule and micro-batch."""
+
+    width: int
+    """Dies of a stage along a row."""
+    height: int
+    """Dies of a stage along a column."""
+    stages: int
+    """Stages of one pipeline, one rectangle or line of dies each."""
+    micro_batch: int
+    """Sequences a stage works on at once."""
+    schedule: str = "1f1b"
+    """A name of `SCHEDULES`."""
+    chunks: int = 1
+    """Model chunks of a stage; more than one where the schedule is interleaved."""
+    replicas: int = 1
+    """Data-parallel pipelines, each on an equal share of the wafers."""
+    blocks: tuple[int, ...] = ()
+    """Blocks of each stage; empty for an even split."""
+
+    @property
+    def dies(self) -> int:
+        """Dies of one stage."""
+        return self.width * self.height
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "rectangle": [self.width, self.height],
+            "stages": self.stages,
+            "micro_batch": self.micro_batch,
+            **({"schedule": self.schedule} if self.schedule != "1f1b" else {}),
+            **({"chunks": self.chunks} if self.chunks > 1 else {}),
+            **({"replicas": self.replicas} if self.replicas > 1 else {}),
+            **({"blocks": list(self.blocks)} if self.blocks else {}),
+        }
+
+
+def schedule_fault(schedule: str, chunks: int, stages: int, blocks: int, batches: int) -> str:
+    """Return why a pipeline cannot have a schedule; empty where it can.
+
+    Examples
+    --------
+    >>> schedule_fault("interleaved", 2, 4, 24, 8)
+    ''
+    >>> schedule_fault("interleaved", 2, 4, 20, 8)
+    'chunks: 2 is not accepted; expected 4 stages x 2 runs to divide 20 blocks'
+    """
+    if schedule not in SCHEDULES:
+        return f"schedule: {schedule!r} is not accepted; expected {', '.join(SCHEDULES)}"
+    if schedule != "interleaved":
+        return "" if chunks == 1 else f"chunks: {chunks} is not accepted; expected 1 ({schedule})"
+    if not 2 <= chunks <= _MAX_CHUNKS:
+        return f"chunks: {chunks} is not accepted; expected 2 to {_MAX_CHUNKS} (interleaved)"
+    if blocks % (stages * chunks):
+        return (
+            f"chunks: {chunks} is not accepted; expected {stages} stages x {chunks} runs to "
+            f"divide {blocks} blocks"
+        )
+    if batches % stages:
+        return (
+            f"schedule: interleaved is not accepted; expected {batches} micro-batches to be a "
+            f"multiple of {stages} stages"
+        )
+    return ""
+
+
+def schedules(stages: int, blocks: int, batches: int) -> Iterator[tuple[str, int]]:
+    """Yield every schedule of a pipeline with its chunks per stage.
+
+    Examples
+    --------
+    >>> list(schedules(4, 24, 8))
+    [('1f1b', 1), ('zb-h1', 1), ('interleaved', 2), ('interleaved', 3)]
+    >>> list(schedules(1, 24, 8))
+    [('1f1b', 1)]
+    """
+    yield "1f1b", 1
+    if stages == 1:
+        return
+    yield "zb-h1", 1
+    if blocks % stages == 0 and batches % stages == 0:
+        for chunks in range(2, _MAX_CHUNKS + 1):
+            if blocks // stages % chunks == 0:
+                yield "interleaved", chunks
+
+
+@lru_cache(maxsize=4096)
+def even_split(blocks: int, stages: int) -> tuple[int, ...]:
+    """Blocks of each stage, equal up to one; the first and the last stage get the fewer."""
+    base, more = divmod(blocks, stages)
+    order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
+    extra = set(order[:more])
+    return tuple(base + (k in extra) for k in range(stages))
+
+
+@lru_cache(maxsize=4096)
+def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[int, ...]:
+    """Blocks of each stage such that the slowest stage has least work; at least one for each.
+
+    `ends` is the additional work of the first and the last stage, in blocks.
+
+    Examples
+    --------
+    >>> weighed_split(24, 4, (0.1, 2.6))
+    (6, 7, 7, 4)
+    """
+    if stages == 1 or blocks < stages:
+        return even_split(blocks, stages)
+    return balanced_split(blocks, (1.0,) * stages, ends)
+
+
+@lru_cache(maxsize=65536)
+def balanced_split(
+    blocks: int, units: tuple[float, ...], ends: tuple[float, float]
+) -> tuple[int, ...]:
+    """Blocks of each stage such that the slowest stage has least work; at least one for each.
+
+    `units` is the time of a block on each stage, `ends` the additional time of the first and the
+    last stage.
+
+    Examples
+    --------
+    A stage that takes half as long for a block has twice as many:
+
+    >>> balanced_split(12, (1.0, 1.0, 0.5), (0.0, 0.0))
+    (3, 3, 6)
+    """
+    counts, loads = [1] * len(units), list(units)
+    loads[0] += ends[0]
+    loads[-1] += ends[1]
+    for _ in range(blocks - len(units)):
+        least = min(range(len(units)), key=lambda k: (loads[k] + units[k], k))
+        counts[least] += 1
+        loads[least] += units[least]
+    return tuple(counts)
+
+
+def stages_on(wafer: Wafer, layout: Layout) -> int:
+    """Stages on each wafer.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tiles = load_wafer("dojo-tile-like").replace(wafer_count=4)
+    >>> stages_on(tiles, Layout(5, 1, 8, 1, replicas=2))
+    4
+    """
+    return layout.stages * layout.replicas // wafer.wafer_count
+
+
+def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
+    """Whether a step can be split into a layout's micro-batches.
+
+    A micro-batch divides the batch. Where the dies of a stage do not divide the batch, it may also
+    be a multiple of the dies, so that all dies can have equally many sequences: the smallest one
+    for the number of micro-batches, with at most a tenth of the batch as padding.
+
+    Examples
+    --------
+    >>> [b for b in (32, 33, 40, 80, 520, 560) if accepts_micro_batch(512, Layout(8, 5, 1, b))]
+    [32, 40, 80, 520]
+    """
+    b = layout.micro_batch
+    if b < 1 or global_batch % layout.replicas:
+        return False
+    global_batch //= layout.replicas
+    if global_batch % b == 0:
+        return True
+    padded = -(-global_batch // b) * b
+    if b % layout.dies or global_batch % layout.dies == 0:
+        return False
+    smaller = (b - layout.dies) * (padded // b)  # as many micro-batches of fewer sequences
+    return smaller < global_batch and padded <= (1.0 + _MAX_PADDING) * global_batch
+
+
+def micro_batch_fault(global_batch: int, layout: Layout) -> str:
+    """Return what is wrong with a micro-batch."""
+    share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
+    return (
+        f"micro_batch: {layout.micro_batch} is not accepted; expected a divisor of the global "
+        f"batch of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies "
+        f"for so many micro-batches, with at most {_MAX_PADDING:.0%} of padding"
+    )
+
+
+def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
+    """Return why there cannot be so many pipelines; empty where there can."""
+    if wafer.wafer_count % replicas == 0 and global_batch % replicas == 0:
+        return ""
+    return (
+        f"replicas: {replicas} is not accepted; expected a divisor of {wafer.wafer_count} wafers "
+        f"and of the global batch of {global_batch}"
+    )
+
+
+def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -> str:
+    """Return why a wafer does not accept a layout; empty where it does."""
+    replicas = layout.replicas
+    if fault := replicas_fault(wafer, global_batch, replicas):
+        return fault
+    if layout.stages * replicas % wafer.wafer_count:
+        return (
+            f"stages: {layout.stages} is not accepted; expected a multiple of the "
+            f"{wafer.wafer_count // replicas} wafers of a pipeline"
+        )
+    sides, wafers = (layout.width, layout.height), wafer.wafer_count // replicas
+    if fault := place_fault(wafer, sides, layout.stages, wafers, blocks):
+        return fault
+    given = layout.blocks
+    bad = len(given) != layout.stages or sum(given) != blocks or min(given, default=1) < 1
+    if given and (bad or layout.schedule == "interleaved"):
+        return (
+            f"blocks: {list(given)} is not accepted; expected at least 1 for each of "
+            f"{layout.stages} stages, {blocks} in all, and no interleaved runs"
+        )
+    batches = -(-global_batch // replicas // layout.micro_batch)
+    return schedule_fault(layout.schedule, layout.chunks, layout.stages, blocks, batches)
+
+
+def refuse_micro_batch(global_batch: int, layout: Layout) -> None:
+    """Raise where a step cannot be split into a layout's micro-batches."""
+    if not accepts_micro_batch(global_batch, layout):
+        raise InvalidInputError(micro_batch_fault(global_batch, layout))
+
+
+@lru_cache(maxsize=4096)
+def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
+    divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
+    most = int(global_batch * (1.0 + _MAX_PADDING))
+    multiples = range(dies, most + 1, dies)
+    padded = {b for b in multiples if accepts_micro_batch(global_batch, Layout(dies, 1, 1, b))}
+    return tuple(sorted(divisors | padded))
+
+
+def _primes(number: int) -> list[int]:
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return found
+
+
+def slots_of(width: int, height: int) -> tuple[Run, ...]:
+    """Prime factors of a rectangle's sides, from the inside out, along x and then along y.
+
+    Examples
+    --------
+    >>> slots_of(4, 3)
+    (Run(axis=0, size=2, stride=1), Run(axis=0, size=2, stride=2), Run(axis=1, size=3, stride=1))
+    """
+    found = []
+    for axis, side in enumerate((width, height)):
+        stride = 1
+        for size in _primes(side):
+            found.append(Run(axis, size, stride))
+            stride *= size
+    return tuple(found)
+
+
+def whole_runs(width: int, height: int) -> tuple[Run, ...]:
+    """All dies of a rectangle as one group.
+
+    Examples
+    --------
+    >>> whole_runs(4, 3)
+    (Run(axis=0, size=4, stride=1), Run(axis=1, size=3, stride=1))
+    """
+    return tuple(Run(axis, side, 1) for axis, side in enumerate((width, height)) if side > 1)
+
+
+def links_of(wafer: Wafer, layout: Layout) -> Links:
+    """Links between neighbouring dies of a stage; a line that bends has the slower of both kinds.
+
+    With switches: the link of each die to them.
+    """
+    x, y = wafer.link_bytes_per_s
+    if wafer.switch is not None:
+        return Links(x, y, wafer.hop_latency_s, 2 if wafer.switch.sums else 1)
+    if not is_bent(wafer, layout.width, layout.height, stages_on(wafer, layout)):
+        return Links(x, y, wafer.hop_latency_s)
+    slower = min(x, y)
+    return Links(slower, slower, wafer.hop_latency_s * longest_line(wafer).hops)
+
+
+@lru_cache(maxsize=65536)
+def _boundaries(
+    grid: tuple[int, int],
+    dead: tuple[tuple[int, int], ...],
+    cut: tuple[tuple[tuple[int, int], tuple[int, int]], ...],
+    links: Links,
+    placed: tuple[tuple[tuple[int, int], ...], ...],
+    chunks: int,
+    border: int = -1,
+) -> tuple[tuple[float, float], ...]:
+    """Price what stages send; after stage `border` they have another shape."""
+    columns, rows = grid
+    stages = len(placed)
+    flows = []
+    pairs = [(k, k + 1, chunks) for k in range(stages - 1)]
+    if chunks > 1 and stages > 1:  # from the last stage's run of blocks to the first one's next
+        pairs.append((stages - 1, 0, chunks - 1))
+    for first, second, _ in pairs:
+        pair = placed[first], placed[second]
+        routes = product(*pair) if first == border else zip(*pair, strict=True)
+        ends = [(v * columns + u, t * columns + s) for (u, v), (s, t) in routes]
+        share = 1.0 / len(ends)
+        flows.append([(a, b, share) for a, b in ends])
+        flows.append([(b, a, share) for a, b in ends])
+    if not flows:
+        return ((0.0, 0.0),) * stages
+    rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
+
+    def loads(some: list[tuple[int, int, float]]) -> Array:
+        return link_loads(columns, rows, some, dead, cut)
+
+    total = loads([f for some in flows for f in some]) / rate
+    sends, hops = [0.0] * stages, [0] * stages
+    for k, (first, second, times) in enumerate(pairs):
+        for direction, sender in ((0, first), (1, second)):
+            some = flows[2 * k + direction]
+            sends[sender] += times * float(total[loads(some) > 0].max())
+            apart = some if first == border else some[:1]  # all others have as many hops
+            hops[sender] += times * max(int((loads([flow]) > 0).sum()) for flow in apart)
+    return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
+
+
+def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
+    """Seconds per byte, and fixed seconds, that each stage takes to send tensors and gradients.
+
+    All stages send at once; the most loaded link of a route and its hops count.
+    """
+    x, y = wafer.link_bytes_per_s
+    here = stages_on(wafer, layout)
+    placed = stage_dies(wafer, layout.width, layout.height, here)
+    dead = tuple(sorted(wafer.dead))
+    links = Links(x, y, wafer.hop_latency_s)
+    one_wafer = here == layout.stages
+    chunks = layout.chunks if one_wafer else 1
+    if wafer.switch is not None:
+        one = _switch_boundaries(links, [layout.dies] * here, chunks)
+    else:
+        one = _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, chunks)
+    return one if one_wafer else _boundaries_of_wafers(wafer, layout, one)
+
+
+def _switch_boundaries(
+    links: Links, sizes: Sequence[int], chunks: int
+) -> tuple[tuple[float, float], ...]:
+    """Price sends over switches: each die's link carries its share of its stage's tensors.
+
+    Of two stages with unequally many dies, the links of the smaller one count.
+    """
+    found, stages = [], len(sizes)
+    for k in range(stages):
+        on = chunks - (k == stages - 1) if stages > 1 else 0
+        back = chunks - (k == 0) if stages > 1 else 0
+        sends = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
+        rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in sends)
+        found.append((rate_s, 2.0 * links.hop_s * (on + back)))
+    return tuple(found)
+
+
+def _boundaries_of_wafers(
+    wafer: Wafer, layout: Layout, one: tuple[tuple[float, float], ...]
+) -> tuple[tuple[float, float], ...]:
+    """Price sends on several wafers: on each as on one, and its end stages send to the next wafer.
+
+    Interleaved chunks pass every wafer again, from the last one to the first.
+    """
+    assert wafer.io is not None  # a rule of several wafers
+    here, chunks = len(one), layout.chunks
+    byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
+    found = []
+    for k in range(layout.stages):
+        rate_s, fixed_s = (chunks * value for value in one[k % here])
+        for end, last in ((k % here == here - 1, k == layout.stages - 1), (k % here == 0, k == 0)):
+            times = (chunks - 1 if last else chunks) if end else 0
+            rate_s, fixed_s = rate_s + times * byte_s, fixed_s + times * message_s
+        found.append((rate_s, fixed_s))
+    return tuple(found)
+
+
+def placed_boundaries(
+    wafer: Wafer, placed: tuple[tuple[tuple[int, int], ...], ...], border: int
+) -> tuple[tuple[float, float], ...]:
+    """Return `boundaries` of placed stages of two shapes: those up to `border`, and the others.
+
+    At the border every die sends an equal share to every die of the next stage.
+    """
+    links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
+    if wafer.switch is not None:
+        return _switch_boundaries(links, [len(dies) for dies in placed], 1)
+    dead = tuple(sorted(wafer.dead))
+    return _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, 1, border)
+
+
+def layouts(
+    wafer: Wafer, blocks: int, global_batch: int, ends: tuple[float, float] = (0.0, 0.0)
+) -> Iterator[Layout]:
+    """List every layout: rectangle, number of stages, micro-batch, schedule, blocks of each stage.
+
+    Blocks are split evenly and, where that differs, such that the slowest stage has least work;
+    `ends` is the work before and behind the blocks, in blocks.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like")
+    >>> every = [each for each in layouts(tile, 24, 375) if each.dies == 25]
+    >>> sorted({each.micro_batch for each in every})
+    [1, 3, 5, 15, 25, 75, 125, 375]
+    """
+    columns, rows = wafer.grid
+    x, y = wafer.link_bytes_per_s
+    columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
+    rows = 1 if wafer.switch is not None else rows  # whichever dies, they count as a line
+    for height in range(1, rows + 1):
+        longest = columns if height > 1 or not (x > 0 and y > 0) else max(columns, wafer.dies)
+        for width in range(1, longest + 1):
+            if len(slots_of(width, height)) > _core.MAX_SLOTS:
+                continue
+            for replicas in range(1, wafer.wafer_count + 1):
+                if wafer.wafer_count % replicas == 0 and global_batch % replicas == 0:
+                    yield from _pipelines(
+                        wafer, blocks, global_batch, (width, height), replicas, ends
+                    )
+
+
+def _pipelines(
+    wafer: Wafer,
+    blocks: int,
+    global_batch: int,
+    sides: tuple[int, int],
+    replicas: int,
+    ends: tuple[float, float],
+) -> Iterator[Layout]:
+    """List the layouts of one rectangle with so many data-parallel pipelines."""
+    depth, share = wafer.wafer_count // replicas, global_batch // replicas
+    x, y = wafer.link_bytes_per_s
+    places = (
+        stage_capacity(wafer, *sides) if x > 0 and y > 0 else min(stage_capacity(wafer, *sides), 1)
+    )
+    most = min(places * depth, blocks, _core.MAX_MAP_STAGES)
+    for stages in range(depth, most + 1, depth):
+        uneven = weighed_split(blocks, stages, ends)
+        uneven = () if uneven == even_split(blocks, stages) else uneven
+        for micro_batch in _micro_batches(share, sides[0] * sides[1]):
+            for schedule, chunks in schedules(stages, blocks, -(-share // micro_batch)):
+                yield Layout(*sides, stages, micro_batch, schedule, chunks, replicas)
+                if uneven and schedule != "interleaved":
+                    yield Layout(*sides, stages, micro_batch, schedule, chunks, replicas, uneven)

@@ -1,0 +1,535 @@
+"""A model's operators as a mesh of dies can split them: sizes, limits, edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.block import block_builder, embedding_builder, head_builder
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
+from phaze_fast.opgraph.gradients import gradients
+from phaze_fast.opgraph.strategy import Strategy
+
+__all__ = [
+    "ENCODER",
+    "PARTS",
+    "ROLES",
+    "Edge",
+    "MeshOperator",
+    "Workload",
+    "passes",
+    "plain_name",
+    "workload",
+]
+
+PARTS = ("before", "block", "behind")
+"""Where an operator stands: before the blocks, in each of them, or behind them."""
+
+ROLES: tuple[str, ...] = _core.ROLES
+"""What a slot of the mesh can do for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
+
+WEIGHTS: tuple[str, ...] = _core.WEIGHT_MODES
+"""How weights, gradients and optimiser state are kept, in the order of their codes."""
+
+OUTPUTS: tuple[str, ...] = _core.OUTPUTS
+"""What becomes of an operator's output until the backward pass, in the order of their codes."""
+
+EDGE_KINDS: tuple[str, ...] = _core.EDGE_KINDS
+"""Kinds of edges between operators, in the order of their codes; see `Edge`."""
+
+OVERLAPS = ("", "input", "output")
+"""The tensor whose collective may overlap with a product, in the order of their codes."""
+
+PIECES = 4
+"""Pieces of a collective of activations that overlaps with a product."""
+
+ROW_WISE = ("proj", "down", "expert-down", "shared-down")
+"""Products whose inner dimension Megatron-LM splits: partial sums leave them."""
+
+ENCODER = "encoder-"
+"""Prefix of the names of an encoder's operators in an encoder-decoder."""
+
+_NEEDS_INPUT = ("gemm", "attention", "batched-gemm", "activation", "norm", "multiply", "softmax")
+_ROLES_OF = {
+    "gemm": ("batch", "rows", "columns", "inner"),
+    "embedding": ("batch", "rows", "columns", "inner"),
+    "attention": ("batch", "rows", "columns"),
+    "batched-gemm": ("batch", "rows", "columns"),
+    "softmax": ("batch", "rows", "columns"),
+    "cross-entropy": ("batch", "rows", "columns"),
+}
+_ANY_VECTOR = ("batch", "rows", "columns", "copies")
+
+Array = np.ndarray[Any, Any]
+
+
+def plain_name(name: str) -> str:
+    """Remove the prefix of an encoder's or cross-attention's operator.
+
+    Examples
+    --------
+    >>> [plain_name(name) for name in ("encoder-q", "cross-proj", "down", "cross-entropy")]
+    ['q', 'proj', 'down', 'cross-entropy']
+    """
+    return name if name == "cross-entropy" else name.removeprefix(ENCODER).removeprefix("cross-")
+
+
+@dataclass(frozen=True)
+class MeshOperator:
+    """One operator of a model, for one sequence.
+
+    `columns` are split in whole units: heads where it works on heads, else single columns.
+    """
+
+    name: str
+    part: str
+    spec: OperatorSpec
+    seq_rows: int
+    """Rows of one sequence."""
+    units: int
+    """Units its columns can be split into."""
+    inner_units: int
+    """Units its inner dimension can be split into; 0 where it has none."""
+    kept_bytes: float
+    """Bytes of its output that the backward pass needs, for one sequence."""
+    output_kept: bool
+    """Whether those are the output itself, not only a mask or statistics."""
+    parameters: int
+    stat_bytes: float
+    """Statistics summed over split columns, forward and backward, for one sequence."""
+    gather_bytes: float
+    """Keys and values that split rows must gather, for one sequence."""
+    expert: bool = False
+    """Whether its rows are experts, each with weights and tokens of its own."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles it accepts."""
+        return _ROLES_OF.get(self.spec.kind, _ANY_VECTOR)
+
+    @property
+    def product(self) -> bool:
+        """Whether it contracts the features of its input with weights."""
+        return self.spec.kind == "gemm"
+
+    @property
+    def overlaps(self) -> str:
+        """The tensor whose collective may overlap with it, in pieces: one of `OVERLAPS`."""
+        if not self.product:
+            return ""
+        return "output" if plain_name(self.name) in ROW_WISE else "input"
+
+    @property
+    def per_head(self) -> bool:
+        """Whether it is a product of attention, of which every head is one."""
+        return self.spec.kind in ("attention", "batched-gemm")
+
+    def limit(self, role: str, micro_batch: int) -> int:
+        """Into how many parts a dimension can be cut at most."""
+        sizes = {"batch": micro_batch, "rows": self.seq_rows, "columns": self.units}
+        return sizes.get(role, self.inner_units)
+
+    def shapes(self, local: Array) -> Array:
+        """Reduce rows of local (sequences, rows, units, inner) to sizes that decide the cost."""
+        sequences, rows, units, inner = local.T
+        if self.expert:
+            return np.stack([sequences, rows, units, inner], axis=1)
+        if self.per_head:
+            heads = units * (self.spec.b // self.units)
+            return np.stack([sequences * heads, rows], axis=1)
+        if self._on_scores:
+            heads = units * (self.spec.m // (self.seq_rows * self.units))
+            return np.stack([sequences * rows * heads], axis=1)
+        return np.stack([sequences * rows, units, inner], axis=1)
+
+    def parts(self, shapes: Array) -> OperatorSpec:
+        """Return the operator that each row of `shapes` is: one spec whose sizes are arrays."""
+        sizes: Any = shapes.astype(np.float64).T
+        spec = self.spec
+        if self.expert:
+            return self._experts(spec, *sizes)
+        if self.per_head:
+            return self._heads(spec, *sizes)
+        if self._on_scores:
+            m, n = sizes[0], spec.n
+        else:
+            m, n = sizes[0], sizes[1] * (spec.n // self.units)
+        if spec.kind == "gemm":
+            k = sizes[2] * (spec.k // self.inner_units)
+            return replace(
+                spec,
+                m=m,
+                n=n,
+                k=k,
+                flops=2.0 * m * n * k,
+                read_bytes=ELEMENT_BYTES * (m * k + k * n),
+                write_bytes=ELEMENT_BYTES * m * n,
+            )
+        size = ELEMENT_BYTES * m * n
+        reads = spec.read_bytes / spec.write_bytes
+        return replace(spec, m=m, n=n, read_bytes=reads * size, write_bytes=size)
+
+    @property
+    def _on_scores(self) -> bool:
+        """Whether it works on the scores of explicit attention."""
+        return _on_scores(self.spec)
+
+    def _experts(
+        self, spec: OperatorSpec, sequences: Any, experts: Any, units: Any, inner: Any
+    ) -> OperatorSpec:
+        """Return parts of experts' products, or of an operator on their tokens."""
+        tokens = sequences * (spec.m if self.product else spec.m // self.seq_rows)
+        n = units * (spec.n // self.units)
+        if self.product:
+            k = inner * (spec.k // self.inner_units)
+            return replace(
+                spec,
+                b=experts,
+                m=tokens,
+                n=n,
+                k=k,
+                flops=2.0 * experts * tokens * n * k,
+                read_bytes=ELEMENT_BYTES * experts * (tokens * k + k * n),
+                write_bytes=ELEMENT_BYTES * experts * tokens * n,
+            )
+        size = ELEMENT_BYTES * experts * tokens * n
+        reads = spec.read_bytes / spec.write_bytes
+        return replace(spec, m=experts * tokens, n=n, read_bytes=reads * size, write_bytes=size)
+
+    def _heads(self, spec: OperatorSpec, pairs: Any, rows: Any) -> OperatorSpec:
+        part, cut = pairs / spec.b, rows / spec.m
+        rest = spec.read_bytes - self._query_bytes
+        return replace(
+            spec,
+            b=pairs,
+            m=rows,
+            flops=spec.flops * part * cut,
+            read_bytes=(self._query_bytes * cut + rest) * part,
+            write_bytes=spec.write_bytes * part * cut,
+        )
+
+    @cached_property
+    def _query_bytes(self) -> float:
+        """Of what it reads, the part that follows its rows."""
+        return float(ELEMENT_BYTES * self.spec.b * self.spec.m * self.spec.k)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor between two operators, for one sequence."""
+
+    source: int
+    target: int
+    kind: str
+    """inside, entry (into the first block), wrap (to the next block), exit (to what is behind)."""
+    bytes: float
+    again: bool
+    """Whether the backward pass needs it once more in its consumer's split."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Operators and edges of one model."""
+
+    model: TransformerModel
+    seq: int
+    operators: tuple[MeshOperator, ...]
+    edges: tuple[Edge, ...]
+    chain: tuple[int, ...]
+    """Operators of a block from its first to its last, each fed by the one before."""
+    boundary_bytes: float
+    """Of the tensor between two blocks, for one sequence."""
+    blocks: int
+    """Blocks of the model."""
+
+    @property
+    def encodes(self) -> bool:
+        """Whether a block joins an encoder's and a decoder's: then one stage has all blocks."""
+        return bool(self.model.encoder_layers)
+
+    @cached_property
+    def entering(self) -> frozenset[int]:
+        """Operators whose outputs enter the next block, and are kept."""
+        return frozenset(edge.source for edge in self.edges if edge.kind == "wrap")
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """FLOPs of the operators before and behind the blocks, relative to one block."""
+        flops = dict.fromkeys(PARTS, 0.0)
+        for op in self.operators:
+            flops[op.part] += op.spec.flops
+        block = flops["block"] or 1.0
+        return flops["before"] / block, flops["behind"] / block
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model."""
+        return sum(
+            op.parameters * (self.blocks if op.part == "block" else 1) for op in self.operators
+        )
+
+
+def passes(spec: OperatorSpec) -> list[OperatorSpec]:
+    """Return an operator without inputs, followed by its gradients."""
+    isolated = replace(spec, name="", inputs=(-1,) * len(spec.inputs))
+    return [isolated, *(gradient for gradient in gradients([isolated]) if not gradient.virtual)]
+
+
+def _on_scores(spec: OperatorSpec) -> bool:
+    return spec.kind == "softmax" or plain_name(spec.name) == "score-dropout"
+
+
+def _units(model: TransformerModel, spec: OperatorSpec) -> tuple[int, int]:
+    """Units of an operator's columns and of its inner dimension."""
+    kv, name = model.kv_heads or model.heads, plain_name(spec.name)
+    if spec.kind in ("attention", "batched-gemm") or _on_scores(spec):
+        return kv, 0
+    if name in ("q", "rotate-q", "qkv", "k", "v", "rotate-k"):
+        return kv, spec.k if spec.kind == "gemm" else 0
+    if name == "proj":
+        return spec.n, kv
+    return spec.n, spec.k if spec.kind == "gemm" else 0
+
+
+def _parameters(model: TransformerModel, spec: OperatorSpec) -> int:
+    if spec.kind == "gemm":
+        return spec.b * spec.k * spec.n + spec.epilogue * spec.n
+    if spec.kind == "norm":
+        return model.norm_parameters
+    if spec.kind == "embedding":
+        norm = model.norm_parameters if model.embedding_norm else 0
+        return model.parameters_by_part()["embedding"] - norm
+    return 0
+
+
+def _operators(
+    model: TransformerModel, part: str, builder: LayerBuilder, input_bytes: float
+) -> list[MeshOperator]:
+    """Operators of one part; a block's last operator also keeps `input_bytes` of the next one."""
+    kept: dict[str, float] = {}
+    for tensor in builder.kept:
+        kept[tensor.producer] = kept.get(tensor.producer, 0.0) + tensor.bytes
+    whole = {t.producer for t in builder.kept if not (t.statistic or t.name.endswith("-mask"))}
+    operators = []
+    for position, spec in enumerate(builder.specs):
+        units, inner = _units(model, spec)
+        rows = spec.m // model.heads if _on_scores(spec) else spec.m
+        expert = model.moe is not None and spec.name.startswith("expert-")
+        if expert and model.moe is not None:
+            rows = model.moe.experts
+        if spec.kind == "embedding":
+            inner = model.vocab
+        statistics = {"norm": 8.0, "cross-entropy": 12.0}.get(spec.kind, 0.0)
+        gathered = 0.0
+        if spec.kind in ("attention", "batched-gemm"):
+            gathered = spec.read_bytes - ELEMENT_BYTES * spec.b * spec.m * spec.k
+        own, output_kept = kept.get(spec.name, 0.0), spec.name in whole
+        if part == "block" and position == len(builder.specs) - 1:
+            own, output_kept = own + input_bytes, True
+        if part == "behind" and position == 0:
+            own += kept.get("input", 0.0)
+        operators.append(
+            MeshOperator(
+                name=spec.name,
+                part=part,
+                spec=spec,
+                seq_rows=rows,
+                units=units,
+                inner_units=inner,
+                kept_bytes=own,
+                output_kept=output_kept,
+                parameters=_parameters(model, spec),
+                stat_bytes=statistics * spec.m,
+                gather_bytes=gathered,
+                expert=expert,
+            )
+        )
+    return operators
+
+
+# ---- blocks as a mesh sees them ----
+
+
+def _routed(builder: LayerBuilder) -> LayerBuilder:
+    """Rewrite the dispatch and combine of a block's experts.
+
+    An operator of its own, `dispatch`, copies tokens for their experts: its output is what the
+    all-to-all sends. What comes back is weighted on arrival, so that `combine` is dropped.
+    """
+    names = [spec.name for spec in builder.specs]
+    if "dispatch" not in names:
+        return builder
+    sent, gone = names.index("dispatch"), names.index("combine")
+    weigh = builder.specs[names.index("weigh")]
+    rewritten = LayerBuilder(builder.name)
+    for at, spec in enumerate(builder.specs):
+        if at == gone:
+            continue
+        inputs = tuple(builder.specs[gone].inputs[0] if i == gone else i for i in spec.inputs)
+        inputs = tuple(i - (i > gone) for i in inputs)
+        if at == sent:
+            size = weigh.write_bytes
+            rewritten.specs.append(
+                OperatorSpec(
+                    "dispatch",
+                    "dropout",
+                    "VC",
+                    inputs[:1],
+                    m=weigh.m,
+                    n=weigh.n,
+                    read_bytes=size,
+                    write_bytes=size,
+                )
+            )
+        else:
+            rewritten.specs.append(replace(spec, inputs=inputs))
+    rewritten.kept = [
+        replace(t, producer="dispatch") if t.name == "dispatched" else t for t in builder.kept
+    ]
+    return rewritten
+
+
+def _check_blocks(model: TransformerModel) -> None:
+    """Raise where blocks are of several kinds, or of one that a mesh cannot split.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming what is accepted.
+    """
+    unusual = (
+        model.window is not None
+        or model.latent is not None
+        or model.parallel != "no"
+        or model.norm_position not in ("pre", "post")
+        or model.qk_norm != "no"
+    )
+    mixed = model.moe is not None and (model.moe.dense_layers or model.encoder_layers)
+    if mixed or unusual or model.patches is not None:
+        raise InvalidInputError(
+            f"model: {model.name} is not accepted; expected one kind of block without image "
+            "patches, windows, latent attention, parallel blocks or further norms (a BERT, GPT, "
+            "OPT, Llama, Mixtral or T5)"
+        )
+    if model.encoder_layers not in (0, model.layers):
+        raise InvalidInputError(
+            f"model: {model.name} with {model.encoder_layers} encoder blocks is not accepted; "
+            f"expected as many as decoder blocks, {model.layers}"
+        )
+
+
+def _mesh_block(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
+    """Build a block: dense, with experts, or an encoder's and a decoder's together."""
+    if not model.encoder_layers:
+        return _routed(block_builder(model, strategy, "moe-block" if model.moe else "block"))
+    kinds = ("encoder-block", "decoder-block")
+    return _paired(*(block_builder(model, strategy, kind) for kind in kinds))
+
+
+def _paired(encoder: LayerBuilder, decoder: LayerBuilder) -> LayerBuilder:
+    """Join an encoder's block and a decoder's into one.
+
+    All encoder blocks run before all decoder blocks; where one stage has both, the order makes no
+    difference to its time or memory. The decoder's cross-attention takes the output of the encoder
+    block of the same depth in place of the last one's: the shapes agree. That tensor is kept once,
+    as the input of the encoder's next block, and not again for the decoder.
+    """
+    made = LayerBuilder(decoder.name)
+    count = len(encoder.specs)
+    last = ENCODER + encoder.specs[-1].name
+    made.specs = [replace(spec, name=ENCODER + spec.name) for spec in encoder.specs]
+    for spec in decoder.specs:
+        outside = count - 1 if spec.name in ("cross-k", "cross-v") else -1
+        inputs = tuple(i + count if i >= 0 else outside for i in spec.inputs)
+        made.specs.append(replace(spec, inputs=inputs))
+    for tensor in encoder.kept:
+        entered = tensor.producer == "input"
+        producer = last if entered else ENCODER + tensor.producer
+        made.kept.append(replace(tensor, name=ENCODER + tensor.name, producer=producer))
+    made.kept += [tensor for tensor in decoder.kept if tensor.name != "memory"]
+    return made
+
+
+# ---- the workload ----
+
+
+def workload(model: TransformerModel, seq: int | None = None) -> Workload:
+    """List the operators of a model with the limits of their splits, and the edges between them.
+
+    Parameters
+    ----------
+    model
+        Blocks of one kind, dense or all with experts; or an encoder's and a decoder's.
+    seq
+        Tokens of a sequence; by default the model's.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the model has experts in some blocks only, or image patches, windows and the like.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> work = workload(models.load("gpt3-13b"))
+    >>> [work.operators[i].name for i in work.chain][:4]
+    ['attention-norm', 'qkv', 'attention', 'proj']
+    """
+    _check_blocks(model)
+    strategy = Strategy(seq=seq)
+    builders = (
+        embedding_builder(model, strategy),
+        _mesh_block(model, strategy),
+        head_builder(model, strategy),
+    )
+    into_block = sum(t.bytes for t in builders[1].kept if t.producer == "input")
+    operators: list[MeshOperator] = []
+    edges: list[Edge] = []
+    starts = []
+    for part, builder in zip(PARTS, builders, strict=True):
+        starts.append(len(operators))
+        operators += _operators(model, part, builder, float(into_block))
+    last = starts[2] - 1
+    boundary = operators[last].spec.write_bytes
+    encoded = max((i for i, op in enumerate(operators) if op.name.startswith(ENCODER)), default=-1)
+    for part, builder, start in zip(PARTS, builders, starts, strict=True):
+        for position, spec in enumerate(builder.specs):
+            for source in dict.fromkeys(spec.inputs):
+                again = spec.kind in _NEEDS_INPUT
+                to = start + position
+                if source >= 0:
+                    made = operators[start + source]
+                    size = boundary if made.name == "weigh" else made.spec.write_bytes
+                    again = again and made.output_kept
+                    edges.append(Edge(start + source, to, "inside", size, again))
+                elif part == "block":
+                    home = encoded if to <= encoded else last
+                    edges.append(Edge(home, to, "wrap", boundary, again))
+                elif part == "behind":
+                    edges.append(Edge(last, to, "exit", boundary, again))
+    if starts[1] > 0:
+        edges.append(Edge(starts[1] - 1, starts[1], "entry", boundary, False))
+    return Workload(
+        model=model,
+        seq=strategy.seq or model.seq,
+        operators=tuple(operators),
+        edges=tuple(edges),
+        chain=_chain(builders[1].specs, starts[1]),
+        boundary_bytes=float(boundary),
+        blocks=model.layers,
+    )
+
+
+def _chain(specs: list[OperatorSpec], start: int) -> tuple[int, ...]:
+    """Follow first inputs from the last operator back to a block's input."""
+    path = [len(specs) - 1]
+    while (inputs := specs[path[-1]].inputs)[0] >= 0:
+        # Cross-attention: its keys, which lead back through the encoder's block.
+        path.append(inputs[specs[path[-1]].name == "cross-attention"])
+    return tuple(start + at for at in reversed(path))

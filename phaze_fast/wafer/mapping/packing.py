@@ -1,0 +1,512 @@
+"""Places for the stages of a pipeline between the dead dies and links of a wafer.
+
+Rectangles are packed in bands of rows: a band starts where most rectangles fit and is filled from
+its left, so that a dead die or link costs the rectangles it lies in and shifts the others. Bands of
+columns are tried as well. A stage that is one die high may also be a line that bends: a piece of a
+long path from die to neighbouring die. Collectives along it use the links of the path and no
+others, so that they cost what they cost on a straight line. Where faults split a wafer, all stages
+stand in one connected part. With switches any dies make up a stage, which counts as a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from phaze_fast.wafer.hardware import Wafer
+
+__all__ = [
+    "ClassPlaces",
+    "Line",
+    "Shape",
+    "class_places",
+    "is_bent",
+    "longest_line",
+    "place_fault",
+    "stage_capacity",
+    "stage_dies",
+    "tiles",
+]
+
+Die = tuple[int, int]
+Link = frozenset[Die]
+
+_NODES = 4_000  # steps of one path search
+_STARTS = 10  # dies that a path search starts from
+_JUMPS = 2  # times that a path may pass through a die
+
+
+@dataclass(frozen=True)
+class Line:
+    """A path over working dies of a wafer."""
+
+    dies: tuple[Die, ...]
+    """In order; neighbours, or with one die between whose links nothing else on the path uses."""
+    hops: int
+    """Hops between consecutive dies, at most."""
+
+
+@dataclass(frozen=True)
+class FaultyMesh:
+    """The grid of dies, with dead dies and links."""
+
+    columns: int
+    rows: int
+    dead: frozenset[Die]
+    cut: frozenset[Link]
+    """Links that do not work."""
+
+    @property
+    def turned(self) -> FaultyMesh:
+        """The transposed grid."""
+        dead = frozenset((y, x) for x, y in self.dead)
+        cut = frozenset(frozenset((y, x) for x, y in link) for link in self.cut)
+        return FaultyMesh(self.rows, self.columns, dead, cut)
+
+    def near(self, die: Die) -> list[Die]:
+        """Working neighbours over working links."""
+        x, y = die
+        found = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
+        return [
+            (u, v)
+            for u, v in found
+            if 0 <= u < self.columns
+            and 0 <= v < self.rows
+            and (u, v) not in self.dead
+            and frozenset((die, (u, v))) not in self.cut
+        ]
+
+    def regions(self) -> list[FaultyMesh]:
+        """Return the connected parts, each with all other dies dead; the largest first."""
+        every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
+        left, found = every - self.dead, []
+        while left:
+            open_ones = [min(left, key=lambda d: (d[1], d[0]))]
+            part = set(open_ones)
+            while open_ones:
+                for die in self.near(open_ones.pop()):
+                    if die not in part:
+                        part.add(die)
+                        open_ones.append(die)
+            left -= part
+            found.append(FaultyMesh(self.columns, self.rows, frozenset(every - part), self.cut))
+        return sorted(found, key=lambda mesh: len(mesh.dead))
+
+
+def mesh_of(wafer: Wafer) -> FaultyMesh:
+    return FaultyMesh(
+        *wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links))
+    )
+
+
+def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list[int]:
+    """Fill a band of rows from its left, as many as there can be."""
+    band = range(start, start + height)
+    blocked = {(x, x) for x, y in mesh.dead if y in band}  # first and last column that must not be
+    for link in mesh.cut:  # in one rectangle together
+        (x, y), (u, v) = sorted(link)
+        if y in band and v in band:
+            blocked.add((x, u))
+    found, x = [], 0
+    while x + width <= mesh.columns:
+        hit = max((a for a, b in blocked if x <= a and b < x + width), default=None)
+        if hit is None:
+            found.append(x)
+            x += width
+        else:
+            x = hit + 1
+    return found
+
+
+def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
+    """First dies of as many rectangles as fit in bands of rows, in boustrophedon order."""
+    rows = mesh.rows
+    filled = [_free_in_band(mesh, width, height, y) for y in range(max(rows - height + 1, 0))]
+    most = [0] * (rows + 1)
+    for y in reversed(range(rows)):
+        taken = len(filled[y]) + most[y + height] if y < len(filled) else 0
+        most[y] = max(most[y + 1], taken)
+    found: list[Die] = []
+    y = bands = 0
+    while y < len(filled):
+        if filled[y] and len(filled[y]) + most[y + height] >= most[y]:
+            line = [(x, y) for x in filled[y]]
+            found += line if bands % 2 == 0 else line[::-1]
+            y, bands = y + height, bands + 1
+        else:
+            y += 1
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def regions_of(mesh: FaultyMesh) -> tuple[FaultyMesh, ...]:
+    return tuple(mesh.regions())
+
+
+def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
+    """First dies of rectangles in bands of rows or of columns, whichever fits more."""
+    across = _bands(mesh, width, height)
+    down = tuple((x, y) for y, x in _bands(mesh.turned, height, width))
+    return max(across, down, key=len)
+
+
+@lru_cache(maxsize=65536)
+def _tiles(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
+    found = [bands_in(part, width, height) for part in regions_of(mesh)]
+    return max(found, key=len, default=())
+
+
+def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
+    """First dies of the rectangles that fit between dead dies and links, in boustrophedon order.
+
+    No rectangle has a dead die or link inside. All lie in one connected part of the wafer: where
+    faults split it, in the part that fits most.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like")
+    >>> tiles(tile, 2, 2)
+    ((0, 0), (2, 0), (2, 2), (0, 2))
+    >>> tiles(tile.replace(dead=((2, 2),)), 5, 2)
+    ((0, 0), (0, 3))
+    >>> tiles(tile.replace(dead_links=(((0, 0), (1, 0)),)), 4, 2)
+    ((1, 0), (0, 2))
+    """
+    return _tiles(mesh_of(wafer), width, height)
+
+
+Step = tuple[Die, tuple[Link, ...]]
+"""A die, and the links to it."""
+
+
+@lru_cache(maxsize=1024)
+def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[Step]]]:
+    """For each working die: its neighbours, steps to them, and steps over a neighbour."""
+    every = ((x, y) for y in range(mesh.rows) for x in range(mesh.columns))
+    near = {die: mesh.near(die) for die in every if die not in mesh.dead}
+    found = {}
+    for here, next_to in near.items():
+        steps: list[Step] = [(d, (frozenset((here, d)),)) for d in next_to]
+        far: list[Step] = [
+            (d, (frozenset((here, relay)), frozenset((relay, d))))
+            for relay in next_to
+            for d in near[relay]
+        ]
+        found[here] = (next_to, steps, far)
+    return found
+
+
+class _PathSearch:
+    """Depth-first search for a long path from one die; dies with few free neighbours come first."""
+
+    def __init__(self, mesh: FaultyMesh, start: Die, jumps: int) -> None:
+        self.near, self.jumps = _steps_of(mesh), jumps
+        self.path, self.seen = [start], {start}
+        self.steps: list[tuple[Link, ...]] = [()]
+        """Links that each step uses."""
+        self.used: set[Link] = set()
+
+    def options(self) -> list[Step]:
+        """Next dies and the links to them, the most promising last."""
+        _, steps, far = self.near[self.path[-1]]
+        found = self._sorted(steps)
+        return self._sorted(far) + found if self.jumps > 0 else found
+
+    def _sorted(self, steps: list[Step]) -> list[Step]:
+        seen, near = self.seen, self.near
+        free = [
+            (sum(die not in seen for die in near[step[0]][0]), step)
+            for step in steps
+            if step[0] not in seen and self.used.isdisjoint(step[1])
+        ]
+        free.sort(key=lambda each: (each[0], each[1][0]), reverse=True)
+        return [step for _, step in free]
+
+    def take(self, die: Die, links: tuple[Link, ...]) -> None:
+        """Go on to a die."""
+        self.path.append(die)
+        self.seen.add(die)
+        self.steps.append(links)
+        self.used.update(links)
+        self.jumps -= len(links) > 1
+
+    def back(self) -> None:
+        """Take the last step back."""
+        self.seen.discard(self.path.pop())
+        links = self.steps.pop()
+        self.used.difference_update(links)
+        self.jumps += len(links) > 1
+
+    def longest(self, goal: int) -> Line:
+        """Search until a path has `goal` dies, or the node limit is reached."""
+        best, hops = tuple(self.path), 1
+        open_ones = [self.options()]
+        for _ in range(_NODES):
+            if not open_ones:
+                break
+            if open_ones[-1]:
+                self.take(*open_ones[-1].pop())
+                if len(self.path) > len(best):
+                    best, hops = tuple(self.path), max(map(len, self.steps))
+                if len(best) >= goal:
+                    break
+                open_ones.append(self.options())
+            else:
+                open_ones.pop()
+                if open_ones:
+                    self.back()
+        return Line(best, hops)
+
+
+@lru_cache(maxsize=4096)
+def longest_line_in(mesh: FaultyMesh) -> Line:
+    best = Line((), 1)
+    for part in regions_of(mesh):
+        if part.columns * part.rows - len(part.dead) > len(best.dies):
+            best = max(best, _line_in(part), key=lambda line: len(line.dies))
+    return best
+
+
+def _line_in(mesh: FaultyMesh) -> Line:
+    columns, rows = mesh.columns, mesh.rows
+    snake = [(x if y % 2 == 0 else columns - 1 - x, y) for y in range(rows) for x in range(columns)]
+    steps = map(frozenset, pairwise(snake))
+    if not mesh.dead and not any(step in mesh.cut for step in steps):
+        return Line(tuple(snake), 1)
+    alive = frozenset(snake) - mesh.dead
+    starts = sorted(alive, key=lambda d: (len(mesh.near(d)), d))[:_STARTS]
+    even = sum((x + y) % 2 == 0 for x, y in alive)
+    most = min(len(alive), 2 * min(even, len(alive) - even) + 1)  # dies alternate on a mesh
+    best = Line((), 1)
+    for jumps, goal in ((0, most), (_JUMPS, len(alive))):
+        for start in starts:
+            if len(best.dies) < goal:
+                found = _PathSearch(mesh, start, jumps).longest(goal)
+                best = found if len(found.dies) > len(best.dies) else best
+    return best
+
+
+def longest_line(wafer: Wafer) -> Line:
+    """Find a path over as many dies as possible; boustrophedon where nothing is dead.
+
+    Dies of a path alternate in colour, as on a chequerboard. Where one colour has more dies, a step
+    may pass through a die: over links that nothing else on the path uses.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like")
+    >>> [len(longest_line(tile.replace(dead=(die,))).dies) for die in ((0, 0), (2, 2), (1, 0))]
+    [24, 24, 24]
+    """
+    return longest_line_in(mesh_of(wafer))
+
+
+def bends(wafer: Wafer) -> bool:
+    return all(rate > 0 for rate in wafer.link_bytes_per_s)
+
+
+def stage_capacity(wafer: Wafer, width: int, height: int) -> int:
+    """Count the stages of one shape that fit on a wafer.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> [stage_capacity(load_wafer("dojo-tile-like"), width, 1) for width in (3, 24)]
+    [8, 1]
+    """
+    if wafer.switch is not None:
+        return wafer.dies // width if height == 1 else 0
+    straight = len(tiles(wafer, width, height))
+    if height > 1 or width == 1 or not bends(wafer):
+        return straight
+    return max(straight, len(longest_line(wafer).dies) // width)
+
+
+def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, blocks: int) -> str:
+    """Return why stages of one shape do not fit on so many wafers; empty where they do.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> place_fault(load_wafer("dojo-tile-like"), (2, 2), 5, 1, 24)
+    'stages: 5 rectangles of 2 x 2 dies are not accepted; expected 1 to 4'
+    """
+    width, height = sides
+    most = min(stage_capacity(wafer, width, height) * wafers, blocks) if min(sides) > 0 else 0
+    if not most:
+        grid = " x ".join(map(str, wafer.grid))
+        dead = f", {len(wafer.dead)} of them dead" if wafer.dead else ""
+        return (
+            f"rectangle: {width} x {height} dies have no place on {wafer.name}, "
+            f"a grid of {grid}{dead}"
+        )
+    if 1 <= stages <= most:
+        return ""
+    return (
+        f"stages: {stages} rectangles of {width} x {height} dies are not accepted; "
+        f"expected 1 to {most}"
+    )
+
+
+def is_bent(wafer: Wafer, width: int, height: int, stages: int) -> bool:
+    """Whether so many stages fit only as lines that bend."""
+    if wafer.switch is not None:
+        return False
+    return height == 1 and stages > len(tiles(wafer, width, height))
+
+
+def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tuple[Die, ...], ...]:
+    """Dies of each stage, row by row of its rectangle.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> stage_dies(load_wafer("dojo-tile-like"), 7, 1, 1)
+    (((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (4, 1), (3, 1)),)
+    """
+    if wafer.switch is not None:  # whoever works, row by row
+        columns, rows = wafer.grid
+        every = [(x, y) for y in range(rows) for x in range(columns) if wafer.alive(x, y)]
+        return tuple(tuple(every[k * width : (k + 1) * width]) for k in range(stages))
+    if is_bent(wafer, width, height, stages):
+        path = longest_line(wafer).dies
+        return tuple(path[k * width : (k + 1) * width] for k in range(stages))
+    return tuple(rectangle_dies(at, width, height) for at in tiles(wafer, width, height)[:stages])
+
+
+def rectangle_dies(corner: Die, width: int, height: int) -> tuple[Die, ...]:
+    x, y = corner
+    return tuple((x + i, y + j) for j in range(height) for i in range(width))
+
+
+Shape = tuple[int, int, int]
+"""Width and height of the stages of a class, and how many they are."""
+Shapes = tuple[Shape, Shape]
+
+
+@dataclass(frozen=True)
+class ClassPlaces:
+    """Dies of the stages of one class."""
+
+    stages: tuple[tuple[Die, ...], ...]
+    """Dies of each, row by row of its rectangle, or along its line."""
+    hops: int
+    """Hops between consecutive dies of a line that bends, at most; 0 for rectangles."""
+    wafers: tuple[int, ...] = ()
+    """Index of the wafer of each stage, of those of a pipeline."""
+
+
+_NONE = ClassPlaces((), 0)
+
+
+def _class_in(mesh: FaultyMesh, shape: Shape) -> ClassPlaces | None:
+    """Place one class: rectangles in bands, else pieces of a path."""
+    width, height, count = shape
+    if not count:
+        return _NONE
+    corners = bands_in(mesh, width, height)[:count]
+    if len(corners) == count:
+        return ClassPlaces(tuple(rectangle_dies(at, width, height) for at in corners), 0)
+    if height > 1 or width == 1:
+        return None
+    alive = [part.columns * part.rows - len(part.dead) for part in regions_of(mesh)]
+    if max(alive, default=0) < width * count:
+        return None
+    path = longest_line_in(mesh)
+    return _pieces(path, 0, shape) if len(path.dies) >= width * count else None
+
+
+def _pieces(path: Line, start: int, shape: Shape) -> ClassPlaces:
+    width, _, count = shape
+    ends = range(start, start + width * count, width)
+    return ClassPlaces(tuple(path.dies[at : at + width] for at in ends), path.hops)
+
+
+@lru_cache(maxsize=65536)
+def _on_mesh(mesh: FaultyMesh, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
+    for part in regions_of(mesh):
+        for order in (1, -1):  # the first class where it suits it and the other around it, or vv.
+            one, other = shapes[::order]
+            placed = _class_in(part, one)
+            if placed is None:
+                continue
+            taken = part.dead.union(*placed.stages)
+            rest = _class_in(FaultyMesh(part.columns, part.rows, taken, part.cut), other)
+            if rest is not None:
+                return (placed, rest)[::order]
+        first, second = shapes
+        used = [width * count for width, _, count in shapes]
+        if max(first[1], second[1]) == 1 and sum(used) <= len(longest_line_in(part).dies):
+            path = longest_line_in(part)
+            return _pieces(path, 0, first), _pieces(path, used[0], second)
+    return None
+
+
+def _behind_switches(wafer: Wafer, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
+    """Place two classes on any working dies, row by row."""
+    first, second = (width * count for width, _, count in shapes)
+    if max(height for _, height, _ in shapes) > 1 or first + second > wafer.dies:
+        return None
+    (every,) = stage_dies(wafer, first + second, 1, 1)
+    path = Line(every, 0)
+    return _pieces(path, 0, shapes[0]), _pieces(path, first, shapes[1])
+
+
+def _on_one(wafer: Wafer, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
+    """Place two classes on one wafer; a class may have no stage there."""
+    if wafer.switch is not None:
+        return _behind_switches(wafer, shapes)
+    if sum(width * height * count for width, height, count in shapes) > wafer.dies:
+        return None
+    return _on_mesh(mesh_of(wafer), shapes) if bends(wafer) else None
+
+
+def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPlaces, ...] | None:
+    """Place the stages of two classes; None where they do not fit, or a wafer has no stage.
+
+    One class is packed as if it had the wafer to itself and the other into the remaining dies, as
+    rectangles or as pieces of a path; or both are pieces of one path. Each of several wafers takes
+    as many of the next stages as fit. With switches any working dies make up a stage.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like")
+    >>> [len(each.stages) for each in class_places(tile, ((5, 2, 2), (5, 1, 1)))]
+    [2, 1]
+    >>> class_places(tile, ((5, 2, 2), (5, 2, 1))) is None
+    True
+    >>> [each.wafers for each in class_places(tile, ((5, 4, 1), (5, 2, 2)), 2)]
+    [(0,), (1, 1)]
+    """
+    left = [shapes[0][2], shapes[1][2]]
+    found: list[list[ClassPlaces]] = [[], []]
+    for number in range(wafers):
+        here = [0, 0]
+        placed = None
+        for which in (0, 1):
+            while left[which] > here[which] and (which == 0 or left[0] == here[0]):
+                more = [here[0] + (which == 0), here[1] + (which == 1)]
+                one, other = ((w, h, n) for (w, h, _), n in zip(shapes, more, strict=True))
+                if (tried := _on_one(wafer, (one, other))) is None:
+                    break
+                here, placed = more, tried
+        if placed is None:
+            return None
+        for which in (0, 1):
+            left[which] -= here[which]
+            each = placed[which]
+            found[which].append(ClassPlaces(each.stages, each.hops, (number,) * here[which]))
+    return None if any(left) else (_merged(found[0]), _merged(found[1]))
+
+
+def _merged(parts: list[ClassPlaces]) -> ClassPlaces:
+    """Merge the stages of a class on all wafers; where one bends, all count as bent."""
+    return ClassPlaces(
+        tuple(dies for part in parts for dies in part.stages),
+        max(part.hops for part in parts),
+        tuple(number for part in parts for number in part.wafers),
+    )

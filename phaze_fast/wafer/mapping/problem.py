@@ -1,0 +1,512 @@
+"""A model to be trained on a wafer, priced and compiled for one layout at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core, models
+from phaze_fast.documents import digest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import Accelerator
+from phaze_fast.memory.optimizer import optimizer
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.builder import OperatorSpec
+from phaze_fast.wafer.hardware import Wafer, load_wafer
+from phaze_fast.wafer.mapping.layout import (
+    Layout,
+    boundaries,
+    even_split,
+    layout_fault,
+    layouts,
+    links_of,
+    refuse_micro_batch,
+    slots_of,
+    stages_on,
+)
+from phaze_fast.wafer.mapping.operators import (
+    EDGE_KINDS,
+    OUTPUTS,
+    OVERLAPS,
+    PARTS,
+    PIECES,
+    ROLES,
+    WEIGHTS,
+    Workload,
+    passes,
+    workload,
+)
+from phaze_fast.wafer.mapping.prices import (
+    LeastWork,
+    PriceTable,
+    Times,
+    alike,
+    combination,
+    combinations,
+    network_chip,
+    operator_costs,
+    priced_times,
+)
+from phaze_fast.wafer.mapping.streams import layout_cross_stage_s, stream_link_s, stream_shares
+
+__all__ = ["Problem", "WaferTraining"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class WaferTraining:
+    """One training step on a wafer.
+
+    Examples
+    --------
+    >>> WaferTraining(global_batch=64).optimizer
+    'adam-bf16-grad'
+    """
+
+    global_batch: int = 512
+    """Sequences of one step."""
+    seq: int | None = None
+    """Tokens of a sequence; by default the model's."""
+    optimizer: str = "adam-bf16-grad"
+    """A name of `phaze_fast.memory.OPTIMIZERS`; by default ZeRO's 16 bytes per parameter."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("global_batch", self.global_batch), ("seq", self.seq)):
+            if value is not None and not (isinstance(value, int) and 1 <= value <= 2**24):
+                raise InvalidInputError(
+                    f"{name}: {value!r} is not accepted; expected a whole number from 1 to 2^24"
+                )
+        if not isinstance(self.optimizer, str):
+            raise InvalidTypeError(
+                f"optimizer: {type(self.optimizer).__name__} is not accepted; expected a name"
+            )
+        optimizer(self.optimizer)
+
+
+class Problem:
+    """A model to be trained on a wafer; compiles an evaluator per layout.
+
+    Parameters
+    ----------
+    model
+        What is trained, or a preset's name.
+    wafer
+        What it is trained on, or a preset's name.
+    training
+        Batch, sequence length and optimiser.
+    recompute
+        Whether the backward pass may recompute outputs.
+    volume
+        Whether the objective is communication volume: a collective costs the bytes a die sends,
+        everything else costs nothing.
+    linear
+        Whether dies are numbered row by row and assigned in that order, tensor splits innermost.
+    capacity_bytes
+        Bytes of each die's local memory that a mapping may use; by default all of it.
+    overlap
+        Whether collectives of activations may overlap, in pieces, with the product before or after.
+    work
+        Operators to map; by default those of the model.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> mapping = problem.mapping(Layout(4, 2, 1, 8))
+    >>> mapping.score()["time_s"].shape
+    (1,)
+    """
+
+    def __init__(
+        self,
+        model: TransformerModel | str,
+        wafer: Wafer | str,
+        training: WaferTraining | None = None,
+        recompute: bool = True,
+        volume: bool = False,
+        linear: bool = False,
+        capacity_bytes: float | None = None,
+        work: Workload | None = None,
+        overlap: bool = True,
+    ) -> None:
+        loaded = models.load(model) if isinstance(model, str) else model
+        if isinstance(loaded, models.GraphModel):
+            loaded = models.recognised(loaded) or loaded
+        wafer = load_wafer(wafer) if isinstance(wafer, str) else wafer
+        for name, value, wanted in (
+            ("model", loaded, TransformerModel),
+            ("wafer", wafer, Wafer),
+            ("training", training, WaferTraining | None),
+        ):
+            if not isinstance(value, wanted):
+                raise InvalidTypeError(f"{name}: {type(value).__name__} is not accepted")
+        assert isinstance(loaded, TransformerModel)  # checked above
+        self.model, self.wafer = loaded, wafer
+        self.training = training or WaferTraining()
+        self.work: Workload = work or workload(loaded, self.training.seq)
+        self._given = work
+        self.recompute, self.volume, self.linear = recompute, volume, linear
+        self.overlap = overlap
+        self.chip = wafer.chip
+        whole = float(wafer.memory_bytes)
+        self.capacity_bytes = whole if capacity_bytes is None else min(capacity_bytes, whole)
+        self.stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
+        self._alike = alike(self.work.operators)
+        key = (self.chip.digest() + self.network_chip.digest(), loaded.digest(), self.work.seq)
+        self._times: Times = priced_times(*key) if work is None else {}
+        self._tables: dict[tuple[int, int], PriceTable] = {}
+        self._graphs: dict[int, tuple[Array, Array]] = {}
+        self._least: dict[tuple[int, int], LeastWork] = {}
+
+    def variant(
+        self,
+        recompute: bool = True,
+        volume: bool = False,
+        linear: bool = False,
+        capacity_bytes: float | None = None,
+        overlap: bool = True,
+    ) -> Problem:
+        """Return the same problem under other rules; priced operators are shared."""
+        given = (recompute, volume, linear, capacity_bytes)
+        made = Problem(self.model, self.wafer, self.training, *given, self._given, overlap)
+        made._times = self._times
+        if not volume and not self.volume:
+            made._tables, made._least = self._tables, self._least
+        return made
+
+    def on(self, wafer: Wafer) -> Problem:
+        """Return the same problem on a wafer that differs in faults alone; prices are shared."""
+        made = Problem(self.model, wafer, *self._inputs()[2:])
+        made._times, made._tables, made._least = self._times, self._tables, self._least
+        return made
+
+    def _inputs(self) -> tuple[Any, ...]:
+        rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
+        return (self.model, self.wafer, self.training, *rules, self._given, self.overlap)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Problem, self._inputs()  # what is compiled or priced stays where it is
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content, the same on every machine; empty where operators were given."""
+        if self._given is not None:
+            return ""
+        model, wafer, training, *rules, _, overlap = self._inputs()
+        return digest([model.digest(), wafer.digest(), asdict(training), *rules, overlap])
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Weight modes that the wafer accepts, some of `WEIGHTS`."""
+        return WEIGHTS if self.stream is not None else WEIGHTS[:4]
+
+    def accepted_outputs(self, op: int) -> tuple[str, ...]:
+        """Names of `OUTPUTS` that an operator accepts.
+
+        Operators outside the blocks, and those whose output enters the next block, never recompute.
+        """
+        spec = self.work.operators[op]
+        if spec.part != "block" or not spec.kept_bytes:
+            return ("stash",)
+        recompute = self.recompute and op not in self.work.entering
+        allowed = {"stash": True, "recompute": recompute, "offload": self.stream is not None}
+        return tuple(name for name in OUTPUTS if allowed[name])
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one parameter as the passes read it."""
+        return float(optimizer(self.training.optimizer).weight_bytes)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of one parameter's gradient."""
+        return float(optimizer(self.training.optimizer).gradient_bytes)
+
+    def parameters(self, op: int, dies: int, micro_batch: int, parts: dict[str, int]) -> float:
+        """Parameters of one operator that a die works with, split into `parts` over `dies`."""
+        column = combination(dies, tuple(parts[role] for role in ROLES[:4]))
+        return float(self.price_table(dies, micro_batch).parameters[op, column])
+
+    # ---- prices of local operators ----
+
+    def _price(self, wanted: dict[int, list[tuple[int, ...]]]) -> None:
+        """Price local shapes of operators: the forward pass, and all gradients together."""
+        specs: list[tuple[OperatorSpec, int]] = []
+        priced: list[tuple[int, list[bool], Array]] = []
+        for i, shapes in wanted.items():
+            spec: Any = self.work.operators[i].parts(np.array(shapes))
+            every = passes(spec)
+            specs += [(each, len(shapes)) for each in every]
+            weights = 2.0 * spec.k * spec.n * spec.b if spec.kind == "gemm" else 0.0
+            of_weights = [each.kind == "gemm-weight-gradient" for each in every]
+            priced.append((i, of_weights, spec.read_bytes + spec.write_bytes - weights))
+        seconds = operator_costs(self.chip, self.network_chip, specs)[0]
+        for i, of_weights, live in priced:
+            mine, seconds = np.split(seconds, [len(of_weights) * len(live)])
+            forward, *backward = runs = mine.reshape(len(of_weights), -1)
+            own = sum((s for s, w in zip(runs, of_weights, strict=True) if w), np.zeros(len(live)))
+            values = np.stack([forward, sum(backward, np.zeros(len(live))), own, live], axis=1)
+            self._times.setdefault(i, {}).update(zip(wanted[i], values.tolist(), strict=True))
+
+    @cached_property
+    def network_chip(self) -> Accelerator:
+        """One die as products see it: the buffer's bandwidth is that of the die's network."""
+        return network_chip(self.wafer)
+
+    def price_table(self, dies: int, micro_batch: int) -> PriceTable:
+        """Work, kept and live bytes and parameters of each operator under each split over dies."""
+        key = (dies, micro_batch)
+        if key not in self._tables:
+            splits = self._splits(dies, micro_batch)
+            self._tables[key] = self._filled_table(key, splits)
+        return self._tables[key]
+
+    def _splits(
+        self, dies: int, micro_batch: int
+    ) -> dict[int, tuple[Array, Array, list[tuple[int, ...]]]]:
+        """List accepted columns of the table, local sizes and shapes by operator; price them."""
+        parts = combinations(dies)[2]
+        splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]] = {}
+        unpriced: dict[int, list[tuple[int, ...]]] = {}
+        for i in set(self._alike):
+            op, known = self.work.operators[i], self._times.get(i, {})
+            sizes = np.array([op.limit(role, micro_batch) for role in ROLES[:4]])
+            allowed = np.array([role in op.roles for role in ROLES[:4]])
+            accepted = np.flatnonzero(((parts == 1) | (allowed & (parts <= sizes))).all(axis=1))
+            local = -(-np.maximum(sizes, 1) // parts[accepted])
+            shapes = list(map(tuple, op.shapes(local).tolist()))
+            splits[i] = (accepted, local, shapes)
+            missing = [shape for shape in dict.fromkeys(shapes) if shape not in known]
+            if missing:
+                unpriced[i] = missing
+        if unpriced:
+            self._price(unpriced)
+        return splits
+
+    def _filled_table(
+        self, key: tuple[int, int], splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]]
+    ) -> PriceTable:
+        operators = self.work.operators
+        table = PriceTable.zeros(len(operators), len(combinations(key[0])[2]))
+        values = {
+            i: np.array([self._times[i][shape] for shape in shapes])
+            for i, (_, _, shapes) in splits.items()
+        }
+        least, least_of_each = dict.fromkeys(PARTS, 0.0), [0.0] * len(operators)
+        weight_share = 0.0
+        for i, op in enumerate(operators):
+            accepted, local, _ = splits[self._alike[i]]
+            forward, backward, of_weights, live = values[self._alike[i]].T
+            if not self.volume:
+                table.forward_s[i, accepted], table.backward_s[i, accepted] = forward, backward
+                table.weight_grad_s[i, accepted] = of_weights
+                least_of_each[i] = float((forward + backward).min())
+                least[op.part] += least_of_each[i]
+                share = float((of_weights / (forward + backward)).max())
+                weight_share = max(weight_share, share)
+            kept = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
+            table.stash_bytes[i, accepted] = op.kept_bytes * kept
+            table.live_bytes[i, accepted] = live
+            inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
+            experts = local[:, 1] / op.seq_rows if op.expert else 1.0
+            parameters = op.parameters * (local[:, 2] / op.units) * inner * experts
+            table.parameters[i, accepted] = parameters
+        self._least[key] = LeastWork(
+            least["before"], least["block"], least["behind"], weight_share, tuple(least_of_each)
+        )
+        return table
+
+    def least_work(self, layout: Layout) -> LeastWork:
+        """Seconds of a micro-batch with each operator at its fastest split."""
+        self.price_table(layout.dies, layout.micro_batch)
+        return self._least[layout.dies, layout.micro_batch]
+
+    # ---- the compiled problem ----
+
+    def _graph(self, micro_batch: int) -> tuple[Array, Array]:
+        """Operators and edges of one micro-batch as the kernel's records, cached."""
+        if micro_batch not in self._graphs:
+            self._graphs[micro_batch] = (self._ops(micro_batch), self._edges(micro_batch))
+        return self._graphs[micro_batch]
+
+    def _ops(self, micro_batch: int) -> Array:
+        records = np.zeros(len(self.work.operators), dtype=_core.MAP_OP_DTYPE)
+        for i, (op, record) in enumerate(zip(self.work.operators, records, strict=True)):
+            record["part"] = PARTS.index(op.part)
+            record["roles"] = sum(1 << ROLES.index(role) for role in op.roles)
+            record["outputs"] = sum(1 << OUTPUTS.index(name) for name in self.accepted_outputs(i))
+            record["product"] = op.product
+            record["kept"] = op.output_kept
+            record["expert"] = op.expert
+            record["beside"] = OVERLAPS.index(op.overlaps)
+            record["limit"] = [op.limit(role, micro_batch) for role in ROLES[:4]]
+            record["stat_bytes"] = op.stat_bytes * micro_batch
+            record["gather_bytes"] = op.gather_bytes * micro_batch
+        return records
+
+    def _edges(self, micro_batch: int) -> Array:
+        records = np.zeros(len(self.work.edges), dtype=_core.MAP_EDGE_DTYPE)
+        for edge, record in zip(self.work.edges, records, strict=True):
+            record["from"], record["to"] = edge.source, edge.target
+            record["kind"] = EDGE_KINDS.index(edge.kind)
+            record["again"] = edge.again
+            record["bytes"] = edge.bytes * micro_batch
+        return records
+
+    def rules(self, layout: Layout) -> Array:
+        """Return one record of `MAP_RULES_DTYPE` for stages of one shape."""
+        spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
+        links = links_of(wafer, layout)
+        link_s = stream_link_s(wafer, layout) if stream and not self.volume else (0.0, 0.0)
+        used = layout.dies * stages_on(wafer, layout)
+        hbm, sram_rate = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
+        # Read and written once each: weights, gradients (read only) and state.
+        moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
+        values = {
+            "x_bytes_per_s": links.x_bytes_per_s or 1.0,  # layouts use no link that is missing
+            "y_bytes_per_s": links.y_bytes_per_s or 1.0,
+            "hop_s": links.hop_s,
+            "capacity_bytes": self.capacity_bytes,
+            "memory_bytes_per_s": hbm.bandwidth_bytes_per_s if hbm else sram_rate,
+            "weight_bytes": spec.weight_bytes,
+            "gradient_bytes": spec.gradient_bytes,
+            "state_bytes": spec.state_bytes,
+            "step_bytes": 0.0 if self.volume else moved,
+            "boundary_bytes": self.work.boundary_bytes * layout.micro_batch,
+            "micro_batches": self.batches(layout),
+            "modes": (1 << len(self.modes)) - 1,
+            "volume": self.volume,
+            "linear": self.linear,
+            "stream_shared": wafer.off_wafer is not None and not wafer.off_wafer.duplex,
+            "chunks": layout.chunks,
+            "zero_bubble": layout.schedule == "zb-h1",
+            "fabric": links.fabric,
+            "pieces": PIECES if self.overlap and not self.volume else 1,
+            "outer_tail_s": self.outer_tail_s(layout),
+            **stream_shares(wafer, stream, used, link_s),
+        }
+        record = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
+        for name, value in values.items():
+            record[name] = value
+        return record
+
+    def _boundary(self, layout: Layout) -> Array:
+        if not self.volume:
+            size = self.work.boundary_bytes * layout.micro_batch
+            return np.array([rate + fixed / size for rate, fixed in boundaries(self.wafer, layout)])
+        last = layout.stages - 1
+        both = 2 * layout.chunks if last else 2
+        sent = [both - (k == 0) - (k == last) for k in range(layout.stages)]
+        return np.array(sent) / layout.dies
+
+    def batches(self, layout: Layout) -> int:
+        """Micro-batches of a pipeline; the last is padded where the batch is no multiple."""
+        return -(-self.training.global_batch // layout.replicas // layout.micro_batch)
+
+    def outer_tail_s(self, layout: Layout) -> float:
+        """Seconds in which replicas on several wafers sum their gradients after a step."""
+        if layout.replicas == 1 or self.volume:
+            return 0.0
+        blocks, here = self.blocks(layout), stages_on(self.wafer, layout)
+        by_wafer = [sum(blocks[k : k + here]) for k in range(0, layout.stages, here)]
+        return self.replica_sums_s(layout.replicas, by_wafer)
+
+    def replica_sums_s(self, replicas: int, blocks: Sequence[int]) -> float:
+        """Seconds in which replicas sum their gradients, in a ring over the wafers' I/O.
+
+        Each wafer has summed the gradients of its own dies before; the wafer with most parameters
+        decides. `blocks` counts the blocks on each wafer of a pipeline.
+        """
+        io, counts = self.wafer.io, dict.fromkeys(PARTS, 0)
+        if io is None:
+            return 0.0
+        for op in self.work.operators:
+            counts[op.part] += op.parameters
+        by_wafer = [counts["block"] * count for count in blocks]
+        by_wafer[0] += counts["before"]
+        by_wafer[-1] += counts["behind"]
+        share_s = max(by_wafer) * self.gradient_bytes / replicas / io.bandwidth_bytes_per_s
+        return 2.0 * (replicas - 1) * (share_s + io.latency_s)
+
+    def blocks(self, layout: Layout) -> tuple[int, ...]:
+        """Blocks of each stage: those of the layout, by default an even split."""
+        return layout.blocks or even_split(self.work.blocks, layout.stages)
+
+    def layouts(self) -> Iterator[Layout]:
+        """List every layout of the wafer."""
+        every = layouts(self.wafer, self.work.blocks, self.training.global_batch, self.work.ends)
+        return filter(lambda layout: layout.stages == 1, every) if self.work.encodes else every
+
+    def fault(self, layout: Layout) -> str:
+        """Return why the model cannot run in a layout; empty where it can."""
+        if self.work.encodes and layout.stages > 1:
+            return f"stages: {layout.stages} is not accepted for an encoder-decoder; expected 1"
+        return layout_fault(self.wafer, self.work.blocks, self.training.global_batch, layout)
+
+    def mapping(self, layout: Layout) -> _core.Mapping:
+        """Compile the evaluator of one layout; each operator starts at its first legal mapping.
+
+        Raises
+        ------
+        InvalidInputError
+            Where some operator cannot be split over that many dies at all.
+        """
+        refuse_micro_batch(self.training.global_batch, layout)
+        if fault := self.fault(layout):
+            raise InvalidInputError(fault)
+        streams = self.stream is not None and not self.volume
+        cross_stage_s = layout_cross_stage_s(self.wafer, layout) if streams else None
+        return self.compiled(layout, self.rules(layout), self._boundary(layout), cross_stage_s)
+
+    def compiled(
+        self, layout: Layout, rules: Array, boundary_s: Array, cross_stage_s: Array | None
+    ) -> _core.Mapping:
+        """Compile the evaluator of stages that may be one class of a longer pipeline.
+
+        Parameters
+        ----------
+        layout
+            Shape, number and blocks of the stages.
+        rules
+            One record of `MAP_RULES_DTYPE`.
+        boundary_s
+            Seconds per byte that each stage takes to send tensors and gradients.
+        cross_stage_s
+            What `cross_stage_link_s` returns; None where no stage streams over another's links.
+
+        Raises
+        ------
+        InvalidInputError
+            Where some operator cannot be split over that many dies at all.
+        """
+        divisors, column, _ = combinations(layout.dies)
+        runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
+        ops, edges = self._graph(layout.micro_batch)
+        mapping = _core.Mapping(
+            slots=np.array(runs, dtype=_core.MESH_RUN_DTYPE),
+            ops=ops,
+            edges=edges,
+            rules=rules,
+            divisors=divisors,
+            column=column,
+            **self.price_table(layout.dies, layout.micro_batch).columns(),
+            blocks=np.array(self.blocks(layout), dtype=np.int32),
+            boundary_s=boundary_s,
+            chain=np.array(self.work.chain, dtype=np.int32),
+            cross_stage_s=None if cross_stage_s is None else cross_stage_s.reshape(-1),
+        )
+        first = [mapping.choices(i)[:1] for i in range(len(self.work.operators))]
+        for op, choice in zip(self.work.operators, first, strict=True):
+            if not len(choice):
+                raise InvalidInputError(
+                    f"layout: {layout.width} x {layout.height} dies are not accepted with a "
+                    f"micro-batch of {layout.micro_batch}; {op.name} cannot be split over them"
+                )
+        mapping.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
+        return mapping

@@ -1,0 +1,1 @@
+"""The search for the fastest mapping on a wafer, its bounds, and plans of other systems."""

@@ -1,0 +1,643 @@
+"""Plans of other systems for a model on a wafer: by default, and tuned within their rules.
+
+Every plan is an encoding, scored by the same evaluator as ours. `default` is the plan of a user who
+follows the system's own advice; `tuned` is the best of everything its rules leave open. Megatron-LM
+and ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups
+in the best tiling (`tiled`).
+
+AccPar (Song et al., HPCA 2020) cuts the array of accelerators in two again and again. At each cut
+a dynamic program along the layers gives each one of three types - by the batch (I), by the inner
+dimension (II), by the columns (III) - so that communication, and the work that it hides behind,
+cost least. HyPar (Song et al., HPCA 2019) is the same with types I and II and bytes alone. Equal
+parts have equal work, so on equal dies only the bytes decide. Both keep all activations and
+replicate weights over what the batch is split by. The costs are theirs, not ours: a partial sum is
+always made whole, and bytes take the bandwidth of one link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.mapping.layout import Layout, slots_of, stages_on
+from phaze_fast.wafer.mapping.packing import is_bent, tiles
+from phaze_fast.wafer.mapping.plans import (
+    OFFLOADED,
+    RECOMPUTE,
+    AxisAssignment,
+    axis_assignments,
+    expert_options,
+    from_types,
+    linear_axis_assignment,
+    megatron_op_mappings,
+    outputs_of,
+    zero3_op_mappings,
+)
+from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.search.bounds import roofline
+
+__all__ = [
+    "BASELINES",
+    "OFF_WAFER",
+    "TYPES",
+    "Baseline",
+    "Candidate",
+    "Candidates",
+    "LayerSize",
+    "accpar",
+    "all_layouts",
+    "baselines",
+    "baselines_on",
+    "best_candidate",
+    "data_layouts",
+    "heads",
+    "hypar",
+    "inter_layer",
+    "intra_layer",
+    "is_linear",
+    "largest",
+    "megatron_candidates",
+    "megatron_shapes",
+    "off_wafer_rules",
+    "types_of",
+    "zero3_candidates",
+]
+
+TYPES = ("batch", "inner", "columns")
+"""AccPar's types I, II and III by what they cut."""
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """One product as AccPar sees it, in elements."""
+
+    name: str
+    inputs: float
+    """F_l: rows times inner dimension; as many as E_l."""
+    outputs: float
+    """F_(l+1): rows times columns; as many as E_(l+1)."""
+    weights: float
+
+    def cut(self, kind: str, parts: int) -> LayerSize:
+        """Return the sizes of one part."""
+        return LayerSize(
+            self.name,
+            self.inputs / (parts if kind in ("batch", "inner") else 1),
+            self.outputs / (parts if kind in ("batch", "columns") else 1),
+            self.weights / (parts if kind in ("inner", "columns") else 1),
+        )
+
+
+def intra_layer(kind: str, layer: LayerSize) -> float:
+    """Elements of the partial sum that a type leaves: dW, F_(l+1) or E_l."""
+    return {"batch": layer.weights, "inner": layer.outputs, "columns": layer.inputs}[kind]
+
+
+def inter_layer(before: str, after: str, size: float, parts: int = 2) -> float:
+    """Elements that one part fetches between two layers, of F and of E together.
+
+    Parameters
+    ----------
+    before, after
+        Types of a layer and of the next.
+    size
+        Elements of the tensor between them, the same for F and E.
+    parts
+        Equal parts of the cut.
+
+    Examples
+    --------
+    AccPar's table for equal halves: types I to II exchange a quarter each of F and of E.
+
+    >>> inter_layer("batch", "inner", 8.0)
+    4.0
+    >>> [inter_layer(a, "columns", 8.0) for a in TYPES]
+    [4.0, 0.0, 4.0]
+    """
+    mine, others = 1.0 / parts, 1.0 - 1.0 / parts
+    table = {
+        ("batch", "inner"): 2.0 * mine * others,
+        ("batch", "columns"): others,
+        ("inner", "batch"): others,
+        ("inner", "inner"): others,
+        ("columns", "batch"): 2.0 * mine * others,
+        ("columns", "columns"): others,
+    }
+    return size * table.get((before, after), 0.0)
+
+
+def types_of(
+    layers: Sequence[LayerSize], parts: int, kinds: Sequence[str] = TYPES
+) -> tuple[str, ...]:
+    """Type of each layer of a chain at one cut: fewest elements moved, by dynamic programming.
+
+    Examples
+    --------
+    Large weights and few rows are not cut by the batch:
+
+    >>> types_of([LayerSize("a", 8.0, 8.0, 4096.0), LayerSize("b", 8.0, 8.0, 4096.0)], 2)
+    ('columns', 'inner')
+    """
+    cost = {kind: intra_layer(kind, layers[0]) for kind in kinds}
+    back: list[dict[str, str]] = []
+    for previous, layer in pairwise(layers):
+        step, following = {}, {}
+        for kind in kinds:
+            best = min(
+                kinds,
+                key=lambda k: (
+                    cost[k] + inter_layer(k, kind, previous.outputs, parts),
+                    kinds.index(k),
+                ),
+            )
+            step[kind] = best
+            following[kind] = (
+                cost[best]
+                + inter_layer(best, kind, previous.outputs, parts)
+                + intra_layer(kind, layer)
+            )
+        back.append(step)
+        cost = following
+    chosen = [min(kinds, key=lambda k: (cost[k], kinds.index(k)))]
+    for step in reversed(back):
+        chosen.append(step[chosen[-1]])
+    return tuple(reversed(chosen))
+
+
+def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
+    """Products in the order of the data flow; parallel ones follow one another."""
+    found = []
+    for op in problem.work.operators:
+        if op.product:
+            rows = float(op.spec.b * op.spec.m * micro_batch)  # of all experts, where there are
+            weights = float(op.spec.b * op.spec.k * op.spec.n)
+            found.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
+    return found
+
+
+def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encoding:
+    layers = _products(problem, layout.micro_batch)
+    slots = slots_of(layout.width, layout.height)
+    left = {
+        op.name: {r: op.limit(r, layout.micro_batch) for r in TYPES}
+        for op in problem.work.operators
+        if op.product
+    }
+    assigned: list[Mapping[str, str]] = [{} for _ in slots]
+    # The first cut is the coarsest: the outermost slots, the longer side first.
+    for position in sorted(range(len(slots)), key=lambda k: -slots[k].stride):
+        size = slots[position].size
+        chosen = types_of(layers, size, kinds)
+        accepted = {}
+        following = []
+        for layer, kind in zip(layers, chosen, strict=True):
+            if left[layer.name][kind] < size:
+                kind = max(kinds, key=lambda k: left[layer.name][k])
+            left[layer.name][kind] //= size
+            accepted[layer.name] = kind
+            following.append(layer.cut(kind, size))
+        assigned[position] = accepted
+        layers = following
+    return from_types(problem, layout, assigned)
+
+
+def accpar(problem: Problem, layout: Layout) -> Encoding:
+    """Partition as AccPar does: its own costs, types I, II and III, one cut per slot.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> len(accpar(problem, Layout(4, 2, 1, 64)).operator_mappings) == len(problem.work.operators)
+    True
+    """
+    return _partition(problem, layout, TYPES)
+
+
+def hypar(problem: Problem, layout: Layout) -> Encoding:
+    """Partition as HyPar does: types I and II, one cut per slot.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> plan = hypar(problem, Layout(4, 2, 1, 64))
+    >>> {m.partition["columns"] for m in plan.operator_mappings if m.operator == "up"}
+    {1}
+    """
+    return _partition(problem, layout, TYPES[:2])
+
+
+Array = np.ndarray[Any, Any]
+
+Candidate = tuple[Array, Array | None]
+"""Operator mappings, and codes of outputs for one stage (None: chosen exactly)."""
+
+Candidates = Callable[[Layout], Iterator[Candidate]]
+"""Yields the candidates of a layout."""
+
+OFF_WAFER = {
+    "megatron_offload": "Megatron-LM with optimiser state, gradients and activations off the wafer",
+    "zero_offload": "ZeRO-Offload: replicas, gradients and optimiser state off the wafer",
+    "zero_infinity": "ZeRO-Infinity: replicas, all state and checkpoints off the wafer",
+    "weight_streaming": "Cerebras: one stage, all weights streamed, activations on the wafer",
+}
+"""Systems that use memory off the wafer (Ren et al. 2021; Rajbhandari et al. 2021; Lie 2022)."""
+
+
+def heads(problem: Problem) -> int:
+    """Units that attention can be split into."""
+    return min(op.units for op in problem.work.operators if op.per_head)
+
+
+def megatron_shapes(
+    problem: Problem, layout: Layout, linear: bool
+) -> Iterator[tuple[int, AxisAssignment]]:
+    """Yield the tensor-parallel widths of a layout, each with its axis assignments."""
+    for t in (t for t in range(1, layout.dies + 1) if layout.dies % t == 0):
+        replicas = layout.dies // t
+        if heads(problem) % t or layout.micro_batch % replicas:
+            continue
+        if linear:
+            try:
+                yield t, linear_axis_assignment(layout, t)
+            except InvalidInputError:
+                continue
+        else:
+            for axis_assignment in axis_assignments(layout, t):
+                yield t, axis_assignment
+
+
+def is_linear(problem: Problem, layout: Layout) -> bool:
+    """Whether a stage consists of consecutive ranks: part of a row, or whole rows."""
+    here = stages_on(problem.wafer, layout)
+    if is_bent(problem.wafer, layout.width, layout.height, here):
+        return False
+    return layout.height == 1 or layout.width == problem.wafer.grid[0]
+
+
+def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
+    """Layouts of 1F1B or interleaved pipelines; all, or those of consecutive ranks."""
+    found = problem.layouts()
+    known = (each for each in found if each.schedule != "zb-h1")
+    return [each for each in known if not linear or is_linear(problem, each)]
+
+
+def megatron_candidates(
+    problem: Problem,
+    linear: bool,
+    weights: Iterable[str] = ("replicated", "zero1"),
+    outputs: Iterable[str] = RECOMPUTE,
+) -> Candidates:
+    """Megatron-LM's splits of every width, with several weight modes and outputs."""
+    codes = [outputs_of(problem, mode) for mode in outputs]
+    modes = tuple(weights)
+
+    @cache  # one plan serves many micro-batches, stages and schedules
+    def plan(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
+        found = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
+        found.setflags(write=False)
+        return found
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        for t, axis_assignment in megatron_shapes(problem, layout, linear):
+            for shared in (False, True) if t > 1 else (False,):
+                for mode, spread in product(modes, expert_options(problem)):
+                    op_mappings = plan(axis_assignment, shared, mode, spread)
+                    for each in codes:
+                        yield op_mappings, each
+
+    return candidates
+
+
+def zero3_candidates(
+    problem: Problem, outputs: Iterable[str], weights: str = "zero3"
+) -> Candidates:
+    """Replicas on all dies with one weight mode and several outputs."""
+    codes = [outputs_of(problem, mode) for mode in outputs]
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        op_mappings = zero3_op_mappings(problem, layout, weights)
+        for each in codes:
+            yield op_mappings, each
+
+    return candidates
+
+
+def data_layouts(problem: Problem, linear: bool) -> list[Layout]:
+    """One stage, and at least one sequence for every die."""
+    return [
+        layout
+        for layout in all_layouts(problem, linear)
+        if layout.stages == 1 and layout.micro_batch % layout.dies == 0
+    ]
+
+
+def largest(found: list[Layout]) -> list[Layout]:
+    """Keep those with most dies."""
+    most = max((layout.dies for layout in found), default=0)
+    return [layout for layout in found if layout.dies == most]
+
+
+def off_wafer_rules(problem: Problem, name: str, linear: bool) -> tuple[list[Layout], Candidates]:
+    """Layouts and candidates of one of `OFF_WAFER`."""
+    checkpoints = (*RECOMPUTE, "full-offload")
+    if name == "megatron_offload":
+        weights = ("replicated", "zero1", "offload")
+        outputs = (*RECOMPUTE, *OFFLOADED)
+        return all_layouts(problem, linear), megatron_candidates(problem, linear, weights, outputs)
+    if name == "zero_offload":
+        return data_layouts(problem, linear), zero3_candidates(problem, RECOMPUTE, "offload")
+    if name == "zero_infinity":
+        return data_layouts(problem, linear), zero3_candidates(problem, checkpoints, "stream")
+    one = [layout for layout in all_layouts(problem, linear) if layout.stages == 1]
+    return one, megatron_candidates(problem, linear, ("stream",))
+
+
+BASELINES = ("megatron", "zero3", "accpar", "hypar", *OFF_WAFER)
+"""Other systems; the last ones need memory off the wafer."""
+
+_NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its own advice
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Plans of one system on one wafer."""
+
+    name: str
+    default: Evaluation
+    tuned: Evaluation
+    """Best plan within its rules, groups in linear rank order."""
+    tiled: Evaluation
+    """The same with its groups in the best tiling of the mesh."""
+    evaluations: int
+    default_is_tuned: bool = False
+    """Whether the advice gives no plan here, and the tuned one replaces it."""
+
+    @property
+    def best(self) -> Evaluation:
+        """The faster of `tuned` and `tiled`; what fits comes before what does not."""
+        return min((self.tuned, self.tiled), key=lambda found: found.rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "default": {**self.default.to_dict(), "is_tuned": self.default_is_tuned},
+            "tuned": self.tuned.to_dict(),
+            "tiled": self.tiled.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
+        """Read what `to_dict` gives."""
+        plans = {kind: Evaluation.from_dict(data[kind]) for kind in ("default", "tuned", "tiled")}
+        stands_in = data["default"]["is_tuned"]
+        return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
+
+
+class _Tuner:
+    """Scores candidates layout by layout."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.roofline = roofline(problem)
+        self.evaluations = 0
+        self.compiled: dict[Layout, _core.Mapping | None] = {}
+        self.tiled: dict[tuple[bytes, int], Array] = {}
+
+    def mapping(self, layout: Layout) -> _core.Mapping | None:
+        if layout not in self.compiled:
+            try:
+                self.compiled[layout] = self.problem.mapping(layout)
+            except InvalidInputError:
+                self.compiled[layout] = None
+        return self.compiled[layout]
+
+    def outputs(self, codes: Array, stages: int) -> Array:
+        """Repeat the codes of one stage for all stages."""
+        key = (codes.tobytes(), stages)
+        if key not in self.tiled:
+            self.tiled[key] = np.tile(codes, stages)
+        return self.tiled[key]
+
+    def best(
+        self,
+        wanted: Iterable[Layout],
+        candidates: Candidates,
+    ) -> Evaluation | None:
+        """Fastest candidate that fits, else the one that exceeds memory least; None without any."""
+        queue = sorted((self.roofline.bound_s(self.problem, each), each) for each in set(wanted))
+        top: tuple[float, float] = (float("inf"), float("inf"))
+        found: tuple[Layout, Array, Array | None] | None = None
+        for least, layout in queue:
+            if top[0] <= 0.0 and least >= top[1]:
+                break
+            mapping = self.mapping(layout)
+            if mapping is None:
+                continue
+            for op_mappings, codes in candidates(layout):
+                try:
+                    mapping.assign(op_mappings)
+                except InvalidInputError:
+                    continue
+                outputs = None if codes is None else self.outputs(codes, layout.stages)
+                score = mapping.score(outputs)[0]
+                self.evaluations += 1
+                over = float(score["over_bytes"] + score["stream_over_bytes"])
+                rank = (over, float(score["time_s"]))
+                if rank < top:
+                    top, found = rank, (layout, op_mappings, outputs)
+        if found is None:
+            return None
+        layout, op_mappings, outputs = found
+        mapping = self.mapping(layout)
+        assert mapping is not None
+        mapping.assign(op_mappings)
+        return evaluation_of(self.problem, layout, mapping, outputs)
+
+
+def best_candidate(
+    problem: Problem,
+    wanted: Iterable[Layout],
+    candidates: Candidates,
+) -> Evaluation | None:
+    """Score candidates of several layouts; the fastest that fits, or the least over the limit."""
+    return _Tuner(problem).best(wanted, candidates)
+
+
+def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
+    """Tensor parallelism as wide as a node, fewest stages that fit, one sequence at a time."""
+    for width in (_NODE, 4, 2, 1):
+        found = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
+        if found is not None:
+            return found
+    return None
+
+
+def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | None:
+    best: Evaluation | None = None
+    codes = outputs_of(problem, "full")
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        for t, axis_assignment in megatron_shapes(problem, layout, True):
+            if t == width and layout.micro_batch == layout.dies // t:
+                yield megatron_op_mappings(problem, axis_assignment, False, "replicated"), codes
+
+    by_stages: dict[int, list[Layout]] = {}
+    for layout in all_layouts(problem, True):
+        if layout.dies % width == 0 and layout.micro_batch == layout.dies // width:
+            by_stages.setdefault(layout.stages, []).append(layout)
+    for stages in sorted(by_stages):
+        most = max(layout.dies for layout in by_stages[stages])
+        widest = [layout for layout in by_stages[stages] if layout.dies == most]
+        found = tuner.best(widest, candidates)
+        if found is not None and (best is None or found.rank < best.rank):
+            best = found
+        if best is not None and best.fits:
+            break
+    return best
+
+
+def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encoding]) -> Candidates:
+    codes = outputs_of(problem, "none")
+
+    @cache  # the same layouts are tried in rank order and in tiles
+    def op_mappings_on(layout: Layout) -> Array:
+        found = plan(problem, layout).arrays(problem)[0]
+        found.setflags(write=False)
+        return found
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        yield op_mappings_on(layout), codes
+
+    return candidates
+
+
+def _whole_wafer(problem: Problem) -> list[Layout]:
+    """Largest rectangles without a dead die, one stage, the whole batch at once."""
+    columns, rows = problem.wafer.grid
+    replicas, batch = problem.wafer.wafer_count, problem.training.global_batch
+    sides = [(w, h) for h in range(1, rows + 1) for w in range(1, columns + 1)]
+    if batch % replicas:
+        return []
+    whole = [
+        Layout(w, h, 1, batch // replicas, replicas=replicas)
+        for w, h in sides
+        if tiles(problem.wafer, w, h)
+    ]
+    return largest(whole)
+
+
+def baselines_on(problem: Problem) -> tuple[str, ...]:
+    """Names of the systems that a wafer suits.
+
+    Some need off-wafer memory; all but Megatron-LM put the whole model on each of several wafers,
+    whose number then has to divide the batch.
+
+    Examples
+    --------
+    >>> baselines_on(Problem("bertlarge", "dram-wafer"))
+    ('megatron', 'zero3', 'accpar', 'hypar')
+    """
+    shared = problem.training.global_batch % problem.wafer.wafer_count == 0
+    known = [n for n in BASELINES if n not in OFF_WAFER or problem.stream is not None]
+    return tuple(n for n in known if shared or n.startswith("megatron"))
+
+
+def baselines(
+    problem: Problem,
+    names: Iterable[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Baseline]:
+    """Score other systems' plans of a model on a wafer.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    names
+        Which of `BASELINES`; by default those that the wafer suits.
+    progress
+        Called with the name of each before it is tuned.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> found = baselines(problem, ["zero3"])["zero3"]
+    >>> found.tuned.time_s <= found.default.time_s
+    True
+    """
+    tuner = _Tuner(problem)
+    found: dict[str, Baseline] = {}
+    for name in baselines_on(problem) if names is None else names:
+        if name not in baselines_on(problem):
+            raise InvalidInputError(
+                f"baselines: {name!r} is not accepted; accepted on {problem.wafer.name}: "
+                f"{', '.join(baselines_on(problem))}"
+            )
+        if progress is not None:
+            progress(name)
+        before = tuner.evaluations
+        default, tuned, tiled = _three(problem, tuner, name)
+        stands_in = default is None
+        tuned = _or(tuned, tiled, default)
+        default = _or(default, tuned)
+        # What a system does without tuning it can do tuned, and in rows it can do in tiles.
+        tuned = min((tuned, default), key=lambda plan: plan.rank)
+        tiled = min((_or(tiled, tuned), tuned), key=lambda plan: plan.rank)
+        count = tuner.evaluations - before
+        found[name] = Baseline(name, default, tuned, tiled, count, stands_in)
+    return found
+
+
+def _or(wanted: Evaluation | None, *others: Evaluation | None) -> Evaluation:
+    """Return the first plan that exists."""
+    for each in (wanted, *others):
+        if each is not None:
+            return each
+    raise InvalidInputError("baselines: no rectangle of this wafer suits any plan")
+
+
+def _three(
+    problem: Problem, tuner: _Tuner, name: str
+) -> tuple[Evaluation | None, Evaluation | None, Evaluation | None]:
+    if name == "megatron":
+        every, straight = all_layouts(problem, False), all_layouts(problem, True)
+        return (
+            _megatron_default(problem, tuner),
+            tuner.best(straight, megatron_candidates(problem, True)),
+            tuner.best(every, megatron_candidates(problem, False)),
+        )
+    if name == "zero3":
+        every, straight = data_layouts(problem, False), data_layouts(problem, True)
+        one_each = [layout for layout in straight if layout.micro_batch == layout.dies]
+        return (
+            tuner.best(largest(one_each), zero3_candidates(problem, ["none"])),
+            tuner.best(straight, zero3_candidates(problem, RECOMPUTE)),
+            tuner.best(every, zero3_candidates(problem, RECOMPUTE)),
+        )
+    if name in OFF_WAFER:
+        in_ranks = off_wafer_rules(problem, name, linear=True)
+        return None, tuner.best(*in_ranks), tuner.best(*off_wafer_rules(problem, name, False))
+    plan = accpar if name == "accpar" else hypar
+    candidates = _typed_candidates(problem, plan)
+    one_stage = [layout for layout in all_layouts(problem, False) if layout.stages == 1]
+    straight = [layout for layout in one_stage if is_linear(problem, layout)]
+    return (
+        tuner.best(_whole_wafer(problem), candidates),
+        tuner.best(straight, candidates),
+        tuner.best(one_stage, candidates),
+    )

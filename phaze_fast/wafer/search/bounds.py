@@ -1,0 +1,324 @@
+"""Lower bounds on the step time of mappings: rooflines, and tight bounds of one layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from phaze_fast import _core
+from phaze_fast.cost import estimate_costs
+from phaze_fast.memory import optimizer
+from phaze_fast.opgraph.graph import loose
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.operators import PARTS, passes
+from phaze_fast.wafer.mapping.prices import LeastWork
+from phaze_fast.wafer.mapping.problem import Problem
+
+__all__ = [
+    "Roofline",
+    "any_placement_bound",
+    "priced_mappings",
+    "quick_bound",
+    "quickest_s",
+    "roofline",
+    "tight_bound",
+    "work_bound",
+]
+
+_NEAR = 0.9  # weight of work at which a smaller weight is tested
+_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
+_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()
+_STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the stream from off the wafer
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Work of a step at the dies' peak rates: a quick lower bound."""
+
+    work: LeastWork
+    """Die-seconds of one sequence."""
+    state_bytes: float
+    """Weights, gradients and optimiser state of the whole model."""
+    streamed_share: float
+    """Share of the off-wafer state that one micro-batch moves."""
+
+    def bound_s(self, problem: Problem, layout: Layout) -> float:
+        """Lower bound of a layout; infinite where the state alone does not fit."""
+        if self.state_bytes > self._memory_bytes(problem, layout):
+            return float("inf")
+        here = layout.micro_batch / layout.dies
+        batches = problem.batches(layout)
+        streamed_s = batches * self._stream_s(problem, layout)
+        return max(_step_s(problem, layout, self.work, here), streamed_s)
+
+    def _memory_bytes(self, problem: Problem, layout: Layout) -> float:
+        """Memory on all dies of a pipeline and off its wafers; it holds one copy of the state."""
+        memory = layout.dies * layout.stages * problem.capacity_bytes
+        if problem.stream is not None:
+            wafers = problem.wafer.wafer_count // layout.replicas
+            memory += wafers * problem.wafer.dies * problem.stream.capacity_bytes
+        return memory * (1.0 + 1e-9)  # rounding
+
+    def _stream_s(self, problem: Problem, layout: Layout) -> float:
+        """Seconds per micro-batch to stream the state that does not fit on the wafer."""
+        stream = problem.stream
+        if stream is None or problem.volume:
+            return 0.0
+        dies = layout.dies * layout.stages
+        outside = max(0.0, self.state_bytes - dies * problem.capacity_bytes)
+        wafers = problem.wafer.wafer_count // layout.replicas
+        every = wafers * problem.wafer.dies * stream.bandwidth_bytes_per_s
+        return outside * self.streamed_share / every
+
+
+def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.0) -> float:
+    """Seconds of a step that has a share of this work and nothing else."""
+    blocks = problem.blocks(layout)
+    loads = [count * work.block_s for count in blocks]
+    loads[0] += work.before_s
+    loads[-1] += work.behind_s
+    slowest = max(loads)
+    idle = 1.0 / layout.chunks
+    if layout.schedule == "zb-h1":
+        idle = max(0.0, 1.0 - 2.0 * work.weight_share)
+    step_s = problem.batches(layout) * slowest + idle * (sum(loads) - slowest)
+    return step_s * share + problem.outer_tail_s(layout)
+
+
+def work_bound(problem: Problem, layout: Layout) -> float:
+    """Lower bound of a layout: each operator at its fastest split, and no communication.
+
+    Examples
+    --------
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> layout = Layout(4, 2, 1, 8)
+    >>> roofline(problem).bound_s(problem, layout) < work_bound(problem, layout)
+    True
+    >>> work_bound(problem, layout) < float(problem.mapping(layout).score()["time_s"][0])
+    True
+    """
+    return _step_s(problem, layout, problem.least_work(layout)) * (1.0 - 1e-9)  # rounding
+
+
+def any_placement_bound(problem: Problem) -> float:
+    """Lower bound over any placement: all dies busy, each operator at its fastest split.
+
+    Unlike the bound of a search, it also holds for stages of unequal shape and for operators on
+    disjoint groups of dies: an operator that is evenly split over one of the group sizes, with one
+    of the micro-batches of `Problem.layouts`, keeps its dies busy for at least so long. Memory,
+    collectives and idle stages are ignored. Every group size is priced, which takes seconds for
+    large wafers.
+
+    Returns
+    -------
+    float
+        Seconds of a step.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> small = load_wafer("dram-wafer").replace(columns=2, rows=2)
+    >>> problem = Problem("bertlarge", small)
+    >>> roofline_s = quickest_s(problem)
+    >>> roofline_s <= any_placement_bound(problem) < 2 * roofline_s
+    True
+    """
+    shares = {(each.dies, each.micro_batch) for each in problem.layouts()}
+    operators = problem.work.operators
+    least = [float("inf")] * len(operators)
+    for dies, micro_batch in sorted(shares):
+        own = problem.least_work(Layout(dies, 1, 1, micro_batch)).operators_s
+        least = [min(a, dies / micro_batch * b) for a, b in zip(least, own, strict=True)]
+    sequence_s = 0.0
+    for op, seconds in zip(operators, least, strict=True):
+        sequence_s += seconds * (problem.work.blocks if op.part == "block" else 1)
+    every = problem.wafer.dies * problem.wafer.wafer_count
+    return problem.training.global_batch * sequence_s / every * (1.0 - 1e-9)  # rounding
+
+
+def roofline(problem: Problem) -> Roofline:
+    """Add up the operators of a model at peak rates, forward and backward.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> work_s = float(problem.mapping(Layout(1, 1, 1, 1)).score()["compute_s"][0])
+    >>> roofline(problem).work.block_s < work_s
+    True
+    """
+    spec = optimizer(problem.training.optimizer)
+    each = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
+    directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
+    off = problem.wafer.off_wafer
+    busier = max(directions) if off is not None and off.duplex else sum(directions)
+    kept = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
+    moved = min(busier / each, kept) * (1.0 - 1e-9)
+    state = each * problem.work.parameters
+    seconds = dict.fromkeys(PARTS, 0.0)
+    if not problem.volume:
+        for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
+            seconds[op.part] += least_s * (1.0 - 1e-9)  # rounding
+    work = LeastWork(seconds["before"], seconds["block"], seconds["behind"], weight_share=1.0)
+    return Roofline(work, state, moved)
+
+
+def quickest_s(problem: Problem) -> float:
+    """Lower bound over all layouts of a wafer: the least of their rooflines."""
+    over = roofline(problem)
+    every = problem.layouts()
+    return min(over.bound_s(problem, layout) for layout in every)
+
+
+def _least_s(problem: Problem) -> list[float]:
+    """Die-seconds of each operator for one sequence, a lower bound for every split.
+
+    Products run at the peak rate, since their memory traffic depends on the buffer. All other
+    operators scale with their rows, so that a part takes no less than its share.
+    """
+    chip = problem.chip.replace(launch_latency_s=0.0)
+    every = [passes(op.spec) for op in problem.work.operators]
+    flat = [(spec, 1) for some in every for spec in some]
+    bounds = iter(estimate_costs(loose("roofline", flat), chip, bounds_only=True).time_s(0)[0])
+    found = []
+    for spec, *backward in every:
+        scaled = sum(float(next(bounds)) for _ in (spec, *backward))
+        product_s = 3.0 * spec.flops / chip.peak_flops()
+        found.append(product_s if "gemm" in spec.kind else scaled)
+    return found
+
+
+def tight_bound(
+    problem: Problem,
+    layout: Layout,
+    relaxation: _core.Relaxation,
+    least_s: float = 0.0,
+    enough_s: float = float("inf"),
+) -> float:
+    """Return the best of several Lagrangian relaxations of one layout.
+
+    Each drops the constraints that couple operators across the chain of a block, and replaces the
+    memory limit by a price: at every price the relaxation is a lower bound for mappings that fit.
+
+    Parameters
+    ----------
+    problem, layout
+        What is bounded.
+    relaxation
+        Of the compiled layout.
+    least_s
+        A bound that is known already.
+    enough_s
+        A bound that need not be improved.
+    """
+    scale = _scale(problem, layout, relaxation.bound(1.0, 0.0)[0])
+    best, price = _priced(relaxation, 1.0, 0.0, scale, enough_s)
+    if relaxation.bound(_NEAR, price, 0.0, enough_s)[0] > best:
+        best = max(best, _priced(relaxation, 0.5, 0.0, scale, enough_s)[0])
+    if problem.stream is not None:
+        best = max(best, _streamed(relaxation, scale, enough_s))
+    return max(best, least_s)
+
+
+def _streamed(relaxation: _core.Relaxation, scale: float, enough_s: float) -> float:
+    """Return the bound at the best weight of the off-wafer stream.
+
+    The best bound over prices is a concave function of that weight.
+    """
+    tried: dict[float, float] = {}
+
+    def bound_s(phi: float) -> float:
+        tried[phi] = _priced(relaxation, 1.0, phi, scale, enough_s)[0]
+        return tried[phi]
+
+    last = 0.0
+    for phi in _STREAMS:
+        if last >= enough_s or bound_s(phi) < last:
+            break
+        last = tried[phi]
+    peak = max(tried, key=lambda phi: tried[phi])
+    for step in (0.5, 0.25):
+        for phi in (peak * (1.0 - step / 2), peak * (1.0 + step)):
+            if max(tried.values()) < enough_s and phi <= 1.0:
+                bound_s(phi)
+        peak = max(tried, key=lambda phi: tried[phi])
+    return tried[peak]
+
+
+def priced_mappings(
+    problem: Problem, layout: Layout, relaxation: _core.Relaxation, free_s: float
+) -> list[Any]:
+    """Operator mappings of relaxations with rising prices of memory.
+
+    They are chosen together along the chain of a block, so that they are good starts where memory
+    is scarce and no single change helps.
+    """
+    scale = _scale(problem, layout, free_s)
+    weights = ((1.0, 0.0),) if problem.stream is None else ((1.0, 0.0), (1.0, 0.5))
+    return [
+        relaxation.bound(theta, scale * 2.0**at, phi)[1]
+        for theta, phi in weights
+        for at in _START_PRICES
+    ]
+
+
+def _scale(problem: Problem, layout: Layout, free: float) -> float:
+    """Time of a block per byte of a die's memory: the scale of prices."""
+    passes = problem.batches(layout) * problem.work.blocks
+    return free / passes / problem.capacity_bytes
+
+
+def _priced(
+    relaxation: _core.Relaxation, theta: float, phi: float, scale: float, enough_s: float
+) -> tuple[float, float]:
+    """Return the best bound over prices of memory, and that price.
+
+    The bound is the larger of a concave function of the price and of its value at price zero. Once
+    it falls, or is back at that value, it does not rise again.
+    """
+    free = relaxation.bound(theta, 0.0, phi, enough_s)[0]
+    tried = {float("-inf"): free}
+
+    def bound_s(at: float) -> float:
+        tried[at] = relaxation.bound(theta, scale * 2.0**at, phi, enough_s)[0]
+        return tried[at]
+
+    last = free
+    for at in _PRICES:
+        if last >= enough_s or bound_s(at) <= free or tried[at] < last:
+            break
+        last = tried[at]
+    peak = max(tried, key=lambda at: tried[at])
+    for step in (1.0, 0.5, 0.25):
+        if free < tried[peak] < enough_s:
+            for at in (peak - step, peak + step):
+                bound_s(at)
+            peak = max(tried, key=lambda at: tried[at])
+    return tried[peak], scale * 2.0**peak
+
+
+def quick_bound(
+    problem: Problem,
+    layout: Layout,
+    relaxation: _core.Relaxation,
+    free: float,
+    enough_s: float = float("inf"),
+) -> float:
+    """Bound one layout before it is searched: at price zero, and at a few prices if it streams.
+
+    Parameters
+    ----------
+    problem, layout, relaxation, enough_s
+        As for `tight_bound`.
+    free
+        The bound at price zero.
+    """
+    best = free
+    if problem.stream is None:
+        return best
+    scale = _scale(problem, layout, best)
+    for at in (2.0, 6.0, 10.0):
+        if best < enough_s:
+            best = max(best, relaxation.bound(1.0, scale * 2.0**at, 1.0, enough_s)[0])
+    return best

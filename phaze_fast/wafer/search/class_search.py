@@ -1,0 +1,488 @@
+"""The search for pipelines with two classes of stages.
+
+Pairs of classes are listed by shape, number and micro-batch, with blocks split such that the
+slowest stage has least work. The most promising by a bound on their work are improved: each class
+briefly in isolation, then one after the other, each given the times of the other. They keep at
+least as many dies busy as stages of one shape do at most.
+
+A study of fault maps searches many wafers that differ in dead dies alone: `KnownClasses` scores a
+pair found on one of them on the next wherever it fits, and improves only a few new pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.mapping.classes import Classes, Pair, accepts_classes, classes_fault
+from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of_classes
+from phaze_fast.wafer.mapping.layout import Layout, accepts_micro_batch, balanced_split
+from phaze_fast.wafer.mapping.plans import plan_starts
+from phaze_fast.wafer.mapping.prices import LeastWork
+from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.search.bounds import priced_mappings, roofline
+from phaze_fast.wafer.search.result import Effort
+
+__all__ = [
+    "Batches",
+    "ClassResult",
+    "KnownClasses",
+    "class_pairs",
+    "improved_classes",
+    "placed_pairs",
+    "ranked_pairs",
+    "rebalanced",
+    "search_classes",
+]
+
+Array = np.ndarray[Any, Any]
+Known = tuple[Layout, Array]
+Rank = tuple[bool, float]
+"""Whether it does not fit; and the bytes over the limit, or the time. Smaller is better."""
+Batches = tuple[int, int]
+"""Sequences of a micro-batch, and replicas."""
+
+_MOST_STAGES = 6  # of both classes
+_MICROBATCHES = 3  # of the best layouts of one shape
+_IMPROVED = 24  # pairs that are improved briefly
+_FIRST_STEPS = 300
+_LOSSES = (0.1, 0.03)  # accepted at first by an annealing, relative; one for each round
+_ISOLATED = 4  # a class in isolation is annealed for a quarter of the steps
+_SCORED = 4  # known pairs that are scored on each wafer
+_NEW = 2  # pairs of a micro-batch that are improved on each
+_LONGER = 5  # times the steps, for the best of them
+_PLACED = 16  # pairs that are tested for a place
+_NEAR = 1.02  # times the time to beat: worth scoring
+
+
+def ranked(time_s: float, over_bytes: float) -> Rank:
+    """Rank a step by its time, or by the bytes it exceeds memory by."""
+    return (over_bytes > 0, over_bytes if over_bytes > 0 else time_s)
+
+
+def rank_of(mapping: _core.Mapping) -> Rank:
+    """Rank the current operator mappings of a compiled mapping."""
+    score = mapping.score()[0]
+    return ranked(float(score["time_s"]), float(score["over_bytes"] + score["stream_over_bytes"]))
+
+
+def assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
+    """Assign operator mappings; false where they are not legal."""
+    try:
+        mapping.assign(op_mappings)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[float, Pair]:
+    """Split blocks by the work of each class; return a bound on the step and the pair."""
+    units = tuple(w.block_s for w, each in zip(work, pair, strict=True) for _ in range(each.stages))
+    ends = (work[0].before_s, work[1].behind_s)
+    blocks = balanced_split(problem.work.blocks, units, ends)
+    loads = [unit * count for unit, count in zip(units, blocks, strict=True)]
+    loads[0] += ends[0]
+    loads[-1] += ends[1]
+    step_s = (problem.batches(pair[0]) - 1) * max(loads) + sum(loads)
+    return step_s * (1.0 - 1e-9), _with_blocks(pair, blocks)  # rounding
+
+
+def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pair]:
+    """Pairs that may take less than a time, the least work first."""
+    peak = roofline(problem).work
+    found = []
+    for pair in pairs:
+        shares = [each.micro_batch / each.dies for each in pair]
+        rates = [
+            peak._replace(
+                before_s=peak.before_s * share,
+                block_s=peak.block_s * share,
+                behind_s=peak.behind_s * share,
+            )
+            for share in shares
+        ]
+        if _shared(problem, pair, rates)[0] >= below_s:
+            continue
+        least_s, shared = _shared(problem, pair, [problem.least_work(each) for each in pair])
+        if least_s < below_s:
+            found.append((least_s, shared))
+    return [pair for _, pair in sorted(found)]
+
+
+def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _IMPROVED) -> list[Pair]:
+    """Return the first pairs that fit on the wafer; two of those that differ in sides alone."""
+    found: list[Pair] = []
+    seen: list[tuple[Any, ...]] = []
+    for pair in pairs:
+        sizes = tuple((each.dies, each.blocks, each.micro_batch) for each in pair)
+        if seen.count(sizes) < 2 and not classes_fault(problem, pair):
+            seen.append(sizes)
+            found.append(pair)
+        if len(found) == most:
+            break
+    return found
+
+
+def _with_blocks(pair: Pair, blocks: Sequence[int]) -> Pair:
+    first, second = pair
+    given = tuple(blocks)
+    return (
+        replace(first, blocks=given[: first.stages]),
+        replace(second, blocks=given[first.stages :]),
+    )
+
+
+def class_pairs(
+    problem: Problem, layouts: Iterable[Layout], micro_batches: Iterable[int], replicas: int = 1
+) -> Iterator[Pair]:
+    """List pairs of classes with enough dies for both, without blocks.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layouts
+        Layouts of one shape, whose shapes are paired.
+    micro_batches
+        Micro-batches to be tried.
+    replicas
+        Data-parallel pipelines, each on an equal share of the wafers.
+
+    Examples
+    --------
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
+    >>> shapes = [Layout(5, 4, 1, 1), Layout(5, 1, 1, 1)]
+    >>> [(a.height, b.height) for a, b in class_pairs(problem, shapes, [16])]
+    [(1, 4), (4, 1)]
+    """
+    every = [each for each in layouts if each.replicas == replicas]
+    sides = sorted({(each.width, each.height) for each in every})
+    wafers = problem.wafer.wafer_count // replicas
+    alive = problem.wafer.dies * wafers
+    least = min(alive, max((each.dies * each.stages for each in every), default=0))
+    most = min(max(_MOST_STAGES, 2 * wafers), problem.work.blocks, _core.MAX_MAP_STAGES)
+    for one, other in permutations(sides, 2):
+        a, b = one[0] * one[1], other[0] * other[1]
+        for first in range(1, most):
+            for second in range(1, most - first + 1):
+                if not least <= first * a + second * b <= alive or first + second < wafers:
+                    continue
+                for micro_batch in micro_batches:
+                    pair = (
+                        Layout(*one, first, micro_batch, replicas=replicas),
+                        Layout(*other, second, micro_batch, replicas=replicas),
+                    )
+                    batch = problem.training.global_batch
+                    if all(accepts_micro_batch(batch, each) for each in pair):
+                        yield pair
+
+
+def _rank(found: Evaluation) -> Rank:
+    return ranked(found.time_s, found.over_bytes + found.stream_over_bytes)
+
+
+def _batches_of(known: Sequence[Known]) -> list[Batches]:
+    """List micro-batches of the best known layouts, for each number of replicas."""
+    found: dict[int, dict[int, None]] = {}
+    for layout, _ in known:
+        found.setdefault(layout.replicas, {})[layout.micro_batch] = None
+    return [(b, replicas) for replicas, some in found.items() for b in list(some)[:_MICROBATCHES]]
+
+
+def ranked_pairs(
+    problem: Problem, layouts: Iterable[Layout], batches: Iterable[Batches], below_s: float
+) -> list[Pair]:
+    """List pairs that may take less than a time, the least work first.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layouts
+        Layouts of one shape, whose shapes are paired.
+    batches
+        Micro-batches and numbers of replicas to be tried.
+    below_s
+        Only pairs below this time are of interest.
+    """
+    every = list(layouts)
+    pairs = [pair for b, r in batches for pair in class_pairs(problem, every, [b], r)]
+    return _ranked(problem, pairs, below_s)
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """Result of a search over two classes of stages."""
+
+    best: Evaluation | None
+    """None where none is fast enough."""
+    evaluations: int
+
+
+def _improved_isolated(
+    classes: Classes, which: int, known: Sequence[Known], steps: int, seed: int
+) -> tuple[list[Array], int]:
+    """Improve one class in isolation; return its start, the result and the evaluations.
+
+    Given the other class, an improvement may not show: a step ends with the longer tail and waits
+    for the slowest stage of both, so that a change that pays only in both classes is missed.
+    """
+    mapping, layout = classes.isolated(which), classes.layouts[which]
+    problem = classes.problem
+    relaxation = mapping.relaxation()
+    free, relaxed = relaxation.bound(1.0, 0.0)
+    alike = [m for each, m in known if (each.width, each.height) == (layout.width, layout.height)]
+    whole = replace(layout, blocks=())
+    starts = [relaxed, *alike, *priced_mappings(problem, whole, relaxation, free)]
+    best, chosen, count = (True, float("inf")), relaxed, 0
+    for op_mappings in (*starts, *plan_starts(problem, whole)):
+        if not assigned(mapping, op_mappings):
+            continue
+        count += 1
+        rank = rank_of(mapping)
+        if rank < best:
+            best, chosen = rank, op_mappings
+    mapping.assign(chosen)
+    count += mapping.anneal(seed, steps, _LOSSES[0])[2] + mapping.descend(2)[2]
+    return [chosen, mapping.op_mappings()], count
+
+
+def _best_together(classes: Classes, some: Sequence[Sequence[Array]]) -> int:
+    """Assign the best of all pairs of operator mappings; return the number of pairs."""
+    best: tuple[Rank, tuple[Array, ...]] | None = None
+    pairs = list(product(*some))
+    for pair in pairs:
+        for mapping, op_mappings in zip(classes.mappings, pair, strict=True):
+            mapping.assign(op_mappings)
+        score = classes.score()
+        rank = ranked(score["time_s"], score["over_bytes"] + score["stream_over_bytes"])
+        if best is None or rank < best[0]:
+            best = rank, pair
+    assert best is not None  # each class has one at least
+    for mapping, op_mappings in zip(classes.mappings, best[1], strict=True):
+        mapping.assign(op_mappings)
+    return len(pairs)
+
+
+def improved_classes(
+    problem: Problem, pair: Pair, known: Sequence[Known], steps: int, seed: int
+) -> tuple[Evaluation, int]:
+    """Improve the mappings of two classes: each in isolation, then in turn given the other.
+
+    Parameters
+    ----------
+    problem, pair
+        What is mapped; layouts with their blocks.
+    known
+        Operator mappings of stages of one shape, to start from.
+    steps
+        Evaluations of each annealing.
+    seed
+        Seed of all random choices.
+
+    Returns
+    -------
+    tuple
+        The best mapping, and the number of evaluations.
+    """
+    classes = Classes(problem, pair)
+    count, some = 0, []
+    for which in (0, 1):
+        found, evaluations = _improved_isolated(classes, which, known, steps // _ISOLATED, seed)
+        some.append(found)
+        count += evaluations
+    for turn, loss in enumerate(_LOSSES):
+        count += _best_together(classes, some)
+        for which in (0, 1):
+            mapping = classes.given_other(which)
+            count += mapping.anneal(seed + turn, steps, loss)[2] + mapping.descend(2)[2]
+            some[which].append(mapping.op_mappings())
+    return evaluation_of_classes(classes), count
+
+
+def rebalanced(problem: Problem, found: Evaluation) -> Pair:
+    """Split blocks again, by the times of the stages of a mapping."""
+    first, second = (each.layout for each in found.encoding.classes)
+    border = first.stages
+    inner = [stage.load_s / stage.blocks for stage in found.stages]
+    ends = [problem.least_work(first).before_s, problem.least_work(second).behind_s]
+    inner[0] = (found.stages[0].load_s - ends[0]) / found.stages[0].blocks
+    inner[-1] = (found.stages[-1].load_s - ends[1]) / found.stages[-1].blocks
+    units = [max(inner[:border])] * border + [max(inner[border:])] * second.stages
+    blocks = balanced_split(problem.work.blocks, tuple(units), (ends[0], ends[1]))
+    return _with_blocks((first, second), blocks)
+
+
+def search_classes(
+    problem: Problem,
+    layouts: Iterable[Layout],
+    known: Sequence[Known],
+    below_s: float,
+    effort: Effort,
+    seed: int,
+    pool: ThreadPoolExecutor,
+    late: Callable[[], bool],
+) -> ClassResult:
+    """Search for a pipeline of two classes of stages that takes less than a given time.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layouts
+        Layouts of one shape, whose shapes are paired.
+    known
+        The best of them with their operator mappings, the best first.
+    below_s
+        Only pairs below this time are of interest.
+    effort, seed
+        As for `search_mapping`.
+    pool
+        Threads; the answer does not depend on their number.
+    late
+        Whether to stop.
+    """
+    if not known or not accepts_classes(problem) or late():
+        return ClassResult(None, 0)
+    batches = _batches_of(known)
+    count = 0
+
+    def tried(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
+        try:
+            return improved_classes(problem, pair, known, steps, seed)
+        except InvalidInputError:  # some operator cannot be split so
+            return None
+
+    looked_at = []
+    chosen = placed_pairs(problem, ranked_pairs(problem, layouts, batches, below_s))
+    for found in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
+        if found is not None:
+            looked_at.append(found[0])
+            count += found[1]
+    looked_at.sort(key=_rank)
+    again = [rebalanced(problem, found) for found in looked_at[: effort.promising]]
+    for found in pool.map(lambda pair: tried(pair, effort.steps), again):
+        if found is not None:
+            looked_at.append(found[0])
+            count += found[1]
+    fitting = [found for found in looked_at if found.fits and found.time_s < below_s]
+    return ClassResult(min(fitting, key=_rank, default=None), count)
+
+
+def _batches(problem: Problem, layout: Layout) -> list[Batches]:
+    """Micro-batch of a layout and the next smaller one, since two stages keep more of them."""
+    share, b = problem.training.global_batch // layout.replicas, layout.micro_batch
+    smaller = [each for each in range(1, b) if share % each == 0][-1:]
+    return [(each, layout.replicas) for each in (b, *smaller)]
+
+
+class KnownClasses:
+    """Pairs of classes found so far, and those known not to fit.
+
+    Parameters
+    ----------
+    steps
+        Evaluations of each annealing of a pair.
+    seed
+        Of all random choices.
+    """
+
+    def __init__(self, steps: int, seed: int) -> None:
+        self.steps, self.seed = steps, seed
+        self.mappings: dict[Pair, tuple[float, tuple[Array, Array]]] = {}
+        self.lost: set[Pair] = set()
+
+    def best(
+        self,
+        problem: Problem,
+        layouts: Iterable[Layout],
+        known: Sequence[Known],
+        below_s: float,
+        pool: ThreadPoolExecutor,
+    ) -> float:
+        """Time of the fastest pair on one wafer; infinite where none is below a time.
+
+        Parameters
+        ----------
+        problem
+            The model, the wafer and the step.
+        layouts
+            Layouts of one shape, whose shapes are paired.
+        known
+            The best of them with their operator mappings, the best first.
+        below_s
+            Only pairs below this time are of interest.
+        pool
+            Threads; the answer does not depend on their number.
+        """
+        if not accepts_classes(problem) or not known:
+            return float("inf")
+        every = list(layouts)
+        best_s = min(self._scored(problem, below_s), default=float("inf"))
+        below_s = min(below_s, best_s)
+
+        def tried(batches: Batches) -> list[Evaluation]:
+            """Improve some new pairs of one micro-batch."""
+            ranked = ranked_pairs(problem, every, [batches], below_s)
+            new = [pair for pair in ranked if self._is_new(pair)][:_PLACED]
+            new = placed_pairs(problem, new, _NEW)
+            return self._improved(problem, new, known, pool, self.steps)
+
+        found = [each for batches in _batches(problem, known[0][0]) for each in tried(batches)]
+        if found:  # the best at length, its blocks shared out again
+            best = min(found, key=lambda each: each.time_s)
+            steps = _LONGER * self.steps
+            found += self._improved(problem, [rebalanced(problem, best)], known, pool, steps)
+        return min([best_s, *(each.time_s for each in found)])
+
+    def _is_new(self, pair: Pair) -> bool:
+        return pair not in self.mappings and pair not in self.lost
+
+    def _scored(self, problem: Problem, below_s: float) -> list[float]:
+        """Return the times of the best known pairs that fit on the wafer."""
+        near = [pair for pair, (time_s, _) in self.mappings.items() if time_s < _NEAR * below_s]
+        near.sort(key=lambda pair: (self.mappings[pair][0], pair))
+        found = []
+        for pair in placed_pairs(problem, near[:_PLACED], _SCORED):
+            classes = Classes(problem, pair)
+            for mapping, op_mappings in zip(classes.mappings, self.mappings[pair][1], strict=True):
+                mapping.assign(op_mappings)
+            score = classes.score()
+            if score["over_bytes"] + score["stream_over_bytes"] <= 0.0:
+                found.append(score["time_s"])
+        return found
+
+    def _improved(
+        self,
+        problem: Problem,
+        pairs: list[Pair],
+        known: Sequence[Known],
+        pool: ThreadPoolExecutor,
+        steps: int,
+    ) -> list[Evaluation]:
+        """Improve pairs, and keep those that fit into memory."""
+
+        def improved(pair: Pair) -> Evaluation | None:
+            try:
+                return improved_classes(problem, pair, known, steps, self.seed)[0]
+            except InvalidInputError:  # some operator cannot be split so
+                return None
+
+        found = []
+        for pair, scored in zip(pairs, pool.map(improved, pairs), strict=True):
+            if scored is None or not scored.fits:
+                self.lost.add(pair)  # memory is as short wherever dies are dead
+                continue
+            first, second = scored.encoding.classes
+            arrays = (first.arrays(problem)[0], second.arrays(problem)[0])
+            if scored.time_s < self.mappings.get(pair, (float("inf"),))[0]:
+                self.mappings[pair] = (scored.time_s, arrays)
+            found.append(scored)
+        return found

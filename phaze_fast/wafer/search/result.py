@@ -1,0 +1,224 @@
+"""Effort and result of a wafer search."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Table, joined_columns
+from phaze_fast.units import format_time
+from phaze_fast.wafer.hardware import FaultMap
+from phaze_fast.wafer.mapping.classes import accepts_classes
+from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.evaluate import Evaluation
+from phaze_fast.wafer.mapping.operators import PIECES
+from phaze_fast.wafer.mapping.problem import Problem
+
+__all__ = ["Effort", "MappingResult", "bound_space_of", "no_layout", "whole_number"]
+
+
+def whole_number(name: str, value: object, least: int, most: int) -> int:
+    """Raise where a value is no whole number in a range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInputError(
+            f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
+        )
+    return value
+
+
+def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -> str:
+    """Describe the mappings for which a bound of a problem holds.
+
+    Parameters
+    ----------
+    problem
+        What is mapped.
+    layouts
+        Layouts it holds for; by default all of one shape.
+    classes
+        Whether it also holds for stages of any shapes and for operators on disjoint groups.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import WaferTraining
+    >>> bound_space_of(Problem("bertlarge", "dram-wafer", WaferTraining(64))).split(",")[0]
+    'equal rectangles of dies as stages'
+    """
+    batch = problem.training.global_batch
+    placed = "equal rectangles of dies as stages, in bands, or equal lines along one walk"
+    if problem.wafer.switch is not None:
+        placed = "equal numbers of any dies with switches as stages, at most three roles each"
+    stages = "any number of them; blocks shared out evenly or by FLOPs"
+    if problem.work.encodes:
+        stages = "one stage, which has all blocks of the encoder and of the decoder"
+    known = (
+        f"{placed}; {stages}; micro-batches that divide {batch}; where a stage's dies do not "
+        "divide it, also the least multiples of them for a number of micro-batches, with at most a "
+        "tenth of padding"
+    )
+    if not problem.work.encodes:
+        known += "; 1F1B, ZB-H1, or 2 to 4 interleaved runs of blocks"
+    if problem.wafer.wafer_count > 1:
+        count = problem.wafer.wafer_count
+        known += f"; pipelines over equal shares of {count} wafers, stages on each alike"
+    if problem.wafer.dead or problem.wafer.dead_links:
+        known += "; no dead die or link inside a stage, all stages in one connected part"
+    if classes:
+        known = (
+            "stages of any shapes and sizes, operators of a block on one or on several groups of "
+            f"dies, among them {known}"
+        )
+    elif accepts_classes(problem):
+        known += "; not two classes of stages of unequal shape, which are tried"
+    limits = [] if problem.recompute else ["nothing computed again"]
+    limits += ["dies given out in rank order"] if problem.linear else []
+    if problem.overlap and not problem.volume:
+        limits.append(f"conversions whole or in {PIECES} pieces that overlap with a product")
+    said = [layouts or known, "every legal operator mapping", *limits]
+    return "; ".join(said)
+
+
+def no_layout(problem: Problem) -> str:
+    """Message that no layout of a wafer suits a model."""
+    return (
+        f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
+        f"{problem.model.name} can be split"
+    )
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to search.
+
+    Examples
+    --------
+    >>> Effort(seeds=1).steps
+    20000
+    """
+
+    seeds: int = 4
+    """Annealings of each promising layout."""
+    steps: int = 20_000
+    """Evaluations of each annealing."""
+    promising: int = 6
+    """Layouts that are annealed."""
+    budget_s: float | None = None
+    """Seconds after which no further layout is visited; the answer then depends on the machine."""
+    stop: Callable[[], bool] | None = None
+    """Called now and then: true to visit no further layouts, as if the budget were spent. Other
+    processes do not call it."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
+            whole_number(name, getattr(self, name), 1, most)
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise InvalidInputError(
+                f"budget_s: {self.budget_s!r} is not accepted; expected seconds > 0"
+            )
+
+    def spent(self, began: float) -> bool:
+        """Whether a search that began at a `time.perf_counter` is to stop."""
+        if self.stop is not None and self.stop():
+            return True
+        return self.budget_s is not None and time.perf_counter() - began > self.budget_s
+
+
+@dataclass(frozen=True)
+class MappingResult(Table):
+    """The fastest mapping found on one wafer."""
+
+    problem: Problem
+    best: Evaluation
+    """Where nothing fits, the mapping that comes closest; see `Evaluation.fits`."""
+    bound_s: float
+    """A lower bound on the time of every mapping of `bound_space`."""
+    evaluations: int
+    seconds: float
+    kernel_s: float
+    """Core seconds of incremental evaluations."""
+    kernel_evaluations: int
+    layouts: int
+    pruned: int
+    """Layouts pruned by a bound."""
+    unseen: int
+    """Layouts not visited because the budget ran out."""
+    seed: int
+    bound_space: str = ""
+    """Which mappings the bound holds for, in words."""
+    runners_up: tuple[Evaluation, ...] = field(repr=False, default=())
+    """Best mapping of each of the other promising layouts."""
+
+    @property
+    def gap(self) -> float:
+        """Relative gap between the best time and the bound; 1 where nothing fits."""
+        return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
+
+    def proof(self) -> dict[str, Any]:
+        """Bound, gap and bound space as plain data; null bound and gap where nothing fits."""
+        fits = self.best.fits
+        return {
+            "bound": self.bound_s if fits else None,
+            "gap": self.gap if fits else None,
+            "bound_space": self.bound_space,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: the document that ``phaze-fast wafer --json`` prints."""
+        return {
+            "model": self.problem.model.name,
+            "wafer": self.problem.wafer.name,
+            "ours": self.best.to_dict(),
+            **self.proof(),
+            **details(self.problem, self.best),
+            **self.faults(),
+            "evaluations": self.evaluations,
+            "evaluations_per_s": self.evaluations_per_s,
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "layouts": {"all": self.layouts, "pruned": self.pruned, "unseen": self.unseen},
+        }
+
+    def faults(self) -> dict[str, Any]:
+        """Return dead dies and links by row and column; empty where none is."""
+        wafer = self.problem.wafer
+        if not (wafer.dead or wafer.dead_links):
+            return {}
+        dead = FaultMap(
+            dead_dies=tuple((row, column) for column, row in wafer.dead),
+            dead_links=tuple(((b, a), (d, c)) for (a, b), (c, d) in wafer.dead_links),
+        )
+        return {"faults": dead.to_plain()}
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return the best mapping and those of the other promising layouts as a table."""
+        return joined_columns([found.to_row() for found in (self.best, *self.runners_up)])
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all but the problem as plain data that `from_record` reads."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "problem"}
+        kept["bound_s"] = self.bound_s if math.isfinite(self.bound_s) else None
+        kept["best"] = self.best.to_dict()
+        kept["runners_up"] = [found.to_dict() for found in self.runners_up]
+        return kept
+
+    @classmethod
+    def from_record(cls, problem: Problem, data: Mapping[str, Any]) -> MappingResult:
+        """Read what `to_record` returned for the same problem."""
+        kept = dict(data)
+        kept["bound_s"] = float("inf") if kept["bound_s"] is None else kept["bound_s"]
+        kept["best"] = Evaluation.from_dict(kept["best"])
+        kept["runners_up"] = tuple(Evaluation.from_dict(each) for each in kept["runners_up"])
+        return cls(problem=problem, **kept)
+
+    def __str__(self) -> str:
+        sure = f"bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
+        return f"{self.best}; {sure}, over {self.bound_space}"
+
+    @property
+    def evaluations_per_s(self) -> float:
+        """Incremental evaluations per second of one core."""
+        return self.kernel_evaluations / self.kernel_s if self.kernel_s > 0 else 0.0

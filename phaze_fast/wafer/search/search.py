@@ -1,0 +1,563 @@
+"""The search for the fastest mapping of a model on a wafer, with a bound that none can beat.
+
+Layouts are visited in the order of a quick bound, in batches of a fixed size; a layout whose bound
+is no better than the best mapping so far is pruned. Each of the others gets start mappings - plans
+of other systems and the operator mappings of a relaxation - which are improved by single changes
+and a short annealing. The most promising layouts then get a genetic search: several seeds, long
+annealings, and children that take some operators from one parent and the rest from another. The
+same seed gives the same answer for any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.threads import thread_count
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.plans import plan_starts
+from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.search.baselines import is_linear
+from phaze_fast.wafer.search.bounds import (
+    Roofline,
+    any_placement_bound,
+    priced_mappings,
+    quick_bound,
+    roofline,
+    tight_bound,
+    work_bound,
+)
+from phaze_fast.wafer.search.class_search import (
+    ClassResult,
+    Rank,
+    assigned,
+    rank_of,
+    search_classes,
+)
+from phaze_fast.wafer.search.result import (
+    Effort,
+    MappingResult,
+    bound_space_of,
+    no_layout,
+    whole_number,
+)
+from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
+
+__all__ = [
+    "Progress",
+    "read_result",
+    "result_of",
+    "search_below",
+    "search_data",
+    "search_mapping",
+    "search_mappings",
+    "search_task",
+]
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, int, float], None]
+"""Called with layouts done, layouts in all, and the best time so far (infinite at first)."""
+
+_LAST: Rank = (True, float("inf"))
+_BATCH = 16  # layouts between two updates of the best so far
+_TIGHTENED = 4  # bounds at a time
+_FIRST_STEPS = 3_000
+_NEAR = 1.2  # times the best so far: worth single changes in the survey
+_LOSS = 0.03  # relative loss that an annealing accepts at first
+_LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
+_WORTH = 1e-3  # share of a step that two classes of stages must gain
+
+
+@dataclass
+class Tried:
+    """One layout that was visited."""
+
+    layout: Layout
+    bound_s: float
+    rank: Rank
+    operator_mappings: Any
+    mapping: Any
+    """The compiled layout; None where it was pruned or the budget ran out."""
+    evaluations: int = 0
+    kernel_s: float = 0.0
+    kernel_evaluations: int = 0
+
+
+def _by_memory(layout: Layout) -> tuple[int, int, int, Layout]:
+    """Sort by memory available per sequence: many dies, small micro-batches."""
+    return (-layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
+
+
+class _Search:
+    """One search on one wafer; see `search_mapping`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        effort: Effort,
+        seed: int,
+        threads: int | None,
+        starts: Sequence[tuple[Layout, Array]],
+        progress: Progress | None,
+        below_s: float = float("inf"),
+        wanted: Sequence[Layout] | None = None,
+    ) -> None:
+        self.problem, self.effort, self.progress = problem, effort, progress
+        self.seed = whole_number("seed", seed, 0, 2**62)
+        self.threads = thread_count(threads)
+        self.starts: dict[Layout, list[Array]] = {}
+        for layout, op_mappings in starts:
+            self.starts.setdefault(layout, []).append(op_mappings)
+        self.below_s, self.wanted = below_s, wanted
+        self.roofline: Roofline = roofline(problem)
+        self.began = time.perf_counter()
+        self.bounds: list[float] = []
+        self.pruned = self.unseen = 0
+        self.begun = False
+        self.missing = False  # whether the state fits in no layout
+        self.count = 0
+
+    # ---- one layout ----
+
+    def visit(self, task: tuple[Layout, float, float]) -> Tried | None:
+        """Bound one layout and improve a few starts; None where some operator cannot be split."""
+        layout, least_s, best = task
+        if self.begun and self.late():
+            return Tried(layout, least_s, _LAST, None, None)
+        least_s = max(least_s, work_bound(self.problem, layout))
+        if least_s >= best:
+            return Tried(layout, least_s, _LAST, None, None)
+        try:
+            mapping = self.problem.mapping(layout)
+        except InvalidInputError:
+            return None
+        self.begun = True  # one layout is visited, even without budget
+        relaxation = mapping.relaxation()
+        free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
+        bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
+        tried = Tried(layout, bound, _LAST, mapping.op_mappings(), mapping)
+        if bound < best < float("inf") and self.problem.stream is not None:
+            tried.bound_s = bound = self.tighten(tried, best, relaxation)
+        if bound >= best:
+            return tried
+        given = self.starts.get(layout, [])
+        self.start(tried, (relaxed, *given, *plan_starts(self.problem, layout)))
+        if tried.rank[0] and bound < float("inf"):  # memory is short
+            self.start(tried, priced_mappings(self.problem, layout, relaxation, free))
+        mapping.assign(tried.operator_mappings)
+        began = time.thread_time()
+        op_mappings, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
+        misfit, least = rank_of(mapping)
+        if not misfit and least < _NEAR * best:
+            op_mappings, _, more = mapping.descend(2)
+            count += more
+        tried.kernel_s += time.thread_time() - began
+        tried.kernel_evaluations += count
+        tried.evaluations += count
+        tried.operator_mappings, tried.rank = op_mappings, rank_of(mapping)
+        return tried
+
+    def start(self, tried: Tried, starts: Iterable[Array]) -> None:
+        """Keep the best of several start mappings of a layout."""
+        for op_mappings in starts:
+            if not assigned(tried.mapping, op_mappings):
+                continue
+            tried.evaluations += 1
+            rank = rank_of(tried.mapping)
+            if rank < tried.rank:
+                tried.rank, tried.operator_mappings = rank, op_mappings
+
+    # ---- the genetic search in one layout ----
+
+    def breed(self, tried: Tried) -> Tried:
+        """Anneal several seeds, then children of the best two."""
+        mapping = tried.mapping
+        if self.effort.stop is not None and self.effort.stop():
+            return tried
+        if (
+            mapping.mapping_count() <= 2.0 * self.effort.seeds * self.effort.steps
+        ):  # few enough to try all
+            tried.operator_mappings, _, evaluations = mapping.exhaust()
+            mapping.assign(tried.operator_mappings)
+            tried.evaluations += evaluations
+            tried.rank = rank_of(mapping)
+            return tried
+        crowd: list[tuple[Rank, Array]] = [(tried.rank, tried.operator_mappings)]
+        for k in range(self.effort.seeds):
+            crowd.append(self.annealed(tried, tried.operator_mappings, self.seed + 1 + k))
+        crowd.sort(key=lambda pair: pair[0])
+        count = len(tried.operator_mappings)
+        for k in range(self.effort.seeds):
+            first, second = crowd[0][1], crowd[1 + k % (len(crowd) - 1)][1]
+            cut = 1 + (self.seed + 7 * k) % (count - 1) if count > 1 else 0
+            child = np.concatenate([first[:cut], second[cut:]])
+            crowd.append(self.annealed(tried, child, self.seed + 101 + k))
+        crowd.sort(key=lambda pair: pair[0])
+        mapping.assign(crowd[0][1])
+        op_mappings, _, evaluations = mapping.descend(4)
+        tried.evaluations += evaluations
+        tried.operator_mappings, tried.rank = op_mappings, rank_of(mapping)
+        return tried
+
+    def annealed(self, tried: Tried, op_mappings: Array, seed: int) -> tuple[Rank, Array]:
+        mapping = tried.mapping
+        mapping.assign(op_mappings)
+        began = time.thread_time()
+        loss = _LOSSES[seed % len(_LOSSES)]
+        found, _, count = mapping.anneal(seed, self.effort.steps, loss)
+        tried.kernel_s += time.thread_time() - began
+        tried.kernel_evaluations += count
+        tried.evaluations += count
+        return rank_of(mapping), found
+
+    def tighten(
+        self, tried: Tried, enough_s: float, relaxation: _core.Relaxation | None = None
+    ) -> float:
+        if self.late():
+            return tried.bound_s
+        relaxation = relaxation or tried.mapping.relaxation()
+        return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
+
+    def certify(self, pool: ThreadPoolExecutor, seen: list[Tried], best: float) -> None:
+        """Tighten the lowest bounds until the lowest of all is tight."""
+        seen = sorted(seen, key=lambda tried: (tried.bound_s, tried.layout))
+        while seen and seen[0].bound_s < min([best, *self.bounds]):
+            lowest, seen = seen[:_TIGHTENED], seen[_TIGHTENED:]
+            self.bounds += pool.map(lambda tried: self.tighten(tried, best), lowest)
+        self.bounds += [tried.bound_s for tried in seen]
+
+    # ---- all of it ----
+
+    def layouts(self) -> list[tuple[float, Layout]]:
+        """List every layout with its quick bound: those with starts, then the lowest bound first.
+
+        Where the state fits in none, those with most memory are visited: they say how much is
+        missing.
+        """
+        problem = self.problem
+        wanted = set(self.starts)
+        wanted |= set(problem.layouts() if self.wanted is None else self.wanted)
+        queue = sorted((self.roofline.bound_s(problem, each), each) for each in wanted)
+        self.count = len(queue)
+        queue.sort(key=lambda pair: pair[1] not in self.starts)  # never skipped
+        if queue and min(queue)[0] == float("inf") == self.below_s:
+            self.missing = True
+            return [(0.0, each) for each in sorted((each for _, each in queue), key=_by_memory)]
+        return queue
+
+    def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
+        """Visit layouts in batches; pruned layouts are counted and their bounds kept."""
+        seen: list[Tried] = []
+        best = self.below_s
+        for at in range(0, len(queue), _BATCH):
+            if self.begun and (self.late() or (self.missing and seen)):
+                self.unseen += 0 if self.missing else len(queue) - at
+                self.pruned += len(queue) - at if self.missing else 0
+                self.bounds.append(min(queue[at:])[0])
+                break
+            batch = queue[at : at + _BATCH]
+            tasks = [(each, least, best) for least, each in batch if least < best]
+            self.pruned += len(batch) - len(tasks)
+            self.bounds += [least for least, _ in batch if least >= best]
+            given = best
+            for tried in pool.map(self.visit, tasks):
+                if tried is None:
+                    continue
+                if tried.rank == _LAST:
+                    late = tried.bound_s < given
+                    self.unseen += late
+                    self.pruned += not late
+                    self.bounds.append(tried.bound_s)
+                    continue
+                seen.append(tried)
+                if not tried.rank[0]:
+                    best = min(best, tried.rank[1])
+            if self.progress is not None:
+                self.progress(min(at + _BATCH, len(queue)), len(queue), best)
+        return seen
+
+    def promising(self, seen: list[Tried]) -> list[Tried]:
+        """Return the best layouts, and half as many that do not fit yet and could be faster."""
+        most = self.effort.promising
+        most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # near alike
+        best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
+        hopeful = [t for t in seen[most:] if t.rank[0] and t.bound_s < best]
+        hopeful.sort(key=lambda tried: (tried.rank, tried.layout))
+        return seen[:most] + hopeful[: (most + 1) // 2]
+
+    def run(self) -> MappingResult | None:
+        """Search; None where bounds prune everything below `below_s`."""
+        queue = self.layouts()
+        with ThreadPoolExecutor(self.threads) as pool:
+            seen = self.survey(pool, queue)
+            if not seen:
+                return None
+            seen.sort(key=lambda tried: (tried.rank, tried.layout))
+            chosen = list(pool.map(self.breed, self.promising(seen)))
+            chosen.sort(key=lambda tried: (tried.rank, tried.layout))
+            best = float("inf") if chosen[0].rank[0] else chosen[0].rank[1]
+            self.certify(pool, seen, best)
+            classes = self.classes(pool, [layout for _, layout in queue], chosen, best)
+        ranked = [evaluation_of(self.problem, t.layout, t.mapping) for t in chosen]
+        bound_s = self.bound_s
+        if classes.best is not None:
+            ranked.insert(0, classes.best)
+            bound_s = min(bound_s, any_placement_bound(self.problem))
+        return MappingResult(
+            problem=self.problem,
+            best=ranked[0],
+            bound_s=bound_s,
+            evaluations=sum(tried.evaluations for tried in seen) + classes.evaluations,
+            seconds=time.perf_counter() - self.began,
+            kernel_s=sum(tried.kernel_s for tried in seen),
+            kernel_evaluations=sum(tried.kernel_evaluations for tried in seen),
+            layouts=self.count,
+            pruned=self.pruned,
+            unseen=self.unseen,
+            seed=self.seed,
+            bound_space=bound_space_of(
+                self.problem,
+                "" if self.wanted is None else f"{self.count:,} given layouts",
+                classes.best is not None,
+            ),
+            runners_up=tuple(ranked[1:]),
+        )
+
+    def classes(
+        self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
+    ) -> ClassResult:
+        """Try two classes of stages, from the best layouts of one; not where layouts are given.
+
+        What they gain must be worth a mapping that is less simple, and a bound that is weaker.
+        """
+        if self.wanted is not None or self.missing:
+            return ClassResult(None, 0)
+        known = [(tried.layout, tried.operator_mappings) for tried in chosen]
+        below = min(best * (1.0 - _WORTH), self.below_s)
+        return search_classes(
+            self.problem, layouts, known, below, self.effort, self.seed, pool, self.late
+        )
+
+    @property
+    def bound_s(self) -> float:
+        """A lower bound on the time of every mapping."""
+        return min(self.bounds, default=0.0)
+
+    def late(self) -> bool:
+        return self.effort.spent(self.began)
+
+
+def search_mapping(
+    problem: Problem,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    starts: Sequence[tuple[Layout, Array]] = (),
+    progress: Progress | None = None,
+    wanted: Sequence[Layout] | None = None,
+) -> MappingResult:
+    """Find the fastest mapping of a model on one wafer.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    effort
+        How long to search.
+    seed
+        Seed of all random choices; the same seed gives the same answer.
+    threads
+        Threads, at most; the answer does not depend on them.
+    starts
+        Further mappings to start from, as (layout, operator mappings).
+    progress
+        Called now and then.
+    wanted
+        Layouts to search; by default all.
+
+    Returns
+    -------
+    MappingResult
+        The best mapping, a bound, and counts. Where nothing fits, `best.fits` is false and
+        `best.reason` says by how much.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
+    >>> found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
+    >>> found.best.fits and found.bound_s <= found.best.time_s
+    True
+    """
+    found = _Search(
+        problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
+    ).run()
+    if found is None:
+        raise InvalidInputError(no_layout(problem))
+    return found
+
+
+def search_below(
+    problem: Problem,
+    below_s: float,
+    effort: Effort,
+    seed: int = 0,
+    threads: int | None = None,
+    starts: Sequence[tuple[Layout, Array]] = (),
+    progress: Progress | None = None,
+    wanted: Sequence[Layout] | None = None,
+) -> tuple[MappingResult | None, float]:
+    """Search for a mapping that takes less than a given time.
+
+    Returns
+    -------
+    tuple
+        The result, None where bounds prune every layout; and the bound itself.
+    """
+    search = _Search(problem, effort, seed, threads, starts, progress, below_s, wanted)
+    return search.run(), search.bound_s
+
+
+def search_data(problem: Problem, given: Data, means: Means) -> Data:
+    """Search one wafer and return plain data, which `read_result` reads."""
+    effort = Effort(**given["effort"], budget_s=means.budget_s, stop=means.stop)
+    below_s = float("inf") if given["below_s"] is None else given["below_s"]
+    starts = []
+    for data in given["starts"]:
+        encoding = Encoding.from_list(data)
+        if encoding.second_class is None:
+            starts.append((encoding.layout, encoding.arrays(problem)[0]))
+    result, bound_s = search_below(
+        problem,
+        below_s,
+        effort,
+        given["seed"],
+        means.threads,
+        starts,
+        means.progress,
+        _wanted(problem, given["wanted"]),
+    )
+    return {
+        "bound_s": bound_s if math.isfinite(bound_s) else None,
+        "result": None if result is None else result.to_record(),
+        # A result that a budget or an interrupt cut short is not cached.
+        "cut": (means.stop is not None and means.stop())
+        or (means.budget_s is not None and (result is None or result.seconds >= means.budget_s)),
+    }
+
+
+def _wanted(problem: Problem, name: str | dict[str, Any]) -> list[Layout] | None:
+    if isinstance(name, dict):
+        return [Layout(**{**name, "blocks": tuple(name["blocks"])})]
+    if name == "all":
+        return None
+    every = problem.layouts()
+    return [layout for layout in every if is_linear(problem, layout)]
+
+
+def search_task(
+    problem: Problem,
+    effort: Effort,
+    seed: int,
+    starts: Sequence[Evaluation] = (),
+    below_s: float = float("inf"),
+    wanted: str | Layout = "all",
+) -> Task:
+    """Return the search of one wafer as a task.
+
+    Parameters
+    ----------
+    problem, effort, seed
+        As for `search_mapping`.
+    starts
+        Mappings to start from.
+    below_s
+        Only mappings below this time are of interest.
+    wanted
+        Layouts: ``all``, ``linear`` (runs of ranks), or one.
+    """
+    settings = asdict(replace(effort, budget_s=None, stop=None))
+    del settings["budget_s"], settings["stop"]
+    given = {
+        "effort": settings,
+        "seed": seed,
+        "below_s": below_s if math.isfinite(below_s) else None,
+        "starts": [found.encoding.to_list() for found in starts],
+        "wanted": asdict(wanted) if isinstance(wanted, Layout) else wanted,
+    }
+    return Task(search_data, problem, given, effort.budget_s, effort.stop)
+
+
+def read_result(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:
+    """Read what `search_data` returns: the result, None where bounds prune all; the bound."""
+    bound_s = float("inf") if data["bound_s"] is None else float(data["bound_s"])
+    kept = data["result"]
+    return None if kept is None else MappingResult.from_record(problem, kept), bound_s
+
+
+def result_of(problem: Problem, data: Data) -> MappingResult:
+    """Read the result of `search_data`.
+
+    Raises
+    ------
+    InvalidInputError
+        Where no layout of the wafer suits the model.
+    """
+    result, _ = read_result(problem, data)
+    if result is None:
+        raise InvalidInputError(no_layout(problem))
+    return result
+
+
+def search_mappings(
+    problems: Sequence[Problem],
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    executor: Executor | str | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
+    progress: Progress | None = None,
+    session: Session | None = None,
+) -> list[MappingResult]:
+    """Find the fastest mapping for each of several problems: models, wafers, batches.
+
+    Parameters
+    ----------
+    problems
+        A model, a wafer and a step each.
+    effort, seed, threads, progress
+        As for `search_mapping`.
+    executor
+        Where they are searched: an executor, or one of the names of
+        `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads.
+    resume
+        Directory of a journal; the same call goes on from it.
+    cache
+        Folder of cached results, by content and by the version of the code that prices them.
+    session
+        An open session to run in; executor, threads, resume and cache are then those of it.
+
+    Examples
+    --------
+    >>> problems = [Problem("bertlarge", name) for name in ("dram-wafer", "dojo-tile-like")]
+    >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
+    >>> [found.best.fits for found in search_mappings(problems, quick)]
+    [True, True]
+    """
+    tasks = [search_task(problem, effort or Effort(), seed) for problem in problems]
+    with session_of(session, executor, threads, resume, cache) as opened:
+        answers = opened.run(tasks, progress)
+    return [result_of(problem, data) for problem, data in zip(problems, answers, strict=True)]

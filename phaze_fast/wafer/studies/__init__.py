@@ -1,0 +1,1 @@
+"""Studies made of many searches: spaces of wafers, fault maps, comparisons."""

@@ -1,0 +1,377 @@
+"""Our mapping of a model on a wafer compared with other systems' plans and with ablations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Table, joined_columns
+from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.plans import expert_options, megatron_op_mappings
+from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.search.baselines import (
+    Baseline,
+    Candidate,
+    baselines,
+    baselines_on,
+    best_candidate,
+    megatron_shapes,
+)
+from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.search import Progress, result_of, search_task
+from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
+
+__all__ = [
+    "ABLATIONS",
+    "PUBLISHED",
+    "PUBLISHED_MEMORY",
+    "Comparison",
+    "compare_mappings",
+]
+
+Array = np.ndarray[Any, Any]
+
+ABLATIONS = {
+    "no_recompute": "every output is kept",
+    "megatron_partitions": "products split only as Megatron-LM does, all else as ours",
+    "volume_objective": "fewest bytes sent instead of least time, in our layouts",
+    "no_placement": "dies numbered row by row and given out in that order",
+    "no_architecture": "the wafer as given, not searched",
+}
+"""What each ablation removes."""
+
+PUBLISHED = {"accpar": 3.1, "zero3": 2.9, "megatron": 1.6}
+"""TMAC's own speed-up over each system, as published (2024)."""
+
+PUBLISHED_MEMORY = {"accpar": 3.6, "zero3": 3.1}
+"""TMAC's own savings of memory over AccPar and DeepSpeed, as published (2024)."""
+
+_HALVINGS = 6
+_LESS = 3  # promising layouts of an ablation, which starts from our best
+
+
+@dataclass(frozen=True)
+class Comparison(Table):
+    """Our mapping, the baselines and the ablations."""
+
+    ours: MappingResult
+    baselines: dict[str, Baseline]
+    ablations: dict[str, Evaluation]
+    memory_at_equal_speed: dict[str, Evaluation]
+    """By baseline: our mapping of least memory that is no slower than its best plan."""
+
+    @property
+    def best_baseline(self) -> tuple[str, Evaluation] | None:
+        """Name and plan of the fastest tuned baseline that fits; None where none does."""
+        fitting = [(b.best.time_s, n) for n, b in self.baselines.items() if b.best.fits]
+        if not fitting:
+            return None
+        name = min(fitting)[1]
+        return name, self.baselines[name].best
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            **self.ours.to_dict(),
+            "baselines": {name: each.to_dict() for name, each in self.baselines.items()},
+            "ablations": {name: each.to_dict() for name, each in self.ablations.items()},
+            "memory_at_equal_speed": {
+                name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
+                for name, e in self.memory_at_equal_speed.items()
+            },
+            "published": {"speedup": PUBLISHED, "memory": PUBLISHED_MEMORY},
+        }
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return ours, every plan of the baselines and every ablation as a table."""
+        plans = [("ours", "", self.ours.best)]
+        for name, each in self.baselines.items():
+            variants = (("default", each.default), ("tuned", each.tuned), ("tiled", each.tiled))
+            plans += [(name, variant, found) for variant, found in variants]
+        plans += [("ours", name, found) for name, found in self.ablations.items()]
+        return joined_columns([{"plan": n, "variant": v, **e.to_row()} for n, v, e in plans])
+
+
+def _start(problem: Problem, found: Evaluation) -> tuple[Layout, Array]:
+    return found.encoding.layout, found.encoding.arrays(problem)[0]
+
+
+# ---- tasks ----
+
+
+def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
+    """Tune one system's plans."""
+    del means
+    name = given["name"]
+    found = baselines(problem, [name])[name]
+    return {"plans": found.to_dict(), "evaluations": found.evaluations}
+
+
+def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
+    """Score Megatron-LM's splits in any tiling, with our weight modes and outputs."""
+    del given, means
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        for t, axis_assignment in megatron_shapes(problem, layout, linear=False):
+            for shared in (False, True) if t > 1 else (False,):
+                for weights, spread in product(problem.modes, expert_options(problem)):
+                    yield (
+                        megatron_op_mappings(problem, axis_assignment, shared, weights, spread),
+                        None,
+                    )
+
+    every = problem.layouts()
+    found = best_candidate(problem, every, candidates)
+    if found is None:
+        raise InvalidInputError(
+            f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
+        )
+    return found.to_dict()
+
+
+def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
+    """Minimise bytes sent in each of our promising layouts; score the fewest by time."""
+    del means
+    counting = problem.variant(volume=True)
+    best: tuple[float, Evaluation] | None = None
+    for layout, op_mappings in _given_starts(problem, given):
+        mapping = counting.mapping(layout)
+        mapping.assign(op_mappings)
+        mapping.anneal(given["seed"], given["steps"], 0.05)
+        op_mappings, score, _ = mapping.descend(2)
+        timed = problem.mapping(layout)
+        timed.assign(op_mappings)
+        scored = evaluation_of(problem, layout, timed)
+        volume = float(score["time_s"][0])
+        if best is None or (scored.fits, -volume) > (best[1].fits, -best[0]):
+            best = (volume, scored)
+    assert best is not None
+    return best[1].to_dict()
+
+
+def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> Data:
+    """Bisect the memory limit for the least at which ours is no slower than a baseline."""
+    del means
+    other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
+    found = min((other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99)
+    low, high = 0.0, min(found.memory_bytes, other.memory_bytes)
+    for _ in range(_HALVINGS):
+        limit_bytes = 0.5 * (low + high)
+        tight = problem.variant(capacity_bytes=limit_bytes)
+        fitting = []
+        for layout, op_mappings in _given_starts(problem, given):
+            mapping = tight.mapping(layout)
+            mapping.assign(op_mappings)
+            mapping.anneal(given["seed"], given["steps"] // 2, 0.03)
+            mapping.descend(1)
+            tried = evaluation_of(tight, layout, mapping)
+            if tried.fits and tried.time_s <= other.time_s:
+                fitting.append(tried)
+        if fitting:
+            found = min(fitting, key=lambda e: e.memory_bytes)
+            high = min(limit_bytes, found.memory_bytes)
+        else:
+            low = limit_bytes
+    return found.to_dict()
+
+
+def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
+    known = [Evaluation.from_dict(data) for data in given["known"]]
+    return [_start(problem, found) for found in known if found.encoding.second_class is None]
+
+
+def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
+    """Input of the tasks that improve known mappings."""
+    return {
+        "known": [found.to_dict() for found in known],
+        "seed": seed,
+        "steps": effort.steps,
+    }
+
+
+def _ablation_tasks(
+    problem: Problem, ours: MappingResult, effort: Effort, seed: int
+) -> dict[str, Task]:
+    less = replace(effort, seeds=max(1, effort.seeds // 2), promising=_LESS)
+    known = (ours.best, *ours.runners_up)
+    straight = problem.variant(linear=True)
+    improved = _improve(known, effort, seed)
+    return {
+        "no_recompute": search_task(problem.variant(recompute=False), less, seed, known),
+        "megatron_partitions": Task(megatron_partitions_data, problem, {}),
+        "volume_objective": Task(volume_objective_data, problem, improved),
+        "no_placement": search_task(straight, less, seed, wanted="linear"),
+    }
+
+
+def _searched(session: Session, task: Task, progress: Progress | None = None) -> MappingResult:
+    """Run one search and read its result."""
+    return result_of(task.problem, session.run([task], progress)[0])
+
+
+def _evaluation(task: Task, data: Data) -> Evaluation:
+    """Read the best mapping of a search, or the one evaluation that a task gives."""
+    if "bound_s" not in data:
+        return Evaluation.from_dict(data)
+    return result_of(task.problem, data).best
+
+
+def _ablations(
+    session: Session,
+    problem: Problem,
+    ours: MappingResult,
+    effort: Effort,
+    seed: int,
+    say: Callable[[str], None],
+) -> dict[str, Evaluation]:
+    tasks = _ablation_tasks(problem, ours, effort, seed)
+    say("ablations")
+    results = session.run(list(tasks.values()))
+    found = {
+        name: _evaluation(task, data)
+        for (name, task), data in zip(tasks.items(), results, strict=True)
+    }
+    return {**found, "no_architecture": ours.best}
+
+
+# ---- the comparison ----
+
+
+def compare_mappings(
+    problem: Problem,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    names: Sequence[str] | None = None,
+    ablations: bool = True,
+    known: Sequence[Evaluation] = (),
+    progress: Progress | None = None,
+    report: Callable[[str], None] | None = None,
+    executor: Executor | str | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
+    equal_speed_memory: bool = True,
+    session: Session | None = None,
+) -> Comparison:
+    """Search a mapping, and score other systems' plans and ablations of our search.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    effort, seed, threads, progress
+        As for `search_mapping`.
+    names
+        Which of `BASELINES`; by default those that the wafer suits.
+    ablations
+        Whether to search the ablations, see `ABLATIONS`.
+    known
+        Mappings of ours to start from.
+    report
+        Called with the name of each part before it starts.
+    executor, resume, cache
+        As for `search_wafers`; each part of a comparison is a task.
+    equal_speed_memory
+        Whether to search for the least memory that ours needs at the speed of each system.
+    session
+        An open session to run in; executor, threads, resume and cache are then those of it.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
+    >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
+    >>> found = compare_mappings(problem, quick, names=["megatron"], ablations=False)
+    >>> found.ours.best.time_s <= found.baselines["megatron"].best.time_s
+    True
+    >>> found.to_columns()["variant"]
+    ['', 'default', 'tuned', 'tiled']
+    """
+    with session_of(session, executor, threads, resume, cache) as opened:
+        return _compare(
+            opened,
+            problem,
+            effort or Effort(),
+            seed,
+            names,
+            ablations,
+            known,
+            progress,
+            report or _quiet,
+            equal_speed_memory,
+        )
+
+
+def _compare(
+    session: Session,
+    problem: Problem,
+    effort: Effort,
+    seed: int,
+    names: Sequence[str] | None,
+    ablations: bool,
+    known: Sequence[Evaluation],
+    progress: Progress | None,
+    say: Callable[[str], None],
+    equal_speed_memory: bool,
+) -> Comparison:
+    """Compare in an open session; see `compare_mappings`."""
+    names = baselines_on(problem) if names is None else names
+    say("baselines")
+    tuned = session.run([Task(baseline_data, problem, {"name": name}) for name in names])
+    others = {
+        name: Baseline.from_dict(name, data["plans"], data["evaluations"])
+        for name, data in zip(names, tuned, strict=True)
+    }
+    starts = [found for each in others.values() for found in (each.tuned, each.tiled)]
+    say("ours")
+    ours = _searched(session, search_task(problem, effort, seed, [*starts, *known]), progress)
+    taken = _ablations(session, problem, ours, effort, seed, say) if ablations else {}
+    # An ablation searches a part of our space: what it finds there counts for us as well.
+    fitting = [found for found in taken.values() if found.fits]
+    better = min(fitting, key=lambda found: found.time_s, default=ours.best)
+    if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
+        if better.encoding.second_class is None:
+            task = search_task(problem, effort, seed + 1, [better], wanted=better.encoding.layout)
+            ours = _merged(ours, _searched(session, task))
+        else:
+            ours = _merged(ours, replace(ours, best=better, evaluations=0, seconds=0.0))
+        taken["no_architecture"] = ours.best
+    say("memory at equal speed")
+    fits = equal_speed_memory and ours.best.fits
+    rivals = {n: each.best for n, each in others.items() if fits and each.best.fits}
+    mine = (ours.best, *ours.runners_up[:2])
+    tasks = [
+        Task(
+            memory_at_equal_speed_data,
+            problem,
+            _improve((other, *mine), effort, seed),
+        )
+        for other in rivals.values()
+    ]
+    least = [Evaluation.from_dict(data) for data in session.run(tasks)]
+    return Comparison(ours, others, taken, dict(zip(rivals, least, strict=True)))
+
+
+def _quiet(name: str) -> None:
+    del name
+
+
+def _merged(first: MappingResult, second: MappingResult) -> MappingResult:
+    """Keep the first search's bound and counts, and the better of the two mappings."""
+    best = min((first.best, second.best), key=lambda found: found.rank)
+    return replace(
+        first,
+        best=best,
+        bound_s=min(first.bound_s, best.time_s),
+        evaluations=first.evaluations + second.evaluations,
+        seconds=first.seconds + second.seconds,
+    )

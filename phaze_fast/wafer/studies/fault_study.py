@@ -1,0 +1,240 @@
+"""Throughput of a model over many fault maps of one wafer: expected, worst, and with spare dies.
+
+A mapping found for one map is scored on the next wherever its layout fits; new layouts are searched
+only below the best of those, and so are pipelines of two classes of stages. The answers are
+mappings that run, without a bound of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Table
+from phaze_fast.threads import thread_count
+from phaze_fast.wafer.hardware import FaultMap, sample_faults
+from phaze_fast.wafer.mapping.evaluate import Evaluation, score_op_mappings
+from phaze_fast.wafer.mapping.layout import Layout, stages_on
+from phaze_fast.wafer.mapping.packing import stage_capacity
+from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.search.class_search import KnownClasses
+from phaze_fast.wafer.search.result import Effort
+from phaze_fast.wafer.search.search import search_below
+from phaze_fast.wafer.search.session import Data, Means, Progress, Session, Task, session_of
+
+__all__ = ["FaultStudy", "fault_study"]
+
+Array = np.ndarray[Any, Any]
+
+_SCORED = 4  # known layouts that are scored on each map
+_GAIN = 0.995  # share of the best known time that a new layout has to beat
+_QUICK = Effort(seeds=1, steps=300, promising=1)
+
+
+@dataclass(frozen=True)
+class FaultStudy(Table):
+    """Throughput of a wafer under each of several fault maps."""
+
+    problem: Problem
+    maps: tuple[FaultMap, ...]
+    times_s: tuple[float, ...]
+    """Seconds of a step under each map; infinite where no mapping fits."""
+    whole_s: float
+    """Seconds of a step without faults."""
+    seconds: float
+    classes: tuple[bool, ...] = ()
+    """Whether the mapping under each map has two classes of stages."""
+
+    @property
+    def rates(self) -> list[float]:
+        """Sequences per second under each map; 0 where no mapping fits."""
+        return [self.problem.training.global_batch / time_s for time_s in self.times_s]
+
+    @property
+    def expected_per_s(self) -> float:
+        """Mean of the rates."""
+        return sum(self.rates) / len(self.rates)
+
+    def by_spares(self) -> list[dict[str, Any]]:
+        """For each number of spare dies: wafers with no more dead ones, and their least rate."""
+        dead = [len(each.dead_dies) for each in self.maps]
+        rows = []
+        for spares in range(max(dead) + 1):
+            good = [rate for rate, count in zip(self.rates, dead, strict=True) if count <= spares]
+            if good:
+                rows.append(
+                    {
+                        "spares": spares,
+                        "share": len(good) / len(dead),
+                        "mean_per_s": sum(good) / len(good),
+                        "least_per_s": min(good),
+                    }
+                )
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; rates are sequences per second."""
+        whole = self.problem.training.global_batch / self.whole_s
+        return {
+            "maps": len(self.maps),
+            "distinct": len(set(self.maps)),
+            "whole_per_s": whole,
+            "expected_per_s": self.expected_per_s,
+            "worst_per_s": min(self.rates),
+            "expected_share": self.expected_per_s / whole if whole else None,
+            "without_mapping": sum(rate == 0.0 for rate in self.rates),
+            "with_two_classes": sum(self.classes),
+            "by_spares": self.by_spares(),
+            "seconds": self.seconds,
+        }
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return the maps as a table: dead dies and links, rates, whether in two classes."""
+        return {
+            "dead_dies": [len(each.dead_dies) for each in self.maps],
+            "dead_links": [len(each.dead_links) for each in self.maps],
+            "per_s": self.rates,
+            "two_classes": list(self.classes),
+        }
+
+
+class _Known:
+    """Mappings found so far, by layout, and times that each layout is known not to beat."""
+
+    def __init__(self, effort: Effort, seed: int, threads: int | None) -> None:
+        self.effort, self.seed, self.threads = effort, seed, threads
+        self.mappings: dict[Layout, tuple[float, Array]] = {}
+        self.lost: dict[Layout, float] = {}
+        self.classes = KnownClasses(effort.steps, seed)
+
+    def best(self, problem: Problem) -> tuple[float, bool]:
+        """Time of the best mapping on one wafer (infinite where none fits); if of two classes."""
+        one_s = self.best_of_one_shape(problem)
+        wafer = problem.wafer
+        known = [
+            (layout, op_mappings)
+            for layout, (_, op_mappings) in sorted(self.mappings.items(), key=lambda e: e[1][0])
+            if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
+        ]
+        with ThreadPoolExecutor(thread_count(self.threads)) as pool:
+            given = (problem, problem.layouts(), known, one_s * _GAIN, pool)
+            two_s = self.classes.best(*given)
+        return min(one_s, two_s), two_s < one_s
+
+    def best_of_one_shape(self, problem: Problem) -> float:
+        """Time of the best mapping with stages of one shape; infinite where none fits."""
+        wafer = problem.wafer
+        found = float("inf")
+        placed = [
+            (time_s, layout)
+            for layout, (time_s, _) in self.mappings.items()
+            if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
+        ]
+        for _, layout in sorted(placed)[:_SCORED]:
+            scored = score_op_mappings(problem, layout, self.mappings[layout][1])
+            found = min(found, scored.time_s if scored.fits else found)
+        below = found * _GAIN
+        every = problem.layouts()
+        wanted = [
+            each
+            for each in every
+            if each not in self.mappings and self.lost.get(each, -1.0) < below
+        ]
+        if not wanted:
+            return found
+        result, _ = search_below(
+            problem, below, self.effort, self.seed, self.threads, wanted=wanted
+        )
+        if result is not None:
+            for each in (result.best, *result.runners_up):
+                self.add(problem, each)
+            found = min(found, result.best.time_s if result.best.fits else found)
+        for layout in wanted:
+            if layout not in self.mappings:
+                self.lost[layout] = max(self.lost.get(layout, 0.0), min(below, found))
+        return found
+
+    def add(self, problem: Problem, found: Evaluation) -> None:
+        """Keep a mapping that fits."""
+        if found.fits and found.encoding.second_class is None:
+            layout = found.encoding.layout
+            self.mappings[layout] = (found.time_s, found.encoding.arrays(problem)[0])
+
+
+def fault_times(problem: Problem, given: Data, means: Means) -> Data:
+    """Search every distinct map, the whole wafer first."""
+    known = _Known(Effort(**given["effort"]), given["seed"], means.threads)
+    times: list[float | None] = []
+    classes: list[bool] = []
+    done: dict[str, tuple[float, bool]] = {}
+    for k, plain in enumerate(({"dead_dies": [], "dead_links": []}, *given["maps"])):
+        wafer = FaultMap.from_dict(plain).on(problem.wafer)
+        key = wafer.digest()
+        if key not in done:
+            done[key] = known.best(problem.on(wafer))
+        time_s, two = done[key]
+        times.append(time_s if time_s < float("inf") else None)
+        classes.append(two)
+        if means.progress is not None:
+            means.progress(k, len(given["maps"]), time_s)
+    return {"times_s": times, "classes": classes}
+
+
+def fault_study(
+    problem: Problem,
+    maps: Sequence[FaultMap] | int = 200,
+    die_fault: float | None = None,
+    link_fault: float = 0.0,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    session: Session | None = None,
+) -> FaultStudy:
+    """Find the throughput of a model on one wafer under many fault maps.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step; faults of the wafer itself are in every map.
+    maps
+        Fault maps, or how many to draw.
+    die_fault, link_fault
+        As for `sample_faults`, where maps are drawn.
+    effort
+        How long to search layouts that are new; by default briefly.
+    seed, threads
+        As for `search_mapping`; the seed is also that of the maps.
+    progress
+        Called with maps done, maps in all, and the time under the last one.
+    session
+        An open session to run in; threads are then those of it.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import WaferTraining, load_wafer
+    >>> wafer = load_wafer("dram-wafer").replace(columns=2, rows=2)
+    >>> study = fault_study(Problem("bertlarge", wafer, WaferTraining(16)), 8, die_fault=0.2)
+    >>> study.to_dict()["worst_per_s"] <= study.expected_per_s <= 16 / study.whole_s * 1.01
+    True
+    """
+    began = time.perf_counter()
+    if isinstance(maps, int):
+        maps = sample_faults(problem.wafer, maps, seed, die_fault, link_fault)
+    if not maps:
+        raise InvalidInputError("maps: none are given; expected at least one")
+    asked = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
+    given = {"maps": [each.to_plain() for each in maps], "effort": asked, "seed": seed}
+    with session_of(session, threads=threads) as opened:
+        data = opened.run([Task(fault_times, problem, given)], progress)[0]
+    whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])
+    seconds = time.perf_counter() - began
+    return FaultStudy(
+        problem, tuple(maps), tuple(times), whole, seconds, tuple(data["classes"][1:])
+    )

@@ -1,0 +1,385 @@
+"""The search for the wafer of a space, and the mapping on it, that train a model fastest.
+
+A wafer that another contains - the same die, no fewer of them along either axis, no slower links,
+no less memory - is pruned: every mapping of the smaller one runs on the larger, except that the
+pipeline may turn at other dies, whose sends are a small part of a step. The others are searched
+briefly in the order of a quick bound, in waves of a fixed size and only below the best time so far;
+the best few are then searched at length. Wafers of a wave are tasks of one session, so that the
+answer is the same for every executor, and a stopped run can be resumed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.models import TransformerModel
+from phaze_fast.tables import Table, joined_columns
+from phaze_fast.wafer.hardware import Wafer, WaferSpace
+from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
+from phaze_fast.wafer.search.bounds import quickest_s
+from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.search import read_result, search_task
+from phaze_fast.wafer.search.session import Session, session_of
+
+__all__ = ["WaferResult", "contained", "search_wafers"]
+
+Progress = Callable[[int, int, float], None]
+
+_BRIEF = 2  # promising layouts of a brief search
+_BRIEF_STEPS = 5_000
+_WAVE = 4  # wafers between two updates of the best so far
+_LONG = 3  # wafers that are searched at length
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class WaferResult(Table):
+    """The fastest wafer of a space, its mapping, and a table of the others."""
+
+    best: MappingResult
+    base: MappingResult | None
+    """Result of the base of the space, if it is feasible."""
+    bound_s: float
+    """A lower bound on the time of every mapping of `bound_space`."""
+    wafers: int
+    """Wafers that meet all rules."""
+    rejected: dict[str, int]
+    """Number of points that break each rule."""
+    contained: int
+    """Wafers pruned because another wafer contains them."""
+    bounded: int
+    """Wafers pruned by a bound."""
+    searched: int
+    unseen: int
+    """Wafers not visited because the budget ran out."""
+    evaluations: int
+    seconds: float
+    rows: tuple[dict[str, Any], ...] = ()
+    """Every wafer that no other contains: status, bound and best mapping, the fastest first."""
+
+    @property
+    def bound_space(self) -> str:
+        """Description of the wafers and mappings for which the bound holds."""
+        count = self.wafers - self.contained
+        wafers = f"all {count:,} wafers that meet the rules and lie inside no other"
+        return f"{wafers}; {self.best.bound_space}"
+
+    @property
+    def gap(self) -> float:
+        """Relative gap between the best time and the bound; 1 where nothing fits."""
+        found = self.best.best
+        return max(0.0, 1.0 - self.bound_s / found.time_s) if found.fits else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        best = self.best
+        return {
+            "model": best.problem.model.name,
+            "wafer": best.problem.wafer.to_dict(),
+            "ours": best.best.to_dict(),
+            "base": None if self.base is None else self.base.best.to_dict(),
+            "bound": self.bound_s if best.best.fits else None,
+            "gap": self.gap if best.best.fits else None,
+            "bound_space": self.bound_space,
+            **details(best.problem, best.best),
+            **best.faults(),
+            "wafers": {
+                "feasible": self.wafers,
+                "rejected": self.rejected,
+                "contained": self.contained,
+                "bounded": self.bounded,
+                "searched": self.searched,
+                "unseen": self.unseen,
+            },
+            "table": list(self.rows),
+            "evaluations": self.evaluations,
+            "evaluations_per_s": best.evaluations_per_s,
+            "seconds": self.seconds,
+        }
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return the wafers as a table: dies, links, bound and the best mapping found."""
+        return joined_columns(self.rows)
+
+
+def _die(wafer: Wafer) -> str:
+    """Hash of a die as operators see it, without memory and links."""
+    return wafer.chip.replace(name="die", hbm=None).digest()
+
+
+def _stream(wafer: Wafer) -> tuple[float, float]:
+    tier = next((t for t in wafer.tiers() if t.name == "stream"), None)
+    if tier is None:
+        return (0.0, 0.0)
+    return (tier.capacity_bytes * wafer.dies, tier.bandwidth_bytes_per_s * wafer.dies)
+
+
+def contained(wafers: Sequence[Wafer]) -> list[bool]:
+    """Whether each wafer is contained in another of the list; of equal ones the first is not.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> whole = load_wafer("dram-wafer")
+    >>> contained([whole, whole.replace(columns=4)])
+    [False, True]
+    """
+    dies = [_die(wafer) for wafer in wafers]
+    sizes = []
+    for wafer in wafers:
+        hbm = wafer.chip.hbm
+        rate = hbm.bandwidth_bytes_per_s if hbm else float("inf")
+        sizes.append(
+            (
+                *wafer.grid,
+                *wafer.link_bytes_per_s,
+                -wafer.hop_latency_s,
+                float(wafer.memory_bytes),
+                rate,
+                *_stream(wafer),
+            )
+        )
+    found = []
+    for i, mine in enumerate(sizes):
+        found.append(
+            any(
+                j != i
+                and dies[j] == dies[i]
+                and wafers[j].switch == wafers[i].switch
+                and not wafers[j].dead
+                and not wafers[j].dead_links
+                and all(a >= b for a, b in zip(other, mine, strict=True))
+                and (other != mine or j < i)
+                for j, other in enumerate(sizes)
+            )
+        )
+    return found
+
+
+def search_wafers(
+    model: TransformerModel,
+    space: WaferSpace,
+    training: WaferTraining | None = None,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    executor: Executor | str | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
+    session: Session | None = None,
+) -> WaferResult:
+    """Search wafers and mappings together.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    space
+        Which wafers there are.
+    training
+        Batch, sequence length and optimiser.
+    effort
+        How long to search on each wafer; its budget is for all of them.
+    seed, threads
+        As for `search_mapping`.
+    progress
+        Called with wafers done, wafers in all, and the best time so far.
+    executor
+        Where wafers are searched: an executor, or one of the names of
+        `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads. The
+        answer does not depend on it.
+    resume
+        Directory of a journal of finished tasks, from which the same call resumes.
+    cache
+        Folder of cached results, by content and by the version of the code that prices them.
+    session
+        An open session to run in; executor, threads, resume and cache are then those of it.
+
+    Raises
+    ------
+    InvalidInputError
+        Where no wafer of the space meets all rules.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.wafer.hardware import WaferSpace
+    >>> space = WaferSpace(
+    ...     name="few", base="dram-wafer", axes={"columns": [2, 3], "rows": [2]}
+    ... )
+    >>> quick = Effort(seeds=1, steps=200, promising=1)
+    >>> found = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
+    >>> found.best.problem.wafer.grid, found.contained
+    ((3, 2), 1)
+    >>> found.to_columns()["status"]
+    ['searched']
+    """
+    began = time.perf_counter()
+    training, effort = training or WaferTraining(), effort or Effort()
+    wafers, rejected = space.wafers()
+    if not wafers:
+        raise InvalidInputError(
+            f"space: no wafer of {space.name} meets all rules; broken: "
+            + ", ".join(f"{rule} {count}" for rule, count in rejected.items())
+        )
+    inside = contained(wafers)
+    base = space.base_index
+    kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
+    problems = {i: Problem(model, wafers[i], training) for i in kept}
+    with session_of(session, executor, threads, resume, cache) as opened:
+        search = _WaferSearch(opened, problems, effort, seed, progress)
+        search.briefly(base)
+        search.at_length(base)
+    chosen = search.best
+    return WaferResult(
+        best=chosen,
+        base=search.found.get(base) if base is not None else None,
+        bound_s=min([*search.bounds.values(), *([chosen.best.time_s] if chosen.best.fits else [])]),
+        wafers=len(wafers),
+        rejected={str(rule): count for rule, count in rejected.items()},
+        contained=len(wafers) - len(kept),
+        bounded=search.bounded,
+        searched=len(search.found),
+        unseen=search.unseen,
+        evaluations=search.evaluations,
+        seconds=time.perf_counter() - began,
+        rows=tuple(search.rows()),
+    )
+
+
+class _WaferSearch:
+    """A branch-and-bound search over wafers; see `search_wafers`."""
+
+    def __init__(
+        self,
+        session: Session,
+        problems: dict[int, Problem],
+        effort: Effort,
+        seed: int,
+        progress: Progress | None,
+    ) -> None:
+        self.session, self.problems, self.effort = session, problems, effort
+        self.seed, self.progress = seed, progress
+        self.began = time.perf_counter()
+        self.bounds = {i: quickest_s(problem) for i, problem in problems.items()}
+        self.found: dict[int, MappingResult] = {}
+        self.late_ones: set[int] = set()
+        self.evaluations = 0
+
+    @property
+    def unseen(self) -> int:
+        """Wafers not visited because the budget ran out."""
+        return len(self.late_ones - set(self.found))
+
+    @property
+    def bounded(self) -> int:
+        """Wafers pruned by a bound."""
+        return len(self.problems) - len(self.found) - self.unseen
+
+    @property
+    def best(self) -> MappingResult:
+        """The fastest mapping so far, or the one that comes closest to fitting."""
+        return min(self.found.values(), key=lambda found: found.best.rank)
+
+    @property
+    def limit_s(self) -> float:
+        """Time that a wafer has to beat."""
+        return self.best.best.time_s if self.found and self.best.best.fits else float("inf")
+
+    @property
+    def late(self) -> bool:
+        """Whether the budget is spent."""
+        return self.effort.spent(self.began)
+
+    def search(self, limits: dict[int, float], effort: Effort) -> None:
+        """Search wafers, each below a time; bounds may prune all of a wafer."""
+        if effort.budget_s is not None:
+            left = self.began + effort.budget_s - time.perf_counter()
+            effort = replace(effort, budget_s=max(left, 1e-3))
+        tasks = [
+            search_task(
+                self.problems[i],
+                effort,
+                self.seed,
+                [self.found[i].best] if i in self.found else [],
+                below_s,
+            )
+            for i, below_s in limits.items()
+        ]
+        for i, data in zip(limits, self.session.run(tasks), strict=True):
+            found, bound = read_result(self.problems[i], data)
+            self.bounds[i] = max(self.bounds[i], bound)
+            if found is None:
+                continue
+            self.evaluations += found.evaluations
+            if i not in self.found or found.best.rank < self.found[i].best.rank:
+                self.found[i] = found
+
+    def briefly(self, base: int | None) -> None:
+        """Search every wafer briefly: the base first, then the most promising, in waves."""
+        brief = replace(
+            self.effort, seeds=1, steps=min(self.effort.steps, _BRIEF_STEPS), promising=_BRIEF
+        )
+        order = sorted(self.problems, key=lambda i: (i != base, self.bounds[i], i))
+        starts = [
+            0,
+            *range(1, len(order), _WAVE),
+        ]  # the first by itself: its time limits the others
+        for at, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            wave, limit = order[at:end], self.limit_s
+            if self.found and self.late:
+                self.late_ones.update(wave)
+            else:
+                wanted = [i for i in wave if self.bounds[i] < limit or not self.found]
+                self.search(dict.fromkeys(wanted, limit), brief)
+            if self.progress is not None:
+                self.progress(end, len(order), self.limit_s)
+        if not self.best.best.fits:  # the wafer with most memory says how much is missing
+            largest = max(self.problems, key=lambda i: (_memory_bytes(self.problems[i].wafer), -i))
+            if largest not in self.found:
+                self.search({largest: _NEVER}, brief)
+
+    def at_length(self, base: int | None) -> None:
+        """Search the best few and the base with all effort."""
+        if self.late:
+            return
+        ranked = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
+        limits = {}
+        for i in dict.fromkeys([*ranked[:_LONG], *(i for i in ranked if i == base)]):
+            best = self.found[i].best
+            limits[i] = best.time_s * (1.0 + 1e-9) if best.fits else _NEVER
+        self.search(limits, self.effort)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for every wafer: searched ones by rank, then the others by bound."""
+        searched = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
+        others = sorted(set(self.problems) - set(searched), key=lambda i: (self.bounds[i], i))
+        rows = []
+        for i in (*searched, *others):
+            wafer, bound_s = self.problems[i].wafer, self.bounds[i]
+            columns, lines = wafer.grid
+            status = "unseen" if i in self.late_ones else "bounded"
+            row = {
+                "wafer": wafer.name,
+                "columns": columns,
+                "rows": lines,
+                "dies": wafer.dies,
+                "status": "searched" if i in self.found else status,
+                "bound_s": bound_s if bound_s < float("inf") else None,
+            }
+            mapping = self.found[i].best.to_row() if i in self.found else {}
+            rows.append({**row, **{f"mapping.{name}": mapping[name] for name in mapping}})
+        return rows
+
+
+def _memory_bytes(wafer: Wafer) -> float:
+    """Bytes of all tiers of all dies."""
+    return wafer.dies * sum(float(tier.capacity_bytes) for tier in wafer.tiers())
