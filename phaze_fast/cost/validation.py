@@ -22,7 +22,7 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.models import names as model_names
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
-from phaze_fast.tables import CsvRow, csv_rows
+from phaze_fast.tables import Brief, CsvRow, csv_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -387,7 +387,7 @@ class ColumnError(ErrorSizes):
 
 
 @dataclass(frozen=True)
-class Validation:
+class Validation(Brief):
     """Predictions against a file of measurements."""
 
     chip: str
