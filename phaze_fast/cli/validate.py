@@ -20,7 +20,7 @@ from phaze_fast.calibration import (
     validate_runs,
     validate_steps,
 )
-from phaze_fast.calibration.published import csv_rows, is_run_table
+from phaze_fast.calibration.published import is_run_table
 from phaze_fast.calibration.validation import is_step_table
 from phaze_fast.cli.output import PageOutput, note, table, typed
 from phaze_fast.cost import Validation, validate
