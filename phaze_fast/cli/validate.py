@@ -27,6 +27,7 @@ from phaze_fast.cost import Validation, validate
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Calibration, presets
 from phaze_fast.report.validation_page import validation_page
+from phaze_fast.tables import csv_rows
 
 __all__ = ["show_validation"]
 
