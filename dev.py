@@ -254,7 +254,7 @@ def extras(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing distributed, ray, optuna, plotly and pyarrow")
     run(*pip, "distributed", "ray", "optuna", "plotly", "pyarrow")
-    files = ["tests/runs", "tests/report", "tests/papers", "tests/explore/test_extras.py"]
+    files = ["tests/runs", "tests/report", "tests/papers", "tests/explore"]
     run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 
@@ -337,11 +337,12 @@ def use_the_installed_core() -> None:
         prefix, example = Path(name) / "prefix", Path(name) / "example"
         run(BIN / "cmake", "--install", core, "--prefix", prefix)
         build(ROOT / "examples" / "cpp", example, f"-DCMAKE_PREFIX_PATH={prefix}")
-        done = subprocess.run([example / "all_reduce"], capture_output=True, text=True, check=False)
-    expected = (ROOT / "examples" / "cpp" / "expected.txt").read_text()
-    if done.returncode != 0 or done.stdout != expected:
-        sys.exit(f"examples/cpp: expected\n{expected}\nfound\n{done.stdout}{done.stderr}")
-    say("the installed core and examples/cpp agree with expected.txt")
+        for program, file in (("all_reduce", "expected.txt"), ("find_plan", "expected_plan.txt")):
+            done = subprocess.run([example / program], capture_output=True, text=True, check=False)
+            expected = (ROOT / "examples" / "cpp" / file).read_text()
+            if done.returncode != 0 or done.stdout != expected:
+                sys.exit(f"{program}: expected\n{expected}\nfound\n{done.stdout}{done.stderr}")
+    say("the installed core and examples/cpp agree with what is expected")
 
 
 def bench(arguments: list[str]) -> None:
@@ -399,7 +400,7 @@ def package(_: list[str]) -> None:
         shutil.copytree(ROOT / "tests", folder / "tests")
         shutil.copy(ROOT / "pyproject.toml", folder)
         # All of them ran against this code already; these see whether the wheel has all of it.
-        parts = ("package/test_boundary", "package/test_import", "memory", "placement/test_plan")
+        parts = ("package/test_boundary", "package/test_import", "memory", "planning/test_plan")
         files = [f"tests/{name}{'.py' * ('/' in name)}" for name in parts]
         run(python, "-m", "pytest", "-q", "-m", "not slow and not checkout", *files, cwd=folder)
         quick = ["bert-large", "--devices", "8", "--global-batch", "64", "--top", "3"]

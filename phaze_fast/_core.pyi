@@ -1,7 +1,8 @@
 """Compiled kernels of phaze_fast; call them through the packages, not directly."""
 
+import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,15 +22,16 @@ FUNCTIONS: Final[tuple[str, ...]]
 MAX_TILES: Final[int]
 MAX_LAYER_OPS: Final[int]
 MAX_LAYER_MODES: Final[int]
-MAX_DEALS: Final[tuple[int, int]]
+MAX_ASSIGNMENTS: Final[int]
+MAX_RUN_CHUNKS: Final[int]
 PROVED_BY: Final[tuple[str, ...]]
 MAX_PROTOCOLS: Final[int]
 MAX_LEVELS: Final[int]
 COLLECTIVE_OPS: Final[tuple[str, ...]]
 ALGORITHMS: Final[tuple[str, ...]]
 STATUS_SENTENCES: Final[tuple[str, ...]]
-PIPELINE_SENTENCES: Final[tuple[str, ...]]
 PIPELINE_SCHEDULES: Final[tuple[str, ...]]
+PIPELINE_SENTENCES: Final[tuple[str, ...]]
 HAS_TWO_CHUNKS: Final[tuple[bool, ...]]
 
 MESH_ALGORITHMS: Final[tuple[str, ...]]
@@ -48,6 +50,53 @@ MAX_SLOTS: Final[int]
 MAX_MAP_OPS: Final[int]
 MAX_MAP_STAGES: Final[int]
 RUNS_PER_AXIS: Final[int]
+
+class Status(enum.IntEnum):
+    OK = 0
+    NOT_FINITE = 1
+    NEGATIVE = 2
+    BAD_RANKS = 3
+    BAD_STRIDE = 4
+    GROUP_TOO_LARGE = 5
+    BAD_OPERATION = 6
+    BAD_FABRIC = 7
+    NOT_APPLICABLE = 8
+    BAD_CHIP = 9
+    BAD_SHAPE = 10
+    TOO_LARGE = 11
+    BAD_TUNING = 12
+    TOO_MANY_OPS = 13
+    BAD_MODE = 14
+    BAD_EDGE = 15
+    NO_MAPPING = 16
+    BAD_LAYERS = 17
+    TOO_MANY_CUTS = 18
+    BAD_RULES = 19
+
+class PipelineStatus(enum.IntEnum):
+    OK = 0
+    BAD_SCHEDULE = 1
+    BAD_SIZES = 2
+    ONE_CHUNK = 3
+    TWO_CHUNKS = 4
+    ODD_STAGES = 5
+    ODD_MICRO_BATCHES = 6
+    FEW_MICRO_BATCHES = 7
+    TOO_LARGE = 8
+
+class PlanStatus(enum.IntEnum):
+    OK = 0
+    OVER_MEMORY = 1
+    NO_PLAN = 2
+    BAD_DEVICES = 3
+    BAD_BATCH = 4
+    TOO_MANY_STAGES = 5
+    BAD_SCHEDULE = 6
+    FEW_ROUNDS = 7
+    BAD_EXPERTS = 8
+    BAD_STRATEGY = 9
+    BROKEN_TIE = 10
+    BAD_SHARD = 11
 
 class ChipGrid:
     def __init__(
@@ -188,11 +237,27 @@ def replay_layers(
 MAX_PLACED_LAYERS: int
 MAX_VARIANTS: int
 
-_Table = tuple[_Array, ...]
-_Plan = tuple[float, float, float, int, int, int, _Array, _Array]
+class TablePlan(NamedTuple):
+    time_s: float
+    max_load_s: float
+    tail_s: float
+    stages: int
+    replicas: int
+    devices: int
+    stage_of: _Array
+    variant_of: _Array
+
+class PublishedAnswer(NamedTuple):
+    status: Status
+    table: int
+    plan: TablePlan
+
+class PipelineAnswer(NamedTuple):
+    status: Status
+    plans: list[TablePlan]
 
 def place_published(
-    tables: list[_Table],
+    tables: list[dict[str, _Array]],
     ptr: _Array,
     memory_bytes: _Array,
     devices: _Array,
@@ -202,9 +267,9 @@ def place_published(
     stages: _Array,
     replicas: _Array,
     threads: int,
-) -> list[tuple[int, int, _Plan]]: ...
+) -> list[PublishedAnswer]: ...
 def place_pipeline(
-    tables: list[_Table],
+    tables: list[dict[str, _Array]],
     memory_bytes: _Array,
     piped_bytes: _Array,
     bucket_s: _Array,
@@ -214,7 +279,16 @@ def place_pipeline(
     kind: _Array,
     best_only: bool,
     threads: int,
-) -> list[tuple[int, list[_Plan]]]: ...
+) -> list[PipelineAnswer]: ...
+
+class PipelineStep(NamedTuple):
+    step_s: float
+    longest_device_s: float
+    bound_s: float
+    start_s: _Array
+    end_s: _Array
+    busy_s: _Array
+
 def pipeline_step(
     schedule: int,
     stages: int,
@@ -225,7 +299,7 @@ def pipeline_step(
     weight_grad_s: _Array,
     overlap: float,
     full: bool,
-) -> tuple[float, float, float, _Array, _Array, _Array]: ...
+) -> PipelineStep: ...
 
 PASS_KINDS: tuple[str, ...]
 
@@ -249,7 +323,9 @@ def pipeline_peak(
 ) -> _Array: ...
 def pipeline_in_flight(schedule: int, stages: int, chunks: int, micro_batches: int) -> _Array: ...
 def pipeline_chain(schedule: int, stages: int, chunks: int) -> _Array: ...
-def check_pipeline(schedule: int, stages: int, chunks: int, micro_batches: int) -> int: ...
+def check_pipeline(
+    schedule: int, stages: int, chunks: int, micro_batches: int
+) -> PipelineStatus: ...
 def takes_chunks(schedule: int, chunks: int) -> bool: ...
 def check_pipelines(
     schedule: int, stages: _Array, chunks: int, micro_batches: _Array
@@ -260,10 +336,22 @@ MAX_NEST_LEVELS: int
 MAX_NEST_DEVICES: int
 MAX_NEST_REPLICATED: int
 
+class NestAnswer(NamedTuple):
+    status: Status
+    width: int
+    time_s: float
+    load_s: float
+    replicas: int
+    begins: _Array
+    needed_bytes: float
+    needed_stages: int
+    needed_width: int
+    seconds: float
+
 def place_nest(
-    networks: tuple[_Array, ...],
-    layers: tuple[_Array, ...],
-    edges: tuple[_Array, ...],
+    networks: dict[str, _Array],
+    layers: dict[str, _Array],
+    edges: dict[str, _Array],
     stage_devices: _Array,
     width_ptr: _Array,
     memory_bytes: _Array,
@@ -272,7 +360,7 @@ def place_nest(
     recompute: _Array,
     all_replicas: bool,
     threads: int,
-) -> list[tuple[int, int, float, float, int, _Array, float, int, int, float]]: ...
+) -> list[NestAnswer]: ...
 def mesh_collectives(
     op: _Array,
     algorithm: _Array,
@@ -353,11 +441,41 @@ LAYOUT_DTYPE: np.dtype[np.void]
 TRAINING_DTYPE: np.dtype[np.void]
 ESTIMATE_DTYPE: np.dtype[np.void]
 PLAN_STATUS_SENTENCES: tuple[str, ...]
-PLAN_STATUS: dict[str, int]
 MEMORY_RULE: dict[str, int]
 WIDTHS_DTYPE: np.dtype[np.void]
 
 def check_widths(widths: _Array, devices: int, global_batch: int) -> _Array: ...
+
+class EstimatedPlan(NamedTuple):
+    estimate: _Array
+    stages: _Array
+
+class PlanPasses(NamedTuple):
+    forward_s: _Array
+    backward_s: _Array
+    weight_grad_s: _Array
+    step_s: float
+
+class EvenPartition(NamedTuple):
+    status: PlanStatus
+    cuts: _Array
+    variants: _Array
+
+class PlacedPlans(NamedTuple):
+    placed: _Array
+    borders: _Array
+
+class RankedPlans(NamedTuple):
+    placed: _Array
+    borders: _Array
+    solved: int
+    empty: int
+    open_s: float
+
+class SolvedLayout(NamedTuple):
+    bound_s: float
+    placed: _Array
+    borders: _Array
 
 class PlanSpace:
     def __init__(
@@ -372,7 +490,7 @@ class PlanSpace:
         strategies: _Array,
         sizes: _Array,
         layouts: _Array,
-        rooms: _Array,
+        memory_limits: _Array,
         fits: _Array,
         some_blocks: bool = ...,
     ) -> None: ...
@@ -382,7 +500,7 @@ class PlanSpace:
         times: object,
         layout: _Array,
         variant: _Array,
-        room_bytes: float,
+        usable_bytes: float,
         free: Sequence[object],
         threads: int,
     ) -> _Array: ...
@@ -392,33 +510,35 @@ class PlanSpace:
         layout: int,
         cuts: _Array,
         variants: _Array,
-        room_bytes: float,
+        usable_bytes: float,
         free: Sequence[object] = (),
-    ) -> tuple[_Array, _Array]: ...
-    def passes(
-        self, times: object, layout: int, cuts: _Array, variants: _Array
-    ) -> tuple[_Array, _Array, _Array, float]: ...
+    ) -> EstimatedPlan: ...
+    def passes(self, times: object, layout: int, cuts: _Array, variants: _Array) -> PlanPasses: ...
     def even_partition(
-        self, times: object, layout: int, variant: int, room_bytes: float
-    ) -> tuple[int, _Array, _Array]: ...
-    def recompute(self, times: object, layout: int, cuts: _Array, room_bytes: float) -> _Array: ...
+        self, times: object, layout: int, variant: int, usable_bytes: float
+    ) -> EvenPartition: ...
+    def recompute(
+        self, times: object, layout: int, cuts: _Array, usable_bytes: float
+    ) -> _Array: ...
     def top_plans(
         self,
         times: object,
-        room: int,
+        memory_limit: int,
         top: int,
         threads: int,
         stop: Callable[[], bool] | None = None,
-    ) -> tuple[_Array, _Array, int, int, float]: ...
+    ) -> RankedPlans: ...
     def front(
-        self, times: object, room: int, most_s: float, threads: int
-    ) -> tuple[_Array, _Array, int, int, float]: ...
+        self, times: object, memory_limit: int, most_s: float, threads: int
+    ) -> RankedPlans: ...
     def best(
         self, strategy: int, times: object, least: object, below_s: _Array, threads: int
-    ) -> tuple[_Array, _Array]: ...
+    ) -> PlacedPlans: ...
     def energies(self, times: object, row: _Array, placed: _Array, borders: _Array) -> _Array: ...
-    def bounds(self, strategy: int, least: object, room: _Array, threads: int) -> _Array: ...
-    def work_bounds(self, strategy: int, work_s: _Array, room: _Array) -> _Array: ...
+    def bounds(
+        self, strategy: int, least: object, memory_limit: _Array, threads: int
+    ) -> _Array: ...
+    def work_bounds(self, strategy: int, work_s: _Array, memory_limit: _Array) -> _Array: ...
     def solve(
-        self, times: object, layout: int, room: int, below_s: float
-    ) -> tuple[float, _Array, _Array]: ...
+        self, times: object, layout: int, memory_limit: int, below_s: float
+    ) -> SolvedLayout: ...

@@ -3,6 +3,7 @@
 // refused. Take views with the GIL held, compute with it released.
 #pragma once
 
+#include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -86,12 +87,48 @@ inline int checked_threads(int threads) {
   return threads;
 }
 
-// A vector as an array of Python's, read-only.
+// Values as an array of Python's, read-only.
 template <typename T>
-py::array_t<T> array(const std::vector<T>& values) {
+py::array_t<T> array(std::span<const T> values) {
   py::array_t<T> made(static_cast<py::ssize_t>(values.size()));
   std::copy(values.begin(), values.end(), made.mutable_data());
   return freeze(std::move(made));
+}
+
+template <typename T>
+py::array_t<T> array(const std::vector<T>& values) {
+  return array(std::span<const T>(values));
+}
+
+// A type of results with several parts, read by name: `_core.TYPE`, a named tuple.
+inline void bind_result(py::module_& module, const char* type, const char* fields) {
+  const py::object named_tuple = py::module_::import("collections").attr("namedtuple");
+  module.attr(type) = named_tuple(type, fields, py::arg("module") = "phaze_fast._core");
+}
+
+template <typename... Parts>
+py::object result(const char* type, Parts&&... parts) {
+  return py::module_::import("phaze_fast._core").attr(type)(std::forward<Parts>(parts)...);
+}
+
+// Names by code, as a tuple.
+template <typename Code>
+py::tuple names_of(int count, const char* (*name)(Code)) {
+  py::tuple names(count);
+  for (int i = 0; i < count; ++i) {
+    names[static_cast<std::size_t>(i)] = py::str(name(static_cast<Code>(i)));
+  }
+  return names;
+}
+
+// The outcomes of a kernel: `_core.TYPE`, an IntEnum with these names in the order of their codes.
+template <typename Status>
+void bind_outcomes(py::module_& module, const char* type,
+                   std::initializer_list<const char*> names) {
+  py::native_enum<Status> outcomes(module, type, "enum.IntEnum");
+  int code = 0;
+  for (const char* name : names) outcomes.value(name, static_cast<Status>(code++));
+  outcomes.finalize();
 }
 
 }  // namespace phaze::bindings

@@ -27,11 +27,11 @@ std::span<const T> run(std::span<const T> values, std::span<const std::int64_t> 
 
 // The levels of all problems in one run of arrays.
 struct Networks {
-  explicit Networks(const py::tuple& columns)
-      : size(view<std::int64_t>(columns[1], "level_size")),
-        bytes_per_s(view<double>(columns[2], "level_bytes_per_s", length())),
-        latency_s(view<double>(columns[3], "level_latency_s", length())),
-        ptr(pointer(columns[0], "level_ptr", size.size())) {}
+  explicit Networks(const py::dict& columns)
+      : size(view<std::int64_t>(columns["level_size"], "level_size")),
+        bytes_per_s(view<double>(columns["level_bytes_per_s"], "level_bytes_per_s", length())),
+        latency_s(view<double>(columns["level_latency_s"], "level_latency_s", length())),
+        ptr(pointer(columns["level_ptr"], "level_ptr", size.size())) {}
 
   [[nodiscard]] py::ssize_t length() const { return static_cast<py::ssize_t>(size.size()); }
   [[nodiscard]] NestNetwork operator[](std::size_t k) const {
@@ -46,16 +46,17 @@ struct Networks {
 
 // The layers of all widths of all problems, and their edges.
 struct Widths {
-  Widths(const py::tuple& layers, const py::tuple& edges, const py::object& stage_devices)
-      : forward_s(view<double>(layers[1], "forward_s")),
-        backward_s(view<double>(layers[2], "backward_s", length())),
-        weight_bytes(view<double>(layers[3], "weight_bytes", length())),
-        kept_bytes(view<double>(layers[4], "kept_bytes", length())),
-        layer_ptr(pointer(layers[0], "layer_ptr", forward_s.size())),
-        from(view<std::int32_t>(edges[1], "edge_from")),
-        to(view<std::int32_t>(edges[2], "edge_to", static_cast<py::ssize_t>(from.size()))),
-        bytes(view<double>(edges[3], "edge_bytes", static_cast<py::ssize_t>(from.size()))),
-        edge_ptr(pointer(edges[0], "edge_ptr", from.size())),
+  Widths(const py::dict& layers, const py::dict& edges, const py::object& stage_devices)
+      : forward_s(view<double>(layers["forward_s"], "forward_s")),
+        backward_s(view<double>(layers["backward_s"], "backward_s", length())),
+        weight_bytes(view<double>(layers["weight_bytes"], "weight_bytes", length())),
+        kept_bytes(view<double>(layers["kept_bytes"], "kept_bytes", length())),
+        layer_ptr(pointer(layers["layer_ptr"], "layer_ptr", forward_s.size())),
+        from(view<std::int32_t>(edges["edge_from"], "edge_from")),
+        to(view<std::int32_t>(edges["edge_to"], "edge_to", static_cast<py::ssize_t>(from.size()))),
+        bytes(
+            view<double>(edges["edge_bytes"], "edge_bytes", static_cast<py::ssize_t>(from.size()))),
+        edge_ptr(pointer(edges["edge_ptr"], "edge_ptr", from.size())),
         devices(view<std::int64_t>(stage_devices, "stage_devices", count())) {
     if (edge_ptr.size() != layer_ptr.size()) {
       throw InvalidInput("edge_ptr: expected one run for each of layer_ptr");
@@ -119,25 +120,18 @@ Answer answer(const NestNetwork& network, const Widths& widths, std::size_t begi
   return found;
 }
 
-py::tuple as_tuple(const Answer& found) {
-  py::array_t<std::int32_t> begins(static_cast<py::ssize_t>(found.plan.begins.size()));
-  std::copy(found.plan.begins.begin(), found.plan.begins.end(), begins.mutable_data());
-  return py::make_tuple(static_cast<int>(found.status), found.width, found.plan.time_s,
-                        found.plan.load_s, found.plan.replicas, freeze(std::move(begins)),
-                        found.need.bytes, found.need.stages, found.need_width, found.seconds);
+py::object as_result(const Answer& found) {
+  return result("NestAnswer", found.status, found.width, found.plan.time_s, found.plan.load_s,
+                found.plan.replicas, array(found.plan.begins), found.need.bytes, found.need.stages,
+                found.need_width, found.seconds);
 }
 
-// Problems are runs of widths: widths width_ptr[k] up to width_ptr[k + 1], on network k. The
-// answer is (status, width, time, load, replicas, first layers, least bytes, their stages and
-// width, seconds of the kernel) of each.
-py::list place(const py::tuple& networks, const py::tuple& layers, const py::tuple& edges,
+// Problems are runs of widths: widths width_ptr[k] up to width_ptr[k + 1], on network k.
+py::list place(const py::dict& networks, const py::dict& layers, const py::dict& edges,
                const py::object& stage_devices, const py::object& width_ptr,
                const py::object& memory_bytes, const py::object& states,
                const py::object& micro_batches, const py::object& recompute, bool all_replicas,
                int threads) {
-  if (networks.size() != 4 || layers.size() != 5 || edges.size() != 4) {
-    throw InvalidType("networks, layers, edges: expected tuples of 4, 5 and 4 arrays");
-  }
   const Networks levels(networks);
   const Widths widths(layers, edges, stage_devices);
   const auto ptr = pointer(width_ptr, "width_ptr", static_cast<std::size_t>(widths.count()));
@@ -163,7 +157,7 @@ py::list place(const py::tuple& networks, const py::tuple& layers, const py::tup
     });
   }
   py::list found;
-  for (const Answer& each : answers) found.append(as_tuple(each));
+  for (const Answer& each : answers) found.append(as_result(each));
   return found;
 }
 
@@ -174,6 +168,11 @@ void bind_nest(py::module_& module) {
   module.attr("MAX_NEST_LEVELS") = kMaxNestLevels;
   module.attr("MAX_NEST_DEVICES") = kMaxNestDevices;
   module.attr("MAX_NEST_REPLICATED") = kMaxNestReplicated;
+  // The best plan, or where nothing fits the least memory that would do, by how many stages at
+  // which width; and the seconds that the kernel took.
+  bind_result(module, "NestAnswer",
+              "status width time_s load_s replicas begins needed_bytes needed_stages needed_width "
+              "seconds");
   module.def("place_nest", &place, py::arg("networks"), py::arg("layers"), py::arg("edges"),
              py::arg("stage_devices"), py::arg("width_ptr"), py::arg("memory_bytes"),
              py::arg("states"), py::arg("micro_batches"), py::arg("recompute"),

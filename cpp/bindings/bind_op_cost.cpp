@@ -145,6 +145,9 @@ py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,
 }  // namespace
 
 void bind_op_cost(py::module_& module) {
+  PYBIND11_NUMPY_DTYPE(OperatorRecord, kind, unit, b, m, n, k, flops, read_bytes, write_bytes,
+                       payload_bytes, collective, group, causal, epilogue, function, format);
+  module.attr("OPERATOR_DTYPE") = py::dtype::of<OperatorRecord>();
   PYBIND11_NUMPY_DTYPE(VectorCost, ops_per_element, ops_per_row, launches, byte_factor, row_limit,
                        long_ops, long_bytes);
   PYBIND11_NUMPY_DTYPE(TuningRecord, clock_factor, launch_s, vector_launch_share, efficiency,

@@ -12,12 +12,6 @@ PipelineSchedule checked(std::int32_t code, std::int64_t stages, std::int64_t ch
   return schedule;
 }
 
-py::array_t<double> copied(std::span<const double> values) {
-  py::array_t<double> array(static_cast<py::ssize_t>(values.size()));
-  std::copy(values.begin(), values.end(), array.mutable_data());
-  return freeze(std::move(array));
-}
-
 PipelineLoads loads_of(std::int32_t stages, std::int32_t chunks, std::int64_t micro_batches,
                        const py::object& forward, const py::object& backward,
                        const py::object& weight_grad, double overlap) {
@@ -31,10 +25,10 @@ PipelineLoads loads_of(std::int32_t stages, std::int32_t chunks, std::int64_t mi
           overlap};
 }
 
-// (step_s, longest_device_s, bound_s, start_s, end_s, busy_s), the last three by device.
-py::tuple step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
-               std::int64_t micro_batches, const py::object& forward, const py::object& backward,
-               const py::object& weight_grad, double overlap, bool full) {
+// One step as it is played: seconds of all of it, and by device.
+py::object step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
+                std::int64_t micro_batches, const py::object& forward, const py::object& backward,
+                const py::object& weight_grad, double overlap, bool full) {
   const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   const PipelineLoads loads =
       loads_of(stages, chunks, micro_batches, forward, backward, weight_grad, overlap);
@@ -51,8 +45,8 @@ py::tuple step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
         "forward_s, backward_s, weight_grad_s, overlap: expected finite numbers, zero or more, and "
         "no weight gradient longer than its backward pass");
   }
-  return py::make_tuple(step_s, player.longest_device_s(), bound_s, copied(player.start_s()),
-                        copied(player.end_s()), copied(player.busy_s()));
+  return result("PipelineStep", step_s, player.longest_device_s(), bound_s, array(player.start_s()),
+                array(player.end_s()), array(player.busy_s()));
 }
 
 // Every pass of a step; refuses a step of more passes than anyone looks at.
@@ -79,9 +73,7 @@ py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32
         "forward_s, backward_s, weight_grad_s, overlap: expected finite numbers, zero or more, and "
         "no weight gradient longer than its backward pass");
   }
-  py::array_t<PassEvent> made(static_cast<py::ssize_t>(found.size()));
-  std::copy(found.begin(), found.end(), made.mutable_data());
-  return freeze(std::move(made));
+  return array(found);
 }
 
 // Most bytes of activations that each device holds.
@@ -129,10 +121,9 @@ py::array_t<std::int64_t> chain(std::int32_t code, std::int64_t stages, std::int
   return freeze(std::move(found));
 }
 
-std::int32_t check(std::int32_t code, std::int64_t stages, std::int64_t chunks,
-                   std::int64_t micro_batches) {
-  return static_cast<std::int32_t>(
-      check_schedule(static_cast<PipelineSchedule>(code), stages, chunks, micro_batches));
+PipelineStatus check(std::int32_t code, std::int64_t stages, std::int64_t chunks,
+                     std::int64_t micro_batches) {
+  return check_schedule(static_cast<PipelineSchedule>(code), stages, chunks, micro_batches);
 }
 
 // The status of each pair of stages and micro-batches under one schedule.
@@ -144,7 +135,7 @@ py::array_t<std::int32_t> check_all(std::int32_t code, const py::object& stages,
   py::array_t<std::int32_t> statuses(size);
   const auto filled = writable(statuses);
   for (std::size_t i = 0; i < filled.size(); ++i) {
-    filled[i] = check(code, all_stages[i], chunks, batches[i]);
+    filled[i] = static_cast<std::int32_t>(check(code, all_stages[i], chunks, batches[i]));
   }
   return freeze(std::move(statuses));
 }
@@ -152,20 +143,19 @@ py::array_t<std::int32_t> check_all(std::int32_t code, const py::object& stages,
 }  // namespace
 
 void bind_pipeline(py::module_& module) {
-  py::tuple sentences(kPipelineStatusCount);
-  for (int i = 0; i < kPipelineStatusCount; ++i) {
-    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PipelineStatus>(i)));
-  }
-  module.attr("PIPELINE_SENTENCES") = sentences;
-  py::tuple names(kPipelineScheduleCount);
+  module.attr("PIPELINE_SCHEDULES") = names_of<PipelineSchedule>(kPipelineScheduleCount, &name);
   py::tuple two_chunks(kPipelineScheduleCount);
   for (int i = 0; i < kPipelineScheduleCount; ++i) {
-    const auto schedule = static_cast<PipelineSchedule>(i);
-    names[static_cast<std::size_t>(i)] = py::str(name(schedule));
-    two_chunks[static_cast<std::size_t>(i)] = py::bool_(has_two_chunks(schedule));
+    two_chunks[static_cast<std::size_t>(i)] =
+        py::bool_(has_two_chunks(static_cast<PipelineSchedule>(i)));
   }
-  module.attr("PIPELINE_SCHEDULES") = names;
   module.attr("HAS_TWO_CHUNKS") = two_chunks;
+  module.attr("PIPELINE_SENTENCES") = names_of<PipelineStatus>(kPipelineStatusCount, &sentence);
+  bind_outcomes<PipelineStatus>(
+      module, "PipelineStatus",
+      {"OK", "BAD_SCHEDULE", "BAD_SIZES", "ONE_CHUNK", "TWO_CHUNKS", "ODD_STAGES",
+       "ODD_MICRO_BATCHES", "FEW_MICRO_BATCHES", "TOO_LARGE"});
+  bind_result(module, "PipelineStep", "step_s longest_device_s bound_s start_s end_s busy_s");
   PYBIND11_NUMPY_DTYPE(PassEvent, device, kind, chunk, unused, micro_batch, other_micro_batch,
                        start_s, end_s);
   module.attr("PASS_KINDS") = py::make_tuple("F", "B", "I", "W", "F&B");

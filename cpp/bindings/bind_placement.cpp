@@ -7,34 +7,34 @@
 namespace phaze::bindings {
 namespace {
 
-constexpr std::size_t kColumns = 17;
-
-// A table of layers: its arrays in the order of PlacementLayers.
+// A table of layers: a dictionary of the arrays of PlacementLayers, by name.
 PlacementLayers table_of(const py::handle& item) {
-  if (!py::isinstance<py::tuple>(item) || py::len(item) != kColumns) {
-    throw InvalidType("tables: expected tuples of " + std::to_string(kColumns) + " arrays");
-  }
-  const auto columns = py::reinterpret_borrow<py::tuple>(item);
+  if (!py::isinstance<py::dict>(item)) throw InvalidType("tables: expected dictionaries of arrays");
+  const auto columns = py::reinterpret_borrow<py::dict>(item);
+  const auto column = [&]<typename T>(std::span<const T>* values, const char* name) {
+    if (!columns.contains(name)) throw InvalidInput(std::string(name) + ": missing from tables");
+    *values = view<T>(columns[name], name);
+  };
   PlacementLayers l{};
-  l.wide = view<std::uint8_t>(columns[10], "wide");
+  column(&l.wide, "wide");
+  column(&l.forward_s, "forward_s");
+  column(&l.backward_s, "backward_s");
+  column(&l.stash_bytes, "stash_bytes");
+  column(&l.live_bytes, "live_bytes");
+  column(&l.resident_bytes, "resident_bytes");
+  column(&l.once_bytes, "once_bytes");
+  column(&l.gather_bytes, "gather_bytes");
+  column(&l.sync_s, "sync_s");
+  column(&l.step_s, "step_s");
+  column(&l.weight_grad_s, "weight_grad_s");
+  column(&l.edge_from, "edge_from");
+  column(&l.edge_to, "edge_to");
+  column(&l.edge_s, "edge_s");
+  column(&l.edge_bytes, "edge_bytes");
+  column(&l.tied_from, "tied_from");
+  column(&l.tied_to, "tied_to");
   l.layers = static_cast<std::int32_t>(l.wide.size());
-  l.forward_s = view<double>(columns[0], "forward_s");
   l.variants = l.layers == 0 ? 0 : static_cast<std::int32_t>(l.forward_s.size() / l.wide.size());
-  l.backward_s = view<double>(columns[1], "backward_s");
-  l.stash_bytes = view<double>(columns[2], "stash_bytes");
-  l.live_bytes = view<double>(columns[3], "live_bytes");
-  l.resident_bytes = view<double>(columns[4], "resident_bytes");
-  l.once_bytes = view<double>(columns[5], "once_bytes");
-  l.gather_bytes = view<double>(columns[6], "gather_bytes");
-  l.sync_s = view<double>(columns[7], "sync_s");
-  l.step_s = view<double>(columns[8], "step_s");
-  l.weight_grad_s = view<double>(columns[9], "weight_grad_s");
-  l.edge_from = view<std::int32_t>(columns[11], "edge_from");
-  l.edge_to = view<std::int32_t>(columns[12], "edge_to");
-  l.edge_s = view<double>(columns[13], "edge_s");
-  l.edge_bytes = view<double>(columns[14], "edge_bytes");
-  l.tied_from = view<std::int32_t>(columns[15], "tied_from");
-  l.tied_to = view<std::int32_t>(columns[16], "tied_to");
   return l;
 }
 
@@ -45,18 +45,13 @@ std::vector<PlacementLayers> tables_of(const py::list& tables) {
   return found;
 }
 
-py::tuple as_tuple(const PlacementPlan& plan) {
-  const auto array = [](const std::vector<std::int32_t>& values) {
-    py::array_t<std::int32_t> made(static_cast<py::ssize_t>(values.size()));
-    std::copy(values.begin(), values.end(), made.mutable_data());
-    return freeze(std::move(made));
-  };
-  return py::make_tuple(plan.time_s, plan.max_load_s, plan.tail_s, plan.stages, plan.replicas,
-                        plan.devices, array(plan.stage_of), array(plan.variant_of));
+py::object as_result(const PlacementPlan& plan) {
+  return result("TablePlan", plan.time_s, plan.max_load_s, plan.tail_s, plan.stages, plan.replicas,
+                plan.devices, array(plan.stage_of), array(plan.variant_of));
 }
 
-// Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]. The answer is
-// (status, table, plan) of each, table -1 where nothing fits.
+// Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]; table -1
+// where nothing fits.
 py::list published(const py::list& tables, const py::object& ptr, const py::object& memory,
                    const py::object& devices, const py::object& micro_batches,
                    const py::object& width, const py::object& recompute, const py::object& stages,
@@ -102,12 +97,12 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
   }
   py::list found;
   for (std::size_t k = 0; k < problems; ++k) {
-    found.append(py::make_tuple(static_cast<int>(statuses[k]), chosen[k], as_tuple(plans[k])));
+    found.append(result("PublishedAnswer", statuses[k], chosen[k], as_result(plans[k])));
   }
   return found;
 }
 
-// Each table with its own rules; the answer is (status, [plan with each count of stages]) of each.
+// Each table with its own rules: the plan with each count of stages.
 py::list pipeline(const py::list& tables, const py::object& memory, const py::object& piped,
                   const py::object& bucket, const py::object& micro_batches,
                   const py::object& first_stages, const py::object& last_stages,
@@ -145,9 +140,9 @@ py::list pipeline(const py::list& tables, const py::object& memory, const py::ob
   for (std::size_t t = 0; t < layers.size(); ++t) {
     py::list counted;
     for (const PlacementPlan& plan : plans[t]) {
-      if (plan.stages > 0) counted.append(as_tuple(plan));
+      if (plan.stages > 0) counted.append(as_result(plan));
     }
-    found.append(py::make_tuple(static_cast<int>(statuses[t]), counted));
+    found.append(result("PipelineAnswer", statuses[t], counted));
   }
   return found;
 }
@@ -157,6 +152,10 @@ py::list pipeline(const py::list& tables, const py::object& memory, const py::ob
 void bind_placement(py::module_& module) {
   module.attr("MAX_PLACED_LAYERS") = kMaxPlacedLayers;
   module.attr("MAX_VARIANTS") = kMaxVariants;
+  bind_result(module, "TablePlan",
+              "time_s max_load_s tail_s stages replicas devices stage_of variant_of");
+  bind_result(module, "PublishedAnswer", "status table plan");
+  bind_result(module, "PipelineAnswer", "status plans");
   module.def("place_published", &published, py::arg("tables"), py::arg("ptr"),
              py::arg("memory_bytes"), py::arg("devices"), py::arg("micro_batches"),
              py::arg("width"), py::arg("recompute"), py::arg("stages"), py::arg("replicas"),

@@ -1,17 +1,127 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
 #include "arrays.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/plan.hpp"
-#include "plan_arrays.hpp"
 
 namespace phaze::bindings {
 namespace {
+
+// A plan that was found, as Python sees it: its cuts and variants are runs of one array.
+struct PlacedRecord {
+  double time_s;
+  double memory_bytes;
+  std::int64_t layout;  // -1 where there is none
+  std::int64_t cuts_at;
+  std::int64_t cuts;
+  std::int64_t variants_at;
+  std::int64_t variants;
+};
+
+// Times of `rows` (chips or strategies), read off an object with named arrays.
+class TimesView {
+ public:
+  TimesView(const py::object& times, int kinds, const char* name) : kinds_(kinds) {
+    hbm_ = view<double>(times.attr("hbm_bytes_per_s"), "hbm_bytes_per_s");
+    rows_ = hbm_.size();
+    const auto flat = [&](const char* field, py::ssize_t length) {
+      const auto array = py::reinterpret_borrow<py::array>(times.attr(field));
+      return view<double>(array.attr("reshape")(-1), field, length);
+    };
+    const auto one = static_cast<py::ssize_t>(rows_) * kinds;
+    forward_ = flat("forward_s", one);
+    plain_ = flat("plain_s", one);
+    weight_grad_ = flat("weight_grad_s", one);
+    forward_j_ = flat("forward_j", one);
+    backward_ = flat("backward_s", -1);
+    backward_j_ = flat("backward_j", static_cast<py::ssize_t>(backward_.size()));
+    static_ = view<double>(times.attr("static_w"), "static_w", static_cast<py::ssize_t>(rows_));
+    if (rows_ > 0) variants_ = backward_.size() / static_cast<std::size_t>(one);
+    if (rows_ > 0 &&
+        (variants_ < 1 || variants_ * static_cast<std::size_t>(one) != backward_.size())) {
+      throw InvalidInput(std::string(name) + ".backward_s: expected rows x variants x kinds");
+    }
+  }
+
+  std::size_t rows() const noexcept { return rows_; }
+  std::size_t variants() const noexcept { return variants_; }
+
+  KindTimes operator[](std::size_t row) const noexcept {
+    const std::size_t one = row * static_cast<std::size_t>(kinds_);
+    const std::size_t many = one * variants_;
+    return {forward_.data() + one,
+            plain_.data() + one,
+            backward_.data() + many,
+            weight_grad_.data() + one,
+            forward_j_.data() + one,
+            backward_j_.data() + many,
+            hbm_[row],
+            static_[row]};
+  }
+
+ private:
+  int kinds_;
+  std::size_t rows_ = 0;
+  std::size_t variants_ = 0;
+  std::span<const double> hbm_, forward_, plain_, backward_, weight_grad_, forward_j_, backward_j_,
+      static_;
+};
+
+struct PlacedArrays {
+  py::array_t<PlacedRecord> placed;
+  py::array_t<std::int32_t> borders;  // cuts and variants of all plans
+};
+
+PlacedArrays placed_arrays(const std::vector<PlacedPlan>& plans) {
+  py::array_t<PlacedRecord> records(static_cast<py::ssize_t>(plans.size()));
+  std::vector<std::int32_t> pool;
+  for (std::size_t k = 0; k < plans.size(); ++k) {
+    const PlacedPlan& plan = plans[k];
+    const bool there = plan.time_s < std::numeric_limits<double>::infinity();
+    PlacedRecord& record = records.mutable_data()[k];
+    const auto put = [&](const std::vector<std::int32_t>& values, std::int64_t* at,
+                         std::int64_t* count) {
+      *at = static_cast<std::int64_t>(pool.size());
+      *count = static_cast<std::int64_t>(values.size());
+      pool.insert(pool.end(), values.begin(), values.end());
+    };
+    record = {plan.time_s, plan.memory_bytes, there ? plan.layout : -1, 0, 0, 0, 0};
+    if (!there) continue;
+    put(plan.partition.cuts, &record.cuts_at, &record.cuts);
+    put(plan.partition.variants, &record.variants_at, &record.variants);
+  }
+  return {freeze(std::move(records)), array(pool)};
+}
+
+// Asks a Python function whether to stop, with the GIL; nothing where it is None. The function has
+// to outlive what is returned.
+AskedToStop asked_to_stop(const py::object& stop) {
+  if (stop.is_none()) return {};
+  return [&stop] {
+    const py::gil_scoped_acquire held;
+    return stop().cast<bool>();
+  };
+}
+
+// Pairs of positions that stand one after another in an array.
+struct Pairs {
+  explicit Pairs(std::span<const std::int32_t> flat) {
+    for (std::size_t e = 0; e + 1 < flat.size(); e += 2) {
+      from.push_back(flat[e]);
+      to.push_back(flat[e + 1]);
+    }
+  }
+  std::vector<std::int32_t> from, to;
+};
 
 class PyPlanSpace {
  public:
   PyPlanSpace(const py::object& fabric, std::int64_t devices, const py::object& training,
               std::int32_t kinds, const py::object& order, const py::object& edges,
               const py::object& tied, const py::object& strategies, const py::object& sizes,
-              const py::object& layouts, const py::object& rooms, const py::object& fits,
+              const py::object& layouts, const py::object& memory_limits, const py::object& fits,
               bool some_blocks) {
     const Pairs edge(view<std::int32_t>(edges, "edges"));
     const Pairs tie(view<std::int32_t>(tied, "tied"));
@@ -28,11 +138,11 @@ class PyPlanSpace {
                               view<LayerKindRecord>(sizes, "sizes"),
                               view<LayoutRecord>(layouts, "layouts"),
                               some_blocks};
-    const auto room = view<double>(rooms, "rooms");
+    const auto memory_limit = view<double>(memory_limits, "memory_limits");
     const auto may = view<std::uint8_t>(fits, "fits");
     const Status status = [&] {
       const py::gil_scoped_release release;
-      return space_.build(problem, room, may);
+      return space_.build(problem, memory_limit, may);
     }();
     if (status != Status::kOk) throw InvalidInput(std::string("plan: ") + sentence(status));
   }
@@ -41,7 +151,7 @@ class PyPlanSpace {
 
   // What even partitions take: one row of estimates per layout.
   py::array_t<PlanEstimate> estimate_even(const py::object& times, const py::object& layout,
-                                          const py::object& variant, double room_bytes,
+                                          const py::object& variant, double usable_bytes,
                                           const py::object& free, int threads) const {
     const TimesView timed = by_strategy(times);
     const std::vector<TimesView> freed = levels(free, space_.strategies());
@@ -60,7 +170,7 @@ class PyPlanSpace {
       parallel_for(at.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
         space_.estimate_even(
             at.subspan(begin, end - begin), chosen.subspan(begin, end - begin),
-            [&](std::size_t s) { return timed[s]; }, free_of, room_bytes,
+            [&](std::size_t s) { return timed[s]; }, free_of, usable_bytes,
             out.subspan(begin, end - begin));
       });
     }
@@ -69,8 +179,9 @@ class PyPlanSpace {
 
   // One plan in full: its estimate and its stages. `times` have a row per strategy or, as
   // `free`, the row of the plan's own.
-  py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
-                     const py::object& variants, double room_bytes, const py::object& free) const {
+  py::object estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
+                      const py::object& variants, double usable_bytes,
+                      const py::object& free) const {
     const TimesView timed(times, space_.kinds(), "times");
     const std::size_t row = row_of(layout);
     const bool one = timed.rows() == 1;
@@ -83,93 +194,99 @@ class PyPlanSpace {
     py::array_t<PlanEstimate> found(1);
     {
       const py::gil_scoped_release release;
-      found.mutable_data()[0] = space_.estimate(row, partition, own, freed, room_bytes, &stages);
+      found.mutable_data()[0] = space_.estimate(row, partition, own, freed, usable_bytes, &stages);
     }
-    return py::make_tuple(freeze(std::move(found)), array(stages));
+    return result("EstimatedPlan", freeze(std::move(found)), array(stages));
   }
 
-  // What the schedule of a plan is played with: (forward_s, backward_s, weight_grad_s, step_s).
-  py::tuple passes(const py::object& times, std::int64_t layout, const py::object& cuts,
-                   const py::object& variants) const {
+  // The passes that the schedule of a plan consists of.
+  py::object passes(const py::object& times, std::int64_t layout, const py::object& cuts,
+                    const py::object& variants) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     const PlanPasses found = space_.passes(row, partition_of(row, cuts, variants), timed[strategy]);
-    return py::make_tuple(array(found.forward_s), array(found.backward_s),
-                          array(found.weight_grad_s), found.step_s);
+    return result("PlanPasses", array(found.forward_s), array(found.backward_s),
+                  array(found.weight_grad_s), found.step_s);
   }
 
   // Cuts and variants of the even partition, and its status.
-  py::tuple even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
-                           double room_bytes) const {
+  py::object even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
+                            double usable_bytes) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     Partition partition;
     const PlanStatus status =
-        space_.even_partition(row, timed[strategy], variant, room_bytes, &partition);
-    return py::make_tuple(static_cast<int>(status), array(partition.cuts),
-                          array(partition.variants));
+        space_.even_partition(row, timed[strategy], variant, usable_bytes, &partition);
+    return result("EvenPartition", status, array(partition.cuts), array(partition.variants));
   }
 
   // What each stage of given cuts recomputes.
   py::array_t<std::int32_t> recompute(const py::object& times, std::int64_t layout,
-                                      const py::object& cuts, double room_bytes) const {
+                                      const py::object& cuts, double usable_bytes) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
     const LayoutRecord& l = space_.layout(row);
     const auto borders = view<std::int32_t>(cuts, "cuts");
-    const auto stages = static_cast<std::size_t>(l.stages);
+    const auto stages = static_cast<std::size_t>(l.pp);
     Partition partition{{borders.begin(), borders.end()}, std::vector<std::int32_t>(stages, 0)};
     const PlanStatus status = space_.check_partition(row, partition);
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
-    space_.choose_recompute(row, timed[static_cast<std::size_t>(l.strategy)], room_bytes,
+    space_.choose_recompute(row, timed[static_cast<std::size_t>(l.strategy)], usable_bytes,
                             &partition);
     return array(partition.variants);
   }
 
   // The fastest plans of one chip, how many layouts were solved and had none, what is left open.
-  py::tuple top_plans(const py::object& times, std::int64_t room, std::int64_t top, int threads,
-                      const py::object& stop) const {
+  py::object top_plans(const py::object& times, std::int64_t memory_limit, std::int64_t top,
+                       int threads, const py::object& stop) const {
     if (top < 1) throw InvalidInput("top: expected at least 1");
     const int workers = checked_threads(threads);
-    return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
-      return space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
-                              workers, settled, asked_to_stop(stop));
-    });
+    return leading(times, memory_limit,
+                   [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+                     return space_.top_plans(all, static_cast<std::size_t>(memory_limit),
+                                             static_cast<std::size_t>(top), workers, settled,
+                                             asked_to_stop(stop));
+                   });
   }
 
-  py::tuple front(const py::object& times, std::int64_t room, double most_s, int threads) const {
+  py::object front(const py::object& times, std::int64_t memory_limit, double most_s,
+                   int threads) const {
     const int workers = checked_threads(threads);
-    return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
-      return space_.front(all, static_cast<std::size_t>(room), most_s, workers, settled);
-    });
+    return leading(times, memory_limit,
+                   [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+                     return space_.front(all, static_cast<std::size_t>(memory_limit), most_s,
+                                         workers, settled);
+                   });
   }
 
-  // The best plan of a strategy on each chip with each room, where it takes at most `below_s`
-  // (chips x rooms; minus infinity: not asked).
-  py::tuple best(std::int32_t strategy, const py::object& times, const py::object& least,
-                 const py::object& below, int threads) const {
+  // The best plan of a strategy on each chip with each memory_limit, where it takes at most
+  // `below_s` (chips x memory_limits; minus infinity: not asked).
+  py::object best(std::int32_t strategy, const py::object& times, const py::object& least,
+                  const py::object& below, int threads) const {
     check_strategy(strategy);
     const TimesView timed(times, space_.kinds(), "times");
     const TimesView floor(least, space_.kinds(), "least");
     if (floor.rows() != timed.rows()) throw InvalidInput("least: expected as many rows as times");
-    const std::size_t rooms = space_.rooms();
+    const std::size_t memory_limits = space_.memory_limits();
     const auto limits =
-        view<double>(below, "below_s", static_cast<py::ssize_t>(timed.rows() * rooms));
+        view<double>(below, "below_s", static_cast<py::ssize_t>(timed.rows() * memory_limits));
     const int workers = checked_threads(threads);
     std::vector<PlacedPlan> plans(limits.size());
     {
       const py::gil_scoped_release release;
       parallel_for(timed.rows(), workers, 1, [&](std::size_t begin, std::size_t end) {
         for (std::size_t chip = begin; chip < end; ++chip) {
-          const std::size_t first = chip * rooms;
-          space_.best_of_rooms(strategy, timed[chip], floor[chip], limits.subspan(first, rooms),
-                               std::span(plans).subspan(first, rooms));
+          const std::size_t first = chip * memory_limits;
+          space_.best_of_memory_limits(strategy, timed[chip], floor[chip],
+                                       limits.subspan(first, memory_limits),
+                                       std::span(plans).subspan(first, memory_limits));
         }
       });
     }
-    return hand_out(plans);
+    const PlacedArrays found = placed_arrays(plans);
+    return result("PlacedPlans", found.placed, found.borders);
   }
 
   // Joules of plans, each on the chip of a row of `times`.
@@ -207,13 +324,14 @@ class PyPlanSpace {
     return freeze(std::move(found));
   }
 
-  // Lower bounds of a strategy on each chip, with the room that each asks for.
-  py::array_t<double> bounds(std::int32_t strategy, const py::object& least, const py::object& room,
-                             int threads) const {
+  // Lower bounds of a strategy on each chip, with the memory_limit that each asks for.
+  py::array_t<double> bounds(std::int32_t strategy, const py::object& least,
+                             const py::object& memory_limit, int threads) const {
     check_strategy(strategy);
     const TimesView floor(least, space_.kinds(), "least");
-    const auto rooms = view<std::int64_t>(room, "room", static_cast<py::ssize_t>(floor.rows()));
-    for (const std::int64_t r : rooms) check_room(r);
+    const auto memory_limits =
+        view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(floor.rows()));
+    for (const std::int64_t r : memory_limits) check_limit(r);
     const int workers = checked_threads(threads);
     py::array_t<double> found(static_cast<py::ssize_t>(floor.rows()));
     const std::span<double> out = writable(found);
@@ -221,7 +339,8 @@ class PyPlanSpace {
       const py::gil_scoped_release release;
       parallel_for(out.size(), workers, 16, [&](std::size_t begin, std::size_t end) {
         for (std::size_t k = begin; k < end; ++k) {
-          out[k] = space_.strategy_bound_s(strategy, floor[k], static_cast<std::size_t>(rooms[k]));
+          out[k] = space_.strategy_bound_s(strategy, floor[k],
+                                           static_cast<std::size_t>(memory_limits[k]));
         }
       });
     }
@@ -230,51 +349,53 @@ class PyPlanSpace {
 
   // The same from the work of a micro-batch alone.
   py::array_t<double> work_bounds(std::int32_t strategy, const py::object& work,
-                                  const py::object& room) const {
+                                  const py::object& memory_limit) const {
     check_strategy(strategy);
     const auto seconds = view<double>(work, "work_s");
-    const auto rooms = view<std::int64_t>(room, "room", static_cast<py::ssize_t>(seconds.size()));
-    for (const std::int64_t r : rooms) check_room(r);
+    const auto memory_limits =
+        view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(seconds.size()));
+    for (const std::int64_t r : memory_limits) check_limit(r);
     py::array_t<double> found(static_cast<py::ssize_t>(seconds.size()));
     const std::span<double> out = writable(found);
     {
       const py::gil_scoped_release release;
       for (std::size_t k = 0; k < out.size(); ++k) {
-        out[k] = space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(rooms[k]));
+        out[k] =
+            space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(memory_limits[k]));
       }
     }
     return freeze(std::move(found));
   }
 
   // Bound and exact time of one layout: what tests compare.
-  py::tuple solve(const py::object& times, std::int64_t layout, std::int64_t room,
-                  double below_s) const {
+  py::object solve(const py::object& times, std::int64_t layout, std::int64_t memory_limit,
+                   double below_s) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
-    check_room(room);
+    check_limit(memory_limit);
     const KindTimes own = timed[static_cast<std::size_t>(space_.layout(row).strategy)];
-    const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(room));
-    const PlacedPlan plan =
-        space_.best_of_layout(row, own, space_.room_bytes(static_cast<std::size_t>(room)), below_s);
-    const py::tuple found = hand_out({plan});
-    return py::make_tuple(bound, found[0], found[1]);
+    const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(memory_limit));
+    const PlacedPlan plan = space_.best_of_layout(
+        row, own, space_.usable_bytes(static_cast<std::size_t>(memory_limit)), below_s);
+    const PlacedArrays found = placed_arrays({plan});
+    return result("SolvedLayout", bound, found.placed, found.borders);
   }
 
  private:
   Partition partition_of(std::size_t row, const py::object& cuts,
                          const py::object& variants) const {
     const auto borders = view<std::int32_t>(cuts, "cuts");
-    const auto ways = view<std::int32_t>(variants, "variants");
-    const Partition found{{borders.begin(), borders.end()}, {ways.begin(), ways.end()}};
+    const auto codes = view<std::int32_t>(variants, "variants");
+    const Partition found{{borders.begin(), borders.end()}, {codes.begin(), codes.end()}};
     const PlanStatus status = space_.check_partition(row, found);
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
     return found;
   }
   // The plans that `find` gives of all strategies' times, with what became of the layouts.
   template <typename Find>
-  py::tuple leading(const py::object& times, std::int64_t room, const Find& find) const {
+  py::object leading(const py::object& times, std::int64_t memory_limit, const Find& find) const {
     const TimesView timed = by_strategy(times);
-    check_room(room);
+    check_limit(memory_limit);
     std::vector<KindTimes> all;
     for (std::size_t s = 0; s < timed.rows(); ++s) all.push_back(timed[s]);
     SettledLayouts settled{};
@@ -282,8 +403,9 @@ class PyPlanSpace {
       const py::gil_scoped_release release;
       return find(all, &settled);
     }();
-    const py::tuple found = hand_out(plans);
-    return py::make_tuple(found[0], found[1], settled.solved, settled.empty, settled.open_s);
+    const PlacedArrays found = placed_arrays(plans);
+    return result("RankedPlans", found.placed, found.borders, settled.solved, settled.empty,
+                  settled.open_s);
   }
 
   TimesView by_strategy(const py::object& times) const {
@@ -312,9 +434,9 @@ class PyPlanSpace {
     }
     return static_cast<std::size_t>(layout);
   }
-  void check_room(std::int64_t room) const {
-    if (room < 0 || room >= static_cast<std::int64_t>(space_.rooms())) {
-      throw InvalidInput("room: there is no such room");
+  void check_limit(std::int64_t memory_limit) const {
+    if (memory_limit < 0 || memory_limit >= static_cast<std::int64_t>(space_.memory_limits())) {
+      throw InvalidInput("memory_limit: there is no such limit");
     }
   }
   void check_strategy(std::int32_t strategy) const {
@@ -338,14 +460,12 @@ py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t dev
   return statuses;
 }
 
-}  // namespace
-
-void bind_plan(py::module_& module) {
+void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
-                       once_bytes, copy_bytes, cast_bytes, shape_bytes, end, unused);
+                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, unused);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, micro_batch, message_bytes, gathered_bytes,
-                       copied_parameters, sent_bytes, variants, way);
-  PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, stages, vpp, zero, rank_order, dp,
+                       copied_parameters, sent_bytes, variants, group_kind);
+  PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, pp, vpp, zero, rank_order, dp,
                        micro_batches, shard);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,
                        bucket_bytes, contention, hbm_byte_j, network_byte_j, gather_bytes,
@@ -365,26 +485,31 @@ void bind_plan(py::module_& module) {
   module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
              py::arg("global_batch"));
-  module.attr("MAX_DEALS") = py::make_tuple(kMaxDeals, kMaxRunChunks);
+  module.attr("MAX_ASSIGNMENTS") = kMaxAssignments;
+  module.attr("MAX_RUN_CHUNKS") = kMaxRunChunks;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
   module.attr("STRATEGY_DTYPE") = py::dtype::of<StrategyRecord>();
   module.attr("LAYOUT_DTYPE") = py::dtype::of<LayoutRecord>();
   module.attr("TRAINING_DTYPE") = py::dtype::of<TrainingRecord>();
   module.attr("ESTIMATE_DTYPE") = py::dtype::of<PlanEstimate>();
-  py::tuple sentences(kPlanStatusCount);
-  for (int i = 0; i < kPlanStatusCount; ++i) {
-    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PlanStatus>(i)));
-  }
-  module.attr("PLAN_STATUS_SENTENCES") = sentences;
-  module.attr("PLAN_STATUS") =
-      py::dict(py::arg("ok") = static_cast<int>(PlanStatus::kOk),
-               py::arg("over_memory") = static_cast<int>(PlanStatus::kOverMemory),
-               py::arg("bad_batch") = static_cast<int>(PlanStatus::kBadBatch),
-               py::arg("bad_schedule") = static_cast<int>(PlanStatus::kBadSchedule),
-               py::arg("bad_experts") = static_cast<int>(PlanStatus::kBadExperts),
-               py::arg("bad_strategy") = static_cast<int>(PlanStatus::kBadStrategy),
-               py::arg("bad_shard") = static_cast<int>(PlanStatus::kBadShard));
+  bind_outcomes<PlanStatus>(
+      module, "PlanStatus",
+      {"OK", "OVER_MEMORY", "NO_PLAN", "BAD_DEVICES", "BAD_BATCH", "TOO_MANY_STAGES",
+       "BAD_SCHEDULE", "FEW_ROUNDS", "BAD_EXPERTS", "BAD_STRATEGY", "BROKEN_TIE", "BAD_SHARD"});
+  module.attr("PLAN_STATUS_SENTENCES") = names_of<PlanStatus>(kPlanStatusCount, &sentence);
+  bind_result(module, "EstimatedPlan", "estimate stages");
+  bind_result(module, "PlanPasses", "forward_s backward_s weight_grad_s step_s");
+  bind_result(module, "EvenPartition", "status cuts variants");
+  bind_result(module, "PlacedPlans", "placed borders");
+  bind_result(module, "RankedPlans", "placed borders solved empty open_s");
+  bind_result(module, "SolvedLayout", "bound_s placed borders");
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  bind_plan_records(module);
   py::class_<PyPlanSpace>(module, "PlanSpace")
       .def(py::init<const py::object&, std::int64_t, const py::object&, std::int32_t,
                     const py::object&, const py::object&, const py::object&, const py::object&,
@@ -392,33 +517,33 @@ void bind_plan(py::module_& module) {
                     bool>(),
            py::arg("fabric"), py::arg("devices"), py::arg("training"), py::arg("kinds"),
            py::arg("order"), py::arg("edges"), py::arg("tied"), py::arg("strategies"),
-           py::arg("sizes"), py::arg("layouts"), py::arg("rooms"), py::arg("fits"),
+           py::arg("sizes"), py::arg("layouts"), py::arg("memory_limits"), py::arg("fits"),
            py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
       .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
-           py::arg("variant"), py::arg("room_bytes"), py::arg("free"), py::arg("threads"))
+           py::arg("variant"), py::arg("usable_bytes"), py::arg("free"), py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
-           py::arg("variants"), py::arg("room_bytes"), py::arg("free") = py::tuple())
+           py::arg("variants"), py::arg("usable_bytes"), py::arg("free") = py::tuple())
       .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"))
       .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
-           py::arg("variant"), py::arg("room_bytes"))
+           py::arg("variant"), py::arg("usable_bytes"))
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),
-           py::arg("cuts"), py::arg("room_bytes"))
-      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"), py::arg("top"),
-           py::arg("threads"), py::arg("stop") = py::none())
-      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("room"), py::arg("most_s"),
-           py::arg("threads"))
+           py::arg("cuts"), py::arg("usable_bytes"))
+      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("memory_limit"),
+           py::arg("top"), py::arg("threads"), py::arg("stop") = py::none())
+      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("memory_limit"),
+           py::arg("most_s"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
       .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),
            py::arg("borders"))
-      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"), py::arg("room"),
-           py::arg("threads"))
+      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),
+           py::arg("memory_limit"), py::arg("threads"))
       .def("work_bounds", &PyPlanSpace::work_bounds, py::arg("strategy"), py::arg("work_s"),
-           py::arg("room"))
-      .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"), py::arg("room"),
-           py::arg("below_s"));
+           py::arg("memory_limit"))
+      .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"),
+           py::arg("memory_limit"), py::arg("below_s"));
 }
 
 }  // namespace phaze::bindings

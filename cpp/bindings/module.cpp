@@ -16,7 +16,6 @@ void bind_memory(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_nest(py::module_& module);
 void bind_op_cost(py::module_& module);
-void bind_op_graph(py::module_& module);
 void bind_pipeline(py::module_& module);
 void bind_placement(py::module_& module);
 void bind_plan(py::module_& module);
@@ -44,11 +43,28 @@ void bind_errors() {
 }
 
 void bind_status(py::module_& module) {
-  py::tuple sentences(kStatusCount);
-  for (int i = 0; i < kStatusCount; ++i) {
-    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<Status>(i)));
-  }
-  module.attr("STATUS_SENTENCES") = sentences;
+  bind_outcomes<Status>(module, "Status",
+                        {"OK",
+                         "NOT_FINITE",
+                         "NEGATIVE",
+                         "BAD_RANKS",
+                         "BAD_STRIDE",
+                         "GROUP_TOO_LARGE",
+                         "BAD_OPERATION",
+                         "BAD_FABRIC",
+                         "NOT_APPLICABLE",
+                         "BAD_CHIP",
+                         "BAD_SHAPE",
+                         "TOO_LARGE",
+                         "BAD_TUNING",
+                         "TOO_MANY_OPS",
+                         "BAD_MODE",
+                         "BAD_EDGE",
+                         "NO_MAPPING",
+                         "BAD_LAYERS",
+                         "TOO_MANY_CUTS",
+                         "BAD_RULES"});
+  module.attr("STATUS_SENTENCES") = names_of<Status>(kStatusCount, &sentence);
 }
 
 }  // namespace
@@ -64,7 +80,6 @@ PYBIND11_MODULE(_core, module) {
   bind_collective(module);
   bind_mesh(module);
   bind_mapping(module);
-  bind_op_graph(module);
   bind_op_cost(module);
   bind_layer_schedule(module);
   bind_pipeline(module);

@@ -36,7 +36,7 @@ struct Model {
 LayoutRecord layout_of(Bytes& bytes) {
   LayoutRecord l{};
   l.schedule = bytes.rarely(40) ? bytes.awkward_int() : bytes.below(kPipelineScheduleCount);
-  l.stages = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(4);
+  l.pp = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(4);
   l.vpp = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(2);
   l.zero = bytes.rarely(40) ? bytes.awkward_int() : bytes.below(4);
   l.rank_order = bytes.below(2);
@@ -74,7 +74,7 @@ Model draw(Bytes& bytes) {
       size.live_bytes[v] = kind == 1 ? bytes.number(2e5) : live;
     }
     size.once_bytes = bytes.number(1e5);
-    size.end = kind == 1 ? 0 : 1;
+    size.boundary = kind == 1 ? 0 : 1;
     m.sizes.push_back(size);
   }
   for (int k = 1 + bytes.below(4); k > 0; --k) m.layouts.push_back(layout_of(bytes));
@@ -103,19 +103,19 @@ Model draw(Bytes& bytes) {
   return m;
 }
 
-void look(const PlanSpace& space, const Model& m, std::size_t row, double room) {
+void look(const PlanSpace& space, const Model& m, std::size_t row, double memory_limit) {
   const KindTimes times = m.times();
-  const PlacedPlan best = space.best_of_layout(row, times, room, kInfinite);
+  const PlacedPlan best = space.best_of_layout(row, times, memory_limit, kInfinite);
   const double bound = space.layout_bound_s(row, times, 0);
   Partition even;
-  space.even_partition(row, times, 0, room, &even);
+  space.even_partition(row, times, 0, memory_limit, &even);
   if (best.time_s == kInfinite) return;
   REQUIRE(bound <= best.time_s * (1.0 + 1e-12));
   REQUIRE(space.check_partition(row, best.partition) == PlanStatus::kOk);
   std::vector<StageEstimate> stages;
   const std::vector<KindTimes> free(kFreeLevels, times);
-  const PlanEstimate e = space.estimate(row, best.partition, times, free, room, &stages);
-  REQUIRE(e.status == 0 && e.memory_bytes <= room * (1.0 + 1e-9));
+  const PlanEstimate e = space.estimate(row, best.partition, times, free, memory_limit, &stages);
+  REQUIRE(e.status == 0 && e.memory_bytes <= memory_limit * (1.0 + 1e-9));
   REQUIRE(e.time_s <= best.time_s * (1.0 + 1e-9) && best.time_s <= e.time_s * (1.0 + 1e-9));
 }
 
@@ -123,13 +123,13 @@ void look(const PlanSpace& space, const Model& m, std::size_t row, double room) 
 
 void plan(Bytes bytes) {
   const Model m = draw(bytes);
-  const double room = 1e5 * (1 + bytes.below(1000));
-  const std::vector<double> rooms{room};
+  const double memory_limit = 1e5 * (1 + bytes.below(1000));
+  const std::vector<double> memory_limits{memory_limit};
   const std::vector<std::uint8_t> fits(m.layouts.size(), 1);
   PlanSpace space;
-  if (space.build(m.problem(bytes.below(3) == 1), rooms, fits) != Status::kOk) return;
+  if (space.build(m.problem(bytes.below(3) == 1), memory_limits, fits) != Status::kOk) return;
   const std::vector<KindTimes> all{m.times()};
-  for (std::size_t row = 0; row < m.layouts.size(); ++row) look(space, m, row, room);
+  for (std::size_t row = 0; row < m.layouts.size(); ++row) look(space, m, row, memory_limit);
   SettledLayouts settled{};
   const auto top = space.top_plans(all, 0, 2, 1, &settled);
   const auto two = space.top_plans(all, 0, 2, 2, &settled);

@@ -97,7 +97,7 @@ std::uint64_t pipeline_bits() {
     for (std::int32_t device = 0; device < stages; ++device) {
       hash.add(chunks_in_flight(schedule, stages, device, m, chunks));
       hash.add(player.peak_bytes(schedule, stages, chunks, m, device, bytes, 0.5));
-      player.held_chunks(schedule, stages, chunks, m, device, &held);
+      player.peaks_in_flight(schedule, stages, chunks, m, device, &held);
       for (const double count : held) hash.add(count);
       hash.add(static_cast<double>(chunk_of(schedule, stages, chunks, device, chunks - 1)));
     }
@@ -149,7 +149,7 @@ void draw_sizes(Numbers& numbers, Model* m) {
       size.copy_bytes = real(numbers, 3e2);
       size.cast_bytes = real(numbers, 3e2);
       size.shape_bytes = kind == 1 ? real(numbers, 3e2) : 0.0;
-      size.end = kind == 1 ? 0 : 1;
+      size.boundary = kind == 1 ? 0 : 1;
       m->sizes.push_back(size);
     }
   }
@@ -163,22 +163,22 @@ void draw_layouts(Numbers& numbers, int blocks, Model* m) {
       LayoutRecord l{};
       l.strategy = s;
       l.schedule = numbers.below(kPipelineScheduleCount);
-      l.stages = 1 << numbers.below(3);
+      l.pp = 1 << numbers.below(3);
       const auto schedule = static_cast<PipelineSchedule>(l.schedule);
       l.vpp = schedule == PipelineSchedule::kInterleaved
                   ? 2
                   : (schedule >= PipelineSchedule::kZeroBubbleV ? 2 : 1);
       l.dp = own.ep << numbers.below(2);
-      l.micro_batches = (1 + numbers.below(3)) * 2 * l.stages;
+      l.micro_batches = (1 + numbers.below(3)) * 2 * l.pp;
       l.zero = numbers.below(4);
       l.rank_order = numbers.below(2);
       if (l.zero > 0 && numbers.below(3) == 0) l.shard = own.ep;
-      const bool fits = l.stages * l.dp <= most && l.stages * l.vpp <= blocks;
-      if (!fits || (l.stages > 1 && check_schedule(schedule, l.stages, l.vpp, l.micro_batches) !=
-                                        PipelineStatus::kOk)) {
+      const bool fits = l.pp * l.dp <= most && l.pp * l.vpp <= blocks;
+      if (!fits || (l.pp > 1 && check_schedule(schedule, l.pp, l.vpp, l.micro_batches) !=
+                                    PipelineStatus::kOk)) {
         continue;
       }
-      if (l.stages == 1) l.schedule = 0, l.vpp = 1;
+      if (l.pp == 1) l.schedule = 0, l.vpp = 1;
       m->layouts.push_back(l);
     }
   }
@@ -261,20 +261,21 @@ void add_partition(const Partition& partition, Hash* hash) {
   for (const std::int32_t code : partition.variants) hash->add(code);
 }
 
-void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double room, Hash* hash) {
+void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double memory_limit,
+                Hash* hash) {
   const std::vector<KindTimes> free{m.at(1), m.at(2), m.at(3), m.at(4)};
   const KindTimes times = m.at(0);
   hash->add(space.layout_bound_s(row, times, 0));
-  const PlacedPlan best = space.best_of_layout(row, times, room, kNone);
+  const PlacedPlan best = space.best_of_layout(row, times, memory_limit, kNone);
   hash->add(best.time_s);
   std::vector<StageEstimate> stages;
   Partition even;
   for (const std::int32_t variant : {-1, 1}) {
-    const PlanStatus status = space.even_partition(row, times, variant, room, &even);
+    const PlanStatus status = space.even_partition(row, times, variant, memory_limit, &even);
     hash->add(static_cast<double>(status));
     if (status != PlanStatus::kOk) continue;
     add_partition(even, hash);
-    add_estimate(space.estimate(row, even, times, free, room, &stages), hash);
+    add_estimate(space.estimate(row, even, times, free, memory_limit, &stages), hash);
     for (const StageEstimate& stage : stages) {
       hash->add(stage.load_s + stage.instant);
       add_memory(stage.memory, hash);
@@ -287,7 +288,7 @@ void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double 
   }
   if (best.time_s < kNone) {
     add_partition(best.partition, hash);
-    add_estimate(space.estimate(row, best.partition, times, free, room, nullptr), hash);
+    add_estimate(space.estimate(row, best.partition, times, free, memory_limit, nullptr), hash);
   }
 }
 
@@ -299,12 +300,13 @@ std::uint64_t plan_bits() {
     const PlanProblem problem{m.fabric, 16,        m.training,    kKinds,    m.order,
                               m.from,   m.to,      m.tied_from,   m.tied_to, m.strategies,
                               m.sizes,  m.layouts, round % 3 == 0};
-    const double room = 1e6 * (20 + numbers.below(400)) / 4.0;
-    const std::vector<double> rooms{room, 0.6 * room};
+    const double memory_limit = 1e6 * (20 + numbers.below(400)) / 4.0;
+    const std::vector<double> memory_limits{memory_limit, 0.6 * memory_limit};
     const std::vector<std::uint8_t> fits(2 * m.layouts.size(), 1);
     PlanSpace space;
-    CHECK(space.build(problem, rooms, fits) == Status::kOk);
-    for (std::size_t row = 0; row < m.layouts.size(); ++row) add_layout(space, m, row, room, &hash);
+    CHECK(space.build(problem, memory_limits, fits) == Status::kOk);
+    for (std::size_t row = 0; row < m.layouts.size(); ++row)
+      add_layout(space, m, row, memory_limit, &hash);
     const KindTimes times = m.at(0);
     for (std::int32_t s = 0; s < 3; ++s) {
       for (const std::size_t at : {0, 1}) {
@@ -312,7 +314,7 @@ std::uint64_t plan_bits() {
         hash.add(space.work_bound_s(s, 0.4, at));
       }
       std::vector<PlacedPlan> plans(2);
-      space.best_of_rooms(s, times, times, std::vector<double>{kNone, kNone}, plans);
+      space.best_of_memory_limits(s, times, times, std::vector<double>{kNone, kNone}, plans);
       for (const PlacedPlan& plan : plans) hash.add(plan.time_s + plan.layout);
     }
     SettledLayouts settled{};

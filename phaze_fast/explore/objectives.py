@@ -153,7 +153,7 @@ def _fewest_devices(problem: SearchProblem) -> Array:
     for s in range(len(problem)):
         evaluator, k = problem.of(s)
         own = evaluator.layouts["strategy"] == k
-        replicas = evaluator.layouts["stages"][own] * evaluator.layouts["dp"][own]
+        replicas = evaluator.layouts["pp"][own] * evaluator.layouts["dp"][own]
         counts.append(evaluator.sizes[k].inner * int(replicas.min(initial=1)) if own.any() else 1)
     return np.array(counts, dtype=float)
 

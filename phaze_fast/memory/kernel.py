@@ -12,8 +12,9 @@ from ctypes import CFUNCTYPE, c_double, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
-from llvmlite import binding
-from numba import config, njit, types
+from llvmlite import binding  # type: ignore[import-untyped, unused-ignore]
+from numba import config as numba_config
+from numba import njit, types
 
 from phaze_fast import _core
 
@@ -22,16 +23,18 @@ __all__ = ["fill", "layouts_fit"]
 Array = np.ndarray[Any, Any]
 
 _1F1B, _ZB_H1 = (_core.PIPELINE_SCHEDULES.index(name) for name in ("1f1b", "zb-h1"))
-_f8, _i8, _out = types.float64, types.int64, types.CPointer(types.float64)
+_f8, _i8 = types.float64, types.int64
+_out: Any = types.CPointer(_f8)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _rule(name: str, result: Any, *arguments: Any) -> Any:
     """Give a function of the compiled core to compiled loops; to Python where Numba is disabled."""
     address = _core.MEMORY_RULE[name]
+    config: Any = numba_config
     if not config.DISABLE_JIT:
         binding.add_symbol(name, address)
         return types.ExternalFunction(name, result(*arguments))
-    kinds = {_f8: c_double, _i8: c_int64, _out: c_void_p, types.void: None}
+    kinds: dict[Any, Any] = {_f8: c_double, _i8: c_int64, _out: c_void_p, types.void: None}
     call = CFUNCTYPE(kinds[result], *(kinds[kind] for kind in arguments))(address)
     return lambda *values: call(*(v.item() if isinstance(v, np.generic) else v for v in values))
 
@@ -109,7 +112,7 @@ def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds:
         kinds[k, _STATE] = (state[0] + (state[1] - late) + state[2]) + state[3]
         kinds[k, _LATE] = late
         kinds[k, _GATHERED] = 0.0
-        if sizes[k]["end"] == 0:
+        if sizes[k]["boundary"] == 0:
             kinds[k, _GATHERED] = sizes[k]["shape_bytes"]
             kinds[k, _GATHERED] += _gathered(zero, parameters, training["weight_bytes"], shards)
 
@@ -133,7 +136,7 @@ def _longest_stage(
     No stage that begins before `stop` is considered.
     """
     micro_batches = layout["micro_batches"]
-    waiting = _in_flight(layout["schedule"], layout["stages"], stage, micro_batches, 1)
+    waiting = _in_flight(layout["schedule"], layout["pp"], stage, micro_batches, 1)
     first = last
     for v in range(variants):
         state, stash, live, once, gathered = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -141,7 +144,7 @@ def _longest_stage(
         i = last
         while i > stop:
             k = order[i - 1]
-            boundary = sizes[k]["end"] != 0
+            boundary = sizes[k]["boundary"] != 0
             state += kinds[k, _STATE]
             stash += sizes[k]["stash_bytes"][v]
             live = max(live, sizes[k]["live_bytes"][v])
@@ -179,10 +182,10 @@ def _fewest_blocks_fit(
     lost: float,
 ) -> bool:
     """Whether a stage without boundary layers fits with the fewest blocks it can be assigned."""
-    stages, chunks = layout["stages"], layout["vpp"]
+    stages, chunks = layout["pp"], layout["vpp"]
     blocks, state, gathered, late = 0, np.inf, np.inf, np.inf
     for k in range(len(counts)):
-        if counts[k] > 0 and sizes[k]["end"] == 0:
+        if counts[k] > 0 and sizes[k]["boundary"] == 0:
             blocks += counts[k]
             state, gathered = min(state, kinds[k, _STATE]), min(gathered, kinds[k, _GATHERED])
             late = min(late, kinds[k, _LATE])
@@ -196,7 +199,7 @@ def _fewest_blocks_fit(
     for v in range(variants):
         stash, live = np.inf, np.inf
         for k in range(len(counts)):
-            if counts[k] > 0 and sizes[k]["end"] == 0:
+            if counts[k] > 0 and sizes[k]["boundary"] == 0:
                 stash = min(stash, sizes[k]["stash_bytes"][v])
                 live = min(live, sizes[k]["live_bytes"][v])
         moving = waiting * fewest * stash + live + buffers + gathered
@@ -221,7 +224,7 @@ def _all_stages_fit(
 
     Stages before the one that would leave too few layers for the rest have one layer each.
     """
-    stages = layout["stages"]
+    stages = layout["pp"]
     for s in range(1, stages + 1):
         if begins[s] > stages - s:
             continue
@@ -247,7 +250,7 @@ def _differ_in_stages(before: Any, layout: Any) -> bool:
         and before["dp"] == layout["dp"]
         and before["zero"] == layout["zero"]
         and before["shard"] == layout["shard"]
-        and 1 < before["stages"] <= layout["stages"]
+        and 1 < before["stages"] <= layout["pp"]
     )
 
 
@@ -294,7 +297,7 @@ def layouts_fit(
         for r in range(len(layouts)):
             layout = layouts[r]
             strategy, mine = strategies[layout["strategy"]], sizes[layout["strategy"]]
-            stages, variants = layout["stages"], strategy["variants"]
+            stages, variants = layout["pp"], strategy["variants"]
             buffers = training["workspace_bytes"] + strategy["gathered_bytes"]
             if stages > 1:
                 buffers += 2.0 * strategy["message_bytes"]

@@ -96,9 +96,9 @@ class NestProblem:
 
     name: str
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one batch, over all replicas."""
+    """Micro-batches of one batch, over all replicas."""
     level_sizes: tuple[int, ...]
     """Members of each level, innermost first; their product is the number of devices."""
     level_bytes_per_s: tuple[float, ...]
@@ -156,7 +156,7 @@ def _levels(record: Mapping[str, Any], devices: int) -> list[list[Any]]:
 
 
 def _check_distinct(edges: Edges, where: str) -> None:
-    """Refuse two edges between the same nodes."""
+    """Raise InvalidInputError where two edges connect the same nodes."""
     seen: set[tuple[int, int]] = set()
     for k, (a, b, _) in enumerate(edges):
         if (a, b) in seen:
@@ -387,29 +387,31 @@ def _concatenated(parts: Sequence[Any], dtype: str) -> Any:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype)
 
 
-def _kernel(problems: Sequence[NestProblem], all_replicas: bool, threads: int) -> list[Any]:
+def _kernel(
+    problems: Sequence[NestProblem], all_replicas: bool, threads: int
+) -> list[_core.NestAnswer]:
     listed = [(problem, width) for problem in problems for width in problem.widths]
     layers = [width for _, width in listed]
     return _core.place_nest(
-        networks=(
-            _pointer([len(p.level_sizes) for p in problems]),
-            _concatenated([p.level_sizes for p in problems], "i8"),
-            _concatenated([p.level_bytes_per_s for p in problems], "f8"),
-            _concatenated([p.level_latency_s for p in problems], "f8"),
-        ),
-        layers=(
-            _pointer([len(w.ids) for w in layers]),
-            _concatenated([w.forward_s for w in layers], "f8"),
-            _concatenated([w.backward_s for w in layers], "f8"),
-            _concatenated([w.weight_bytes for w in layers], "f8"),
-            _concatenated([w.kept_bytes for w in layers], "f8"),
-        ),
-        edges=(
-            _pointer([len(w.edge_from) for w in layers]),
-            _concatenated([w.edge_from for w in layers], "i4"),
-            _concatenated([w.edge_to for w in layers], "i4"),
-            _concatenated([w.edge_bytes for w in layers], "f8"),
-        ),
+        networks={
+            "level_ptr": _pointer([len(p.level_sizes) for p in problems]),
+            "level_size": _concatenated([p.level_sizes for p in problems], "i8"),
+            "level_bytes_per_s": _concatenated([p.level_bytes_per_s for p in problems], "f8"),
+            "level_latency_s": _concatenated([p.level_latency_s for p in problems], "f8"),
+        },
+        layers={
+            "layer_ptr": _pointer([len(w.ids) for w in layers]),
+            "forward_s": _concatenated([w.forward_s for w in layers], "f8"),
+            "backward_s": _concatenated([w.backward_s for w in layers], "f8"),
+            "weight_bytes": _concatenated([w.weight_bytes for w in layers], "f8"),
+            "kept_bytes": _concatenated([w.kept_bytes for w in layers], "f8"),
+        },
+        edges={
+            "edge_ptr": _pointer([len(w.edge_from) for w in layers]),
+            "edge_from": _concatenated([w.edge_from for w in layers], "i4"),
+            "edge_to": _concatenated([w.edge_to for w in layers], "i4"),
+            "edge_bytes": _concatenated([w.edge_bytes for w in layers], "f8"),
+        },
         stage_devices=np.array(
             [min(p.stage_devices(w), _core.MAX_NEST_DEVICES + 1) for p, w in listed], dtype="i8"
         ),
@@ -468,14 +470,14 @@ def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict
     }
 
 
-def _answer(problem: NestProblem, record: Any) -> dict[str, Any]:
-    status, at, time_s, load_s, replicas, begins, need, need_stages, need_at, solve_s = record
-    if status:
-        raise InvalidInputError(f"{problem.name}: {_core.STATUS_SENTENCES[status]}")
-    if at < 0:
-        reason = _reason(problem, need, need_stages, need_at)
-        return unplanned(problem.name, "infeasible", reason, solve_s)
-    width = problem.widths[at]
+def _answer(problem: NestProblem, found: _core.NestAnswer) -> dict[str, Any]:
+    if found.status:
+        raise InvalidInputError(f"{problem.name}: {_core.STATUS_SENTENCES[found.status]}")
+    if found.width < 0:
+        reason = _reason(problem, found.needed_bytes, found.needed_stages, found.needed_width)
+        return unplanned(problem.name, "infeasible", reason, found.seconds)
+    time_s, load_s, replicas, begins = found.time_s, found.load_s, found.replicas, found.begins
+    width = problem.widths[found.width]
     cuts = [*begins.tolist(), len(width.ids)]
     count = len(begins)
     rounds = -(-problem.micro_batches // replicas) + count - 1
@@ -492,7 +494,7 @@ def _answer(problem: NestProblem, record: Any) -> dict[str, Any]:
         "t": width.width,
         "d": replicas,
         "stages": priced.records(),
-        "solve_s": solve_s,
+        "solve_s": found.seconds,
         "breakdown": {
             "largest_load": load_s,
             "rounds": rounds,

@@ -1,7 +1,7 @@
 """Placement of a table of layers on a pipeline of devices, proven optimal, one or many at a time.
 
 Two objectives: `PublishedProblem` is that of the PHAZE paper, `PipelineProblem` that of a pipeline
-of equal groups of devices. docs/placement.md has the formulas.
+of equal groups of devices. docs/papers.md has the formulas.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.planning.pipelines import ALIASES
+from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -37,17 +37,14 @@ Array = np.ndarray[Any, Any]
 
 SCHEDULES = ("1f1b", "zb-h1")
 """Schedules whose stages may differ in size, in the order of the kernel's codes."""
+_KERNEL_CODES = {SCHEDULE_CODES[name]: code for code, name in enumerate(SCHEDULES)}
 
 # ---- the table of layers ----
 
 _BY_VARIANT = ("forward_s", "backward_s", "stash_bytes", "live_bytes")
 _BY_LAYER = (
-    "resident_bytes",
-    "once_bytes",
-    "gather_bytes",
-    "sync_s",
-    "step_s",
-    "weight_grad_s",
+    *("resident_bytes", "once_bytes", "gather_bytes"),
+    *("sync_s", "step_s", "weight_grad_s"),
 )
 
 
@@ -59,14 +56,40 @@ def _numbers(name: str, value: Any) -> Array:
         raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected numbers") from None
 
 
-def _pairs(name: str, pairs: Any) -> tuple[tuple[int, int], ...]:
-    """Convert pairs of positions to whole numbers."""
+def _column(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """Broadcast numbers to a shape; all have to be finite and at least zero."""
+    numbers = _numbers(name, value)
     try:
-        return tuple((int(a), int(b)) for a, b in pairs)
+        column = np.ascontiguousarray(np.broadcast_to(numbers, shape), dtype=np.float64)
+    except ValueError:
+        raise InvalidInputError(
+            f"{name}: shape {numbers.shape} is not accepted; expected {shape}"
+        ) from None
+    bad = ~np.isfinite(column) | (column < 0)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise InvalidInputError(
+            f"{name}[{', '.join(map(str, at))}]: {column[at]} is not accepted; "
+            "expected a finite number, zero or more"
+        )
+    return column
+
+
+def _positions(name: str, pairs: Any, count: int, forward: bool) -> tuple[tuple[int, int], ...]:
+    """Convert pairs to positions of layers below `count`, the first before the second."""
+    try:
+        positions = tuple((int(a), int(b)) for a, b in pairs)
     except (TypeError, ValueError):
         raise InvalidTypeError(
             f"{name}: {pairs!r} is not accepted; expected pairs of positions"
         ) from None
+    for a, b in positions:
+        if not (0 <= a < count and 0 <= b < count and (a < b or not forward)):
+            order = " that go forward" if forward else ""
+            raise InvalidInputError(
+                f"{name}: ({a}, {b}) is not accepted; expected positions 0 to {count - 1}{order}"
+            )
+    return positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +115,13 @@ class LayerTable:
     stash_bytes: Any = None
     """Kept for every micro-batch in flight."""
     live_bytes: Any = None
-    """Of one layer at a time; the largest of a stage counts."""
+    """Bytes of one layer at a time; the largest of a stage counts."""
     resident_bytes: Any = None
     """Weights, gradients, optimiser state."""
     once_bytes: Any = None
     """Kept once, however many micro-batches are in flight."""
     gather_bytes: Any = None
-    """Of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
+    """Bytes of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
     sync_s: Any = None
     """Seconds to synchronise its gradients."""
     step_s: Any = None
@@ -120,89 +143,55 @@ class LayerTable:
 
     def __post_init__(self) -> None:
         count = len(self.names)
-        put = object.__setattr__
-        for name in _BY_VARIANT:
-            value = getattr(self, name)
-            put(self, name, np.atleast_2d(_numbers(name, value)))
-        most = max(getattr(self, name).shape[0] for name in _BY_VARIANT)
         if not 1 <= count <= _core.MAX_PLACED_LAYERS:
             raise InvalidInputError(
                 f"names: {count} layers are not accepted; expected 1 to {_core.MAX_PLACED_LAYERS}"
             )
+        by_variant = {n: np.atleast_2d(_numbers(n, getattr(self, n))) for n in _BY_VARIANT}
+        most = max(len(column) for column in by_variant.values())
         if most > _core.MAX_VARIANTS:
             raise InvalidInputError(
                 f"variants: {most} are not accepted; expected at most {_core.MAX_VARIANTS}"
             )
-        for name in _BY_VARIANT:
-            put(self, name, self._stretched(name, (most, count)))
+        checked: dict[str, Any] = {}
+        for name, column in by_variant.items():
+            checked[name] = _column(name, column, (most, count))
         for name in _BY_LAYER:
-            value = getattr(self, name)
-            put(self, name, _numbers(name, value))
-            put(self, name, self._stretched(name, (count,)))
-        put(self, "wide", _numbers("wide", 1.0 if self.wide is None else self.wide))
-        put(self, "wide", (self._stretched("wide", (count,)) != 0).astype(np.uint8))
-        edges = self.edges
-        pairs = [(i, i + 1) for i in range(count - 1)] if edges is None else list(edges)
-        put(self, "edges", _pairs("edges", pairs))
+            checked[name] = _column(name, getattr(self, name), (count,))
+        wide = _column("wide", 1.0 if self.wide is None else self.wide, (count,))
+        checked["wide"] = (wide != 0).astype(np.uint8)
+        edges = pairwise(range(count)) if self.edges is None else self.edges
+        checked["edges"] = _positions("edges", list(edges), count, forward=True)
         for name in ("edge_s", "edge_bytes"):
-            value = getattr(self, name)
-            put(self, name, _numbers(name, value))
-            put(self, name, self._stretched(name, (len(pairs),)))
-        self._check_pairs("edges", self.edges or (), forward=True)
-        put(self, "tied", _pairs("tied", self.tied))
-        self._check_pairs("tied", self.tied, forward=False)
-        if not self.variants:
-            put(self, "variants", tuple(str(v) for v in range(most)))
-        if len(self.variants) != most:
+            checked[name] = _column(name, getattr(self, name), (len(checked["edges"]),))
+        checked["tied"] = _positions("tied", self.tied, count, forward=False)
+        checked["variants"] = self.variants or tuple(str(v) for v in range(most))
+        if len(checked["variants"]) != most:
             raise InvalidInputError(
                 f"variants: {len(self.variants)} names are not accepted; expected {most}"
             )
-
-    def _stretched(self, name: str, shape: tuple[int, ...]) -> Array:
-        value = getattr(self, name)
-        try:
-            array = np.ascontiguousarray(np.broadcast_to(value, shape), dtype=np.float64)
-        except ValueError:
-            raise InvalidInputError(
-                f"{name}: shape {value.shape} is not accepted; expected {shape}"
-            ) from None
-        bad = ~np.isfinite(array) | (array < 0)
-        if bad.any():
-            at = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise InvalidInputError(
-                f"{name}[{', '.join(map(str, at))}]: {array[at]} is not accepted; "
-                "expected a finite number, zero or more"
-            )
-        return array
-
-    def _check_pairs(self, name: str, pairs: Sequence[tuple[int, int]], forward: bool) -> None:
-        count = len(self.names)
-        for a, b in pairs:
-            if not (0 <= a < count and 0 <= b < count and (a < b or not forward)):
-                way = " that go forward" if forward else ""
-                raise InvalidInputError(
-                    f"{name}: ({a}, {b}) is not accepted; expected positions 0 to {count - 1}{way}"
-                )
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         return len(self.names)
 
     @cached_property
-    def columns(self) -> tuple[Array, ...]:
-        """The arrays in the order of the kernel's arguments."""
+    def columns(self) -> dict[str, Array]:
+        """The arrays by the names that the kernel reads."""
         ends = np.array(self.edges or (), dtype=np.int32).reshape(-1, 2)
         tied = np.array(self.tied or (), dtype=np.int32).reshape(-1, 2)
-        return (
-            *(getattr(self, name).reshape(-1) for name in _BY_VARIANT),
-            *(getattr(self, name) for name in _BY_LAYER),
-            self.wide,
-            ends[:, 0].copy(),
-            ends[:, 1].copy(),
-            self.edge_s,
-            self.edge_bytes,
-            tied[:, 0].copy(),
-            tied[:, 1].copy(),
-        )
+        return {
+            **{name: getattr(self, name).reshape(-1) for name in _BY_VARIANT},
+            **{name: getattr(self, name) for name in _BY_LAYER},
+            "wide": self.wide,
+            "edge_from": ends[:, 0].copy(),
+            "edge_to": ends[:, 1].copy(),
+            "edge_s": self.edge_s,
+            "edge_bytes": self.edge_bytes,
+            "tied_from": tied[:, 0].copy(),
+            "tied_to": tied[:, 1].copy(),
+        }
 
     def traffic(self, stage: set[int], each_edge: bool) -> tuple[float, float, float]:
         """Seconds in and out, and bytes in, of a stage.
@@ -263,9 +252,9 @@ class PublishedProblem:
     devices: int
     """At most so many in all."""
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one step, over all replicas."""
+    """Micro-batches of one step, over all replicas."""
     recompute: bool = False
     """Whether stages keep only what enters them."""
     stages: int = 0
@@ -324,31 +313,31 @@ class PipelineProblem:
 
     table: LayerTable
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one replica in one step (m)."""
+    """Micro-batches of one replica in one step (m)."""
     stages: tuple[int, int] = (1, 1)
     """Fewest and most stages."""
     schedule: str = "1f1b"
     """A name of `SCHEDULES`; ``zero-bubble`` stands for ``zb-h1``."""
     piped_bytes: float = 0.0
-    """Of messages on every device, where there is more than one stage."""
+    """Bytes of messages on every device, where there is more than one stage."""
     bucket_s: float = 0.0
-    """Of the gradients that are synchronised last, which no backward pass overlaps."""
+    """Seconds of the gradients that are synchronised last, which no backward pass overlaps."""
     name: str = ""
     """For messages."""
 
     @property
     def code(self) -> int:
-        """The kernel's code of the schedule."""
-        return SCHEDULES.index(ALIASES.get(self.schedule, self.schedule))
+        """The kernel's code of the schedule; -1 where it has none."""
+        return _KERNEL_CODES.get(SCHEDULE_CODES.get(self.schedule, -1), -1)
 
     def check(self) -> None:
         """Raise InvalidInputError where a field is out of range."""
-        if ALIASES.get(self.schedule, self.schedule) not in SCHEDULES:
+        if self.code < 0:
             raise InvalidInputError(
                 f"schedule: {self.schedule!r} is not accepted; "
-                f"{nearest(str(self.schedule), (*SCHEDULES, *ALIASES))}"
+                f"{nearest(str(self.schedule), SCHEDULES)}"
             )
         if not isinstance(self.stages, tuple) or len(self.stages) != 2:
             raise InvalidTypeError(
@@ -397,16 +386,16 @@ class Placement:
     time_s: float
     """Seconds of one step; infinite where nothing fits."""
     max_load_s: float
-    """Of the slowest stage, per micro-batch."""
+    """Load of the slowest stage, seconds per micro-batch."""
     width: int
     """Tensor-parallel width; 0 where nothing fits."""
     replicas: int
     devices: int
-    """Of one replica."""
+    """Devices of one replica."""
     stages: tuple[tuple[int, ...], ...]
     """Positions of the layers of each stage, first to last."""
     variants: tuple[str, ...]
-    """Of each stage."""
+    """Recompute variant of each stage."""
     table: LayerTable | None = field(default=None, repr=False, compare=False)
     problem: PublishedProblem | PipelineProblem | None = field(
         default=None, repr=False, compare=False
@@ -478,27 +467,26 @@ def _placement(
     problem: PublishedProblem | PipelineProblem,
     table: LayerTable | None,
     width: int,
-    record: Any,
+    plan: _core.TablePlan,
     solve_s: float,
 ) -> Placement:
-    """Turn a record of the kernel into a placement."""
-    time_s, load, tail_s, count, replicas, devices, stage_of, variant_of = record
-    if table is None or count == 0:
+    """Turn a plan of the kernel into a placement."""
+    if table is None or plan.stages == 0:
         return replace(_INFEASIBLE, solve_s=solve_s)
-    order = np.argsort(stage_of, kind="stable")
-    borders = np.searchsorted(stage_of[order], np.arange(count + 1))
+    order = np.argsort(plan.stage_of, kind="stable")
+    borders = np.searchsorted(plan.stage_of[order], np.arange(plan.stages + 1))
     return Placement(
         status="optimal",
-        time_s=time_s,
-        max_load_s=load,
+        time_s=plan.time_s,
+        max_load_s=plan.max_load_s,
         width=width,
-        replicas=replicas,
-        devices=devices,
+        replicas=plan.replicas,
+        devices=plan.devices,
         stages=tuple(tuple(order[a:b].tolist()) for a, b in pairwise(borders)),
-        variants=tuple(table.variants[v] for v in variant_of.tolist()),
+        variants=tuple(table.variants[v] for v in plan.variant_of.tolist()),
         table=table,
         problem=problem,
-        tail_s=tail_s,
+        tail_s=plan.tail_s,
         solve_s=solve_s,
     )
 
@@ -512,7 +500,7 @@ def _place_published(problems: Sequence[PublishedProblem], threads: int) -> list
     each_width = [(p, width, table) for p in problems for width, table in p.tables.items()]
     counts = [len(p.tables) for p in problems]
     begin = time.perf_counter()
-    records = _core.place_published(
+    answers = _core.place_published(
         [table.columns for _, _, table in each_width],
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         np.array([p.memory_bytes for p, _, _ in each_width], dtype=np.float64),
@@ -526,16 +514,16 @@ def _place_published(problems: Sequence[PublishedProblem], threads: int) -> list
     )
     solve_s = (time.perf_counter() - begin) / len(problems)
     placements = []
-    for p, (status, chosen, record) in zip(problems, records, strict=True):
-        _raise_if(status, p.name)
-        width = list(p.tables)[chosen] if chosen >= 0 else 0
-        placements.append(_placement(p, p.tables.get(width), width, record, solve_s))
+    for p, answer in zip(problems, answers, strict=True):
+        _raise_if(answer.status, p.name)
+        width = list(p.tables)[answer.table] if answer.table >= 0 else 0
+        placements.append(_placement(p, p.tables.get(width), width, answer.plan, solve_s))
     return placements
 
 
 def _place_pipelines(problems: Sequence[PipelineProblem], threads: int) -> list[Placement]:
     begin = time.perf_counter()
-    records = _core.place_pipeline(
+    answers = _core.place_pipeline(
         [p.table.columns for p in problems],
         np.array([p.memory_bytes for p in problems], dtype=np.float64),
         np.array([p.piped_bytes for p in problems], dtype=np.float64),
@@ -549,9 +537,9 @@ def _place_pipelines(problems: Sequence[PipelineProblem], threads: int) -> list[
     )
     solve_s = (time.perf_counter() - begin) / len(problems)
     placements = []
-    for p, (status, best) in zip(problems, records, strict=True):
-        _raise_if(status, p.name)
-        plans = [_placement(p, p.table, 1, record, solve_s) for record in best]
+    for p, answer in zip(problems, answers, strict=True):
+        _raise_if(answer.status, p.name)
+        plans = [_placement(p, p.table, 1, plan, solve_s) for plan in answer.plans]
         placements.append(min(plans, key=lambda plan: plan.time_s, default=_INFEASIBLE))
     return placements
 

@@ -208,7 +208,7 @@ class PlanEvaluator:
             strategies=self._strategies,
             sizes=np.concatenate([s.kinds for s in self.sizes]),
             layouts=self.layouts,
-            rooms=np.maximum(self.limits_bytes, 0.0),
+            memory_limits=np.maximum(self.limits_bytes, 0.0),
             fits=self.fits.reshape(-1),
             some_blocks=self.training.recompute_some,
         )
@@ -331,9 +331,9 @@ class PlanEvaluator:
         free = np.full(len(at), -1, dtype=np.int32)
         estimates = self.space.estimate_even(times, at, free, limit_bytes, (), 1)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
-        chunks = self.layouts["stages"] * self.layouts["vpp"]
+        chunks = self.layouts["pp"] * self.layouts["vpp"]
         uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)
-        uneven |= self.layouts["micro_batches"] % self.layouts["stages"] != 0
+        uneven |= self.layouts["micro_batches"] % self.layouts["pp"] != 0
         uneven &= self.layouts["vpp"] > 1
         seconds = np.where((estimates["status"] == 0) & ~uneven, estimates["time_s"], np.inf)
         if not len(seconds) or not np.isfinite(seconds.min()):
@@ -395,7 +395,7 @@ class PlanEvaluator:
     def _stages(self, placed: Placed, estimates: Array) -> tuple[Stage, ...]:
         """Describe the stages of a plan, first to last, from the kernel's estimates of them."""
         layout = self.layouts[placed.layout]
-        sizes, count = self.sizes[int(layout["strategy"])], int(layout["stages"])
+        sizes, count = self.sizes[int(layout["strategy"])], int(layout["pp"])
         graph, vpp = sizes.graph, int(layout["vpp"])
         loads, memory = estimates["load_s"].tolist(), estimates["memory"].tolist()
         instants = estimates["instant"].tolist()
@@ -449,7 +449,7 @@ class PlanEvaluator:
         )
         return Plan(
             tp=strategy.tp,
-            pp=int(layout["stages"]),
+            pp=int(layout["pp"]),
             dp=replicas,
             cp=strategy.cp,
             cp_kind=strategy.cp_kind,
@@ -498,7 +498,7 @@ def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Arra
     if sizes.strategy.ep == 1:
         return [(0, rows)]
     near = sizes.inner
-    strides = np.where(rows["rank_order"] == 1, near * rows["stages"], near)
+    strides = np.where(rows["rank_order"] == 1, near * rows["pp"], near)
     return [(int(stride), rows[strides == stride]) for stride in np.unique(strides)]
 
 

@@ -170,7 +170,7 @@ class LayoutGrid:
                 for shard in shards.get((order, zero), [np.zeros(len(dp), dtype=np.int64)]):
                     at = np.flatnonzero(possible & distinct & (shard >= 0))
                     rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-                    rows["stages"], rows["dp"] = pp[at], dp[at]
+                    rows["pp"], rows["dp"] = pp[at], dp[at]
                     rows["micro_batches"] = micro_batches[at]
                     rows["schedule"], rows["vpp"] = schedule, vpp
                     rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
@@ -352,7 +352,7 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     if any(name not in ("1f1b", "zb-h1") for name in training.schedule):
         texts.append(
             "every assignment of layers to chunks that differ by one layer at most (other "
-            f"schedules; where there are more than {_core.MAX_DEALS[0]}, two of them, and with at "
-            f"most {_core.MAX_DEALS[1]} chunks those whose longer chunks are neighbours)"
+            f"schedules; where there are more than {_core.MAX_ASSIGNMENTS}, two of them, and with "
+            f"at most {_core.MAX_RUN_CHUNKS} chunks those whose longer chunks are neighbours)"
         )
     return "; ".join(texts)

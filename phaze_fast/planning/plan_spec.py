@@ -102,7 +102,8 @@ class PlanSpec(Record):
     seq: Count | None = None
     """Tokens of a sequence; by default the model's."""
     optimizer: str = "adam"
-    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
+    `phaze_fast.memory.OPTIMIZERS`."""
     precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
     """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
     mxfp8, nvfp4, int8."""
@@ -143,7 +144,7 @@ class PlanSpec(Record):
         """The plan as one layout of its strategy, dtype ``_core.LAYOUT_DTYPE``."""
         row: Array = np.zeros(1, dtype=_core.LAYOUT_DTYPE)
         row["schedule"] = SCHEDULES.index(self.schedule)
-        row["stages"], row["vpp"], row["zero"] = self.pp, self.vpp, self.zero
+        row["pp"], row["vpp"], row["zero"] = self.pp, self.vpp, self.zero
         row["rank_order"] = RANK_ORDERS.index(self.rank_order)
         row["dp"], row["micro_batches"] = self.dp, self.micro_batches
         row["shard"] = 0 if self.shard == self.dp else self.shard or 0
@@ -178,21 +179,21 @@ class PlanSpec(Record):
         widths["schedule"] = SCHEDULES.index(self.schedule)
         # Devices are known with the cluster; stages and context matter to no other of these rules.
         status = int(_core.check_widths(widths, self.tp * self.dp, self.global_batch)[0])
-        if status == _core.PLAN_STATUS["bad_batch"]:
+        if status == _core.PlanStatus.BAD_BATCH:
             raise ValueError(
                 f"global_batch: {self.global_batch} is not a multiple of dp x micro_batch = "
                 f"{self.dp} x {self.micro_batch} = {self.dp * self.micro_batch}"
             )
-        if status == _core.PLAN_STATUS["bad_schedule"]:
+        if status == _core.PlanStatus.BAD_SCHEDULE:
             check_chunks(self.schedule, self.vpp)
         spread = self.strategy.expert_replicas
-        if status == _core.PLAN_STATUS["bad_experts"]:
+        if status == _core.PlanStatus.BAD_EXPERTS:
             parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
             near = _nearest_counts(spread, sharing_counts(self.dp, 1))
             raise ValueError(
                 f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}"
             )
-        if status == _core.PLAN_STATUS["bad_shard"]:
+        if status == _core.PlanStatus.BAD_SHARD:
             raise ValueError(self._shard_fault(spread))
         rounds = self.micro_batches
         if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.vpp)):

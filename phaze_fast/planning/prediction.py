@@ -195,6 +195,10 @@ class Predictions(Table):
     def __len__(self) -> int:
         return len(self.time_s)
 
+    def headline(self) -> str:
+        """Say how many of the plans fit."""
+        return f"Predictions of which {(self.status == 0).sum():,} fit"
+
     def to_columns(self) -> dict[str, Any]:
         """Convert to columns, as `to_dict` does."""
         return dict(self.to_dict())
@@ -319,7 +323,7 @@ def predict_batch(
         layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
         for name in ("schedule", "vpp", "zero", "rank_order", "dp", "shard"):
             layouts[name] = legal[name]
-        layouts["strategy"], layouts["stages"] = strategy[at], legal["pp"]
+        layouts["strategy"], layouts["pp"] = strategy[at], legal["pp"]
         layouts["micro_batches"] = training.global_batch // (legal["dp"] * legal["micro_batch"])
         evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
         estimates[at] = evaluator.estimate_even(
@@ -371,7 +375,7 @@ def _strategies(
             sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
     position: Array = np.full(len(status), -1)
     position[at] = number[which]
-    status[at[number[which] < 0]] = _core.PLAN_STATUS["bad_strategy"]
+    status[at[number[which] < 0]] = _core.PlanStatus.BAD_STRATEGY
     return sizes, position
 
 
@@ -386,7 +390,7 @@ def _predictions(estimates: Array, limit_bytes: float) -> Predictions:
     return Predictions(
         time_s=column(estimates["time_s"]),
         memory_bytes=column(estimates["memory_bytes"]),
-        over_bytes=column(np.where(status == _core.PLAN_STATUS["over_memory"], excess, 0.0)),
+        over_bytes=column(np.where(status == _core.PlanStatus.OVER_MEMORY, excess, 0.0)),
         energy_j=column(estimates["energy_j"]),
         parts_s={name.removesuffix("_s"): column(parts[name]) for name in parts.dtype.names or ()},
         memory={name: column(memory[name]) for name in memory.dtype.names or ()},

@@ -154,7 +154,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         whole = layer.forward.stashed_bytes()
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
-        record["end"] = end
+        record["boundary"] = end
         record["once_bytes"] = whole if head else 0.0
         if head and software.gradient_stand_ins:
             record["once_bytes"] += _table_bytes(graph)
@@ -211,7 +211,7 @@ def strategy_sizes(
     split = s.sequence_parallel and s.tp > 1
     record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
     attends = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
-    record["way"] = attends + len(CONTEXT_KINDS) * (s.expert_parts - 1)
+    record["group_kind"] = attends + len(CONTEXT_KINDS) * (s.expert_parts - 1)
     record["copied_parameters"] = graph.copied_parameters
     record["sent_bytes"] = sum(
         layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))

@@ -170,7 +170,7 @@ class Exhaustive:
 def partitions(evaluator, layout):
     """All cuts that a layout may have: any, or deals of which chunks differ by a layer at most."""
     layers, blocks = len(evaluator.sizes[0].graph.order), evaluator.sizes[0].blocks
-    stages = int(layout["stages"])
+    stages = int(layout["pp"])
     name = SCHEDULE_NAMES[int(layout["schedule"])]
     count = stages if name == "dualpipe" else stages * int(layout["vpp"])
     searched = name == "1f1b" or (name == "zb-h1" and layout["micro_batches"] >= stages)
@@ -214,7 +214,7 @@ def spec_of(evaluator, layout, cuts=None, recompute="auto"):
     return PlanSpec(
         global_batch=training.global_batch,
         tp=s.tp,
-        pp=int(layout["stages"]),
+        pp=int(layout["pp"]),
         dp=int(layout["dp"]),
         cp=s.cp,
         cp_kind=s.cp_kind,
@@ -249,7 +249,7 @@ def plans_of_layout(evaluator, at):
     variants = range(len(evaluator.sizes[int(layout["strategy"])].variants))
     for cuts in partitions(evaluator, layout):
         if allowed(evaluator.training, cuts):
-            for chosen in itertools.product(variants, repeat=int(layout["stages"])):
+            for chosen in itertools.product(variants, repeat=int(layout["pp"])):
                 yield cuts, chosen
 
 
@@ -267,7 +267,7 @@ def exhaustive(model, cluster, training):
             # What one stage recomputes changes nothing of another: for each the fastest that fits.
             loads, ways = [], list(stage_ways(evaluator, layout, longest))
             for way in ways:
-                alike = np.full(int(layout["stages"]), way, np.int32)
+                alike = np.full(int(layout["pp"]), way, np.int32)
                 _, stages = evaluator.space.estimate(times, at, borders, alike, room)
                 held = np.array([sum(terms) for terms in stages["memory"].tolist()])
                 loads.append(np.where(held <= room * (1 + 1e-12), stages["load_s"], np.inf))
@@ -293,7 +293,7 @@ def kind_of_layout(evaluator, at):
     layout = evaluator.layouts[at]
     s = evaluator.sizes[int(layout["strategy"])].strategy
     widths = s.tp, s.cp, s.ep, s.micro_batch
-    rest = (int(layout[name]) for name in ("stages", "dp", "zero"))
+    rest = (int(layout[name]) for name in ("pp", "dp", "zero"))
     ways = s.cp_kind, s.expert_width, int(layout["shard"]) or int(layout["dp"])
     name = SCHEDULE_NAMES[int(layout["schedule"])]
     return (*widths, *rest, name, int(layout["vpp"]), *ways)

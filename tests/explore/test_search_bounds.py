@@ -210,7 +210,7 @@ def _layout_of(problem: SearchProblem, s: int, placed: Placed) -> tuple[Any, ...
     strategy = problem.evaluators[0].sizes[s].strategy
     layout = problem.evaluators[0].layouts[placed.layout]
     widths = (strategy.tp, strategy.cp, strategy.ep)
-    names = ("stages", "dp", "zero", "vpp", "micro_batches")
+    names = ("pp", "dp", "zero", "vpp", "micro_batches")
     counts = tuple(int(layout[name]) for name in names)
     order = ("replicas-inside", "stages-inside")[layout["rank_order"]]
     return (*widths, strategy.micro_batch, *counts, order, len(placed.variants))

@@ -57,7 +57,7 @@ def best_of_all(evaluator, times, layout, room):
     held = float(max(evaluator.limits_bytes[room], 0.0))
     graph, some_blocks = sizes.graph, evaluator.training.recompute_some
     ends = [graph.layers[k].kind in ("embedding", "head") for k in graph.order]
-    for cuts, variants in partitions(ends, row["stages"], len(sizes.variants), some_blocks):
+    for cuts, variants in partitions(ends, row["pp"], len(sizes.variants), some_blocks):
         given = (np.array(cuts, dtype=np.int32), np.array(variants, dtype=np.int32))
         (estimate,), _ = evaluator.space.estimate(times, layout, *given, held)
         if estimate["status"] == 0:
@@ -82,13 +82,13 @@ def test_the_best_partition_is_that_of_every_partition(cases):
         record = tpuv4_space().chips[int(case.rng.integers(0, len(tpuv4_space()))) :][:1].copy()
         rows = evaluator.layouts  # of schedules whose partitions are all searched
         dealt = ~np.isin(rows["schedule"], [0, 3]) | (rows["vpp"] > 1)
-        dealt |= (rows["schedule"] == 3) & (rows["micro_batches"] < rows["stages"])
-        layouts = np.flatnonzero((rows["stages"] == 1) | ~dealt)
+        dealt |= (rows["schedule"] == 3) & (rows["micro_batches"] < rows["pp"])
+        layouts = np.flatnonzero((rows["pp"] == 1) | ~dealt)
         for layout in case.rng.permutation(layouts)[:6].tolist():
             s = int(evaluator.layouts["strategy"][layout])
             times, _ = case.problem.schedule(s, record)
             timed = times.at(np.zeros(len(evaluator), dtype=np.int64))
-            if evaluator.layouts["stages"][layout] > 4:
+            if evaluator.layouts["pp"][layout] > 4:
                 continue
             for room in range(len(evaluator.limits_bytes)):
                 best = best_of_all(evaluator, timed, layout, room)

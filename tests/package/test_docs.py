@@ -37,7 +37,8 @@ def slow_ones(names, *slow):
 
 
 LONG_EXAMPLES = [
-    f"phaze_fast.{name}" for name in ("wafer.studies.comparison", "wafer.search.search", "papers.backtest")
+    f"phaze_fast.{name}"
+    for name in ("wafer.studies.comparison", "wafer.search.search", "papers.backtest")
 ]
 LONG_PAGES = [ROOT / "docs" / name for name in ("start.md", "sharing.md")]
 

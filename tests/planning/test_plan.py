@@ -77,7 +77,7 @@ def test_plans_and_the_memory_model_agree_term_by_term(schedule, models):
         strategy = Strategy(tp=2, sequence_parallel=True)
         graph = pf.layer_graph(pf.models.load(model), strategy)
         common = {"schedule": schedule, "vpp": vpp, "zero": zero}
-        pipeline = Pipeline(stages=2, micro_batches=8, dp=4, **common)
+        pipeline = Pipeline(pp=2, micro_batches=8, dp=4, **common)
         given = {"recompute": recompute, "software": PLAIN, **common}
         spec = PlanSpec(global_batch=32, tp=2, pp=2, dp=4, **given)
         for k, stage in enumerate(predict(model, cluster(16), spec).stages):
@@ -279,6 +279,6 @@ def test_replicas_lie_inside_where_a_pipeline_fits_into_a_node():
     evaluator = PlanEvaluator(pf.models.load("gpt2-small"), cluster(64), step, [80 * 2**30])
     layouts = evaluator.layouts
     several = layouts[layouts["dp"] > 1]
-    both = set(several["stages"][several["rank_order"] == 1].tolist())
-    assert both == {p for p in several["stages"].tolist() if 1 < p <= 8}
-    assert {8, 9} <= set(several["stages"].tolist())
+    both = set(several["pp"][several["rank_order"] == 1].tolist())
+    assert both == {p for p in several["pp"].tolist() if 1 < p <= 8}
+    assert {8, 9} <= set(several["pp"].tolist())

@@ -145,7 +145,7 @@ def random_cuts(rng, evaluator, layout):
     layers = len(evaluator.sizes[0].graph.order)
     if layout["schedule"] != 0:
         return next(partitions(evaluator, layout))
-    inner = sorted(rng.sample(range(1, layers), int(layout["stages"]) - 1))
+    inner = sorted(rng.sample(range(1, layers), int(layout["pp"]) - 1))
     return (0, *inner, layers)
 
 
@@ -159,7 +159,7 @@ def test_no_random_plan_is_faster(name, cases):
     for at in rng.choices(range(len(evaluator.layouts)), k=cases):
         layout = evaluator.layouts[at]
         words = evaluator.sizes[int(layout["strategy"])].variants
-        chosen = tuple(rng.choice(words) for _ in range(int(layout["stages"])))
+        chosen = tuple(rng.choice(words) for _ in range(int(layout["pp"])))
         spec = spec_of(evaluator, layout, random_cuts(rng, evaluator, layout), chosen)
         scored = predict(model, cluster, spec)
         assert 0 < scored.mfu <= scored.hfu <= 1

@@ -23,7 +23,9 @@
 // throw, where memory runs out (std::bad_alloc).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 
 #include "phaze/status.hpp"
@@ -58,50 +60,22 @@ enum class Algorithm : std::uint8_t {
 inline constexpr int kAlgorithmCount = 11;
 
 // Names as users write and read them; static storage.
+inline constexpr const char* kCollectiveOpNames[] = {
+    "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "point-to-point",
+};
 constexpr const char* name(CollectiveOp op) noexcept {
-  switch (op) {
-    case CollectiveOp::kAllReduce:
-      return "all-reduce";
-    case CollectiveOp::kReduceScatter:
-      return "reduce-scatter";
-    case CollectiveOp::kAllGather:
-      return "all-gather";
-    case CollectiveOp::kAllToAll:
-      return "all-to-all";
-    case CollectiveOp::kBroadcast:
-      return "broadcast";
-    case CollectiveOp::kPointToPoint:
-      return "point-to-point";
-  }
-  return "unknown";
+  const auto code = static_cast<std::size_t>(op);
+  return code < std::size(kCollectiveOpNames) ? kCollectiveOpNames[code] : "unknown";
 }
 
+inline constexpr const char* kAlgorithmNames[] = {
+    "none",      "ring",   "tree",       "hierarchical",      "rail-ring",
+    "pairwise",  "direct", "snake-ring", "dimension-ordered", "multi-ring",
+    "in-switch",
+};
 constexpr const char* name(Algorithm algorithm) noexcept {
-  switch (algorithm) {
-    case Algorithm::kNone:
-      return "none";
-    case Algorithm::kRing:
-      return "ring";
-    case Algorithm::kTree:
-      return "tree";
-    case Algorithm::kHierarchical:
-      return "hierarchical";
-    case Algorithm::kRailRing:
-      return "rail-ring";
-    case Algorithm::kPairwise:
-      return "pairwise";
-    case Algorithm::kDirect:
-      return "direct";
-    case Algorithm::kSnakeRing:
-      return "snake-ring";
-    case Algorithm::kDimensionOrdered:
-      return "dimension-ordered";
-    case Algorithm::kMultiRing:
-      return "multi-ring";
-    case Algorithm::kInSwitch:
-      return "in-switch";
-  }
-  return "unknown";
+  const auto code = static_cast<std::size_t>(algorithm);
+  return code < std::size(kAlgorithmNames) ? kAlgorithmNames[code] : "unknown";
 }
 
 struct CollectiveResult {
@@ -138,8 +112,10 @@ CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double 
                             const GroupShape& shape) noexcept;
 CollectiveResult collective(const CheckedFabric& fabric, CollectiveOp op, double bytes,
                             const GroupShape& shape) noexcept;
-CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                            std::int64_t ranks, std::int64_t stride) noexcept;
+inline CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                   std::int64_t ranks, std::int64_t stride) noexcept {
+  return collective(fabric, op, bytes, GroupShape{ranks, stride});
+}
 
 // One message from rank `from` to rank `to`, while every pair at the same distance sends one as
 // well. Unlike point-to-point over a stride it knows where the pair lies: ranks 7 and 8 are in
@@ -153,16 +129,20 @@ CollectiveResult message(const CheckedFabric& fabric, double bytes, std::int64_t
 // One named algorithm; kNotApplicable where it cannot run.
 CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
                                  const GroupShape& shape, Algorithm algorithm) noexcept;
-CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                                 std::int64_t ranks, std::int64_t stride,
-                                 Algorithm algorithm) noexcept;
+inline CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                        std::int64_t ranks, std::int64_t stride,
+                                        Algorithm algorithm) noexcept {
+  return collective_with(fabric, op, bytes, GroupShape{ranks, stride}, algorithm);
+}
 
 // Bytes a rank must send at the least, over its fastest port (on a grid, over all its links at
 // once): no algorithm here is ever faster, to the last bit. NaN where collective() has no answer.
 double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
                           const GroupShape& shape) noexcept;
-double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                          std::int64_t ranks, std::int64_t stride) noexcept;
+inline double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                 std::int64_t ranks, std::int64_t stride) noexcept {
+  return collective_bound_s(fabric, op, bytes, GroupShape{ranks, stride});
+}
 
 // Struct-of-arrays batch: row i is collective(fabrics[fabric[i]], op[i], bytes[i], {ranks[i],
 // stride[i], outer_ranks[i], outer_stride[i]}). All spans but `fabrics` have one length, or both

@@ -1,7 +1,7 @@
 // Many layers in one call: arrays in, arrays out.
 //
 // Nothing prints or exits; memory may run out (std::bad_alloc), nothing else is thrown. Layers are
-// dealt to threads; each answer is written by one thread, so results are the same bits for any
+// spread over threads; each answer is written by one thread, so results are the same bits for any
 // thread count (without a time limit or an interruption).
 #pragma once
 

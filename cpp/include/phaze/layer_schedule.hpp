@@ -68,7 +68,7 @@ Status check_layer(const LayerProblem& problem) noexcept;
 // that must pass before and after its operators.
 double layer_bound(const LayerProblem& problem) noexcept;
 
-// The best of several list schedules, with the bound beside it.
+// The best of several list schedules, with its lower bound.
 LayerSolution list_schedule(const LayerProblem& problem) noexcept;
 
 // Bounds, list schedules, then branch and bound until proof or limit.

@@ -27,10 +27,10 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "phaze/map_score.hpp"
 #include "phaze/mesh.hpp"
 #include "phaze/status.hpp"
 
@@ -77,7 +77,7 @@ struct MapOpRecord {
   std::int32_t product;   // 1 where it contracts its input's features with weights
   std::int32_t kept;      // 1 where what it keeps is its output, not a mask or statistics of it
   std::int32_t expert;    // 1 where M splits experts, each with weights of its own, and not rows
-  std::int32_t beside;    // 1: what it takes may come in pieces beside its work; 2: what it makes
+  std::int32_t beside;    // 1: its input may come in pieces that overlap its work; 2: its output
   std::int64_t limit[4];  // largest factor of B, M, N, K
   double stat_bytes;      // summed over split columns, forward and backward; of all rows
   double gather_bytes;    // gathered over split rows (keys and values); whole
@@ -116,7 +116,7 @@ struct MapRulesRecord {
   std::int32_t chunks;         // runs of blocks that a stage has: 1, or interleaved ones
   std::int32_t zero_bubble;    // 1: ZB-H1, weight gradients fill the pipeline's bubble; one chunk
   std::int32_t fabric;         // a MeshFabric
-  std::int32_t pieces;         // that a conversion beside work is cut into; 1 = none is
+  std::int32_t pieces;         // that a conversion which overlaps work is cut into; 1 = none is
   double outer_tail_s;         // after the last micro-batch, whatever the mapping
   double stream_link_s;  // of the busiest link to the rim, a byte that each die takes or gives
   double stream_both_s;  // the same where each die takes one and gives one
@@ -139,7 +139,7 @@ struct MapRulesRecord {
     return (in_bytes + out_bytes - 2.0 * less) * stream_link_s + less * stream_both_s;
   }
 
-  // Micro-batches whose activations a stage holds at its worst moment.
+  // Micro-batches in flight at the peak of a stage.
   double in_flight(int stages, int stage) const noexcept;
 };
 
@@ -185,6 +185,27 @@ struct MapStage {
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 
+// What a mapping's step takes.
+struct MapScore {
+  double time_s;        // of one step
+  double memory_bytes;  // of the fullest die
+  double over_bytes;    // beyond its capacity, when all that may be recomputed is
+  double stream_bytes;  // off the wafer, a die's share
+  double stream_over_bytes;
+  double slowest_stage_s;  // of one micro-batch
+  double compute_s;        // of one block, both passes, without recomputation
+  double blocking_s;       // collectives it waits for
+  double hidden_s;         // collectives that overlap it
+  double tail_s;           // after the last micro-batch
+};
+
+// Seconds that a step takes at least and at most, and operators that its fullest stage computes
+// again, for a mapping that is alike.
+struct MapRange {
+  double least_s, most_s;
+  std::optional<std::uint64_t> again = {};
+};
+
 // A factor, slot or operator out of range, tables of the wrong size, or numbers above 1e100.
 Status check_problem(const MapProblem& problem) noexcept;
 
@@ -193,8 +214,8 @@ struct MapNode {
   double forward_s, backward_s;       // work
   double weight_grad_s;               // part of backward_s
   double blocking_f_s, blocking_b_s;  // collectives that the work waits for
-  double hidden_f_s, hidden_b_s;      // collectives beside the work
-  double stream_s;                    // from and to off the wafer, beside both
+  double hidden_f_s, hidden_b_s;      // collectives that overlap the work
+  double stream_s;                    // from and to off the wafer, overlapping both
   double sync_s, step_s;              // once in a step: gradients, optimiser
   double state_bytes, stream_bytes, stash_bytes, live_bytes, gathered_bytes;
 };

@@ -1,6 +1,7 @@
 // What a device holds, as plain C functions for loops that other compilers make (Numba): the rule
-// of the plan kernel, so that grids of plans and single plans have the same bytes. docs/workloads.md
-// has the formulas. Bytes are doubles. All functions are pure and may be called from any thread.
+// of the plan kernel, so that grids of plans and single plans have the same bytes.
+// docs/workloads.md has the formulas. Bytes are doubles. All functions are pure and may be called
+// from any thread.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Operators times chips: seconds, joules and the breakdown behind them, in batches.
 //
 // Nothing here prints or exits; a batch may run out of memory (std::bad_alloc), nothing else is
-// thrown. Work is dealt to threads by chip; every result is written by one thread, so answers are
-// the same bits for any thread count.
+// thrown. Work is spread over threads by chip; every result is written by one thread, so answers
+// are the same bits for any thread count.
 #pragma once
 
 #include <span>
@@ -89,7 +89,7 @@ void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
 struct PathBatch {
   std::span<const std::int64_t> node_ptr;
   std::span<const std::int32_t> op;  // per node: which operator it is
-  std::span<const double> extra_s;   // per node: what it takes on any chip beside its bound
+  std::span<const double> extra_s;   // per node: what it takes on any chip on top of its bound
   std::span<const std::int64_t> before_ptr;
   std::span<const std::int32_t> before;
   std::span<const double> count;  // per graph: how often it runs

@@ -18,7 +18,7 @@ namespace phaze {
 //
 // A body may throw. Every other share still runs to its end; then the exception of the lowest range
 // is thrown on the calling thread, whichever came first in time. Throws std::bad_alloc where there
-// is no memory to deal out the shares.
+// is no memory to hand out the shares.
 template <typename Body>
 void parallel_for(std::size_t count, int threads, std::size_t grain, const Body& body) {
   const std::size_t most = grain == 0 ? count : (count + grain - 1) / grain;

@@ -7,7 +7,9 @@
 // thread at a time; all else may be called from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <vector>
@@ -29,26 +31,12 @@ enum class PipelineSchedule : std::int32_t {
 inline constexpr int kPipelineScheduleCount = 8;
 
 // The name of a schedule in files, options and Python; static storage, safe from any thread.
+inline constexpr const char* kPipelineScheduleNames[] = {
+    "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v",
+};
 constexpr const char* name(PipelineSchedule schedule) noexcept {
-  switch (schedule) {
-    case PipelineSchedule::kOneForwardOneBackward:
-      return "1f1b";
-    case PipelineSchedule::kGpipe:
-      return "gpipe";
-    case PipelineSchedule::kInterleaved:
-      return "interleaved";
-    case PipelineSchedule::kZeroBubbleH1:
-      return "zb-h1";
-    case PipelineSchedule::kZeroBubbleH2:
-      return "zb-h2";
-    case PipelineSchedule::kZeroBubbleV:
-      return "zb-v";
-    case PipelineSchedule::kDualPipe:
-      return "dualpipe";
-    case PipelineSchedule::kDualPipeV:
-      return "dualpipe-v";
-  }
-  return "unknown";
+  const auto code = static_cast<std::size_t>(schedule);
+  return code < std::size(kPipelineScheduleNames) ? kPipelineScheduleNames[code] : "unknown";
 }
 
 // Whether a device holds two chunks of the model: folded into a V, or by DualPipe one from each
@@ -77,32 +65,25 @@ enum class PipelineStatus : std::int32_t {
   kFewMicroBatches = 7,
   kTooLarge = 8,
 };
-inline constexpr int kPipelineStatusCount = 9;
-
 // The sentence of a status; static storage, safe from any thread.
+inline constexpr const char* kPipelineStatusSentences[] = {
+    "ok",
+    "unknown pipeline schedule",
+    "stages, chunks and micro-batches must be at least 1",
+    "this schedule has exactly one chunk on a device",
+    "this schedule has exactly two chunks on a device",
+    "DualPipe needs an even number of stages",
+    "DualPipe needs an even number of micro-batches, half for each direction",
+    "DualPipe and DualPipeV need at least twice as many micro-batches as stages",
+    "the pipeline is too large: expected stages x stages x chunks up to 2^24 and "
+    "micro-batches up to 2^40",
+};
+inline constexpr int kPipelineStatusCount = static_cast<int>(std::size(kPipelineStatusSentences));
+
 constexpr const char* sentence(PipelineStatus status) noexcept {
-  switch (status) {
-    case PipelineStatus::kOk:
-      return "ok";
-    case PipelineStatus::kBadSchedule:
-      return "unknown pipeline schedule";
-    case PipelineStatus::kBadSizes:
-      return "stages, chunks and micro-batches must be at least 1";
-    case PipelineStatus::kOneChunk:
-      return "this schedule has exactly one chunk on a device";
-    case PipelineStatus::kTwoChunks:
-      return "this schedule has exactly two chunks on a device";
-    case PipelineStatus::kOddStages:
-      return "DualPipe needs an even number of stages";
-    case PipelineStatus::kOddMicroBatches:
-      return "DualPipe needs an even number of micro-batches, half for each direction";
-    case PipelineStatus::kFewMicroBatches:
-      return "DualPipe and DualPipeV need at least twice as many micro-batches as stages";
-    case PipelineStatus::kTooLarge:
-      return "the pipeline is too large: expected stages x stages x chunks up to 2^24 and "
-             "micro-batches up to 2^40";
-  }
-  return "unknown status";
+  const auto code = static_cast<std::size_t>(status);
+  return code < std::size(kPipelineStatusSentences) ? kPipelineStatusSentences[code]
+                                                    : "unknown status";
 }
 
 PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
@@ -113,7 +94,7 @@ PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, st
 std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                       std::int64_t device, std::int64_t chunk) noexcept;
 
-// Most activations a device holds at once, one for each micro-batch of each chunk, from the start
+// Peak of the activations of a device, one for each micro-batch of each chunk, from the start
 // of the forward pass to the end of the backward pass (of the weight gradient where that comes
 // apart). 0 where check_schedule refuses the combination or the device is not one of the
 // pipeline's.
@@ -181,7 +162,7 @@ class PipelinePlayer {
   // before the device's first, its own work, and the passes that must follow its last.
   double step_bound_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
-  // Most bytes of activations that a device holds at once: `chunk_bytes` [chunks] are kept from the
+  // Peak bytes of activations of a device: `chunk_bytes` [chunks] are kept from the
   // start of a chunk's forward pass to the end of its backward pass. Where the weight gradient
   // comes apart, the share `kept_for_weight_grad` of them is kept until that is done. NaN where
   // sizes disagree.
@@ -189,11 +170,11 @@ class PipelinePlayer {
                     std::int64_t micro_batches, std::int64_t device,
                     std::span<const double> chunk_bytes, double kept_for_weight_grad);
 
-  // Micro-batches of each chunk that a device holds, at the moments of which none holds more of
-  // every chunk than another: `chunks` numbers each. Activations are kept until the weight
+  // Micro-batches in flight of each chunk of a device, at every non-dominated moment of the step:
+  // `chunks` numbers each. Activations are kept until the weight
   // gradient. Empty where the schedule is not possible.
-  void held_chunks(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                   std::int64_t micro_batches, std::int64_t device, std::vector<double>* held);
+  void peaks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                       std::int64_t micro_batches, std::int64_t device, std::vector<double>* held);
 
  private:
   class Game;

@@ -31,7 +31,7 @@ struct PlacementLayers {
   std::span<const double> live_bytes;   // of one layer at a time: the largest of a stage counts
   std::span<const double> resident_bytes;
   std::span<const double> once_bytes;     // kept once, however many micro-batches are in flight
-  std::span<const double> gather_bytes;   // of one layer at a time, beside `live_bytes`
+  std::span<const double> gather_bytes;   // of one layer at a time, on top of `live_bytes`
   std::span<const double> sync_s;         // of the gradients
   std::span<const double> step_s;         // of the optimiser
   std::span<const double> weight_grad_s;  // part of the backward pass that can wait

@@ -12,8 +12,10 @@
 // whatever the thread count: ties go to the layout that stands first.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <vector>
@@ -25,9 +27,9 @@
 
 namespace phaze {
 
-// Deals of layers to chunks of one layout that are all tried; of more, two are, and with at most so
-// many chunks those whose longer chunks stand one after another.
-inline constexpr int kMaxDeals = 128;
+// Layer assignments to the chunks of one layout are all tried up to this many; of more, two are,
+// and with at most kMaxRunChunks chunks those whose longer chunks stand one after another.
+inline constexpr int kMaxAssignments = 128;
 inline constexpr int kMaxRunChunks = 48;
 
 enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
@@ -36,13 +38,13 @@ enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 struct LayerKindRecord {
   double parameters;
   double expert_parameters;          // of those, the routed experts'
-  double stash_bytes[kMaxVariants];  // of ends the same in all; of blocks falling
+  double stash_bytes[kMaxVariants];  // of boundary layers the same in all; of blocks falling
   double live_bytes[kMaxVariants];   // while one layer is recomputed and runs backward
   double once_bytes;                 // kept once, however many micro-batches are in flight
-  double copy_bytes;                 // of weights in a smaller format, beside the weights
+  double copy_bytes;                 // of weights in a smaller format, on top of the weights
   double cast_bytes;                 // moved once a step to make them
   double shape_bytes;                // held once for all layers of the kind on a device
-  std::int32_t end;                  // 1: embedding or head, 0: block
+  std::int32_t boundary;             // 1: embedding or head, 0: block
   std::int32_t unused;
 };
 
@@ -55,15 +57,15 @@ struct StrategyRecord {
   double gathered_bytes;     // buffers of sequence parallelism
   double copied_parameters;  // of the embedding that a last stage copies, where it ties to it
   double sent_bytes;         // that a device sends in the collectives of all layers, both passes
-  std::int32_t variants;     // ways to run a stage (what is recomputed), least recomputed first
-  std::int32_t way;  // number of how context and expert groups work; plans that differ in it differ
+  std::int32_t variants;     // recompute variants, least recomputed first
+  std::int32_t group_kind;   // how context and expert groups work; plans that differ in it differ
 };
 
 struct LayoutRecord {
   std::int32_t strategy;
   std::int32_t schedule;  // PipelineSchedule
-  std::int32_t stages;
-  std::int32_t vpp;  // chunks per stage
+  std::int32_t pp;        // stages of the pipeline
+  std::int32_t vpp;       // chunks of a stage
   std::int32_t zero;
   std::int32_t rank_order;  // RankOrder
   std::int64_t dp;
@@ -96,7 +98,7 @@ struct TrainingRecord {
   double state_bytes;
   double fragmentation;  // share of moving bytes that an allocator loses
   double bucket_bytes;   // of the gradients that are synchronised last
-  double contention;     // of a second in which gradients or weights move, what work beside loses
+  double contention;     // share of a second of work lost while gradients or weights move
   double hbm_byte_j;
   double network_byte_j;
   double gather_bytes;          // of a weight as gathers among replicas carry it
@@ -149,37 +151,26 @@ enum class PlanStatus : std::int32_t {
   kBrokenTie = 10,     // a cut between layers that belong together
   kBadShard = 11,      // replicas that share state are uneven groups, or share nothing
 };
-inline constexpr int kPlanStatusCount = 12;
+inline constexpr const char* kPlanStatusSentences[] = {
+    "ok",
+    "the plan needs more memory than a device has",
+    "no partition of the layers fits the memory of a device",
+    "tensor x pipeline x data x context parallelism is not the number of devices",
+    "data parallelism x micro-batch does not divide the global batch",
+    "there are more stages x chunks than layers",
+    "the schedule does not take so many stages, chunks and micro-batches",
+    "the schedule needs at least twice as many micro-batches as stages",
+    "expert parallelism does not divide data parallelism",
+    "the widths do not divide the model",
+    "a stage ends between layers that one stage must hold",
+    "sharing replicas do not divide data parallelism, are no multiple of expert "
+    "parallelism, or share nothing with ZeRO 0",
+};
+inline constexpr int kPlanStatusCount = static_cast<int>(std::size(kPlanStatusSentences));
 
 constexpr const char* sentence(PlanStatus status) noexcept {
-  switch (status) {
-    case PlanStatus::kOk:
-      return "ok";
-    case PlanStatus::kOverMemory:
-      return "the plan needs more memory than a device has";
-    case PlanStatus::kNoPlan:
-      return "no partition of the layers fits the memory of a device";
-    case PlanStatus::kBadDevices:
-      return "tensor x pipeline x data x context parallelism is not the number of devices";
-    case PlanStatus::kBadBatch:
-      return "data parallelism x micro-batch does not divide the global batch";
-    case PlanStatus::kTooManyStages:
-      return "there are more stages x chunks than layers";
-    case PlanStatus::kBadSchedule:
-      return "the schedule does not take so many stages, chunks and micro-batches";
-    case PlanStatus::kFewRounds:
-      return "the schedule needs at least twice as many micro-batches as stages";
-    case PlanStatus::kBadExperts:
-      return "expert parallelism does not divide data parallelism";
-    case PlanStatus::kBadStrategy:
-      return "the widths do not divide the model";
-    case PlanStatus::kBrokenTie:
-      return "a stage ends between layers that one stage must hold";
-    case PlanStatus::kBadShard:
-      return "sharing replicas do not divide data parallelism, are no multiple of expert "
-             "parallelism, or share nothing with ZeRO 0";
-  }
-  return "unknown status";
+  const auto code = static_cast<std::size_t>(status);
+  return code < std::size(kPlanStatusSentences) ? kPlanStatusSentences[code] : "unknown status";
 }
 
 // Widths of a plan as a user gives them, before layers are split or placed.
@@ -258,7 +249,7 @@ struct PlanParts {
 // collectives of expert groups, of context groups, of tensor groups, and the host.
 inline constexpr std::size_t kFreeLevels = 4;
 
-// When a device holds most.
+// When a device has its peak.
 enum class PeakInstant : std::int32_t {
   kLoss = 0,      // the last forward pass in flight has ended, with the loss where there is one
   kBackward = 1,  // the last layer of a micro-batch runs backward
@@ -327,7 +318,7 @@ struct SettledLayouts {
   double open_s;        // least bound of layouts that were left open; infinite where none was
 };
 
-// Asked between waves of layouts by the thread that called: whether to end with what is found.
+// Called between waves of layouts by the thread that called: whether to end with the plans so far.
 using AskedToStop = std::function<bool()>;
 
 // Seconds of one micro-batch's passes by a plan, each at [stage * chunks + chunk], messages that a
@@ -348,29 +339,32 @@ class PlanSpace {
   PlanSpace(PlanSpace&&) noexcept;
   PlanSpace& operator=(PlanSpace&&) noexcept;
 
-  // Prices every group and message of every layout. `rooms` are bytes of a device for the model,
-  // the capacities that will be asked for; fits[layout * rooms + room] says whether a layout may
-  // fit (a layout that is not marked is never looked at). Sizes and rooms are at most 1e100.
-  Status build(const PlanProblem& problem, std::span<const double> rooms,
+  // Prices every group and message of every layout. `memory_limits` are bytes of a device for the
+  // model, the capacities that will be asked for; fits[layout * memory_limits + memory_limit] says
+  // whether a layout may fit (a layout that is not marked is never looked at). Sizes and
+  // memory_limits are at most 1e100.
+  Status build(const PlanProblem& problem, std::span<const double> memory_limits,
                std::span<const std::uint8_t> fits);
 
   std::size_t layouts() const noexcept;
   std::size_t strategies() const noexcept;
-  std::size_t rooms() const noexcept;
+  std::size_t memory_limits() const noexcept;
   int kinds() const noexcept;
   int layers() const noexcept;
   const LayoutRecord& layout(std::size_t row) const noexcept;
-  double room_bytes(std::size_t room) const noexcept;
+  double usable_bytes(std::size_t memory_limit) const noexcept;
 
   // ---- one plan ----
 
-  // The even partition: blocks dealt out as evenly as they come, the ends with the first and last.
+  // The even partition: blocks spread as evenly as possible, embedding and head with the first and
+  // last stage.
   // Of the variants, `variant`; or where it is negative, for each stage the fastest that fits.
   PlanStatus even_partition(std::size_t layout, const KindTimes& times, std::int32_t variant,
-                            double room_bytes, Partition* partition) const;
+                            double usable_bytes, Partition* partition) const;
 
-  // What each stage of given cuts recomputes: for each the fastest that fits, or the leanest.
-  void choose_recompute(std::size_t layout, const KindTimes& times, double room_bytes,
+  // What each stage of given cuts recomputes: the fastest variant that fits, or the one that needs
+  // least memory.
+  void choose_recompute(std::size_t layout, const KindTimes& times, double usable_bytes,
                         Partition* partition) const;
 
   // Whether cuts and variants are a partition for this layout.
@@ -380,53 +374,55 @@ class PlanSpace {
   // and strategy in `free` where parts are wanted. A layout that has none gets its status, and NaN.
   using TimesOf = std::function<KindTimes(std::size_t)>;
   void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
-                     const TimesOf& times, std::span<const TimesOf> free, double room_bytes,
+                     const TimesOf& times, std::span<const TimesOf> free, double usable_bytes,
                      std::span<PlanEstimate> estimates) const;
 
   // What a step takes by a plan. `stages`, where given, has one entry per stage; `free` are times
   // of kFreeLevels levels, without which there are no parts.
   PlanEstimate estimate(std::size_t layout, const Partition& partition, const KindTimes& times,
-                        std::span<const KindTimes> free, double room_bytes,
+                        std::span<const KindTimes> free, double usable_bytes,
                         std::vector<StageEstimate>* stages) const;
 
-  // What the schedule of a plan is played with.
+  // The passes that the schedule of a plan consists of.
   PlanPasses passes(std::size_t layout, const Partition& partition, const KindTimes& times) const;
 
   // ---- the best plan ----
 
   // The best plan of one layout that takes at most `below_s`.
-  PlacedPlan best_of_layout(std::size_t layout, const KindTimes& times, double room_bytes,
+  PlacedPlan best_of_layout(std::size_t layout, const KindTimes& times, double usable_bytes,
                             double below_s) const;
 
-  // The best plan of all layouts of a strategy, with room number `room`, that takes at most
-  // `below_s`. `least` are times that no schedule of the layers beats; equal to `times` where they
-  // are proven.
+  // The best plan of all layouts of a strategy, within memory limit number `memory_limit`, that
+  // takes at most `below_s`. `least` are times that no schedule of the layers beats; equal to
+  // `times` where they are proven.
   PlacedPlan best_of_strategy(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                              std::size_t room, double below_s) const;
+                              std::size_t memory_limit, double below_s) const;
 
-  // The same with every room, each with its own limit (minus infinity: not asked for).
-  void best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                     std::span<const double> below_s, std::span<PlacedPlan> plans) const;
+  // The same with every memory limit, each with its own limit of time (minus infinity: not asked
+  // for).
+  void best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
+                             std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
   // The fastest `top` plans over several strategies on one chip, distinct but for rank order;
   // fastest first.
-  std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t room,
+  std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t memory_limit,
                                     std::size_t top, int threads, SettledLayouts* settled,
                                     const AskedToStop& stop = {}) const;
 
   // Of the fastest plans of all layouts those of which none is both faster and smaller than
   // another and that take at most `most_s`; fastest first.
-  std::vector<PlacedPlan> front(std::span<const KindTimes> times, std::size_t room, double most_s,
-                                int threads, SettledLayouts* settled) const;
+  std::vector<PlacedPlan> front(std::span<const KindTimes> times, std::size_t memory_limit,
+                                double most_s, int threads, SettledLayouts* settled) const;
 
   // ---- bounds ----
 
   // The least that any plan of a layout takes; infinite where it does not fit.
-  double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t room) const;
+  double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t memory_limit) const;
   // The least over the layouts of a strategy.
-  double strategy_bound_s(std::int32_t strategy, const KindTimes& least, std::size_t room) const;
+  double strategy_bound_s(std::int32_t strategy, const KindTimes& least,
+                          std::size_t memory_limit) const;
   // The same from the work of one micro-batch on all stages alone; quicker and lower.
-  double work_bound_s(std::int32_t strategy, double work_s, std::size_t room) const;
+  double work_bound_s(std::int32_t strategy, double work_s, std::size_t memory_limit) const;
 
  private:
   std::unique_ptr<PlanSpaceImpl> impl_;

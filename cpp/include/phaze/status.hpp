@@ -1,9 +1,12 @@
 // Every outcome a kernel can report, with one sentence each. Kernels never print or exit, and throw
 // only std::bad_alloc; the binding turns a status into a named Python exception, or passes it
-// through in a batch.
+// through in a batch. Planning and pipeline schedules add outcomes of their own in the same form
+// (PlanStatus, PipelineStatus).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace phaze {
 
@@ -30,54 +33,35 @@ enum class Status : std::uint8_t {
   kBadRules = 19,
 };
 
-inline constexpr int kStatusCount = 20;
-
 // The sentence of a status; static storage, safe from any thread.
+inline constexpr const char* kStatusSentences[] = {
+    "ok",
+    "a size is NaN or infinite; expected a finite number",
+    "a size is negative; expected zero or more",
+    "ranks must be at least 1 (exactly 1 or 2 for point-to-point)",
+    "stride must be at least 1",
+    "the group does not fit the fabric: (ranks - 1) * stride + 1 exceeds its devices",
+    "unknown collective operation",
+    "the fabric record is malformed: levels, sizes, bandwidths or latencies out of range",
+    "this algorithm cannot run this operation on this group",
+    "the chip record is malformed: a count, size or bandwidth is negative or not finite",
+    "a dimension of the operator is zero or negative; expected at least 1",
+    "the operator is too large: b * m * k * n may be at most 2^62, a dimension 2^40",
+    "the tuning or precision is malformed: a share, rate or size is out of range",
+    "the layer has too many operators; expected at most 64",
+    "an operator has no way to run, or needs cores that the chip does not have",
+    "an edge points to an operator that stands earlier; expected topological order",
+    "no block of the product fits a core's local buffer under the allowed dataflows",
+    "the table of layers is malformed: expected 1 to 4096 layers, 1 to 12 recompute variants, and "
+    "one value each",
+    "the graph can be cut in more than 20000 ways; tie layers that belong together",
+    "a limit is out of range: expected at least one device, micro-batch and stage",
+};
+inline constexpr int kStatusCount = static_cast<int>(std::size(kStatusSentences));
+
 constexpr const char* sentence(Status status) noexcept {
-  switch (status) {
-    case Status::kOk:
-      return "ok";
-    case Status::kNotFinite:
-      return "a size is NaN or infinite; expected a finite number";
-    case Status::kNegative:
-      return "a size is negative; expected zero or more";
-    case Status::kBadRanks:
-      return "ranks must be at least 1 (exactly 1 or 2 for point-to-point)";
-    case Status::kBadStride:
-      return "stride must be at least 1";
-    case Status::kGroupTooLarge:
-      return "the group does not fit the fabric: (ranks - 1) * stride + 1 exceeds its devices";
-    case Status::kBadOperation:
-      return "unknown collective operation";
-    case Status::kBadFabric:
-      return "the fabric record is malformed: levels, sizes, bandwidths or latencies out of range";
-    case Status::kNotApplicable:
-      return "this algorithm cannot run this operation on this group";
-    case Status::kBadChip:
-      return "the chip record is malformed: a count, size or bandwidth is negative or not finite";
-    case Status::kBadShape:
-      return "a dimension of the operator is zero or negative; expected at least 1";
-    case Status::kTooLarge:
-      return "the operator is too large: b * m * k * n may be at most 2^62, a dimension 2^40";
-    case Status::kTooManyOps:
-      return "the layer has too many operators; expected at most 64";
-    case Status::kBadMode:
-      return "an operator has no way to run, or needs cores that the chip does not have";
-    case Status::kBadEdge:
-      return "an edge points to an operator that stands earlier; expected topological order";
-    case Status::kBadLayers:
-      return "the table of layers is malformed: expected 1 to 4096 layers, 1 to 4 variants, and "
-             "one value each";
-    case Status::kTooManyCuts:
-      return "the graph can be cut in more than 20000 ways; tie layers that belong together";
-    case Status::kBadRules:
-      return "a limit is out of range: expected at least one device, micro-batch and stage";
-    case Status::kNoMapping:
-      return "no block of the product fits a core's local buffer under the allowed dataflows";
-    case Status::kBadTuning:
-      return "the tuning or precision is malformed: a share, rate or size is out of range";
-  }
-  return "unknown status";
+  const auto code = static_cast<std::size_t>(status);
+  return code < std::size(kStatusSentences) ? kStatusSentences[code] : "unknown status";
 }
 
 }  // namespace phaze

@@ -13,11 +13,11 @@ struct ChipRecord {
   std::int64_t tensor_cores;           // number of systolic arrays (or SMs on a GPU)
   std::int64_t tensor_width;           // columns of one array
   std::int64_t tensor_depth;           // rows of one array
-  std::int64_t tensor_local_bytes;     // local buffer beside one array
+  std::int64_t tensor_local_bytes;     // local buffer of one array
   std::int64_t vector_cores;           // number of vector units
   std::int64_t vector_lanes;           // lanes of one vector unit
   std::int64_t vector_alus_per_lane;   // scalar operations one lane starts per cycle
-  std::int64_t vector_local_bytes;     // local buffer beside one vector unit
+  std::int64_t vector_local_bytes;     // local buffer of one vector unit
   std::int64_t buffer_bytes;           // global buffer shared by all cores
   double buffer_bytes_per_cycle;       // global buffer bandwidth, all ports together
   double buffer_port_bytes_per_cycle;  // width of one core's port; 0 = as wide as the array's edges
@@ -120,8 +120,8 @@ inline constexpr int kTransfers = 4;
 
 // One way in which a library moves messages, per level of the fabric: what begins a collective that
 // reaches the level, one step at it, the share of its bandwidth that steps use, and seconds for
-// each byte of the vector beside what the links take (copies and sums in local memory). A share may
-// exceed 1 where those seconds make up for it: no collective is faster than its bound.
+// each byte of the vector on top of what the links take (copies and sums in local memory). A share
+// may exceed 1 where those seconds make up for it: no collective is faster than its bound.
 struct ProtocolRecord {
   double most_bytes;  // of one rank's part of the vector; 0 = no limit
   double startup_s[kMaxLevels];

@@ -14,111 +14,48 @@ std::int64_t to_whole(double value) noexcept {
                        : std::numeric_limits<std::int64_t>::max();
 }
 
+// The field of a column: a whole number or a real one.
+struct Field {
+  constexpr Field(std::int64_t ChipRecord::* field) : whole(field) {}
+  constexpr Field(double ChipRecord::* field) : real(field) {}
+
+  std::int64_t ChipRecord::* whole = nullptr;
+  double ChipRecord::* real = nullptr;
+};
+
+constexpr Field kFields[kChipColumnCount] = {// by ChipColumn
+                                             &ChipRecord::tensor_cores,
+                                             &ChipRecord::tensor_width,
+                                             &ChipRecord::tensor_depth,
+                                             &ChipRecord::tensor_local_bytes,
+                                             &ChipRecord::vector_cores,
+                                             &ChipRecord::vector_lanes,
+                                             &ChipRecord::vector_alus_per_lane,
+                                             &ChipRecord::vector_local_bytes,
+                                             &ChipRecord::buffer_bytes,
+                                             &ChipRecord::buffer_bytes_per_cycle,
+                                             &ChipRecord::buffer_port_bytes_per_cycle,
+                                             &ChipRecord::hbm_bytes,
+                                             &ChipRecord::hbm_bytes_per_s,
+                                             &ChipRecord::hbm_stacks,
+                                             &ChipRecord::clock_hz,
+                                             &ChipRecord::links,
+                                             &ChipRecord::link_bytes_per_s,
+                                             &ChipRecord::dies,
+                                             &ChipRecord::fp8};
+
 void set(ChipRecord& chip, ChipColumn column, double value) noexcept {
-  const std::int64_t whole = to_whole(value);
-  switch (column) {
-    case ChipColumn::kTensorCores:
-      chip.tensor_cores = whole;
-      return;
-    case ChipColumn::kTensorWidth:
-      chip.tensor_width = whole;
-      return;
-    case ChipColumn::kTensorDepth:
-      chip.tensor_depth = whole;
-      return;
-    case ChipColumn::kTensorLocalBytes:
-      chip.tensor_local_bytes = whole;
-      return;
-    case ChipColumn::kVectorCores:
-      chip.vector_cores = whole;
-      return;
-    case ChipColumn::kVectorLanes:
-      chip.vector_lanes = whole;
-      return;
-    case ChipColumn::kVectorAlusPerLane:
-      chip.vector_alus_per_lane = whole;
-      return;
-    case ChipColumn::kVectorLocalBytes:
-      chip.vector_local_bytes = whole;
-      return;
-    case ChipColumn::kBufferBytes:
-      chip.buffer_bytes = whole;
-      return;
-    case ChipColumn::kBufferBytesPerCycle:
-      chip.buffer_bytes_per_cycle = value;
-      return;
-    case ChipColumn::kBufferPortBytesPerCycle:
-      chip.buffer_port_bytes_per_cycle = value;
-      return;
-    case ChipColumn::kHbmBytes:
-      chip.hbm_bytes = whole;
-      return;
-    case ChipColumn::kHbmBytesPerS:
-      chip.hbm_bytes_per_s = value;
-      return;
-    case ChipColumn::kHbmStacks:
-      chip.hbm_stacks = whole;
-      return;
-    case ChipColumn::kClockHz:
-      chip.clock_hz = value;
-      return;
-    case ChipColumn::kLinks:
-      chip.links = whole;
-      return;
-    case ChipColumn::kLinkBytesPerS:
-      chip.link_bytes_per_s = value;
-      return;
-    case ChipColumn::kDies:
-      chip.dies = whole;
-      return;
-    case ChipColumn::kFp8:
-      chip.fp8 = whole;
-      return;
+  const Field& field = kFields[static_cast<std::size_t>(column)];
+  if (field.real != nullptr) {
+    chip.*field.real = value;
+  } else {
+    chip.*field.whole = to_whole(value);
   }
 }
 
 double get(const ChipRecord& chip, ChipColumn column) noexcept {
-  switch (column) {
-    case ChipColumn::kTensorCores:
-      return static_cast<double>(chip.tensor_cores);
-    case ChipColumn::kTensorWidth:
-      return static_cast<double>(chip.tensor_width);
-    case ChipColumn::kTensorDepth:
-      return static_cast<double>(chip.tensor_depth);
-    case ChipColumn::kTensorLocalBytes:
-      return static_cast<double>(chip.tensor_local_bytes);
-    case ChipColumn::kVectorCores:
-      return static_cast<double>(chip.vector_cores);
-    case ChipColumn::kVectorLanes:
-      return static_cast<double>(chip.vector_lanes);
-    case ChipColumn::kVectorAlusPerLane:
-      return static_cast<double>(chip.vector_alus_per_lane);
-    case ChipColumn::kVectorLocalBytes:
-      return static_cast<double>(chip.vector_local_bytes);
-    case ChipColumn::kBufferBytes:
-      return static_cast<double>(chip.buffer_bytes);
-    case ChipColumn::kBufferBytesPerCycle:
-      return chip.buffer_bytes_per_cycle;
-    case ChipColumn::kBufferPortBytesPerCycle:
-      return chip.buffer_port_bytes_per_cycle;
-    case ChipColumn::kHbmBytes:
-      return static_cast<double>(chip.hbm_bytes);
-    case ChipColumn::kHbmBytesPerS:
-      return chip.hbm_bytes_per_s;
-    case ChipColumn::kHbmStacks:
-      return static_cast<double>(chip.hbm_stacks);
-    case ChipColumn::kClockHz:
-      return chip.clock_hz;
-    case ChipColumn::kLinks:
-      return static_cast<double>(chip.links);
-    case ChipColumn::kLinkBytesPerS:
-      return chip.link_bytes_per_s;
-    case ChipColumn::kDies:
-      return static_cast<double>(chip.dies);
-    case ChipColumn::kFp8:
-      return static_cast<double>(chip.fp8);
-  }
-  return 0.0;
+  const Field& field = kFields[static_cast<std::size_t>(column)];
+  return field.real != nullptr ? chip.*field.real : static_cast<double>(chip.*field.whole);
 }
 
 constexpr double kBytesPerElement = 16.0;

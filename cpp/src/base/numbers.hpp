@@ -28,6 +28,12 @@ constexpr std::size_t at(std::int64_t i) noexcept { return static_cast<std::size
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
+// The next state of a hash of 64-bit words.
+constexpr std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
+  hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+  return hash ^ (hash >> 29U);
+}
+
 // False for NaN.
 constexpr bool is_size(double value) noexcept { return value >= 0.0 && value <= kLargestInput; }
 

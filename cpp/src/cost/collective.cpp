@@ -674,11 +674,6 @@ CollectiveResult collective(const CheckedFabric& fabric, CollectiveOp op, double
   return prepared_and_fastest(call);
 }
 
-CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                            std::int64_t ranks, std::int64_t stride) noexcept {
-  return collective(fabric, op, bytes, GroupShape{ranks, stride});
-}
-
 CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
                                  const GroupShape& shape, Algorithm algorithm) noexcept {
   if (check_fabric(fabric) != Status::kOk) return failed(Status::kBadFabric);
@@ -688,12 +683,6 @@ CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, do
   const double time = time_with(call, lay_out(fabric, call.shape), algorithm);
   if (!std::isfinite(time)) return failed(Status::kNotApplicable);
   return {time, algorithm, Status::kOk};
-}
-
-CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                                 std::int64_t ranks, std::int64_t stride,
-                                 Algorithm algorithm) noexcept {
-  return collective_with(fabric, op, bytes, GroupShape{ranks, stride}, algorithm);
 }
 
 double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
@@ -710,14 +699,9 @@ double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double by
       op == CollectiveOp::kAllToAll) {
     sent = (p - 1.0) / p * bytes;
   }
-  // A bound must hold to the last bit: leave room for the rounding of the times it is below.
+  // A bound must hold to the last bit: leave a margin for the rounding of the times it is below.
   constexpr double kBelow = 1.0 - 16.0 * std::numeric_limits<double>::epsilon();
   return kBelow * sent / ports(fabric, lay_out(fabric, call.shape));
-}
-
-double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                          std::int64_t ranks, std::int64_t stride) noexcept {
-  return collective_bound_s(fabric, op, bytes, GroupShape{ranks, stride});
 }
 
 CollectiveResult message(const FabricRecord& fabric, double bytes, std::int64_t from,

@@ -16,14 +16,6 @@ namespace {
 
 constexpr std::int64_t kMaxDimension = std::int64_t{1} << 40;
 
-bool multiply(std::int64_t a, std::int64_t b, std::int64_t* out) noexcept {
-  return !__builtin_mul_overflow(a, b, out);
-}
-
-bool add(std::int64_t a, std::int64_t b, std::int64_t* out) noexcept {
-  return !__builtin_add_overflow(a, b, out);
-}
-
 }  // namespace
 
 std::int64_t array_cycles(std::int64_t m, std::int64_t k, std::int64_t n, std::int64_t rows,
@@ -44,11 +36,11 @@ std::int64_t array_cycles(std::int64_t m, std::int64_t k, std::int64_t n, std::i
   const std::int64_t fill = output ? rows + cols - 2 : 2 * rows + cols - 2;
   std::int64_t folds = 0;
   std::int64_t cycles = 0;
-  if (!multiply(down, across, &folds)) return -1;
+  if (__builtin_mul_overflow(down, across, &folds)) return -1;
   if (overlapped) {
-    if (!multiply(folds - 1, std::max(stream, rows), &cycles)) return -1;
-    if (!add(cycles, stream + fill, &cycles)) return -1;
-  } else if (!multiply(folds, stream + fill, &cycles)) {
+    if (__builtin_mul_overflow(folds - 1, std::max(stream, rows), &cycles)) return -1;
+    if (__builtin_add_overflow(cycles, stream + fill, &cycles)) return -1;
+  } else if (__builtin_mul_overflow(folds, stream + fill, &cycles)) {
     return -1;
   }
   *status = Status::kOk;
@@ -61,7 +53,8 @@ Status check_shape(const GemmShape& g) noexcept {
     if (size < 1) return Status::kBadShape;
   }
   for (const std::int64_t size : {g.b, g.m, g.k, g.n}) {
-    if (size > kMaxDimension || !multiply(product, size, &product)) return Status::kTooLarge;
+    if (size > kMaxDimension || __builtin_mul_overflow(product, size, &product))
+      return Status::kTooLarge;
   }
   return product > (std::int64_t{1} << 62) ? Status::kTooLarge : Status::kOk;
 }
@@ -142,7 +135,7 @@ Traffic hbm_traffic(const GemmShape& g, double capacity, const Precision& p) noe
   const auto k = static_cast<double>(g.k);
   const auto n = static_cast<double>(g.n);
   const Sizes z{m * k * p.in_bytes, k * n * p.in_bytes, m * n * p.out_bytes, m * n * p.acc_bytes};
-  // With no room at all, operands are read again for every element of the output.
+  // Without any buffer, operands are read again for every element of the output.
   Traffic best{z.a * n + z.b * m + z.d, Order::kNothing, g.m, g.n};
   outputs_stay(g, capacity, p, z, best);
   operand_stays(g.m, g.k, z.a, z.b, capacity, p, z, Order::kInputs, best);

@@ -129,7 +129,7 @@ bool lay_out_regular(const Layout& layout, const GroupShape& shape) noexcept {
   if (layout.fabric.kind != static_cast<std::int32_t>(FabricKind::kGrid)) {
     return count_members(layout, shape);
   }
-  // A brick: runs that meet in one dimension leave gaps there, or they would have been joined.
+  // A brick: runs that meet in one dimension leave gaps there, or they would have been one run.
   return take_members(layout, shape.ranks, shape.stride, first_free) &&
          take_members(layout, shape.outer_ranks, shape.outer_stride, first_free);
 }

@@ -67,7 +67,7 @@ double launches_of(const AttentionShape& a) noexcept {
   return a.backward ? kBackwardLaunches : 1.0;
 }
 
-// Bytes of the kernels beside the backward pass, which run before and after it.
+// Bytes of the kernels that run before and after the backward pass.
 double side_bytes(const AttentionShape& a) noexcept {
   if (!a.backward) return 0.0;
   return kBackwardBytes * static_cast<double>(a.pairs) * static_cast<double>(a.queries) *
@@ -132,7 +132,41 @@ double vector_bound(const VectorShape& shape, const VectorCost& cost,
 
 namespace {
 
-// Dealt to the cores in units of so many queries.
+// What a record says besides its times: work, bytes, block and what limits it.
+void describe(const AttentionShape& a, std::int64_t unit_rows, const Machine& machine, double moved,
+              double busy_s, CostRecord& record) noexcept {
+  const auto keys = static_cast<double>(a.keys);
+  const double side = side_bytes(a);
+  const double work = record.compute_s + record.vector_s;
+  const double share = a.backward ? machine.tuning->attention_backward_efficiency
+                                  : machine.tuning->attention_efficiency;
+  record.compute_cycles = record.compute_s * machine.clock_hz * machine.precision.rate * share;
+  record.macs = macs_of(a);
+  const double ops =
+      a.backward ? machine.tuning->attention_backward_ops : machine.tuning->attention_ops;
+  record.vector_ops = ops * static_cast<double>(a.pairs) * static_cast<double>(a.queries) * keys *
+                      (a.causal ? 0.5 : 1.0);
+  record.port_bytes = moved;
+  record.buffer_bytes = moved;
+  record.hbm_bytes = std::isfinite(machine.hbm_bytes_per_s) ? a.bytes + side : 0.0;
+  record.utilization =
+      record.macs / (record.time_s * (machine.macs_per_s / machine.tuning->efficiency));
+  record.block_m = unit_rows;
+  record.block_n = a.keys;
+  record.split = 1;
+  record.dataflow = static_cast<std::int32_t>(Dataflow::kOutput);
+  record.order = -1;
+  Limit limit = record.compute_s >= record.vector_s ? Limit::kCompute : Limit::kVector;
+  if (record.port_s > work) limit = Limit::kPort;
+  if (record.buffer_s > std::max(work, record.port_s)) limit = Limit::kBuffer;
+  if (record.hbm_s + record.fill_s > busy_s) limit = Limit::kHbm;
+  if (record.fixed_s + record.overhead_s > std::max(busy_s, record.hbm_s + record.fill_s)) {
+    limit = Limit::kLaunch;
+  }
+  record.limit = static_cast<std::int32_t>(limit);
+}
+
+// Spread over the cores in units of so many queries.
 CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machine& machine,
                     double vector_per_core) noexcept {
   const auto cores = static_cast<double>(machine.cores);
@@ -180,32 +214,7 @@ CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machi
   record.time_s = launches_of(a) * machine.tuning->launch_s +
                   std::max(busy + overhead_s, record.hbm_s) + record.fill_s;
   record.bound_s = attention_bound(a, machine, vector_per_core);
-  const double share = a.backward ? machine.tuning->attention_backward_efficiency
-                                  : machine.tuning->attention_efficiency;
-  record.compute_cycles = record.compute_s * machine.clock_hz * machine.precision.rate * share;
-  record.macs = macs_of(a);
-  const double ops =
-      a.backward ? machine.tuning->attention_backward_ops : machine.tuning->attention_ops;
-  record.vector_ops = ops * static_cast<double>(a.pairs) * static_cast<double>(a.queries) * keys *
-                      (a.causal ? 0.5 : 1.0);
-  record.port_bytes = moved;
-  record.buffer_bytes = moved;
-  record.hbm_bytes = std::isfinite(machine.hbm_bytes_per_s) ? a.bytes + side : 0.0;
-  record.utilization =
-      record.macs / (record.time_s * (machine.macs_per_s / machine.tuning->efficiency));
-  record.block_m = unit_rows;
-  record.block_n = a.keys;
-  record.split = 1;
-  record.dataflow = static_cast<std::int32_t>(Dataflow::kOutput);
-  record.order = -1;
-  Limit limit = record.compute_s >= record.vector_s ? Limit::kCompute : Limit::kVector;
-  if (record.port_s > work) limit = Limit::kPort;
-  if (record.buffer_s > std::max(work, record.port_s)) limit = Limit::kBuffer;
-  if (record.hbm_s + record.fill_s > busy) limit = Limit::kHbm;
-  if (record.fixed_s + overhead_s > std::max(busy, record.hbm_s + record.fill_s)) {
-    limit = Limit::kLaunch;
-  }
-  record.limit = static_cast<std::int32_t>(limit);
+  describe(a, unit_rows, machine, moved, busy, record);
   return record;
 }
 

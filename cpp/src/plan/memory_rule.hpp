@@ -1,5 +1,5 @@
-// What a device holds: the one place for micro-batches in flight, ZeRO's shares and the sum of a
-// stage's bytes. Numba's loops over grids (phaze_fast/memory/kernel.py) call it by memory_c.hpp.
+// The memory rule: micro-batches in flight, ZeRO's shares and the peak bytes of a stage.
+// Numba's loops over grids (phaze_fast/memory/kernel.py) call it by memory_c.hpp.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace phaze {
 
 inline constexpr double kFits = 1.0 + 1e-12;  // sums of bytes that differ by rounding alone
 
-// Micro-batches whose activations a stage holds at its worst moment.
+// Micro-batches in flight at the peak of a stage.
 inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t stages,
                                       std::int64_t stage, std::int64_t micro_batches,
                                       std::int64_t vpp) noexcept {
@@ -95,7 +95,7 @@ struct LateGradients {
   double first_stash;  // that those keep of one micro-batch
 };
 
-// What a stage holds at its fullest besides what is always there.
+// Peak bytes of a stage besides what is always there.
 struct PeakBytes {
   PeakInstant instant;
   double activations;

@@ -34,7 +34,8 @@ struct PassChain {
 PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
                          std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches);
 
-// Chains that ruled out deals of a schedule, by its shape; those that last did stand first.
+// Chains that ruled out layer assignments of a schedule, by its shape; the latest successful ones
+// stand first.
 class PassChains {
  public:
   // Makes a shape the one that is asked for.
@@ -54,7 +55,7 @@ class PassChains {
   struct Known {
     Shape shape{};
     std::vector<PassChain> chains;
-    std::int64_t learnt = 0;  // chains, those included that made room for others
+    std::int64_t learnt = 0;  // chains, replaced ones included
     std::int64_t wasted = 0;  // steps since then that no chain ruled out
   };
   std::map<Shape, Known> known_;

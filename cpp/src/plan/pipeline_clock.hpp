@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace phaze {
 
@@ -16,7 +17,39 @@ struct PipelineClock {
   double load_s;   // of the slowest stage
 
   double time_s() const noexcept { return bound_s + tail_s; }
+
+  // Whether it is no worse in any respect, but for `nothing_s`: sums in another order differ in
+  // their last digits, and that makes no plan worth keeping.
+  bool no_worse(const PipelineClock& other, double nothing_s) const noexcept {
+    return bound_s <= other.bound_s + nothing_s && trip_s <= other.trip_s + nothing_s &&
+           tail_s <= other.tail_s + nothing_s && sent_s <= other.sent_s + nothing_s;
+  }
 };
+
+// One partition of everything after a cut, as a list of stages: its first stage, and the tail
+// behind that.
+struct ClockedTail {
+  PipelineClock clock;
+  std::int32_t variant;
+  std::int32_t next_cut;
+  std::int32_t next_tail;  // position in the list of tails; -1 behind the last stage
+};
+
+// Adds a tail to those of its cut, which begin at position `first`, unless one of them is no worse;
+// removes those that are no better than it.
+inline void keep_non_dominated(const ClockedTail& tail, std::size_t first, double nothing_s,
+                               std::vector<ClockedTail>* tails) {
+  const auto begin = tails->begin() + static_cast<std::ptrdiff_t>(first);
+  for (auto other = begin; other != tails->end(); ++other) {
+    if (other->clock.no_worse(tail.clock, nothing_s)) return;
+  }
+  tails->erase(std::remove_if(begin, tails->end(),
+                              [&](const ClockedTail& other) {
+                                return tail.clock.no_worse(other.clock, nothing_s);
+                              }),
+               tails->end());
+  tails->push_back(tail);
+}
 
 // A stage as the clock sees it, messages that it waits for included.
 struct StagePass {
@@ -29,8 +62,9 @@ struct StagePass {
 // A stage before what is placed, of m micro-batches, with `after` stages after it and `before`
 // before it. Its first backward pass waits for the trip through the stages that follow, less the
 // forward passes it has meanwhile; its last for as much again, less the backward passes.
-inline PipelineClock joined(const PipelineClock& rest, const StagePass& stage, std::int64_t m,
-                            int after, int before, bool zero_bubble) noexcept {
+inline PipelineClock prepend_stage(const PipelineClock& rest, const StagePass& stage,
+                                   std::int64_t m, int after, int before,
+                                   bool zero_bubble) noexcept {
   const double f = stage.forward_s;
   const double b = stage.backward_s;
   const auto rounds = static_cast<double>(m);
@@ -62,7 +96,7 @@ inline double tail_after(double sync_s, double own_backward_s, double bucket_s, 
   return std::max(0.0, exposed + slowed + step_s - backward_before_s);
 }
 
-// Work beside which as many seconds of exchange go on.
+// Seconds of work that an exchange of so many seconds overlaps.
 inline double beside(double work_s, double exchange_s, double contention) noexcept {
   return std::max(exchange_s, work_s + contention * exchange_s);
 }

@@ -1025,8 +1025,9 @@ std::vector<PassEvent> PipelinePlayer::events(PipelineSchedule schedule,
 
 namespace {
 
-constexpr std::int64_t kMostCells = std::int64_t{1} << 24;         // stages x stages x chunks
-constexpr std::int64_t kMostMicroBatches = std::int64_t{1} << 40;  // exact in a double, with room
+constexpr std::int64_t kMostCells = std::int64_t{1} << 24;  // stages x stages x chunks
+constexpr std::int64_t kMostMicroBatches = std::int64_t{1}
+                                           << 40;  // exact in a double, with a margin
 
 // Counts the activations of a short order, each segment repeated as often as it says.
 struct Counter {
@@ -1163,9 +1164,9 @@ double PipelinePlayer::peak_bytes(PipelineSchedule schedule, std::int64_t stages
   return game_->peak(device, chunk_bytes, kept_for_weight_grad);
 }
 
-void PipelinePlayer::held_chunks(PipelineSchedule schedule, std::int64_t stages,
-                                 std::int64_t chunks, std::int64_t micro_batches,
-                                 std::int64_t device, std::vector<double>* held) {
+void PipelinePlayer::peaks_in_flight(PipelineSchedule schedule, std::int64_t stages,
+                                     std::int64_t chunks, std::int64_t micro_batches,
+                                     std::int64_t device, std::vector<double>* held) {
   held->clear();
   if (device < 0 || device >= stages) return;
   if (game_->prepare({schedule, stages, chunks, micro_batches})) game_->held(device, held);

@@ -78,7 +78,15 @@ class PlacementCuts {
     const std::size_t row = at(v) * at(count_);
     return sums[row + at(j)] - sums[row + at(i)];
   }
-  Status find_closed_sets();
+  Status find_cuts();
+  Status find_closed_sets(const std::vector<std::vector<std::int32_t>>& preds);
+  template <typename Holds>
+  bool keeps_ties(const Holds& holds) const {
+    for (std::size_t t = 0; t < layers_->tied_from.size(); ++t) {
+      if (holds(layers_->tied_from[t]) != holds(layers_->tied_to[t])) return false;
+    }
+    return true;
+  }
   void sort_by_work();
   void add_sums();
   void add_kinds();
@@ -190,7 +198,7 @@ Status PlacementCuts::build(const PlacementLayers& layers, bool per_edge) {
       least_[i] = std::min(least_[i], layers.forward_s[k] + layers.backward_s[k]);
     }
   }
-  const Status status = find_closed_sets();
+  const Status status = find_cuts();
   if (status != Status::kOk) return status;
   add_sums();
   add_kinds();
@@ -198,33 +206,30 @@ Status PlacementCuts::build(const PlacementLayers& layers, bool per_edge) {
   return Status::kOk;
 }
 
-// Sets closed under predecessors, from the empty one up, a layer at a time. Where each set but the
-// last can grow in one way only, cuts are positions.
-Status PlacementCuts::find_closed_sets() {
+// Where every layer follows the one before it, cuts are positions; else sets closed under
+// predecessors.
+Status PlacementCuts::find_cuts() {
   const PlacementLayers& l = *layers_;
-  const int n = l.layers;
-  std::vector<std::vector<std::int32_t>> preds(at(n));
+  std::vector<std::vector<std::int32_t>> preds(at(l.layers));
   for (std::size_t e = 0; e < l.edge_from.size(); ++e) {
     preds[at(l.edge_to[e])].push_back(l.edge_from[e]);
   }
-  bool ordered = true;  // every layer follows the one before it
-  for (int i = 1; i < n && ordered; ++i) {
+  bool ordered = true;
+  for (int i = 1; i < l.layers && ordered; ++i) {
     const auto& p = preds[at(i)];
     ordered = std::find(p.begin(), p.end(), i - 1) != p.end();
   }
-  const auto keeps_ties = [&](const auto& holds) {
-    for (std::size_t t = 0; t < l.tied_from.size(); ++t) {
-      if (holds(l.tied_from[t]) != holds(l.tied_to[t])) return false;
-    }
-    return true;
-  };
-  if (ordered) {
-    for (int size = 0; size <= n; ++size) {
-      if (keeps_ties([&](int layer) { return layer < size; })) cut_size_.push_back(size);
-    }
-    count_ = static_cast<int>(cut_size_.size());
-    return Status::kOk;
+  if (!ordered) return find_closed_sets(preds);
+  for (int size = 0; size <= l.layers; ++size) {
+    if (keeps_ties([&](int layer) { return layer < size; })) cut_size_.push_back(size);
   }
+  count_ = static_cast<int>(cut_size_.size());
+  return Status::kOk;
+}
+
+// From the empty set up, a layer at a time.
+Status PlacementCuts::find_closed_sets(const std::vector<std::vector<std::int32_t>>& preds) {
+  const int n = layers_->layers;
   words_ = (n + 63) / 64;
   using Set = std::vector<std::uint64_t>;
   const auto holds = [](const Set& set, int layer) {
@@ -233,10 +238,7 @@ Status PlacementCuts::find_closed_sets() {
   struct Hash {
     std::size_t operator()(const Set& set) const noexcept {
       std::uint64_t h = 0;
-      for (const std::uint64_t word : set) {
-        h = (h ^ word) * 0x9E3779B97F4A7C15ULL;
-        h ^= h >> 29;
-      }
+      for (const std::uint64_t word : set) h = mixed(h, word);
       return static_cast<std::size_t>(h);
     }
   };
@@ -863,14 +865,6 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
 
 namespace {
 
-// A way to place everything after a cut.
-struct TimedTail {
-  PipelineClock clock;
-  std::int32_t variant;
-  std::int32_t next_cut;
-  std::int32_t next_tail;  // position in `tails_`
-};
-
 // Stages are found from the last to the first, as in the published objective. Of the tails of a cut
 // those are kept of which none is better than another in every respect. A first pass with the load
 // alone gives plans to beat.
@@ -945,15 +939,15 @@ class Pipeline {
                       cuts_.step_s(i, j), cuts_.backward_s(0, 0, i));
   }
 
-  TimedTail joined_with(const Stage& made, const TimedTail& rest, int i, int j, int s,
-                        double own_tail_s) const noexcept {
+  ClockedTail joined_with(const Stage& made, const ClockedTail& rest, int i, int j, int s,
+                          double own_tail_s) const noexcept {
     const StagePass pass{made.forward_s, made.backward_s, cuts_.weight_grad_s(i, j), own_tail_s};
     const bool zero_bubble = rules_.kind == PipelineKind::kZeroBubble;
-    return {joined(rest.clock, pass, rules_.micro_batches, s - 1, stages_ - s, zero_bubble),
+    return {prepend_stage(rest.clock, pass, rules_.micro_batches, s - 1, stages_ - s, zero_bubble),
             made.variant, j, 0};
   }
 
-  static double time(const TimedTail& t) noexcept { return t.clock.time_s(); }
+  static double time(const ClockedTail& t) noexcept { return t.clock.time_s(); }
 
   PlacementPlan& plan(int p) { return plans_[at(p - rules_.first_stages)]; }
 
@@ -1042,15 +1036,15 @@ class Pipeline {
       }
       const double own_tail_s = tail_s(i, j);
       for (std::int32_t t = starts[at(j)]; t < ends[at(j)]; ++t) {
-        const TimedTail rest = tails_[at(t)];
+        const ClockedTail rest = tails_[at(t)];
         for (int way = 0; way < count; ++way) {
-          TimedTail whole = joined_with(ways[way], rest, i, j, s, own_tail_s);
+          ClockedTail whole = joined_with(ways[way], rest, i, j, s, own_tail_s);
           whole.next_tail = t;
           if (rough) {
             keep_lightest(mine, whole);
             enough_s = tails_[mine].clock.load_s;
           } else if ((time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
-            keep(mine, whole);
+            keep_non_dominated(whole, mine, nothing_s_, &tails_);
           }
         }
       }
@@ -1058,7 +1052,7 @@ class Pipeline {
     });
   }
 
-  void keep_lightest(std::size_t mine, const TimedTail& tail) {
+  void keep_lightest(std::size_t mine, const ClockedTail& tail) {
     if (tails_.size() == mine) {
       tails_.push_back(tail);
     } else if (tail.clock.load_s < tails_[mine].clock.load_s ||
@@ -1066,23 +1060,6 @@ class Pipeline {
                 time(tail) < time(tails_[mine]))) {
       tails_[mine] = tail;
     }
-  }
-
-  void keep(std::size_t mine, const TimedTail& tail) {
-    // Sums in another order differ in their last digits; that makes no plan worth keeping.
-    const auto no_worse = [&](const PipelineClock& a, const PipelineClock& b) {
-      return a.bound_s <= b.bound_s + nothing_s_ && a.trip_s <= b.trip_s + nothing_s_ &&
-             a.tail_s <= b.tail_s + nothing_s_ && a.sent_s <= b.sent_s + nothing_s_;
-    };
-    for (std::size_t t = mine; t < tails_.size(); ++t) {
-      if (no_worse(tails_[t].clock, tail.clock)) return;
-    }
-    std::size_t kept = mine;
-    for (std::size_t t = mine; t < tails_.size(); ++t) {
-      if (!no_worse(tail.clock, tails_[t].clock)) tails_[kept++] = tails_[t];
-    }
-    tails_.resize(kept);
-    tails_.push_back(tail);
   }
 
   void finish(int p, std::int32_t from, std::int32_t to) {
@@ -1114,7 +1091,7 @@ class Pipeline {
   std::vector<double> limits_s_;
   std::vector<double> loads_s_;
   std::vector<std::vector<double>> balanced_;
-  std::vector<TimedTail> tails_;
+  std::vector<ClockedTail> tails_;
 };
 
 }  // namespace

@@ -13,49 +13,52 @@ PlanSpace::~PlanSpace() = default;
 PlanSpace::PlanSpace(PlanSpace&&) noexcept = default;
 PlanSpace& PlanSpace::operator=(PlanSpace&&) noexcept = default;
 
-Status PlanSpace::build(const PlanProblem& problem, std::span<const double> rooms,
+Status PlanSpace::build(const PlanProblem& problem, std::span<const double> memory_limits,
                         std::span<const std::uint8_t> fits) {
   impl_ = std::make_unique<PlanSpaceImpl>();
-  return impl_->build(problem, rooms, fits);
+  return impl_->build(problem, memory_limits, fits);
 }
 
-std::size_t PlanSpace::layouts() const noexcept { return impl_->rows.size(); }
+std::size_t PlanSpace::layouts() const noexcept { return impl_->layouts.size(); }
 std::size_t PlanSpace::strategies() const noexcept { return impl_->strategies.size(); }
-std::size_t PlanSpace::rooms() const noexcept { return impl_->rooms.size(); }
+std::size_t PlanSpace::memory_limits() const noexcept { return impl_->bounds.memory_limits.size(); }
 int PlanSpace::kinds() const noexcept { return impl_->kinds; }
 int PlanSpace::layers() const noexcept { return impl_->layers; }
-double PlanSpace::room_bytes(std::size_t room) const noexcept { return impl_->rooms[room]; }
-const LayoutRecord& PlanSpace::layout(std::size_t row) const noexcept {
-  return impl_->rows[row].layout;
+double PlanSpace::usable_bytes(std::size_t memory_limit) const noexcept {
+  return impl_->bounds.memory_limits[memory_limit];
+}
+const LayoutRecord& PlanSpace::layout(std::size_t layout) const noexcept {
+  return impl_->layouts[layout].record;
 }
 
 PlanStatus PlanSpace::even_partition(std::size_t layout, const KindTimes& times,
-                                     std::int32_t variant, double room_bytes,
+                                     std::int32_t variant, double usable_bytes,
                                      Partition* partition) const {
   PlanSolver solver;
-  return solver.even(*impl_, layout, times, variant, room_bytes, partition);
+  return solver.even(*impl_, layout, times, variant, usable_bytes, partition);
 }
 
-void PlanSpace::choose_recompute(std::size_t layout, const KindTimes& times, double room_bytes,
+void PlanSpace::choose_recompute(std::size_t layout, const KindTimes& times, double usable_bytes,
                                  Partition* partition) const {
   PlanSolver solver;
   solver.start(*impl_, layout, times);
-  solver.choose_recompute(room_bytes, true, partition);
+  solver.recompute().choose(usable_bytes, partition);
 }
 
 PlanPasses PlanSpace::passes(std::size_t layout, const Partition& partition,
                              const KindTimes& times) const {
   PlanSolver solver;
   solver.start(*impl_, layout, times);
-  const double step_s = solver.play(partition).step_s;
-  return {solver.forward_s(), solver.backward_s(), solver.weight_grad_s(), step_s};
+  StepPlayer& step = solver.step();
+  const double step_s = step.play(partition).step_s;
+  return {step.forward_s(), step.backward_s(), step.weight_grad_s(), step_s};
 }
 
 // A cut may not be where layers belong together; every chunk holds a layer, every stage a variant.
 PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& partition) const {
-  const LayoutRecord& l = impl_->rows[layout].layout;
+  const LayoutRecord& l = impl_->layouts[layout].record;
   const std::size_t chunks = at(places_of(l));
-  if (partition.cuts.size() != chunks + 1 || partition.variants.size() != at(l.stages) ||
+  if (partition.cuts.size() != chunks + 1 || partition.variants.size() != at(l.pp) ||
       partition.cuts.front() != 0 || partition.cuts.back() != impl_->layers) {
     return PlanStatus::kTooManyStages;
   }
@@ -65,11 +68,12 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
   }
   const int variants = impl_->strategies[at(l.strategy)].variants;
   for (const std::int32_t code : partition.variants) {
-    const StageRecompute way = StageRecompute::of(code);
-    if (code < 0 || way.rest >= variants || way.more >= variants) return PlanStatus::kBadStrategy;
+    const StageRecompute recompute = StageRecompute::of(code);
+    if (code < 0 || recompute.rest >= variants || recompute.more >= variants)
+      return PlanStatus::kBadStrategy;
   }
-  if (l.stages > 1 &&
-      check_schedule(schedule_of(l), l.stages, l.vpp, l.micro_batches) != PipelineStatus::kOk) {
+  if (l.pp > 1 &&
+      check_schedule(schedule_of(l), l.pp, l.vpp, l.micro_batches) != PipelineStatus::kOk) {
     return PlanStatus::kBadSchedule;
   }
   return PlanStatus::kOk;
@@ -77,21 +81,22 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
 
 void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
                               std::span<const std::int32_t> variants, const TimesOf& times,
-                              std::span<const TimesOf> free, double room_bytes,
+                              std::span<const TimesOf> free, double usable_bytes,
                               std::span<PlanEstimate> estimates) const {
   PlanSolver solver;
   Partition partition;
   std::vector<KindTimes> freed(free.size());
   for (std::size_t k = 0; k < layouts.size(); ++k) {
-    const std::size_t row = at(layouts[k]);
-    const KindTimes own = times(at(impl_->rows[row].layout.strategy));
-    const PlanStatus status = solver.even(*impl_, row, own, variants[k], room_bytes, &partition);
+    const std::size_t layout = at(layouts[k]);
+    const KindTimes own = times(at(impl_->layouts[layout].record.strategy));
+    const PlanStatus status =
+        solver.even(*impl_, layout, own, variants[k], usable_bytes, &partition);
     if (status == PlanStatus::kOk) {
       for (std::size_t n = 0; n < free.size(); ++n) {
-        freed[n] = free[n](at(impl_->rows[row].layout.strategy));
+        freed[n] = free[n](at(impl_->layouts[layout].record.strategy));
       }
       estimates[k] =
-          estimate_plan(*impl_, row, partition, own, freed, room_bytes, nullptr, &solver);
+          estimate_plan(*impl_, layout, partition, own, freed, usable_bytes, nullptr, &solver);
       continue;
     }
     estimates[k] = {};
@@ -102,34 +107,35 @@ void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
 
 PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
                                  const KindTimes& times, std::span<const KindTimes> free,
-                                 double room_bytes, std::vector<StageEstimate>* stages) const {
+                                 double usable_bytes, std::vector<StageEstimate>* stages) const {
   PlanSolver solver;
-  return estimate_plan(*impl_, layout, partition, times, free, room_bytes, stages, &solver);
+  return estimate_plan(*impl_, layout, partition, times, free, usable_bytes, stages, &solver);
 }
 
-PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times, double room_bytes,
-                                     double below_s) const {
+PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times,
+                                     double usable_bytes, double below_s) const {
   PlanSolver solver;
-  return solver.best(*impl_, layout, times, room_bytes, below_s);
+  return solver.best(*impl_, layout, times, usable_bytes, below_s);
 }
 
 PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& times,
-                                       const KindTimes& least, std::size_t room,
+                                       const KindTimes& least, std::size_t memory_limit,
                                        double below_s) const {
   PlanSolver solver;
-  return phaze::best_of_strategy(*impl_, strategy, times, least, room, below_s, &solver);
+  return phaze::best_of_strategy(*impl_, strategy, times, least, memory_limit, below_s, &solver);
 }
 
-void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                              std::span<const double> below_s, std::span<PlacedPlan> plans) const {
+void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& times,
+                                      const KindTimes& least, std::span<const double> below_s,
+                                      std::span<PlacedPlan> plans) const {
   PlayedSteps played;
   const SolverPool::Lease solver = impl_->solvers->lend(&played);
-  const PlacedPlan* roomier = nullptr;  // the best plan with the next larger room
+  const PlacedPlan* roomier = nullptr;  // the best plan with the next larger memory limit
   for (std::size_t c = below_s.size(); c-- > 0;) {
     plans[c] = {kInfinite, 0.0, -1, {}};
     if (!(below_s[c] > -kInfinite)) continue;
-    // What is best with more room is best here as well, where it fits.
-    if (roomier != nullptr && roomier->memory_bytes <= impl_->rooms[c]) {
+    // The best plan with more memory is best here as well, where it fits.
+    if (roomier != nullptr && roomier->memory_bytes <= impl_->bounds.memory_limits[c]) {
       plans[c] = *roomier;
     } else {
       plans[c] =
@@ -139,50 +145,54 @@ void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, con
   }
 }
 
-std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times, std::size_t room,
-                                             std::size_t top, int threads, SettledLayouts* settled,
+std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times,
+                                             std::size_t memory_limit, std::size_t top, int threads,
+                                             SettledLayouts* settled,
                                              const AskedToStop& stop) const {
-  return phaze::top_plans(*impl_, times, room, top, threads, settled, stop);
+  return phaze::top_plans(*impl_, times, memory_limit, top, threads, settled, stop);
 }
 
-std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::size_t room,
+std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::size_t memory_limit,
                                          double most_s, int threads,
                                          SettledLayouts* settled) const {
-  return plan_front(*impl_, times, room, most_s, threads, settled);
+  return plan_front(*impl_, times, memory_limit, most_s, threads, settled);
 }
 
 double PlanSpace::layout_bound_s(std::size_t layout, const KindTimes& least,
-                                 std::size_t room) const {
-  const StepTotals totals = totals_of(*impl_, impl_->rows[layout].layout.strategy, least);
-  return bound_of_row(*impl_, layout, room, totals, least.hbm_bytes_per_s, kInfinite);
+                                 std::size_t memory_limit) const {
+  const StepTotals totals = totals_of(*impl_, impl_->layouts[layout].record.strategy, least);
+  return bound_of_layout(*impl_, layout, memory_limit, totals, least.hbm_bytes_per_s, kInfinite);
 }
 
 double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least,
-                                   std::size_t room) const {
+                                   std::size_t memory_limit) const {
   const StepTotals totals = totals_of(*impl_, strategy, least);
   double lowest = kInfinite;
-  const std::size_t list = at(strategy) * impl_->rooms.size() + room;
-  const std::vector<std::int64_t>& rows = impl_->fitting[list];
-  const std::vector<BoundLine>& lines = impl_->fitting_lines[list];
+  const std::size_t list = at(strategy) * impl_->bounds.memory_limits.size() + memory_limit;
+  const std::vector<std::int64_t>& layouts = impl_->bounds.fitting[list];
+  const std::vector<BoundLine>& lines = impl_->bounds.fitting_lines[list];
   const double work_s = line_work_s(*impl_, totals);
   const auto look_at = [&](std::size_t k) {
     const double hbm = least.hbm_bytes_per_s;
-    lowest = std::min(lowest, bound_of_row(*impl_, at(rows[k]), room, totals, hbm, lowest));
+    lowest = std::min(lowest,
+                      bound_of_layout(*impl_, at(layouts[k]), memory_limit, totals, hbm, lowest));
   };
   const auto first =
       std::min_element(lines.begin(), lines.end(), [&](const BoundLine& a, const BoundLine& b) {
         return a.least_s(work_s) < b.least_s(work_s);
       });
   if (first != lines.end()) look_at(at(first - lines.begin()));
-  for (std::size_t k = 0; k < rows.size(); ++k) {
+  for (std::size_t k = 0; k < layouts.size(); ++k) {
     if (!(lines[k].least_s(work_s) > lowest)) look_at(k);
   }
   return lowest;
 }
 
-double PlanSpace::work_bound_s(std::int32_t strategy, double work_s, std::size_t room) const {
+double PlanSpace::work_bound_s(std::int32_t strategy, double work_s,
+                               std::size_t memory_limit) const {
   double lowest = kInfinite;
-  for (const BoundLine& line : impl_->lines[at(strategy) * impl_->rooms.size() + room]) {
+  for (const BoundLine& line :
+       impl_->bounds.lines[at(strategy) * impl_->bounds.memory_limits.size() + memory_limit]) {
     lowest = std::min(lowest, line.slope * work_s + line.height_s);
   }
   return lowest * (1.0 - 1e-9);

@@ -13,19 +13,19 @@
 
 namespace phaze {
 
-// Sums in another order differ in their last digits; room must not be called too small for it.
-inline constexpr double kRoomy = 1.0 + 1e-9;
+// Sums in another order differ in their last digits; that must not make a stage too large.
+inline constexpr double kRoundedUp = 1.0 + 1e-9;
 
-// What a block takes at least, so that any number of them without bytes have room.
+// What a block takes at least, so that any number of blocks without bytes fit.
 inline constexpr double kNoBytes = std::numeric_limits<double>::min();
 
-// How many blocks a stage of a layout has room for.
-class RoomForBlocks {
+// How many blocks fit into a stage of a layout, from the smallest kind of block.
+class BlockCapacity {
  public:
-  RoomForBlocks(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes)
+  BlockCapacity(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes)
       : blocks_(space.blocks), some_blocks_(space.some_blocks) {
-    const PlanFrame& frame = space.frames[at(row.frame)];
-    const int strategy = row.layout.strategy;
+    const LayoutCosts& costs = space.layout_costs[at(layout.costs)];
+    const int strategy = layout.record.strategy;
     variants_ = space.strategies[at(strategy)].variants;
     const double lost = 1.0 + space.training.fragmentation;
     double gather = kInfinite;
@@ -33,7 +33,7 @@ class RoomForBlocks {
     std::fill_n(live_, kMaxVariants, kInfinite);
     for (int k = 0; k < space.kinds; ++k) {
       const LayerKindRecord& size = space.size_of(strategy, k);
-      const double held = frame.resident_bytes[at(k)];
+      const double held = costs.resident_bytes[at(k)];
       once_ += space.last_count[at(k)] * lost * size.once_bytes;
       first_ += space.first_count[at(k)] * held;
       last_ += space.last_count[at(k)] * held;
@@ -42,37 +42,37 @@ class RoomForBlocks {
       }
       if (space.block_count[at(k)] == 0) continue;
       alike_ = space.block_count[at(k)] == space.blocks && space.training.late_gradients == 0;
-      resident_ = std::min(resident_, frame.resident_bytes[at(k)]);
-      gather = std::min(gather, frame.gather_bytes[at(k)]);
+      resident_ = std::min(resident_, costs.resident_bytes[at(k)]);
+      gather = std::min(gather, costs.gather_bytes[at(k)]);
       for (int v = 0; v < variants_; ++v) {
         stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
         live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
       }
     }
-    if (row.layout.stages > 1) {  // the last layer with its copy of a tied embedding
-      last_ += frame.resident_bytes[at(space.kinds)] - frame.resident_bytes[at(space.order.back())];
+    if (layout.record.pp > 1) {  // the last layer with its copy of a tied embedding
+      last_ += costs.resident_bytes[at(space.kinds)] - costs.resident_bytes[at(space.order.back())];
     }
     for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
     least_live_ = *std::min_element(live_, live_ + variants_);
-    buffers_ = lost * space.buffer_bytes(row);
-    left_ = room_bytes * kRoomy - buffers_;
+    buffers_ = lost * space.buffer_bytes(layout);
+    left_ = usable_bytes * kRoundedUp - buffers_;
   }
 
   int variants() const noexcept { return variants_; }
 
-  // Blocks beside the ends that the stage holds; minus infinity where those do not fit.
+  // Blocks that fit besides embedding and head; minus infinity where those do not fit.
   double blocks(int v, double in_flight, bool first, bool last) const noexcept {
     return std::floor(share(v, live_[v], in_flight, first, last));
   }
 
-  // The same beside so many live bytes, of the block that does not fit whole the share that does.
+  // The same with so many live bytes, and the share that fits of the block that does not fit whole.
   double share(int v, double live, double in_flight, bool first, bool last) const noexcept {
     double left = left_;
     if (first) left -= first_ + in_flight * first_stash_[v];
     if (last) left -= last_;
     const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
     const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
-    const double fit = (left - std::max(live, loss)) / each * kRoomy;
+    const double fit = (left - std::max(live, loss)) / each * kRoundedUp;
     const double none = left >= loss ? 0.0 : -kInfinite;  // a stage of ends alone
     return std::min(std::max(fit, none), static_cast<double>(blocks_));
   }
@@ -112,10 +112,10 @@ class RoomForBlocks {
   // The most blocks of a stage that needs no more than `bytes`.
   double blocks_within(double bytes, double in_flight) const noexcept {
     double found = 0.0;
-    const double plain = blocks(0, in_flight, true, true);  // beside any layers none is recomputed
+    const double plain = blocks(0, in_flight, true, true);  // with which none is recomputed
     for (int v = 0; v < variants_; ++v) {
       const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
-      const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoomy);
+      const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoundedUp);
       const double room = blocks(v, in_flight, false, false);
       if (v > 0 && bytes < filled(in_flight)) break;
       if (v == 0 || !alike_ || most > plain) {
@@ -168,35 +168,33 @@ constexpr double kSure = 1.0 - 1e-9;
 // Every stage holds so many blocks at least where none may hold more than `most`, so the first and
 // the last need that much, in the first variant that fits; and some stage holds an even share, with
 // one micro-batch in flight or more.
-double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
                     double most) {
-  const RoomForBlocks room(space, row, room_bytes);
-  const LayoutRecord& l = row.layout;
-  const double least = std::max(0.0, space.blocks - (l.stages - 1) * most);
+  const BlockCapacity capacity(space, layout, usable_bytes);
+  const LayoutRecord& l = layout.record;
+  const double least = std::max(0.0, space.blocks - (l.pp - 1) * most);
   const auto bytes = [&](int stage, bool first, bool last) {
     const double in_flight =
-        micro_batches_in_flight(schedule_of(l), l.stages, stage, l.micro_batches, l.vpp);
-    return room.least_bytes(least, most, in_flight, first, last);
+        micro_batches_in_flight(schedule_of(l), l.pp, stage, l.micro_batches, l.vpp);
+    return capacity.least_bytes(least, most, in_flight, first, last);
   };
-  if (l.stages == 1) return bytes(0, true, true) * kSure;
-  const double in_flight =
-      micro_batches_in_flight(schedule_of(l), l.stages, 0, l.micro_batches, l.vpp);
-  return std::max({bytes(0, true, false), bytes(l.stages - 1, false, true),
-                   room.even_bytes(row.bound.whole, most, in_flight)}) *
+  if (l.pp == 1) return bytes(0, true, true) * kSure;
+  const double in_flight = micro_batches_in_flight(schedule_of(l), l.pp, 0, l.micro_batches, l.vpp);
+  return std::max({bytes(0, true, false), bytes(l.pp - 1, false, true),
+                   capacity.even_bytes(layout.bound.whole, most, in_flight)}) *
          kSure;
 }
 
 namespace {
 
-bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const RoomForBlocks& room,
+bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const BlockCapacity& capacity,
               double bytes) {
   double held = 0.0;
   double in_flight = -1.0;
   double own = 0.0;
-  for (int stage = l.stages - 1; stage >= 0; --stage) {
-    const double now =
-        micro_batches_in_flight(schedule_of(l), l.stages, stage, l.micro_batches, l.vpp);
-    if (now != in_flight) own = room.blocks_within(bytes, now);
+  for (int stage = l.pp - 1; stage >= 0; --stage) {
+    const double now = micro_batches_in_flight(schedule_of(l), l.pp, stage, l.micro_batches, l.vpp);
+    if (now != in_flight) own = capacity.blocks_within(bytes, now);
     in_flight = now;
     held += own;
     if (held >= space.blocks) return true;
@@ -206,19 +204,21 @@ bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const RoomForBl
 
 }  // namespace
 
-bool holds_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double bytes) {
-  return all_held(space, row.layout, RoomForBlocks(space, row, room_bytes), bytes * kRoomy);
+bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
+               double bytes) {
+  return all_held(space, layout.record, BlockCapacity(space, layout, usable_bytes),
+                  bytes * kRoundedUp);
 }
 
 // The least that all stages together must be allowed, each recomputing what it must, to hold every
 // block.
-double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
-                           double low) {
-  const RoomForBlocks room(space, row, room_bytes);
-  double high = room_bytes;
+double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
+                           double usable_bytes, double low) {
+  const BlockCapacity capacity(space, layout, usable_bytes);
+  double high = usable_bytes;
   for (int step = 0; step < 8; ++step) {
     const double middle = 0.5 * (low + high);
-    (all_held(space, row.layout, room, middle) ? high : low) = middle;
+    (all_held(space, layout.record, capacity, middle) ? high : low) = middle;
   }
   return low * kSure;
 }
@@ -247,20 +247,20 @@ struct SomeBlocks {
 };
 
 template <typename Held>
-bool all_held(const StageRooms& rooms, int stages, int blocks, double load,
+bool all_held(const StageCapacities& capacities, int stages, int blocks, double load,
               const Held& held) noexcept {
   double sum = 0.0;
   for (int s = 0; s < stages; ++s) {
-    sum += held(load, rooms.plain[at(s)], rooms.lean[at(s)]);
+    sum += held(load, capacities.plain[at(s)], capacities.lean[at(s)]);
     if (sum >= blocks) return true;
   }
   return false;
 }
 
 // The smallest load with which all stages together hold every block.
-inline double longest_stage(const StageRooms& rooms, int stages, int blocks,
+inline double longest_stage(const StageCapacities& capacities, int stages, int blocks,
                             WholeStages held) noexcept {
-  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
+  const auto holds = [&](double load) { return all_held(capacities, stages, blocks, load, held); };
   double least = kInfinite;
   for (const double unit : {1.0, 1.0 + held.r}) {
     int low = 0;
@@ -275,9 +275,9 @@ inline double longest_stage(const StageRooms& rooms, int stages, int blocks,
   return std::isfinite(least) ? least : 1.0;
 }
 
-inline double longest_stage(const StageRooms& rooms, int stages, int blocks,
+inline double longest_stage(const StageCapacities& capacities, int stages, int blocks,
                             SomeBlocks held) noexcept {
-  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
+  const auto holds = [&](double load) { return all_held(capacities, stages, blocks, load, held); };
   double low = std::ceil(static_cast<double>(blocks) / stages);
   if (holds(low)) return low;
   double high = blocks * (1.0 + held.r);
@@ -293,24 +293,26 @@ inline double longest_stage(const StageRooms& rooms, int stages, int blocks,
 template <typename Held>
 class InterleavedStages {
  public:
-  InterleavedStages(const PlanSpaceImpl& space, const PlanRow& row, const StageRooms& rooms,
-                    const StepTotals& t, const Held& held) noexcept
-      : layout_(row.layout),
-        message_s_(space.frames[at(row.frame)].message_s),
-        rooms_(rooms),
+  InterleavedStages(const PlanSpaceImpl& space, const PricedLayout& layout,
+                    const StageCapacities& capacities, const StepTotals& t,
+                    const Held& held) noexcept
+      : layout_(layout.record),
+        message_s_(space.layout_costs[at(layout.costs)].message_s),
+        capacities_(capacities),
         totals_(t),
         held_(held),
         blocks_(space.blocks),
-        chunk_(row.bound.chunk),
-        wrap_s_((row.layout.vpp - 1.0) * (row.layout.stages == 2 ? message_s_[1] : row.wrap_s)) {}
+        chunk_(layout.bound.chunk),
+        wrap_s_((layout.record.vpp - 1.0) *
+                (layout.record.pp == 2 ? message_s_[1] : layout.wrap_s)) {}
 
   bool through(double time_s) const noexcept {
     const auto m = static_cast<double>(layout_.micro_batches);
     const double chunks = layout_.vpp;
     double before_s = 0.0;
     double sum = 0.0;
-    for (int k = 0; k < layout_.stages; ++k) {
-      const bool last = k + 1 == layout_.stages;
+    for (int k = 0; k < layout_.pp; ++k) {
+      const bool last = k + 1 == layout_.pp;
       const double enters_s = k > 0 ? message_s_[at(k)] : 0.0;
       const double leaves_s = last ? 0.0 : message_s_[at(k) + 1];
       // The first chunk of all may hold a block less, where the embedding counts as one.
@@ -319,8 +321,9 @@ class InterleavedStages {
       if (k == 0) load_s -= totals_.first_s + wrap_s_;
       if (last) load_s -= totals_.last_s + wrap_s_;
       if (load_s < 0.0) return false;
-      const std::size_t place = at(layout_.stages - 1 - k);
-      sum += held_(load_s / totals_.block_s * kLoose, rooms_.plain[place], rooms_.lean[place]);
+      const std::size_t place = at(layout_.pp - 1 - k);
+      sum += held_(load_s / totals_.block_s * kLoose, capacities_.plain[place],
+                   capacities_.lean[place]);
       before_s += enters_s + leaves_s;
     }
     return sum >= blocks_;
@@ -344,7 +347,7 @@ class InterleavedStages {
  private:
   const LayoutRecord& layout_;
   const std::vector<double>& message_s_;
-  const StageRooms& rooms_;
+  const StageCapacities& capacities_;
   const StepTotals& totals_;
   Held held_;
   int blocks_;
@@ -354,7 +357,7 @@ class InterleavedStages {
 
 namespace {
 
-// Load of the longest stage, were there room for all. With `whole` blocks a stage at most, so many
+// Load of the longest stage without a memory limit. With `whole` blocks a stage at most, so many
 // places stay empty, and each end takes as many as blocks of its length would. Where that is too
 // many, the longest stage has a block more, or `whole` blocks and what is left of an end.
 double load_with_ends(const LayoutBound& b, const StepTotals& t) noexcept {
@@ -385,10 +388,10 @@ std::vector<BoundLine> lowest_lines(std::vector<BoundLine> lines) {
 
 }  // namespace
 
-LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
-  const LayoutRecord& l = row.layout;
-  const PlanFrame& frame = frames[at(row.frame)];
-  const double p = l.stages;
+LayoutBound PlanSpaceImpl::bound_of(const PricedLayout& layout) const {
+  const LayoutRecord& l = layout.record;
+  const LayoutCosts& costs = layout_costs[at(layout.costs)];
+  const double p = l.pp;
   const auto m = static_cast<double>(l.micro_batches);
   LayoutBound b{};
   if (schedule_of(l) == PipelineSchedule::kInterleaved) {
@@ -397,55 +400,57 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   } else if (schedule_of(l) == PipelineSchedule::kOneForwardOneBackward) {
     const bool many = m >= p + 1.0;
     b.loads = many ? m - p - 1.0 : 0.0;
-    b.works = many ? 2.0 : l.stages == 1 ? m : 1.0;
-    b.early = many || l.stages == 1 ? 0.0 : p - m + 1.0;
+    b.works = many ? 2.0 : l.pp == 1 ? m : 1.0;
+    b.early = many || l.pp == 1 ? 0.0 : p - m + 1.0;
   }
   if (static_cast<int>(schedule_of(l)) < static_cast<int>(PipelineSchedule::kZeroBubbleH1)) {
-    for (int k = 1; k < l.stages; ++k) b.sends_s += 2.0 * frame.message_s[at(k)];
+    for (int k = 1; k < l.pp; ++k) b.sends_s += 2.0 * costs.message_s[at(k)];
     if (b.chunk > 0.0) {
-      const double around_s = l.stages == 2 ? frame.message_s[1] : row.wrap_s;
+      const double around_s = l.pp == 2 ? costs.message_s[1] : layout.wrap_s;
       b.sends_s = l.vpp * b.sends_s + 2.0 * (l.vpp - 1.0) * around_s;
     }
   }
-  const int own = l.stages == 1 ? layers : 1;  // of several stages the first holds this at least
+  const int own = l.pp == 1 ? layers : 1;  // of several stages the first holds this at least
   double sync = 0.0;
   double shared = 0.0;
   for (int i = 0; i < own; ++i) {
-    const std::size_t kind = at(kind_at(i, l.stages));
-    sync += frame.sync_s[kind];
-    shared += frame.shared_s[kind];
-    b.step_bytes += frame.step_bytes[kind];
+    const std::size_t kind = at(kind_at(i, l.pp));
+    sync += costs.sync_s[kind];
+    shared += costs.shared_s[kind];
+    b.step_bytes += costs.step_bytes[kind];
   }
   double all = 0.0;
   double most = 0.0;
   double least_block = kInfinite;
   for (int k = 0; k < kinds; ++k) {
-    const double each = frame.sync_s[at(k)] + frame.shared_s[at(k)];
+    const double each = costs.sync_s[at(k)] + costs.shared_s[at(k)];
     all += (first_count[at(k)] + block_count[at(k)] + last_count[at(k)]) * each;
     most = std::max(most, each);
     if (block_count[at(k)] > 0) least_block = std::min(least_block, each);
   }
-  b.tail_s = std::min(sync, frame.bucket_s) + shared;
+  b.tail_s = std::min(sync, costs.bucket_s) + shared;
   b.whole = std::ceil(blocks / p);
   b.missing = blocks - p * b.whole;
   b.sync_s = std::max({all / p, blocks > 0 ? b.whole * least_block : 0.0, most});
   return b;
 }
 
-StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, const RoomForBlocks& room) const {
-  const LayoutRecord& l = row.layout;
-  const bool shared = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward && l.stages > 1;
-  const int count = shared ? static_cast<int>(frames[at(row.frame)].message_s.size()) : l.stages;
-  StageRooms found;
+StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
+                                             const BlockCapacity& capacity) const {
+  const LayoutRecord& l = layout.record;
+  const bool shared = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward && l.pp > 1;
+  const int count =
+      shared ? static_cast<int>(layout_costs[at(layout.costs)].message_s.size()) : l.pp;
+  StageCapacities found;
   double plain_sum = 0.0;
   double best_sum = 0.0;
   for (int s = 1; s <= count; ++s) {
     const double in_flight =
         micro_batches_in_flight(schedule_of(l), count, count - s, l.micro_batches, l.vpp);
-    const double plain = std::max(0.0, room.plain(in_flight, false, false));
+    const double plain = std::max(0.0, capacity.plain(in_flight, false, false));
     double lean = 0.0;
-    for (int v = 1; v < room.variants(); ++v) {
-      lean = std::max(lean, room.blocks(v, in_flight, false, false));
+    for (int v = 1; v < capacity.variants(); ++v) {
+      lean = std::max(lean, capacity.blocks(v, in_flight, false, false));
     }
     found.plain.push_back(plain);
     found.lean.push_back(lean);
@@ -455,76 +460,80 @@ StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, const RoomForBlocks& room
   return found;
 }
 
-// Blocks that the stages of a layout have room for without recomputation leave so many that must
+// Blocks that fit into the stages of a layout without recomputation leave so many that must
 // be recomputed.
-double PlanSpaceImpl::recomputed_blocks(const PlanRow& row, const StageRooms& stage,
-                                        const RoomForBlocks& room) const {
-  const LayoutRecord& l = row.layout;
+double PlanSpaceImpl::recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
+                                        const BlockCapacity& capacity) const {
+  const LayoutRecord& l = layout.record;
   const auto in_flight = [&](int s) {
-    return micro_batches_in_flight(schedule_of(l), l.stages, l.stages - s, l.micro_batches, l.vpp);
+    return micro_batches_in_flight(schedule_of(l), l.pp, l.pp - s, l.micro_batches, l.vpp);
   };
   double held = 0.0;
-  if (l.stages == 1) {
-    held = room.plain(in_flight(1), true, true);
+  if (l.pp == 1) {
+    held = capacity.plain(in_flight(1), true, true);
   } else {
-    held = room.plain(in_flight(l.stages), true, false) + room.plain(in_flight(1), false, true) +
-           stage.plain_sum[at(l.stages) - 2] - stage.plain_sum[0];
+    held = capacity.plain(in_flight(l.pp), true, false) +
+           capacity.plain(in_flight(1), false, true) + stage.plain_sum[at(l.pp) - 2] -
+           stage.plain_sum[0];
   }
   return std::max(0.0, blocks - std::max(0.0, held));
 }
 
 void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
-  row_rooms.assign(rows.size() * rooms.size(), {});
-  std::vector<std::vector<BoundLine>> found(strategies.size() * rooms.size());
-  std::vector<BoundLine> row_lines(rows.size(), BoundLine{0.0, 0.0});
-  fitting.assign(found.size(), {});
+  bounds.layout_fits.assign(layouts.size() * bounds.memory_limits.size(), {});
+  std::vector<std::vector<BoundLine>> found(strategies.size() * bounds.memory_limits.size());
+  std::vector<BoundLine> row_lines(layouts.size(), BoundLine{0.0, 0.0});
+  bounds.fitting.assign(found.size(), {});
   using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int64_t>;
-  for (std::size_t c = 0; c < rooms.size(); ++c) {
-    std::map<Key, std::int32_t> known;  // stages of a layout by 1F1B have room as any others
-    // Layouts of a frame stand next to each other, and have the same room but for one stage alone.
-    std::optional<RoomForBlocks> room;
-    std::int32_t room_frame = -1;
-    bool room_alone = false;
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      PlanRow& row = rows[r];
-      if (c == 0) row.bound = bound_of(row);
-      if (fits[r * rooms.size() + c] == 0) continue;
-      const LayoutRecord& l = row.layout;
-      if (room_frame != row.frame || room_alone != (l.stages == 1)) {
-        room.emplace(*this, row, rooms[c]);
-        room_frame = row.frame;
-        room_alone = l.stages == 1;
+  for (std::size_t c = 0; c < bounds.memory_limits.size(); ++c) {
+    std::map<Key, std::int32_t>
+        known;  // 1F1B stages have the same capacity in layouts of any length
+    // Layouts with the same costs stand next to each other, and have the same capacity unless there
+    // is one stage.
+    std::optional<BlockCapacity> capacity;
+    std::int32_t capacity_frame = -1;
+    bool capacity_alone = false;
+    for (std::size_t r = 0; r < layouts.size(); ++r) {
+      PricedLayout& layout = layouts[r];
+      if (c == 0) layout.bound = bound_of(layout);
+      if (fits[r * bounds.memory_limits.size() + c] == 0) continue;
+      const LayoutRecord& l = layout.record;
+      if (capacity_frame != layout.costs || capacity_alone != (l.pp == 1)) {
+        capacity.emplace(*this, layout, bounds.memory_limits[c]);
+        capacity_frame = layout.costs;
+        capacity_alone = l.pp == 1;
       }
       const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
-      const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.vpp,
-                    l.micro_batches};
+      const Key key{layout.costs, l.schedule, plain && l.pp > 1 ? 0 : l.pp, l.vpp, l.micro_batches};
       auto at_key = known.find(key);
       if (at_key == known.end()) {
-        at_key = known.emplace(key, static_cast<std::int32_t>(stage_rooms.size())).first;
-        stage_rooms.push_back(rooms_of(row, *room));
+        at_key =
+            known.emplace(key, static_cast<std::int32_t>(bounds.stage_capacities.size())).first;
+        bounds.stage_capacities.push_back(capacities_of(layout, *capacity));
       }
-      const StageRooms& own = stage_rooms[at(at_key->second)];
-      row_rooms[r * rooms.size() + c] = {at_key->second, recomputed_blocks(row, own, *room)};
-      const LayoutBound& b = row.bound;
-      const double part = 1.0 / l.stages;
+      const StageCapacities& own = bounds.stage_capacities[at(at_key->second)];
+      bounds.layout_fits[r * bounds.memory_limits.size() + c] = {
+          at_key->second, recomputed_blocks(layout, own, *capacity)};
+      const LayoutBound& b = layout.bound;
+      const double part = 1.0 / l.pp;
       const double slope =
           std::max(b.loads * part + b.works, static_cast<double>(l.micro_batches) * part);
-      row_lines[r] = {slope, slope * b.sends_s + b.tail_s + row.exchange_s};
-      const std::size_t own_list = at(l.strategy) * rooms.size() + c;
-      fitting[own_list].push_back(static_cast<std::int64_t>(r));
+      row_lines[r] = {slope, slope * b.sends_s + b.tail_s + layout.exchange_s};
+      const std::size_t own_list = at(l.strategy) * bounds.memory_limits.size() + c;
+      bounds.fitting[own_list].push_back(static_cast<std::int64_t>(r));
       found[own_list].push_back(row_lines[r]);
     }
   }
-  fitting_lines.assign(found.size(), {});
-  for (std::size_t k = 0; k < fitting.size(); ++k) {
-    std::vector<std::int64_t>& list = fitting[k];
+  bounds.fitting_lines.assign(found.size(), {});
+  for (std::size_t k = 0; k < bounds.fitting.size(); ++k) {
+    std::vector<std::int64_t>& list = bounds.fitting[k];
     std::stable_sort(list.begin(), list.end(), [&](std::int64_t a, std::int64_t b) {
       return row_lines[at(a)].slope < row_lines[at(b)].slope;
     });
-    for (const std::int64_t r : list) fitting_lines[k].push_back(row_lines[at(r)]);
+    for (const std::int64_t r : list) bounds.fitting_lines[k].push_back(row_lines[at(r)]);
   }
-  lines.clear();
-  for (std::vector<BoundLine>& own : found) lines.push_back(lowest_lines(std::move(own)));
+  bounds.lines.clear();
+  for (std::vector<BoundLine>& own : found) bounds.lines.push_back(lowest_lines(std::move(own)));
 }
 
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
@@ -560,15 +569,16 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
   return t;
 }
 
-double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
-                    const StepTotals& t, double hbm_bytes_per_s, double enough_s,
-                    double* load_s) noexcept {
-  const LayoutRoom& own = space.row_rooms[r * space.rooms.size() + room];
-  if (own.rooms < 0) return kInfinite;
-  const PlanRow& row = space.rows[r];
-  const LayoutBound& b = row.bound;
-  const double p = row.layout.stages;
-  const auto m = static_cast<double>(row.layout.micro_batches);
+double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t memory_limit,
+                       const StepTotals& t, double hbm_bytes_per_s, double enough_s,
+                       double* load_s) noexcept {
+  const LayoutFit& own =
+      space.bounds.layout_fits[r * space.bounds.memory_limits.size() + memory_limit];
+  if (own.capacities < 0) return kInfinite;
+  const PricedLayout& layout = space.layouts[r];
+  const LayoutBound& b = layout.bound;
+  const double p = layout.record.pp;
+  const auto m = static_cast<double>(layout.record.micro_batches);
   const double work = t.work_s + own.recomputed * t.again_s + b.sends_s;
   const double step_s = b.step_bytes / hbm_bytes_per_s;
   // Fewer micro-batches than stages: those stages that m others follow add their backward work for
@@ -580,7 +590,7 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
     return std::max(b.loads * load + works * work + backs_s, rounds * load);
   };
   double load = work / p;
-  const double after = b.tail_s + step_s + row.exchange_s;
+  const double after = b.tail_s + step_s + layout.exchange_s;
   // A stage waits for the first chunks of those before it, on average for half of them all.
   double filled = m * work / p;
   if (b.chunk > 0.0) {
@@ -589,23 +599,23 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   const double quick = (std::max(filled, passes(load, b.works, m)) + after) * kSure;
   if (quick > enough_s) return quick;
   // A folded pipeline has both ends on its first stage.
-  if (row.layout.schedule <= static_cast<std::int32_t>(PipelineSchedule::kZeroBubbleH2)) {
+  if (layout.record.schedule <= static_cast<std::int32_t>(PipelineSchedule::kZeroBubbleH2)) {
     load = std::max(load, load_with_ends(b, t));
   }
-  const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
+  const StageCapacities& capacities = space.bounds.stage_capacities[at(own.capacities)];
   const double r_share = (t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0) * kSure;
   bool above = false;  // `enough_s`, whatever else there is
   const auto hold_blocks = [&](const auto& held) {
-    if (b.chunk > 0.0 && row.layout.stages > 1 && t.block_s > 0.0) {
-      const InterleavedStages stages(space, row, rooms, t, held);
+    if (b.chunk > 0.0 && layout.record.pp > 1 && t.block_s > 0.0) {
+      const InterleavedStages stages(space, layout, capacities, t, held);
       above = !stages.through(enough_s - after);
       if (above) return;
       filled = stages.least_s(filled);
     }
-    const double longest = longest_stage(rooms, row.layout.stages, space.blocks, held);
+    const double longest = longest_stage(capacities, layout.record.pp, space.blocks, held);
     load = std::max(load, longest * t.block_s * kSure);
   };
-  if (space.blocks > 0 && !both_ways(row.layout)) {  // two devices have half of each load
+  if (space.blocks > 0 && !bidirectional(layout.record)) {  // two devices have half of each load
     space.some_blocks ? hold_blocks(SomeBlocks{r_share}) : hold_blocks(WholeStages{r_share});
   }
   if (above) return std::max(quick, std::nextafter(enough_s, kInfinite));
@@ -614,7 +624,7 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   const double less = passes(load, std::max(b.works - 1.0, 0.0), std::max(m - p, 0.0));
   // The optimiser's time is that of the first stage, which need not be the one meant here.
   const double exposed = t.work_s - t.backward_s + less + b.sync_s +
-                         (row.layout.stages == 1 ? step_s : 0.0) + row.exchange_s;
+                         (layout.record.pp == 1 ? step_s : 0.0) + layout.exchange_s;
   return std::max({filled + after, passes(load, b.works, m) + after, exposed}) * kSure;
 }
 

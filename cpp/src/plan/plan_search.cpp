@@ -18,7 +18,7 @@ constexpr std::size_t kWave = 32;  // layouts solved at once; fixed, so that thr
 struct Candidate {
   double bound_s;
   double load_s;  // that some stage has at least
-  std::int64_t row;
+  std::int64_t layout;
   bool quick;  // whether the bound is the quick one, and may still rise
 };
 
@@ -26,7 +26,7 @@ struct Candidate {
 class CandidateQueue {
  public:
   // Adds a layout whose quick bound is known; `arrange` follows the last of them.
-  void add(double quick_s, std::int64_t row) { heap_.push_back({quick_s, 0.0, row, true}); }
+  void add(double quick_s, std::int64_t layout) { heap_.push_back({quick_s, 0.0, layout, true}); }
   void arrange() { std::make_heap(heap_.begin(), heap_.end(), later); }
 
   bool empty() const noexcept { return heap_.empty(); }
@@ -49,7 +49,7 @@ class CandidateQueue {
 
  private:
   static bool later(const Candidate& a, const Candidate& b) noexcept {
-    return a.bound_s != b.bound_s ? a.bound_s > b.bound_s : a.row > b.row;
+    return a.bound_s != b.bound_s ? a.bound_s > b.bound_s : a.layout > b.layout;
   }
 
   std::vector<Candidate> heap_;
@@ -60,8 +60,8 @@ class CandidateQueue {
 using Kind = std::array<std::int64_t, 11>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];
-  return {s.tp,  s.cp,   s.ep, s.micro_batch,       l.schedule, l.stages,
-          l.vpp, l.zero, l.dp, sharing_replicas(l), s.way};
+  return {s.tp,  s.cp,   s.ep, s.micro_batch,       l.schedule,  l.pp,
+          l.vpp, l.zero, l.dp, sharing_replicas(l), s.group_kind};
 }
 
 // The times of the fastest plans found so far, one of each kind.
@@ -131,28 +131,28 @@ class Front {
 // What a layout's plan may take to be on the front. A plan that takes no longer has no stage above
 // a load, so none with more blocks than that; hence a least memory, and a sharper limit.
 double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepTotals& totals,
-                     const Front& front, double room_bytes) {
-  const PlanRow& row = space.rows[at(c.row)];
-  const LayoutRecord& l = row.layout;
+                     const Front& front, double usable_bytes) {
+  const PricedLayout& layout = space.layouts[at(c.layout)];
+  const LayoutRecord& l = layout.record;
   const auto m = static_cast<double>(l.micro_batches);
-  const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
-  double most = l.vpp > 1 ? (both_ways(l) ? 2.0 * even : even) : space.blocks;
-  double least = least_memory(space, row, room_bytes, most);
+  const double even = std::ceil(static_cast<double>(space.blocks) / l.pp);
+  double most = l.vpp > 1 ? (bidirectional(l) ? 2.0 * even : even) : space.blocks;
+  double least = least_memory(space, layout, usable_bytes, most);
   double limit = front.below(least);
   if (c.bound_s > limit) return limit;
   const double known = front.least_bytes(c.bound_s);
-  if (known < kInfinite && !holds_all(space, row, room_bytes, known)) return 0.0;
-  least = least_memory_of_all(space, row, room_bytes, least);
+  if (known < kInfinite && !holds_all(space, layout, usable_bytes, known)) return 0.0;
+  least = least_memory_of_all(space, layout, usable_bytes, least);
   limit = front.below(least);
-  const double work_s = totals.work_s + row.bound.sends_s;
+  const double work_s = totals.work_s + layout.bound.sends_s;
   for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {
     if (!(totals.block_s > 0.0) || l.vpp > 1) break;
     double load = limit / m;
-    if (l.schedule == 0 && m > l.stages + 1.0) {
-      load = std::min(load, (limit - 2.0 * work_s) / (m - l.stages - 1.0));
+    if (l.schedule == 0 && m > l.pp + 1.0) {
+      load = std::min(load, (limit - 2.0 * work_s) / (m - l.pp - 1.0));
     }
     most = std::min(most, std::floor(load / totals.block_s * (1.0 + 1e-9)));
-    least = std::max(least, least_memory(space, row, room_bytes, most));
+    least = std::max(least, least_memory(space, layout, usable_bytes, most));
     const double sharper = front.below(least);
     if (sharper >= limit) break;
     limit = sharper;
@@ -164,10 +164,10 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
 // whatever the order of the layouts.
 void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
   const auto key = [&](const PlacedPlan& plan) {
-    const LayoutRecord& l = space.rows[at(plan.layout)].layout;
+    const LayoutRecord& l = space.layouts[at(plan.layout)].record;
     const StrategyRecord& s = space.strategies[at(l.strategy)];
-    const std::int64_t devices = s.tp * s.cp * l.stages * l.dp;
-    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.stages, l.dp, l.zero,
+    const std::int64_t devices = s.tp * s.cp * l.pp * l.dp;
+    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.pp, l.dp, l.zero,
                       plan.layout);
   };
   std::sort(plans->begin(), plans->end(),
@@ -177,13 +177,14 @@ void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
 // All layouts of all strategies on one chip, in the order of their bounds.
 class Layouts {
  public:
-  Layouts(const PlanSpaceImpl& space, std::span<const KindTimes> times, std::size_t room)
-      : space_(space), times_(times), room_(room) {
+  Layouts(const PlanSpaceImpl& space, std::span<const KindTimes> times, std::size_t memory_limit)
+      : space_(space), times_(times), memory_limit_(memory_limit) {
     for (std::size_t s = 0; s < space.strategies.size(); ++s) {
       totals_.push_back(totals_of(space, static_cast<int>(s), times[s]));
-      for (const std::int64_t r : space.fitting[s * space.rooms.size() + room]) {
-        const double bound_s = bound_of_row(space, at(r), room, totals_[s],
-                                            times[s].hbm_bytes_per_s, -kInfinite, nullptr);
+      for (const std::int64_t r :
+           space.bounds.fitting[s * space.bounds.memory_limits.size() + memory_limit]) {
+        const double bound_s = bound_of_layout(space, at(r), memory_limit, totals_[s],
+                                               times[s].hbm_bytes_per_s, -kInfinite, nullptr);
         if (bound_s < kInfinite) queue_.add(bound_s, r);
       }
     }
@@ -223,8 +224,9 @@ class Layouts {
       parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
         const SolverPool::Lease solver = space_.solvers->lend(&played);
         for (std::size_t k = begin; k < end; ++k) {
-          found[k] = solver.get()->best(space_, at(wave[k].row), times_[strategy_of(wave[k])],
-                                        space_.rooms[room_], below[k], wave[k].load_s);
+          found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
+                                        space_.bounds.memory_limits[memory_limit_], below[k],
+                                        wave[k].load_s);
         }
       });
       settled.solved += static_cast<std::int64_t>(wave.size());
@@ -241,18 +243,18 @@ class Layouts {
 
  private:
   std::size_t strategy_of(const Candidate& c) const noexcept {
-    return at(space_.rows[at(c.row)].layout.strategy);
+    return at(space_.layouts[at(c.layout)].record.strategy);
   }
 
   double sharper(Candidate* own) const {
     const std::size_t s = strategy_of(*own);
-    return bound_of_row(space_, at(own->row), room_, totals_[s], times_[s].hbm_bytes_per_s,
-                        kInfinite, &own->load_s);
+    return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s],
+                           times_[s].hbm_bytes_per_s, kInfinite, &own->load_s);
   }
 
   const PlanSpaceImpl& space_;
   std::span<const KindTimes> times_;
-  std::size_t room_;
+  std::size_t memory_limit_;
   std::vector<StepTotals> totals_;  // by strategy
   CandidateQueue queue_;
 };
@@ -260,20 +262,21 @@ class Layouts {
 }  // namespace
 
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
-                            const KindTimes& times, const KindTimes& least, std::size_t room,
-                            double below_s, PlanSolver* solver) {
+                            const KindTimes& times, const KindTimes& least,
+                            std::size_t memory_limit, double below_s, PlanSolver* solver) {
   PlacedPlan best{kInfinite, 0.0, -1, {}};
   const StepTotals totals = totals_of(space, strategy, least);
   double limit = below_s;
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
-    return bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, enough_s, load_s);
+    return bound_of_layout(space, at(r), memory_limit, totals, times.hbm_bytes_per_s, enough_s,
+                           load_s);
   };
   CandidateQueue queue;
-  const std::size_t list = at(strategy) * space.rooms.size() + room;
+  const std::size_t list = at(strategy) * space.bounds.memory_limits.size() + memory_limit;
   const double work_s = line_work_s(space, totals);
-  for (std::size_t k = 0; k < space.fitting[list].size(); ++k) {
-    if (space.fitting_lines[list][k].least_s(work_s) > limit) continue;
-    const std::int64_t r = space.fitting[list][k];
+  for (std::size_t k = 0; k < space.bounds.fitting[list].size(); ++k) {
+    if (space.bounds.fitting_lines[list][k].least_s(work_s) > limit) continue;
+    const std::int64_t r = space.bounds.fitting[list][k];
     const double quick_s = bound_s(r, -kInfinite, nullptr);
     if (quick_s <= limit && quick_s < kInfinite) queue.add(quick_s, r);
   }
@@ -282,11 +285,12 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     Candidate c = queue.take();
     if (c.bound_s > limit) break;
     if (c.quick) {
-      const double sharper_s = bound_s(c.row, limit, &c.load_s);
+      const double sharper_s = bound_s(c.layout, limit, &c.load_s);
       if (sharper_s <= limit) queue.put_back(c, sharper_s);
       continue;
     }
-    PlacedPlan found = solver->best(space, at(c.row), times, space.rooms[room], limit, c.load_s);
+    PlacedPlan found = solver->best(space, at(c.layout), times,
+                                    space.bounds.memory_limits[memory_limit], limit, c.load_s);
     const bool better =
         found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);
     if (found.time_s == kInfinite || !better) continue;
@@ -297,12 +301,12 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
 }
 
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
-                                  std::size_t room, std::size_t top, int threads,
+                                  std::size_t memory_limit, std::size_t top, int threads,
                                   SettledLayouts* settled, const AskedToStop& stop) {
-  Layouts layouts(space, times, room);
+  Layouts layouts(space, times, memory_limit);
   Fastest fastest(top);
   const auto kind = [&](const PlacedPlan& plan) {
-    return kind_of(space, space.rows[at(plan.layout)].layout);
+    return kind_of(space, space.layouts[at(plan.layout)].record);
   };
   std::vector<PlacedPlan> plans;
   *settled = layouts.settle(
@@ -324,16 +328,17 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
 }
 
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
-                                   std::size_t room, double most_s, int threads,
+                                   std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled) {
-  Layouts layouts(space, times, room);
+  Layouts layouts(space, times, memory_limit);
   Front front;
   std::vector<PlacedPlan> plans;
   *settled = layouts.settle(
       threads,
       [&](const Candidate& c, const StepTotals& totals) {
         if (c.bound_s > most_s) return most_s;
-        return std::min(most_s, front_limit_s(space, c, totals, front, space.rooms[room]));
+        return std::min(most_s, front_limit_s(space, c, totals, front,
+                                              space.bounds.memory_limits[memory_limit]));
       },
       [&](PlacedPlan plan) {
         front.add(plan);

@@ -1,5 +1,5 @@
-// The best partition of one layout on one chip. Private to the kernel; one object per thread,
-// reused so that memory is taken once.
+// The best partition of one layout on one chip: which layers form a stage, and what each stage
+// recomputes. Private to the kernel; one object per thread, reused so that memory is taken once.
 #pragma once
 
 #include <bit>
@@ -19,9 +19,10 @@
 
 namespace phaze {
 
-// Ways that fit, as `StageRecompute` writes them, in the order in which they are offered: of ways
-// whose seconds differ by rounding alone the first is taken.
-struct FittingWays {
+// What a stage may recompute so that it fits, as codes of `StageRecompute`, in the order in which
+// options are offered: of options whose seconds differ by rounding alone the first is taken. It
+// does not depend on the chip, so that it is worked out once for all chips.
+struct FeasibleRecompute {
   std::vector<std::int32_t> whole;    // all blocks in one variant
   std::vector<std::int32_t> leaning;  // as few blocks as must be in a variant that fits, others not
   std::vector<std::int32_t> filling;  // as many as can be in a variant that does not fit
@@ -31,24 +32,25 @@ struct FittingWays {
 // `most` is the number of blocks of the longest chunk; bytes fall with the blocks that are
 // recomputed further. `first_is_fastest`: no variant is faster than the first.
 template <typename Bytes>
-FittingWays fitting_ways(int variants, bool first_is_fastest, bool some_blocks, bool alike,
-                         int most, double room_bytes, const Bytes& bytes) {
-  FittingWays ways;
+FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool some_blocks,
+                                     bool alike, int most, double usable_bytes,
+                                     const Bytes& bytes) {
+  FeasibleRecompute feasible;
   bool fits[kMaxVariants];
   for (int v = 0; v < variants; ++v) {
-    fits[v] = bytes(StageRecompute{v, v, 0}) <= room_bytes;
-    if (fits[v]) ways.whole.push_back(v);
-    ways.partial = first_is_fastest && fits[0];
-    if (ways.partial) return ways;
+    fits[v] = bytes(StageRecompute{v, v, 0}) <= usable_bytes;
+    if (fits[v]) feasible.whole.push_back(v);
+    feasible.partial = first_is_fastest && fits[0];
+    if (feasible.partial) return feasible;
   }
-  if (!some_blocks || ways.whole.empty()) return ways;
+  if (!some_blocks || feasible.whole.empty()) return feasible;
   // The border between counts of blocks that fit and that do not, `low` and `high` known of.
   const auto border = [&](int rest, int more, bool low_fits) {
     int low = 0;
     int high = most;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      const bool own = bytes(StageRecompute{rest, more, middle}) <= room_bytes;
+      const bool own = bytes(StageRecompute{rest, more, middle}) <= usable_bytes;
       (own == low_fits ? low : high) = middle;
     }
     return low_fits ? low : high;
@@ -57,24 +59,25 @@ FittingWays fitting_ways(int variants, bool first_is_fastest, bool some_blocks, 
     for (int more = 0; more < variants && !fits[rest]; ++more) {
       if (!fits[more]) continue;
       const int count = border(rest, more, false);
-      if (count < most) ways.leaning.push_back(StageRecompute{rest, more, count}.code());
+      if (count < most) feasible.leaning.push_back(StageRecompute{rest, more, count}.code());
     }
   }
-  if (alike) return ways;
+  if (alike) return feasible;
   // Where blocks or chunks differ it matters which come first: the others may be the lean ones.
   for (int rest = 0; rest < variants; ++rest) {
     for (int more = 0; more < variants && fits[rest]; ++more) {
       if (fits[more]) continue;
       const int count = border(rest, more, true);
-      if (count > 0) ways.filling.push_back(StageRecompute{rest, more, count}.code());
+      if (count > 0) feasible.filling.push_back(StageRecompute{rest, more, count}.code());
     }
   }
-  return ways;
+  return feasible;
 }
 
-// The fastest of ways that fit, or -1.
+// The fastest of the feasible options, or -1.
 template <typename Seconds>
-std::int32_t fastest_way(const FittingWays& ways, bool first_is_fastest, const Seconds& seconds) {
+std::int32_t fastest_recompute(const FeasibleRecompute& feasible, bool first_is_fastest,
+                               const Seconds& seconds) {
   std::int32_t best = -1;
   double best_s = kInfinite;
   const auto offer = [&](std::int32_t code) {
@@ -83,151 +86,234 @@ std::int32_t fastest_way(const FittingWays& ways, bool first_is_fastest, const S
     best = code;
     best_s = own;
   };
-  if (first_is_fastest && !ways.whole.empty() && ways.whole.front() == 0) return 0;
-  for (const std::int32_t code : ways.whole) offer(code);
+  if (first_is_fastest && !feasible.whole.empty() && feasible.whole.front() == 0) return 0;
+  for (const std::int32_t code : feasible.whole) offer(code);
   std::int32_t last = -1;  // the variant of the others, and whether it is worth it
   bool faster = false;
-  for (const std::int32_t code : ways.leaning) {
+  for (const std::int32_t code : feasible.leaning) {
     const std::int32_t rest = StageRecompute::of(code).rest;
     if (rest != last) faster = seconds(StageRecompute{rest, rest, 0}) < best_s;
     last = rest;
     if (faster) offer(code);
   }
-  for (const std::int32_t code : ways.filling) offer(code);
+  for (const std::int32_t code : feasible.filling) offer(code);
   return best;
 }
 
-// Ways of the stages of a space's layouts that were worked out.
-class KnownWays {
+// Feasible options of the stages of a space's layouts that were worked out. One object per thread.
+class RecomputeCache {
  public:
   struct Key {
-    std::int64_t row;
+    std::int64_t layout;
     std::int64_t stage;  // with what it holds
-    double room_bytes;
+    double usable_bytes;
 
     bool operator==(const Key&) const = default;
   };
 
   // Those of a key, which `make` gives where they are not known as far as they are needed.
   template <typename Make>
-  const FittingWays& of(const Key& key, bool first_is_fastest, const Make& make) {
-    const auto known = ways_.find(key);
-    if (known != ways_.end() && (first_is_fastest || !known->second.partial)) return known->second;
-    FittingWays ways = make();
-    if (ways_.size() >= kMost) ways_.clear();
-    return ways_.insert_or_assign(key, std::move(ways)).first->second;
+  const FeasibleRecompute& of(const Key& key, bool first_is_fastest, const Make& make) {
+    const auto known = feasible_.find(key);
+    if (known != feasible_.end() && (first_is_fastest || !known->second.partial))
+      return known->second;
+    FeasibleRecompute feasible = make();
+    if (feasible_.size() >= kMost) feasible_.clear();
+    return feasible_.insert_or_assign(key, std::move(feasible)).first->second;
   }
-
-  void clear() noexcept { ways_.clear(); }
 
  private:
   struct Hash {
     std::size_t operator()(const Key& key) const noexcept {
-      std::uint64_t hash = std::bit_cast<std::uint64_t>(key.room_bytes);
-      for (const std::int64_t part : {key.row, key.stage}) {
-        hash = (hash ^ static_cast<std::uint64_t>(part)) * 0x9E3779B97F4A7C15ULL;
-        hash ^= hash >> 29U;
+      std::uint64_t hash = std::bit_cast<std::uint64_t>(key.usable_bytes);
+      for (const std::int64_t part : {key.layout, key.stage}) {
+        hash = mixed(hash, static_cast<std::uint64_t>(part));
       }
       return static_cast<std::size_t>(hash);
     }
   };
   static constexpr std::size_t kMost = 1 << 15;
-  std::unordered_map<Key, FittingWays, Hash> ways_;
+  std::unordered_map<Key, FeasibleRecompute, Hash> feasible_;
 };
 
-class PlanSolver {
+// One layout with the times of one chip: what its stages take and need, whatever the partition.
+// Between start() and forget() all members belong to the same layout and times; others only read
+// them. Points into the space, which must outlive it.
+class LayoutOnChip {
  public:
-  // `played`, where given, is looked up before a step is played; several solvers may share it.
-  void look_up(PlayedSteps* played) noexcept { played_ = played; }
-
+  // Makes the sums of a layout on a chip; whether those of the last one started are still there.
+  void start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
+             PipelinePlayer* player);
+  bool started(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times) const noexcept {
+    return space == &of && layout == &of.layouts[number] && times_ == times.forward_s;
+  }
   // Forgets times, which may change from one call of the kernel to the next.
   void forget() noexcept {
-    sums_.forget();
+    sums.forget();
     times_ = nullptr;
-    free_passes_.clear();
   }
 
-  // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
-  // `load_s` is a load that some stage has at least, where that is known; it only saves time.
-  PlacedPlan best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
-                  double room_bytes, double below_s, double load_s = 0.0);
+  const LayoutRecord& record() const noexcept { return layout->record; }
+  PipelineSchedule schedule() const noexcept { return schedule_of(layout->record); }
+  std::int64_t number() const noexcept { return layout - space->layouts.data(); }
 
-  // The even partition, in the variant that is asked for; where that is negative each stage has
-  // the fastest that fits, or the one that needs least where none does.
-  PlanStatus even(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
-                  std::int32_t variant, double room_bytes, Partition* partition);
+  // Which chunk of the model a chunk of a stage is.
+  int chain_of(int stage, int chunk) const noexcept {
+    return places_[at(stage) * at(layout->record.vpp) + at(chunk)];
+  }
+  // The stage that holds a chunk of the model, for the direction of a stage's chunk.
+  int stage_of(int place, int chunk = 0) const noexcept {
+    if (bidirectional(record())) return chunk == 0 ? place : stages - 1 - place;
+    const bool folded = schedule() != PipelineSchedule::kInterleaved && place >= stages;
+    return folded ? 2 * stages - 1 - place : place % stages;
+  }
+  // Seconds of the messages that a chunk of a stage waits for, forward and backward.
+  double enters_s(int stage, int chunk, int i, int j) const noexcept {
+    return space->enters(i, j) * enter_each_[at(stage) * at(record().vpp) + at(chunk)];
+  }
+  double leaves_s(int stage, int chunk, int i, int j) const noexcept {
+    return space->leaves(i, j) * leave_each_[at(stage) * at(record().vpp) + at(chunk)];
+  }
 
-  // The step of a partition, played by its schedule: without its tail, and the longest tail.
+  // Bytes of a stage at its peak.
+  double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
+  // Activations of a stage at its peak, in micro-batches' worth of all its chunks: as many as are
+  // in flight; more where chunks differ and the peak has more of the larger ones.
+  double stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
+  LateGradients late_gradients(const Partition& partition, int stage,
+                               StageRecompute recompute) const;
+
+  const PlanSpaceImpl* space = nullptr;
+  const PricedLayout* layout = nullptr;
+  const LayoutCosts* costs = nullptr;
+  int stages = 0;
+  std::int64_t micro_batches = 0;
+  bool zero_bubble = false;
+  PlanSums sums;
+
+ private:
+  double message_between(int from, int to) const noexcept;
+  void find_places();
+
+  const double* times_ = nullptr;
+  std::vector<std::int32_t> places_;                  // by stage and chunk, see chain_of
+  std::vector<double> enter_each_, leave_each_;       // the same: seconds of one message
+  const InFlightCache::Stages* in_flight_ = nullptr;  // of the layout, where it has several chunks
+  mutable std::vector<double> own_bytes_;             // scratch: by chunk of a stage
+};
+
+// Plays the step of partitions of a layout that was started. The passes are those of the partition
+// played last; caches of steps change no answer.
+class StepPlayer {
+ public:
+  explicit StepPlayer(const LayoutOnChip& on) noexcept : on_(on) {}
+
+  // `played`, where given, is looked up before a step is played; several players may share it.
+  void look_up(PlayedSteps* played) noexcept { played_ = played; }
+  void forget() noexcept { free_passes_.clear(); }
+  PipelinePlayer* player() noexcept { return &player_; }
+
+  // The step of a partition by its schedule: without its tail, and the longest tail.
   struct Played {
     double step_s;
     double tail_s;
   };
   Played play(const Partition& partition);
-  // Of the partition played last, by stage and chunk: seconds of its passes, messages included.
+  // Both, with the exchange of a tied embedding's gradients.
+  double time_s(const Partition& partition);
+  // The step with other times and without exchanges of gradients and weights; `level` tells apart
+  // those that are asked for of one layout. Follows play() of the same partition.
+  Played play_free(const Partition& partition, const KindTimes& times, std::size_t level,
+                   bool free_messages);
+
+  // Passes of a partition, each stage in its variant: what `forward_s` and the others give, and
+  // loads() and step_s() take. Returns the longest tail.
+  double take_passes(const Partition& partition);
+  PipelineLoads loads() const noexcept;
+  double step_s();
+  // By stage and chunk: seconds of the passes, messages included.
   const std::vector<double>& forward_s() const noexcept { return forward_s_; }
   const std::vector<double>& backward_s() const noexcept { return backward_s_; }
   const std::vector<double>& weight_grad_s() const noexcept { return weight_grad_s_; }
-  // Seconds of the messages that a chunk of a stage waits for, forward and backward.
-  double enters_s(int stage, int chunk, int i, int j) const noexcept;
-  double leaves_s(int stage, int chunk, int i, int j) const noexcept;
-  // Where in the model a chunk of a stage lies.
-  int chain_of(int stage, int chunk) const noexcept {
-    return places_[at(stage) * at(row_->layout.vpp) + at(chunk)];
-  }
-
-  const PlanSums& sums() const noexcept { return sums_; }
-  std::vector<StateBytes>& states() noexcept { return states_; }  // scratch of an estimate
-  // Makes the sums of a layout on a chip; whether those of the last one started are still there.
-  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times);
-  bool started(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) const noexcept {
-    return space_ == &space && row_ == &space.rows[row] && times_ == times.forward_s &&
-           !free_.data && !free_.messages;
-  }
-  // What is free costs no time: exchanges of gradients and weights, messages between stages.
-  struct Free {
-    bool data = false;
-    bool messages = false;
-  };
-  // The step of a partition of the layout that was started, with other times and exchanges of
-  // gradients and weights free; `level` tells apart those that are asked for of one layout.
-  Played play_free(const Partition& partition, const KindTimes& times, std::size_t level,
-                   bool free_messages);
   // The passes of the layers as they were played last.
   const PassSums& passes() const noexcept { return *passes_; }
 
-  // What each stage recomputes: the fastest that fits; where none does, the leanest or, unless
-  // `any`, nothing is chosen.
-  bool choose_recompute(double room_bytes, bool any, Partition* partition) const;
+ private:
+  double take_passes(const Partition& partition, bool free_data, bool free_messages);
 
-  // Sums over the chunks of a stage.
-  double stage_bytes(const Partition& partition, int stage, StageRecompute way) const;
-  // Activations of a stage at its worst moment, in micro-batches' worth of all its chunks: as many
-  // as are in flight; more where chunks differ and the moment holds more of the larger ones.
-  double stash_bytes(const Partition& partition, int stage, StageRecompute way) const;
-  LateGradients late_gradients(const Partition& partition, int stage, StageRecompute way) const;
+  const LayoutOnChip& on_;
+  PipelinePlayer player_;
+  PlayedSteps* played_ = nullptr;
+  PlayedSteps::Key key_;
+  const PassSums* passes_ = nullptr;
+  std::vector<double> forward_s_, backward_s_, weight_grad_s_;
+  double last_step_s_ = 0.0;                                                   // of these passes
+  std::vector<double> last_forward_s_, last_backward_s_, last_weight_grad_s_;  // scratch
+  // Passes with exchanges free, by level; they hold for all layouts of a strategy.
+  struct FreePasses {
+    const double* times = nullptr;
+    PassSums sums;
+  };
+  std::vector<FreePasses> free_passes_;
+};
+
+// Chooses what a stage recomputes: of all that fits the least seconds. Blocks are recomputed as one
+// variant has it, or the first few as one and the others as another. What is known of stages is
+// that of the layout and memory limit of the last restart().
+class RecomputeChooser {
+ public:
+  explicit RecomputeChooser(const LayoutOnChip& on) noexcept : on_(on) {}
+
+  // Begins with another layout, chip or limit.
+  void restart(double usable_bytes);
+
+  // What makes the stage i..j of a layout without chunks fastest and fits, or -1.
+  std::int32_t fastest_fitting(int i, int j, int stage);
+  // The same of a stage of any partition, and of one whose chunks differ by a layer or two.
+  std::int32_t fastest_of_chunks(const Partition& partition, int stage, double usable_bytes) const;
+  std::int32_t fastest_of_assigned(const Partition& partition, int stage);
+  // For every stage the fastest that fits, or where none does the one that needs least.
+  void choose(double usable_bytes, Partition* partition) const;
 
  private:
-  struct Tail {
-    PipelineClock clock;
-    std::int32_t variant;
-    std::int32_t next_cut;
-    std::int32_t next_tail;  // position in `tails_`
-  };
   struct Known {
     std::uint32_t epoch;
     std::int32_t code;
   };
-  std::int64_t row_index() const noexcept { return row_ - space_->rows.data(); }
+  FeasibleRecompute feasible_of_chunks(const Partition& partition, int stage,
+                                       double usable_bytes) const;
+  std::int32_t fastest_chunks(const FeasibleRecompute& feasible, const Partition& partition,
+                              int stage) const;
 
-  // What makes the stage i..j fastest and fits, or -1; with that its load.
-  std::int32_t recompute(int i, int j, int stage);
-  std::int32_t recompute_chunks(const Partition& partition, int stage, double room_bytes) const;
-  FittingWays ways_of_chunks(const Partition& partition, int stage, double room_bytes) const;
-  std::int32_t fastest_chunks(const FittingWays& ways, const Partition& partition, int stage) const;
-  std::int32_t recompute_dealt(const Partition& partition, int stage, double room_bytes);
-  // Chooses what each stage recomputes; false where a stage does not fit, or once it is clear that
-  // the step takes longer than the limit.
-  bool choose_dealt(double room_bytes, double limit_s, Partition* partition);
+  const LayoutOnChip& on_;
+  double usable_bytes_ = 0.0;
+  std::uint32_t epoch_ = 0;  // of what is known of stages
+  std::vector<Known> known_;
+  // By stage, and how many layers its chunks have.
+  std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> assigned_;
+  RecomputeCache cache_;
+};
+
+// Exact search over the partitions of a layout by 1F1B, the zero-bubble schedule ZB-H1 or without a
+// pipeline. Stages are found from the last to the first, since memory depends on the stages that
+// follow. Of the tails of a cut (partitions of the layers behind it) the non-dominated ones are
+// kept. A quick plan gives a time to beat, and with it the longest load that a stage may have,
+// which leaves few cuts to look at.
+//
+// Between calls nothing is kept but memory; during one, every plan below `limit_s_` has stages
+// below `load_limit_s_`, and stage k begins between `earliest_[k]` and `latest_[k]`.
+class PartitionSearch {
+ public:
+  PartitionSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
+      : on_(on), recompute_(recompute), step_(step) {}
+
+  // Improves `best`, which is infinite, by plans that take at most `below_s`.
+  void run(double usable_bytes, double below_s, double load_s, PlacedPlan* best);
+
+ private:
+  void set_limits(double limit_s);
+  double sends_s(int stages) const noexcept;
+  double timed(const Partition& partition, double* max_load_s) const;
   std::int32_t fastest(int i, int j, int stage, double* load_s);
   bool pack(double load_s, PlacedPlan* plan, double* next_s);
   double quick_plan(double load_s, PlacedPlan* best);
@@ -235,106 +321,124 @@ class PlanSolver {
   void search(PlacedPlan* best);
   double least_with(int i, int j, int after, double work) const noexcept;
   void extend(int i, int s, double before_s, std::size_t mine);
-  void keep(std::size_t mine, const Tail& tail);
   void finish(std::size_t from, PlacedPlan* best) const;
   void walk_all(PlacedPlan* best);
   void walk(int stage, int j, const PipelineClock& rest, PlacedPlan* best);
-  double played_s(const Partition& partition);
-  double timed(const Partition& partition, double* max_load_s) const;
-  void set_limits(double limit_s);
-  PlanStatus check_deal() const;
-  bool cut(bool count_first, int base, Partition* partition) const;
-  PlanStatus deal_evenly(Partition* partition);
-  void spread(int base, int extras, bool count_first, bool count_last);
-  // A time that a deal's schedule takes at least, stage by stage from the first: a stage's work,
-  // and where chunks are interleaved the passes through the first chunks of the stages before it,
-  // both ways.
-  struct DealtBound {
-    double before_s = 0.0;
-    double least_s = 0.0;
-  };
-  double add_stage(const Partition& partition, int stage, StageRecompute way,
-                   DealtBound* bound) const;
-  double message_between(int from, int to) const noexcept;
-  void find_places();
-  // The device that holds a place of the model for the direction of a chunk.
-  int stage_of(int place, int chunk = 0) const noexcept {
-    if (both_ways(row_->layout)) return chunk == 0 ? place : stages_ - 1 - place;
-    const bool folded =
-        schedule_of(row_->layout) != PipelineSchedule::kInterleaved && place >= stages_;
-    return folded ? 2 * stages_ - 1 - place : place % stages_;
-  }
-  PlacedPlan best_dealt(double room_bytes, double below_s);
-  void offer_deal(double room_bytes, double below_s, Partition* partition, PlacedPlan* best);
-  // Passes of a partition, each stage in its variant: what `forward_s` and the others give. The
-  // longest tail.
-  double take_passes(const Partition& partition);
-  PipelineLoads loads() const noexcept;
-  // The step of the passes that were taken.
-  double step_s();
 
-  const PlanSpaceImpl* space_ = nullptr;
-  const PlanRow* row_ = nullptr;
-  const PlanFrame* frame_ = nullptr;
-  const double* times_ = nullptr;
-  Free free_;
-  int stages_ = 0;
-  std::int64_t rounds_ = 0;
-  bool zero_bubble_ = false;
-  double room_bytes_ = 0.0;
+  const LayoutOnChip& on_;
+  RecomputeChooser& recompute_;
+  StepPlayer& step_;
+  double usable_bytes_ = 0.0;
   double limit_s_ = 0.0;       // a plan must take less
   double load_limit_s_ = 0.0;  // so must every stage
   double nothing_s_ = 0.0;     // sums in another order differ by this
+  std::vector<ClockedTail> tails_;
+  std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;  // tails of each cut
+  std::vector<std::int32_t> latest_, earliest_;                      // where stage k may begin
   Partition walked_;
   std::int64_t steps_left_ = 0;
-  std::uint32_t epoch_ = 0;  // of what is known of stages
-  std::vector<Known> known_;
-  // By stage, and how it is dealt.
-  std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> dealt_;
-  KnownWays ways_;
-  PlanSums sums_;
-  std::vector<StateBytes> states_;
-  std::vector<Tail> tails_;
-  std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
-  std::vector<std::int32_t> latest_, earliest_;  // where stage k may begin
-  std::vector<std::int32_t> extra_;   // by chunk: whether it has a layer more than others
-  std::vector<std::int32_t> places_;  // by stage and chunk, see chain_of
-  std::vector<double> enter_each_, leave_each_;  // the same: seconds of one message
-  std::vector<double> forward_s_, backward_s_, weight_grad_s_;
-  std::vector<double> last_forward_s_, last_backward_s_, last_weight_grad_s_;  // scratch
-  double last_step_s_ = 0.0;  // of what was played last
-  // Passes with exchanges free, by level; they hold for all layouts of a strategy.
-  struct FreePasses {
-    const double* times = nullptr;
-    PassSums sums;
+};
+
+// Assigns layers to chunks so that chunks differ by a layer at most, and plays the schedule: what
+// there is for schedules whose partitions are not searched. Keeps chains of passes that ruled out
+// assignments from one layout to the next; they change no answer.
+class AssignmentSearch {
+ public:
+  AssignmentSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
+      : on_(on), recompute_(recompute), step_(step) {}
+
+  // The cuts of the even assignment: layers one by one, each to where it comes next if all were to
+  // be even.
+  PlanStatus even(Partition* partition);
+  // Improves `best`, which is infinite, by plans that take at most `below_s`.
+  void run(double below_s, PlacedPlan* best);
+
+ private:
+  // A time that the schedule takes at least, stage by stage from the first: a stage's work, and
+  // where chunks are interleaved the passes through the first chunks of the stages before it, in
+  // both directions.
+  struct Bound {
+    double before_s = 0.0;
+    double least_s = 0.0;
   };
-  std::vector<FreePasses> free_passes_;
-  const PassSums* passes_ = nullptr;
-  PipelinePlayer player_;
+
+  PlanStatus check() const;
+  bool cut(bool count_first, int base, Partition* partition) const;
+  void spread_evenly(int total);
+  void spread_by_load(int base, int extras, bool count_first, bool count_last);
+  double add_stage(const Partition& partition, int stage, StageRecompute recompute,
+                   Bound* bound) const;
+  bool choose_recompute(double limit_s, Partition* partition);
+  void offer(double below_s, PlacedPlan* best);
+  bool try_all(bool count_first, bool count_last, double below_s, PlacedPlan* best);
+
+  const LayoutOnChip& on_;
+  RecomputeChooser& recompute_;
+  StepPlayer& step_;
+  std::vector<std::int32_t> extra_;  // by chunk: whether it has a layer more than others
+  std::vector<double> loads_s_;      // scratch: by stage
+  Partition partition_;              // that is offered
   PassChains chains_;
-  PlayedSteps* played_ = nullptr;
-  PlayedSteps::Key key_;
-  const HeldChunks::Stages* held_ = nullptr;  // of the layout, where it has several chunks
-  mutable std::vector<double> own_bytes_;     // scratch: by chunk of a stage
+};
+
+// The parts of a solver, of one layout at a time. Neither copied nor moved: its parts refer to each
+// other.
+class PlanSolver {
+ public:
+  PlanSolver() = default;
+  PlanSolver(const PlanSolver&) = delete;
+  PlanSolver& operator=(const PlanSolver&) = delete;
+
+  void look_up(PlayedSteps* played) noexcept { step_.look_up(played); }
+  void forget() noexcept {
+    on_.forget();
+    step_.forget();
+  }
+  void start(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times) {
+    on_.start(space, layout, times, step_.player());
+  }
+
+  // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
+  // `load_s` is a load that some stage has at least, where that is known; it only saves time.
+  PlacedPlan best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
+                  double usable_bytes, double below_s, double load_s = 0.0);
+
+  // The even partition, in the variant that is asked for; where that is negative each stage has
+  // the fastest that fits, or the one that needs least where none does.
+  PlanStatus even(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
+                  std::int32_t variant, double usable_bytes, Partition* partition);
+
+  const LayoutOnChip& on() const noexcept { return on_; }
+  StepPlayer& step() noexcept { return step_; }
+  const RecomputeChooser& recompute() const noexcept { return recompute_; }
+  std::vector<StateBytes>& states() noexcept { return states_; }  // scratch of an estimate
+
+ private:
+  LayoutOnChip on_;
+  StepPlayer step_{on_};
+  RecomputeChooser recompute_{on_};
+  PartitionSearch partitions_{on_, recompute_, step_};
+  AssignmentSearch assignments_{on_, recompute_, step_};
+  std::vector<StateBytes> states_;
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see
 // phaze/plan.hpp.
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
-                            const KindTimes& times, const KindTimes& least, std::size_t room,
-                            double below_s, PlanSolver* solver);
+                            const KindTimes& times, const KindTimes& least,
+                            std::size_t memory_limit, double below_s, PlanSolver* solver);
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
-                                  std::size_t room, std::size_t top, int threads,
+                                  std::size_t memory_limit, std::size_t top, int threads,
                                   SettledLayouts* settled, const AskedToStop& stop);
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
-                                   std::size_t room, double most_s, int threads,
+                                   std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled);
 
 // What a step takes by a plan; `solver` is scratch.
-PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
-                           const KindTimes& times, std::span<const KindTimes> free,
-                           double room_bytes, std::vector<StageEstimate>* stages,
-                           PlanSolver* solver);
+PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
+                           const Partition& partition, const KindTimes& times,
+                           std::span<const KindTimes> free, double usable_bytes,
+                           std::vector<StageEstimate>* stages, PlanSolver* solver);
 
 // Safe to use from several threads: a solver is lent to one at a time. What a solver has learnt
 // saves time and changes no answer.

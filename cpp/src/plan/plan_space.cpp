@@ -39,10 +39,9 @@ bool good_training(const TrainingRecord& t) noexcept {
 
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
   const std::int64_t inner = s.tp * s.cp;
-  return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 &&
-         l.zero <= 3 && l.dp >= 1 && l.micro_batches >= 1 &&
-         (l.rank_order == 0 || l.rank_order == 1) && inner <= devices && l.dp <= devices / inner &&
-         l.stages <= devices / (inner * l.dp) &&
+  return l.pp >= 1 && l.pp <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 && l.zero <= 3 &&
+         l.dp >= 1 && l.micro_batches >= 1 && (l.rank_order == 0 || l.rank_order == 1) &&
+         inner <= devices && l.dp <= devices / inner && l.pp <= devices / (inner * l.dp) &&
          check_sharing(l.dp, s.ep, l.shard, l.zero) == PlanStatus::kOk;
 }
 
@@ -52,15 +51,16 @@ bool known_schedule(std::int32_t code) noexcept {
 
 }  // namespace
 
-Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> room_bytes,
+Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> usable_bytes,
                             std::span<const std::uint8_t> fits) {
   const Status status = take_model(problem);
   if (status != Status::kOk) return status;
   const Status laid = take_layouts(problem);
   if (laid != Status::kOk) return laid;
-  rooms.assign(room_bytes.begin(), room_bytes.end());
-  if (fits.size() != rows.size() * rooms.size()) return Status::kBadRules;
-  if (!std::all_of(rooms.begin(), rooms.end(), is_size)) return Status::kBadRules;
+  bounds.memory_limits.assign(usable_bytes.begin(), usable_bytes.end());
+  if (fits.size() != layouts.size() * bounds.memory_limits.size()) return Status::kBadRules;
+  if (!std::all_of(bounds.memory_limits.begin(), bounds.memory_limits.end(), is_size))
+    return Status::kBadRules;
   add_bounds(fits);
   return Status::kOk;
 }
@@ -118,7 +118,7 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
   first_block = layers;
   last_block = 0;
   for (int i = 0; i < layers; ++i) {
-    if (problem.sizes[at(order[at(i)])].end != 0) continue;
+    if (problem.sizes[at(order[at(i)])].boundary != 0) continue;
     first_block = std::min(first_block, i);
     last_block = i + 1;
     ++blocks;
@@ -168,13 +168,14 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
   using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
                          std::int32_t, bool>;
   const auto key_of = [](const LayoutRecord& l) {
-    const std::int32_t stages = l.rank_order || both_ways(l) ? l.stages : 0;
-    return Key{l.strategy, l.dp, sharing_replicas(l), l.zero, l.rank_order, stages, both_ways(l)};
+    const std::int32_t stages = l.rank_order || bidirectional(l) ? l.pp : 0;
+    return Key{l.strategy,   l.dp,   sharing_replicas(l), l.zero,
+               l.rank_order, stages, bidirectional(l)};
   };
-  // A frame is shared by layouts that stand apart, too; most have that of the one before.
+  // Layouts that stand apart may share costs, too; most have those of the one before.
   struct Shared {
     std::int32_t most_stages = 0;
-    std::int32_t frame = -1;
+    std::int32_t costs = -1;
   };
   std::map<Key, Shared> shared;
   std::vector<Shared*> own(problem.layouts.size());
@@ -189,32 +190,32 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     last = l.strategy;
     const Key key = key_of(l);
     own[r] = r > 0 && key == key_before ? own[r - 1] : &shared[key];
-    own[r]->most_stages = std::max(own[r]->most_stages, l.stages);
+    own[r]->most_stages = std::max(own[r]->most_stages, l.pp);
     key_before = key;
   }
-  rows.reserve(own.size());
+  layouts.reserve(own.size());
   for (std::size_t r = 0; r < own.size(); ++r) {
     const LayoutRecord& l = problem.layouts[r];
-    if (own[r]->frame < 0) {
-      own[r]->frame = static_cast<std::int32_t>(frames.size());
-      const Status status = add_frame(l, own[r]->most_stages);
+    if (own[r]->costs < 0) {
+      own[r]->costs = static_cast<std::int32_t>(layout_costs.size());
+      const Status status = add_layout_costs(l, own[r]->most_stages);
       if (status != Status::kOk) return status;
     }
-    PlanRow row{l, own[r]->frame, 0.0, 0.0, {}};
-    const PlanFrame& frame = frames[at(row.frame)];
+    PricedLayout layout{l, own[r]->costs, 0.0, 0.0, {}};
+    const LayoutCosts& costs = layout_costs[at(layout.costs)];
     const StrategyRecord& s = strategies[at(l.strategy)];
     Status status = Status::kOk;
-    if (l.stages > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
-      row.wrap_s = message_s(l, s.message_bytes, l.stages - 1, 0, &status);
+    if (l.pp > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
+      layout.wrap_s = message_s(l, s.message_bytes, l.pp - 1, 0, &status);
     }
-    if (l.stages > 1 && s.copied_parameters > 0.0) {
-      const double share = l.zero >= 2 ? frame.shards : 1.0;
+    if (l.pp > 1 && s.copied_parameters > 0.0) {
+      const double share = l.zero >= 2 ? costs.shards : 1.0;
       const double bytes = training.gradient_bytes * s.copied_parameters / share;
       // An all-reduce of two: each sends the other half of its gradients, then half of the sums.
-      row.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.stages - 1, &status);
+      layout.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.pp - 1, &status);
     }
     if (status != Status::kOk) return status;
-    rows.push_back(row);
+    layouts.push_back(layout);
   }
   return Status::kOk;
 }
@@ -233,25 +234,25 @@ double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std
   return found.time_s;
 }
 
-Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
+Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stages) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
-  PlanFrame frame;
+  LayoutCosts costs;
   const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t sharing = sharing_replicas(layout);
-  frame.shards = static_cast<double>(sharing * s.cp);
-  frame.copies = static_cast<double>(layout.dp / sharing);
+  costs.shards = static_cast<double>(sharing * s.cp);
+  costs.copies = static_cast<double>(layout.dp / sharing);
   Status status = Status::kOk;
-  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
-  frame.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
+  costs.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
                                 s.cp, s.tp, layout.dp, apart, &status);
-  for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &frame, &status);
-  frame.message_s.assign(at(most_stages), 0.0);
+  for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &costs, &status);
+  costs.message_s.assign(at(most_stages), 0.0);
   for (int k = 1; k < most_stages; ++k) {
-    frame.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
+    costs.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
   }
-  frames.push_back(std::move(frame));
+  layout_costs.push_back(std::move(costs));
   return status;
 }
 
@@ -259,14 +260,14 @@ Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
 // devices of all replicas; an expert's, of the replicas that hold that expert. Where groups of
 // replicas share state, gradients are reduced inside each group, and then the shares of a device
 // are added up over all groups, once in a step.
-void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame,
+void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs,
                              Status* status) const {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   const LayerKindRecord& size = size_of(layout.strategy, kind);
   const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
   const std::int64_t sharing = sharing_replicas(layout);
   const double experts = size.expert_parameters;
   const double dense = size.parameters - experts;
@@ -283,42 +284,42 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
                         copies, apart * sharing, 1, 0, status);
   };
   const double shared =
-      shared_parameters(size.parameters, experts, frame->shards, static_cast<double>(s.ep));
+      shared_parameters(size.parameters, experts, costs->shards, static_cast<double>(s.ep));
   const double weights_s =
       zero >= 1 ? seconds(CollectiveOp::kAllGather, training.gather_bytes) : 0.0;
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
   const StateBytes state = state_bytes(training, zero, size.parameters, shared);
   const bool late = training.late_gradients != 0;
-  frame->resident_bytes.push_back(state.weights + state.optimizer +
+  costs->resident_bytes.push_back(state.weights + state.optimizer +
                                   copied_weights(size.copy_bytes, zero, size.parameters, shared) +
                                   (late ? 0.0 : state.gradients));
-  frame->late_bytes.push_back(late ? state.gradients : 0.0);
-  frame->gather_bytes.push_back(
-      size.end != 0 ? 0.0
-                    : size.shape_bytes +
-                          gathered_weights_bytes(training, zero, size.parameters, frame->shards));
+  costs->late_bytes.push_back(late ? state.gradients : 0.0);
+  costs->gather_bytes.push_back(
+      size.boundary != 0 ? 0.0
+                         : size.shape_bytes + gathered_weights_bytes(
+                                                  training, zero, size.parameters, costs->shards));
   const double reduced_s = seconds(
       zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
   double paired_s = 0.0;
-  if (both_ways(layout)) {
+  if (bidirectional(layout)) {
     // The other device with the same layers: each sends the other half of its gradients, then half
     // of the sums. The ends of the pipeline are furthest apart.
     const double bytes = training.gradient_bytes * (zero >= 1 ? shared : size.parameters);
-    paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.stages - 1, status);
+    paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
-  frame->sync_s.push_back(reduced_s + across(dense, sharing) + across(experts, sharing / s.ep) +
+  costs->sync_s.push_back(reduced_s + across(dense, sharing) + across(experts, sharing / s.ep) +
                           paired_s);
-  frame->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
-  frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
-  frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved +
+  costs->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
+  costs->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
+  costs->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved +
                               copied_weights(size.cast_bytes, zero, size.parameters, shared));
-  frame->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
+  costs->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
 }
 
-double PlanSpaceImpl::buffer_bytes(const PlanRow& row) const noexcept {
-  const StrategyRecord& s = strategies[at(row.layout.strategy)];
+double PlanSpaceImpl::buffer_bytes(const PricedLayout& layout) const noexcept {
+  const StrategyRecord& s = strategies[at(layout.record.strategy)];
   return training.workspace_bytes + s.gathered_bytes +
-         (row.layout.stages > 1 ? 2.0 * s.message_bytes : 0.0);
+         (layout.record.pp > 1 ? 2.0 * s.message_bytes : 0.0);
 }
 
 // Where each tier of switches is at least as slow for so many bytes as those inside it, a message
@@ -361,7 +362,7 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t block = replicas_inside ? inner * layout.dp : inner;
   const std::int64_t runs = replicas_inside ? 1 : layout.dp;
-  const std::int64_t apart = inner * layout.stages;  // from block to block of a stage
+  const std::int64_t apart = inner * layout.pp;  // from block to block of a stage
   const std::int64_t distance = std::abs(to - from) * block;
   const std::int64_t first = std::min(from, to) * block;
   double slowest = 0.0;

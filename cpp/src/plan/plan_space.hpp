@@ -20,24 +20,24 @@ inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
 
 // Whether micro-batches enter from both ends, half of them each way, so that two devices hold every
 // part of the model.
-inline bool both_ways(const LayoutRecord& layout) noexcept {
+inline bool bidirectional(const LayoutRecord& layout) noexcept {
   return schedule_of(layout) == PipelineSchedule::kDualPipe;
 }
 
 // Chunks that the model is cut into.
 inline int places_of(const LayoutRecord& layout) noexcept {
-  return both_ways(layout) ? layout.stages : layout.stages * layout.vpp;
+  return bidirectional(layout) ? layout.pp : layout.pp * layout.vpp;
 }
 
 // Passes of each chunk of a device in one step.
 inline double rounds_of(const LayoutRecord& layout) noexcept {
-  return static_cast<double>(layout.micro_batches) * (both_ways(layout) ? 0.5 : 1.0);
+  return static_cast<double>(layout.micro_batches) * (bidirectional(layout) ? 0.5 : 1.0);
 }
 
 // Layers of a strategy under given replicas, ZeRO stage and rank order. Arrays are by kind; the
 // kind after the last is the head with its copy of a tied embedding, which stands for the head
 // where there are several stages.
-struct PlanFrame {
+struct LayoutCosts {
   std::vector<double> resident_bytes;
   std::vector<double> late_bytes;    // of gradients that are not there all the time
   std::vector<double> gather_bytes;  // of one layer at a time, before an allocator's losses
@@ -52,11 +52,11 @@ struct PlanFrame {
   double copies = 1.0;               // of that state
 };
 
-// How many blocks the stages of a layout have room for, by place: entry s - 1 is the s-th stage
-// from the end. Private to the bounds.
-struct StageRooms {
+// How many blocks fit into the stages of a layout, by place: entry s - 1 is the s-th stage from the
+// end. Private to the bounds.
+struct StageCapacities {
   std::vector<double> plain;                // nothing recomputed
-  std::vector<double> lean;                 // in the variant that leaves most room, but the first
+  std::vector<double> lean;                 // in the variant that needs least memory, but the first
   std::vector<double> plain_sum, best_sum;  // over the last s stages
 };
 
@@ -74,17 +74,17 @@ struct LayoutBound {
   double missing;  // places that stay empty then, negated
 };
 
-// One layout with one room: whether it fits, and what must be recomputed.
-struct LayoutRoom {
-  std::int32_t rooms = -1;  // position in the list of StageRooms; -1: does not fit
-  double recomputed = 0.0;  // blocks, at least
+// One layout with one memory limit: whether it fits, and what must be recomputed.
+struct LayoutFit {
+  std::int32_t capacities = -1;  // position in the list of StageCapacities; -1: does not fit
+  double recomputed = 0.0;       // blocks, at least
 };
 
-struct PlanRow {
-  LayoutRecord layout;
-  std::int32_t frame;
-  double wrap_s;      // interleaved: message from the last stage to the first
-  double exchange_s;  // of the gradients of a tied embedding, between first and last stage
+struct PricedLayout {
+  LayoutRecord record;
+  std::int32_t costs;  // position in the list of LayoutCosts
+  double wrap_s;       // interleaved: message from the last stage to the first
+  double exchange_s;   // of the gradients of a tied embedding, between first and last stage
   LayoutBound bound;
 };
 
@@ -93,21 +93,33 @@ struct BoundLine {
   double slope;
   double height_s;
 
-  // No more than `bound_of_row` gives for its layout, whatever the last digits of its sums.
+  // No more than `bound_of_layout` gives for its layout, whatever the last digits of its sums.
   double least_s(double work_s) const noexcept {
     return (slope * work_s + height_s) * (1.0 - 2e-9);
   }
 };
 
-class RoomForBlocks;  // plan_rooms.hpp
-class SolverPool;     // solver_pool.hpp
+// What bounds are made of, for every memory limit that will be asked for; filled once by
+// add_bounds(), then only read. Lists "by strategy and limit" are at [strategy * limits + limit].
+struct LayoutBounds {
+  std::vector<double> memory_limits;  // usable bytes of a device
+  std::vector<StageCapacities> stage_capacities;
+  std::vector<LayoutFit> layout_fits;                 // [layout * limits + limit]
+  std::vector<std::vector<BoundLine>> lines;          // by strategy and limit: the lowest ones
+  std::vector<std::vector<std::int64_t>> fitting;     // the same: layouts that may fit, those with
+                                                      // the least to pay for work first
+  std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
+};
+
+class BlockCapacity;  // plan_bounds.cpp
+class SolverPool;     // plan_solver.hpp
 
 class PlanSpaceImpl {
  public:
   PlanSpaceImpl();
   ~PlanSpaceImpl();
 
-  Status build(const PlanProblem& problem, std::span<const double> rooms,
+  Status build(const PlanProblem& problem, std::span<const double> memory_limits,
                std::span<const std::uint8_t> fits);
 
   // ---- the model ----
@@ -133,20 +145,13 @@ class PlanSpaceImpl {
   // ---- strategies and layouts ----
   std::vector<StrategyRecord> strategies;
   std::vector<LayerKindRecord> sizes;  // [strategy][kind + 1]
-  std::vector<PlanFrame> frames;
-  std::vector<PlanRow> rows;
+  std::vector<LayoutCosts> layout_costs;
+  std::vector<PricedLayout> layouts;
 
-  mutable HeldChunks held_chunks;  // what is looked up in it does not depend on who asks
+  mutable InFlightCache peaks_in_flight;  // what is looked up in it does not depend on who asks
   std::unique_ptr<SolverPool> solvers;
 
-  // ---- bounds ----
-  std::vector<double> rooms;
-  std::vector<StageRooms> stage_rooms;
-  std::vector<LayoutRoom> row_rooms;          // [row][room]
-  std::vector<std::vector<BoundLine>> lines;  // [strategy][room]
-  // [strategy][room]: rows that may fit, those with the least to pay for work first.
-  std::vector<std::vector<std::int64_t>> fitting;
-  std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
+  LayoutBounds bounds;
 
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
     return sizes[at(strategy) * at(kinds + 1) + at(kind)];
@@ -162,14 +167,14 @@ class PlanSpaceImpl {
   int leaves(int i, int j) const noexcept {
     return chain ? (j < layers) : leaves_[at(i) * at(layers + 1) + at(j)];
   }
-  double buffer_bytes(const PlanRow& row) const noexcept;
+  double buffer_bytes(const PricedLayout& layout) const noexcept;
 
  private:
   Status take_model(const PlanProblem& problem);
   void find_messages(const PlanProblem& problem);
   Status take_layouts(const PlanProblem& problem);
-  Status add_frame(const LayoutRecord& layout, int most_stages);
-  void add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame, Status* status) const;
+  Status add_layout_costs(const LayoutRecord& layout, int most_stages);
+  void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status) const;
   struct Sender {
     std::int64_t rank;
     std::int64_t unit;  // ranks below the tier that its message crosses
@@ -181,10 +186,10 @@ class PlanSpaceImpl {
   double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
                       std::int64_t outer, std::int64_t outer_stride, Status* status) const;
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
-  LayoutBound bound_of(const PlanRow& row) const;
-  StageRooms rooms_of(const PlanRow& row, const RoomForBlocks& room) const;
-  double recomputed_blocks(const PlanRow& row, const StageRooms& stage,
-                           const RoomForBlocks& room) const;
+  LayoutBound bound_of(const PricedLayout& layout) const;
+  StageCapacities capacities_of(const PricedLayout& layout, const BlockCapacity& capacity) const;
+  double recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
+                           const BlockCapacity& capacity) const;
 };
 
 // What bounds on a step are made of; one micro-batch on one device.
@@ -209,17 +214,19 @@ inline double line_work_s(const PlanSpaceImpl& space, const StepTotals& t) noexc
 
 // Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
 // more than `most` blocks.
-double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double most);
-// Whether all stages together have room for every block where each has so many bytes.
-bool holds_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double bytes);
+double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
+                    double most);
+// Whether every block fits into all stages together where each has so many bytes.
+bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
+               double bytes);
 // The same from how many blocks all stages hold together; `low` is known already.
-double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
-                           double low);
+double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
+                           double usable_bytes, double low);
 
 // The least that any plan of a layout takes; a quicker and lower value where that is above
 // `enough_s`. `load_s`, where given, is a load that some stage has at least.
-double bound_of_row(const PlanSpaceImpl& space, std::size_t row, std::size_t room,
-                    const StepTotals& totals, double hbm_bytes_per_s, double enough_s,
-                    double* load_s = nullptr) noexcept;
+double bound_of_layout(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
+                       const StepTotals& totals, double hbm_bytes_per_s, double enough_s,
+                       double* load_s = nullptr) noexcept;
 
 }  // namespace phaze

@@ -7,14 +7,14 @@
 
 namespace phaze {
 
-void PassSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
-                     const KindTimes& times, bool free_data) {
-  const int zero = free_data ? 0 : row.layout.zero;
+void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
+                     const LayoutCosts& costs, const KindTimes& times, bool free_data) {
+  const int zero = free_data ? 0 : layout.record.zero;
   const double contention = space.training.contention;
   const auto layers = at(space.layers);
   const auto kinds = at(space.kinds);
   first_block_ = space.first_block;
-  variants_ = space.strategies[at(row.layout.strategy)].variants;
+  variants_ = space.strategies[at(layout.record.strategy)].variants;
   before_.resize(layers + 1);
   backward_.resize(at(variants_) * (layers + 1));
   Seconds sum{};
@@ -25,9 +25,9 @@ void PassSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
     if (zero >= 2) {
       // Weights are fetched while the layer before is at work; gradients that are not kept whole
       // go with every micro-batch.
-      const std::size_t kind = at(space.kind_at(static_cast<int>(n), row.layout.stages));
-      if (zero >= 3) own.forward = beside(own.forward, frame.fetch_s[kind], contention);
-      own.plain = beside(own.plain, frame.fetch_s[kind] + frame.each_s[kind], contention);
+      const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
+      if (zero >= 3) own.forward = beside(own.forward, costs.fetch_s[kind], contention);
+      own.plain = beside(own.plain, costs.fetch_s[kind] + costs.each_s[kind], contention);
     }
     sum.forward += own.forward;
     sum.plain += own.plain;
@@ -41,42 +41,41 @@ void PassSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
     for (std::size_t n = 0; n < layers; ++n) {
       double b = own_s[space.order[n]];
       if (zero >= 2) {
-        const std::size_t kind = at(space.kind_at(static_cast<int>(n), row.layout.stages));
-        b = beside(b, frame.fetch_s[kind] + frame.each_s[kind], contention);
+        const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
+        b = beside(b, costs.fetch_s[kind] + costs.each_s[kind], contention);
       }
       backward[n + 1] = total_s += b;
     }
   }
 }
 
-void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
-                     const KindTimes& times) {
-  const bool alone = row.layout.stages == 1;
-  const bool known = frame_ == &frame && times_ == times.forward_s && alone_ == alone;
+void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
+                     const LayoutCosts& costs, const KindTimes& times) {
+  const bool alone = layout.record.pp == 1;
+  const bool known = costs_ == &costs && times_ == times.forward_s && alone_ == alone;
   space_ = &space;
-  row_ = &row;
-  buffers_ = space.buffer_bytes(row);
+  layout_ = &layout;
+  buffers_ = space.buffer_bytes(layout);
   add_in_flight();
   if (known) return;
-  frame_ = &frame;
+  costs_ = &costs;
   times_ = times.forward_s;
   alone_ = alone;
   layers_ = space.layers;
-  variants_ = space.strategies[at(row.layout.strategy)].variants;
+  PassSums::build(space, layout, costs, times, false);
   lost_ = 1.0 + space.training.fragmentation;
   const std::size_t width = at(layers_) + 1;
-  stash_.resize(at(variants_) * width);
+  stash_.resize(at(variants()) * width);
   for (auto* sums : {&resident_, &late_, &once_, &work_}) {
     sums->resize(width);
     (*sums)[0] = 0.0;
   }
-  passes_.build(space, row, frame, times, false);
   add_after(times);
   add_work();
   add_bytes();
   first_is_fastest_ = true;
   for (int k = 0; k < space.kinds; ++k) {
-    for (int v = 1; v < variants_; ++v) {
+    for (int v = 1; v < variants(); ++v) {
       first_is_fastest_ = first_is_fastest_ &&
                           times.backward_s[at(v) * at(space.kinds) + at(k)] >= times.backward_s[k];
     }
@@ -89,10 +88,10 @@ void PlanSums::add_after(const KindTimes& times) {
   After sum{};
   after_[0] = sum;
   for (int i = 0; i < layers_; ++i) {
-    const std::size_t kind = at(space_->kind_at(i, row_->layout.stages));
-    const double own_s = frame_->step_bytes[kind] / times.hbm_bytes_per_s;
-    sum.sync += frame_->sync_s[kind];
-    sum.step += own_s + frame_->shared_s[kind];
+    const std::size_t kind = at(space_->kind_at(i, layout_->record.pp));
+    const double own_s = costs_->step_bytes[kind] / times.hbm_bytes_per_s;
+    sum.sync += costs_->sync_s[kind];
+    sum.step += own_s + costs_->shared_s[kind];
     sum.own_step += own_s;
     after_[at(i) + 1] = sum;
   }
@@ -101,75 +100,75 @@ void PlanSums::add_after(const KindTimes& times) {
 // Both passes of each layer, the backward one in the quickest variant.
 void PlanSums::add_work() {
   for (int i = 0; i < layers_; ++i) {
-    work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + passes_.least_backward_s(i));
+    work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + least_backward_s(i));
   }
 }
 
 void PlanSums::add_bytes() {
-  const int strategy = row_->layout.strategy;
+  const int strategy = layout_->record.strategy;
   const std::size_t width = at(layers_) + 1;
   for (int i = 0; i < layers_; ++i) {
     const std::size_t n = at(i);
-    const int kind = space_->kind_at(i, row_->layout.stages);
+    const int kind = space_->kind_at(i, layout_->record.pp);
     const LayerKindRecord& size = space_->size_of(strategy, kind);
-    resident_[n + 1] = resident_[n] + frame_->resident_bytes[at(kind)];
-    late_[n + 1] = late_[n] + frame_->late_bytes[at(kind)];
+    resident_[n + 1] = resident_[n] + costs_->resident_bytes[at(kind)];
+    late_[n + 1] = late_[n] + costs_->late_bytes[at(kind)];
     once_[n + 1] = once_[n] + size.once_bytes;
   }
-  for (int v = 0; v < variants_; ++v) {
+  for (int v = 0; v < variants(); ++v) {
     double* stash = &stash_[at(v) * width];
     stash[0] = 0.0;
     for (int i = 0; i < layers_; ++i) {
-      const int kind = space_->kind_at(i, row_->layout.stages);
+      const int kind = space_->kind_at(i, layout_->record.pp);
       stash[i + 1] = stash[i] + space_->size_of(strategy, kind).stash_bytes[v];
     }
   }
 }
 
 void PlanSums::add_in_flight() {
-  const LayoutRecord& l = row_->layout;
-  in_flight_.resize(at(l.stages));
-  for (int stage = 0; stage < l.stages; ++stage) {
-    in_flight_[at(stage)] = micro_batches_in_flight(static_cast<PipelineSchedule>(l.schedule),
-                                                    l.stages, stage, l.micro_batches, l.vpp);
+  const LayoutRecord& l = layout_->record;
+  in_flight_.resize(at(l.pp));
+  for (int stage = 0; stage < l.pp; ++stage) {
+    in_flight_[at(stage)] = micro_batches_in_flight(static_cast<PipelineSchedule>(l.schedule), l.pp,
+                                                    stage, l.micro_batches, l.vpp);
   }
 }
 
 void PlanSums::add_kinds() {
-  held_kinds_.clear();
-  const int strategy = row_->layout.strategy;
+  live_kinds_.clear();
+  const int strategy = layout_->record.strategy;
   for (int kind = 0; kind <= space_->kinds; ++kind) {
     const LayerKindRecord& size = space_->size_of(strategy, kind);
-    bool holds = frame_->gather_bytes[at(kind)] > 0.0;
-    for (int v = 0; v < variants_; ++v) holds = holds || size.live_bytes[v] > 0.0;
-    if (holds) held_kinds_.push_back(kind);
+    bool holds = costs_->gather_bytes[at(kind)] > 0.0;
+    for (int v = 0; v < variants(); ++v) holds = holds || size.live_bytes[v] > 0.0;
+    if (holds) live_kinds_.push_back(kind);
   }
   const std::size_t width = at(layers_) + 1;
-  kind_count_.resize(held_kinds_.size() * width);
-  for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
+  kind_count_.resize(live_kinds_.size() * width);
+  for (std::size_t k = 0; k < live_kinds_.size(); ++k) {
     std::int32_t* count = &kind_count_[k * width];
     count[0] = 0;
     for (int i = 0; i < layers_; ++i) {
-      count[i + 1] = count[i] + (space_->kind_at(i, row_->layout.stages) == held_kinds_[k]);
+      count[i + 1] = count[i] + (space_->kind_at(i, layout_->record.pp) == live_kinds_[k]);
     }
   }
 }
 
 double PlanSums::live_of(int v, int i, int j) const noexcept {
   double live = 0.0;
-  for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
+  for (std::size_t k = 0; k < live_kinds_.size(); ++k) {
     const std::int32_t* count = &kind_count_[k * (at(layers_) + 1)];
     if (count[j] == count[i]) continue;
-    live = std::max(live, space_->size_of(row_->layout.strategy, held_kinds_[k]).live_bytes[v]);
+    live = std::max(live, space_->size_of(layout_->record.strategy, live_kinds_[k]).live_bytes[v]);
   }
   return live;
 }
 
 double PlanSums::gather_bytes(int i, int j) const noexcept {
   double gather = 0.0;
-  for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
+  for (std::size_t k = 0; k < live_kinds_.size(); ++k) {
     const std::int32_t* count = &kind_count_[k * (at(layers_) + 1)];
-    if (count[j] > count[i]) gather = std::max(gather, frame_->gather_bytes[at(held_kinds_[k])]);
+    if (count[j] > count[i]) gather = std::max(gather, costs_->gather_bytes[at(live_kinds_[k])]);
   }
   return gather;
 }
@@ -194,16 +193,16 @@ double PlanSums::first_stash(StageRecompute r, int i, int j, int first) const no
 PeakBytes PlanSums::peak(const MovingBytes& moving, const LateGradients& late,
                          int stage) const noexcept {
   return peak_bytes(moving, late, in_flight_[at(stage)],
-                    static_cast<double>(row_->layout.micro_batches), lost_ - 1.0);
+                    static_cast<double>(layout_->record.micro_batches), lost_ - 1.0);
 }
 
 StagePass PlanSums::pass(StageRecompute r, int i, int j, int stage) const noexcept {
   const std::size_t k = at(stage);
-  const double in_s = stage > 0 ? space_->enters(i, j) * frame_->message_s[k] : 0.0;
+  const double in_s = stage > 0 ? space_->enters(i, j) * costs_->message_s[k] : 0.0;
   const double out_s =
-      stage + 1 < row_->layout.stages ? space_->leaves(i, j) * frame_->message_s[k + 1] : 0.0;
+      stage + 1 < layout_->record.pp ? space_->leaves(i, j) * costs_->message_s[k + 1] : 0.0;
   return {in_s + forward_s(i, j), out_s + backward_s(r, i, j), weight_grad_s(i, j),
-          tail_after(sync_s(i, j), plain_s(i, j), frame_->bucket_s, step_s(i, j), plain_s(0, i),
+          tail_after(sync_s(i, j), plain_s(i, j), costs_->bucket_s, step_s(i, j), plain_s(0, i),
                      space_->training.contention)};
 }
 

@@ -15,7 +15,7 @@ class PassSums {
  public:
   // Of a layout on a chip; where `free_data`, exchanges of weights and gradients cost nothing, and
   // what is built holds for every layout of the strategy.
-  void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+  void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times, bool free_data);
 
   double forward_s(int i, int j) const noexcept {
@@ -43,6 +43,7 @@ class PassSums {
   int border_of(StageRecompute r, int i, int j) const noexcept {
     return r.count == 0 ? i : std::min(std::max(i, first_block_) + r.count, j);
   }
+  int variants() const noexcept { return variants_; }
 
  private:
   // Side by side, to be added up at once.
@@ -61,19 +62,15 @@ class PassSums {
   std::vector<double> backward_;  // [variant][position]
 };
 
-class PlanSums {
+// The passes of a layout on a chip, with what follows them and the bytes of its stages.
+class PlanSums : public PassSums {
  public:
-  // What layouts that share a frame have in common is kept from one to the next; `forget` where
+  // What layouts with the same costs have in common is kept from one to the next; `forget` where
   // times may have changed meanwhile.
-  void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+  void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times);
-  void forget() noexcept { frame_ = nullptr; }
+  void forget() noexcept { costs_ = nullptr; }
 
-  const PassSums& passes() const noexcept { return passes_; }
-  double forward_s(int i, int j) const noexcept { return passes_.forward_s(i, j); }
-  double backward_s(StageRecompute r, int i, int j) const noexcept {
-    return passes_.backward_s(r, i, j);
-  }
   double stash_bytes(StageRecompute r, int i, int j) const noexcept {
     const int border = border_of(r, i, j);
     return part(stash_, r.more, i, border) + part(stash_, r.rest, border, j);
@@ -87,8 +84,6 @@ class PlanSums {
   double own_step_s(int i, int j) const noexcept {
     return after_[at(j)].own_step - after_[at(i)].own_step;
   }
-  double weight_grad_s(int i, int j) const noexcept { return passes_.weight_grad_s(i, j); }
-  double plain_s(int i, int j) const noexcept { return passes_.plain_s(i, j); }
   // Both passes in the quickest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
@@ -96,27 +91,23 @@ class PlanSums {
     return std::max(live_of(r.more, i, border), live_of(r.rest, border, j));
   }
   double gather_bytes(int i, int j) const noexcept;
-  // Micro-batches whose activations a stage holds at its worst moment.
+  // Micro-batches in flight at the peak of a stage.
   double in_flight(int stage) const noexcept { return in_flight_[at(stage)]; }
   double total_work_s() const noexcept { return work_.back(); }
   int layers() const noexcept { return layers_; }
-  int variants() const noexcept { return variants_; }
   // Whether no variant is faster than the first.
   bool first_is_fastest() const noexcept { return first_is_fastest_; }
 
   // All bytes of stage number `stage`, layers i..j, in a variant.
   double bytes(StageRecompute r, int i, int j, int stage) const noexcept;
   LateGradients late_gradients(StageRecompute r, int i, int j) const noexcept;
-  // What a stage holds at its fullest besides what is always there.
+  // Peak bytes of a stage besides what is always there.
   PeakBytes peak(const MovingBytes& moving, const LateGradients& late, int stage) const noexcept;
   // The stage as the pipeline's clock sees it.
   StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;
   // Blocks of a chunk.
   int blocks(int i, int j) const noexcept {
     return std::max(0, std::min(j, space_->last_block) - std::max(i, space_->first_block));
-  }
-  int border_of(StageRecompute r, int i, int j) const noexcept {
-    return passes_.border_of(r, i, j);
   }
 
  private:
@@ -138,13 +129,11 @@ class PlanSums {
   void add_in_flight();
 
   const PlanSpaceImpl* space_ = nullptr;
-  const PlanRow* row_ = nullptr;
-  const PlanFrame* frame_ = nullptr;
+  const PricedLayout* layout_ = nullptr;
+  const LayoutCosts* costs_ = nullptr;
   const double* times_ = nullptr;
   bool alone_ = false;  // one stage
-  PassSums passes_;
   int layers_ = 0;
-  int variants_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
   double lost_ = 1.0;          // 1 + what an allocator loses
@@ -152,8 +141,8 @@ class PlanSums {
   std::vector<After> after_;   // by position
   std::vector<double> resident_, late_, once_, work_;
   std::vector<double> in_flight_;         // by stage
-  std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
-  std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]
+  std::vector<int> live_kinds_;           // kinds with bytes of one layer at a time
+  std::vector<std::int32_t> kind_count_;  // [of live_kinds_][position]
 };
 
 }  // namespace phaze

@@ -11,14 +11,15 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/numbers.hpp"
 #include "phaze/pipeline_schedule.hpp"
 
 namespace phaze {
 
 // Safe to use from several threads; what it has given stays where it is.
-class HeldChunks {
+class InFlightCache {
  public:
-  // By stage, see PipelinePlayer::held_chunks.
+  // By stage, see PipelinePlayer::peaks_in_flight.
   using Stages = std::vector<std::vector<double>>;
 
   const Stages& of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
@@ -31,8 +32,8 @@ class HeldChunks {
     }
     Stages held(static_cast<std::size_t>(stages));
     for (std::size_t k = 0; k < held.size(); ++k) {
-      player->held_chunks(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(k),
-                          &held[k]);
+      player->peaks_in_flight(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(k),
+                              &held[k]);
     }
     const std::scoped_lock lock(mutex_);
     return held_.emplace(shape, std::move(held)).first->second;
@@ -57,21 +58,15 @@ class PlayedSteps {
                loads.micro_batches};
       passes_s.clear();
       hash = 0;
-      for (const std::int64_t part : shape) mix(static_cast<std::uint64_t>(part));
+      for (const std::int64_t part : shape) hash = mixed(hash, static_cast<std::uint64_t>(part));
       passes_s.push_back(loads.overlap);
-      mix(std::bit_cast<std::uint64_t>(loads.overlap));
+      hash = mixed(hash, std::bit_cast<std::uint64_t>(loads.overlap));
       for (const auto& own : {loads.forward_s, loads.backward_s, loads.weight_grad_s}) {
         for (const double pass_s : own) {
           passes_s.push_back(pass_s);
-          mix(std::bit_cast<std::uint64_t>(pass_s));
+          hash = mixed(hash, std::bit_cast<std::uint64_t>(pass_s));
         }
       }
-    }
-
-   private:
-    void mix(std::uint64_t word) noexcept {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29U;
     }
   };
 

@@ -1,4 +1,4 @@
-// What a step takes by a mapping: sums over its terms, the room and the load of each stage, the
+// What a step takes by a mapping: sums over its terms, the memory and the load of each stage, the
 // exact choice of outputs where memory is short, and the pipeline that the stages make up.
 // docs/wafer.md has the formulas.
 #include <algorithm>
@@ -129,7 +129,7 @@ struct StageBudget {
   double stream_bytes;
   double sync_s, step_s;
   double others_s;      // besides its blocks
-  double needed_bytes;  // that every block has to save; 0 where all it keeps has room
+  double needed_bytes;  // that every block has to save; 0 where all it keeps fits
   double stream_room;   // off the wafer, for what a block saves
   double least_s;       // of all of it with outputs saved in parts, where there is a limit
 };
@@ -156,9 +156,9 @@ class StepScorer {
 
   MapScore run() {
     sum_parts();
-    const bool short_of_room = budget_stages();
+    const bool short_of_memory = budget_stages();
     if (least_.least_s() > most_s_) return too_long();
-    chooses_ = asked_.outputs.empty() && short_of_room;
+    chooses_ = asked_.outputs.empty() && short_of_memory;
     if (chooses_ || !asked_.outputs.empty()) list_items();
     chooser_.emplace(
         items_.data(), item_count_,
@@ -181,42 +181,442 @@ class StepScorer {
 
  private:
   // ---- parts of the model and stages ----
-  void sum_parts() noexcept;
-  bool budget_stages() noexcept;
-  StageBudget budget(int k, double regather_s, double copies) const noexcept;
-  double others_s(int k, double regather_s, double copies) const noexcept;
   double weight_grad_s(int k) const noexcept {
     return blocks(k) * block_.weight_grad_s + (terms_.is_first(k) ? ends_[0].weight_grad_s : 0.0) +
            (terms_.is_last(k) ? ends_[1].weight_grad_s : 0.0);
   }
   double blocks(int k) const noexcept { return terms_.blocks[at(k)]; }
-  double tail_s() const noexcept;
 
-  // ---- outputs ----
-  void list_items() noexcept;
-  double block_s(const Outputs& outputs) const noexcept;
-  double saved_bytes(const Outputs& outputs) const noexcept;
-  bool may_be_in_time() noexcept;
-  bool surely_lacks() const noexcept;
   bool lacks(double over_bytes) const noexcept {
     return over_bytes > 0.0 &&
            least_step_s_ * (1.0 + asked_.shortage * over_bytes / rules_.capacity_bytes) > limit_s_;
   }
-  bool narrow(MapRange& range) noexcept;
 
-  // ---- the step ----
-  bool choose(int k, Outputs* outputs) noexcept;
-  bool add_stages();
-  void describe(int k, const Outputs& outputs, double load_s, double activations,
-                double over_bytes);
-  MapScore total();
-  std::array<Moved, 3> moved_weights() const noexcept;
-  MapOther streams_of(int k, double isolated_s, double offloaded) const noexcept;
   struct Charged {
     double sum_s, slowest_s;  // of the stages of other classes
     double links_s;           // that the busiest link to the rim takes for what all stages stream
   };
-  Charged charge_cross_stage() noexcept;
+
+  // Sums of a block, and of what stands before and behind the blocks.
+  void sum_parts() noexcept {
+    for (int i = 0; i < terms_.op_count(); ++i) {
+      const int part = terms_.ops[at(i)].part;
+      (part == 1 ? block_ : ends_[part == 0 ? 0 : 1]).add(state_.nodes[at(i)]);
+    }
+    for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
+      const int part = terms_.ops[at(terms_.fans[f].from)].part;
+      const bool exit = terms_.fans[f].kind == static_cast<int>(EdgeKind::kExit);
+      (part == 1 && !exit ? block_ : ends_[part == 0 ? 0 : 1]).add(state_.fans[f]);
+    }
+    plain_s_ = block_.plain_s();
+  }
+
+  // Fills `stages_`, and `least_` with every output kept; whether some stage is short of memory
+  // then.
+  bool budget_stages() noexcept {
+    // Between stages each die sends its share; copies are sent once and gathered behind.
+    const TensorState between = terms_.at_boundary(state_);
+    const double share = rules_.boundary_bytes / terms_.size(between.split());
+    const double regather_s =
+        terms_.gather_s(between.whole, share, state_.op_mappings[at(terms_.last)].algorithm);
+    const double copies = terms_.size(between.whole);
+    bool short_of_memory = false;
+    for (int k = 0; k < count_; ++k) {
+      stages_[at(k)] = budget(k, regather_s, copies);
+      short_of_memory = short_of_memory || stages_[at(k)].needed_bytes > 0.0;
+      least_.add(stages_[at(k)].others_s + blocks(k) * plain_s_, weight_grad_s(k));
+    }
+    return short_of_memory;
+  }
+
+  StageBudget budget(int k, double regather_s, double copies) const noexcept {
+    const double own_blocks = blocks(k);
+    StageBudget b{};
+    b.flight = terms_.flights[at(k)];
+    b.state_bytes = own_blocks * block_.state_bytes;
+    b.stream_bytes = own_blocks * block_.stream_bytes;
+    b.sync_s = own_blocks * block_.sync_s;
+    b.step_s = own_blocks * block_.step_s;
+    double live = own_blocks > 0.0 ? block_.live_bytes : 0.0;
+    double gathered = own_blocks > 0.0 ? block_.gathered_bytes : 0.0;
+    for (int e = 0; e < 2; ++e) {
+      if (!(e == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
+      const Block& end = ends_[at(e)];
+      b.state_bytes += end.state_bytes;
+      live = std::max(live, end.live_bytes);
+      gathered = std::max(gathered, end.gathered_bytes);
+      b.stash_bytes += b.flight * end.stash_bytes;
+      b.stream_bytes += end.stream_bytes;
+      b.sync_s += end.sync_s;
+      b.step_s += end.step_s;
+    }
+    b.fixed_bytes = b.state_bytes + live + 2.0 * gathered + b.stash_bytes;
+    b.others_s = others_s(k, regather_s, copies);
+    const double kept = b.flight * own_blocks;  // copies of what a block keeps
+    const double room = rules_.capacity_bytes - b.fixed_bytes;
+    b.stream_room =
+        kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - b.stream_bytes) / kept : 0.0;
+    if (kept * block_.stash_bytes > room && kept > 1.0) {
+      b.needed_bytes = (kept * block_.stash_bytes - room) / (kept - 1.0) * (1.0 - 1e-12);
+    }
+    return b;
+  }
+
+  // Seconds of a stage besides its blocks: ends, and what it sends.
+  double others_s(int k, double regather_s, double copies) const noexcept {
+    const bool first = terms_.is_first(k), last = terms_.is_last(k);
+    double sending = terms_.boundary_s[at(k)] * rules_.boundary_bytes;
+    if (terms_.pipeline_stages() > 1) {
+      const double ways = 2.0 * rules_.chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
+      sending = std::min(sending * copies, sending + ways * regather_s);
+    }
+    return (first ? ends_[0].plain_s() : 0.0) + (last ? ends_[1].plain_s() : 0.0) + sending;
+  }
+
+  // Gradients of all but the last block are summed while the others still run backward.
+  double tail_s() const noexcept {
+    double longest_s = rules_.other_tail_s;
+    for (int k = 0; k < count_; ++k) {
+      const StageBudget& b = stages_[at(k)];
+      const double beside = std::max(0.0, blocks(k) - 1.0) * block_.backward_s;
+      const double exposed = std::max(b.sync_s - beside, std::min(b.sync_s, block_.sync_s));
+      longest_s = std::max(longest_s, exposed + b.step_s);
+    }
+    return longest_s;
+  }
+
+  // What may be computed again or moved off the wafer, and what that costs.
+  void list_items() noexcept {
+    std::array<MapFan, kMaxMapOps> sent{};
+    for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
+      const FanShape& shape = terms_.fans[f];
+      if (terms_.ops[at(shape.from)].part != 1 || shape.kind == static_cast<int>(EdgeKind::kExit))
+        continue;
+      sent[at(shape.from)].forward_s += state_.fans[f].forward_s;
+      sent[at(shape.from)].again_s += state_.fans[f].again_s;
+      sent[at(shape.from)].beside_f_s += state_.fans[f].beside_f_s;
+    }
+    std::array<double, kMaxMapOps> entering{};
+    for (const MapEdgeRecord& edge : terms_.edges) {
+      const bool passes = edge.kind == static_cast<int>(EdgeKind::kInside) ||
+                          edge.kind == static_cast<int>(EdgeKind::kWrap);
+      if (passes && terms_.ops[at(edge.to)].part == 1) {
+        entering[at(edge.to)] += terms_.reentry_s(edge, state_);
+      }
+    }
+    for (int i = 0; i < terms_.op_count(); ++i) {
+      const MapOpRecord& record = terms_.ops[at(i)];
+      const bool again = (record.outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
+      const bool out = (record.outputs >> static_cast<int>(Output::kOffload) & 1) != 0 &&
+                       rules_.stream_capacity_bytes > 0.0;
+      const MapNode& own = state_.nodes[at(i)];
+      if (record.part != 1 || !(own.stash_bytes > 0.0) || !(again || out)) continue;
+      OutputItem item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0, 0.0};
+      item.blocking_s = own.blocking_f_s + sent[at(i)].forward_s;
+      if (record.kept != 0) item.blocking_s += entering[at(i)];
+      item.hidden_s = sent[at(i)].beside_f_s - sent[at(i)].again_s;
+      for (const std::int32_t f : terms_.forced[at(i)]) {
+        item.work_s += state_.nodes[at(f)].forward_s;
+        item.blocking_s +=
+            state_.nodes[at(f)].blocking_f_s + sent[at(f)].forward_s + entering[at(f)];
+        item.hidden_s += sent[at(f)].beside_f_s;
+      }
+      if (out) {
+        const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
+        item.stream_s = moved / rules_.stream_bytes_per_s;
+        item.link_s = own.stash_bytes * terms_.link_s;
+      }
+      items_[at(item_count_++)] = item;
+    }
+  }
+
+  double block_s(const Outputs& outputs) const noexcept {
+    double blocking = block_.blocking_b_s, work = block_.backward_s, hidden = block_.hidden_b_s;
+    double stream = block_.stream_s, hidden_f = block_.hidden_f_s;
+    for (int i = 0; i < item_count_; ++i) {
+      const OutputItem& item = items_[at(i)];
+      switch (static_cast<Output>(outputs[at(item.op)])) {
+        case Output::kStash:
+          break;
+        case Output::kRecompute:
+          blocking += item.blocking_s;
+          work += item.work_s;
+          hidden += item.hidden_s;
+          break;
+        case Output::kOffload:
+          stream += item.stream_s;
+          hidden_f += item.link_s;
+          hidden += item.link_s;
+          break;
+      }
+    }
+    const double forward = block_.blocking_f_s + std::max(block_.forward_s, hidden_f);
+    return std::max(forward + blocking + std::max(work, hidden), stream);
+  }
+
+  double saved_bytes(const Outputs& outputs) const noexcept {
+    double saved = 0.0;
+    for (int i = 0; i < item_count_; ++i) {
+      const OutputItem& item = items_[at(i)];
+      if (outputs[at(item.op)] != 0) saved += item.saved_bytes;
+    }
+    return saved;
+  }
+
+  // Whether the step may be in time with outputs saved in parts, as suits each stage best; fills
+  // `least_` and the stages' least seconds.
+  bool may_be_in_time() noexcept {
+    least_ = Pipeline(rules_);
+    for (int k = 0; k < count_; ++k) {
+      StageBudget& b = stages_[at(k)];
+      double block_s = plain_s_;
+      if (b.needed_bytes > 0.0 && chooser_->surely(b.needed_bytes, b.stream_room)) {
+        block_s = std::max(plain_s_, chooser_->least_s(b.needed_bytes));
+      }
+      b.least_s = b.others_s + blocks(k) * block_s;
+      least_.add(b.least_s, weight_grad_s(k));
+    }
+    return !(least_.least_s() > most_s_);
+  }
+
+  // Whether some stage lacks too much memory whatever is chosen.
+  bool surely_lacks() const noexcept {
+    for (int k = 0; k < count_; ++k) {
+      const StageBudget& b = stages_[at(k)];
+      const double kept = b.flight * blocks(k);
+      if (chooser_->most_saved() >= b.needed_bytes) continue;
+      const double kept_bytes = (kept - 1.0) * chooser_->most_saved();
+      if (lacks(b.fixed_bytes + kept * block_.stash_bytes - kept_bytes -
+                rules_.capacity_bytes * (1.0 + 1e-12))) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
+  // than the limit, which makes it endless; false where that is not known. Outputs are chosen for
+  // stages that may be the slowest, the fullest first: those with less to save, and no less memory
+  // off the wafer, take no longer than with the same choice, and no less than with outputs saved in
+  // parts.
+  bool narrow(MapRange& range) noexcept {
+    const auto count = at(count_);
+    const double tail_s = tail_s_ + rules_.outer_tail_s;
+    Pipeline least = least_;
+    std::array<double, kMaxMapStages> most;  // `count` of them
+    std::array<bool, kMaxMapStages> exact;
+    for (std::size_t k = 0; k < count; ++k) {
+      const StageBudget& b = stages_[k];
+      exact[k] = !(b.needed_bytes > 0.0);
+      most[k] = exact[k] ? b.others_s + terms_.blocks[k] * plain_s_ : kInfinite;
+    }
+    for (bool first = true;; first = false) {
+      std::size_t slowest = 0;  // and of those not bounded yet the fullest
+      for (std::size_t k = 1; k < count; ++k) {
+        const bool fuller = stages_[k].needed_bytes > stages_[slowest].needed_bytes;
+        if (most[k] > most[slowest] || (most[k] == most[slowest] && fuller)) slowest = k;
+      }
+      const StageBudget& full = stages_[slowest];
+      const double own_blocks = terms_.blocks[slowest];
+      if (exact[slowest]) return false;
+      exact[slowest] = true;
+      const double worst_s =
+          (least.most_s(limit_s_ - tail_s, full.least_s) - full.others_s) / own_blocks;
+      const double block_s =
+          chooser_->solve(full.needed_bytes, full.stream_room, worst_s, range.again);
+      if (!(block_s < kInfinite)) {
+        range.most_s = kInfinite;
+        return chooser_->surely(full.needed_bytes, full.stream_room);
+      }
+      if (first) range.again = chooser_->again();
+      least.now(full.others_s + own_blocks * block_s, full.least_s);
+      Pipeline longest(rules_);
+      for (std::size_t k = 0; k < count; ++k) {
+        const StageBudget& b = stages_[k];
+        const bool less = b.needed_bytes <= full.needed_bytes && b.stream_room >= full.stream_room;
+        if (less) most[k] = std::min(most[k], b.others_s + terms_.blocks[k] * block_s);
+        longest.add(most[k], 0.0);
+      }
+      const double least_s = (least.time_s() + tail_s) * (1.0 - kLimitRounding);
+      const double most_s = (longest.time_s() + tail_s) * (1.0 + kLimitRounding);
+      if (least_s >= range.least_s && most_s <= range.most_s) {
+        range.least_s = least_s;
+        range.most_s = most_s;
+        return true;
+      }
+    }
+  }
+
+  // What becomes of the outputs of a stage's blocks; false where the step is surely too long.
+  bool choose(int k, Outputs* outputs) noexcept {
+    const StageBudget& b = stages_[at(k)];
+    if (!asked_.outputs.empty()) {
+      const auto ops = at(terms_.op_count());
+      for (std::size_t i = 0; i < ops; ++i) (*outputs)[i] = asked_.outputs[at(k) * ops + i];
+      return true;
+    }
+    if (!(b.needed_bytes > 0.0)) {
+      outputs->fill(0);
+      return true;
+    }
+    double worst_s = kInfinite;
+    if (most_s_ < kInfinite) {
+      worst_s = (least_.most_s(most_s_, b.least_s) - b.others_s) / blocks(k);
+    }
+    return chooser_->choose(b.needed_bytes, b.stream_room, worst_s, *outputs);
+  }
+
+  // Adds up memory and loads, stage by stage; false as soon as the step is surely too long.
+  bool add_stages() {
+    if (asked_.stages != nullptr) asked_.stages->resize(at(count_));
+    const bool streams = !terms_.cross_stage_s.empty();  // that stages may wait for
+    if (streams) weights_ = moved_weights();
+    Outputs outputs{};
+    for (int k = 0; k < count_; ++k) {
+      if (!choose(k, &outputs)) return false;
+      const StageBudget& b = stages_[at(k)];
+      const double kept = b.flight * blocks(k);
+      const double saved = saved_bytes(outputs);
+      const double activations = kept * (block_.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
+      const double memory = b.fixed_bytes + activations;
+      const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
+      if (lacks(over)) return false;
+      double moved = 0.0;
+      for (int i = 0; i < item_count_; ++i) {
+        const OutputItem& item = items_[at(i)];
+        if (outputs[at(item.op)] == static_cast<std::uint8_t>(Output::kOffload)) {
+          moved += item.saved_bytes;
+        }
+      }
+      const double stream = b.stream_bytes + kept * moved;
+      const double per_block_s = block_s(outputs);
+      const double load_s = b.others_s + blocks(k) * per_block_s;
+      loads_s_[at(k)] = load_s;
+      least_.now(load_s, b.least_s);
+      if (streams) alone_[at(k)] = streams_of(k, load_s, moved);
+      score_.memory_bytes = std::max(score_.memory_bytes, memory);
+      score_.over_bytes = std::max(score_.over_bytes, over);
+      score_.stream_bytes = std::max(score_.stream_bytes, stream);
+      score_.stream_over_bytes =
+          std::max(score_.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
+      if (asked_.stages != nullptr) describe(k, outputs, load_s, activations, over);
+    }
+    return true;
+  }
+
+  void describe(int k, const Outputs& outputs, double load_s, double activations,
+                double over_bytes) {
+    const StageBudget& b = stages_[at(k)];
+    MapStage& stage = (*asked_.stages)[at(k)];
+    stage.load_s = load_s;
+    stage.memory_bytes = b.fixed_bytes + activations;
+    stage.state_bytes = b.state_bytes;
+    stage.activation_bytes = activations + b.stash_bytes;
+    stage.over_bytes = over_bytes;
+    stage.streams = terms_.cross_stage_s.empty() ? MapOther{load_s, 0.0, 0.0} : alone_[at(k)];
+    stage.outputs = outputs;
+  }
+
+  MapScore total() {
+    score_.compute_s = block_.forward_s + block_.backward_s;
+    score_.blocking_s = block_.blocking_f_s + block_.blocking_b_s;
+    score_.hidden_s = block_.hidden_f_s + block_.hidden_b_s;
+    Pipeline pipeline(rules_);
+    Charged others{};
+    if (!terms_.cross_stage_s.empty()) {
+      others = charge_cross_stage();
+      pipeline.sum_s = pipeline.idle_s = others.sum_s;
+      pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;
+    }
+    for (int k = 0; k < count_; ++k) {
+      pipeline.add(loads_s_[at(k)], weight_grad_s(k));
+      if (asked_.stages != nullptr) (*asked_.stages)[at(k)].load_s = loads_s_[at(k)];
+    }
+    if (!terms_.cross_stage_s.empty()) {
+      const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
+      score_.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
+    }
+    if (!(score_.stream_over_bytes > 0.0)) score_.stream_over_bytes = 0.0;
+    score_.slowest_stage_s = pipeline.slowest_s;
+    score_.tail_s = tail_s_ + rules_.outer_tail_s;
+    score_.time_s += pipeline.time_s() + score_.tail_s;
+    return score_;
+  }
+
+  // Weights and gradients of what stands before the blocks, of one block, and of what stands
+  // behind.
+  std::array<Moved, 3> moved_weights() const noexcept {
+    std::array<Moved, 3> found{};
+    const double all = rules_.weight_bytes + rules_.gradient_bytes + rules_.state_bytes;
+    for (int i = 0; i < terms_.op_count(); ++i) {
+      const auto mode = static_cast<WeightMode>(state_.op_mappings[at(i)].mode);
+      const double kept = state_.nodes[at(i)].stream_bytes;  // off the wafer, of a die's parameters
+      Moved& part = found[at(terms_.ops[at(i)].part)];
+      if (mode == WeightMode::kStream) {
+        part.taken_bytes += 2.0 * rules_.weight_bytes * (kept / all);
+        part.given_bytes += rules_.gradient_bytes * (kept / all);
+      } else if (mode == WeightMode::kOffload) {
+        part.given_bytes += rules_.gradient_bytes * (kept / (all - rules_.weight_bytes));
+      }
+    }
+    return found;
+  }
+
+  // What a stage's dies take and give for one micro-batch; activations that are moved off the wafer
+  // (`offloaded`, of each block) come and go.
+  MapOther streams_of(int k, double isolated_s, double offloaded) const noexcept {
+    MapOther found{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
+                   blocks(k) * (weights_[1].given_bytes + offloaded)};
+    for (const std::size_t end : {std::size_t{0}, std::size_t{2}}) {
+      if (!(end == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
+      found.taken_bytes += weights_[end].taken_bytes;
+      found.given_bytes += weights_[end].given_bytes;
+    }
+    return found;
+  }
+
+  // Collectives of a stage share its links with what other stages stream past them. Each stage
+  // streams once while the slowest one works: that one meets all of it, a faster one what passes in
+  // its time. The links to the rim carry no less than if every stage streamed as little as the one
+  // that streams least. Replaces `loads_s_` by what the stages take then.
+  Charged charge_cross_stage() noexcept {
+    const std::size_t count = at(terms_.pipeline_stages()), first = at(rules_.first_stage);
+    const std::size_t own = at(count_);
+    Charged found{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
+    std::array<MapOther, kMaxMapStages> all;  // `count` of them
+    if (terms_.others.size() + own != count && own != count) return found;
+    for (std::size_t k = 0; k < count; ++k) {
+      const bool mine = k >= first && k < first + own;
+      all[k] = mine ? alone_[k - first] : terms_.others[k < first ? k : k - own];
+    }
+    double least_in = all[0].taken_bytes, least_out = all[0].given_bytes, most = 0.0, pace_s = 0.0;
+    for (std::size_t j = 0; j < count; ++j) {
+      least_in = std::min(least_in, all[j].taken_bytes);
+      least_out = std::min(least_out, all[j].given_bytes);
+      most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
+      pace_s = std::max(pace_s, all[j].isolated_s);
+    }
+    if (!(most > 0.0) || !(pace_s > 0.0)) return found;
+    found = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
+    for (std::size_t k = 0; k < count; ++k) {
+      double past_s = 0.0;
+      for (std::size_t j = 0; j < count; ++j) {
+        const double less = std::min(all[j].taken_bytes, all[j].given_bytes);
+        const double rest = std::max(all[j].taken_bytes, all[j].given_bytes) - less;
+        if (j == k || !(rest + less > 0.0)) continue;
+        const double* cost = &terms_.cross_stage_s[(k * count + j) * 2];
+        past_s += rest * cost[0] + less * cost[1];
+      }
+      const double load_s = all[k].isolated_s + all[k].isolated_s / pace_s * past_s;
+      if (k >= first && k < first + own) {
+        loads_s_[k - first] = load_s;
+      } else {
+        found.sum_s += load_s;
+        found.slowest_s = std::max(found.slowest_s, load_s);
+      }
+    }
+    return found;
+  }
 
   const MapTerms& terms_;
   const MapState& state_;
@@ -242,429 +642,11 @@ class StepScorer {
 
 // ---- parts of the model and stages ----
 
-// Sums of a block, and of what stands before and behind the blocks.
-void StepScorer::sum_parts() noexcept {
-  for (int i = 0; i < terms_.op_count(); ++i) {
-    const int part = terms_.ops[at(i)].part;
-    (part == 1 ? block_ : ends_[part == 0 ? 0 : 1]).add(state_.nodes[at(i)]);
-  }
-  for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
-    const int part = terms_.ops[at(terms_.fans[f].from)].part;
-    const bool exit = terms_.fans[f].kind == static_cast<int>(EdgeKind::kExit);
-    (part == 1 && !exit ? block_ : ends_[part == 0 ? 0 : 1]).add(state_.fans[f]);
-  }
-  plain_s_ = block_.plain_s();
-}
-
-// Fills `stages_`, and `least_` with every output kept; whether some stage is short of room then.
-bool StepScorer::budget_stages() noexcept {
-  // Between stages each die sends its share; copies are sent once and gathered behind.
-  const TensorState between = terms_.at_boundary(state_);
-  const double share = rules_.boundary_bytes / terms_.size(between.split());
-  const double regather_s =
-      terms_.gather_s(between.whole, share, state_.op_mappings[at(terms_.last)].algorithm);
-  const double copies = terms_.size(between.whole);
-  bool short_of_room = false;
-  for (int k = 0; k < count_; ++k) {
-    stages_[at(k)] = budget(k, regather_s, copies);
-    short_of_room = short_of_room || stages_[at(k)].needed_bytes > 0.0;
-    least_.add(stages_[at(k)].others_s + blocks(k) * plain_s_, weight_grad_s(k));
-  }
-  return short_of_room;
-}
-
-StageBudget StepScorer::budget(int k, double regather_s, double copies) const noexcept {
-  const double own_blocks = blocks(k);
-  StageBudget b{};
-  b.flight = terms_.flights[at(k)];
-  b.state_bytes = own_blocks * block_.state_bytes;
-  b.stream_bytes = own_blocks * block_.stream_bytes;
-  b.sync_s = own_blocks * block_.sync_s;
-  b.step_s = own_blocks * block_.step_s;
-  double live = own_blocks > 0.0 ? block_.live_bytes : 0.0;
-  double gathered = own_blocks > 0.0 ? block_.gathered_bytes : 0.0;
-  for (int e = 0; e < 2; ++e) {
-    if (!(e == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
-    const Block& end = ends_[at(e)];
-    b.state_bytes += end.state_bytes;
-    live = std::max(live, end.live_bytes);
-    gathered = std::max(gathered, end.gathered_bytes);
-    b.stash_bytes += b.flight * end.stash_bytes;
-    b.stream_bytes += end.stream_bytes;
-    b.sync_s += end.sync_s;
-    b.step_s += end.step_s;
-  }
-  b.fixed_bytes = b.state_bytes + live + 2.0 * gathered + b.stash_bytes;
-  b.others_s = others_s(k, regather_s, copies);
-  const double kept = b.flight * own_blocks;  // copies of what a block keeps
-  const double room = rules_.capacity_bytes - b.fixed_bytes;
-  b.stream_room =
-      kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - b.stream_bytes) / kept : 0.0;
-  if (kept * block_.stash_bytes > room && kept > 1.0) {
-    b.needed_bytes = (kept * block_.stash_bytes - room) / (kept - 1.0) * (1.0 - 1e-12);
-  }
-  return b;
-}
-
-// Seconds of a stage besides its blocks: ends, and what it sends.
-double StepScorer::others_s(int k, double regather_s, double copies) const noexcept {
-  const bool first = terms_.is_first(k), last = terms_.is_last(k);
-  double sending = terms_.boundary_s[at(k)] * rules_.boundary_bytes;
-  if (terms_.pipeline_stages() > 1) {
-    const double ways = 2.0 * rules_.chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
-    sending = std::min(sending * copies, sending + ways * regather_s);
-  }
-  return (first ? ends_[0].plain_s() : 0.0) + (last ? ends_[1].plain_s() : 0.0) + sending;
-}
-
-// Gradients of all but the last block are summed while the others still run backward.
-double StepScorer::tail_s() const noexcept {
-  double longest_s = rules_.other_tail_s;
-  for (int k = 0; k < count_; ++k) {
-    const StageBudget& b = stages_[at(k)];
-    const double beside = std::max(0.0, blocks(k) - 1.0) * block_.backward_s;
-    const double exposed = std::max(b.sync_s - beside, std::min(b.sync_s, block_.sync_s));
-    longest_s = std::max(longest_s, exposed + b.step_s);
-  }
-  return longest_s;
-}
-
 // ---- outputs ----
-
-// What may be computed again or moved off the wafer, and what that costs.
-void StepScorer::list_items() noexcept {
-  std::array<MapFan, kMaxMapOps> sent{};
-  for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
-    const FanShape& shape = terms_.fans[f];
-    if (terms_.ops[at(shape.from)].part != 1 || shape.kind == static_cast<int>(EdgeKind::kExit))
-      continue;
-    sent[at(shape.from)].forward_s += state_.fans[f].forward_s;
-    sent[at(shape.from)].again_s += state_.fans[f].again_s;
-    sent[at(shape.from)].beside_f_s += state_.fans[f].beside_f_s;
-  }
-  std::array<double, kMaxMapOps> entering{};
-  for (const MapEdgeRecord& edge : terms_.edges) {
-    const bool passes = edge.kind == static_cast<int>(EdgeKind::kInside) ||
-                        edge.kind == static_cast<int>(EdgeKind::kWrap);
-    if (passes && terms_.ops[at(edge.to)].part == 1) {
-      entering[at(edge.to)] += terms_.reentry_s(edge, state_);
-    }
-  }
-  for (int i = 0; i < terms_.op_count(); ++i) {
-    const MapOpRecord& record = terms_.ops[at(i)];
-    const bool again = (record.outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
-    const bool out = (record.outputs >> static_cast<int>(Output::kOffload) & 1) != 0 &&
-                     rules_.stream_capacity_bytes > 0.0;
-    const MapNode& own = state_.nodes[at(i)];
-    if (record.part != 1 || !(own.stash_bytes > 0.0) || !(again || out)) continue;
-    OutputItem item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0, 0.0};
-    item.blocking_s = own.blocking_f_s + sent[at(i)].forward_s;
-    if (record.kept != 0) item.blocking_s += entering[at(i)];
-    item.hidden_s = sent[at(i)].beside_f_s - sent[at(i)].again_s;
-    for (const std::int32_t f : terms_.forced[at(i)]) {
-      item.work_s += state_.nodes[at(f)].forward_s;
-      item.blocking_s += state_.nodes[at(f)].blocking_f_s + sent[at(f)].forward_s + entering[at(f)];
-      item.hidden_s += sent[at(f)].beside_f_s;
-    }
-    if (out) {
-      const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
-      item.stream_s = moved / rules_.stream_bytes_per_s;
-      item.link_s = own.stash_bytes * terms_.link_s;
-    }
-    items_[at(item_count_++)] = item;
-  }
-}
-
-double StepScorer::block_s(const Outputs& outputs) const noexcept {
-  double blocking = block_.blocking_b_s, work = block_.backward_s, hidden = block_.hidden_b_s;
-  double stream = block_.stream_s, hidden_f = block_.hidden_f_s;
-  for (int i = 0; i < item_count_; ++i) {
-    const OutputItem& item = items_[at(i)];
-    switch (static_cast<Output>(outputs[at(item.op)])) {
-      case Output::kStash:
-        break;
-      case Output::kRecompute:
-        blocking += item.blocking_s;
-        work += item.work_s;
-        hidden += item.hidden_s;
-        break;
-      case Output::kOffload:
-        stream += item.stream_s;
-        hidden_f += item.link_s;
-        hidden += item.link_s;
-        break;
-    }
-  }
-  const double forward = block_.blocking_f_s + std::max(block_.forward_s, hidden_f);
-  return std::max(forward + blocking + std::max(work, hidden), stream);
-}
-
-double StepScorer::saved_bytes(const Outputs& outputs) const noexcept {
-  double saved = 0.0;
-  for (int i = 0; i < item_count_; ++i) {
-    const OutputItem& item = items_[at(i)];
-    if (outputs[at(item.op)] != 0) saved += item.saved_bytes;
-  }
-  return saved;
-}
-
-// Whether the step may be in time with outputs saved in parts, as suits each stage best; fills
-// `least_` and the stages' least seconds.
-bool StepScorer::may_be_in_time() noexcept {
-  least_ = Pipeline(rules_);
-  for (int k = 0; k < count_; ++k) {
-    StageBudget& b = stages_[at(k)];
-    double block_s = plain_s_;
-    if (b.needed_bytes > 0.0 && chooser_->surely(b.needed_bytes, b.stream_room)) {
-      block_s = std::max(plain_s_, chooser_->least_s(b.needed_bytes));
-    }
-    b.least_s = b.others_s + blocks(k) * block_s;
-    least_.add(b.least_s, weight_grad_s(k));
-  }
-  return !(least_.least_s() > most_s_);
-}
-
-// Whether some stage lacks too much memory whatever is chosen.
-bool StepScorer::surely_lacks() const noexcept {
-  for (int k = 0; k < count_; ++k) {
-    const StageBudget& b = stages_[at(k)];
-    const double kept = b.flight * blocks(k);
-    if (chooser_->most_saved() >= b.needed_bytes) continue;
-    const double kept_bytes = (kept - 1.0) * chooser_->most_saved();
-    if (lacks(b.fixed_bytes + kept * block_.stash_bytes - kept_bytes -
-              rules_.capacity_bytes * (1.0 + 1e-12))) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
-// than the limit, which makes it endless; false where that is not known. Outputs are chosen for
-// stages that may be the slowest, the fullest first: those with less to save, and no less room off
-// the wafer, take no longer than with the same choice, and no less than with outputs saved in
-// parts.
-bool StepScorer::narrow(MapRange& range) noexcept {
-  const auto count = at(count_);
-  const double tail_s = tail_s_ + rules_.outer_tail_s;
-  Pipeline least = least_;
-  std::array<double, kMaxMapStages> most;  // `count` of them
-  std::array<bool, kMaxMapStages> exact;
-  for (std::size_t k = 0; k < count; ++k) {
-    const StageBudget& b = stages_[k];
-    exact[k] = !(b.needed_bytes > 0.0);
-    most[k] = exact[k] ? b.others_s + terms_.blocks[k] * plain_s_ : kInfinite;
-  }
-  for (bool first = true;; first = false) {
-    std::size_t slowest = 0;  // and of those not bounded yet the fullest
-    for (std::size_t k = 1; k < count; ++k) {
-      const bool fuller = stages_[k].needed_bytes > stages_[slowest].needed_bytes;
-      if (most[k] > most[slowest] || (most[k] == most[slowest] && fuller)) slowest = k;
-    }
-    const StageBudget& full = stages_[slowest];
-    const double own_blocks = terms_.blocks[slowest];
-    if (exact[slowest]) return false;
-    exact[slowest] = true;
-    const double worst_s =
-        (least.most_s(limit_s_ - tail_s, full.least_s) - full.others_s) / own_blocks;
-    const double block_s =
-        chooser_->solve(full.needed_bytes, full.stream_room, worst_s, range.again);
-    if (!(block_s < kInfinite)) {
-      range.most_s = kInfinite;
-      return chooser_->surely(full.needed_bytes, full.stream_room);
-    }
-    if (first) range.again = chooser_->again();
-    least.now(full.others_s + own_blocks * block_s, full.least_s);
-    Pipeline longest(rules_);
-    for (std::size_t k = 0; k < count; ++k) {
-      const StageBudget& b = stages_[k];
-      const bool less = b.needed_bytes <= full.needed_bytes && b.stream_room >= full.stream_room;
-      if (less) most[k] = std::min(most[k], b.others_s + terms_.blocks[k] * block_s);
-      longest.add(most[k], 0.0);
-    }
-    const double least_s = (least.time_s() + tail_s) * (1.0 - kLimitRounding);
-    const double most_s = (longest.time_s() + tail_s) * (1.0 + kLimitRounding);
-    if (least_s >= range.least_s && most_s <= range.most_s) {
-      range.least_s = least_s;
-      range.most_s = most_s;
-      return true;
-    }
-  }
-}
 
 // ---- the step ----
 
-// What becomes of the outputs of a stage's blocks; false where the step is surely too long.
-bool StepScorer::choose(int k, Outputs* outputs) noexcept {
-  const StageBudget& b = stages_[at(k)];
-  if (!asked_.outputs.empty()) {
-    const auto ops = at(terms_.op_count());
-    for (std::size_t i = 0; i < ops; ++i) (*outputs)[i] = asked_.outputs[at(k) * ops + i];
-    return true;
-  }
-  if (!(b.needed_bytes > 0.0)) {
-    outputs->fill(0);
-    return true;
-  }
-  double worst_s = kInfinite;
-  if (most_s_ < kInfinite) {
-    worst_s = (least_.most_s(most_s_, b.least_s) - b.others_s) / blocks(k);
-  }
-  return chooser_->choose(b.needed_bytes, b.stream_room, worst_s, *outputs);
-}
-
-// Adds up memory and loads, stage by stage; false as soon as the step is surely too long.
-bool StepScorer::add_stages() {
-  if (asked_.stages != nullptr) asked_.stages->resize(at(count_));
-  const bool streams = !terms_.cross_stage_s.empty();  // that stages may wait for
-  if (streams) weights_ = moved_weights();
-  Outputs outputs{};
-  for (int k = 0; k < count_; ++k) {
-    if (!choose(k, &outputs)) return false;
-    const StageBudget& b = stages_[at(k)];
-    const double kept = b.flight * blocks(k);
-    const double saved = saved_bytes(outputs);
-    const double activations = kept * (block_.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
-    const double memory = b.fixed_bytes + activations;
-    const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
-    if (lacks(over)) return false;
-    double moved = 0.0;
-    for (int i = 0; i < item_count_; ++i) {
-      const OutputItem& item = items_[at(i)];
-      if (outputs[at(item.op)] == static_cast<std::uint8_t>(Output::kOffload)) {
-        moved += item.saved_bytes;
-      }
-    }
-    const double stream = b.stream_bytes + kept * moved;
-    const double per_block_s = block_s(outputs);
-    const double load_s = b.others_s + blocks(k) * per_block_s;
-    loads_s_[at(k)] = load_s;
-    least_.now(load_s, b.least_s);
-    if (streams) alone_[at(k)] = streams_of(k, load_s, moved);
-    score_.memory_bytes = std::max(score_.memory_bytes, memory);
-    score_.over_bytes = std::max(score_.over_bytes, over);
-    score_.stream_bytes = std::max(score_.stream_bytes, stream);
-    score_.stream_over_bytes =
-        std::max(score_.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
-    if (asked_.stages != nullptr) describe(k, outputs, load_s, activations, over);
-  }
-  return true;
-}
-
-void StepScorer::describe(int k, const Outputs& outputs, double load_s, double activations,
-                          double over_bytes) {
-  const StageBudget& b = stages_[at(k)];
-  MapStage& stage = (*asked_.stages)[at(k)];
-  stage.load_s = load_s;
-  stage.memory_bytes = b.fixed_bytes + activations;
-  stage.state_bytes = b.state_bytes;
-  stage.activation_bytes = activations + b.stash_bytes;
-  stage.over_bytes = over_bytes;
-  stage.streams = terms_.cross_stage_s.empty() ? MapOther{load_s, 0.0, 0.0} : alone_[at(k)];
-  stage.outputs = outputs;
-}
-
-MapScore StepScorer::total() {
-  score_.compute_s = block_.forward_s + block_.backward_s;
-  score_.blocking_s = block_.blocking_f_s + block_.blocking_b_s;
-  score_.hidden_s = block_.hidden_f_s + block_.hidden_b_s;
-  Pipeline pipeline(rules_);
-  Charged others{};
-  if (!terms_.cross_stage_s.empty()) {
-    others = charge_cross_stage();
-    pipeline.sum_s = pipeline.idle_s = others.sum_s;
-    pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;
-  }
-  for (int k = 0; k < count_; ++k) {
-    pipeline.add(loads_s_[at(k)], weight_grad_s(k));
-    if (asked_.stages != nullptr) (*asked_.stages)[at(k)].load_s = loads_s_[at(k)];
-  }
-  if (!terms_.cross_stage_s.empty()) {
-    const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
-    score_.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
-  }
-  if (!(score_.stream_over_bytes > 0.0)) score_.stream_over_bytes = 0.0;
-  score_.slowest_stage_s = pipeline.slowest_s;
-  score_.tail_s = tail_s_ + rules_.outer_tail_s;
-  score_.time_s += pipeline.time_s() + score_.tail_s;
-  return score_;
-}
-
 // ---- streams ----
-
-// Weights and gradients of what stands before the blocks, of one block, and of what stands behind.
-std::array<Moved, 3> StepScorer::moved_weights() const noexcept {
-  std::array<Moved, 3> found{};
-  const double all = rules_.weight_bytes + rules_.gradient_bytes + rules_.state_bytes;
-  for (int i = 0; i < terms_.op_count(); ++i) {
-    const auto mode = static_cast<WeightMode>(state_.op_mappings[at(i)].mode);
-    const double kept = state_.nodes[at(i)].stream_bytes;  // off the wafer, of a die's parameters
-    Moved& part = found[at(terms_.ops[at(i)].part)];
-    if (mode == WeightMode::kStream) {
-      part.taken_bytes += 2.0 * rules_.weight_bytes * (kept / all);
-      part.given_bytes += rules_.gradient_bytes * (kept / all);
-    } else if (mode == WeightMode::kOffload) {
-      part.given_bytes += rules_.gradient_bytes * (kept / (all - rules_.weight_bytes));
-    }
-  }
-  return found;
-}
-
-// What a stage's dies take and give for one micro-batch; activations that are moved off the wafer
-// (`offloaded`, of each block) come and go.
-MapOther StepScorer::streams_of(int k, double isolated_s, double offloaded) const noexcept {
-  MapOther found{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
-                 blocks(k) * (weights_[1].given_bytes + offloaded)};
-  for (const std::size_t end : {std::size_t{0}, std::size_t{2}}) {
-    if (!(end == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
-    found.taken_bytes += weights_[end].taken_bytes;
-    found.given_bytes += weights_[end].given_bytes;
-  }
-  return found;
-}
-
-// Collectives of a stage share its links with what other stages stream past them. Each stage
-// streams once while the slowest one works: that one meets all of it, a faster one what passes in
-// its time. The links to the rim carry no less than if every stage streamed as little as the one
-// that streams least. Replaces `loads_s_` by what the stages take then.
-StepScorer::Charged StepScorer::charge_cross_stage() noexcept {
-  const std::size_t count = at(terms_.pipeline_stages()), first = at(rules_.first_stage);
-  const std::size_t own = at(count_);
-  Charged found{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
-  std::array<MapOther, kMaxMapStages> all;  // `count` of them
-  if (terms_.others.size() + own != count && own != count) return found;
-  for (std::size_t k = 0; k < count; ++k) {
-    const bool mine = k >= first && k < first + own;
-    all[k] = mine ? alone_[k - first] : terms_.others[k < first ? k : k - own];
-  }
-  double least_in = all[0].taken_bytes, least_out = all[0].given_bytes, most = 0.0, pace_s = 0.0;
-  for (std::size_t j = 0; j < count; ++j) {
-    least_in = std::min(least_in, all[j].taken_bytes);
-    least_out = std::min(least_out, all[j].given_bytes);
-    most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
-    pace_s = std::max(pace_s, all[j].isolated_s);
-  }
-  if (!(most > 0.0) || !(pace_s > 0.0)) return found;
-  found = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
-  for (std::size_t k = 0; k < count; ++k) {
-    double past_s = 0.0;
-    for (std::size_t j = 0; j < count; ++j) {
-      const double less = std::min(all[j].taken_bytes, all[j].given_bytes);
-      const double rest = std::max(all[j].taken_bytes, all[j].given_bytes) - less;
-      if (j == k || !(rest + less > 0.0)) continue;
-      const double* cost = &terms_.cross_stage_s[(k * count + j) * 2];
-      past_s += rest * cost[0] + less * cost[1];
-    }
-    const double load_s = all[k].isolated_s + all[k].isolated_s / pace_s * past_s;
-    if (k >= first && k < first + own) {
-      loads_s_[k - first] = load_s;
-    } else {
-      found.sum_s += load_s;
-      found.slowest_s = std::max(found.slowest_s, load_s);
-    }
-  }
-  return found;
-}
 
 }  // namespace
 

@@ -336,8 +336,8 @@ double MapTerms::convert_s(int op, const TensorState& from, const TensorState& t
   return seconds;
 }
 
-// Pieces of a conversion beside pieces of the work they come from or go to: the first, or the last,
-// has none to run beside. Whole where that is no shorter.
+// Pieces of a conversion overlap pieces of the work they come from or go to, but for the first or
+// the last. Whole where that is no shorter.
 MapTerms::Overlap MapTerms::overlap(double whole_s, double piece_s, double work_s) const noexcept {
   const double pieces = rules.pieces, after_first = pieces - 1.0;
   const double waits = piece_s + after_first * std::max(0.0, piece_s - work_s / pieces);
@@ -350,7 +350,7 @@ double MapTerms::work_s(int op, const OpMapping& g, bool forward) const noexcept
   return forward ? forward_s_[cell] : backward_s_[cell];
 }
 
-// Whether a tensor may come in pieces beside the work of who takes it.
+// Whether a tensor may come in pieces that overlap the work of its reader.
 bool MapTerms::takes_beside(int from, int to) const noexcept {
   return rules.pieces > 1 && ops[at(from)].beside != 2 && ops[at(to)].beside == 1;
 }
@@ -405,7 +405,7 @@ MapNode MapTerms::node(int op, const OpMapping& g) const noexcept {
     const double once = gather_s(rows, here, g.algorithm);
     n.blocking_f_s += once;
     n.blocking_b_s += once;
-    n.hidden_b_s += once;  // gathered again beside the work
+    n.hidden_b_s += once;  // gathered again while the work goes on
   }
   const double parameters = parameters_[cell];
   if (parameters > 0.0) add_weights(op, g, parameters, &n);
@@ -462,7 +462,7 @@ void MapTerms::add_weights(int op, const OpMapping& g, double parameters,
     node->stream_bytes = node->state_bytes;
     node->state_bytes = 0.0;
     node->stream_s = rules.streamed(2.0 * weights, gradients) / among / rules.stream_bytes_per_s;
-    node->step_s = 0.0;  // off the wafer, beside the next step
+    node->step_s = 0.0;  // off the wafer, during the next step
     node->hidden_f_s += streamed_link_s(weights / among, 0.0);
     node->hidden_b_s += streamed_link_s(weights / among, gradients / among);
   } else if (mode == WeightMode::kOffload) {
@@ -493,7 +493,8 @@ MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcep
   const auto same = [](const TensorState& a, const TensorState& b) {
     return a.same_splits(b) && a.partial == b.partial;
   };
-  // Seconds that pass before the work goes on; pieces beside the producer's work are summed first.
+  // Seconds that pass before the work goes on; pieces that overlap the producer's work are summed
+  // first.
   const bool beside = rules.pieces > 1 && ops[at(shape.from)].beside == 2;
   double piece_f_s = 0.0, piece_b_s = 0.0;
   const auto add = [&](const TensorState& before, const TensorState& after, std::int32_t to,

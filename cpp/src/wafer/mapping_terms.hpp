@@ -40,7 +40,7 @@ struct FanShape {
 // Seconds of the conversions of one fan, by what they delay.
 struct MapFan {
   double forward_s, backward_s, again_s;
-  double beside_f_s, beside_b_s;  // pieces that run beside work
+  double beside_f_s, beside_b_s;  // pieces that overlap work
 };
 
 // The mapping at hand. Between calls of Mapping's methods `nodes` and `fans` are the terms of

@@ -6,8 +6,9 @@
 namespace phaze {
 namespace {
 
-// Of each item the later ones that save no more bytes and cost no less, by work and by what is
-// beside it, and the earlier ones that are as large; only items of which both or none can be moved.
+// Of each item the later ones that save no more bytes and cost no less, by work and by
+// overlapped collectives, and the earlier ones that are as large; only items of which both or none
+// can be moved.
 void compare_items(int count, const double* bytes, const double* by_work, const double* by_hidden,
                    std::uint64_t movable, std::uint64_t* worse, std::uint64_t* equal) noexcept {
   for (int i = 0; i < count; ++i) equal[i] = 0;

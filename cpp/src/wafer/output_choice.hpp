@@ -19,11 +19,11 @@ struct OutputItem {
   double saved_bytes;
   double work_s, blocking_s, hidden_s;  // that running it again adds to the backward pass
   double stream_s;                      // that moving it out and back adds
-  double link_s;                        // that each of both adds to the collectives beside the work
+  double link_s;                        // that each of both adds to the overlapped collectives
 };
 
 // Seconds of a block with all outputs kept, by pass: collectives that the work waits for, work,
-// collectives beside it; and of the stream from and to off the wafer, beside all of them.
+// collectives that overlap it; and of the stream from and to off the wafer, which overlaps all.
 struct OutputBlock {
   double blocking_f_s, forward_s, hidden_f_s, blocking_b_s, backward_s, hidden_b_s, stream_s;
 };
@@ -164,7 +164,7 @@ class OutputChooser {
   std::uint64_t first_moved() const noexcept;
 
   OutputBlock block_;
-  bool by_work_;      // whether the backward pass has more work than collectives beside it
+  bool by_work_;      // whether the backward pass has more work than overlapped collectives
   double forward_s_;  // of the forward pass with nothing moved
   Sums start_;        // nothing computed again
   Items items_;

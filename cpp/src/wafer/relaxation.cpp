@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "base/numbers.hpp"
@@ -32,7 +33,60 @@ std::vector<int> rising(const std::vector<double>& values) {
 
 }  // namespace
 
-Relaxation::Relaxation(const Mapping& mapping)
+// Owns what does not depend on weights and price; `free_` is the cheapest block without a price for
+// `theta_` and `phi_`, and `last_` the chain of the last answer.
+class Relaxation::Impl {
+ public:
+  explicit Impl(const Mapping& mapping);
+  MapBound bound(double theta, double phi, double price, double enough);
+
+ private:
+  struct Own {  // of one operator mapping, whatever its weight mode
+    double work_s, forward_s, blocking_s, blocking_f_s, stash_bytes;
+  };
+  struct Kept {  // of one operator mapping in one weight mode
+    double hidden_s, stream_s, state_bytes, gathered_bytes;
+  };
+  struct Prices {  // of the operator mappings of one operator, each in its cheapest mode
+    std::vector<double> cost;
+    std::vector<std::uint8_t> mode;
+    double least;
+    int cheapest;  // where it is
+  };
+  struct Weights {
+    double theta, phi, price;
+  };
+  using Settled = std::function<bool(double)>;  // whether no block below a cost is enough to know
+  struct Block {
+    double block_s, before_s, behind_s;
+    std::vector<OpMapping> op_mappings;
+  };
+
+  void share_gathers();
+  Prices priced(int op, const Weights& weights) const;
+  double convert_s(std::size_t at, int before, int here) const;
+  double known(const std::vector<Prices>& prices, double phi) const;
+  double cheapest(const std::vector<Prices>& prices, double phi, double most);
+  double cheapest(const std::vector<Prices>& prices, double phi, const Settled& settled);
+  Block apart(const Weights& weights, std::vector<Prices>& prices) const;
+  Block together(const Weights& weights, Block block, const std::vector<Prices>& prices,
+                 const Settled& settled);
+  double step_s(const Block& free, const Block& dear, double price) const;
+
+  const Mapping& mapping_;
+  std::vector<double> bytes_;            // of the tensor that enters each operator of the chain
+  std::vector<std::vector<Own>> own_;    // of each operator, by operator mapping
+  std::vector<std::vector<Kept>> kept_;  // of each operator, by operator mapping and mode
+  std::vector<std::vector<std::uint8_t>> modes_;  // that make a difference to each operator
+  double held_bytes_;
+  std::vector<double> gathers_;  // of each operator: its share of the weights that are gathered
+  double idle_share_;            // of the other stages' work, that the slowest one waits at least
+  std::vector<int> last_;        // the last chain, as places among the choices
+  double theta_ = -1.0, phi_ = -1.0;  // of what follows
+  Block free_{};                      // without a price
+};
+
+Relaxation::Impl::Impl(const Mapping& mapping)
     : mapping_(mapping),
       own_(at(mapping.ops())),
       kept_(at(mapping.ops())),
@@ -41,7 +95,7 @@ Relaxation::Relaxation(const Mapping& mapping)
   for (std::size_t link = 0; link < chain.size(); ++link) {
     bytes_.push_back(link == 0 ? 0.0 : bytes_between(mapping, chain[link - 1], chain[link]));
   }
-  // Bytes of the first stage beside its blocks that no mapping goes without: the ends that stand in
+  // Bytes of the first stage besides its blocks that every mapping needs: the boundary layers in
   // it, and the operator whose inputs and outputs are largest when split best.
   const double flight = mapping.flight(0);
   double weight_share = 0.0;  // the most of any operator's work that its weight gradient is
@@ -79,9 +133,9 @@ Relaxation::Relaxation(const Mapping& mapping)
   if (mapping.rules().zero_bubble != 0) idle_share_ = std::max(0.0, 1.0 - 2.0 * weight_share);
 }
 
-// A stage has room for two gathered weights, the largest of any operator's: no less than a mean of
-// several. The operators of a block whose weights are largest when nothing splits them share it.
-void Relaxation::share_gathers() {
+// A stage keeps space for two gathered weights, the largest of any operator's: no less than a mean
+// of several. The operators of a block whose weights are largest when nothing splits them share it.
+void Relaxation::Impl::share_gathers() {
   std::vector<double> most(at(mapping_.ops()), 0.0);
   for (int op = 0; op < mapping_.ops(); ++op) {
     if (mapping_.op(op).part != 1) continue;
@@ -99,7 +153,7 @@ void Relaxation::share_gathers() {
 }
 
 // Least cost of an operator's own terms over weight modes and outputs.
-Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
+Relaxation::Impl::Prices Relaxation::Impl::priced(int op, const Weights& weights) const {
   const auto& [theta, phi, price] = weights;
   const MapRulesRecord& rules = mapping_.rules();
   const double blocks = mapping_.blocks()[0];
@@ -123,7 +177,7 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
         const double bytes = rules.streamed(own.stash_bytes, own.stash_bytes);
         const double moved = bytes / rules.stream_bytes_per_s;
         const double links =
-            2.0 * own.stash_bytes * mapping_.stream_link_s();  // beside both passes
+            2.0 * own.stash_bytes * mapping_.stream_link_s();  // overlapping both passes
         const double beside = (1.0 - phi) * (1.0 - theta) * links;
         out = std::min(out, phi * moved + beside + price * own.stash_bytes);
       }
@@ -147,14 +201,14 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
   return found;
 }
 
-double Relaxation::convert_s(std::size_t k, int before, int here) const {
+double Relaxation::Impl::convert_s(std::size_t k, int before, int here) const {
   const int from = mapping_.chain()[k - 1], to = mapping_.chain()[k];
   return mapping_.conversion_s(mapping_.choices(from)[at(before)], from,
                                mapping_.choices(to)[at(here)], to, bytes_[k]);
 }
 
 // What the last answer's chain costs now.
-double Relaxation::known(const std::vector<Prices>& prices, double phi) const {
+double Relaxation::Impl::known(const std::vector<Prices>& prices, double phi) const {
   const auto chain = mapping_.chain();
   double cost = 0.0;
   for (std::size_t link = 0; link < chain.size(); ++link) {
@@ -165,7 +219,7 @@ double Relaxation::known(const std::vector<Prices>& prices, double phi) const {
 }
 
 // Every chain that costs no more than `most` is looked at; infinite where there is none.
-double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, double most) {
+double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi, double most) {
   const auto chain = mapping_.chain();
   double rest = 0.0;  // of the operators that are still to come, each by itself
   for (const std::int32_t op : chain) rest += prices[at(op)].least;
@@ -213,7 +267,8 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, doubl
 
 // Least cost of the chain in the relaxation, its operator mappings in last_; or a lower bound of
 // it, as soon as that settles whether the chain is cheap enough.
-double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const Settled& settled) {
+double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
+                                  const Settled& settled) {
   double alone = 0.0;
   for (const std::int32_t op : mapping_.chain()) alone += prices[at(op)].least;
   if (last_.empty()) {
@@ -234,7 +289,8 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const
 }
 
 // A block whose operators each cost what they cost at best, without conversions.
-Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>& prices) const {
+Relaxation::Impl::Block Relaxation::Impl::apart(const Weights& weights,
+                                                std::vector<Prices>& prices) const {
   Block found{0.0, 0.0, 0.0, std::vector<OpMapping>(at(mapping_.ops()))};
   for (int op = 0; op < mapping_.ops(); ++op) {
     prices.push_back(priced(op, weights));
@@ -248,8 +304,9 @@ Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>&
 }
 
 // The same with the cheapest chain in it, conversions and all.
-Relaxation::Block Relaxation::together(const Weights& weights, Block block,
-                                       const std::vector<Prices>& prices, const Settled& settled) {
+Relaxation::Impl::Block Relaxation::Impl::together(const Weights& weights, Block block,
+                                                   const std::vector<Prices>& prices,
+                                                   const Settled& settled) {
   const auto chain = mapping_.chain();
   double others_s = 0.0;
   std::uint64_t on_chain = 0;
@@ -270,7 +327,7 @@ Relaxation::Block Relaxation::together(const Weights& weights, Block block,
 
 // The first stage has the block's price less what its memory was priced at, at least the block
 // without a price; all others have at least that.
-double Relaxation::step_s(const Block& free, const Block& dear, double price) const {
+double Relaxation::Impl::step_s(const Block& free, const Block& dear, double price) const {
   const double room = price * mapping_.rules().capacity_bytes;
   const auto blocks = mapping_.blocks();
   const double heavy = std::max(free.block_s, dear.block_s + price * held_bytes_ - room);
@@ -288,7 +345,7 @@ double Relaxation::step_s(const Block& free, const Block& dear, double price) co
   return (step + mapping_.rules().outer_tail_s) * (1.0 - 1e-9);  // rounding
 }
 
-MapBound Relaxation::bound(double theta, double phi, double price, double enough) {
+MapBound Relaxation::Impl::bound(double theta, double phi, double price, double enough) {
   const Weights without{theta, phi, 0.0}, with{theta, phi, price};
   if (theta != theta_ || phi != phi_) {
     std::vector<Prices> prices;
@@ -311,6 +368,15 @@ MapBound Relaxation::bound(double theta, double phi, double price, double enough
   };
   if (!settled(block.block_s)) block = together(with, block, prices, settled);
   return {step_s(free_, block, price), std::move(block.op_mappings)};
+}
+
+Relaxation::Relaxation(const Mapping& mapping) : impl_(std::make_unique<Impl>(mapping)) {}
+Relaxation::~Relaxation() = default;
+Relaxation::Relaxation(Relaxation&&) noexcept = default;
+Relaxation& Relaxation::operator=(Relaxation&&) noexcept = default;
+
+MapBound Relaxation::bound(double theta, double phi, double price, double enough) {
+  return impl_->bound(theta, phi, price, enough);
 }
 
 MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price) {

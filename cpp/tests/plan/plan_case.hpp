@@ -39,7 +39,7 @@ struct Case : LayerTimes {
   std::vector<LayoutRecord> layouts;
   FabricRecord fabric{};
   PlanSpace space;
-  double room = 0.0;
+  double memory_limit = 0.0;
 };
 
 inline FabricRecord two_tiers() {
@@ -76,15 +76,15 @@ inline void build(Case& c, std::mt19937& random, int layouts = 12, int most_bloc
   for (int k = 0; k < layouts; ++k) {
     LayoutRecord l{};
     l.schedule = codes[draw(0, 2)];
-    l.stages = draw(1, std::min(blocks, 4));
+    l.pp = draw(1, std::min(blocks, 4));
     l.vpp = 1;
     l.zero = draw(0, 3);
     l.rank_order = draw(0, 1);
     l.dp = draw(1, 2);
-    l.micro_batches = draw(1, 3) * l.stages;
+    l.micro_batches = draw(1, 3) * l.pp;
     if (l.schedule == 2) {
       l.vpp = 2;
-      if (blocks % (2 * l.stages) != 0) continue;
+      if (blocks % (2 * l.pp) != 0) continue;
     }
     c.layouts.push_back(l);
   }
@@ -98,16 +98,16 @@ inline void build(Case& c, std::mt19937& random, int layouts = 12, int most_bloc
   }
   c.joules.assign(3, 1.0);
   c.joules_back.assign(6, 2.0);
-  c.room = 1e6 * draw(15, 120);
+  c.memory_limit = 1e6 * draw(15, 120);
 }
 
 inline Status built(Case& c) {
   const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 0};
   const PlanProblem problem{c.fabric, 8,  training,     3,       c.order,  c.from, c.to,
                             {},       {}, c.strategies, c.sizes, c.layouts};
-  const std::vector<double> rooms{c.room};
+  const std::vector<double> memory_limits{c.memory_limit};
   const std::vector<std::uint8_t> fits(c.layouts.size(), 1);
-  return c.space.build(problem, rooms, fits);
+  return c.space.build(problem, memory_limits, fits);
 }
 
 }  // namespace phaze

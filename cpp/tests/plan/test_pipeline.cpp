@@ -123,8 +123,8 @@ void test_events() {
       forwards += own.kind == 0 || own.kind == 4;
       backwards += own.kind == 1 || own.kind == 2 || own.kind == 4;
     }
-    const bool both_ways = one.schedule == PipelineSchedule::kDualPipe;
-    const std::int64_t passes = one.micro_batches * one.stages * (both_ways ? 1 : one.chunks);
+    const bool bidirectional = one.schedule == PipelineSchedule::kDualPipe;
+    const std::int64_t passes = one.micro_batches * one.stages * (bidirectional ? 1 : one.chunks);
     CHECK(forwards == passes);
     CHECK(backwards == passes);
     CHECK_CLOSE(end_s, full_s, 1e-12);

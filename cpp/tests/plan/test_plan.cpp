@@ -24,13 +24,13 @@ double brute_force(const Case& c, std::size_t layout) {
   double best = kInfinite;
   std::vector<std::int32_t> cuts{0};
   const std::function<void()> cut = [&] {
-    if (static_cast<int>(cuts.size()) == l.stages) {
+    if (static_cast<int>(cuts.size()) == l.pp) {
       Partition p{cuts, {}};
       p.cuts.push_back(layers);
-      for (int choice = 0; choice < (1 << l.stages); ++choice) {
+      for (int choice = 0; choice < (1 << l.pp); ++choice) {
         p.variants.clear();
-        for (int k = 0; k < l.stages; ++k) p.variants.push_back(choice >> k & 1);
-        const PlanEstimate e = c.space.estimate(layout, p, times, {}, c.room, nullptr);
+        for (int k = 0; k < l.pp; ++k) p.variants.push_back(choice >> k & 1);
+        const PlanEstimate e = c.space.estimate(layout, p, times, {}, c.memory_limit, nullptr);
         if (e.status == 0) best = std::min(best, e.time_s);
       }
       return;
@@ -47,7 +47,7 @@ double brute_force(const Case& c, std::size_t layout) {
 
 // What differs in rank order alone is one kind of plan.
 bool same_kind(const LayoutRecord& a, const LayoutRecord& b) {
-  return a.schedule == b.schedule && a.stages == b.stages && a.vpp == b.vpp && a.zero == b.zero &&
+  return a.schedule == b.schedule && a.pp == b.pp && a.vpp == b.vpp && a.zero == b.zero &&
          a.dp == b.dp;
 }
 
@@ -64,7 +64,7 @@ void lists_are_those_of_all_layouts(unsigned seed) {
   const std::vector<KindTimes> all{c.times()};
   std::vector<PlacedPlan> plans;
   for (std::size_t k = 0; k < c.layouts.size(); ++k) {
-    plans.push_back(c.space.best_of_layout(k, all[0], c.room, kInfinite));
+    plans.push_back(c.space.best_of_layout(k, all[0], c.memory_limit, kInfinite));
     if (plans.back().time_s == kInfinite) plans.pop_back();
   }
   std::sort(plans.begin(), plans.end(), [](const PlacedPlan& a, const PlacedPlan& b) {
@@ -104,7 +104,7 @@ void one_case(unsigned seed) {
   double least_bound = kInfinite;
   for (std::size_t k = 0; k < c.layouts.size(); ++k) {
     const LayoutRecord& l = c.layouts[k];
-    const PlacedPlan plan = c.space.best_of_layout(k, times, c.room, kInfinite);
+    const PlacedPlan plan = c.space.best_of_layout(k, times, c.memory_limit, kInfinite);
     const double bound = c.space.layout_bound_s(k, times, 0);
     least_bound = std::min(least_bound, bound);
     best = std::min(best, plan.time_s);
@@ -117,16 +117,18 @@ void one_case(unsigned seed) {
     CHECK(c.space.check_partition(k, plan.partition) == PlanStatus::kOk);
     std::vector<StageEstimate> stages;
     const std::vector<KindTimes> free(kFreeLevels, times);
-    const PlanEstimate e = c.space.estimate(k, plan.partition, times, free, c.room, &stages);
+    const PlanEstimate e =
+        c.space.estimate(k, plan.partition, times, free, c.memory_limit, &stages);
     CHECK(std::abs(e.time_s - plan.time_s) <= 1e-12 * plan.time_s);
     const PlanParts& p = e.parts;
     const double parts = p.compute_s + p.recompute_s + p.pipeline_comm_s + p.imbalance_s +
                          p.bubble_s + p.data_comm_s + p.optimizer_s;
     CHECK(std::abs(parts - e.time_s) <= 1e-12 * e.time_s);
-    CHECK(e.memory_bytes <= c.room * (1.0 + 1e-9) && e.energy_j > 0.0);
+    CHECK(e.memory_bytes <= c.memory_limit * (1.0 + 1e-9) && e.energy_j > 0.0);
     if (l.vpp == 1) {
       CHECK(std::abs(plan.time_s - brute_force(c, k)) <= 1e-12 * plan.time_s);
-      CHECK(c.space.best_of_layout(k, times, c.room, 0.5 * plan.time_s).time_s == kInfinite);
+      CHECK(c.space.best_of_layout(k, times, c.memory_limit, 0.5 * plan.time_s).time_s ==
+            kInfinite);
     }
   }
   // Held against one another, layouts are bounded more sharply than each for itself.
@@ -164,7 +166,7 @@ void refuses_nonsense() {
     return c.space.build(problem, {}, {});
   };
   LayoutRecord good{};
-  good.stages = good.vpp = 1;
+  good.pp = good.vpp = 1;
   good.dp = good.micro_batches = 1;
   CHECK(status({good}) == Status::kOk);
   LayoutRecord bad = good;

@@ -25,10 +25,10 @@ void times_may_change_between_calls(unsigned seed) {
     c.scale(1.0 + 0.5 * round);
     double best = kInfinite;
     for (std::size_t k = 0; k < c.layouts.size(); ++k) {
-      best = std::min(best, c.space.best_of_layout(k, all[0], c.room, kInfinite).time_s);
+      best = std::min(best, c.space.best_of_layout(k, all[0], c.memory_limit, kInfinite).time_s);
     }
     std::vector<PlacedPlan> plans(1);
-    c.space.best_of_rooms(0, all[0], all[0], below, plans);
+    c.space.best_of_memory_limits(0, all[0], all[0], below, plans);
     CHECK(plans[0].time_s == best);
     SettledLayouts settled{};
     const auto top = c.space.top_plans(all, 0, 1, 1, &settled);
@@ -75,7 +75,8 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
   }
   std::vector<PlanEstimate> found(layouts.size());
   c.space.estimate_even(
-      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.room, found);
+      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
+      found);
   Case slow = two_strategies(seed);  // exchanges and messages take longer, nothing else does
   for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
   CHECK(built(slow) == Status::kOk);
@@ -86,10 +87,11 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
     std::vector<KindTimes> free;
     for (std::size_t n = 1; n <= kFreeLevels; ++n) free.push_back(times_of(n, strategy));
     Partition partition;
-    const PlanStatus status = c.space.even_partition(row, times, variants[k], c.room, &partition);
+    const PlanStatus status =
+        c.space.even_partition(row, times, variants[k], c.memory_limit, &partition);
     CHECK((status == PlanStatus::kOk) == std::isfinite(found[k].time_s));
     if (status != PlanStatus::kOk) continue;
-    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.room, nullptr);
+    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.memory_limit, nullptr);
     CHECK(one.time_s == found[k].time_s && one.memory_bytes == found[k].memory_bytes);
     CHECK(one.energy_j == found[k].energy_j && one.status == found[k].status);
     const PlanParts& a = one.parts;
@@ -100,7 +102,8 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
     CHECK(a.compute_s == b.compute_s && a.recompute_s == b.recompute_s);
     CHECK(a.bubble_s == b.bubble_s && a.imbalance_s == b.imbalance_s);
     CHECK(a.optimizer_s == b.optimizer_s);
-    const PlanParts far = slow.space.estimate(row, partition, times, free, c.room, nullptr).parts;
+    const PlanParts far =
+        slow.space.estimate(row, partition, times, free, c.memory_limit, nullptr).parts;
     CHECK(far.compute_s == a.compute_s && far.recompute_s == a.recompute_s);
     CHECK(far.bubble_s == a.bubble_s && far.optimizer_s == a.optimizer_s);
     CHECK(far.data_comm_s >= a.data_comm_s - 1e-12 * one.time_s);
