@@ -254,7 +254,7 @@ def extras(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing distributed, ray, optuna, plotly and pyarrow")
     run(*pip, "distributed", "ray", "optuna", "plotly", "pyarrow")
-    files = ["tests/runs", "tests/report", "tests/papers", "tests/explore/test_extras.py"]
+    files = ["tests/runs", "tests/report", "tests/papers", "tests/explore"]
     run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 

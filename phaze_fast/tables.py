@@ -1,4 +1,4 @@
-"""Results as tables: named columns for pandas, CSV or Parquet, and their non-dominated rows."""
+"""Tables: results as columns for pandas, CSV or Parquet, non-dominated rows, rows of CSV files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import csv
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError, MissingExtraError
-
-__all__ = ["Table", "flat_row", "joined_columns", "needed", "non_dominated"]
+from phaze_fast.documents import read_text
+from phaze_fast.errors import InvalidInputError, MissingExtraError, brief
 
 Array = np.ndarray[Any, Any]
 
@@ -42,12 +41,71 @@ def flat_row(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return row
 
 
-class Table:
-    """A result that is a table: `to_columns` gives named columns, and the rest follows."""
+_ROWS, _WIDTH = 12, 100
+
+
+class Brief:
+    """A result that prints in a few lines, one a field: arrays by shape, the rest abbreviated."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__repr__" not in cls.__dict__:  # or a dataclass would print every field in full
+            cls.__repr__ = Brief.__repr__  # type: ignore[method-assign]
+
+    def __str__(self) -> str:
+        lines = [
+            f"  {name}: {_abbreviated(value)}"
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        ]
+        return "\n".join([type(self).__name__, *lines])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _abbreviated(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return (
+            f"{value.dtype} array of shape {shape}"
+            if value.dtype.names is None
+            else (f"array of {shape} records: {', '.join(value.dtype.names)}")
+        )
+    if isinstance(value, list | tuple | dict) and len(value) > 4:
+        return f"{len(value):,} entries"
+    return brief(value)
+
+
+class Table(Brief):
+    """A result that is a table: `to_columns` gives named columns, and the rest follows.
+
+    Printed, it is a headline, its first rows, the columns of `shown` (or the first ones) that fit
+    in a line, and how to get all of them.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ()
 
     def to_columns(self) -> dict[str, Any]:
         """Give the columns by name, all of one length."""
         raise AssertionError("every table has columns of its own")
+
+    def headline(self) -> str:
+        """Say in a line what the table is, and how sure it is."""
+        return type(self).__name__
+
+    def __str__(self) -> str:
+        columns = self.to_columns()
+        count = len(next(iter(columns.values()), ()))
+        first = [name for name in self.shown if name in columns]
+        more = f"{count - _ROWS:,} more rows; " if count > _ROWS else ""
+        return "\n".join(
+            [
+                f"{self.headline()}: {count:,} row{'' if count == 1 else 's'}",
+                *printed_columns({name: columns[name] for name in first or columns}),
+                f"{more}all of it: to_columns(), to_pandas(), to_csv(path)",
+            ]
+        )
 
     def to_pandas(self) -> Any:
         """Give a pandas DataFrame; needs pandas (extra ``table``)."""
@@ -74,6 +132,31 @@ class Table:
             parquet.write_table(arrow.table(columns), str(path))
         except OSError as error:
             raise InvalidInputError(f"{path}: cannot be written: {error}") from None
+
+
+def printed_columns(columns: Mapping[str, Any]) -> list[str]:
+    r"""Lay out the first rows of a table, and the first columns that fit in a line.
+
+    Examples
+    --------
+    >>> print("\n".join(printed_columns({"tp": [1, 2], "time_s": [0.5, 0.123456]})))
+    tp    time_s
+     1       0.5
+     2  0.123456
+    """
+    laid_out: list[list[str]] = []
+    for name, values in columns.items():
+        cells = [name, *(_cell(value) for value in list(values[:_ROWS]))]
+        width = max(map(len, cells))
+        if sum(len(column[0]) + 2 for column in laid_out) + width > _WIDTH:
+            break
+        laid_out.append([cell.rjust(width) for cell in cells])
+    return ["  ".join(cells).rstrip() for cells in zip(*laid_out, strict=True)]
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def joined_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -107,3 +190,101 @@ def non_dominated(values: Array) -> Array:
         stay = np.flatnonzero(~dominated) + 1
         at, columns = at[stay], [column[stay] for column in columns]
     return np.array(sorted(front), dtype=np.int64)
+
+
+def csv_rows(path: Path | str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Read a CSV file: its header, and its rows, each with the line that it begins on.
+
+    Blank lines and lines that begin with ``#`` are skipped.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file cannot be read or is not CSV.
+    """
+    text = read_text(path).removeprefix("\ufeff")  # spreadsheets begin with a byte-order mark
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    rows: list[tuple[int, dict[str, str]]] = []
+    header: list[str] = []
+    begins = 1
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells) and not cells[0].startswith("#"):
+                if not header:
+                    header = [name.strip() for name in cells]
+                else:
+                    rows.append((begins, dict(zip(header, cells, strict=False))))
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
+    return header, rows
+
+
+class CsvRow:
+    """The cells of one row by column; errors name the row and the column.
+
+    Parameters
+    ----------
+    where
+        What messages call the row, such as ``mine.csv, line 3``; may be empty.
+    cells
+        Text by column.
+    error
+        What is raised where a cell is not accepted.
+
+    Examples
+    --------
+    >>> row = CsvRow("mine.csv, line 3", {"tp": "4", "dp": ""})
+    >>> row.whole("tp"), row.whole("dp", default=1)
+    (4, 1)
+    """
+
+    def __init__(
+        self,
+        where: str,
+        cells: Mapping[str, str],
+        error: type[InvalidInputError] = InvalidInputError,
+    ) -> None:
+        self.where, self.cells, self._error = where, cells, error
+
+    def fault(self, column: str, wanted: str) -> InvalidInputError:
+        """Return the error for a cell that is missing or not accepted."""
+        value = self.text(column)
+        problem = f"{value!r} is not accepted" if value else "is missing"
+        where = f"{self.where}: " if self.where else ""
+        return self._error(f"{where}{column}: {problem}; expected {wanted}")
+
+    def text(self, column: str) -> str:
+        """Return a cell without blanks around it; empty where there is none."""
+        return (self.cells.get(column) or "").strip()
+
+    def whole(self, column: str, default: int | None = None) -> int:
+        """Return a whole number from 1 to 2^40."""
+        if default is not None and not self.text(column):
+            return default
+        try:
+            value = float(self.text(column))
+        except ValueError:
+            value = 0.0
+        if not 1 <= value <= 2**40 or value != int(value):
+            raise self.fault(column, "a whole number from 1 to 2^40")
+        return int(value)
+
+    def positive(self, column: str, default: float | None = None) -> float:
+        """Return a number greater than 0."""
+        if default is not None and not self.text(column):
+            return default
+        try:
+            value = float(self.text(column))
+        except ValueError:
+            value = 0.0
+        if not 1e-9 <= value <= 1e18:
+            raise self.fault(column, "a number from 1e-9 to 1e18")
+        return value
+
+    def flag(self, column: str, default: bool | None = None) -> bool:
+        """Return True or False."""
+        text = self.text(column) or str(default)
+        if text not in ("True", "False"):
+            raise self.fault(column, "True or False")
+        return text == "True"

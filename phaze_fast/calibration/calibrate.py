@@ -20,8 +20,6 @@ from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.fabric import CollectiveTuning, TieredFabric
 from phaze_fast.hardware.tuning import AttentionKernel
 
-__all__ = ["benchmark_script", "calibrate_chip", "calibrate_fabric"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -14,21 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.calibration.published import csv_rows
 from phaze_fast.cost import ColumnError, collective_batch
 from phaze_fast.cost.validation import column_error
 from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.fabric import FlatFabric, MeshFabric, TieredFabric, TorusFabric
-
-__all__ = [
-    "CollectiveRows",
-    "CollectiveValidation",
-    "is_collective_table",
-    "read_collectives",
-    "validate_collectives",
-]
+from phaze_fast.tables import CsvRow, csv_rows
 
 Array = np.ndarray[Any, Any]
 AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
@@ -128,33 +120,18 @@ def is_collective_table(path: Path | str) -> bool:
     return set(_COLUMNS) <= names or _is_nccl_tests(text)
 
 
-def _positive(where: str, column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = -1.0
-    if not 0.0 < value < 1e18:
-        raise InvalidInputError(
-            f"{where}: {column}: {text!r} is not accepted; expected a number > 0"
-        )
-    return value
-
-
 def _table(path: Path) -> CollectiveRows:
     rows = CollectiveRows()
     for line, cells in csv_rows(path)[1]:
-        where = f"{path}, line {line}"
-        system, op = cells.get("system", "").strip(), cells.get("op", "").strip()
+        row = CsvRow(f"{path}, line {line}", cells)
+        op = row.text("op")
         if op not in _OPERATIONS:
-            raise InvalidInputError(f"{where}: op: {op!r} is unknown; {nearest(op, _OPERATIONS)}")
-        ranks, payload, time_ms = (
-            _positive(where, column, cells.get(column, "")) for column in _COLUMNS[2:]
-        )
-        if ranks != int(ranks):
             raise InvalidInputError(
-                f"{where}: num_gpus: {ranks} is not accepted; expected a whole number"
+                f"{row.where}: op: {op!r} is unknown; {nearest(op, _OPERATIONS)}"
             )
-        rows.add(system, _OPERATIONS[op], int(ranks), payload, 1e-3 * time_ms)
+        ranks, payload = row.whole("num_gpus"), row.positive("bytes")
+        time_s = 1e-3 * row.positive("latency_ms")
+        rows.add(row.text("system"), _OPERATIONS[op], ranks, payload, time_s)
     return rows
 
 
@@ -180,7 +157,8 @@ def _nccl_tests(path: Path, text: str) -> CollectiveRows:
         time_us = cells[5] if len(cells) >= 12 else cells[len(cells) - 8]
         size = float(cells[0])
         if size > 0:
-            seconds = 1e-6 * _positive(f"{path}, line {number}", "time", time_us)
+            row = CsvRow(f"{path}, line {number}", {"time": time_us})
+            seconds = 1e-6 * row.positive("time")
             rows.add("", _OPERATIONS[named.group(1)], ranks, size, seconds)
     return rows
 

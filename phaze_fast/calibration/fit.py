@@ -14,16 +14,6 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = [
-    "Calibrated",
-    "Constant",
-    "FitResult",
-    "FittedConstant",
-    "calibrated",
-    "cross_validated_errors",
-    "fit_constants",
-]
-
 Array = np.ndarray[Any, Any]
 LogErrors = Callable[[Array], Array]
 """Function of the constants' values that returns ln(predicted / measured) of every row."""

@@ -6,32 +6,21 @@ block, the wiring of a node, the software) is looked up in ``data/runs.yaml`` by
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from phaze_fast.documents import parse_text, read_text
+from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.planning import PlanSpec
 from phaze_fast.software import load_software
-
-__all__ = [
-    "RUN_COLUMNS",
-    "PublishedRun",
-    "RowRefusedError",
-    "UnsupportedError",
-    "csv_rows",
-    "is_run_table",
-    "read_run",
-]
+from phaze_fast.tables import CsvRow
 
 RUN_COLUMNS = frozenset(
     [
@@ -96,7 +85,7 @@ def _names() -> Mapping[str, Any]:
     return names
 
 
-def _entry(kind: str, text: str, row: _Cells | None = None) -> Mapping[str, Any] | None:
+def _entry(kind: str, text: str, row: CsvRow | None = None) -> Mapping[str, Any] | None:
     """Find the first entry of a kind whose patterns a text, and other columns of a row, match."""
     for entry in _names()[kind]:
         others = [column for column in _ALSO if row and column in entry]
@@ -107,47 +96,7 @@ def _entry(kind: str, text: str, row: _Cells | None = None) -> Mapping[str, Any]
     return None
 
 
-class _Cells:
-    """The cells of one row, whose faults name the row and the column."""
-
-    def __init__(self, line: int, cells: Mapping[str, str]) -> None:
-        self.line, self.cells = line, cells
-
-    def fault(self, column: str, wanted: str) -> RowRefusedError:
-        value = self.cells.get(column)
-        said = "is missing" if not value else f"{value!r} is not accepted"
-        return RowRefusedError(f"row {self.line}: {column}: {said}; expected {wanted}")
-
-    def text(self, column: str) -> str:
-        return (self.cells.get(column) or "").strip()
-
-    def whole(self, column: str, default: int | None = None) -> int:
-        text = self.text(column)
-        if not text and default is not None:
-            return default
-        try:
-            value = int(float(text)) if float(text) == int(float(text)) else 0
-        except (ValueError, OverflowError):
-            value = 0
-        if not 1 <= value <= 2**40:
-            raise self.fault(column, "a whole number from 1 up")
-        return value
-
-    def number(self, column: str) -> float:
-        """Read a positive number; NaN where there is none."""
-        text = self.text(column)
-        if not text:
-            return math.nan
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 < value < 1e18:
-            raise self.fault(column, "a number greater than 0")
-        return value
-
-
-def _model(row: _Cells) -> TransformerModel:
+def _model(row: CsvRow) -> TransformerModel:
     name = row.text("model")
     family = _entry("families", name, row)
     if family is None:
@@ -177,10 +126,10 @@ def _model(row: _Cells) -> TransformerModel:
             **family.get("fields", {}),
         )
     except InvalidInputError as error:
-        raise RowRefusedError(f"row {row.line}: {str(error).splitlines()[0]}") from None
+        raise RowRefusedError(f"{row.where}: {str(error).splitlines()[0]}") from None
 
 
-def _cluster(row: _Cells) -> Cluster:
+def _cluster(row: CsvRow) -> Cluster:
     devices, gpu = row.whole("n_gpus"), row.text("gpu")
     entry = _entry("gpus", gpu)
     if entry is None:
@@ -205,7 +154,7 @@ def _cluster(row: _Cells) -> Cluster:
         raise UnsupportedError(str(error).splitlines()[0].removeprefix("cluster.")) from None
 
 
-def _zero(row: _Cells, unstated: int) -> int:
+def _zero(row: CsvRow, unstated: int) -> int:
     """Read the ZeRO stage; `unstated` is the software's own where a row does not say."""
     said, sharded = row.text("zero_or_dist_opt"), row.text("fsdp")
     if said.startswith("SHARD_GRAD_OP"):
@@ -217,7 +166,7 @@ def _zero(row: _Cells, unstated: int) -> int:
     return 0 if said else unstated
 
 
-def _shard(row: _Cells, cluster: Cluster, dp: int, zero: int) -> int | None:
+def _shard(row: CsvRow, cluster: Cluster, dp: int, zero: int) -> int | None:
     """Read how many replicas shard weights, where other groups of replicas hold copies.
 
     On a torus no collective leaves the links of a pod, and groups lie along its dimensions, which
@@ -239,7 +188,7 @@ def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
 
 
 def _plan(
-    row: _Cells,
+    row: CsvRow,
     model: TransformerModel,
     cluster: Cluster,
     named: str,
@@ -252,7 +201,7 @@ def _plan(
     if product != cluster.devices:
         parts = " x ".join(f"{c} {widths[c]}" for c in ("tp", "pp", "dp", "cp"))
         raise RowRefusedError(
-            f"row {row.line}: n_gpus: {cluster.devices} is not accepted; {parts} is {product}"
+            f"{row.where}: n_gpus: {cluster.devices} is not accepted; {parts} is {product}"
         )
     vpp = row.whole("vp", 1) if widths["pp"] > 1 else 1
     recompute = _entry("recompute", row.text("recompute"), row)
@@ -289,10 +238,10 @@ def _plan(
         text = str(error).splitlines()[0]
         if text.startswith(("ep:", "plan.ep:", "schedule", "plan.schedule")):
             raise UnsupportedError(text) from None
-        raise RowRefusedError(f"row {row.line}: {text}") from None
+        raise RowRefusedError(f"{row.where}: {text}") from None
 
 
-def _evaluated(row: _Cells) -> float:
+def _evaluated(row: CsvRow) -> float:
     """Read how many sequences are evaluated for each one trained on; whole batches are."""
     entry = _entry("evaluation", row.text("verified"), row)
     if entry is None:
@@ -311,10 +260,8 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     UnsupportedError
         Where the row asks for what is not modelled.
     """
-    row = _Cells(line, cells)
-    time_s, gib = row.number("iter_time_s"), row.number("memory_gib")
-    if math.isnan(time_s):
-        raise row.fault("iter_time_s", "the seconds of a step")
+    row = CsvRow(f"row {line}", cells, RowRefusedError)
+    time_s, gib = row.positive("iter_time_s"), row.positive("memory_gib", math.nan)
     precision = _entry("precision", row.text("precision"), row)
     if precision is None:
         raise row.fault("precision", "bf16, fp16, fp8, mxfp8, nvfp4 or int8")
@@ -342,32 +289,6 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
         memory_bytes=gib * 2**30,
         evaluated=_evaluated(row),
     )
-
-
-def csv_rows(path: Path | str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Read a CSV file: its header, and its rows, each with the line that it begins on.
-
-    Raises
-    ------
-    InvalidInputError
-        Where the file cannot be read or is not CSV.
-    """
-    text = read_text(Path(path)).removeprefix("\ufeff")
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    rows: list[tuple[int, dict[str, str]]] = []
-    header: list[str] = []
-    begins = 1
-    try:
-        for cells in reader:
-            if cells and not cells[0].startswith("#"):
-                if not header:
-                    header = [name.strip() for name in cells]
-                else:
-                    rows.append((begins, dict(zip(header, cells, strict=False))))
-            begins = reader.line_num + 1
-    except csv.Error as error:
-        raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
-    return header, rows
 
 
 def is_run_table(header: Sequence[str]) -> bool:

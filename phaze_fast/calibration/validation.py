@@ -17,7 +17,6 @@ from phaze_fast.calibration.published import (
     PublishedRun,
     RowRefusedError,
     UnsupportedError,
-    csv_rows,
     is_run_table,
     read_run,
 )
@@ -28,23 +27,7 @@ from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
 from phaze_fast.models import Model, from_hf
 from phaze_fast.planning import Plan, predict
 from phaze_fast.software import load_software
-
-__all__ = [
-    "GROUPINGS",
-    "ErrorSummary",
-    "MeasuredStep",
-    "PredictedRun",
-    "RunGroup",
-    "RunValidation",
-    "StepValidation",
-    "is_step_table",
-    "measured_steps",
-    "pick_regret",
-    "rank_correlation",
-    "summarise",
-    "validate_runs",
-    "validate_steps",
-]
+from phaze_fast.tables import CsvRow, csv_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -299,7 +282,7 @@ def validate_runs(
     ...     _ = file.write(",".join(row) + chr(10) + ",".join(row.values()) + chr(10))
     ...     file.flush()
     ...     validate_runs(file.name).refused
-    ('row 2: iter_time_s: is missing; expected the seconds of a step',)
+    ('row 2: iter_time_s: is missing; expected a number from 1e-9 to 1e18',)
     """
     if by not in GROUPINGS:
         raise InvalidInputError(f"by: {by!r} is not accepted; {nearest(by, GROUPINGS)}")
@@ -419,31 +402,18 @@ def _huggingface(name: str, configs: Mapping[str, Any]) -> Model:
     return from_hf(config).replace(name=name)
 
 
-def _number(cells: Mapping[str, str], column: str) -> float:
-    try:
-        value = float(cells.get(column) or "")
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e18:
-        raise InvalidInputError(
-            f"{column}: {cells.get(column)!r} is not accepted; expected a number greater than 0"
-        )
-    return value
-
-
-def _plan_of(cells: Mapping[str, str], seq: int, software: str) -> dict[str, Any]:
-    recompute = (cells.get("recompute") or "").strip()
+def _plan_of(row: CsvRow, software: str) -> dict[str, Any]:
+    recompute = row.text("recompute")
     if recompute not in _MODES:
         raise InvalidInputError(
             f"recompute: {recompute!r} is not accepted; {nearest(recompute, _MODES)}"
         )
-    rounds = int(_number(cells, "accum")) if "accum" in cells else 1
-    micro_batch = int(_number(cells, "mbs"))
+    micro_batch = row.whole("mbs")
     return {
         "micro_batch": micro_batch,
-        "global_batch": micro_batch * rounds,
+        "global_batch": micro_batch * row.whole("accum", 1),
         "recompute": _MODES[recompute],
-        "seq": seq,
+        "seq": row.whole("seq"),
         "software": software,
         "optimizer": load_software(software).optimizer,
     }
@@ -487,19 +457,19 @@ def measured_steps(
     cluster = Cluster(devices=1, fabric=_ONE_DEVICE, chip=chip)
     steps, refused = [], []
     for line, cells in rows:
+        row = CsvRow("", cells)
         try:
-            name, seq = (cells.get("model") or "").strip(), int(_number(cells, "seq"))
             model: Model
             if written:
-                model = measured_model(cells, seq, int(_number(cells, "layers")))
+                model = measured_model(cells, row.whole("seq"), row.whole("layers"))
             else:
-                model = _huggingface(name, configurations)
-            values = tuple(_number(cells, column) for column in _COLUMNS)
-            spec = _plan_of(cells, seq, software)
+                model = _huggingface(row.text("model"), configurations)
+            values = tuple(row.positive(column) for column in _COLUMNS)
+            spec = _plan_of(row, software)
         except PhazeError as error:
             refused.append(f"row {line}: {str(error).splitlines()[0]}")
             continue
-        label = f"{name} {seq}x{cells['mbs']} {spec['recompute']}"
+        label = f"{row.text('model')} {spec['seq']}x{spec['micro_batch']} {spec['recompute']}"
         steps.append(MeasuredStep(line, label, model, cluster, spec, values))
     return steps, refused, "steps" if written else "huggingface steps"
 

@@ -24,6 +24,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 from phaze_fast.records import FrozenDict
+from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -65,7 +66,7 @@ class CollectiveCost:
 
 
 @dataclass(frozen=True, eq=False)
-class CollectiveTimes:
+class CollectiveTimes(Brief):
     """Times of a batch of collectives, one row per query; arrays are read-only."""
 
     time_s: Array

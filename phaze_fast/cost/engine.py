@@ -23,6 +23,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
+from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +49,7 @@ class CostTable(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class Costs(Brief):
     """Time and energy of the operators of several graphs on several chips.
 
     Each distinct shape is stored once per distinct chip; `time_s` and the other methods expand it

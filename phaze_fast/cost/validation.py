@@ -5,7 +5,6 @@ The kind of file is recognised by its header. Lines that begin with ``#`` are co
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.cost.machines import machines
 from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
-from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.models import names as model_names
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
+from phaze_fast.tables import Brief, CsvRow, csv_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -76,50 +75,13 @@ _VECTOR_NAMES = {
 }
 
 
-class _Row:
-    """One line of the file, whose faults name the line and the column."""
-
-    def __init__(self, where: str, cells: Mapping[str, str]) -> None:
-        self.where, self.cells = where, cells
-
-    def fault(self, column: str, wanted: str) -> InvalidInputError:
-        where, value = f"{self.where}: " if self.where else "", self.cells.get(column)
-        return InvalidInputError(f"{where}{column}: {value!r} is not accepted; expected {wanted}")
-
-    def text(self, column: str) -> str:
-        return (self.cells.get(column) or "").strip()
-
-    def whole(self, column: str) -> int:
-        try:
-            value = int(self.text(column))
-        except ValueError:
-            value = 0
-        if not 1 <= value <= 2**40:
-            raise self.fault(column, "a whole number from 1 to 2^40")
-        return value
-
-    def positive(self, column: str) -> float:
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            value = math.nan
-        if not 1e-9 <= value <= 1e18:
-            raise self.fault(column, "a number from 1e-9 to 1e18")
-        return value
-
-    def flag(self, column: str) -> bool:
-        if self.text(column) not in ("True", "False"):
-            raise self.fault(column, "True or False")
-        return self.text(column) == "True"
-
-
-def _gemm_row(row: _Row, into: Measurements) -> None:
+def _gemm_row(row: CsvRow, into: Measurements) -> None:
     b, m, k, n = (row.whole(name) for name in "bmkn")
     into.labels.append(f"{b}x{m}x{k}x{n}" if b > 1 else f"{m}x{k}x{n}")
     into.add("us_median", row.positive("us_median"), product_ops([(b, m, k, n)]))
 
 
-def _vector_row(row: _Row, into: Measurements) -> None:
+def _vector_row(row: CsvRow, into: Measurements) -> None:
     op, size = row.text("op"), ([row.whole("rows")], [row.whole("cols")])
     base = op.removesuffix("_fwd_bwd").removesuffix("_fwd")
     name = _VECTOR_NAMES.get(base, base)
@@ -133,7 +95,7 @@ def _vector_row(row: _Row, into: Measurements) -> None:
     into.add("us_median", row.positive("us_median"), ops)
 
 
-def _attention_row(row: _Row, into: Measurements) -> None:
+def _attention_row(row: CsvRow, into: Measurements) -> None:
     b, heads, seq, dim = (row.whole(name) for name in ("b", "heads", "seq", "head_dim"))
     if b * heads > 2**40:
         raise row.fault("heads", "at most 2^40 pairs of batch and head")
@@ -165,13 +127,13 @@ def _shape(cells: Mapping[str, str]) -> dict[str, Any]:
         preset = _preset_named(name)
         fields = ("hidden", "heads", "kv_heads", "ffn", "vocab", "gated", "causal")
         return {field: getattr(preset, field) for field in fields}
-    row = _Row("", cells)
+    row = CsvRow("", cells)
     return {
         **{column: row.whole(column) for column in ("hidden", "heads", "ffn")},
         "kv_heads": row.whole("kv_heads") if row.text("kv_heads") else None,
-        "vocab": row.whole("vocab") if row.text("vocab") else 50257,
-        "gated": row.text("gated") != "" and row.flag("gated"),
-        "causal": row.text("causal") == "" or row.flag("causal"),
+        "vocab": row.whole("vocab", 50257),
+        "gated": row.flag("gated", False),
+        "causal": row.flag("causal", True),
     }
 
 
@@ -230,7 +192,7 @@ def measured_model(
     )
 
 
-def _measured_block(row: _Row) -> Layer:
+def _measured_block(row: CsvRow) -> Layer:
     if row.text("attention") not in ("flash", "eager"):
         raise row.fault("attention", "flash or eager")
     try:
@@ -241,7 +203,7 @@ def _measured_block(row: _Row) -> Layer:
     return next(layer for layer in layers if layer.kind == "block")
 
 
-def _layer_row(row: _Row, into: Measurements) -> None:
+def _layer_row(row: CsvRow, into: Measurements) -> None:
     block = _measured_block(row)
     forward, backward = block.forward, block.backward
     into.labels.append(f"{row.text('model')} {row.text('seq')}x{row.text('mbs')}")
@@ -268,7 +230,7 @@ _SERVING_CALL_S = 9e-6
 _CACHE_BYTES_PER_S = 2e12
 
 
-def _format_row(row: _Row, into: Measurements) -> None:
+def _format_row(row: CsvRow, into: Measurements) -> None:
     m, k, n = (row.whole(name) for name in "mkn")
     dtype = _FORMATS.get(row.text("format"))
     if dtype is None:
@@ -280,7 +242,7 @@ def _format_row(row: _Row, into: Measurements) -> None:
     into.add("us_median", row.positive("us_median"), product_ops([(1, m, k, n)]))
 
 
-def _grouped_row(row: _Row, into: Measurements) -> None:
+def _grouped_row(row: CsvRow, into: Measurements) -> None:
     experts, tokens, k, n = (row.whole(name) for name in ("experts", "tokens", "k", "n"))
     if tokens < experts:
         raise row.fault("tokens", "at least one for each expert")
@@ -293,7 +255,7 @@ def _left_out(into: Measurements, why: str) -> None:
     into.unsupported[why] = into.unsupported.get(why, 0) + 1
 
 
-def _serving_row(row: _Row, into: Measurements) -> None:
+def _serving_row(row: CsvRow, into: Measurements) -> None:
     batch, seq, heads, kv_heads, width = (
         row.whole(name)
         for name in ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
@@ -316,7 +278,7 @@ def _serving_row(row: _Row, into: Measurements) -> None:
     return None
 
 
-_KINDS: dict[str, tuple[frozenset[str], Callable[[_Row, Measurements], None]]] = {
+_KINDS: dict[str, tuple[frozenset[str], Callable[[CsvRow, Measurements], None]]] = {
     "gemm": (frozenset({"op", "b", "m", "k", "n", "us_median"}), _gemm_row),
     "vector": (frozenset({"op", "rows", "cols", "us_median"}), _vector_row),
     "attention": (
@@ -349,7 +311,7 @@ _KINDS: dict[str, tuple[frozenset[str], Callable[[_Row, Measurements], None]]] =
 """Columns that name each kind of file, and how a row of it is read."""
 
 
-def _kind_of(path: Path, header: Iterable[str]) -> str:
+def _kind_of(path: Path | str, header: Iterable[str]) -> str:
     columns = frozenset(header)
     for kind, (needed, _) in _KINDS.items():
         if needed <= columns:
@@ -372,25 +334,11 @@ def read_measurements(path: Path | str) -> Measurements:
     InvalidInputError
         Where the file cannot be read, its header is of no known kind, or a cell is not accepted.
     """
-    path = Path(path)
-    text = read_text(path).removeprefix("\ufeff")  # spreadsheets begin with a byte-order mark
-    lines = [
-        (number, line)
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.strip() and not line.startswith("#")
-    ]
-    reader = csv.DictReader((line for _, line in lines), strict=True)
-    try:
-        kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        measurements = Measurements(kind)
-        for (number, _), cells in zip(lines[1:], reader, strict=False):
-            _KINDS[kind][1](_Row(f"{path}, line {number}", cells), measurements)
-    except csv.Error as error:
-        raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
-    left_out = sum(measurements.unsupported.values())
-    if len(measurements.labels) + left_out not in (0, len(lines) - 1):
-        raise InvalidInputError(f"{path}: a quoted cell spans lines; expected one row a line")
+    header, rows = csv_rows(path)
+    kind = _kind_of(path, header)
+    measurements = Measurements(kind)
+    for line, cells in rows:
+        _KINDS[kind][1](CsvRow(f"{path}, line {line}", cells), measurements)
     if not measurements.labels:
         why = "; ".join(measurements.unsupported) or "there are no rows below the header"
         raise InvalidInputError(f"{path}: {why}")
@@ -439,7 +387,7 @@ class ColumnError(ErrorSizes):
 
 
 @dataclass(frozen=True)
-class Validation:
+class Validation(Brief):
     """Predictions against a file of measurements."""
 
     chip: str

@@ -54,7 +54,7 @@ class _Roots:
     known: Array
     """Chips whose roots are filled in, shape (chips,)."""
     makespan_s: Array
-    """Of list schedules."""
+    """Makespans of list schedules."""
     bound_s: Array
     proven: Array
     """Where the list schedule meets its bound."""

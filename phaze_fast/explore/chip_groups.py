@@ -152,9 +152,9 @@ class ChipGroups:
     variant: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Position in `variants` of each group."""
     prices: Prices = field(default_factory=Prices)
-    """Of wafers and HBM."""
+    """Prices of wafers and HBM."""
     package: PackageModel | None = None
-    """What holds dies and stacks, where that is priced."""
+    """Interposer and assembly, where dies are packaged together."""
 
     def device_usd(self) -> Array:
         """Dollars of a device of each group with each capacity, shape (groups, capacities)."""

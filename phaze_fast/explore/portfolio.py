@@ -87,16 +87,28 @@ class Portfolio:
         }
 
 
-class _Fleet:
-    """Bounds and exact values of every model on every chip group."""
+class _PairSearch:
+    """Bounds and exact values of every model on every chip group, and of all divisions of models.
+
+    A division is a subset of the models, which run on one chip; the rest run on the other.
+    """
 
     def __init__(
-        self, problems: Sequence[SearchProblem], groups: ChipGroups, objective: str, threads: int
+        self,
+        problems: Sequence[SearchProblem],
+        groups: ChipGroups,
+        weights: Sequence[float],
+        objective: str,
+        threads: int,
     ) -> None:
         self.problems, self.groups, self.threads = list(problems), groups, threads
         self.name, self.evaluations = objective, 0
-        self.objective = objective_of(objective, problems, groups)
-        search = BestFirstSearch(problems, groups, objective=self.objective, threads=threads)
+        search = BestFirstSearch(
+            problems,
+            groups,
+            objective=objective_of(objective, problems, groups),
+            threads=threads,
+        )
         for table in search.tables:
             table.bound_all()
         self.seconds = [table.least for table in search.tables]
@@ -107,8 +119,15 @@ class _Fleet:
         """Exact values; infinite where they are not known or nothing fits."""
         self.known = ~np.isfinite(self.least)
         """Where the value is known, or nothing is known to fit."""
+        count = len(weights)
+        self.weights = np.array(weights) / sum(weights)
+        numbers = np.arange(2**count)
+        self.members = (numbers[:, None] >> np.arange(count)) & 1 == 1
+        """Models of each subset, shape (subsets, models)."""
+        self.rest = 2**count - 1 - numbers
+        """The complement of each subset."""
 
-    def raise_to(self, i: int, at: Array, limits: Array) -> None:
+    def evaluate(self, i: int, at: Array, limits: Array) -> None:
         """Evaluate model `i` on chip groups, or prove that its values exceed their limits."""
         groups = self.groups.take(at)
         objective = objective_of(self.name, [self.problems[i]], groups)
@@ -118,76 +137,74 @@ class _Fleet:
         search.known = [self.seconds[i][:, at]]
         value, least = search.exact()
         self.seconds[i][:, at] = np.maximum(self.seconds[i][:, at], search.candidate_bounds()[0])
-        found = np.isfinite(value)
-        self.evaluations += int(found.sum())
-        self.exact[i, at[found]] = value[found]
-        self.known[i, at[found]] = True
+        within = np.isfinite(value)
+        self.evaluations += int(within.sum())
+        self.exact[i, at[within]] = value[within]
+        self.known[i, at[within | (limits == np.inf)]] = True
         above = np.where(limits == np.inf, np.inf, np.maximum(least, limits))
-        self.least[i, at] = np.maximum(self.least[i, at], np.where(found, value, above))
-        self.known[i, at[~found & (limits == np.inf)]] = True
+        self.least[i, at] = np.maximum(self.least[i, at], np.where(within, value, above))
 
+    def start(self, single: Winner) -> None:
+        """Evaluate the best chip for all, and the chip with the lowest bound of each model."""
+        first = {int(np.argmin(least)) for least in self.least}
+        first |= {int(np.flatnonzero((self.groups.chip == single.chip).any(axis=1))[0])}
+        at = np.array(sorted(first))
+        for i in range(len(self.problems)):
+            todo = at[~self.known[i, at]]
+            if len(todo):
+                self.evaluate(i, todo, np.full(len(todo), np.inf))
 
-class _Divisions:
-    """All divisions of the models into those of one chip and those of the other."""
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        count = len(weights)
-        self.weights = np.array(weights) / sum(weights)
-        numbers = np.arange(2**count)
-        self.has = (numbers[:, None] >> np.arange(count)) & 1 == 1
-        """Members of each subset, shape (subsets, models)."""
-        self.rest = 2**count - 1 - numbers
-
-    def sums(self, logs: Array) -> Array:
-        """Sum logarithms of values over subsets, shape (subsets, groups)."""
+    def _sums(self, values: Array) -> tuple[Array, Array]:
+        """Logarithms of values, and their weighted sums over subsets, shape (subsets, groups)."""
+        with np.errstate(divide="ignore"):
+            logs = np.log(values)
         weighted = self.weights[:, None] * logs
-        found = np.zeros((len(self.has), logs.shape[1]))
-        for subset in range(1, len(found)):
+        sums = np.zeros((len(self.members), logs.shape[1]))
+        for subset in range(1, len(sums)):
             low = subset & -subset
-            found[subset] = found[subset - low] + weighted[low.bit_length() - 1]
-        return found
+            sums[subset] = sums[subset - low] + weighted[low.bit_length() - 1]
+        return logs, sums
 
+    def limits(self, i: int, best: float) -> Array:
+        """Largest value of model `i` on each group with which a division can be below `best`."""
+        logs, sums = self._sums(self.least)
+        with np.errstate(invalid="ignore"):
+            least = sums.min(axis=1)
+            own = np.flatnonzero(self.members[:, i])
+            others = sums[own] - self.weights[i] * logs[i]
+            left = best - least[self.rest[own]][:, None] - others
+            most = np.where(np.isnan(left), -np.inf, left).max(axis=0) / self.weights[i]
+        limits: Array = np.exp(np.minimum(most, 700.0))
+        return limits
 
-def _logs(values: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        found: Array = np.log(values)
-    return found
-
-
-def _start(fleet: _Fleet, single: Winner) -> None:
-    """Evaluate the best chip for all, and the chip with the lowest bound of each model."""
-    first = {int(np.argmin(fleet.least[i])) for i in range(len(fleet.problems))}
-    first |= {int(np.flatnonzero((fleet.groups.chip == single.chip).any(axis=1))[0])}
-    at = np.array(sorted(first))
-    for i in range(len(fleet.problems)):
-        todo = at[~fleet.known[i, at]]
-        if len(todo):
-            fleet.raise_to(i, todo, np.full(len(todo), np.inf))
-
-
-def _limits(fleet: _Fleet, divisions: _Divisions, best: float, i: int) -> Array:
-    """Values of model `i` on each group above which no division with it is better than `best`."""
-    logs = _logs(fleet.least)
-    sums = divisions.sums(logs)
-    with np.errstate(invalid="ignore"):
+    def best(self) -> tuple[float, int, Array]:
+        """Find the best evaluated division: its logarithm, its subset, each subset's group."""
+        _, sums = self._sums(np.where(self.known, self.exact, np.inf))
+        sums = np.where(np.isnan(sums), np.inf, sums)
+        sums[0] = 0.0
         least = sums.min(axis=1)
-        mine = np.flatnonzero(divisions.has[:, i])
-        others = sums[mine] - divisions.weights[i] * logs[i]
-        room = best - least[divisions.rest[mine]][:, None] - others
-        most = np.where(np.isnan(room), -np.inf, room).max(axis=0) / divisions.weights[i]
-    found: Array = np.exp(np.minimum(most, 700.0))
-    return found
+        total = least + least[self.rest]
+        subset = int(np.argmin(total))
+        return float(total[subset]), subset, sums.argmin(axis=1)
 
+    def bound(self) -> float:
+        """Lower bound of the logarithms of all divisions."""
+        sums = self._sums(self.least)[1].min(axis=1)
+        sums[0] = 0.0
+        return float((sums + sums[self.rest]).min())
 
-def _best_exact(fleet: _Fleet, divisions: _Divisions) -> tuple[float, int, Array]:
-    """Find the best evaluated division: its logarithm, its subset, and the group of each subset."""
-    sums = divisions.sums(_logs(np.where(fleet.known, fleet.exact, np.inf)))
-    sums = np.where(np.isnan(sums), np.inf, sums)
-    sums[0] = 0.0
-    best = sums.min(axis=1)
-    total = best + best[divisions.rest]
-    subset = int(np.argmin(total))
-    return float(total[subset]), subset, sums.argmin(axis=1)
+    def wave(self, number: int) -> bool:
+        """Evaluate models where a division may be below the best; whether there were any."""
+        best, size, busy = self.best()[0], _WAVES[min(number, len(_WAVES) - 1)], False
+        for i in range(len(self.problems)):
+            limits = self.limits(i, best - _ALMOST)
+            todo = np.flatnonzero(~self.known[i] & (self.least[i] < limits))
+            if len(todo):
+                order = np.argsort(self.least[i, todo] / limits[todo], kind="stable")
+                some = np.sort(todo[order[:size]])
+                self.evaluate(i, some, limits[some])
+                busy = True
+        return busy
 
 
 def best_pair(
@@ -243,63 +260,30 @@ def best_pair(
     groups = ChipGroups.of(space)
     if objective not in _ANY_HBM:
         groups = groups.single(*np.nonzero(groups.chip >= 0))
-    fleet = _Fleet(problems_of(models, groups, cluster, training), groups, objective, threads)
-    divisions = _Divisions(shares)
-    _start(fleet, single)
+    problems = problems_of(models, groups, cluster, training)
+    search = _PairSearch(problems, groups, shares, objective, threads)
+    search.start(single)
     proven, wave = False, 0
-    while time.monotonic() - began < time_limit_s:
-        best = _best_exact(fleet, divisions)[0]
+    while not proven and time.monotonic() - began < time_limit_s:
         if say is not None:
-            say(f"best pair {np.exp(best):.6g}, {fleet.evaluations} evaluations")
-        busy = False
-        for i in range(len(models)):
-            limits = _limits(fleet, divisions, best - _ALMOST, i)
-            todo = np.flatnonzero(~fleet.known[i] & (fleet.least[i] < limits))
-            if len(todo):
-                order = np.argsort(fleet.least[i, todo] / limits[todo], kind="stable")
-                some = np.sort(todo[order[: _WAVES[min(wave, len(_WAVES) - 1)]]])
-                fleet.raise_to(i, some, limits[some])
-                busy = True
+            best = np.exp(search.best()[0])
+            say(f"best pair {best:.6g}, {search.evaluations} evaluations")
+        proven = not search.wave(wave)
         wave += 1
-        if not busy:
-            proven = True
-            break
-    return _portfolio(fleet, divisions, space, single, proven, time.monotonic() - began)
-
-
-def _portfolio(
-    fleet: _Fleet,
-    divisions: _Divisions,
-    space: ArchitectureSpace,
-    single: Winner,
-    proven: bool,
-    seconds: float,
-) -> Portfolio:
-    """Describe the best pair so far."""
-    best, subset, chosen = _best_exact(fleet, divisions)
-    names = [problem.model.name for problem in fleet.problems]
-    parts = [p for p in (subset, int(divisions.rest[subset])) if p]
+    best, subset, chosen = search.best()
+    parts = [p for p in (subset, int(search.rest[subset])) if p]
     if len({int(chosen[p]) for p in parts}) == 1:
-        parts = [len(divisions.has) - 1]
-    sums = divisions.sums(_logs(fleet.least)).min(axis=1)
-    sums[0] = 0.0
-    bound = best if proven else min(best, float((sums + sums[divisions.rest]).min()))
-
-    def chip(group: int) -> Accelerator:
-        return space[int(fleet.groups.chip[group].max())]
-
-    def own(part: int) -> tuple[str, ...]:
-        return tuple(n for n, has in zip(names, divisions.has[part], strict=True) if has)
-
+        parts = [len(search.members) - 1]
+    names = np.array([model.name for model in models])
     return Portfolio(
-        chips=tuple(chip(int(chosen[p])) for p in parts),
-        models=tuple(own(p) for p in parts),
+        chips=tuple(space[int(groups.chip[chosen[p]].max())] for p in parts),
+        models=tuple(tuple(names[search.members[p]].tolist()) for p in parts),
         value=float(np.exp(best)),
-        bound=float(np.exp(bound)),
+        bound=float(np.exp(best if proven else min(best, search.bound()))),
         proven=proven,
         single=space[single.chip],
         single_value=single.score,
-        objective=fleet.name,
-        seconds=seconds,
-        evaluations=fleet.evaluations,
+        objective=objective,
+        seconds=time.monotonic() - began,
+        evaluations=search.evaluations,
     )

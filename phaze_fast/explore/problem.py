@@ -98,8 +98,8 @@ class SearchProblem:
         """Mark the chip groups that strategy `s` runs on, shape (groups,)."""
         if not self.variants:
             return np.ones(len(groups), dtype=bool)
-        found: Array = groups.variant == self.strategies[s][0]
-        return found
+        marked: Array = groups.variant == self.strategies[s][0]
+        return marked
 
     @property
     def strategy_fits(self) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Plan
+from phaze_fast.tables import Brief
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = [
@@ -29,14 +30,14 @@ __all__ = [
 class Budget:
     """Limits after which a search stops."""
 
-    time_s: float = float("inf")
-    points: float = float("inf")
+    time_limit_s: float = float("inf")
+    max_points: float = float("inf")
     """Candidates that are placed; the wave that reaches the limit is finished."""
     stop: Callable[[], bool] | None = field(default=None, compare=False)
     """Called after every wave: whether to stop."""
 
     def __post_init__(self) -> None:
-        for name, value in (("time_s", self.time_s), ("points", self.points)):
+        for name, value in (("time_limit_s", self.time_limit_s), ("max_points", self.max_points)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise InvalidInputError(
                     f"{name}: {value!r} is not accepted; expected a number, zero or more"
@@ -77,10 +78,10 @@ class Winner:
     """Seconds of a step; of several models their weighted geometric mean."""
     area_mm2: float
     energy_j: float
-    """Of one step of every model."""
+    """Joules of one step of every model."""
     hbm_bytes: int
     cost_usd: float
-    """Of all devices."""
+    """Dollars of all devices."""
     plans: tuple[Plan, ...]
     """One for each model."""
 
@@ -105,7 +106,7 @@ def _json_number(value: float) -> float | str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Brief):
     """The best chips of a space, the front, and the proof."""
 
     complete: bool
@@ -127,7 +128,7 @@ class Outcome:
     history: tuple[Progress, ...]
     seconds: float
     notes: tuple[str, ...] = ()
-    """What was repaired on the way."""
+    """Sentences about a cache or a journal that was repaired or could not be used."""
     recalled: bool = False
     """Whether the outcome was read from the cache of an earlier run."""
 
@@ -199,7 +200,7 @@ class Design:
     """Sequences per second; of several models, their weighted geometric mean."""
     area_mm2: float
     energy_j: float
-    """Of one step of every model, over all devices."""
+    """Joules of one step of every model, over all devices."""
     hbm_bytes: int
     cost_usd: float
     """Dies and HBM of all devices."""

@@ -33,8 +33,6 @@ from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.timeline import Timeline, timeline
 
-__all__ = ["NODES", "ChakraTrace", "chakra_trace", "messages"]
-
 # ---- messages ----
 
 VERSION = "0.0.4"

@@ -21,8 +21,6 @@ from phaze_fast.export.request import (
 from phaze_fast.models import TransformerModel
 from phaze_fast.software import BF16
 
-__all__ = ["read_deepspeed", "write_deepspeed"]
-
 
 def _missing(request: Request) -> list[Unexpressed]:
     spec, formats = request.spec, flag_names("deepspeed").tables["gradient_formats"]

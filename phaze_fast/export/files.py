@@ -23,8 +23,6 @@ from phaze_fast.export.torchtitan import read_torchtitan, write_torchtitan
 from phaze_fast.models import GraphModel, Model, TransformerModel, load, recognised
 from phaze_fast.planning import Plan, PlanSpec
 
-__all__ = ["export_plan", "is_framework_file", "read_plan"]
-
 _WRITERS: Mapping[str, Callable[[Request], tuple[str, list[Unexpressed]]]] = {
     "megatron": write_megatron,
     "bridge": write_bridge,

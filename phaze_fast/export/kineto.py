@@ -24,8 +24,6 @@ from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.times import priced
 
-__all__ = ["FAMILIES", "Comparison", "FamilyTime", "Profile", "compare_profile", "read_profile"]
-
 FAMILIES: Mapping[str, str] = {
     "collectives": r"nccl|rccl|allreduce|all_gather|reduce_scatter|sendrecv",
     "attention": r"flash|fmha|attention|sdpa",

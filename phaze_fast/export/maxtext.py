@@ -17,8 +17,6 @@ from phaze_fast.export.request import (
 from phaze_fast.models import TransformerModel
 from phaze_fast.software import BF16
 
-__all__ = ["read_maxtext", "write_maxtext"]
-
 _PROGRAM = ("python3", "-m", "MaxText.train", "MaxText/configs/base.yml")
 _LARGEST = 2.0**40
 _CUSTOM = "custom"

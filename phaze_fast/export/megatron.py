@@ -28,15 +28,6 @@ from phaze_fast.export.request import (
 )
 from phaze_fast.models import TransformerModel
 
-__all__ = [
-    "layout_text",
-    "read_bridge",
-    "read_layout",
-    "read_megatron",
-    "write_bridge",
-    "write_megatron",
-]
-
 Terms = dict[str, Any]
 """Values by the keys of the formats' data files."""
 

@@ -13,8 +13,6 @@ from typing import Any
 from phaze_fast.planning.timeline import Timeline
 from phaze_fast.schedule import LayerSchedule
 
-__all__ = ["layer_trace", "step_trace"]
-
 Event = dict[str, Any]
 
 _MICRO = 1e6

@@ -10,8 +10,6 @@ from phaze_fast.planning import Plan
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.training import block_mode, recompute_code
 
-__all__ = ["Place", "Ranks", "stage_layers"]
-
 
 @dataclass(frozen=True)
 class Place:

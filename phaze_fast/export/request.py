@@ -20,26 +20,6 @@ from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.planning.training import split_recompute
 from phaze_fast.records import FrozenDict
 
-__all__ = [
-    "FORMATS",
-    "Chunk",
-    "Exported",
-    "FlagNames",
-    "ReadPlan",
-    "Request",
-    "Unexpressed",
-    "command",
-    "flag_names",
-    "flattened",
-    "nested_value",
-    "not_used",
-    "options_of",
-    "set_nested",
-    "settings_of",
-    "stage_sizes",
-    "whole_number",
-]
-
 FORMATS = ("megatron", "bridge", "deepspeed", "torchtitan", "maxtext")
 """Formats that plans are exported to and read from."""
 

@@ -21,8 +21,6 @@ from phaze_fast.export.request import (
 from phaze_fast.models import TransformerModel
 from phaze_fast.software import BF16
 
-__all__ = ["read_torchtitan", "write_torchtitan"]
-
 
 def _modules(chunk: Chunk) -> list[str]:
     """Names of the modules of a chunk, as torchtitan's decoders have them."""

@@ -3,6 +3,7 @@
 from phaze_fast.memory.footprint import (
     FRAGMENTATION,
     INSTANTS,
+    SCHEDULE_ALIASES,
     SCHEDULE_CODES,
     SCHEDULES,
     STAGE_DTYPE,
@@ -28,6 +29,7 @@ __all__ = [
     "INSTANTS",
     "OPTIMIZERS",
     "SCHEDULES",
+    "SCHEDULE_ALIASES",
     "SCHEDULE_CODES",
     "STAGE_DTYPE",
     "TERMS",

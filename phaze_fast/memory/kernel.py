@@ -12,8 +12,9 @@ from ctypes import CFUNCTYPE, c_double, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
-from llvmlite import binding
-from numba import config, njit, types
+from llvmlite import binding  # type: ignore[import-untyped, unused-ignore]
+from numba import config as numba_config
+from numba import njit, types
 
 from phaze_fast import _core
 
@@ -22,16 +23,18 @@ __all__ = ["fill", "layouts_fit"]
 Array = np.ndarray[Any, Any]
 
 _1F1B, _ZB_H1 = (_core.PIPELINE_SCHEDULES.index(name) for name in ("1f1b", "zb-h1"))
-_f8, _i8, _out = types.float64, types.int64, types.CPointer(types.float64)
+_f8, _i8 = types.float64, types.int64
+_out: Any = types.CPointer(_f8)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _rule(name: str, result: Any, *arguments: Any) -> Any:
     """Give a function of the compiled core to compiled loops; to Python where Numba is disabled."""
     address = _core.MEMORY_RULE[name]
+    config: Any = numba_config
     if not config.DISABLE_JIT:
         binding.add_symbol(name, address)
         return types.ExternalFunction(name, result(*arguments))
-    kinds = {_f8: c_double, _i8: c_int64, _out: c_void_p, types.void: None}
+    kinds: dict[Any, Any] = {_f8: c_double, _i8: c_int64, _out: c_void_p, types.void: None}
     call = CFUNCTYPE(kinds[result], *(kinds[kind] for kind in arguments))(address)
     return lambda *values: call(*(v.item() if isinstance(v, np.generic) else v for v in values))
 

@@ -1,4 +1,4 @@
-"""What other systems do, restated: layer-table placements, hand plans, early stops."""
+"""Other systems restated: placements of layer tables, NEST, hand plans, early stop, back-test."""
 
 from phaze_fast.papers.nest import (
     PRICED_REPLICAS,

@@ -1,9 +1,9 @@
-"""Chips that were built, under their own generation's limits: what the search would have chosen.
+"""The back-test: real chips compared with the best chips under the limits of their generation.
 
-For each generation the real chip stands in a small space around it: cores, array sides, vector
-cores, buffer, stacks of its HBM and links halved and doubled, no larger than the real chip is by
-the same area formula with every term counted, and at a clock at which it draws no more power than
-the real chip does by the same table. Published runs are planned on the real chip.
+Each real chip is searched together with the chips around it: cores, array sides, vector cores,
+buffer, stacks of its HBM and links halved and doubled, with at most the area of the real chip by
+the same formula with every term counted, and at a clock at which they draw at most its power by the
+same table. Published runs are planned on the real chip.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _FEATURES = (
     "hbm_bytes_per_flop",
     "link_bytes_per_s",
 )
-"""What a search may choose, and so what its direction of change can be compared in."""
+"""Features that the search chooses, whose changes between generations are compared."""
 _SIGN = 0.02
-"""Changes by less than this part are none."""
+"""Smaller relative changes count as none."""
 
 
 @cache
 def _data() -> dict[str, Any]:
     file = resources.files(__package__) / "data" / "generations.yaml"
-    found: dict[str, Any] = parse_text(file.read_text("utf-8"), "generations.yaml")
-    return found
+    data: dict[str, Any] = parse_text(file.read_text("utf-8"), "generations.yaml")
+    return data
 
 
 def generation_names() -> list[str]:
@@ -77,7 +77,7 @@ def generation_names() -> list[str]:
 
 
 def _chip(item: Mapping[str, Any]) -> Accelerator:
-    """Give the chip of a generation with the links that its fabric has."""
+    """Load the chip of a generation, with the links of its fabric."""
     given = item["chip"]
     chip = presets.chip(given) if isinstance(given, str) else Accelerator.from_dict(given)
     fabric: Any = _cluster(item, chip).fabric
@@ -95,7 +95,7 @@ def _cluster(item: Mapping[str, Any], chip: Accelerator) -> Cluster:
 
 
 def generation_space(chip: Accelerator) -> ArchitectureSpace:
-    """Give the space around a chip: all it has halved and doubled, within its own area and power.
+    """Return the space around a chip: its sizes halved and doubled, within its own area and power.
 
     Examples
     --------
@@ -110,8 +110,8 @@ def generation_space(chip: Accelerator) -> ArchitectureSpace:
         raise InvalidInputError(f"{chip.name}: no HBM or no links to vary")
 
     def around(value: float) -> tuple[float, ...]:
-        found = {float(max(1, int(value * factor))) for factor in _FACTORS}
-        return tuple(sorted(found))
+        values = {float(max(1, int(value * factor))) for factor in _FACTORS}
+        return tuple(sorted(values))
 
     most = area(chip, EVERY_AREA).total_mm2
     return ArchitectureSpace(
@@ -136,7 +136,7 @@ def generation_space(chip: Accelerator) -> ArchitectureSpace:
 
 
 def _features(chip: Accelerator) -> dict[str, float]:
-    """Give what a generation is compared by."""
+    """Compute the features of a chip."""
     tensor, hbm, links = chip.tensor_core, chip.hbm, chip.links
     rate = hbm.bandwidth_bytes_per_s if hbm is not None else 0.0
     return {
@@ -152,7 +152,7 @@ def _features(chip: Accelerator) -> dict[str, float]:
 
 
 def _generation(item: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
-    """Search around one chip, and say where it lies."""
+    """Evaluate the chips around one real chip, and rank it among them."""
     chip = _chip(item)
     space, cluster = generation_space(chip), _cluster(item, chip)
     wires: Any = cluster.fabric
@@ -187,19 +187,18 @@ def _generation(item: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
 
 
 def _position(space: ArchitectureSpace, chip: Accelerator) -> int:
-    """Where the real chip is in the space around it."""
+    """Find the position of the real chip in the space around it."""
     row = chip.to_row()
     same = np.ones(len(space), dtype=bool)
-    for column in ("tensor_cores", "tensor_width", "tensor_depth", "vector_cores", "buffer_bytes"):
-        same &= space.chips[column] == row[column]
-    for column in ("hbm_stacks", "links"):
+    cores = ("tensor_cores", "tensor_width", "tensor_depth", "vector_cores")
+    for column in (*cores, "buffer_bytes", "hbm_stacks", "links"):
         same &= space.chips[column] == row[column]
     return int(np.flatnonzero(same)[0])
 
 
 def _directions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Compare how real chips change from one generation to the next with how the best ones do."""
-    found = []
+    """Compare the changes of real chips between generations with those of the best chips."""
+    directions = []
     for before, after in itertools.pairwise(rows):
         if before["family"] != after["family"]:
             continue
@@ -207,12 +206,12 @@ def _directions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for name in _FEATURES:
             signs = [_sign(after[w][name] / before[w][name]) for w in ("real", "best")]
             agree[name] = signs[0] == signs[1]
-        found.append({"from": before["name"], "to": after["name"], "agree": agree})
-    return found
+        directions.append({"from": before["name"], "to": after["name"], "agree": agree})
+    return directions
 
 
 def _sign(ratio: float) -> int:
-    """Say whether something grew (1), shrank (-1) or stayed about as it was (0)."""
+    """Return 1 for a rise, -1 for a fall and 0 for about the same."""
     return int(ratio > 1.0 + _SIGN) - int(ratio < 1.0 / (1.0 + _SIGN))
 
 
@@ -263,8 +262,8 @@ def _order(threads: int | None) -> dict[str, Any]:
         if item["family"] == "TPU":
             chip = _chip(item)
             cluster = _cluster({**item, "devices": given["devices"]}, chip)
-            found = evaluate_batch(given["model"], chip, cluster, step, threads=threads)
-            rates[item["name"]] = float(found.samples_per_s[0]) / given["devices"]
+            best = evaluate_batch(given["model"], chip, cluster, step, threads=threads)
+            rates[item["name"]] = float(best.samples_per_s[0]) / given["devices"]
     pairs = [{**pair, "predicted": rates[pair["to"]] / rates[pair["from"]]} for pair in given["of"]]
     return {"model": given["model"], "samples_per_s_per_chip": rates, "speedups": pairs}
 
@@ -304,7 +303,7 @@ def backtest(names: Sequence[str] = (), threads: int | None = None) -> dict[str,
             )
     chosen = [item for item in _data()["generations"] if not names or item["name"] in names]
     rows = [_generation(item, threads) for item in chosen]
-    found = {"generations": rows, "directions": _directions(rows)}
+    results = {"generations": rows, "directions": _directions(rows)}
     if names:
-        return found
-    return {**found, "runs": [_run(item) for item in _data()["runs"]], "order": _order(threads)}
+        return results
+    return {**results, "runs": [_run(item) for item in _data()["runs"]], "order": _order(threads)}

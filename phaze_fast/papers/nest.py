@@ -96,9 +96,9 @@ class NestProblem:
 
     name: str
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one batch, over all replicas."""
+    """Micro-batches of one batch, over all replicas."""
     level_sizes: tuple[int, ...]
     """Members of each level, innermost first; their product is the number of devices."""
     level_bytes_per_s: tuple[float, ...]
@@ -156,7 +156,7 @@ def _levels(record: Mapping[str, Any], devices: int) -> list[list[Any]]:
 
 
 def _check_distinct(edges: Edges, where: str) -> None:
-    """Refuse two edges between the same nodes."""
+    """Raise InvalidInputError where two edges connect the same nodes."""
     seen: set[tuple[int, int]] = set()
     for k, (a, b, _) in enumerate(edges):
         if (a, b) in seen:

@@ -1,7 +1,7 @@
 """Placement of a table of layers on a pipeline of devices, proven optimal, one or many at a time.
 
 Two objectives: `PublishedProblem` is that of the PHAZE paper, `PipelineProblem` that of a pipeline
-of equal groups of devices. docs/placement.md has the formulas.
+of equal groups of devices. docs/papers.md has the formulas.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -36,18 +37,14 @@ Array = np.ndarray[Any, Any]
 
 SCHEDULES = ("1f1b", "zb-h1")
 """Schedules whose stages may differ in size, in the order of the kernel's codes."""
-_ALIASES = {"zero-bubble": "zb-h1"}
+_KERNEL_CODES = {SCHEDULE_CODES[name]: code for code, name in enumerate(SCHEDULES)}
 
 # ---- the table of layers ----
 
 _BY_VARIANT = ("forward_s", "backward_s", "stash_bytes", "live_bytes")
 _BY_LAYER = (
-    "resident_bytes",
-    "once_bytes",
-    "gather_bytes",
-    "sync_s",
-    "step_s",
-    "weight_grad_s",
+    *("resident_bytes", "once_bytes", "gather_bytes"),
+    *("sync_s", "step_s", "weight_grad_s"),
 )
 
 
@@ -59,14 +56,40 @@ def _numbers(name: str, value: Any) -> Array:
         raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected numbers") from None
 
 
-def _pairs(name: str, pairs: Any) -> tuple[tuple[int, int], ...]:
-    """Convert pairs of positions to whole numbers."""
+def _column(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """Broadcast numbers to a shape; all have to be finite and at least zero."""
+    numbers = _numbers(name, value)
     try:
-        return tuple((int(a), int(b)) for a, b in pairs)
+        column = np.ascontiguousarray(np.broadcast_to(numbers, shape), dtype=np.float64)
+    except ValueError:
+        raise InvalidInputError(
+            f"{name}: shape {numbers.shape} is not accepted; expected {shape}"
+        ) from None
+    bad = ~np.isfinite(column) | (column < 0)
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise InvalidInputError(
+            f"{name}[{', '.join(map(str, at))}]: {column[at]} is not accepted; "
+            "expected a finite number, zero or more"
+        )
+    return column
+
+
+def _positions(name: str, pairs: Any, count: int, forward: bool) -> tuple[tuple[int, int], ...]:
+    """Convert pairs to positions of layers below `count`, the first before the second."""
+    try:
+        positions = tuple((int(a), int(b)) for a, b in pairs)
     except (TypeError, ValueError):
         raise InvalidTypeError(
             f"{name}: {pairs!r} is not accepted; expected pairs of positions"
         ) from None
+    for a, b in positions:
+        if not (0 <= a < count and 0 <= b < count and (a < b or not forward)):
+            order = " that go forward" if forward else ""
+            raise InvalidInputError(
+                f"{name}: ({a}, {b}) is not accepted; expected positions 0 to {count - 1}{order}"
+            )
+    return positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +115,13 @@ class LayerTable:
     stash_bytes: Any = None
     """Kept for every micro-batch in flight."""
     live_bytes: Any = None
-    """Of one layer at a time; the largest of a stage counts."""
+    """Bytes of one layer at a time; the largest of a stage counts."""
     resident_bytes: Any = None
     """Weights, gradients, optimiser state."""
     once_bytes: Any = None
     """Kept once, however many micro-batches are in flight."""
     gather_bytes: Any = None
-    """Of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
+    """Bytes of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
     sync_s: Any = None
     """Seconds to synchronise its gradients."""
     step_s: Any = None
@@ -120,69 +143,35 @@ class LayerTable:
 
     def __post_init__(self) -> None:
         count = len(self.names)
-        put = object.__setattr__
-        for name in _BY_VARIANT:
-            value = getattr(self, name)
-            put(self, name, np.atleast_2d(_numbers(name, value)))
-        most = max(getattr(self, name).shape[0] for name in _BY_VARIANT)
         if not 1 <= count <= _core.MAX_PLACED_LAYERS:
             raise InvalidInputError(
                 f"names: {count} layers are not accepted; expected 1 to {_core.MAX_PLACED_LAYERS}"
             )
+        by_variant = {n: np.atleast_2d(_numbers(n, getattr(self, n))) for n in _BY_VARIANT}
+        most = max(len(column) for column in by_variant.values())
         if most > _core.MAX_VARIANTS:
             raise InvalidInputError(
                 f"variants: {most} are not accepted; expected at most {_core.MAX_VARIANTS}"
             )
-        for name in _BY_VARIANT:
-            put(self, name, self._stretched(name, (most, count)))
+        checked: dict[str, Any] = {}
+        for name, column in by_variant.items():
+            checked[name] = _column(name, column, (most, count))
         for name in _BY_LAYER:
-            value = getattr(self, name)
-            put(self, name, _numbers(name, value))
-            put(self, name, self._stretched(name, (count,)))
-        put(self, "wide", _numbers("wide", 1.0 if self.wide is None else self.wide))
-        put(self, "wide", (self._stretched("wide", (count,)) != 0).astype(np.uint8))
-        edges = self.edges
-        pairs = [(i, i + 1) for i in range(count - 1)] if edges is None else list(edges)
-        put(self, "edges", _pairs("edges", pairs))
+            checked[name] = _column(name, getattr(self, name), (count,))
+        wide = _column("wide", 1.0 if self.wide is None else self.wide, (count,))
+        checked["wide"] = (wide != 0).astype(np.uint8)
+        edges = pairwise(range(count)) if self.edges is None else self.edges
+        checked["edges"] = _positions("edges", list(edges), count, forward=True)
         for name in ("edge_s", "edge_bytes"):
-            value = getattr(self, name)
-            put(self, name, _numbers(name, value))
-            put(self, name, self._stretched(name, (len(pairs),)))
-        self._check_pairs("edges", self.edges or (), forward=True)
-        put(self, "tied", _pairs("tied", self.tied))
-        self._check_pairs("tied", self.tied, forward=False)
-        if not self.variants:
-            put(self, "variants", tuple(str(v) for v in range(most)))
-        if len(self.variants) != most:
+            checked[name] = _column(name, getattr(self, name), (len(checked["edges"]),))
+        checked["tied"] = _positions("tied", self.tied, count, forward=False)
+        checked["variants"] = self.variants or tuple(str(v) for v in range(most))
+        if len(checked["variants"]) != most:
             raise InvalidInputError(
                 f"variants: {len(self.variants)} names are not accepted; expected {most}"
             )
-
-    def _stretched(self, name: str, shape: tuple[int, ...]) -> Array:
-        value = getattr(self, name)
-        try:
-            array = np.ascontiguousarray(np.broadcast_to(value, shape), dtype=np.float64)
-        except ValueError:
-            raise InvalidInputError(
-                f"{name}: shape {value.shape} is not accepted; expected {shape}"
-            ) from None
-        bad = ~np.isfinite(array) | (array < 0)
-        if bad.any():
-            at = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise InvalidInputError(
-                f"{name}[{', '.join(map(str, at))}]: {array[at]} is not accepted; "
-                "expected a finite number, zero or more"
-            )
-        return array
-
-    def _check_pairs(self, name: str, pairs: Sequence[tuple[int, int]], forward: bool) -> None:
-        count = len(self.names)
-        for a, b in pairs:
-            if not (0 <= a < count and 0 <= b < count and (a < b or not forward)):
-                way = " that go forward" if forward else ""
-                raise InvalidInputError(
-                    f"{name}: ({a}, {b}) is not accepted; expected positions 0 to {count - 1}{way}"
-                )
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -263,9 +252,9 @@ class PublishedProblem:
     devices: int
     """At most so many in all."""
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one step, over all replicas."""
+    """Micro-batches of one step, over all replicas."""
     recompute: bool = False
     """Whether stages keep only what enters them."""
     stages: int = 0
@@ -324,31 +313,31 @@ class PipelineProblem:
 
     table: LayerTable
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one replica in one step (m)."""
+    """Micro-batches of one replica in one step (m)."""
     stages: tuple[int, int] = (1, 1)
     """Fewest and most stages."""
     schedule: str = "1f1b"
     """A name of `SCHEDULES`; ``zero-bubble`` stands for ``zb-h1``."""
     piped_bytes: float = 0.0
-    """Of messages on every device, where there is more than one stage."""
+    """Bytes of messages on every device, where there is more than one stage."""
     bucket_s: float = 0.0
-    """Of the gradients that are synchronised last, which no backward pass overlaps."""
+    """Seconds of the gradients that are synchronised last, which no backward pass overlaps."""
     name: str = ""
     """For messages."""
 
     @property
     def code(self) -> int:
-        """The kernel's code of the schedule."""
-        return SCHEDULES.index(_ALIASES.get(self.schedule, self.schedule))
+        """The kernel's code of the schedule; -1 where it has none."""
+        return _KERNEL_CODES.get(SCHEDULE_CODES.get(self.schedule, -1), -1)
 
     def check(self) -> None:
         """Raise InvalidInputError where a field is out of range."""
-        if _ALIASES.get(self.schedule, self.schedule) not in SCHEDULES:
+        if self.code < 0:
             raise InvalidInputError(
                 f"schedule: {self.schedule!r} is not accepted; "
-                f"{nearest(str(self.schedule), (*SCHEDULES, *_ALIASES))}"
+                f"{nearest(str(self.schedule), SCHEDULES)}"
             )
         if not isinstance(self.stages, tuple) or len(self.stages) != 2:
             raise InvalidTypeError(
@@ -397,16 +386,16 @@ class Placement:
     time_s: float
     """Seconds of one step; infinite where nothing fits."""
     max_load_s: float
-    """Of the slowest stage, per micro-batch."""
+    """Load of the slowest stage, seconds per micro-batch."""
     width: int
     """Tensor-parallel width; 0 where nothing fits."""
     replicas: int
     devices: int
-    """Of one replica."""
+    """Devices of one replica."""
     stages: tuple[tuple[int, ...], ...]
     """Positions of the layers of each stage, first to last."""
     variants: tuple[str, ...]
-    """Of each stage."""
+    """Recompute variant of each stage."""
     table: LayerTable | None = field(default=None, repr=False, compare=False)
     problem: PublishedProblem | PipelineProblem | None = field(
         default=None, repr=False, compare=False

@@ -111,8 +111,8 @@ def walk_down(
     bests: list[float] = []
     while len(bests) < min(_least_buckets(bests), len(buckets)):
         some = buckets[len(bests) : _least_buckets(bests)]
-        found = scores(np.concatenate(some))
-        for part in np.split(found, np.cumsum([len(b) for b in some])[:-1]):
+        times = scores(np.concatenate(some))
+        for part in np.split(times, np.cumsum([len(b) for b in some])[:-1]):
             least = float(part.min())
             bests.append(1.0 / least if least < math.inf else -1.0)
     return np.concatenate(buckets[: len(bests)]) if bests else np.zeros(0, dtype=np.int64)

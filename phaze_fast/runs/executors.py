@@ -29,8 +29,6 @@ from typing import Any, Generic, TypeVar
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
 from phaze_fast.tables import needed
 
-__all__ = ["KINDS", "Lost", "Workers", "executor_for", "needed", "run_chunks"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -27,7 +27,6 @@ try:
 except ImportError:  # no such locks on this system: the user gives each run its own directory
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Journal", "decode_line", "encode_line", "manifest"]
 
 Row = dict[str, Any]
 

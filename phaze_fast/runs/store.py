@@ -25,8 +25,6 @@ from urllib.parse import quote
 from phaze_fast import schedule
 from phaze_fast.errors import InvalidInputError, PhazeError
 
-__all__ = ["STORE", "ResultStore", "ScheduleCache", "pricing_fingerprint"]
-
 STORE = "results.sqlite"
 """Name of the file of results in a cache directory."""
 

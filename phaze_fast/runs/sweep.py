@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,19 +32,6 @@ from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import RESULTS, Journal, decode_line, manifest
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
-
-__all__ = [
-    "COLUMNS",
-    "BlockCounts",
-    "Point",
-    "SweepTable",
-    "blank_row",
-    "evaluate_point",
-    "plan_row",
-    "read_blocks",
-    "sweep",
-    "sweep_blocks",
-]
 
 VERSION = "phaze-fast point 1"
 """Changes with the meaning of the records, so that keys of earlier versions are not found."""
@@ -247,8 +234,18 @@ class SweepTable(Table):
     resumed: int = 0
     """Distinct points that were finished before."""
 
+    shown: ClassVar[tuple[str, ...]] = (
+        *("model", "chip", "devices", "global_batch", "status", "time_s", "mfu"),
+        *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch"),
+    )
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    def headline(self) -> str:
+        """Say how many of the points have a plan, all of them proven to be the best."""
+        optimal = sum(row["status"] == "optimal" for row in self.rows)
+        return f"Sweep with the best plan of {optimal:,} points"
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.columns:

@@ -20,15 +20,6 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.records import Quantity, Record
 from phaze_fast.software.profile import by_name
 
-__all__ = [
-    "BF16",
-    "Precision",
-    "PrecisionOrName",
-    "check_precision",
-    "load_precision",
-    "precision_names",
-]
-
 BF16 = "bf16"
 """The precision where none is named."""
 

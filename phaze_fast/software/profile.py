@@ -21,19 +21,6 @@ from phaze_fast.hardware.tuning import FormatTuning, FunctionCost
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.records import Bytes, Count, FrozenDict, Quantity, Record, Seconds
 
-__all__ = [
-    "DEFAULT",
-    "Software",
-    "SoftwareOrName",
-    "by_name",
-    "chip_as_run",
-    "fabric_as_run",
-    "load_software",
-    "model_as_run",
-    "planned_model",
-    "software_names",
-]
-
 AttentionKernel = Literal["eager", "flash", "flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """How attention is computed: softmax(QK^T)V in three kernels, or fused; ``flash`` is the best fused
 kernel of the chip."""

@@ -183,7 +183,7 @@ def test_notes_blank_lines_and_more_columns_are_read_past(tmp_path):
         ("op,rows,cols,us_median\nadd,0,4,1\n", "line 2: rows: '0'"),
         ("op,rows,cols,us_median\nadd,4,4,-1\n", "line 2: us_median: '-1'"),
         ("op,rows,cols,us_median\nadd,4,4,nan\n", "us_median: 'nan'"),
-        ("op,rows,cols,us_median\nadd,4,4\n", "us_median: None"),
+        ("op,rows,cols,us_median\nadd,4,4\n", "us_median: is missing"),
         ("# n\nop,rows,cols,us_median\nsilly,4,4,1\n", "line 3: op: 'silly'"),
         ("op,b,m,k,n,us_median\nmm,1,x,8,8,1\n", "m: 'x'"),
         ("op,b,m,k,n,us_median\nmm,1,1000000000,1000000000,1000000000,1\n", "too large"),

@@ -63,7 +63,6 @@ class WaferSpace(Record):
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast.hardware import presets
     >>> space = WaferSpace(
     ...     name="stacks",
     ...     base=load_wafer("dram-wafer"),
@@ -142,7 +141,6 @@ class WaferSpace(Record):
 
         Examples
         --------
-        >>> from phaze_fast.hardware import presets
         >>> wafers, rejected = load_wafer_space("wafer-space").wafers()
         >>> len(wafers), rejected
         (674, {'area': 502, 'shoreline': 288})
@@ -160,7 +158,6 @@ class WaferSpace(Record):
 
         Examples
         --------
-        >>> from phaze_fast.hardware import presets
         >>> space = load_wafer_space("wafer-space")
         >>> space.wafers()[0][space.base_index].die.hbm_stacks == space.base.die.hbm_stacks
         True

@@ -135,7 +135,6 @@ class Die(Record):
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
     >>> die = load_wafer("dram-wafer").die
     >>> die.hbm_stacks, die.stacks_on_edges
     (2, (1, 1))
@@ -273,7 +272,6 @@ class Wafer(Record):
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
     >>> wafer = load_wafer("dram-wafer")
     >>> wafer.grid, wafer.dies, wafer.memory_bytes
     ((8, 5), 40, 32000000000)
@@ -364,7 +362,6 @@ class Wafer(Record):
 
         Examples
         --------
-        >>> from phaze_fast.hardware import presets
         >>> load_wafer("dram-wafer").replace(dead=((2, 1),)).alive(2, 1)
         False
         """
@@ -385,7 +382,6 @@ class Wafer(Record):
 
         Examples
         --------
-        >>> from phaze_fast.hardware import presets
         >>> tile = load_wafer("dojo-tile-like").replace(columns=4, rows=2, dead=((3, 0),))
         >>> print(tile.die_map())
         ###.
@@ -451,7 +447,6 @@ class Wafer(Record):
 
         Examples
         --------
-        >>> from phaze_fast.hardware import presets
         >>> [tier.name for tier in load_wafer("wse3-like").tiers()]
         ['sram', 'stream']
         """
@@ -473,7 +468,6 @@ class Wafer(Record):
 
         Examples
         --------
-        >>> from phaze_fast.hardware import presets
         >>> round(load_wafer("dojo-tile-like").peak_flops() / 1e15, 2)
         9.06
         """
@@ -513,7 +507,6 @@ def local_bytes(wafer: Wafer) -> int:
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
     >>> local_bytes(load_wafer("sram-wafer")) // 2**20
     320
     """
@@ -539,7 +532,6 @@ def gaps_mm(wafer: Wafer) -> tuple[float, float]:
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
     >>> gaps_mm(load_wafer("dram-wafer"))
     (0.5, 12.37)
     """
@@ -551,7 +543,6 @@ def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
     >>> extent_mm(load_wafer("sram-wafer"), 8, 4)
     (203.5, 101.5)
     """
@@ -567,7 +558,6 @@ def fitting(wafer: Wafer) -> tuple[int, int]:
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
     >>> fitting(load_wafer("sram-wafer"))
     (8, 8)
     """
@@ -590,7 +580,6 @@ def broken_rules(wafer: Wafer) -> list[tuple[Rule, str]]:
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
     >>> broken_rules(load_wafer("dram-wafer"))
     []
     """
