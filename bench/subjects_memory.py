@@ -16,7 +16,7 @@ N = 1_200_000
 def _grid() -> np.ndarray:
     """Every stage of twelve-stage plans of GPT-3, over replicas and micro-batches."""
     graph = layer_graph(models.load("gpt3-175b"), Strategy(tp=8))
-    rows = np.tile(stage_rows(graph, Pipeline(stages=12, micro_batches=64)), N // 12)
+    rows = np.tile(stage_rows(graph, Pipeline(pp=12, micro_batches=64)), N // 12)
     rows["dp"] = np.arange(N) % 512 + 1
     rows["micro_batches"] = np.arange(N) % 96 + 1
     rows["zero"] = np.arange(N) % 4

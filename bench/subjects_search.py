@@ -12,13 +12,12 @@ from registry import Subject, register
 from phaze_fast import (
     ArchitectureSpace,
     Cluster,
-    Evaluations,
     Training,
     evaluate_batch,
     models,
     plan,
 )
-from phaze_fast.explore import Outcome, find_chips
+from phaze_fast.explore import Evaluations, Outcome, find_chips
 
 Given = tuple[Any, ArchitectureSpace, Cluster, Training]
 

@@ -6,7 +6,7 @@ import click
 from mkdocs.structure.pages import Page
 
 import phaze_fast
-from phaze_fast.cli.app import program
+from phaze_fast.cli.app import COMMANDS, program
 
 
 def _plain(text: str) -> str:
@@ -14,23 +14,33 @@ def _plain(text: str) -> str:
 
 
 def _command(name: str, command: click.Command) -> str:
+    """Write a command's help as a section, with one table for each group of options."""
     lines = [f"## {name}", "", *(command.help or "").strip().splitlines(), ""]
     usage = [p for p in command.params if p.param_type_name == "argument"]
     words = " ".join((p.metavar or p.name).upper() for p in usage)
     lines += ["```text", f"phaze-fast {name} {words} [OPTIONS]".replace("  ", " "), "```", ""]
-    lines += ["| option | what it says | default |", "|---|---|---|"]
+    groups: dict[str, list[str]] = {}
     for param in command.params:
         names = ", ".join(f"`{o}`" for o in [*param.opts, *param.secondary_opts])
+        title = getattr(param, "rich_help_panel", None) or "Output"
         if param.param_type_name == "argument":
-            names = f"`{param.name.upper()}`"
+            names, title = f"`{param.name.upper()}`", "Arguments"
         default = "" if param.default in (None, False) or callable(param.default) else param.default
-        lines.append(f"| {names} | {_plain(getattr(param, 'help', ''))} | {_plain(str(default))} |")
+        row = f"| {names} | {_plain(getattr(param, 'help', ''))} | {_plain(str(default))} |"
+        groups.setdefault(title, []).append(row)
+    for title, rows in groups.items():
+        lines += [f"| {title} | | default |", "|---|---|---|", *rows, ""]
     return "\n".join(lines) + "\n"
 
 
 def _commands() -> str:
-    commands = program().commands
-    return "\n".join(_command(name, commands[name]) for name in commands)
+    parts = []
+    for name in COMMANDS:
+        command = program()
+        for word in name.split():
+            command = command.commands[word]
+        parts.append(_command(name, command))
+    return "\n".join(parts)
 
 
 def _api() -> str:
@@ -45,7 +55,7 @@ def _api() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Put what the program says of itself into the pages that ask for it."""
+    """Write what the program says of itself into the pages that have a mark for it."""
     if page.file.src_path == "cli.md":
         return re.sub(r"<!-- commands:.*?-->", lambda _: _commands(), markdown)
     if page.file.src_path == "api.md":

@@ -12,7 +12,10 @@ AXES = {
 }
 BUDGET_MM2 = 280.0
 
-for label, terms in (("published area", pf.PUBLISHED_AREA), ("with network, HBM", pf.FULL_AREA)):
+for label, terms in (
+    ("published area", pf.hardware.PUBLISHED_AREA),
+    ("with network, HBM", pf.hardware.FULL_AREA),
+):
     spec = SpaceSpec(
         name=label,
         base=pf.presets.chip("phaze-tpuv4"),

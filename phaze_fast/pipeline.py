@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -16,14 +17,7 @@ from phaze_fast.models import Model, load
 from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.robust import (
-    TOLERANCE,
-    Information,
-    RobustResult,
-    Uncertainty,
-    information,
-    robust_chip,
-)
+from phaze_fast.robust import TOLERANCE, Uncertainty, information, robust_chip
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
@@ -132,113 +126,161 @@ def search(
     >>> found.status, found.gap, found.best.plan.dp
     ('optimal', 0.0, 8)
     """
-    named = [model] if isinstance(model, Model | str) else _listed(model)
-    _check_types(space, cluster, training)
-    loaded = [load(each) if isinstance(each, str) else each for each in named]
-    chips = space if isinstance(space, ArchitectureSpace) else None
-    if chips is None:
-        chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
-    usual_cluster, usual_step = paper_setup()
-    wired, step = cluster or usual_cluster, training or usual_step
-    loaded = [planned_model(each, step.software) for each in loaded]
-    budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
-    workers = thread_count(threads)
-    box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
-    if box is not None and objective != "time":
-        raise InvalidInputError(
-            f"objective: {objective} is not accepted with uncertainty; expected time"
-        )
-    searched = (loaded, chips, wired, step)
+    models, space, cluster, training = _checked(model, space, cluster, training)
+    intervals = _intervals(uncertainty, space, cluster, objective)
+    threads = thread_count(threads)
     outcome = find_chips(
-        *searched,
+        models,
+        space,
+        cluster,
+        training,
         weights=weights,
         top=top,
         pareto=pareto,
-        budget=budget,
-        threads=workers,
+        budget=Budget(time_limit_s=time_limit_s, max_points=max_points, stop=stop),
+        threads=threads,
         executor=executor,
         resume=resume,
         cache=cache,
         progress=progress,
         objective=objective,
     )
-    found = result_of(*searched, outcome, weights, top, pareto, workers, objective)
+    result = result_of(
+        models,
+        space,
+        cluster,
+        training,
+        outcome,
+        weights=weights,
+        top=top,
+        pareto=pareto,
+        threads=threads,
+        objective=objective,
+    )
     if not outcome.winners:
-        return found
-    left_s, nominal = max(time_limit_s - outcome.seconds, 0.0), outcome.winners[0]
+        return result
+    remaining_s = max(time_limit_s - outcome.seconds, 0.0)
     if portfolio:
         pair = best_pair(
-            *searched,
-            single=nominal,
+            models,
+            space,
+            cluster,
+            training,
+            single=outcome.winners[0],
             weights=weights,
             objective=objective,
-            time_limit_s=left_s,
-            threads=workers,
+            time_limit_s=remaining_s,
+            threads=threads,
             say=say,
         )
-        found = replace(found, portfolio=pair)
-    if box is None:
-        return found
-    robust = robust_chip(
-        *searched,
-        uncertainty=box,
-        nominal=nominal,
-        weights=found.weights,
+        result = replace(result, portfolio=pair)
+    return _with_uncertainty(
+        result,
+        models,
+        cluster,
+        training,
+        uncertainty=intervals,
         tolerance=tolerance,
-        time_limit_s=left_s,
-        threads=workers,
-        say=say,
-    )
-    return replace(found, robust=robust, information=_information(found, robust, samples, seed))
-
-
-def _information(
-    found: SearchResult, robust: RobustResult, samples: int, seed: int
-) -> Information | None:
-    """Draw samples of the intervals; none without samples."""
-    if not samples:
-        return None
-    first = found.problems[0]
-    return information(
-        [problem.model for problem in found.problems],
-        found.space,
-        first.cluster,
-        first.training,
-        uncertainty=robust.uncertainty,
-        weights=found.weights,
+        time_limit_s=remaining_s,
         samples=samples,
         seed=seed,
-        threads=found.threads,
-        robust=robust.index,
+        say=say,
     )
 
 
-def _check_types(space: object, cluster: object, training: object) -> None:
-    """Raise InvalidTypeError where an argument of a search has another type."""
-    for name, value, kind in (
-        ("space", space, ArchitectureSpace | str | Path),
-        ("cluster", cluster, Cluster),
-        ("training", training, Training),
-    ):
-        if value is not None and not isinstance(value, kind):
-            wanted = getattr(kind, "__name__", "ArchitectureSpace, or the name or file of one")
-            raise InvalidTypeError(
-                f"{name}: {type(value).__name__} is not accepted; expected {wanted}"
-            )
-
-
-def _listed(models: object) -> list[Model | str]:
-    """Several models, or what is wrong with them."""
-    listed: list[Any] = list(models) if isinstance(models, list | tuple) else [models]
-    for each in listed:
-        if not isinstance(each, Model | str):
-            raise InvalidTypeError(
-                f"model: {type(each).__name__} is not accepted; expected a TransformerModel or the "
-                "name of one"
-            )
+def _checked(
+    model: Model | str | Sequence[Model | str],
+    space: ArchitectureSpace | str | None,
+    cluster: Cluster | None,
+    training: Training | None,
+) -> tuple[list[Model], ArchitectureSpace, Cluster, Training]:
+    """Load what is given by name, fill in what is not given, and refuse wrong types."""
+    listed: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     if not listed:
         raise InvalidInputError("model: none is not accepted; expected at least one")
-    return listed
+    for each in listed:
+        _check_type("model", each, Model | str, "a TransformerModel or the name of one")
+    if space is None or not isinstance(space, ArchitectureSpace):
+        space = "published" if space is None else space
+        _check_type("space", space, str | Path, "ArchitectureSpace, or the name or file of one")
+        space = ArchitectureSpace.load(space)
+    usual_cluster, usual_training = paper_setup()
+    cluster = usual_cluster if cluster is None else cluster
+    _check_type("cluster", cluster, Cluster, "Cluster")
+    training = usual_training if training is None else training
+    _check_type("training", training, Training, "Training")
+    loaded = [load(each) if isinstance(each, str) else each for each in listed]
+    return [planned_model(each, training.software) for each in loaded], space, cluster, training
+
+
+def _check_type(argument: str, value: object, accepted: type | UnionType, expected: str) -> None:
+    if not isinstance(value, accepted):
+        raise InvalidTypeError(
+            f"{argument}: {type(value).__name__} is not accepted; expected {expected}"
+        )
+
+
+def _intervals(
+    uncertainty: str | Path | Mapping[str, Any] | Uncertainty | None,
+    space: ArchitectureSpace,
+    cluster: Cluster,
+    objective: str,
+) -> Uncertainty | None:
+    """Load the intervals of constants, which no other objective than time is searched with."""
+    if uncertainty is None:
+        return None
+    intervals = Uncertainty.load(uncertainty, space, cluster)
+    if objective != "time":
+        raise InvalidInputError(
+            f"objective: {objective} is not accepted with uncertainty; expected time"
+        )
+    return intervals
+
+
+def _with_uncertainty(
+    result: SearchResult,
+    models: list[Model],
+    cluster: Cluster,
+    training: Training,
+    *,
+    uncertainty: Uncertainty | None,
+    tolerance: float,
+    time_limit_s: float,
+    samples: int,
+    seed: int,
+    say: Callable[[str], None] | None,
+) -> SearchResult:
+    """Add the chip of least largest regret over intervals, if any, and what samples show."""
+    if uncertainty is None:
+        return result
+    robust = robust_chip(
+        models,
+        result.space,
+        cluster,
+        training,
+        uncertainty=uncertainty,
+        nominal=result.outcome.winners[0],
+        weights=result.weights,
+        tolerance=tolerance,
+        time_limit_s=time_limit_s,
+        threads=result.threads,
+        say=say,
+    )
+    if not samples:
+        return replace(result, robust=robust)
+    sampled = information(
+        models,
+        result.space,
+        cluster,
+        training,
+        uncertainty=uncertainty,
+        weights=result.weights,
+        samples=samples,
+        seed=seed,
+        threads=result.threads,
+        robust=robust.index,
+    )
+    return replace(result, robust=robust, information=sampled)
 
 
 def compare(
@@ -293,8 +335,20 @@ def compare(
             f"found: a search for the least {found.objective} is not accepted; expected one for "
             "the least time, which other methods are compared by"
         )
-    searched = (found.problems, found.space, found.weights, found.outcome)
-    workers = thread_count(threads)
-    others = baselines_of(*searched, baselines, threads=workers, seed=seed, say=say)
-    moved = sensitivity_of(*searched, threads=workers, say=say) if sensitivity else []
-    return replace(found, baselines=others, sensitivity=moved)
+    threads = thread_count(threads)
+    others = baselines_of(
+        found.problems,
+        found.space,
+        found.weights,
+        found.outcome,
+        which=baselines,
+        threads=threads,
+        seed=seed,
+        say=say,
+    )
+    variations = []
+    if sensitivity:
+        variations = sensitivity_of(
+            found.problems, found.space, found.weights, found.outcome, threads=threads, say=say
+        )
+    return replace(found, baselines=others, sensitivity=variations)

@@ -6,11 +6,11 @@ import csv
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError, MissingExtraError
+from phaze_fast.errors import InvalidInputError, MissingExtraError, brief
 
 Array = np.ndarray[Any, Any]
 
@@ -40,12 +40,71 @@ def flat_row(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return row
 
 
-class Table:
-    """A result that is a table: `to_columns` gives named columns, and the rest follows."""
+_ROWS, _WIDTH = 12, 100
+
+
+class Brief:
+    """A result that prints in a few lines, one a field: arrays by shape, the rest abbreviated."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__repr__" not in cls.__dict__:  # or a dataclass would print every field in full
+            cls.__repr__ = Brief.__repr__  # type: ignore[method-assign]
+
+    def __str__(self) -> str:
+        lines = [
+            f"  {name}: {_abbreviated(value)}"
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        ]
+        return "\n".join([type(self).__name__, *lines])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _abbreviated(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return (
+            f"{value.dtype} array of shape {shape}"
+            if value.dtype.names is None
+            else (f"array of {shape} records: {', '.join(value.dtype.names)}")
+        )
+    if isinstance(value, list | tuple | dict) and len(value) > 4:
+        return f"{len(value):,} entries"
+    return brief(value)
+
+
+class Table(Brief):
+    """A result that is a table: `to_columns` gives named columns, and the rest follows.
+
+    Printed, it is a headline, its first rows, the columns of `shown` (or the first ones) that fit
+    in a line, and how to get all of them.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ()
 
     def to_columns(self) -> dict[str, Any]:
         """Give the columns by name, all of one length."""
         raise AssertionError("every table has columns of its own")
+
+    def headline(self) -> str:
+        """Say in a line what the table is, and how sure it is."""
+        return type(self).__name__
+
+    def __str__(self) -> str:
+        columns = self.to_columns()
+        count = len(next(iter(columns.values()), ()))
+        first = [name for name in self.shown if name in columns]
+        more = f"{count - _ROWS:,} more rows; " if count > _ROWS else ""
+        return "\n".join(
+            [
+                f"{self.headline()}: {count:,} row{'' if count == 1 else 's'}",
+                *printed_columns({name: columns[name] for name in first or columns}),
+                f"{more}all of it: to_columns(), to_pandas(), to_csv(path)",
+            ]
+        )
 
     def to_pandas(self) -> Any:
         """Give a pandas DataFrame; needs pandas (extra ``table``)."""
@@ -72,6 +131,31 @@ class Table:
             parquet.write_table(arrow.table(columns), str(path))
         except OSError as error:
             raise InvalidInputError(f"{path}: cannot be written: {error}") from None
+
+
+def printed_columns(columns: Mapping[str, Any]) -> list[str]:
+    r"""Lay out the first rows of a table, and the first columns that fit in a line.
+
+    Examples
+    --------
+    >>> print("\n".join(printed_columns({"tp": [1, 2], "time_s": [0.5, 0.123456]})))
+    tp    time_s
+     1       0.5
+     2  0.123456
+    """
+    laid_out: list[list[str]] = []
+    for name, values in columns.items():
+        cells = [name, *(_cell(value) for value in list(values[:_ROWS]))]
+        width = max(map(len, cells))
+        if sum(len(column[0]) + 2 for column in laid_out) + width > _WIDTH:
+            break
+        laid_out.append([cell.rjust(width) for cell in cells])
+    return ["  ".join(cells).rstrip() for cells in zip(*laid_out, strict=True)]
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def joined_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 `pytest --hypothesis-profile=deep` draws thousands of fresh cases instead.
 """
 
+import os
+
 from hypothesis import settings
+
+os.environ.pop("COLUMNS", None)  # which pytest-xdist sets; output is as wide as in a pipe
 
 settings.register_profile("steady", derandomize=True, max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=5000, deadline=None)

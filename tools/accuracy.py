@@ -336,7 +336,7 @@ def page(
         "Errors are relative, without sign but for the bias (positive: predicted too long).",
         "Pick-regret is what is lost by running the plan that is predicted to be fastest,",
         "where rows share model, devices and batch. Intervals are judged on runs that they",
-        "were not learnt from, a fifth at a time. `phaze-fast validate RUNS.csv` prints the",
+        "were not learnt from, a fifth at a time. `phaze-fast study validate RUNS.csv` prints the",
         "same for any table with these columns, with the intervals of the package. Where a",
         "row's seconds contain its share of evaluations (Google's of MLPerf), the forward",
         "passes of these are added to what is predicted.\n",

@@ -2,103 +2,135 @@
 
 from __future__ import annotations
 
-import sys
+import ast
+import re
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Annotated
+from pathlib import Path
+from typing import Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["COMMANDS", "program"]
+from phaze_fast.errors import InvalidInputError
 
-_PARTS: dict[str, tuple[str, ...]] = {
-    "search": ("search",),
-    "backtest": ("backtest",),
-    "wafer": ("wafer",),
-    "models": ("models",),
-    "trace": ("trace",),
-    "show": ("show",),
-    "hardware": ("chips", "fabrics", "wafers", "space", "check", "schema"),
-    "costs": ("estimate",),
-    "validation": ("validate",),
-    "calibrate": ("calibrate",),
-    "schedules": ("schedule",),
-    "placements": ("place",),
-    "plans": ("plan",),
-    "predict": ("predict",),
-    "sweep": ("sweep",),
-    "exports": ("export",),
-    "explain": ("explain", "diff", "trace-compare"),
-    "reproduce": ("reproduce",),
-    "collectives": ("collective",),
+__all__ = ["COMMANDS", "Command", "program"]
+
+COMMANDS = {
+    "search": "search:search_chips",
+    "plan": "plan:plan_model",
+    "predict": "predict:predict_plan",
+    "explain": "explain:explain",
+    "export": "exports:export",
+    "sweep": "sweep:sweep_points",
+    "wafer": "wafer:map_on_wafers",
+    "show model": "show_models:show_model",
+    "show chip": "show_hardware:show_chip",
+    "show interconnect": "show_hardware:show_interconnect",
+    "show wafer": "show_wafers:show_wafer",
+    "show space": "show_hardware:show_space",
+    "check": "check:check",
+    "estimate": "estimate:estimate",
+    "schedule": "schedules:show_schedules",
+    "place": "placements:place_file",
+    "trace": "trace:trace",
+    "study validate": "validate:show_validation",
+    "study calibrate": "studies:calibrate",
+    "study backtest": "studies:back_test",
+    "study reproduce": "studies:reproduce_paper",
 }
-"""The commands that each file adds, in the order in which help lists them."""
+"""The file and function of each command, in the order in which help lists them."""
 
-COMMANDS: dict[str, str] = {name: part for part, names in _PARTS.items() for name in names}
-"""The file that each command is in."""
-
-_EXAMPLES = {
-    "search": "search gpt3-175b --space published --report page.html",
-    "wafer": "wafer bertlarge --wafer dojo-tile-like --global-batch 64 --compare",
-    "models": "models llama2-7b",
-    "show": "show gpt3-175b --tp 8 --sp --pp 12 --micro-batches 64 --recompute selective",
-    "chips": "chips h100",
-    "fabrics": "fabrics dgx-h100",
-    "wafers": "wafers dojo-tile-like",
-    "space": "space tpuv4-area --limit 5",
-    "check": "check chip.yaml",
-    "schema": "schema chip",
-    "estimate": "estimate --chip h200 --gemm 2048x12288x49152",
-    "validate": "validate measurements.csv --chip h200",
-    "schedule": "schedule layers.jsonl",
-    "place": "place problems.jsonl",
-    "collective": "collective all-reduce --bytes '1 GiB' --ranks 64 --fabric dgx-a100",
+_GROUPS = {
+    "show": "Show models, chips, interconnects, wafers and spaces.",
+    "study": "Compare with measurements, history and papers.",
 }
-"""An example of each command whose own text has none."""
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from phaze_fast import __version__
+class Command(TyperCommand):
+    """A command that lists its options in groups, and names them in messages about their values."""
 
-        sys.stdout.write(f"phaze-fast {__version__}\n")
-        raise typer.Exit
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and each group of options under its title; the output comes last."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                kind = "Arguments" if param.param_type_name == "argument" else "Output"
+                title = getattr(param, "rich_help_panel", None) or kind
+                groups.setdefault(title, []).append(record)
+        for title in sorted(groups, key=lambda title: title == "Output"):
+            with formatter.section(title):
+                formatter.write_dl(groups[title])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; where it refuses the value of a field, name the option that gave it."""
+        try:
+            return super().invoke(ctx)
+        except InvalidInputError as error:
+            lines = [self._with_option(line) for line in str(error).splitlines()]
+            raise type(error)("\n".join(lines)) from error
+
+    def _with_option(self, line: str) -> str:
+        field = re.match(r"([a-z_]+)(?:\.\d+)*(?=: )", line)
+        for param in self.params if field is not None else ():
+            if field is not None and param.name == field[1] and param.opts[0].startswith("-"):
+                return max(param.opts, key=len) + line[field.end() :]
+        return line
 
 
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options() -> None:
     """Accelerator, operator schedule and device placement for training, searched together."""
 
 
-def program(command: str = "") -> TyperGroup:
-    """Load the program as far as a command needs it; whole for any other word.
+def program(*words: str) -> TyperGroup:
+    """Load the commands that a call may mean: one, those of one group, or all of them.
 
-    Loading every file and all options takes longer than many answers.
+    Loading every file and all options takes longer than many answers, so that a list of commands
+    takes what they do from their source.
     """
-    return _program(COMMANDS.get(command, ""))
+    if words and words[0] in ("-h", "--help"):
+        return _program(tuple(COMMANDS), listing=True)
+    begun = [name for name in COMMANDS if name.split()[0] == next(iter(words), "")]
+    exact = [name for name in begun if name.split() == list(words[: len(name.split())])]
+    return _program(tuple(exact or begun or COMMANDS), listing=False)
 
 
 @cache
-def _program(part: str) -> TyperGroup:
-    app = typer.Typer(
-        name="phaze-fast",
-        help="Accelerator, operator schedule and device placement for training, searched together.",
-        context_settings={"help_option_names": ["-h", "--help"]},
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(_options)
-    for name in (part,) if part else _PARTS:
-        import_module(f"phaze_fast.cli.{name}").add_commands(app)
-    for command in app.registered_commands:
-        word = command.name or getattr(command.callback, "__name__", "")
-        if word in _EXAMPLES and not command.epilog:
-            command.epilog = f"Example: phaze-fast {_EXAMPLES[word]}"
-    group = typer.main.get_command(app)
-    assert isinstance(group, TyperGroup)
-    return group
+def _program(names: tuple[str, ...], listing: bool) -> TyperGroup:
+    settings: dict[str, Any] = {
+        "context_settings": {"help_option_names": ["-h", "--help"]},
+        "no_args_is_help": True,
+        "rich_markup_mode": None,
+    }
+    app = typer.Typer(name="phaze-fast", pretty_exceptions_enable=False, **settings)
+    app.callback(epilog="phaze-fast --version prints the version.")(_options)
+    groups = {
+        group: typer.Typer(name=group, help=text, **settings) for group, text in _GROUPS.items()
+    }
+    for name in names:
+        group, _, last = name.rpartition(" ")
+        if group and groups[group] not in [each.typer_instance for each in app.registered_groups]:
+            app.add_typer(groups[group])
+        add = (groups[group] if group else app).command(last, cls=Command, help=_help(name))
+        add((lambda: None) if listing else _function(name))
+    loaded = typer.main.get_command(app)
+    assert isinstance(loaded, TyperGroup)
+    return loaded
+
+
+def _function(name: str) -> Callable[..., None]:
+    from phaze_fast.cli.option_groups import with_groups
+
+    file, _, function = COMMANDS[name].partition(":")
+    return with_groups(getattr(import_module(f"phaze_fast.cli.{file}"), function))
+
+
+def _help(name: str) -> str:
+    """Read what a command does from its docstring, without loading its file."""
+    file, _, function = COMMANDS[name].partition(":")
+    tree = ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8"))
+    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function]
+    return ast.get_docstring(found[0]) or ""

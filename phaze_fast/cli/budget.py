@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields
@@ -52,7 +51,7 @@ def _seconds(text: str, option: str) -> float:
 
 
 def _duration(seconds: float) -> str:
-    """Seconds for people, as minutes or hours where there are many.
+    """Format seconds, as minutes or hours where there are many.
 
     Examples
     --------
@@ -67,13 +66,13 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class BudgetAnswer:
-    """What a budget takes by one plan."""
+    """What a token budget takes with one plan."""
 
     run: TrainingRun
     goodput: Goodput
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         return {**self.run.to_dict(), "goodput_parts": self.goodput.to_dict()}
 
     def table(self) -> RenderableType:
@@ -101,51 +100,37 @@ class BudgetAnswer:
 
 @dataclass(frozen=True)
 class Budget:
-    """Options of a token budget; without `--tokens` there is none."""
+    """A whole training run."""
 
-    tokens: Annotated[str | None, typer.Option(help="Tokens to train on, such as 300B or 15T.")] = (
-        None
-    )
-    price_per_device_hour: Annotated[
-        float, typer.Option(help="Dollars for one device and hour.")
-    ] = 0.0
-    price_per_kwh: Annotated[
-        float, typer.Option(help="Dollars for a kilowatt-hour of electricity.")
-    ] = 0.0
-    pue: Annotated[
-        float,
-        typer.Option(
-            help="Energy that the building takes for each joule of the devices (power usage "
-            "effectiveness)."
-        ),
-    ] = 1.0
-    failures_per_device_day: Annotated[
-        float, typer.Option(help="Failures of one device a day that stop the run.")
-    ] = 0.0
-    checkpoint_time: Annotated[
-        str, typer.Option(help="How long writing a checkpoint stops training, such as 30s.")
-    ] = "0 s"
-    checkpoint_every: Annotated[
-        str | None,
-        typer.Option(help="Work between two checkpoints, such as 1h; by default what loses least."),
-    ] = None
-    restart_time: Annotated[
-        str, typer.Option(help="How long from a failure until training goes on, such as 10min.")
-    ] = "0 s"
+    tokens: str | None = None
+    """Tokens to train on, such as 300B or 15T; without it, nothing is said of a whole run."""
+    usd_per_device_hour: float = 0.0
+    """Dollars for one device and hour."""
+    usd_per_kwh: float = 0.0
+    """Dollars for a kilowatt-hour of electricity."""
+    pue: float = 1.0
+    """Power usage effectiveness: energy of the building over that of the devices."""
+    failures_per_device_day: float = 0.0
+    """Failures of one device a day that stop the run."""
+    checkpoint_s: str = "0 s"
+    """How long writing a checkpoint stops training, such as 30s."""
+    interval_s: str | None = None
+    """Work between two checkpoints, such as 1h; by default what loses least."""
+    restart_s: str = "0 s"
+    """How long from a failure until training goes on, such as 10min."""
 
     def check(self, devices: int) -> None:
         """Refuse bad options before any work is done."""
-        if self.tokens is None:
-            given = [
-                name
-                for name in ("price_per_device_hour", "price_per_kwh", "failures_per_device_day")
-                if getattr(self, name)
-            ]
-            if given:
-                option = f"--{given[0].replace('_', '-')}"
-                raise InvalidInputError(f"{option}: means nothing without --tokens")
+        if self.tokens is not None:
+            self.answer(tokens_per_step=1, step_s=1.0, devices=devices, chip=None, step_j=0.0)
             return
-        self.answer(tokens_per_step=1, step_s=1.0, devices=devices, chip=None, step_j=0.0)
+        for option, value in (
+            ("--usd-per-device-hour", self.usd_per_device_hour),
+            ("--usd-per-kwh", self.usd_per_kwh),
+            ("--failures-per-device-day", self.failures_per_device_day),
+        ):
+            if value:
+                raise InvalidInputError(f"{option}: means nothing without --tokens")
 
     def answer(
         self,
@@ -155,52 +140,32 @@ class Budget:
         chip: Accelerator | None,
         step_j: float,
     ) -> BudgetAnswer | None:
-        """Tell what the budget takes by steps of so many tokens and seconds; None without one."""
+        """Compute what the budget takes by steps of so many tokens and seconds."""
         if self.tokens is None:
             return None
-        every = self.checkpoint_every
-        try:
-            parts = goodput(
-                devices,
-                self.failures_per_device_day,
-                _seconds(self.checkpoint_time, "--checkpoint-time"),
-                _seconds(self.restart_time, "--restart-time"),
-                None if every is None else _seconds(every, "--checkpoint-every"),
+        interval_s = None if self.interval_s is None else _seconds(self.interval_s, "--interval-s")
+        parts = goodput(
+            devices,
+            self.failures_per_device_day,
+            _seconds(self.checkpoint_s, "--checkpoint-s"),
+            _seconds(self.restart_s, "--restart-s"),
+            interval_s,
+        )
+        if parts.fraction <= 0.0:
+            raise InvalidInputError(
+                f"failures_per_device_day: {self.failures_per_device_day!r} is not accepted; "
+                f"at {parts.failures_per_day:,.0f} failures a day nothing is ever finished"
             )
-            if parts.fraction <= 0.0:
-                raise InvalidInputError(
-                    f"failures_per_device_day: {self.failures_per_device_day!r} is not accepted; "
-                    f"at {parts.failures_per_day:,.0f} failures a day nothing is ever finished"
-                )
-            run = training_run(
-                tokens=_token_count(self.tokens),
-                tokens_per_step=tokens_per_step,
-                step_s=step_s,
-                devices=devices,
-                goodput=parts.fraction,
-                power_w=None if chip is None else chip.power_w,
-                step_j=step_j,
-                overhead=self.pue,
-                usd_per_device_hour=self.price_per_device_hour,
-                usd_per_kwh=self.price_per_kwh,
-            )
-        except InvalidInputError as error:
-            raise InvalidInputError(_as_typed(str(error))) from None
+        run = training_run(
+            tokens=_token_count(self.tokens),
+            tokens_per_step=tokens_per_step,
+            step_s=step_s,
+            devices=devices,
+            goodput=parts.fraction,
+            power_w=None if chip is None else chip.power_w,
+            step_j=step_j,
+            pue=self.pue,
+            usd_per_device_hour=self.usd_per_device_hour,
+            usd_per_kwh=self.usd_per_kwh,
+        )
         return BudgetAnswer(run, parts)
-
-
-_OPTIONS = {
-    "failures_per_device_day": "--failures-per-device-day",
-    "usd_per_device_hour": "--price-per-device-hour",
-    "usd_per_kwh": "--price-per-kwh",
-    "overhead": "--pue",
-    "interval_s": "--checkpoint-every",
-    "checkpoint_s": "--checkpoint-time",
-    "restart_s": "--restart-time",
-}
-
-
-def _as_typed(message: str) -> str:
-    """Name the option that was typed in place of the field inside."""
-    field, colon, rest = message.partition(":")
-    return f"{_OPTIONS.get(field, field)}{colon}{rest}"

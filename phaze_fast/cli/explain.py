@@ -1,24 +1,31 @@
-"""The commands `explain`, `diff` and `trace-compare`: why a plan takes what it takes."""
+"""The command `explain`: why a plan takes what it takes, alone or against something else."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.option_groups import with_groups
-from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, fields, note, table, typed
-from phaze_fast.cli.plan_files import PlanFile, PlanProblem
+from phaze_fast.cli.options import PlanFile, PlanProblem, StoredPlan
+from phaze_fast.cli.output import PageOutput, fields, note, table, typed
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.kineto import Comparison, compare_profile, read_profile
-from phaze_fast.planning import timeline
+from phaze_fast.planning import Training, WhyNot, read_asked, timeline
+from phaze_fast.planning import plan as find_plans
+from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.report.explain import Explanation, difference, explain_plan
+from phaze_fast.report.plan_page import compare_page
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["add_commands"]
+__all__ = ["explain"]
 
 _PATH = 8
+
+
+# ---- tables ----
 
 
 def _explained(found: Explanation) -> list[RenderableType]:
@@ -42,28 +49,13 @@ def _explained(found: Explanation) -> list[RenderableType]:
     ]
 
 
-@with_groups
-def explain(
-    plan: PlanFile, problem: PlanProblem, as_json: AsJson = False, to_file: ToFile = None
-) -> None:
-    """Say what binds a plan, its critical path, and what each rate of the hardware is worth.
-
-    Example: phaze-fast explain plan.json
-    """
-    given = problem.read(plan)
-    for line in given.notes:
-        note(line)
-    found = explain_plan(given.model, given.cluster, given.spec)
-    emit(found.to_dict, lambda: _explained(found), as_json, to_file)
-
-
 def _shown(value: object) -> str:
     if isinstance(value, list):
         return " ".join("+".join(map(str, v)) if isinstance(v, list) else str(v) for v in value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _differences(found: dict[str, Any]) -> list[RenderableType]:
+def _compared(found: dict[str, Any]) -> list[RenderableType]:
     how = {"memory_bytes": format_bytes, "time_s": format_time}
     measures = [
         [name.replace("_", " "), *(how.get(name, lambda v: f"{v:,.4g}")(v) for v in pair)]
@@ -88,34 +80,7 @@ def _differences(found: dict[str, Any]) -> list[RenderableType]:
     return parts
 
 
-@with_groups
-def diff(
-    one: PlanFile,
-    other: PlanFile,
-    problem: PlanProblem,
-    report: ToPage = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """Set two plans side by side: what differs, and where the time and the memory go.
-
-    Each plan is timed again on its own cluster, or on the one that the options name.
-
-    Example: phaze-fast diff a.json b.json
-    """
-    given = [problem.read(path) for path in (one, other)]
-    played = [timeline(each.model, each.cluster, each.spec) for each in given]
-    found = difference(played[0].plan, played[1].plan)
-    if report is not None:
-        from phaze_fast.report.plan_page import compare_page, write_page
-
-        names = [one.name, other.name if other.name != one.name else str(other)]
-        write_page(compare_page(played[0], played[1], names, typed()), report)
-        note(f"wrote {report}")
-    emit(lambda: found, lambda: _differences(found), as_json, to_file)
-
-
-def _compared(found: Comparison) -> list[RenderableType]:
+def _profiled(found: Comparison) -> list[RenderableType]:
     rows = [
         [
             each.family,
@@ -141,35 +106,81 @@ def _compared(found: Comparison) -> list[RenderableType]:
     ]
 
 
-@with_groups
-def trace_compare(
+# ---- the command ----
+
+
+def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> WhyNot:
+    """Plan the step of a plan anew, and hold the best plan with some fields fixed against it."""
+    names = {"global_batch", "seq", "optimizer", "precision", "software", "reserved_bytes"}
+    names |= {"sequence_parallel", "expert_imbalance", "expert_overlap"}
+    asked = read_asked(fields_of_plan)
+    training = Training.from_dict(stored.spec.model_dump(include=names))
+    plans = find_plans(stored.model, stored.cluster, training, threads=threads)
+    return why_not_fastest(plans, asked, threads)
+
+
+@dataclass(frozen=True)
+class Against:
+    """What to explain it against (one of them, or none)."""
+
+    against: Annotated[Path | None, typer.Option(metavar="PLAN")] = None
+    """Another plan: what differs, and where the time and the memory go. Each is timed on its own
+    cluster, or on the one that the options name; with --report as a page."""
+    why_not: str | None = None
+    """Fields of a plan you have in mind, such as tp=8,pp=4: the best such plan against the fastest
+    of the same training step."""
+    trace: Annotated[Path | None, typer.Option(metavar="PROFILE")] = None
+    """Measured kernels: a trace of PyTorch's profiler (JSON, or JSON in gzip)."""
+    stage: int | None = None
+    """With --trace: stage of the profiled device; by default its rank's."""
+    steps: int | None = None
+    """With --trace: steps in it; by default as the profiler marked."""
+    threads: int | None = None
+    """With --why-not: at most so many threads; by default all cores."""
+
+
+def explain(
     plan: PlanFile,
-    profile: Annotated[
-        Path, typer.Argument(help="A trace of PyTorch's profiler (JSON, or JSON in gzip).")
-    ],
     problem: PlanProblem,
-    stage: Annotated[
-        int | None,
-        typer.Option(help="Stage of the profiled device; by default that of its rank."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps in the profile; by default as the profiler marked.")
-    ] = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
+    against: Against,
+    output: PageOutput,
 ) -> None:
-    """Line measured kernels up with a plan's prediction and say where the time differs.
+    """Explain what limits a plan, or compare it with another.
 
-    Example: phaze-fast trace-compare plan.json profile.json
+    By itself: what limits it, its critical path, and what each rate of the hardware is worth.
+
+    Example: phaze-fast explain plan.json --against other.json
     """
-    given = problem.read(plan)
-    measured = read_profile(profile, steps)
-    found = compare_profile(given.model, given.cluster, given.spec, measured, stage)
-    emit(found.to_dict, lambda: _compared(found), as_json, to_file)
+    others = (against.against, against.why_not, against.trace)
+    if sum(option is not None for option in others) > 1:
+        raise InvalidInputError("--against, --why-not, --trace: expected at most one of them")
+    if output.report is not None and against.against is None:
+        raise InvalidInputError("--report: is not accepted without --against")
+    stored = problem.read(plan)
+    for line in stored.notes:
+        note(line)
+    if against.against is not None:
+        other = problem.read(against.against)
+        _explain_against(stored, other, (plan, against.against), output)
+    elif against.why_not is not None:
+        answer = _why_not(stored, against.why_not, against.threads)
+        output.emit(answer.to_dict, lambda: [f"Why not {answer}"])
+    elif against.trace is not None:
+        measured = read_profile(against.trace, against.steps)
+        profile = compare_profile(
+            stored.model, stored.cluster, stored.spec, measured, against.stage
+        )
+        output.emit(profile.to_dict, lambda: _profiled(profile))
+    else:
+        found = explain_plan(stored.model, stored.cluster, stored.spec)
+        output.emit(found.to_dict, lambda: _explained(found))
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("explain")(explain)
-    app.command("diff")(diff)
-    app.command("trace-compare")(trace_compare)
+def _explain_against(
+    one: StoredPlan, other: StoredPlan, files: tuple[Path, Path], output: PageOutput
+) -> None:
+    timelines = [timeline(each.model, each.cluster, each.spec) for each in (one, other)]
+    found = difference(timelines[0].plan, timelines[1].plan)
+    names = [files[0].name, files[1].name if files[1].name != files[0].name else str(files[1])]
+    output.write_page(lambda: compare_page(timelines[0], timelines[1], names, typed()))
+    output.emit(lambda: found, lambda: _compared(found))

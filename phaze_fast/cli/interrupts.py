@@ -10,39 +10,39 @@ from pathlib import Path
 from phaze_fast.cli.output import note
 from phaze_fast.errors import InfeasibleError
 
-__all__ = ["ends_interrupted", "stopped_by_hand", "told_where"]
+__all__ = ["ends_interrupted", "say_where_to_resume", "stop_on_interrupt"]
 
 
 @contextlib.contextmanager
-def stopped_by_hand() -> Iterator[Callable[[], bool]]:
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C end a search with what it has found so far, and its bound; twice, at once."""
-    asked: list[bool] = []
+    interrupts: list[bool] = []
 
-    def ask(*_: object) -> None:
-        if asked:
+    def interrupt(*_: object) -> None:
+        if interrupts:
             raise KeyboardInterrupt
-        asked.append(True)
+        interrupts.append(True)
         note("stopping with the best found so far and its bound; Ctrl-C again leaves at once")
 
     try:
-        before = signal.signal(signal.SIGINT, ask)
+        before = signal.signal(signal.SIGINT, interrupt)
     except ValueError:  # not the main thread
         yield lambda: False
         return
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(interrupts)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
-def told_where(resume: Path | None) -> Iterator[None]:
+def say_where_to_resume(folder: Path | None) -> Iterator[None]:
     """Say, when a search is interrupted, where it goes on."""
     try:
         yield
     except KeyboardInterrupt:
-        if resume is not None:
-            note(f"what was found is in {resume}; the same command goes on from there")
+        if folder is not None:
+            note(f"what was found is in {folder}; the same command goes on from there")
         raise
 
 

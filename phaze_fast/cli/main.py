@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import sys
 
 from phaze_fast.errors import InfeasibleError, PhazeError
@@ -20,7 +19,7 @@ _LONGEST_LINE = 600
 
 
 def _say(message: str) -> None:
-    """Write to standard error, one prefixed line each, if anyone listens."""
+    """Write to standard error, one prefixed line each, unless it was closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         for line in message.splitlines() or [""]:
             shown = line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
@@ -41,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         0 done, 1 infeasible, 2 bad input, 70 a bug of this program, 130 interrupted.
     """
     try:
-        return _run(arguments)
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
@@ -49,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"infeasible: {error}")
         return INFEASIBLE
     except PhazeError as error:
-        _say(_with_options(str(error), arguments))
+        _say(str(error))
         return BAD_INPUT
     except OSError as error:
         return _output_failed(error)
@@ -61,47 +60,22 @@ def main(arguments: list[str] | None = None) -> int:
         return _usage_or_bug(error)
 
 
-_FIELDS = {
-    "reserved_bytes": "reserve",
-    "time_limit_s": "time_limit",
-}
-"""Fields of records that options of other names give."""
+def _run(words: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if words == ["--version"]:  # answered without loading any command
+        from phaze_fast import __version__
 
-
-def _with_options(message: str, arguments: list[str] | None) -> str:
-    """Name the option that was typed where a message begins with the field it gave."""
-    words = sys.argv[1:] if arguments is None else arguments
-    try:
-        from phaze_fast.cli.app import program
-
-        command = program(words[0]).commands[words[0]]
-        options = {
-            str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("-")
-        }
-    except (IndexError, KeyError, AttributeError):
-        return message
-
-    def named(line: str) -> str:
-        found = re.match(r"([a-z_]+)(?:\.\d+)*(?=: )", line)
-        if found is None:
-            return line
-        option = options.get(_FIELDS.get(found[1], found[1]))
-        return line if option is None else option + line[found.end() :]
-
-    return "\n".join(named(line) for line in message.splitlines())
-
-
-def _run(arguments: list[str] | None) -> int:
+        sys.stdout.write(f"phaze-fast {__version__}\n")
+        sys.stdout.flush()
+        return DONE
     import typer
 
     from phaze_fast.cli.app import program
 
-    words = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        outcome = program(*words[:1]).main(args=arguments, standalone_mode=False)
+        outcome = program(*words).main(args=words, prog_name="phaze-fast", standalone_mode=False)
         if sys.stdout is not None:  # it was closed
             sys.stdout.flush()
     except typer.Exit as done:
@@ -127,11 +101,13 @@ def _output_failed(error: OSError) -> int:
 
 
 def _usage_or_bug(error: Exception) -> int:
-    say_it = getattr(error, "format_message", None)  # the option parser's own errors
-    if callable(say_it):
-        message = str(say_it()).replace("\n", " ")
-        if message:  # asked for nothing, the program has printed its help already
-            _say(message)
+    format_message = getattr(error, "format_message", None)  # the option parser's own errors
+    if callable(format_message):
+        message = str(format_message())
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands, and no command
+            sys.stderr.write(f"{message}\n")
+        else:
+            _say(message.replace("\n", " "))
         return BAD_INPUT
     if os.environ.get("PHAZE_FAST_DEBUG"):
         import traceback

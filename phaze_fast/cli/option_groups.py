@@ -1,32 +1,268 @@
-"""Options that several commands share: a dataclass of them, written once, as one parameter."""
+"""Groups of options, written once: the fields of a record or of a dataclass as one parameter.
+
+A field and its option have one name, and an option's help, type and default are its field's.
+"""
 
 from __future__ import annotations
 
+import ast
+import copy
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, get_type_hints
+import itertools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, is_dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["with_groups"]
+import typer
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from phaze_fast.records import Record
+from phaze_fast.units import format_bytes
+
+__all__ = ["RecordOptions", "with_groups"]
+
+_PANELS = {
+    "The training step": (
+        *("global_batch", "seq", "micro_batch", "micro_batches", "optimizer", "precision"),
+        *("software", "reserved_bytes"),
+    ),
+    "Parallel widths and sharding": (
+        *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "expert_imbalance", "expert_overlap"),
+        *("sequence_parallel", "zero", "shard", "rank_order", "idle"),
+    ),
+    "Pipeline and recomputation": ("schedule", "vpp", "stages", "recompute", "recompute_some"),
+}
+_PANEL = {field: title for title, names in _PANELS.items() for field in names}
 
 
-def _expanded(group: type) -> list[inspect.Parameter]:
-    """Give the fields of a dataclass as keyword parameters."""
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
+def _names_of(kind: str) -> list[str]:
+    from phaze_fast import software  # which a command without these options does not load
+
+    names = software.precision_names() if kind == "precision" else software.software_names()
+    return list(names)
+
+
+_COMPLETIONS: dict[str, Callable[[], list[str]]] = {
+    "precision": lambda: _names_of("precision"),
+    "software": lambda: _names_of("software"),
+}
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """List the types that a union joins, None and what only annotates them left out."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [one for part in get_args(annotation) for one in _alternatives(part)]
+    return [] if annotation is NoneType else [annotation]
+
+
+class _FieldOption:
+    """The option of one field of a record: its declaration, and how its text is read."""
+
+    def __init__(
+        self, name: str, field: FieldInfo, several: bool, default: Any = PydanticUndefined
+    ) -> None:
+        self.name = name
+        self._default = default
+        self._help = " ".join((field.description or "").replace("`", "").split())
+        if default is PydanticUndefined:
+            self._default = field.get_default(call_default_factory=True)
+        else:  # which is another one than the field's description says
+            self._help = self._help.partition("; by default")[0]
+        types = _alternatives(field.annotation)
+        inside = [
+            one for tuple_type in types if get_origin(tuple_type) is tuple
+            for one in _alternatives(get_args(tuple_type)[0])
+        ]  # fmt: skip
+        self._is_flag = types == [bool]
+        self._takes_many = several or bool(inside)
+        self._takes_one = not several and any(get_origin(one) is not tuple for one in types)
+        words = inside or types
+        self._is_text = all(one is str for one in words)
+        self._may_be_file = any(isinstance(one, type) and issubclass(one, Record) for one in words)
+        values = [value for one in words if get_origin(one) is Literal for value in get_args(one)]
+        numeric = any(one in (int, float) for one in words) or any(
+            isinstance(value, int) for value in values
         )
-        for field in fields(group)
-    ]
+        self._word = "SIZE" if name.endswith("_bytes") else "N" if numeric else "NAME"
+
+    def parameter(self) -> inspect.Parameter:
+        """Declare the option for the parser."""
+        help_, default = self._help, self._default
+        if isinstance(default, Record):
+            default = getattr(default, "name", "")
+        if isinstance(default, tuple):
+            default = ",".join(map(str, default))
+        if self._word == "SIZE" and isinstance(default, int):
+            default = format_bytes(default)
+        if default not in (None, PydanticUndefined) and "by default" not in help_:
+            shown = {True: "yes", False: "no"}[default] if self._is_flag else default
+            help_ = f"{help_.rstrip('.')} (default {shown})."
+        option = "--" + self.name.replace("_", "-")
+        metavar = self._word + (",..." if self._takes_many else "")
+        declared = typer.Option(
+            f"{option}/--no-{option[2:]}" if self._is_flag else option,
+            help=help_,
+            metavar=None if self._is_flag else metavar,
+            rich_help_panel=_PANEL.get(self.name),
+            show_default=False,
+            autocompletion=_COMPLETIONS.get(self.name),
+        )
+        type_: Any = bool if self._is_flag else str
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if self._default is PydanticUndefined else None,
+            annotation=Annotated[type_ | None, declared],
+        )
+
+    def value(self, text: Any) -> Any:
+        """Read the option's text as the field's value; the record says what it does not accept."""
+        if self._is_flag:
+            return text
+        words = [word.strip() for word in text.split(",")]
+        if not (self._may_be_file or self._word == "SIZE"):
+            words = [word.lower() for word in words]
+        read = [word if self._is_text else _number_or_text(word) for word in words]
+        if self._takes_many and (len(read) > 1 or not self._takes_one):
+            return tuple(read)
+        return read[0] if len(read) == 1 else text
+
+
+def _number_or_text(word: str) -> int | str:
+    try:
+        return int(word)
+    except ValueError:
+        return word
+
+
+class RecordOptions:
+    """One option for each field of a record, as a group of a command's options.
+
+    A command takes a parameter annotated ``Annotated[dict[str, Any], RecordOptions(...)]`` and gets
+    the values that were typed, by the names of the fields, and the defaults that are given here.
+
+    Parameters
+    ----------
+    record
+        The record; its fields' descriptions become the help.
+    skip
+        Fields without an option.
+    several
+        Fields of one value for which the command takes several, as a tuple.
+    defaults
+        Values of fields that are not typed, where they are not the record's own; None where the
+        command itself fills in a field that the record requires.
+
+    Examples
+    --------
+    >>> from phaze_fast.planning import Training
+    >>> options = RecordOptions(Training, global_batch=512)
+    >>> options.values({"tp": "1,2", "optimizer": "SGD", "seq": None})
+    {'global_batch': 512, 'tp': (1, 2), 'optimizer': 'sgd'}
+    """
+
+    def __init__(
+        self,
+        record: type[Record],
+        skip: tuple[str, ...] = (),
+        several: tuple[str, ...] = (),
+        **defaults: Any,
+    ) -> None:
+        self._defaults = defaults
+        self._options = {
+            name: _FieldOption(name, field, name in several, defaults.get(name, PydanticUndefined))
+            for name, field in record.model_fields.items()
+            if name not in skip
+        }
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Declare the options for the parser, those of one panel after one another."""
+        order = list(_PANELS)
+        options = sorted(
+            self._options.values(),
+            key=lambda option: order.index(_PANEL.get(option.name, order[-1])),
+        )
+        return [option.parameter() for option in options]
+
+    def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
+        """Read what was typed, by field."""
+        found = {
+            name: option.value(typed[name])
+            for name, option in self._options.items()
+            if typed.get(name) is not None
+        }
+        defaults = {name: value for name, value in self._defaults.items() if value is not None}
+        return {**defaults, **found}
+
+
+@functools.cache
+def _texts_in(module: str) -> dict[tuple[str, str], str]:
+    """Read the texts below the fields of a module's classes, by class and field."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):  # typed at a prompt
+        return {}
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    return {
+        (node.name, field.target.id): " ".join(str(text.value.value).split())
+        for node in classes
+        for field, text in itertools.pairwise(node.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _help(group: type, field: str) -> str:
+    """Find the text below a field, in a class or in those it extends."""
+    texts = (_texts_in(one.__module__).get((one.__name__, field)) for one in group.__mro__)
+    return next(filter(None, texts), "")
+
+
+def _group_parameters(group: type) -> list[inspect.Parameter]:
+    """Declare the fields of a dataclass as options, in a panel with the title of its docstring.
+
+    The text below a field is its help. A field that is False by default is a flag.
+    """
+    hints = get_type_hints(group, include_extras=True)
+    parameters = []
+    for field in dataclass_fields(group):
+        type_, *marks = (
+            get_args(hints[field.name])
+            if get_origin(hints[field.name]) is Annotated
+            else [hints[field.name]]
+        )
+        flag = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
+        option = copy.copy(marks[0]) if marks else typer.Option(*flag)
+        option.help = _help(group, field.name)
+        option.rich_help_panel = (group.__doc__ or "").partition("\n")[0].rstrip(".")
+        if Path in _alternatives(type_) and option.metavar is None:
+            option.metavar = "FILE"
+        option.show_default = field.default not in ("", math.inf)
+        parameters.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=Annotated[type_, option],
+            )
+        )
+    return parameters
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take groups of options: each parameter that is a dataclass becomes its fields.
+    """Let a command take groups of options: a dataclass, or the fields of a record.
 
     Examples
     --------
@@ -44,25 +280,36 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, type] = {}
+    groups: dict[str, tuple[list[str], Callable[[dict[str, Any]], Any]]] = {}
     for parameter in inspect.signature(command).parameters.values():
         annotation = hints[parameter.name]
-        if isinstance(annotation, type) and is_dataclass(annotation):
-            groups[parameter.name] = annotation
-            parameters += _expanded(annotation)
+        marks = [mark for mark in get_args(annotation) if isinstance(mark, RecordOptions)]
+        if marks:
+            members, read = marks[0].parameters(), marks[0].values
+        elif isinstance(annotation, type) and is_dataclass(annotation):
+            members = _group_parameters(annotation)
+            read = functools.partial(_make, annotation)
         else:
-            plain = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
-            parameters.append(plain)
+            parameters.append(
+                parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+            )
+            continue
+        parameters += members
+        groups[parameter.name] = [member.name for member in members], read
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        made = {}
-        for name, group in groups.items():
-            known = [field.name for field in fields(group)]
-            made[name] = group(**{key: given.pop(key) for key in known if key in given})
-        command(**given, **made)
+    def run(**typed: Any) -> None:
+        read_groups = {
+            name: read({member: typed.pop(member) for member in members if member in typed})
+            for name, (members, read) in groups.items()
+        }
+        command(**typed, **read_groups)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     del run.__wrapped__
     return run
+
+
+def _make(group: Callable[..., Any], typed: dict[str, Any]) -> Any:
+    return group(**typed)

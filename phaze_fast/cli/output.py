@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -23,22 +24,25 @@ from phaze_fast.documents import write_whole
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 
 __all__ = [
-    "AsJson",
-    "ToFigures",
-    "ToFile",
-    "ToPage",
-    "emit",
-    "emit_infeasible",
+    "FiguresOutput",
+    "Output",
+    "PageOutput",
+    "PresetName",
+    "ToPath",
     "fields",
     "folder",
     "is_narrow",
     "is_watched",
     "note",
+    "show",
     "table",
     "target",
     "typed",
     "write_text",
 ]
+
+
+# ---- options that name files ----
 
 
 def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -68,62 +72,149 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
-ToFile = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--output", metavar="FILE", help="Write the JSON to a file.", callback=target
-    ),
-]
-
-
 def _figures(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuse a page with figures that cannot be made before any work is done."""
+    """Refuse a page with figures where Plotly is missing, before any work is done."""
     if path is not None and find_spec("plotly") is None:
         raise InvalidInputError("--report needs Plotly: pip install 'phaze-fast[plot]'")
     return target(param, path)
 
 
-ToFigures = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE",
-        help="Write a page (HTML) that opens offline.",
-        callback=_figures,
-    ),
+PresetName = Annotated[
+    str | None,
+    typer.Argument(help="A preset, or a .yaml or .json file; without it all presets are listed."),
 ]
+ToPath = Annotated[Path | None, typer.Option(callback=target)]
+"""A file that is written; it is refused early where it cannot be."""
 
-ToPage = Annotated[
-    Path | None,
-    typer.Option(
-        "--report", metavar="FILE", help="Write a page (HTML) that opens offline.", callback=target
-    ),
-]
+
+# ---- delivering a result ----
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output."""
+
+    as_json: Annotated[bool, typer.Option("--json")] = False
+    """Print one JSON document instead of a table."""
+    to_file: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    """Write the JSON to a file."""
+
+    @property
+    def wants_document(self) -> bool:
+        """Whether the result is wanted as JSON, printed or in a file."""
+        return self.as_json or self.to_file is not None
+
+    @property
+    def path(self) -> Path | None:
+        """The file that the document goes to; None where it goes to standard output or nowhere."""
+        return None if self.to_file is None or str(self.to_file) == "-" else self.to_file
+
+    def write(self, document: Any) -> None:
+        """Write the document to the file, or to standard output where there is none."""
+        text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+        if self.path is None:
+            sys.stdout.write(text)
+        else:
+            write_text(self.path, text)
+            note(f"wrote {self.path}")
+
+    def emit(self, document: Callable[[], Any], tables: Callable[[], list[RenderableType]]) -> None:
+        """Deliver a result.
+
+        Parameters
+        ----------
+        document
+            Builds the plain data for ``--json`` and ``-o``; called only where it is wanted.
+        tables
+            Builds what a person should see; called only where it is shown.
+        """
+        if self.wants_document:
+            self.write(document())
+        if not self.as_json and str(self.to_file) != "-":
+            show(tables())
+
+    def infeasible(self, error: InfeasibleError, **more: Any) -> None:
+        """Deliver "there is no answer, because": a result like any other, but exit code 1 follows.
+
+        Raises
+        ------
+        InfeasibleError
+            The one that is delivered.
+        """
+        if self.wants_document:
+            self.write({"status": "infeasible", "reason": str(error), **more})
+        raise error
+
+
+@dataclass(frozen=True)
+class PageOutput(Output):
+    """Output."""
+
+    report: ToPath = None
+    """Write a page (HTML) that opens offline."""
+
+    def write_page(self, page: Callable[[], str]) -> None:
+        """Write the page of ``--report``; it is built only where it is wanted."""
+        if self.report is not None:
+            write_whole(self.report, page())
+            note(f"wrote {self.report}")
+
+
+@dataclass(frozen=True)
+class FiguresOutput(PageOutput):
+    """Output."""
+
+    report: Annotated[Path | None, typer.Option(callback=_figures)] = None
+    """Write a page (HTML) with figures, which opens offline."""
+    parquet: ToPath = None
+    """Write the rows of the result as Parquet."""
+
+
+def typed() -> str:
+    """Return the command as it was typed."""
+    return " ".join(["phaze-fast", *sys.argv[1:]])
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all, so that a full disk never leaves half a result."""
+    write_whole(path, text, f"-o {path}")
+
+
+def note(message: str) -> None:
+    """Tell the person at the terminal something on standard error, unless it was closed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{message}\n")
+
+
+# ---- tables ----
 
 _WIDTH_OF_A_PIPE = 140
 _WIDE = 112
 
 
 def is_watched(stream: TextIO | None) -> bool:
-    """Whether somebody reads a stream on a terminal; none does where it was closed."""
+    """Whether a stream is a terminal; it is none where it was closed."""
     return stream is not None and stream.isatty()
 
 
 def _console() -> Console:
-    width = None if is_watched(sys.stdout) else _WIDTH_OF_A_PIPE
+    """Make a console as wide as the terminal; for a pipe as COLUMNS says, or 140 columns."""
+    columns = os.environ.get("COLUMNS", "")
+    piped = int(columns) if columns.isdecimal() and int(columns) > 0 else _WIDTH_OF_A_PIPE
+    width = None if is_watched(sys.stdout) else piped
     return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
 
 
 def is_narrow() -> bool:
-    """Whether the terminal is too narrow for tables of many columns."""
+    """Whether the output is too narrow for tables of many columns."""
     return _console().width < _WIDE
 
 
-def note(message: str) -> None:
-    """Say something to the person at the terminal, on standard error, if anyone listens."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{message}\n")
+def show(parts: list[RenderableType]) -> None:
+    """Print tables and texts one below the other."""
+    console = _console()
+    for part in parts:
+        console.print(part, markup=False)
 
 
 def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> Group:
@@ -144,54 +235,3 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
 def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:
     """Lay named values out, one a line."""
     return table(title, ["field", "value"], [[name, value] for name, value in pairs], caption)
-
-
-def emit(
-    data: Callable[[], Any],
-    human: Callable[[], list[RenderableType]],
-    as_json: bool,
-    to_file: Path | None,
-) -> None:
-    """Deliver a result.
-
-    Parameters
-    ----------
-    data
-        Builds the plain data for ``--json`` and ``-o``; called only where it is wanted.
-    human
-        Builds what a person should see; called only where it is shown.
-    as_json
-        Whether ``--json`` was given.
-    to_file
-        Where ``-o`` points; the JSON goes there instead of to standard output.
-    """
-    if as_json or to_file is not None:
-        text = json.dumps(data(), indent=2, allow_nan=False) + "\n"
-        if to_file is None or str(to_file) == "-":
-            sys.stdout.write(text)
-            return
-        else:
-            write_text(to_file, text)
-            note(f"wrote {to_file}")
-    if as_json:
-        return
-    console = _console()
-    for part in human():
-        console.print(part, markup=False)
-
-
-def emit_infeasible(error: InfeasibleError, as_json: bool, to_file: Path | None) -> None:
-    """Deliver "there is no answer, because": a result like any other, but exit code 1 follows."""
-    if as_json or to_file is not None:
-        emit(lambda: {"status": "infeasible", "reason": str(error)}, list, True, to_file)
-    raise error
-
-
-def typed() -> str:
-    """Give the command that was typed."""
-    return " ".join(["phaze-fast", *sys.argv[1:]])
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all, so that a full disk never leaves half a result."""
-    write_whole(path, text, f"-o {path}")

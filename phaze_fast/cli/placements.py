@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import emit, note, table, target, write_text
+from phaze_fast.cli.output import note, show, table, target, write_text
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.papers import (
     PRICED_REPLICAS,
@@ -30,7 +30,7 @@ from phaze_fast.papers import (
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["add_commands"]
+__all__ = ["place_file"]
 
 Answer = dict[str, Any]
 
@@ -71,37 +71,6 @@ def _nest(threads: int, time_unit: str, replicas: str) -> _Form:
     )
 
 
-def _choose(
-    records: list[ProblemRecord],
-    objective: str | None,
-    threads: int | None,
-    time_unit: str | None,
-    replicas: str | None,
-) -> _Form:
-    """Find the form of a file: the one asked for, or that of its first readable problem."""
-    workers = thread_count(threads)
-    for option, value, accepted in (
-        ("--objective", objective, ("phaze", "nest")),
-        ("--time-unit", time_unit, tuple(TIME_UNITS)),
-        ("--replicas", replicas, PRICED_REPLICAS),
-    ):
-        if value is not None and value not in accepted:
-            raise InvalidInputError(
-                f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
-            )
-    if objective is None:
-        readable = [record.data for record in records if not record.error]
-        objective = "nest" if readable and is_nest(readable[0]) else "phaze"
-    if objective == "nest":
-        return _nest(workers, time_unit or "s", replicas or "first")
-    for option, value in (("--time-unit", time_unit), ("--replicas", replicas)):
-        if value is not None:
-            raise InvalidInputError(
-                f"{option}: {value!r} is not accepted with the objective phaze; it is for nest"
-            )
-    return _phaze(workers)
-
-
 def _solved(form: _Form, problems: list[Any]) -> list[Answer | InvalidInputError]:
     """Solve all; where one of them is refused, one by one, so that the others are not lost."""
     try:
@@ -113,7 +82,7 @@ def _solved(form: _Form, problems: list[Any]) -> list[Answer | InvalidInputError
 
 
 def _answers(form: _Form, records: list[ProblemRecord]) -> tuple[list[Answer], list[str]]:
-    """Answer every record in its turn; beside that, what was refused and why."""
+    """Answer every record in order; also list what was refused and why."""
     problems, places, errors = [], [], {}
     for k, record in enumerate(records):
         try:
@@ -193,7 +162,7 @@ def _nest_stages(answer: Answer) -> RenderableType:
     return table("", columns, rows)
 
 
-def _human(form: _Form, answers: list[Answer], many: bool) -> list[RenderableType]:
+def _tables(form: _Form, answers: list[Answer], many: bool) -> list[RenderableType]:
     headings = ["problem", "status", "time>", "stages>", "t>", "d>", "fullest>", "ms>"]
     parts: list[RenderableType] = [table("", headings, [_row(form, each) for each in answers])]
     if len(answers) == 1 and answers[0]["status"] == "optimal":
@@ -208,6 +177,56 @@ def _human(form: _Form, answers: list[Answer], many: bool) -> list[RenderableTyp
     return parts
 
 
+@dataclass(frozen=True)
+class Placing:
+    """How to place."""
+
+    objective: str | None = None
+    """phaze or nest; by default as the first problem is written."""
+    time_unit: str | None = None
+    """nest: unit of the layers' latencies (s, ms, us); answers are in s."""
+    replicas: str | None = None
+    """nest: price messages in the first replica, as NEST does, or in all."""
+    threads: int | None = None
+    """At most so many threads; by default all cores."""
+
+
+def _choose(records: list[ProblemRecord], how: Placing) -> _Form:
+    """Choose the form of a file: --objective, or that of its first readable problem."""
+    workers = thread_count(how.threads)
+    for option, value, accepted in (
+        ("--objective", how.objective, ("phaze", "nest")),
+        ("--time-unit", how.time_unit, tuple(TIME_UNITS)),
+        ("--replicas", how.replicas, PRICED_REPLICAS),
+    ):
+        if value is not None and value not in accepted:
+            raise InvalidInputError(
+                f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
+            )
+    objective = how.objective
+    if objective is None:
+        readable = [record.data for record in records if not record.error]
+        objective = "nest" if readable and is_nest(readable[0]) else "phaze"
+    if objective == "nest":
+        return _nest(workers, how.time_unit or "s", how.replicas or "first")
+    for option, value in (("--time-unit", how.time_unit), ("--replicas", how.replicas)):
+        if value is not None:
+            raise InvalidInputError(
+                f"{option}: {value!r} is not accepted with the objective phaze; it is for nest"
+            )
+    return _phaze(workers)
+
+
+@dataclass(frozen=True)
+class PlacementOutput:
+    """Output."""
+
+    as_json: Annotated[bool, typer.Option("--json")] = False
+    """Print the answers as JSON instead of a table."""
+    path: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    """Where answers go, in the same form."""
+
+
 def place_file(
     file: Annotated[
         Path,
@@ -215,61 +234,33 @@ def place_file(
             help="A problem in the form of the public PHAZE or NEST program, or .jsonl with many."
         ),
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Where answers go, in the same form.",
-            callback=target,
-        ),
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(help="phaze or nest; by default told from the first problem."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="At most so many threads; by default all cores.")
-    ] = None,
-    time_unit: Annotated[
-        str | None,
-        typer.Option(help="nest: what latencies of layers are in (s, ms, us); times come in s."),
-    ] = None,
-    replicas: Annotated[
-        str | None,
-        typer.Option(help="nest: price messages in the first replica, as NEST does, or in all."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the answers as JSON instead of a table.")
-    ] = False,
+    output: PlacementOutput,
+    how: Placing,
 ) -> None:
-    """Place layers on devices: stages, widths and replicas, proven optimal."""
+    """Solve placement problems of PHAZE or NEST, proven.
+
+    Example: phaze-fast place problems.jsonl
+    """
     many = file.suffix == ".jsonl"
     records = list(read_records(file))
-    form = _choose(records, objective, threads, time_unit, replicas)
+    form = _choose(records, how)
     answers, refused = _answers(form, records)
     if refused and not many:
         raise InvalidInputError(refused[0])
     document = answers if many else answers[0]
-    if output is not None:
+    if output.path is not None:
         if many:
             text = "".join(json.dumps(each, allow_nan=False) + "\n" for each in answers)
         else:
             text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-        write_text(output, text)
-        note(f"wrote {output}")
-    if as_json:
+        write_text(output.path, text)
+        note(f"wrote {output.path}")
+    if output.as_json:
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    elif output is None:
-        emit(lambda: answers, lambda: _human(form, answers, many), False, None)
+    elif output.path is None:
+        show(_tables(form, answers, many))
     if refused:
         more = f" ({len(refused)} of {len(records)} lines are refused)" if len(refused) > 1 else ""
         raise InvalidInputError(refused[0] + more)
     if not many and answers[0]["status"] != "optimal":
         raise InfeasibleError(answers[0]["reason"])
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("place")(place_file)

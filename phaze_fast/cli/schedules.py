@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import AsJson, ToFile, emit, table
+from phaze_fast.cli.output import Output, table
 from phaze_fast.schedule import LayerSchedule, read_instances, schedule_instances
 
-__all__ = ["add_commands"]
+__all__ = ["show_schedules"]
 
 _CHARTS = 3
 
@@ -27,7 +28,10 @@ def _data(found: LayerSchedule) -> dict[str, Any]:
         "proved_by": found.proved_by,
         "starts": instance.as_given(found.starts),
         "cores": instance.as_given(
-            [modes[way][0] or "all" for modes, way in zip(instance.modes, found.mode, strict=True)]
+            [
+                modes[mode][0] or "all"
+                for modes, mode in zip(instance.modes, found.mode, strict=True)
+            ]
         ),
         "utilization": found.utilization,
         "critical_path": list(found.critical_path),
@@ -36,33 +40,38 @@ def _data(found: LayerSchedule) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Scheduling:
+    """How to schedule."""
+
+    rule: str = "exclusive"
+    """exclusive: an operator that holds all cores of its kind runs alone; overlap: other kinds may
+    run at the same time."""
+    time_limit_s: float = 60.0
+    """Seconds for each layer and method."""
+    highs: bool = True
+    """Go on with HiGHS where branch and bound did not finish."""
+
+
 def show_schedules(
     file: Annotated[
         Path,
         typer.Argument(
-            help="JSON lines, one layer each: operators, their seconds on cores, what waits "
-            "for what."
+            help="JSON lines, one layer each: operators, their seconds on cores, their "
+            "dependencies."
         ),
     ],
-    rule: Annotated[
-        str,
-        typer.Option(
-            help="exclusive: an operator that holds all cores of its kind runs alone; "
-            "overlap: other kinds may run beside it."
-        ),
-    ] = "exclusive",
-    time_limit: Annotated[float, typer.Option(help="Seconds for each layer and method.")] = 60.0,
-    highs: Annotated[
-        bool, typer.Option(help="Go on with HiGHS where branch and bound did not finish.")
-    ] = True,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
+    how: Scheduling,
+    output: Output,
 ) -> None:
-    """Schedule layers on one chip each, proven optimal or with a stated gap."""
-    instances = list(read_instances(file))
-    found = schedule_instances(instances, rule, time_limit, highs=highs)
+    """Schedule the operators of layers on a chip, proven.
 
-    def human() -> list[RenderableType]:
+    Example: phaze-fast schedule layers.jsonl
+    """
+    instances = list(read_instances(file))
+    found = schedule_instances(instances, how.rule, how.time_limit_s, highs=how.highs)
+
+    def tables() -> list[RenderableType]:
         rows = [
             [
                 s.instance.name,
@@ -82,9 +91,4 @@ def show_schedules(
             parts += [str(s) for s in found]
         return parts
 
-    emit(lambda: [_data(s) for s in found], human, as_json, to_file)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("schedule")(show_schedules)
+    output.emit(lambda: [_data(s) for s in found], tables)

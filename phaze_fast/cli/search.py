@@ -2,55 +2,407 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import math
 import sys
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
-from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFigures, ToFile, emit, folder, note, target, write_text
-from phaze_fast.cli.plan_options import PrecisionName, SoftwareName, several
-from phaze_fast.cli.progress import shown_progress
-from phaze_fast.cli.search_tables import search_tables
+from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
+from phaze_fast.cli.option_groups import RecordOptions
+from phaze_fast.cli.options import LongRun, ModelNames, load_model, numbers
+from phaze_fast.cli.output import (
+    FiguresOutput,
+    fields,
+    is_narrow,
+    is_watched,
+    note,
+    table,
+    typed,
+    write_text,
+)
 from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.explore import Design, Portfolio, Progress, fullest_text, share_text
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.pipeline import compare, search
 from phaze_fast.planning import Training
+from phaze_fast.report import report_page
 from phaze_fast.report.result import SearchResult
-from phaze_fast.software import BF16, DEFAULT
+from phaze_fast.robust import Information, RobustResult
 from phaze_fast.threads import thread_count
-from phaze_fast.units import parse_quantity
+from phaze_fast.units import format_bandwidth, format_bytes, format_time, parse_quantity
 
-__all__ = ["add_commands"]
+__all__ = ["search_chips"]
 
+# ---- progress ----
 
-def default_cache() -> Path:
-    """Where outcomes are kept between runs."""
-    base = os.environ.get("PHAZE_FAST_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base else Path.home() / ".cache"
-    return root / "phaze_fast"
+_EVERY_S = 1.0
 
 
-def _training(options: dict[str, Any]) -> Training:
-    names = ("micro_batch", "tp", "pp", "dp", "cp", "ep", "zero")
-    data = {name: several(options[name], name) for name in names}
-    return Training.from_dict(
-        {
-            **{name: value for name, value in data.items() if value is not None},
-            "global_batch": options["global_batch"],
-            "seq": options["seq"],
-            "recompute": tuple(options["recompute"].lower().split(",")),
-            "schedule": tuple(options["schedule"].lower().split(",")),
-            "optimizer": options["optimizer"],
-            "precision": options["precision"] or BF16,
-            "software": options["software"] or DEFAULT,
-        }
-    )
+def _gap_text(progress: Progress) -> str:
+    if not math.isfinite(progress.incumbent) or progress.bound <= 0:
+        return "-"
+    return f"{max(0.0, progress.incumbent / progress.bound - 1.0):.2%}"
+
+
+def _left(first: Progress | None, progress: Progress) -> str:
+    """How long it may go on, from how fast what is open became less."""
+    if first is None or progress.open >= first.open or progress.open == 0:
+        return "-"
+    rate = (first.open - progress.open) / max(progress.seconds - first.seconds, 1e-9)
+    return format_time(progress.open / rate)
+
+
+def _line(first: Progress | None, progress: Progress) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    best = format_time(progress.incumbent) if math.isfinite(progress.incumbent) else "-"
+    cells = {
+        "bounded": f"{progress.bounded:,}",
+        "scheduled": f"{progress.scheduled:,}",
+        "placed": f"{progress.placed:,}",
+        "open": f"{progress.open:,}",
+        "best": best,
+        "gap": _gap_text(progress),
+        "elapsed": format_time(progress.seconds),
+        "left": _left(first, progress),
+    }
+    grid.add_row(*(Text(name, style="dim") for name in cells))
+    grid.add_row(*cells.values())
+    return grid
+
+
+def _plain(progress: Progress) -> dict[str, Any]:
+    names = ("seconds", "bounded", "scheduled", "placed", "open", "incumbent", "bound")
+    values = {name: getattr(progress, name) for name in names}
+    return {k: v if math.isfinite(v) else None for k, v in values.items()}
+
+
+@contextlib.contextmanager
+def _shown_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None] | None]:
+    """Give what a search is to call; it writes to standard error.
+
+    Parameters
+    ----------
+    quiet
+        Show nothing.
+    """
+    if quiet:
+        yield None
+        return
+    first: list[Progress] = []
+    if sys.stderr is None:  # it was closed
+        yield None
+        return
+    if is_watched(sys.stderr):
+        with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
+
+            def show(progress: Progress) -> None:
+                if not first and progress.placed:
+                    first.append(progress)
+                live.update(_line(first[0] if first else None, progress))
+
+            yield show
+        return
+    last = [-math.inf]
+
+    def write(progress: Progress) -> None:
+        now = time.monotonic()
+        if now - last[0] >= _EVERY_S or progress.open == 0:
+            last[0] = now
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(json.dumps({"progress": _plain(progress)}) + "\n")
+                sys.stderr.flush()
+
+    yield write
+
+
+# ---- tables ----
+
+_STEPS = {
+    "rules": "broken rules (heads, batch)",
+    "memory": "no plan fits",
+    "roofline": "roofline of the operators",
+    "mapped": "operators mapped on the chip",
+    "schedule_bound": "bound of the layer schedules",
+    "scheduled": "schedules, bound of the step",
+}
+
+
+def _hbm(design: Design) -> str:
+    hbm = design.chip.hbm
+    rate = format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm is not None else ""
+    return f"{format_bytes(design.hbm_bytes)}, {rate}"
+
+
+def _chip_cells(design: Design) -> list[str]:
+    tensor, vector, chip = design.chip.tensor_core, design.chip.vector_core, design.chip
+    return [
+        f"{tensor.count} x {tensor.width}x{tensor.depth}",
+        f"{vector.count} x {vector.lanes}",
+        format_bytes(chip.buffer.capacity_bytes),
+        _hbm(design),
+        f"{design.area_mm2:.2f}",
+    ]
+
+
+def _top(found: SearchResult) -> RenderableType:
+    rows = []
+    for k, design in enumerate(found.top):
+        plans = [f"tp {p.tp} pp {p.pp} dp {p.dp} mb {p.micro_batch}" for p in design.plans.values()]
+        cells = [str(k + 1), *_chip_cells(design), format_time(design.time_s)]
+        energy = f"{design.energy_j:,.0f}"
+        said = "; ".join(plans[:2]) + (" ..." if len(plans) > 2 else "")
+        rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, said, design.bottleneck])
+    columns = [">", "tensor cores", "vector", "buffer>", "HBM>", "mm2>", "step>", "samples/s>"]
+    columns += ["J/step>", "plan", "bottleneck"]
+    if is_narrow():
+        shown = [0, 1, 2, 3, 6, 9]
+        columns, rows = [columns[k] for k in shown], [[row[k] for k in shown] for row in rows]
+    several = "; times and rates are geometric means, joules are sums" if _several(found) else ""
+    proven = "" if found.complete else "only the bound below is proven, not that these are the best"
+    return table(f"The best chips{several}", columns, rows, proven)
+
+
+def _several(found: SearchResult) -> bool:
+    return len(found.problems) > 1
+
+
+def _certificate(found: SearchResult) -> RenderableType:
+    outcome = found.outcome
+    proof = "proven optimal" if found.status == "optimal" else found.status
+    pairs = [
+        ("status", proof),
+        ("points", f"{outcome.points:,} (chip, HBM, micro-batch, tensor-parallel width)"),
+    ]
+    for step, count in outcome.counts.items():
+        if step in _STEPS and count:
+            pairs.append((f"settled by {_STEPS[step]}", f"{count:,}"))
+    pairs.append(("placed exactly", f"{outcome.counts['placed']:,}"))
+    if outcome.counts["open"]:
+        pairs.append(("still open", f"{outcome.counts['open']:,}"))
+    if outcome.unproven:
+        pairs.append(("layer schedules not proven", f"in {outcome.unproven:,} pairs"))
+    if outcome.bound < float("inf"):
+        pairs.append(("bound and gap", f"{found.amount(outcome.bound)}, {outcome.gap:.3%}"))
+    kept = ", kept from an earlier run" if outcome.recalled else ""
+    pairs.append(("seconds", f"{outcome.seconds:.1f}{kept}"))
+    return fields("The certificate", pairs)
+
+
+def _best(found: SearchResult) -> RenderableType:
+    best = found.best
+    pairs = [("chip", str(best.chip)), ("area", f"{best.area_mm2:.2f} mm2")]
+    if found.objective != "time":
+        pairs.append((f"least {found.objective}", found.amount(best.value)))
+    for name, plan in best.plans.items():
+        pairs.append((f"{name}", str(plan)))
+        pairs.append(("", f"{share_text(plan)}; memory {fullest_text(plan, best.hbm_bytes)}"))
+    return fields("The best chip and plan", pairs, best.chip.calibration.note)
+
+
+def _baselines(found: SearchResult) -> RenderableType:
+    rows = []
+    for item in found.baselines.values():
+        step = format_time(item["time_s"]) if item["time_s"] is not None else "none"
+        gain = f"{item['speedup']:.2f}x" if item["speedup"] is not None else "-"
+        looked = f"{item['evaluations']:,}" if item["evaluations"] else "-"
+        rows.append([item["title"], step, gain, looked, item["plan_text"], item["note"]])
+    columns = ["what", "step>", "ours is>", "chips>", "plan", "note"]
+    return table("Baselines", columns, rows)
+
+
+def _tables(found: SearchResult) -> list[RenderableType]:
+    """Give the best chips, the front, the baselines and the proof."""
+    parts = [_best(found), _top(found)]
+    if found.outcome.objectives:
+        parts.append(_front(found))
+    if found.baselines:
+        parts.append(_baselines(found))
+    if found.sensitivity:
+        parts.append(_sensitivity(found))
+    if found.portfolio is not None:
+        parts.append(_portfolio_fields(found.portfolio))
+    if found.robust is not None:
+        parts.append(_robust_fields(found.robust))
+    if found.information is not None:
+        parts += _information_tables(found.information)
+    return [*parts, _certificate(found)]
+
+
+def _front(found: SearchResult) -> RenderableType:
+    front = found.pareto()
+    shown = [
+        [
+            format_time(row["time_s"]),
+            f"{row['area_mm2']:.2f}",
+            f"{row['energy_j']:,.0f}",
+            format_bytes(row["hbm_bytes"]),
+            f"{row['cost_usd']:,.0f}",
+            row["chip_text"].split(": ", 1)[-1].split(", HBM")[0],
+        ]
+        for row in front.rows[:12]
+    ]
+    sure = "" if front.proven else ", not proven"
+    title = f"The front of {', '.join(front.objectives)}: {len(front)} points{sure}"
+    caption = "" if len(front) <= 12 else f"{len(front) - 12} more with --json or --parquet"
+    columns = ["step>", "mm2>", "J/step>", "HBM>", "dollars>", "chip"]
+    return table(title, columns, shown, caption)
+
+
+def _sensitivity(found: SearchResult) -> RenderableType:
+    rows = [
+        [
+            f"{item['what']} x {item['factor']:g}",
+            format_time(item["time_s"]) if item["time_s"] is not None else "none",
+            f"{item['change']:+.1%}" if item["change"] is not None else "-",
+            "same" if item["same_chip"] else item["chip_text"].split(": ", 1)[-1],
+        ]
+        for item in found.sensitivity
+    ]
+    area = found.space.spec.area
+    caption = "Where an area is scaled, the limit stays."
+    if area is not None and area.follows_base:
+        caption = "Where an area is scaled, the limit is what the space's base chip then takes."
+    columns = ["what", "step>", "change>", "best chip"]
+    return table("If something were different", columns, rows, caption)
+
+
+def _portfolio_fields(found: Portfolio) -> RenderableType:
+    """Show the best two chips and what each is for."""
+    pairs = [
+        (", ".join(names), str(chip)) for chip, names in zip(found.chips, found.models, strict=True)
+    ]
+    proof = "proven" if found.proven else f"not proven, no pair below {found.bound:.6g}"
+    pairs += [
+        ("one chip for all", f"{found.single}, {found.gain - 1.0:+.2%}"),
+        ("status", proof),
+        ("seconds", f"{found.seconds:.1f}"),
+    ]
+    return fields("The best two chips, each model on its better one", pairs)
+
+
+def _robust_fields(found: RobustResult) -> RenderableType:
+    """Show the chip of least largest regret beside the nominal winner."""
+    proof = "proven" if found.proven else "not proven"
+    nominal = found.nominal
+    cost = found.time_s / found.nominal_s - 1.0
+    pairs = [
+        ("constants", f"{len(found.uncertainty.constants)} intervals"),
+        ("robust chip", str(found.chip)),
+        (
+            "largest regret",
+            f"at most {found.max_regret:.3f}, {found.attained:.3f} attained; no chip's is below "
+            f"{found.bound:.3f} ({proof} within {found.tolerance:.1%})",
+        ),
+        ("nominal step", f"{format_time(found.time_s)}, {cost:+.2%} against the nominal winner"),
+        (
+            "nominal winner",
+            f"largest regret at most {nominal.bound:.3f}, {nominal.attained:.3f} attained",
+        ),
+        ("beaten most by", str(found.rival)),
+        ("possible winners", f"{found.possible_winners:,} chips are not ruled out"),
+        ("seconds", f"{found.seconds:.1f}"),
+    ]
+    return fields("The chip of least largest regret over the intervals", pairs)
+
+
+def _information_tables(found: Information) -> list[RenderableType]:
+    """Show which constants decide, and how often each chip is the best."""
+    left = [[name, f"{count:,}"] for name, count in found.known.items()]
+    wins = [[f"{row['share']:.1%}", row["chip_text"]] for row in found.shares[:10]]
+    return [
+        table(
+            f"Possible winners left of {found.possible_winners:,}, were a constant known",
+            ["constant", "left>"],
+            left,
+        ),
+        table(
+            f"How often each chip is the best: {found.samples} samples, seed {found.seed}",
+            ["share>", "chip"],
+            wins,
+            "each constant uniform over its interval, all independent",
+        ),
+    ]
+
+
+# ---- the command ----
+
+
+@dataclass(frozen=True)
+class Chips:
+    """Chips and cluster."""
+
+    space: str = "published"
+    """The chips to choose from: published (the PHAZE paper's space), full-area (the same with
+    network and HBM PHYs counted), every-term (with every area, a power cap, a package, and HBM,
+    links and dies as axes), tpuv4-area (chips as large as a TPUv4), or a .yaml or .json file."""
+    hbm: str | None = None
+    """HBM of a chip to try: sizes such as 80GiB, or numbers of GiB, separated by commas."""
+    devices: int = 1024
+    """Devices of the cluster."""
+    fabric: str = "tpuv4-pod"
+    """The interconnect: a preset (`phaze-fast show interconnect` lists them) or a file."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What to find."""
+
+    objective: str = "time"
+    """What the best chips have least of: time, energy (most samples per joule), cost (per dollar of
+    devices), area (per mm2), tokens (dollars for a trillion tokens)."""
+    weights: str | None = None
+    """How much each of several models counts, separated by commas; by default all alike."""
+    top: int = 10
+    """How many of the best chips to find and prove."""
+    pareto: str = ""
+    """Also find the Pareto front over some of: time, area, energy (of a step), hbm, cost (of all
+    chips), separated by commas."""
+    portfolio: bool = False
+    """Also find the best two chips for several models, each on its better one."""
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """Baselines and uncertainty."""
+
+    baselines: str = "tpuv4"
+    """What to compare with, separated by commas: tpuv4 (three plans on the TPUv4-like chip of the
+    PHAZE paper), all (also its early stop, random and Bayesian search), none, or chips of your own:
+    presets or files, with the best plan on each."""
+    sensitivity: bool = False
+    """Search again with each bandwidth and each area halved and doubled, and show how the best chip
+    changes."""
+    uncertainty: str | None = None
+    """Take the constants of the cost model as intervals (default, or a file of them) and also find
+    the chip that loses least in the worst case."""
+    tolerance: float = 0.05
+    """With --uncertainty: how far from proven the answer may be, as a fraction."""
+    samples: int = 0
+    """With --uncertainty: draw so many points of the intervals and count how often each chip wins;
+    0 draws none."""
+    seed: int = 0
+    """Seed of these samples."""
+
+
+@dataclass(frozen=True)
+class SearchRun(LongRun):
+    """Where to work, when to stop, what to keep."""
+
+    time_limit_s: float = math.inf
+    """Stop after so many seconds, with the best found and its bound."""
+    max_points: float = math.inf
+    """Stop once so many candidates (a chip under a strategy) were placed exactly, with the best
+    found and its bound."""
 
 
 def _hbm_bytes(text: str) -> float:
@@ -61,7 +413,7 @@ def _hbm_bytes(text: str) -> float:
         try:
             return parse_quantity(text.strip(), "bytes")
         except InvalidInputError as error:
-            raise InvalidInputError(f"hbm: {error}") from None
+            raise InvalidInputError(f"--hbm: {error}") from None
 
 
 def _space(name: str, hbm: str | None) -> ArchitectureSpace:
@@ -72,304 +424,88 @@ def _space(name: str, hbm: str | None) -> ArchitectureSpace:
     return ArchitectureSpace(space.spec.replace(axes=axes))
 
 
-def _weights(text: str | None) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidInputError(
-            f"weights: {text!r} is not accepted; expected numbers separated by commas"
-        ) from None
-
-
 def search_chips(
-    model: Annotated[
-        list[str],
-        typer.Argument(
-            help="Models, one or several: presets (`phaze-fast models` lists them), .yaml or"
-            " .json files, or folders with a HuggingFace config.json."
+    model: ModelNames,
+    step: Annotated[
+        dict[str, Any],
+        RecordOptions(
+            Training,
+            skip=("tied", "uncut"),
+            global_batch=4096,
+            tp=(1, 2, 4, 8),
+            cp=(1,),
+            ep=(1,),
         ),
     ],
-    space: Annotated[
-        str,
-        typer.Option(
-            help="The chips to choose from: published (the PHAZE paper's space), full-area "
-            "(the same with network and HBM PHYs counted), every-term (with every area, a power "
-            "cap, a package, and HBM, links and dies as axes), tpuv4-area (chips as large as a "
-            "TPUv4), or a .yaml or .json file."
-        ),
-    ] = "published",
-    hbm: Annotated[
-        str | None,
-        typer.Option(
-            help="HBM of a chip to try: sizes such as 80GiB, or numbers of GiB, divided by commas."
-        ),
-    ] = None,
-    devices: Annotated[int, typer.Option(help="How many devices the cluster has.")] = 1024,
-    fabric: Annotated[
-        str,
-        typer.Option(
-            help="How the devices are wired: a preset (`phaze-fast fabrics` lists them) or a file."
-        ),
-    ] = "tpuv4-pod",
-    global_batch: Annotated[
-        int, typer.Option(help="Sequences of one training step, over all replicas.")
-    ] = 4096,
-    micro_batch: Annotated[
-        str,
-        typer.Option(
-            help="Sequences a device works on at once; several to try, divided by commas."
-        ),
-    ] = "1,2,4,8",
-    tp: Annotated[
-        str,
-        typer.Option(help="Devices that share each layer (tensor parallelism); several to try."),
-    ] = "1,2,4,8",
-    pp: Annotated[
-        str | None, typer.Option(help="Pipeline stages; several to try. By default all counts.")
-    ] = None,
-    dp: Annotated[
-        str | None,
-        typer.Option(
-            help="Replicas of the model (data parallelism); several to try. By default all counts."
-        ),
-    ] = None,
-    cp: Annotated[
-        str,
-        typer.Option(
-            help="Devices that share each sequence (context parallelism); several to try."
-        ),
-    ] = "1",
-    ep: Annotated[
-        str,
-        typer.Option(
-            help="Devices that share the experts of a layer (expert parallelism); several to try."
-        ),
-    ] = "1",
-    zero: Annotated[
-        str,
-        typer.Option(
-            help="What replicas share: 0 nothing, 1 optimiser state, 2 gradients too, 3 "
-            "weights too; several to try."
-        ),
-    ] = "0,1",
-    recompute: Annotated[
-        str,
-        typer.Option(
-            help="auto, none, selective, needed, full, or sets joined by +: norms, activations, "
-            "gated-product, up-projection, output-projection, alternate-products, attention; of "
-            "several each stage has what is fastest."
-        ),
-    ] = "auto",
-    schedule: Annotated[
-        str,
-        typer.Option(
-            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe, dualpipe-v; several to "
-            "try."
-        ),
-    ] = "1f1b,interleaved",
-    seq: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
-    ] = None,
-    optimizer: Annotated[
-        str,
-        typer.Option(
-            help="The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, "
-            "sgd and others."
-        ),
-    ] = "adam",
-    precision: PrecisionName = None,
-    software: SoftwareName = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="How much each of several models counts, divided by commas; by default all alike."
-        ),
-    ] = None,
-    top: Annotated[int, typer.Option(help="How many of the best chips to find and prove.")] = 10,
-    pareto: Annotated[
-        str,
-        typer.Option(
-            help="Also find the Pareto front over some of: time, area, energy (of a step), "
-            "hbm, cost (of all chips), divided by commas."
-        ),
-    ] = "",
-    objective: Annotated[
-        str,
-        typer.Option(
-            help="What the best chips have least of: time, energy (most samples per joule), cost "
-            "(per dollar of devices), area (per mm2), tokens (dollars for a trillion tokens)."
-        ),
-    ] = "time",
-    portfolio: Annotated[
-        bool,
-        typer.Option(
-            "--portfolio",
-            help="Also find the best two chips for several models, each on its better one.",
-        ),
-    ] = False,
-    baselines: Annotated[
-        str,
-        typer.Option(
-            help="What to compare with, divided by commas: tpuv4 (three plans on the TPUv4-like "
-            "chip of the PHAZE paper), all (also its early stop, random and Bayesian search), "
-            "none, or chips of your own: presets (see `phaze-fast chips`) or files, with the best "
-            "plan on each."
-        ),
-    ] = "tpuv4",
-    sensitivity: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity",
-            help="Search again with each bandwidth and each area halved and doubled, and say"
-            " how the best chip changes.",
-        ),
-    ] = False,
-    uncertainty: Annotated[
-        str | None,
-        typer.Option(
-            help="Take the constants of the cost model as intervals (default, or a file of "
-            "them) and also find the chip that loses least in the worst case."
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="With --uncertainty: how far from proven the answer may be, as a fraction."
-        ),
-    ] = 0.05,
-    samples: Annotated[
-        int,
-        typer.Option(
-            help="With --uncertainty: draw so many points of the intervals and say how often"
-            " each chip wins; 0 draws none."
-        ),
-    ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of these samples.")] = 0,
-    time_limit: Annotated[
-        float, typer.Option(help="Stop after so many seconds, with the best found and its bound.")
-    ] = float("inf"),
-    max_points: Annotated[
-        float,
-        typer.Option(
-            help="Stop once so many candidates (a chip under a strategy) were placed "
-            "exactly, with the best found and its bound."
-        ),
-    ] = float("inf"),
-    threads: Annotated[
-        int | None, typer.Option(help="At most so many threads; by default all cores.")
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            help="Where to work instead of in threads: processes, dask://host:port, ray or mpi."
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder that keeps what is found; the same command goes on from there.",
-            parser=folder,
-            metavar="<path>",
-        ),
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of finished searches, looked up before searching; by default the "
-            "user's cache folder.",
-            parser=folder,
-            metavar="<path>",
-        ),
-    ] = None,
-    no_cache: Annotated[
-        bool,
-        typer.Option("--no-cache", help="Neither look up finished searches nor keep this one."),
-    ] = False,
-    report: ToFigures = None,
-    parquet: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the Pareto front, or the best chips, as Parquet.", callback=target
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
+    where: Chips,
+    goal: Goal,
+    doubts: Doubts,
+    run: SearchRun,
+    output: FiguresOutput,
 ) -> None:
-    """Find the chip and the plan that train models fastest, and prove it."""
-    read_baselines(baselines)  # refused before anything is searched
-    loaded = [load_model(name, seq) for name in model]
-    step = _training(dict(locals()))
-    cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
-    chips, cores = _space(space, hbm), thread_count(threads)
-    with shown_progress(quiet) as progress, told_where(resume), stopped_by_hand() as stop:
+    """Find the chip and plan that train models fastest, proven.
+
+    Example: phaze-fast search gpt3-175b --space published --report page.html
+    """
+    read_baselines(doubts.baselines)  # refused before anything is searched
+    training = Training.from_dict(step)
+    loaded = [load_model(name, training.seq) for name in model]
+    cluster = Cluster.from_dict({"devices": where.devices, "fabric": where.fabric})
+    chips, threads = _space(where.space, where.hbm), thread_count(run.threads)
+    with (
+        _shown_progress(run.quiet) as progress,
+        say_where_to_resume(run.resume),
+        stop_on_interrupt() as stop,
+    ):
         found = search(
             loaded,
             chips,
             cluster,
-            step,
-            weights=_weights(weights),
-            top=top,
-            pareto=tuple(name.strip() for name in pareto.split(",") if name.strip()),
-            time_limit_s=time_limit,
-            max_points=max_points,
-            threads=cores,
-            executor=executor,
-            resume=resume,
-            cache=None if no_cache else cache or default_cache(),
+            training,
+            weights=numbers(goal.weights, "--weights"),
+            top=goal.top,
+            pareto=tuple(name.strip() for name in goal.pareto.split(",") if name.strip()),
+            time_limit_s=run.time_limit_s,
+            max_points=run.max_points,
+            threads=threads,
+            executor=run.executor,
+            resume=run.resume,
+            cache=run.cache_folder,
             progress=progress,
-            objective=objective,
-            portfolio=portfolio,
-            uncertainty=uncertainty,
-            tolerance=tolerance,
-            samples=samples,
-            seed=seed,
+            objective=goal.objective,
+            portfolio=goal.portfolio,
+            uncertainty=doubts.uncertainty,
+            tolerance=doubts.tolerance,
+            samples=doubts.samples,
+            seed=doubts.seed,
             stop=stop,
         )
     for message in found.outcome.notes:
         note(message)
     stopped = stop()
-    others = objective == "time" and (baselines.lower() != "none" or sensitivity)
-    if found.outcome.winners and not stopped and others:
-        if (
-            to_file is not None and str(to_file) != "-"
-        ):  # what is proven is safe before more is done
-            write_text(to_file, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
-        said = None if quiet else note
-        found = compare(found, baselines, sensitivity, threads=cores, say=said)
+    compares = doubts.baselines.lower() != "none" or doubts.sensitivity
+    if found.outcome.winners and not stopped and compares and goal.objective == "time":
+        if output.path is not None:  # what is proven is safe before more is done
+            text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
+            write_text(output.path, text + "\n")
+        say = None if run.quiet else note
+        found = compare(found, doubts.baselines, doubts.sensitivity, threads=threads, say=say)
     with ends_interrupted(stopped):
-        _deliver(found, report, parquet, as_json, to_file)
+        _deliver(found, output)
 
 
-def _deliver(
-    found: SearchResult,
-    report: Path | None,
-    parquet: Path | None,
-    as_json: bool,
-    to_file: Path | None,
-) -> None:
+def _deliver(found: SearchResult, output: FiguresOutput) -> None:
     def document() -> dict[str, Any]:
-        made = found.to_dict()
-        made["manifest"]["command"] = " ".join(["phaze-fast", *sys.argv[1:]])
-        return made
+        data = found.to_dict()
+        data["manifest"]["command"] = typed()
+        return data
 
-    if report is not None:
-        from phaze_fast.report.page import write_report
-
-        write_report(document(), report)
-        note(f"wrote {report}")
+    output.write_page(lambda: report_page(document()))
     if not found.outcome.winners:
-        if as_json or to_file is not None:
-            emit(document, list, True, to_file)
+        if output.wants_document:
+            output.write(document())
         raise InfeasibleError(found.reason)
-    if parquet is not None:
-        found.to_parquet(parquet)
-        note(f"wrote {parquet}")
-    emit(document, lambda: search_tables(found), as_json, to_file)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("search")(search_chips)
+    if output.parquet is not None:
+        found.to_parquet(output.parquet)
+        note(f"wrote {output.parquet}")
+    output.emit(document, lambda: _tables(found))

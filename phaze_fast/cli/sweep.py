@@ -5,30 +5,20 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-import typer
-
-from phaze_fast.cli.model_argument import MODEL_HELP, load_model
-from phaze_fast.cli.output import (
-    AsJson,
-    ToFile,
-    ToPage,
-    emit,
-    is_watched,
-    note,
-    table,
-    target,
-    typed,
-)
-from phaze_fast.cli.plan_options import Hardware, PrecisionName, SoftwareName, several
+from phaze_fast.cli.option_groups import RecordOptions
+from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model
+from phaze_fast.cli.output import PageOutput, ToPath, is_watched, note, table, typed
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
+from phaze_fast.report.sweep_page import sweep_page
 from phaze_fast.runs.sweep import Point, SweepTable, sweep
-from phaze_fast.software import BF16, DEFAULT
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["add_commands"]
+__all__ = ["sweep_points"]
 
 _SHOWN = 40
 
@@ -59,90 +49,86 @@ def _progress() -> Callable[[int, int], None] | None:
     return show
 
 
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters."""
+
+    chip: str
+    """Chips to try, separated by commas: presets (`phaze-fast show chip` lists them) or files."""
+    devices: str
+    """Counts of devices to try, separated by commas."""
+    fabric: str | None = None
+    """The interconnect: a preset or a file; by default each chip's usual one."""
+
+    def clusters(self) -> list[Cluster]:
+        """Combine every chip with every count of devices."""
+        try:
+            counts = [int(part) for part in self.devices.split(",")]
+        except ValueError:
+            raise InvalidInputError(
+                f"--devices: {self.devices!r} is not accepted; expected whole numbers separated "
+                "by commas"
+            ) from None
+        return [
+            Hardware(chip=name.strip(), devices=count, fabric=self.fabric).cluster()
+            for name in self.chip.split(",")
+            for count in counts
+        ]
+
+
+@dataclass(frozen=True)
+class SweepOutput(PageOutput):
+    """Output."""
+
+    csv: ToPath = None
+    """Write all columns as CSV to this file."""
+    resume: Folder = None
+    """Folder that keeps finished points; the same command goes on there."""
+    threads: int | None = None
+    """At most so many threads; by default all cores."""
+
+
 def sweep_points(
-    model: Annotated[list[str], typer.Argument(help=f"One or several. {MODEL_HELP}")],
-    chip: Annotated[
-        str,
-        typer.Option(
-            help="Chips to try, divided by commas: presets (see `phaze-fast chips`), files."
+    model: ModelNames,
+    where: Clusters,
+    step: Annotated[
+        dict[str, Any],
+        RecordOptions(
+            Training,
+            skip=("tied", "uncut"),
+            several=("global_batch", "seq"),
+            global_batch=(512,),
         ),
     ],
-    devices: Annotated[str, typer.Option(help="Counts of devices to try, divided by commas.")],
-    fabric: Annotated[
-        str | None,
-        typer.Option(help="How the devices are wired: a preset or a file; by default as usual."),
-    ] = None,
-    global_batch: Annotated[
-        str, typer.Option(help="Sequences of one training step to try, divided by commas.")
-    ] = "512",
-    seq: Annotated[
-        str | None,
-        typer.Option(help="Tokens of a sequence to try, divided by commas (default: the model's)."),
-    ] = None,
-    micro_batch: Annotated[
-        str, typer.Option(help="Sequences a device works on at once; each plan has the best.")
-    ] = "1,2,4,8",
-    precision: PrecisionName = None,
-    software: SoftwareName = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Folder that keeps finished points; the same command goes on there."),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write all columns as CSV to this file.", callback=target)
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="At most so many threads; by default all cores.")
-    ] = None,
-    report: ToPage = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
+    output: SweepOutput,
 ) -> None:
-    """Find the best plan of every combination of models, chips, devices and batches.
+    """Plan every combination of models, chips and batches.
+
+    Several values of --global-batch and --seq are points of their own; of other options with
+    several values, each plan has the best.
 
     Example: phaze-fast sweep llama2-7b --chip h100,a100-80 --devices 8,16,32 --report sweep.html
     """
-    step = {
-        "micro_batch": several(micro_batch, "micro_batch"),
-        "precision": precision or BF16,
-        "software": software or DEFAULT,
-    }
-    lengths: tuple[int | None, ...] = several(seq, "seq") or (None,)
+    batches, lengths = step.pop("global_batch"), step.pop("seq", (None,))
     models = [load_model(name, lengths[0]) for name in model]
-    clusters = [
-        Hardware(chip=name.strip(), devices=n, fabric=fabric).cluster()
-        for name in chip.split(",")
-        for n in several(devices, "devices") or ()
-    ]
-    batches = several(global_batch, "global_batch") or ()
     points = [
         Point(each, cluster, Training.from_dict({**step, "global_batch": batch, "seq": length}))
-        for each, cluster, batch, length in itertools.product(models, clusters, batches, lengths)
+        for each, cluster, batch, length in itertools.product(
+            models, where.clusters(), batches, lengths
+        )
     ]
-    found = sweep(points, out=resume, threads=threads, progress=_progress())
+    found = sweep(points, out=output.resume, threads=output.threads, progress=_progress())
     for line in found.notes:
         note(line)
-    if report is not None:
-        from phaze_fast.report.plan_page import write_page
-        from phaze_fast.report.sweep_page import sweep_page
-
-        title = ", ".join(dict.fromkeys(each.name for each in models))
-        write_page(sweep_page(found, title, typed()), report)
-        note(f"wrote {report}")
-    if csv is not None:
-        found.to_csv(csv)
-        note(f"wrote {csv}")
+    title = ", ".join(dict.fromkeys(each.name for each in models))
+    output.write_page(lambda: sweep_page(found, title, typed()))
+    if output.csv is not None:
+        found.to_csv(output.csv)
+        note(f"wrote {output.csv}")
     columns = ["model", "chip", "devices>", "batch>", "step>", "memory>", "MFU>", "plan"]
     left = len(found.rows) - _SHOWN
     caption = f"and {left:,} more; --csv, --json and --report have all" if left > 0 else ""
-    emit(
+    output.emit(
         lambda: {"rows": found.rows, "resumed": found.resumed, "repeated": found.repeated},
         lambda: [table("The best plan of every point", columns, _rows(found), caption)],
-        as_json,
-        to_file,
     )
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command("sweep")(sweep_points)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
-from phaze_fast.cli.models import show_graph
-from phaze_fast.cli.output import AsJson, ToFile, emit
+from phaze_fast.cli.output import Output
+from phaze_fast.cli.show_models import graph_tables
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import GraphModel, from_torch
 
-__all__ = ["add_commands"]
+__all__ = ["trace"]
 
 
 def _module(where: str) -> ModuleType:
@@ -35,7 +36,7 @@ def _module(where: str) -> ModuleType:
 
 
 def _called(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Call ``package.module:function``; give its module and example inputs."""
+    """Call ``package.module:function``; return its module and example inputs."""
     where, _, name = target.rpartition(":")
     if not where or not name:
         raise InvalidInputError(
@@ -59,7 +60,21 @@ def _called(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), named
 
 
-def _traced(target: str, name: str | None, dtype: str | None, seq: int | None) -> GraphModel:
+@dataclass(frozen=True)
+class Tracing:
+    """How to record it."""
+
+    name: str | None = None
+    """What to call the model."""
+    dtype: str | None = "bfloat16"
+    """Number format of parameters and floating-point inputs."""
+    seq: int | None = None
+    """Tokens of a sequence, with a config.json."""
+    as_traced: bool = False
+    """Plan its operators one by one, also where they are a transformer."""
+
+
+def _traced(target: str, how: Tracing) -> GraphModel:
     path = Path(target)
     if path.is_dir() or target.endswith(".json"):
         from phaze_fast.documents import read_document
@@ -70,10 +85,10 @@ def _traced(target: str, name: str | None, dtype: str | None, seq: int | None) -
         data = read_document(file)
         if not isinstance(data, dict):
             raise InvalidInputError(f"{file}: expected a mapping of keys to values")
-        return trace_hf(data, name or title, str(file), seq)
+        return trace_hf(data, how.name or title, str(file), how.seq)
     module, inputs, named = _called(target)
-    title = name or target.rpartition(":")[2]
-    return from_torch(module, inputs, named, name=title, dtype=dtype)
+    title = how.name or target.rpartition(":")[2]
+    return from_torch(module, inputs, named, name=title, dtype=how.dtype)
 
 
 def trace(
@@ -84,30 +99,12 @@ def trace(
             "inputs); or a HuggingFace config.json."
         ),
     ],
-    name: Annotated[str | None, typer.Option(help="What to call the model.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Number format of parameters and floating-point inputs.")
-    ] = "bfloat16",
-    seq: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence, with a config.json.")
-    ] = None,
-    as_traced: Annotated[
-        bool,
-        typer.Option(
-            "--as-traced", help="Plan its operators one by one, also where they are a transformer."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
+    how: Tracing,
+    output: Output,
 ) -> None:
-    """Record a training step of a PyTorch module as a graph that every command takes as MODEL.
+    """Record a PyTorch module as a model for other commands.
 
     Example: phaze-fast trace examples/own_module.py:language -o model.json
     """
-    found = _traced(target, name, dtype, seq).replace(as_traced=as_traced)
-    emit(found.to_dict, lambda: show_graph(found), as_json, to_file)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this file's commands."""
-    app.command("trace")(trace)
+    graph = _traced(target, how).replace(as_traced=how.as_traced)
+    output.emit(graph.to_dict, lambda: graph_tables(graph))

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
-from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFigures, ToFile, emit, folder, note, target, write_text
-from phaze_fast.cli.search import default_cache
-from phaze_fast.cli.wafer_argument import joined_wafers, wafer_of, with_faults
-from phaze_fast.cli.wafer_cases import Case, Cases
-from phaze_fast.cli.wafer_front import front_case, objectives_of
-from phaze_fast.cli.wafer_progress import shown
-from phaze_fast.cli.wafer_tables import picture, summary
+from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
+from phaze_fast.cli.options import LongRun, ModelNames, load_model
+from phaze_fast.cli.output import FiguresOutput, Output, is_watched, note, write_text
+from phaze_fast.cli.wafer_tables import Case, Cases, mapping_tables
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
-from phaze_fast.wafer import Encoding, Problem, Wafer, WaferSpace, WaferTraining, evaluate
-from phaze_fast.wafer.mapping.traffic import describe
+from phaze_fast.report import report_page
+from phaze_fast.units import format_time
+from phaze_fast.wafer import (
+    WAFER_SPACES,
+    WAFERS,
+    Encoding,
+    Problem,
+    Wafer,
+    WaferSpace,
+    WaferTraining,
+    evaluate,
+    load_faults,
+    load_wafer,
+    load_wafer_space,
+)
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import search_mappings
 from phaze_fast.wafer.search.session import Session
 from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
 from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
-from phaze_fast.wafer.studies.pareto import OBJECTIVES
-from phaze_fast.wafer.studies.wafers import WaferResult, search_wafers
+from phaze_fast.wafer.studies.pareto import OBJECTIVES, WaferFront, search_front
+from phaze_fast.wafer.studies.wafers import search_wafers
 
-__all__ = ["add_commands"]
+__all__ = ["map_on_wafers"]
+
+
+# ---- reading the problem ----
 
 
 def _transformer(model: Model) -> TransformerModel:
@@ -48,310 +62,365 @@ def _transformer(model: Model) -> TransformerModel:
     )
 
 
+def _wafer(name: str) -> Wafer | WaferSpace:
+    """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
+    if name in WAFER_SPACES.names:
+        return load_wafer_space(name)
+    if name in WAFERS.names:
+        return load_wafer(name)
+    if not name.endswith((".yaml", ".yml", ".json")):
+        known = [*WAFERS.names, *WAFER_SPACES.names]
+        raise InvalidInputError(
+            f"--wafer: {name!r} is not accepted; {nearest(name, known)}, or a file"
+        )
+    data = read_document(name)
+    if isinstance(data, dict) and "axes" in data:
+        return WaferSpace.from_dict(data, source=name)
+    return Wafer.from_dict(data, source=name)
+
+
+def _each_wafer(
+    wafers: list[Wafer | WaferSpace], option: str, change: Callable[[Wafer], Wafer]
+) -> list[Wafer | WaferSpace]:
+    """Change every wafer as an option says, which is not accepted with a space."""
+    changed: list[Wafer | WaferSpace] = []
+    for wafer in wafers:
+        if isinstance(wafer, WaferSpace):
+            raise InvalidInputError(
+                f"{option}: {wafer.name} is not accepted with it; expected wafers, not a space"
+            )
+        changed.append(change(wafer))
+    return changed
+
+
+def _wafers(names: list[str] | None, count: int, faults: Path | None) -> list[Wafer | WaferSpace]:
+    wafers = [_wafer(name) for name in names or ["dram-wafer"]]
+    if count > 1:
+        wafers = _each_wafer(
+            wafers, "--wafer-count", lambda wafer: wafer.replace(wafer_count=count)
+        )
+    if faults is not None:
+        fault_map, path = load_faults(faults), str(faults)
+        wafers = _each_wafer(wafers, "--faults", lambda wafer: fault_map.on(wafer, path))
+    return wafers
+
+
+def _front_objectives(
+    text: str | None, wafers: list[Wafer | WaferSpace], others: bool
+) -> tuple[str, ...]:
+    """Read --front, which is not accepted with single wafers or other studies."""
+    if text is None:
+        return ()
+    if others or any(isinstance(wafer, Wafer) for wafer in wafers):
+        raise InvalidInputError(
+            "--front: expected spaces of wafers with it, and neither --compare nor --fault-maps"
+        )
+    names = OBJECTIVES if text == "all" else tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in OBJECTIVES:
+            raise InvalidInputError(
+                f"--front: {name!r} is not accepted; {nearest(name, [*OBJECTIVES, 'all'])}"
+            )
+    return names
+
+
 # ---- running ----
 
 
-def _one_wafer(
-    session: Session, problem: Problem, effort: Effort, seed: int, compare: bool, quiet: bool
-) -> Comparison | MappingResult:
-    with shown(quiet) as (say, show):
-        name = f"{problem.model.name} on {problem.wafer.name}"
-        say(name)
-        if compare:
-            return compare_mappings(
-                problem,
-                effort,
-                seed,
-                progress=show,
-                report=lambda part: say(f"{name}: {part}"),
-                session=session,
-            )
-        return search_mappings([problem], effort, seed, progress=show, session=session)[0]
+@contextlib.contextmanager
+def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
+    """Show a bar on standard error; yield what names the work, and what shows its progress."""
+    watched = is_watched(sys.stderr) and not quiet
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[best]}"),
+        TimeElapsedColumn(),
+        transient=True,
+        disable=not watched,
+        console=Console(stderr=True, quiet=not watched),
+    ) as bar:
+        task = bar.add_task("", total=None, best="")
+
+        def say(name: str) -> None:
+            bar.update(task, description=name, completed=0, total=None)
+
+        def show(done: int, total: int, best: float) -> None:
+            text = f"best {format_time(best)}" if math.isfinite(best) else ""
+            bar.update(task, completed=done, total=total, best=text)
+
+        yield say, show
 
 
-def _space(
-    session: Session,
-    model: Any,
-    space: WaferSpace,
-    training: WaferTraining,
-    effort: Effort,
-    seed: int,
-    compare: bool,
-    quiet: bool,
-) -> tuple[WaferResult, Comparison | None]:
-    with shown(quiet) as (say, show):
-        say(f"{model.name} on {space.name}")
-        found = search_wafers(model, space, training, effort, seed, progress=show, session=session)
-    if not compare:
-        return found, None
-    with shown(quiet) as (say, show):
-        name = f"{model.name} on {found.best.problem.wafer.name}"
-        case = compare_mappings(
-            found.best.problem,
-            effort,
-            seed,
-            known=[found.best.best],
-            progress=show,
-            report=lambda part: say(f"{name}: {part}"),
-            session=session,
-        )
-    if found.base is not None:
-        case.ablations["no_architecture"] = found.base.best
-    return found, case
+@dataclass(frozen=True)
+class Faults:
+    """Faults."""
+
+    faults: Path | None = None
+    """Dead dies and links by row and column: a YAML or JSON file."""
+    fault_maps: Annotated[int, typer.Option(min=0)] = 0
+    """Draw so many maps of dead dies and links at random, and find the throughput expected and at
+    worst."""
+    die_fault: float | None = None
+    """With --fault-maps: probability that a die is dead; by default by its yield."""
+    link_fault: float = 0.0
+    """With --fault-maps: probability that a link is dead."""
 
 
-class _Asked(NamedTuple):
-    """What is asked of every case."""
+@dataclass(frozen=True)
+class _Study:
+    """What is searched for every model and wafer, and how."""
 
+    session: Session
     training: WaferTraining
     effort: Effort
     seed: int
     compare: bool
     quiet: bool
-    to_file: Path | None
-    maps: int
-    """Fault maps to draw."""
-    die_fault: float | None
-    link_fault: float
-    front: tuple[str, ...] = ()
-    """Objectives of a front of wafers; none where only the fastest is asked for."""
+    path: Path | None
+    """The file that finished cases are written to."""
+    faults: Faults
+    front: tuple[str, ...]
+    """Objectives of a front of wafers; none where only the fastest is searched for."""
+
+    def cases(self, pairs: list[tuple[Any, Wafer | WaferSpace]]) -> Iterator[Case]:
+        """Answer each case; what is finished is in the file before the next one starts."""
+        cases: list[Case] = []
+        single = [Problem(m, w, self.training) for m, w in pairs if isinstance(w, Wafer)]
+        if not self.session.sequential and not self.compare:  # all at once, so that no worker waits
+            with _shown_progress(self.quiet) as (say, show):
+                say(f"{len(single)} mappings")
+                search_mappings(single, self.effort, self.seed, progress=show, session=self.session)
+        for model, where in pairs:
+            if isinstance(where, Wafer):
+                cases.append(self._on_wafer(Problem(model, where, self.training)))
+            elif self.front:
+                cases.append(self._front_of(model, where))
+            else:
+                cases.append(self._in_space(model, where))
+            yield cases[-1]
+            if self.effort.stop is not None and self.effort.stop():
+                return
+            if self.path is not None and len(cases) < len(pairs):
+                text = json.dumps({"cases": [case.document() for case in cases]}, indent=2)
+                write_text(self.path, text + "\n")
+
+    def _compared(self, problem: Problem, known: MappingResult | None = None) -> Comparison:
+        with _shown_progress(self.quiet) as (say, show):
+            name = f"{problem.model.name} on {problem.wafer.name}"
+            say(name)
+            return compare_mappings(
+                problem,
+                self.effort,
+                self.seed,
+                known=[] if known is None else [known.best],
+                progress=show,
+                report=lambda part: say(f"{name}: {part}"),
+                session=self.session,
+            )
+
+    def _on_wafer(self, problem: Problem) -> Case:
+        if self.compare:
+            return Case(self._compared(problem), None, self._fault_study(problem))
+        with _shown_progress(self.quiet) as (say, show):
+            say(f"{problem.model.name} on {problem.wafer.name}")
+            best = search_mappings(
+                [problem], self.effort, self.seed, progress=show, session=self.session
+            )[0]
+        return Case(best, None, self._fault_study(problem))
+
+    def _in_space(self, model: Any, space: WaferSpace) -> Case:
+        with _shown_progress(self.quiet) as (say, show):
+            say(f"{model.name} on {space.name}")
+            found = search_wafers(
+                model,
+                space,
+                self.training,
+                self.effort,
+                self.seed,
+                progress=show,
+                session=self.session,
+            )
+        best: MappingResult | Comparison = found.best
+        if self.compare:
+            best = self._compared(found.best.problem, known=found.best)
+            if found.base is not None:
+                best.ablations["no_architecture"] = found.base.best
+        return Case(best, found, self._fault_study(found.best.problem))
+
+    def _front_of(self, model: Any, space: WaferSpace) -> Case:
+        """Search the non-dominated wafers of a space; the file has what is found so far."""
+
+        def so_far(front: WaferFront) -> None:
+            if self.path is not None:
+                data = {"model": model.name, "space": space.name, "front": front.to_dict()}
+                write_text(self.path, json.dumps(data, indent=2) + "\n")
+
+        with _shown_progress(self.quiet) as (say, show):
+            say(f"{model.name} on {space.name}: front")
+            front = search_front(
+                model,
+                space,
+                self.training,
+                self.effort,
+                self.seed,
+                objectives=self.front,
+                progress=show,
+                so_far=so_far,
+                session=self.session,
+            )
+        if not front.points:
+            raise InfeasibleError(
+                f"{space.name}: {front.misfits} wafers searched, {model.name} fits on none"
+                if front.misfits
+                else f"{space.name}: stopped before a wafer was searched"
+            )
+        return Case(front.points[0].result, None, front=front)
+
+    def _fault_study(self, problem: Problem) -> FaultStudy | None:
+        """Draw fault maps of a wafer and find its throughput under each."""
+        if not self.faults.fault_maps:
+            return None
+        with _shown_progress(self.quiet) as (say, show):
+            say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
+            return fault_study(
+                problem,
+                self.faults.fault_maps,
+                self.faults.die_fault,
+                self.faults.link_fault,
+                seed=self.seed,
+                progress=show,
+                session=self.session,
+            )
 
 
-def _studied(session: Session, problem: Problem, asked: _Asked) -> FaultStudy | None:
-    """Draw fault maps of a wafer and find its throughput under each."""
-    if not asked.maps:
-        return None
-    with shown(asked.quiet) as (say, show):
-        say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
-        return fault_study(
-            problem,
-            asked.maps,
-            asked.die_fault,
-            asked.link_fault,
-            seed=asked.seed,
-            progress=show,
-            session=session,
-        )
+# ---- the command ----
 
 
-def _answered(
-    session: Session, pairs: list[tuple[Any, Wafer | WaferSpace]], asked: _Asked
-) -> Iterator[Case]:
-    """Answer each case; what is finished is in the file before the next one starts."""
-    cases: list[Case] = []
-    training, effort, seed, compare, quiet, to_file = asked[:6]
-    plain = [Problem(m, w, training) for m, w in pairs if isinstance(w, Wafer)]
-    if not session.sequential and not compare:  # all at once, so that no worker waits
-        with shown(quiet) as (say, show):
-            say(f"{len(plain)} mappings")
-            search_mappings(plain, effort, seed, progress=show, session=session)
-    for model, where in pairs:
-        if isinstance(where, WaferSpace) and asked.front:
-            given = (training, effort, seed, asked.front)
-            cases.append(front_case(session, model, where, given, quiet, to_file))
-        elif isinstance(where, WaferSpace):
-            found, case = _space(session, model, where, training, effort, seed, compare, quiet)
-            study = _studied(session, found.best.problem, asked)
-            cases.append(Case(case or found.best, found, study))
-        else:
-            problem = Problem(model, where, training)
-            answer = _one_wafer(session, problem, effort, seed, compare, quiet)
-            cases.append(Case(answer, None, _studied(session, problem, asked)))
-        yield cases[-1]
-        if effort.stop is not None and effort.stop():
-            return
-        if to_file is not None and str(to_file) != "-" and len(cases) < len(pairs):
-            text = json.dumps({"cases": [case.data() for case in cases]}, indent=2)
-            write_text(to_file, text + "\n")
+@dataclass(frozen=True)
+class WaferProblem:
+    """The wafers and the training step."""
+
+    on: Annotated[list[str] | None, typer.Option("--wafer")] = None
+    """A wafer, or a space of wafers to choose from: a preset (`phaze-fast show wafer` lists them)
+    or a file; may be given several times; by default dram-wafer."""
+    wafer_count: Annotated[int, typer.Option(min=1)] = 1
+    """Wafers of this kind that work together over their I/O."""
+    global_batch: int = 512
+    """Sequences of one training step."""
+    seq: int | None = None
+    """Tokens of a sequence; by default the model's."""
+    optimizer: str = "adam-bf16-grad"
+    """The optimiser, whose state takes memory."""
 
 
-def wafer(
-    model: Annotated[
-        list[str],
-        typer.Argument(
-            help="Models, one or several: presets (`phaze-fast models` lists them), .yaml or"
-            " .json files, or folders with a HuggingFace config.json."
-        ),
-    ],
-    on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--wafer",
-            help="A wafer, or a space of wafers to choose from: a preset (`phaze-fast "
-            "wafers` lists them) or a file; may be given several times.",
-        ),
-    ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Also score other systems' plans, and parts of ours."),
-    ] = False,
-    global_batch: Annotated[int, typer.Option(help="Sequences of one training step.")] = 512,
-    seq: Annotated[
-        int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
-    ] = None,
-    optimizer: Annotated[
-        str, typer.Option(help="The optimiser, whose state takes memory.")
-    ] = "adam-bf16-grad",
-    joined: Annotated[
-        int, typer.Option(help="Wafers of this kind that work together over their I/O.", min=1)
-    ] = 1,
-    faults: Annotated[
-        Path | None,
-        typer.Option(help="Dead dies and links by row and column: a YAML or JSON file."),
-    ] = None,
-    fault_maps: Annotated[
-        int,
-        typer.Option(
-            help="Draw so many maps of dead dies and links at random, and say the throughput"
-            " expected and at worst.",
-            min=0,
-        ),
-    ] = 0,
-    die_fault: Annotated[
-        float | None,
-        typer.Option(help="Probability that a die is dead in them; by default by its yield."),
-    ] = None,
-    link_fault: Annotated[
-        float, typer.Option(help="With --fault-maps: probability that a link is dead.")
-    ] = 0.0,
-    front: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a space: keep all wafers that no other beats in these, commas between: "
-            + ", ".join(OBJECTIVES)
-            + "; or all."
-        ),
-    ] = None,
-    encoding: Annotated[
-        Path | None,
-        typer.Option(help="Score the mapping of this JSON file instead of searching for one."),
-    ] = None,
-    show: Annotated[
-        bool,
-        typer.Option(
-            "--describe", help="Also say how each operator is split and what it communicates."
-        ),
-    ] = False,
-    seeds: Annotated[
-        int, typer.Option(help="Runs of simulated annealing for each promising layout.")
-    ] = 4,
-    steps: Annotated[int, typer.Option(help="Evaluations of each run.")] = 20_000,
-    promising: Annotated[int, typer.Option(help="How many layouts count as promising.")] = 6,
-    budget: Annotated[
-        float | None, typer.Option(help="Look at no further layout after so many seconds.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(help="At most so many threads; by default all cores.")
-    ] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(help="Where to work: threads, processes, dask://host:port, ray or mpi."),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to keep results in and to go on from.",
-            parser=folder,
-            metavar="<path>",
-        ),
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of earlier results; by default the user's cache folder.",
-            parser=folder,
-            metavar="<path>",
-        ),
-    ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Neither look up earlier results nor keep these.")
-    ] = False,
-    report: ToFigures = None,
-    parquet: Annotated[
-        Path | None,
-        typer.Option(help="Write the tables of all models and wafers as Parquet.", callback=target),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
+@dataclass(frozen=True)
+class WaferGoal:
+    """What to find."""
+
+    compare: bool = False
+    """Also score other systems' plans, and parts of ours."""
+    front: str | None = None
+    """Of a space: keep all wafers that no other beats in these objectives, separated by commas:
+    time_s, area_mm2, power_w, cost_usd, expected_per_s; or all."""
+    encoding: Path | None = None
+    """Score the mapping of this JSON file instead of searching for one."""
+    describe: bool = False
+    """Also show how each operator is split and what it communicates."""
+
+
+@dataclass(frozen=True)
+class WaferEffort:
+    """Effort of the search."""
+
+    seeds: int = 4
+    """Runs of simulated annealing for each promising layout."""
+    steps: int = 20_000
+    """Evaluations of each run."""
+    promising: int = 6
+    """How many layouts count as promising."""
+    seed: int = 0
+    """Seed of all random choices."""
+    budget: float | None = None
+    """Examine no further layout after so many seconds."""
+
+
+def map_on_wafers(
+    model: ModelNames,
+    problem: WaferProblem,
+    goal: WaferGoal,
+    faults: Faults,
+    search: WaferEffort,
+    run: LongRun,
+    output: FiguresOutput,
 ) -> None:
-    """Map a model's operators on a wafer of dies; search wafers too where a space is given."""
-    training = WaferTraining(global_batch, seq, optimizer)
-    effort = Effort(seeds, steps, promising, budget)
-    loaded = [_transformer(load_model(name, seq)) for name in model]
-    named = [wafer_of(name) for name in on or ["dram-wafer"]]
-    wafers = with_faults(joined_wafers(named, joined), faults)
-    objectives = objectives_of(front, wafers, compare or bool(fault_maps))
-    if encoding is not None:
-        if len(loaded) > 1 or len(wafers) > 1 or compare:
+    """Map a model's operators on a wafer of dies.
+
+    Where a space of wafers is given, the best wafer is searched for too.
+
+    Example: phaze-fast wafer bertlarge --wafer dojo-tile-like --global-batch 64 --compare
+    """
+    training = WaferTraining(problem.global_batch, problem.seq, problem.optimizer)
+    effort = Effort(search.seeds, search.steps, search.promising, search.budget)
+    loaded = [_transformer(load_model(name, problem.seq)) for name in model]
+    wafers = _wafers(problem.on, problem.wafer_count, faults.faults)
+    others = goal.compare or bool(faults.fault_maps)
+    objectives = _front_objectives(goal.front, wafers, others)
+    if goal.encoding is not None:
+        if len(loaded) > 1 or len(wafers) > 1 or goal.compare:
             raise InvalidInputError(
                 "--encoding: one model and one wafer are expected with it, and no --compare"
             )
-        _score(Problem(loaded[0], _single(wafers[0]), training), encoding, show, as_json, to_file)
+        wafer = wafers[0] if isinstance(wafers[0], Wafer) else wafers[0].base
+        _score(Problem(loaded[0], wafer, training), goal.encoding, goal.describe, output)
         return
-    pairs = [(each, where) for where in wafers for each in loaded]
-    kept = None if no_cache else cache or default_cache()
     with (
-        stopped_by_hand() as stop,
-        told_where(resume),
-        Session(executor, threads, resume, kept) as session,
+        stop_on_interrupt() as stop,
+        say_where_to_resume(run.resume),
+        Session(run.executor, run.threads, run.resume, run.cache_folder) as session,
     ):
-        effort = replace(effort, stop=stop)
-        faulty = (fault_maps, die_fault, link_fault)
-        asked = _Asked(training, effort, seed, compare, quiet, to_file, *faulty, objectives)
-        cases = Cases(list(_answered(session, pairs, asked)), session)
+        study = _Study(
+            session,
+            training,
+            replace(effort, stop=stop),
+            seed=search.seed,
+            compare=goal.compare,
+            quiet=run.quiet,
+            path=output.path,
+            faults=faults,
+            front=objectives,
+        )
+        pairs = [(each, where) for where in wafers for each in loaded]
+        cases = Cases(list(study.cases(pairs)), session)
         for message in session.notes:
             note(message)
     with ends_interrupted(stop()):
-        _deliver(cases, report, parquet, show, as_json, to_file)
+        _deliver(cases, goal.describe, output)
 
 
-def _deliver(
-    cases: Cases,
-    report: Path | None,
-    parquet: Path | None,
-    show: bool,
-    as_json: bool,
-    to_file: Path | None,
-) -> None:
-    emit(cases.data, lambda: cases.human(show), as_json, to_file)
-    if report is not None:
-        from phaze_fast.report.page import write_report
-
-        write_report(cases.data(), report)
-        note(f"wrote {report}")
-    if parquet is not None:
-        cases.to_parquet(parquet)
-        note(f"wrote {parquet}")
-    late = sum(case.result.unseen for case in cases.cases)
-    if late:
-        note(f"stopped before {late:,} layouts were examined; the bound covers them too")
+def _deliver(cases: Cases, describe: bool, output: FiguresOutput) -> None:
+    output.emit(cases.document, lambda: cases.tables(describe))
+    output.write_page(lambda: report_page(cases.document()))
+    if output.parquet is not None:
+        cases.to_parquet(output.parquet)
+        note(f"wrote {output.parquet}")
+    unexamined = sum(case.result.unseen for case in cases.cases)
+    if unexamined:
+        note(f"stopped before {unexamined:,} layouts were examined; the bound covers them too")
     if not any(case.best.fits for case in cases.cases):
         raise InfeasibleError(cases.cases[0].best.reason)
 
 
-def _single(where: Wafer | WaferSpace) -> Wafer:
-    return where if isinstance(where, Wafer) else where.base
-
-
-def _score(problem: Problem, path: Path, show: bool, as_json: bool, to_file: Path | None) -> None:
+def _score(problem: Problem, path: Path, describe: bool, output: Output) -> None:
     """Score a mapping from a file: a list of operator mappings, or any answer of this command."""
     data = read_document(path)
     if isinstance(data, dict):
         data = data.get("ours", data)
         data = data.get("encoding", data) if isinstance(data, dict) else data
-    found = evaluate(problem, Encoding.from_list(data, str(path)))
-
-    def human() -> list[RenderableType]:
-        parts = [summary(problem, found, []), *picture(problem, found)]
-        return [*parts, Text(describe(problem, found.encoding))] if show else parts
-
-    emit(lambda: {"ours": found.to_dict()}, human, as_json, to_file)
-    if not found.fits:
-        raise InfeasibleError(found.reason)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add this file's command to the program."""
-    app.command("wafer")(wafer)
+    mapping = evaluate(problem, Encoding.from_list(data, str(path)))
+    output.emit(
+        lambda: {"ours": mapping.to_dict()}, lambda: mapping_tables(problem, mapping, describe)
+    )
+    if not mapping.fits:
+        raise InfeasibleError(mapping.reason)

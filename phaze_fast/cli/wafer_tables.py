@@ -1,31 +1,28 @@
-"""What the command `wafer` shows people: summaries, dies, operators, comparisons."""
+"""Answers of the command `wafer`: as a document, as tables, and drawn on the dies."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from phaze_fast.cli.output import fields, table
+from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import Evaluation, Problem
 from phaze_fast.wafer.mapping.details import causes, operator_times, step_energy, step_mfu
 from phaze_fast.wafer.mapping.diemap import die_map, link_map
 from phaze_fast.wafer.mapping.loads import step_loads
+from phaze_fast.wafer.mapping.traffic import describe
 from phaze_fast.wafer.search.result import MappingResult
+from phaze_fast.wafer.search.session import Session
 from phaze_fast.wafer.studies.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
 from phaze_fast.wafer.studies.fault_study import FaultStudy
 from phaze_fast.wafer.studies.pareto import WaferFront
 from phaze_fast.wafer.studies.wafers import WaferResult
 
-__all__ = [
-    "comparison_table",
-    "front_table",
-    "picture",
-    "proof",
-    "space_rows",
-    "study_rows",
-    "summary",
-]
+__all__ = ["Case", "Cases", "mapping_tables", "study_rows"]
 
 _NAMES = {
     "megatron": "Megatron-LM",
@@ -56,7 +53,7 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
     return rows
 
 
-def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
+def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Say what a mapping takes, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
     shapes = [each.layout for each in found.encoding.classes]
@@ -103,7 +100,7 @@ def _over(name: str, space: str) -> list[tuple[str, str]]:
     ]
 
 
-def proof(found: MappingResult) -> list[tuple[str, str]]:
+def _proof(found: MappingResult) -> list[tuple[str, str]]:
     """Say how good a mapping is proven to be, and what was looked at."""
     bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
     return [
@@ -148,7 +145,7 @@ def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
     return rows
 
 
-def picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
+def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     """Draw the dies of a mapping, and list where its time goes and its operators."""
     times = causes(problem, found)
     whole = sum(times.values())
@@ -213,7 +210,7 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
     return rows
 
 
-def comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
+def _comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
     """Lay our mappings out against other systems' plans."""
     rows = [row for case, searched in cases for row in _case_rows(case, searched)]
     published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
@@ -226,7 +223,7 @@ def comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
     return table("Ours and others", columns, rows, caption)
 
 
-def front_table(front: WaferFront) -> RenderableType:
+def _front_table(front: WaferFront) -> RenderableType:
     """List the wafers that no other beats, the fastest first."""
     rows = []
     for point in front.points:
@@ -255,7 +252,7 @@ def front_table(front: WaferFront) -> RenderableType:
     return table("Pareto front", headings, rows, caption)
 
 
-def space_rows(found: WaferResult) -> list[tuple[str, str]]:
+def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
     """Say which wafer of a space is the best, and what became of the others."""
     rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
     rows = [
@@ -273,3 +270,101 @@ def space_rows(found: WaferResult) -> list[tuple[str, str]]:
     if found.base is not None and found.base.best.fits:
         rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
     return rows
+
+
+# ---- the cases of a command ----
+
+
+def mapping_tables(
+    problem: Problem, mapping: Evaluation, with_traffic: bool
+) -> list[RenderableType]:
+    """Lay out one mapping that was scored, not searched for."""
+    parts = [_summary(problem, mapping, []), *_picture(problem, mapping)]
+    return [*parts, Text(describe(problem, mapping.encoding))] if with_traffic else parts
+
+
+class Case:
+    """The answer for one model on one wafer or space."""
+
+    def __init__(
+        self,
+        result: MappingResult | Comparison,
+        space: WaferResult | None,
+        study: FaultStudy | None = None,
+        front: WaferFront | None = None,
+    ) -> None:
+        self.comparison = result if isinstance(result, Comparison) else None
+        self.result = result.ours if isinstance(result, Comparison) else result
+        self.space, self.study, self.front = space, study, front
+
+    @property
+    def best(self) -> Evaluation:
+        """The best mapping."""
+        return self.result.best
+
+    def document(self) -> dict[str, Any]:
+        """Return this case as plain data."""
+        answer = (self.comparison or self.result).to_dict()
+        if self.study is not None:
+            answer["fault_study"] = self.study.to_dict()
+        if self.front is not None:
+            answer["front"] = self.front.to_dict()
+        if self.space is None:
+            return answer
+        whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
+        return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
+
+    def rows(self) -> dict[str, Any]:
+        """Columns of the wafers, the plans compared, or the best mappings."""
+        columns = (self.front or self.space or self.comparison or self.result).to_columns()
+        count = len(next(iter(columns.values())))
+        return {"model": [self.result.problem.model.name] * count, **columns}
+
+    def tables(self, with_operators: bool) -> list[RenderableType]:
+        """Describe this case."""
+        pairs = _proof(self.result) + (_space_rows(self.space) if self.space is not None else [])
+        pairs += study_rows(self.study) if self.study is not None else []
+        parts = [_summary(self.result.problem, self.best, pairs)]
+        parts += [_front_table(self.front)] if self.front is not None else []
+        return [*parts, *_picture(self.result.problem, self.best)] if with_operators else parts
+
+
+class Cases(Table):
+    """Every model on every wafer or space of the command, as far as they are finished."""
+
+    def __init__(self, cases: list[Case], session: Session) -> None:
+        self.cases, self.recalled = cases, session.recalled
+
+    def document(self) -> dict[str, Any]:
+        """Return one case, or all of them, as plain data."""
+        every = [case.document() for case in self.cases]
+        return every[0] if len(every) == 1 else {"cases": every}
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return the rows of all cases as one table."""
+        rows = []
+        for case in self.cases:
+            columns = case.rows()
+            rows += [
+                dict(zip(columns, values, strict=True))
+                for values in zip(*columns.values(), strict=True)
+            ]
+        return joined_columns(rows)
+
+    def tables(self, with_traffic: bool) -> list[RenderableType]:
+        """Describe all cases, and compare them."""
+        parts: list[RenderableType] = []
+        for case in self.cases:
+            parts += case.tables(len(self.cases) == 1)
+            if with_traffic:
+                parts.append(Text(describe(case.result.problem, case.best.encoding)))
+        compared = [
+            (case.comparison, case.space is not None)
+            for case in self.cases
+            if case.comparison is not None
+        ]
+        if compared:
+            parts.append(_comparison_table(compared))
+        if self.recalled:
+            parts.append(Text(f"Results kept from earlier runs: {self.recalled:,}"))
+        return parts

@@ -24,6 +24,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 from phaze_fast.records import FrozenDict
+from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -65,7 +66,7 @@ class CollectiveCost:
 
 
 @dataclass(frozen=True, eq=False)
-class CollectiveTimes:
+class CollectiveTimes(Brief):
     """Times of a batch of collectives, one row per query; arrays are read-only."""
 
     time_s: Array
@@ -411,7 +412,7 @@ def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankG
         "expert": (s.ep, apart, 1, 0, visits),
         "expert-tensor": (s.expert_width, 1, 1, 0, 0),
     }
-    if s.expert_parts > 1:  # the parts of a tensor group, on so many replicas
+    if s.expert_parts > 1:  # the parts of a tensor group, on several replicas
         laid_out["expert"] = (s.expert_parts, s.expert_width, s.expert_replicas, apart, visits)
     return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True))
 

@@ -23,6 +23,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
+from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +49,7 @@ class CostTable(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class Costs(Brief):
     """Time and energy of the operators of several graphs on several chips.
 
     Each distinct shape is stored once per distinct chip; `time_s` and the other methods expand it
@@ -133,10 +134,10 @@ class Costs:
         if not rings:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
-        beside = self._look_up("time_s", graph, chip)[:, hides]
-        seconds = np.repeat(network[None, :], len(beside), axis=0)
+        overlapped_s = self._look_up("time_s", graph, chip)[:, hides]
+        seconds = np.repeat(network[None, :], len(overlapped_s), axis=0)
         ring_s = network[list(rings)]
-        seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
+        seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - overlapped_s)
         return seconds
 
     def _with_network(self, name: str, graph: int, chip: int | None) -> Array:
@@ -180,7 +181,7 @@ _SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epi
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity is not speed
 # A product with nothing fused onto it sees the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
-_PAIRS_AT_ONCE = 2**18  # full records held in memory at a time
+_PAIRS_AT_ONCE = 2**18  # full records in memory at a time
 
 
 def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tuple[OpGraph, ...]:

@@ -228,7 +228,7 @@ class BestFirstSearch:
                 self._prove()
                 return True
             spent = time.monotonic() - self._began
-            over = spent > budget.time_s or self.placed >= budget.points
+            over = spent > budget.time_limit_s or self.placed >= budget.max_points
             if over or (budget.stop is not None and budget.stop()):
                 self._unsettled = self._open()[0]
                 return False

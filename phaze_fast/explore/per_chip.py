@@ -59,7 +59,7 @@ class PerChipSearch(BestFirstSearch):
 
     def run(self, budget: Budget | None = None) -> bool:
         """Search; whether it was completed. Of a budget only the seconds count, between blocks."""
-        count, most_s = len(self.groups), (budget or Budget()).time_s
+        count, most_s = len(self.groups), (budget or Budget()).time_limit_s
         self._begin()
         self._excess = [np.ones(len(problem)) for problem in self.problems]
         everything = np.arange(count)
@@ -249,6 +249,10 @@ class Evaluations(Table):
 
     def __len__(self) -> int:
         return len(self.time_s)
+
+    def headline(self) -> str:
+        """Say on how many of the chips some plan fits."""
+        return f"The best plan of each chip, of which {self.feasible.sum():,} have one"
 
     def to_columns(self) -> dict[str, Any]:
         """Return the arrays by name, as `to_dict` does."""

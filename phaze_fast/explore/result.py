@@ -11,6 +11,7 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Plan
+from phaze_fast.tables import Brief
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = [
@@ -29,14 +30,14 @@ __all__ = [
 class Budget:
     """Limits after which a search stops."""
 
-    time_s: float = float("inf")
-    points: float = float("inf")
+    time_limit_s: float = float("inf")
+    max_points: float = float("inf")
     """Candidates that are placed; the wave that reaches the limit is finished."""
     stop: Callable[[], bool] | None = field(default=None, compare=False)
     """Called after every wave: whether to stop."""
 
     def __post_init__(self) -> None:
-        for name, value in (("time_s", self.time_s), ("points", self.points)):
+        for name, value in (("time_limit_s", self.time_limit_s), ("max_points", self.max_points)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise InvalidInputError(
                     f"{name}: {value!r} is not accepted; expected a number, zero or more"
@@ -105,7 +106,7 @@ def _json_number(value: float) -> float | str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Brief):
     """The best chips of a space, the front, and the proof."""
 
     complete: bool

@@ -141,7 +141,7 @@ class Pipeline(Record):
     """A pipeline: stages, micro-batches, schedule and replicas."""
 
     what: ClassVar[str] = "pipeline"
-    stages: Count = 1
+    pp: Count = 1
     """Pipeline stages."""
     micro_batches: Count = 1
     """Micro-batches a replica works through in one step."""
@@ -177,16 +177,16 @@ class Footprint:
         return f"{format_bytes(self.total)}: {parts}"
 
 
-def _stage_layers(graph: LayerGraph, stages: int, stage: int) -> list[Layer]:
+def _stage_layers(graph: LayerGraph, pp: int, stage: int) -> list[Layer]:
     """List the blocks of one stage of an even partition."""
-    if not 0 <= stage < stages:
-        raise InvalidInputError(f"stage: {stage} is not accepted; expected 0 to {stages - 1}")
+    if not 0 <= stage < pp:
+        raise InvalidInputError(f"stage: {stage} is not accepted; expected 0 to {pp - 1}")
     blocks = [i for i in graph.order if graph.layers[i].kind not in ("embedding", "head")]
-    if stages > len(blocks):
+    if pp > len(blocks):
         raise InvalidInputError(
-            f"stages: {stages} is not accepted; {graph.model.name} has {len(blocks)} blocks"
+            f"pp: {pp} is not accepted; {graph.model.name} has {len(blocks)} blocks"
         )
-    first, last = stage * len(blocks) // stages, (stage + 1) * len(blocks) // stages
+    first, last = stage * len(blocks) // pp, (stage + 1) * len(blocks) // pp
     return [graph.layers[i] for i in blocks[first:last]]
 
 
@@ -214,14 +214,14 @@ def stage_row(
     """
     spec, strategy = optimizer(optimizer_name), graph.strategy
     again = recompute if isinstance(recompute, str) else frozenset(recompute)
-    layers = _stage_layers(graph, pipeline.stages, stage)
+    layers = _stage_layers(graph, pipeline.pp, stage)
     kinds = {layer.kind: layer for layer in graph.layers}
     embedding, head = kinds.get("embedding"), kinds.get("head")
     kept = {layer.kind: layer.forward.stashed_bytes(again) for layer in layers}
     whole = {layer.kind: layer.forward.stashed_bytes() for layer in layers}
     stash = float(sum(kept[layer.kind] for layer in layers))
     parameters = sum(layer.device_parameters for layer in layers)
-    first, last = stage == 0, stage == pipeline.stages - 1
+    first, last = stage == 0, stage == pipeline.pp - 1
     if first and embedding is not None:
         stash += embedding.forward.stashed_bytes()
         parameters += embedding.device_parameters
@@ -244,7 +244,7 @@ def stage_row(
     row["copy_bytes"] = sum(layer.copy_bytes for layer in layers)
     row["dp"], row["zero"] = pipeline.dp, pipeline.zero
     row["schedule"] = SCHEDULES.index(pipeline.schedule)
-    row["stages"], row["stage"] = pipeline.stages, stage
+    row["stages"], row["stage"] = pipeline.pp, stage
     row["micro_batches"], row["vpp"] = pipeline.micro_batches, pipeline.vpp
     return row
 
@@ -254,7 +254,7 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
     strategy, share = graph.strategy, graph.message_bytes
     split = strategy.sequence_parallel and strategy.tp > 1
     whole = share * strategy.tp * split
-    return whole + context_bytes(graph) + 2.0 * share * (pipeline.stages > 1)
+    return whole + context_bytes(graph) + 2.0 * share * (pipeline.pp > 1)
 
 
 def context_bytes(graph: LayerGraph) -> float:
@@ -283,7 +283,7 @@ def stage_rows(
     return np.concatenate(
         [
             stage_row(graph, pipeline, stage, recompute, optimizer_name)
-            for stage in range(pipeline.stages)
+            for stage in range(pipeline.pp)
         ]
     )
 
@@ -311,7 +311,7 @@ def footprint_batch(rows: Array) -> Array:
     >>> from phaze_fast import models
     >>> from phaze_fast.opgraph import layer_graph
     >>> graph = layer_graph(models.load("gpt2-small"))
-    >>> terms = footprint_batch(stage_rows(graph, Pipeline(stages=4, micro_batches=8)))
+    >>> terms = footprint_batch(stage_rows(graph, Pipeline(pp=4, micro_batches=8)))
     >>> bool(terms["activations"][0] > terms["activations"][3])
     True
     """
@@ -367,7 +367,7 @@ def footprint(
     >>> from phaze_fast import models
     >>> from phaze_fast.opgraph import Strategy, layer_graph
     >>> graph = layer_graph(models.load("gpt3-175b"), Strategy(tp=8))
-    >>> plan = Pipeline(stages=12, micro_batches=64)
+    >>> plan = Pipeline(pp=12, micro_batches=64)
     >>> footprint(graph, plan, recompute="full").total < footprint(graph, plan).total
     True
     """

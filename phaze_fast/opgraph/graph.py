@@ -14,6 +14,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.models.graph_model import OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.records import FrozenDict
+from phaze_fast.tables import Brief
 
 FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
 """Names of functions in the order of their codes; the first four are no rows of a vector table."""
@@ -57,7 +58,7 @@ _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 
 @dataclass(frozen=True)
-class OpGraph:
+class OpGraph(Brief):
     """Operators of one layer on one device, in topological order.
 
     Attributes

@@ -22,6 +22,7 @@ from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
 from phaze_fast.opgraph.traced import device_parameters, traced_passes
 from phaze_fast.software import Precision
+from phaze_fast.tables import Brief
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class LayerGraph:
+class LayerGraph(Brief):
     """The layers of a model under one strategy.
 
     `order` lists positions in `layers` as the data passes them; `edges` are pairs of positions in

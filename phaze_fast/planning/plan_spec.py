@@ -102,7 +102,8 @@ class PlanSpec(Record):
     seq: Count | None = None
     """Tokens of a sequence; by default the model's."""
     optimizer: str = "adam"
-    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
+    `phaze_fast.memory.OPTIMIZERS`."""
     precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
     """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
     mxfp8, nvfp4, int8."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -62,8 +62,22 @@ class Plans(Table):
     open_s: float = float("inf")
     """Where `plan` was stopped: the least bound of the layouts that were not examined."""
 
+    shown: ClassVar[tuple[str, ...]] = (
+        *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute"),
+        *("time_s", "memory_bytes", "mfu"),
+    )
+
     def __len__(self) -> int:
         return len(self.plans)
+
+    def headline(self) -> str:
+        """Say which plans these are, and what is proven of them."""
+        chip = "" if self.cluster.chip is None else f" x {self.cluster.chip.name}"
+        problem = f"{self.model.name} on {self.cluster.devices}{chip}"
+        if not self.plans:
+            return f"{problem}: infeasible; {self.shortfall or 'no plan fits'}"
+        least = format_time(self.bound_s)
+        return f"{problem}: {self.status}, no plan takes less than {least} (gap {self.gap:.2%})"
 
     @property
     def best(self) -> Plan:

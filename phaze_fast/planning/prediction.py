@@ -195,6 +195,10 @@ class Predictions(Table):
     def __len__(self) -> int:
         return len(self.time_s)
 
+    def headline(self) -> str:
+        """Say how many of the plans fit."""
+        return f"Predictions of which {(self.status == 0).sum():,} fit"
+
     def to_columns(self) -> dict[str, Any]:
         """Convert to columns, as `to_dict` does."""
         return dict(self.to_dict())

@@ -217,7 +217,7 @@ def training_run(
     goodput: float = 1.0,
     power_w: float | None = None,
     step_j: float = 0.0,
-    overhead: float = 1.0,
+    pue: float = 1.0,
     usd_per_device_hour: float = 0.0,
     usd_per_kwh: float = 0.0,
 ) -> TrainingRun:
@@ -239,8 +239,8 @@ def training_run(
         Watts of one device, rated; where none is given, energy is that of the steps, `step_j`.
     step_j
         Joules of one step on all devices.
-    overhead
-        Energy of the building over that of the devices (PUE).
+    pue
+        Power usage effectiveness: energy of the building over that of the devices.
     usd_per_device_hour, usd_per_kwh
         Prices.
 
@@ -255,7 +255,7 @@ def training_run(
     >>> run.steps, round(run.days), round(run.device_hours / 1e6, 1), round(run.usd / 1e6, 1)
     (929833, 80, 31.5, 63.0)
     """
-    _check(1.0, tokens=tokens, tokens_per_step=tokens_per_step, devices=devices, overhead=overhead)
+    _check(1.0, tokens=tokens, tokens_per_step=tokens_per_step, devices=devices, pue=pue)
     _check(0.0, step_j=step_j, usd_per_device_hour=usd_per_device_hour, usd_per_kwh=usd_per_kwh)
     _check(0.0, power_w=power_w)
     if not 0.0 < step_s < math.inf:
@@ -268,7 +268,7 @@ def training_run(
     seconds = steps * step_s / goodput
     hours = devices * seconds / 3600.0
     joules = steps * step_j / goodput if power_w is None else devices * seconds * power_w
-    joules *= overhead
+    joules *= pue
     return TrainingRun(
         tokens=float(tokens),
         steps=steps,

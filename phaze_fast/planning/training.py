@@ -176,11 +176,11 @@ class Training(Record):
     """Tensor-parallel widths to try; by default powers of two up to a node (to 8 where there are no
     nodes)."""
     pp: Counts | None = None
-    """Counts of stages to try; by default all."""
+    """Counts of pipeline stages to try; by default all."""
     dp: Counts | None = None
-    """Counts of replicas to try; by default all that divide the batch."""
+    """Counts of data-parallel replicas to try; by default all that divide the batch."""
     cp: Counts | None = None
-    """Widths over the sequence to try; by default 1, and for long sequences powers of two that
+    """Context-parallel widths to try; by default 1, and for long sequences powers of two that
     leave a device 8,192 tokens or more."""
     cp_kind: Annotated[
         tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
@@ -190,7 +190,7 @@ class Training(Record):
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
     a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
     ep: Counts | None = None
-    """Widths over the experts to try, a part of the replicas; by default 1, and for mixtures of
+    """Expert-parallel widths to try, a part of the replicas; by default 1, and for mixtures of
     experts powers of two that divide them, up to 64."""
     etp: Counts | None = None
     """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
@@ -233,7 +233,8 @@ class Training(Record):
     vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     optimizer: str = "adam"
-    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
+    `phaze_fast.memory.OPTIMIZERS`."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
     """Which dimension has neighbouring ranks; auto: replicas, and also stages where all stages of a
     replica fit into a node, whichever is faster."""

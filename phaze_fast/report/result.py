@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,15 @@ class ParetoFront(Table):
     proven: bool
     rows: list[dict[str, Any]]
     """Chip, plan and objectives of each point."""
+
+    shown: ClassVar[tuple[str, ...]] = (
+        *("chip.name", "time_s", "area_mm2", "energy_j", "hbm_bytes", "cost_usd"),
+    )
+
+    def headline(self) -> str:
+        """Say what the front is over, and whether it is proven."""
+        proven = "proven" if self.proven else "not proven"
+        return f"Pareto front of {', '.join(self.objectives)}, {proven}"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -323,7 +332,8 @@ class SearchResult(Table):
             if self.status == "optimal"
             else f"bound {self.amount(self.bound)}, gap {self.gap:.2%}"
         )
-        return f"{names}: {self.status}, {proof}\n{self.best}"
+        more = "more: .top, .pareto(), .outcome.counts, .report(path), .to_pandas()"
+        return f"{names}: {self.status}, {proof}\n{self.best}\n{more}"
 
 
 def _finite(value: float) -> float | None:

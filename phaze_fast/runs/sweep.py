@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -234,8 +234,18 @@ class SweepTable(Table):
     resumed: int = 0
     """Distinct points that were finished before."""
 
+    shown: ClassVar[tuple[str, ...]] = (
+        *("model", "chip", "devices", "global_batch", "status", "time_s", "mfu"),
+        *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch"),
+    )
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    def headline(self) -> str:
+        """Say how many of the points have a plan, all of them proven to be the best."""
+        optimal = sum(row["status"] == "optimal" for row in self.rows)
+        return f"Sweep with the best plan of {optimal:,} points"
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.columns:

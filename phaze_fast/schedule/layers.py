@@ -20,6 +20,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.opgraph import OpGraph
 from phaze_fast.schedule.cache import ScheduleCache, StoredLayer, layer_key
 from phaze_fast.schedule.instance import LayerInstance, LayerSchedule
+from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 
 __all__ = [
@@ -60,7 +61,7 @@ def _raise_for(name: str, status: Array) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerTimes:
+class LayerTimes(Brief):
     """Makespans of graphs on chips; arrays have shape (graphs, chips)."""
 
     graphs: tuple[OpGraph, ...]

@@ -171,7 +171,7 @@ def test_the_document_of_the_contract(tmp_path, capsys):
     wrong = {**ROW, "n_gpus": "9"}
     odd = {**ROW, "source": "Elsewhere", "model": "Nemotron_3_Nano"}
     path = table(tmp_path, ROW, wrong, odd, SELECTIVE)
-    assert main(["validate", str(path), "--by", "source", "--json"]) == 0
+    assert main(["study", "validate", str(path), "--by", "source", "--json"]) == 0
     answer = capsys.readouterr()
     assert "row 3: n_gpus" in answer.err
     data = json.loads(answer.out)
@@ -189,9 +189,9 @@ def test_the_document_of_the_contract(tmp_path, capsys):
 def test_tables_for_people_and_other_groupings(tmp_path, capsys):
     path = table(tmp_path, ROW, {**SELECTIVE, "memory_gib": "60"})
     for by in ("source", "chip", "software", "model"):
-        assert main(["validate", str(path), "--by", by]) == 0
+        assert main(["study", "validate", str(path), "--by", by]) == 0
         assert "pick-regret" in capsys.readouterr().out
-    assert main(["validate", str(path), "--by", "moon"]) == 2
+    assert main(["study", "validate", str(path), "--by", "moon"]) == 2
     assert "by: 'moon'" in capsys.readouterr().err
 
 
@@ -431,7 +431,7 @@ def test_huggingface_steps_and_their_configurations(tmp_path, capsys):
     assert beside.columns["step_ms"].mean_abs_err < 0.12
     elsewhere = tmp_path / "other.json"
     (tmp_path / "hf_configs.json").rename(elsewhere)
-    arguments = ["validate", str(path), "--configs", str(elsewhere), "--json"]
+    arguments = ["study", "validate", str(path), "--configs", str(elsewhere), "--json"]
     assert main(arguments) == 0
     columns = json.loads(capsys.readouterr().out)["columns"]
     assert set(columns) == {"step_ms", "peak_bytes"}

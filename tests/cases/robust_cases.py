@@ -45,11 +45,11 @@ def case(seed: int) -> Case:
         "vector_core.count": some([2, 8, 32]),
         "tensor_core.width": some([32, 64, 128]),
     }
-    terms = pf.FULL_AREA if rng.random() < 0.3 else pf.PUBLISHED_AREA
+    terms = pf.hardware.FULL_AREA if rng.random() < 0.3 else pf.hardware.PUBLISHED_AREA
     base = BASE.replace(buffer=BASE.buffer.replace(capacity_bytes=int(rng.choice([2**22, 2**25]))))
     base = base.replace(vector_core=base.vector_core.replace(count=8))
-    whole = pf.ArchitectureSpace(pf.SpaceSpec(name="small", base=base, axes=axes))
-    sizes = np.sort(pf.area_batch(whole.chips, terms)["total_mm2"])
+    whole = pf.ArchitectureSpace(pf.hardware.SpaceSpec(name="small", base=base, axes=axes))
+    sizes = np.sort(pf.hardware.area_batch(whole.chips, terms)["total_mm2"])
     most = float(sizes[int(rng.integers(2, 7))]) * float(rng.uniform(1.0, 1.02))
     limit = AreaLimit(max_mm2=most, terms=terms, follows_base=bool(rng.random() < 0.5))
     spec = whole.spec.replace(area=limit)

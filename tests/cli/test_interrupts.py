@@ -23,8 +23,8 @@ def stopped(monkeypatch):
     def pressed():
         yield lambda: True
 
-    for command in ("plans", "wafer", "search"):
-        monkeypatch.setattr(f"phaze_fast.cli.{command}.stopped_by_hand", pressed)
+    for command in ("plan", "wafer", "search"):
+        monkeypatch.setattr(f"phaze_fast.cli.{command}.stop_on_interrupt", pressed)
 
 
 def test_a_plan_that_is_stopped_has_its_bound(run, stopped, tmp_path):

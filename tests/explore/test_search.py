@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_a_result():
         assert said in found.reason
 
 
-@pytest.mark.parametrize("budget", [Budget(points=1), Budget(time_s=0.0)])
+@pytest.mark.parametrize("budget", [Budget(max_points=1), Budget(time_limit_s=0.0)])
 def test_a_budget_gives_an_honest_gap(budget):
     space = some_chips(8)
     stopped = outcome(space, budget=budget, top=20)
@@ -219,7 +219,7 @@ def test_a_budget_gives_an_honest_gap(budget):
         ({"executor": "desk"}, "dask"),
         ({"top": 2.5}, "top: 2.5"),
         ({"pareto": ("time",)}, "another as well"),
-        ({"time_limit_s": float("nan")}, "time_s: nan"),
+        ({"time_limit_s": float("nan")}, "time_limit_s: nan"),
         ({"max_points": -3}, "points: -3"),
         ({"cluster": "tpuv4-pod"}, "cluster: str"),
         ({"training": {}}, "training: dict"),

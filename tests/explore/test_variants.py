@@ -21,7 +21,7 @@ AXES = {
     "vector_core.count": [8, 32],
 }
 LIMIT = AreaLimit(max_mm2=600.0, terms=EVERY_AREA)
-SPACE = pf.ArchitectureSpace(pf.SpaceSpec(name="mixed", base=BASE, axes=AXES, area=LIMIT))
+SPACE = pf.ArchitectureSpace(pf.hardware.SpaceSpec(name="mixed", base=BASE, axes=AXES, area=LIMIT))
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
 MODEL = pf.models.load("gpt2-small")
 STEP = pf.Training(global_batch=32, seq=256, micro_batch=4, tp=(1, 4))

@@ -289,7 +289,7 @@ def test_an_impossible_package_is_said_in_one_line(given_, said):
 
 def test_a_space_slows_chips_that_draw_too_much():
     axes = {"tensor_core.count": (4.0, 8.0, 16.0), "buffer.capacity_bytes": (2.0**25, 2.0**27)}
-    free = pf.SpaceSpec(name="few", base=BASE, axes=axes)
+    free = pf.hardware.SpaceSpec(name="few", base=BASE, axes=axes)
     whole, cap = pf.ArchitectureSpace(free), 160.0
     slow = pf.ArchitectureSpace(free.replace(max_power_w=cap, above_power="slow"))
     dropped = pf.ArchitectureSpace(free.replace(max_power_w=cap))
@@ -321,7 +321,7 @@ GIB = 2**30
 
 
 def spec(axes, base=LINKED, **limits):
-    return pf.SpaceSpec(name="few", base=base, axes=axes, **limits)
+    return pf.hardware.SpaceSpec(name="few", base=base, axes=axes, **limits)
 
 
 def test_every_term_is_what_a_hand_works_out():
@@ -416,7 +416,7 @@ def test_capacity_and_bandwidth_come_in_stacks():
         assert chip.hbm.bandwidth_bytes_per_s == stacks * generation.bandwidth_bytes_per_s
         assert chip_records([chip])[0] == space.chips[i]
     assert space[3:5].chips.tolist() == space.chips[3:5].tolist()
-    again = pf.SpaceSpec.from_dict(space.spec.to_dict())
+    again = pf.hardware.SpaceSpec.from_dict(space.spec.to_dict())
     assert pf.ArchitectureSpace(again) == space
     roomy = pf.ArchitectureSpace(spec(axes, min_hbm_bytes=40 * GIB, max_hbm_bytes=100 * GIB))
     assert sorted(set(roomy.column("hbm.capacity_bytes") // GIB)) == [48, 96]

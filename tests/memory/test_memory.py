@@ -150,11 +150,11 @@ def test_zero_reproduces_its_papers_table(zero, gib):
 def test_pipeline_stages_hold_the_model_between_them():
     model = models.load("gpt3-175b")
     graph = layer_graph(model)
-    rows = stage_rows(graph, Pipeline(stages=12, micro_batches=24))
+    rows = stage_rows(graph, Pipeline(pp=12, micro_batches=24))
     table = model.vocab * model.hidden  # the tied table stands on the last stage as well
     assert rows["parameters"].sum() == model.parameters() + table
     untied = layer_graph(models.load("llama2-7b"))
-    rows = stage_rows(untied, Pipeline(stages=5, micro_batches=8))
+    rows = stage_rows(untied, Pipeline(pp=5, micro_batches=8))
     assert rows["parameters"].sum() == 6_738_415_616
     terms = footprint_batch(rows)
     assert terms["logits"][:-1].sum() == 0
@@ -163,11 +163,9 @@ def test_pipeline_stages_hold_the_model_between_them():
 
 def test_activations_fall_along_the_pipeline():
     graph = layer_graph(models.load("gpt3-175b"), Strategy(tp=8))
-    held = footprint_batch(stage_rows(graph, Pipeline(stages=8, micro_batches=64)))["activations"]
+    held = footprint_batch(stage_rows(graph, Pipeline(pp=8, micro_batches=64)))["activations"]
     assert all(a > b for a, b in pairwise(held))
-    flat = footprint_batch(
-        stage_rows(graph, Pipeline(stages=8, micro_batches=64, schedule="gpipe"))
-    )
+    flat = footprint_batch(stage_rows(graph, Pipeline(pp=8, micro_batches=64, schedule="gpipe")))
     assert flat["activations"][1:7].tolist() == [flat["activations"][1]] * 6
 
 
@@ -246,13 +244,13 @@ names = st.sampled_from(["gpt2", "llama3-8b", "bertlarge", "megatrongpt2-72", "m
 def test_memory_falls_with_zero(name, stages, replicas, kind):
     graph = layer_graph(models.load(name))
     held = [
-        footprint(graph, Pipeline(stages=stages, dp=replicas, zero=z), optimizer_name=kind)
+        footprint(graph, Pipeline(pp=stages, dp=replicas, zero=z), optimizer_name=kind)
         for z in (0, 1, 2)
     ]
     totals = [h.total for h in held]
     assert totals == sorted(totals, reverse=True)
     # ZeRO 3 also falls, but for the two layers it holds whole for a moment
-    last = footprint(graph, Pipeline(stages=stages, dp=replicas, zero=3), optimizer_name=kind)
+    last = footprint(graph, Pipeline(pp=stages, dp=replicas, zero=3), optimizer_name=kind)
     for term in ("weights", "gradients", "optimizer", "activations"):
         assert last.terms[term] <= held[2].terms[term]
 
@@ -261,7 +259,7 @@ def test_memory_falls_with_zero(name, stages, replicas, kind):
 def test_memory_falls_with_tensor_width(name, stages, recompute):
     model = models.load(name).replace(attention="eager")
     totals = [
-        footprint(layer_graph(model, strategy), Pipeline(stages=stages), recompute=recompute).total
+        footprint(layer_graph(model, strategy), Pipeline(pp=stages), recompute=recompute).total
         for t in (1, 2, 4, 8)
         if not reasons(model, strategy := Strategy(tp=t))
     ]
@@ -272,7 +270,7 @@ def test_memory_falls_with_tensor_width(name, stages, recompute):
 def test_memory_falls_with_recomputation(name, stages, micro_batches):
     model = models.load(name).replace(attention="eager")
     graph = layer_graph(model)
-    plan = Pipeline(stages=stages, micro_batches=micro_batches)
+    plan = Pipeline(pp=stages, micro_batches=micro_batches)
     none, selective, full = (
         footprint(graph, plan, recompute=mode).total for mode in ("none", "selective", "full")
     )
@@ -284,7 +282,7 @@ def test_memory_falls_with_recomputation(name, stages, micro_batches):
 @given(names, st.sampled_from([1, 2, 4]), st.integers(1, 16))
 def test_one_row_at_a_time_or_all_at_once(name, stages, micro_batches):
     graph = layer_graph(models.load(name))
-    plan = Pipeline(stages=stages, micro_batches=micro_batches)
+    plan = Pipeline(pp=stages, micro_batches=micro_batches)
     together = footprint_batch(stage_rows(graph, plan))
     for stage in range(stages):
         alone = footprint_batch(stage_row(graph, plan, stage))
@@ -328,12 +326,10 @@ def test_impossible_values(field, value):
 
 def test_bad_plans_say_why():
     graph = layer_graph(models.load("gpt2-small"))
-    with pytest.raises(
-        InvalidInputError, match="stages: 13 is not accepted; gpt2-small has 12 blocks"
-    ):
-        footprint(graph, Pipeline(stages=13))
+    with pytest.raises(InvalidInputError, match="pp: 13 is not accepted; gpt2-small has 12 blocks"):
+        footprint(graph, Pipeline(pp=13))
     with pytest.raises(InvalidInputError, match="stage: 2 is not accepted; expected 0 to 1"):
-        footprint(graph, Pipeline(stages=2), stage=2)
+        footprint(graph, Pipeline(pp=2), stage=2)
     with pytest.raises(InvalidInputError, match="vpp: 2 is not accepted with 1f1b"):
         Pipeline(vpp=2)
     with pytest.raises(InvalidInputError, match="zero: 4 is not accepted"):

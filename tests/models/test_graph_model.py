@@ -96,7 +96,7 @@ def test_a_graph_is_planned_predicted_and_measured(traced):
     assert {p.tp for p in found.plans} <= {1, 2, 4}
     fixed = PlanSpec(global_batch=256, tp=1, pp=1, dp=64, micro_batch=2, zero=1)
     assert predict(traced, on(64), fixed).time_s >= best.time_s
-    held = footprint(layer_graph(traced), Pipeline(stages=2, micro_batches=4))
+    held = footprint(layer_graph(traced), Pipeline(pp=2, micro_batches=4))
     assert held.terms["weights"] > 0
 
 

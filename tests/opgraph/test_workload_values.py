@@ -53,7 +53,7 @@ def test_a_vocabulary_is_padded_to_the_next_multiple():
 )
 def test_buffers(strategy, stages, expected):
     graph = layer_graph(models.load("gpt2-small"), Strategy(**strategy))
-    assert stage_row(graph, Pipeline(stages=stages))["buffer_bytes"][0] == expected
+    assert stage_row(graph, Pipeline(pp=stages))["buffer_bytes"][0] == expected
 
 
 def test_the_largest_layer_is_live_while_it_is_recomputed():
@@ -68,7 +68,7 @@ def test_the_largest_layer_is_live_while_it_is_recomputed():
     assert live["decoder-block"] > live["encoder-block"] > 0
     row = stage_row(graph, Pipeline(), recompute="full")
     assert row["live_bytes"][0] == live["decoder-block"]
-    first = stage_row(graph, Pipeline(stages=2), 0, "full")
+    first = stage_row(graph, Pipeline(pp=2), 0, "full")
     assert first["live_bytes"][0] == live["encoder-block"]
     work = max(kinds[kind].work_bytes for kind in live)  # of a backward pass alone
     assert stage_row(graph, Pipeline())["live_bytes"][0] == work > 0

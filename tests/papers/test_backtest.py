@@ -25,8 +25,8 @@ def test_the_real_chip_is_in_the_space_around_it_and_nothing_is_larger():
         assert (chip.links.count, chip.links.bandwidth_bytes_per_s) == rates[item["name"]]
         space = generation_space(chip)
         assert space.area_mm2.max() <= pf.area(chip, EVERY_AREA).total_mm2 * (1 + 1e-6)
-        watts = pf.power_batch([chip], terms=EVERY_AREA)[0]
-        drawn = pf.power_batch(space.chips, terms=EVERY_AREA)
+        watts = pf.hardware.power_batch([chip], terms=EVERY_AREA)[0]
+        drawn = pf.hardware.power_batch(space.chips, terms=EVERY_AREA)
         slowed = space.chips["clock_hz"] < chip.clock_hz * (1 - 1e-9)
         assert (drawn[~slowed] <= watts * (1 + 1e-6)).all()
         assert 0 < slowed.sum() < len(space)
@@ -43,7 +43,7 @@ def _same(record, row):
 @pytest.mark.slow
 def test_generations_are_searched_and_compared(tmp_path):
     out, page = tmp_path / "found.json", tmp_path / "found.html"
-    command = ["backtest", "A100", "H100", "--report", str(page), "--json", "-o", str(out)]
+    command = ["study", "backtest", "A100", "H100", "--report", str(page), "--json", "-o", str(out)]
     assert main(command) == 0
     found = json.loads(out.read_text())
     drawn = page.read_text()
@@ -53,7 +53,7 @@ def test_generations_are_searched_and_compared(tmp_path):
     assert [row["name"] for row in rows] == ["A100", "H100"]
     for row in rows:
         assert row["regret"] >= 1.0
-        assert 1 <= row["rank"] <= row["chips"]
+        assert 1 <= row["rank"] <= row["show", "chip"]
         assert row["sources"]
         assert (row["rank"] == 1) == (row["regret"] < 1 + 1e-8)
     assert found["directions"][0]["to"] == "H100"

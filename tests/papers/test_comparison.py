@@ -32,13 +32,13 @@ def test_an_area_limit_that_is_a_number_stays_where_an_area_is_scaled():
     limit = AreaLimit(max_mm2=300.0)
     pod = pf.Cluster(devices=8, fabric="tpuv4-pod")
     for follows in (False, True):
-        spec = pf.SpaceSpec(
+        spec = pf.hardware.SpaceSpec(
             name="few", base=base, axes=axes, area=limit.replace(follows_base=follows)
         )
         space = pf.ArchitectureSpace(spec)
         kept = {(v.what, v.factor): set(v.space.index) for v in variations(space, pod)}
         whole = pf.ArchitectureSpace(spec.replace(area=None))
-        rows = pf.area_batch(whole.chips)
+        rows = pf.hardware.area_batch(whole.chips)
         for term in ("tensor", "vector", "buffer"):
             for factor in (0.5, 2.0):
                 sizes = rows["total_mm2"] + (factor - 1) * rows[f"{term}_mm2"]
@@ -57,7 +57,7 @@ def test_an_area_limit_that_is_a_number_stays_where_an_area_is_scaled():
 
 def test_sensitivity_says_none_where_no_chip_is_left_within_the_limit():
     base = pf.presets.chip("phaze-tpuv4")
-    spec = pf.SpaceSpec(
+    spec = pf.hardware.SpaceSpec(
         name="one",
         base=base,
         axes={"tensor_core.count": (4.0, 8.0)},

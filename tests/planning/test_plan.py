@@ -77,7 +77,7 @@ def test_plans_and_the_memory_model_agree_term_by_term(schedule, models):
         strategy = Strategy(tp=2, sequence_parallel=True)
         graph = pf.layer_graph(pf.models.load(model), strategy)
         common = {"schedule": schedule, "vpp": vpp, "zero": zero}
-        pipeline = Pipeline(stages=2, micro_batches=8, dp=4, **common)
+        pipeline = Pipeline(pp=2, micro_batches=8, dp=4, **common)
         given = {"recompute": recompute, "software": PLAIN, **common}
         spec = PlanSpec(global_batch=32, tp=2, pp=2, dp=4, **given)
         for k, stage in enumerate(predict(model, cluster(16), spec).stages):

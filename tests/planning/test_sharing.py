@@ -125,7 +125,7 @@ def test_a_ring_hides_what_a_gather_does_not():
     """On a slow fabric with long sequences attention hides the ring."""
     slow = pf.Cluster(
         devices=4,
-        fabric=pf.FlatFabric(name="slow", bandwidth_bytes_per_s=2e10, latency_s=1e-6),
+        fabric=pf.hardware.FlatFabric(name="slow", bandwidth_bytes_per_s=2e10, latency_s=1e-6),
         chip="h100",
     )
     given = {"cp": 4, "global_batch": 4, "seq": 65536, "recompute": "none"}
@@ -149,7 +149,7 @@ def test_attention_loses_what_a_profile_says_beside_a_ring():
     ring, early = block.names.index("kv-ring"), block.names.index("attention-early")
     slower = 0
     for bandwidth in (1e9, 2e10, 1e12):
-        fabric = pf.FlatFabric(name="f", bandwidth_bytes_per_s=bandwidth, latency_s=1e-6)
+        fabric = pf.hardware.FlatFabric(name="f", bandwidth_bytes_per_s=bandwidth, latency_s=1e-6)
         costs = pf.estimate_costs(graph, "h100", pf.Cluster(devices=4, fabric=fabric))
         sent = float(block.ops["payload_bytes"][ring])
         sent_s = pf.collective(fabric, "all-gather", sent, 4).time_s
@@ -313,7 +313,7 @@ def test_parts_add_up_and_an_infinite_fabric_removes_communication():
         "shard": rng.choice([0, 2], count),
     }
     product = rows["tp"] * rows["dp"] * rows["cp"]
-    fast = pf.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
+    fast = pf.hardware.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
     clusters = [WIDE, pf.Cluster(devices=64, fabric=fast, chip="h100")]
     rows["pp"] = 64 // product
     step = pf.Training(global_batch=64)
@@ -373,7 +373,7 @@ def test_messages_in_a_full_mesh_may_be_slower_than_beyond_it():
         Tier(name="rest", bandwidth_bytes_per_s=10e9),
     )
     mesh = TieredFabric(name="mesh", tiers=tiers)
-    fast = pf.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
+    fast = pf.hardware.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
     given = {"pp": 2, "dp": 3, "global_batch": 6, "recompute": "none"}
     slow, free = (
         pf.predict(LLAMA, pf.Cluster(devices=6, fabric=f, chip="h100"), given) for f in (mesh, fast)

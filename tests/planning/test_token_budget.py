@@ -130,7 +130,7 @@ def test_a_budget_by_hand():
         goodput=0.5,
         power_w=500.0,
         step_j=7.0,
-        overhead=1.2,
+        pue=1.2,
         usd_per_device_hour=2.0,
         usd_per_kwh=0.1,
     )
@@ -160,7 +160,7 @@ def test_llama_3_took_31_million_hours():
         ({"step_s": 0.0}, "step_s: 0.0"),
         ({"goodput": 0.0}, "goodput: 0.0"),
         ({"goodput": 1.1}, "goodput: 1.1"),
-        ({"overhead": 0.9}, "overhead: 0.9"),
+        ({"pue": 0.9}, "pue: 0.9"),
         ({"power_w": -1.0}, "power_w: -1.0"),
         ({"usd_per_kwh": float("nan")}, "usd_per_kwh: nan"),
     ],

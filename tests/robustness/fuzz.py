@@ -48,45 +48,45 @@ MODEL = {
     "moe": {"experts": 4, "top_k": 2, "expert_ffn": 64},
 }  # fmt: skip
 ON = ["--chip", "h100", "--devices", "2", "--global-batch", "4"]
-QUICK = ["--devices", "2", "--global-batch", "4", "--time-limit", "2", "--no-cache", "--quiet"]
+QUICK = ["--devices", "2", "--global-batch", "4", "--time-limit-s", "2", "--no-cache", "--quiet"]
 WAFER = ["--wafer", "dram-wafer", "--global-batch", "8", "--no-cache", "--quiet", "--budget", "1"]
 WAFER += ["--seeds", "1", "--steps", "20", "--promising", "1"]
 COMMANDS = {
     "search": ["search", "gpt2-small", "--space", "{space}", *QUICK],
     "wafer": ["wafer", "bertlarge", *WAFER],
-    "models": ["models"],
-    "show": ["show", "gpt2-small"],
-    "chips": ["chips"],
-    "fabrics": ["fabrics"],
-    "wafers": ["wafers"],
-    "space": ["space", "{space}"],
+    "models": ["show", "model"],
+    "show": ["show", "model", "--operators", "gpt2-small"],
+    "chips": ["show", "chip"],
+    "fabrics": ["show", "interconnect"],
+    "wafers": ["show", "wafer"],
+    "space": ["show", "space", "{space}"],
     "check": ["check", "{chip}"],
-    "schema": ["schema"],
+    "schema": ["check"],
     "estimate": ["estimate", "--chip", "h200", "--gemm", "64x64x64"],
-    "validate": ["validate", "{gemm}", "--chip", "h200"],
-    "calibrate": ["calibrate", "{gemm}", "--chip", "h200"],
-    "schedule": ["schedule", "{layers}", "--time-limit", "1"],
+    "validate": ["study", "validate", "{gemm}", "--chip", "h200"],
+    "calibrate": ["study", "calibrate", "{gemm}", "--chip", "h200"],
+    "schedule": ["schedule", "{layers}", "--time-limit-s", "1"],
     "place": ["place", "{problem}"],
     "plan": ["plan", "gpt2-small", *ON],
     "predict": ["predict", "gpt2-small", *ON, "--dp", "2"],
     "export": ["export", "{plan}", "--to", "megatron"],
     "explain": ["explain", "{plan}"],
-    "diff": ["diff", "{plan}", "{plan}"],
-    "trace-compare": ["trace-compare", "{plan}", "{trace}"],
-    "collective": ["collective", "all-reduce", "--bytes", "8", "--ranks", "2", "--fabric", "dgx-h100"],
+    "diff": ["explain", "{plan}", "--against", "{plan}"],
+    "trace-compare": ["explain", "{plan}", "--trace", "{trace}"],
+    "collective": ["estimate", "--collective", "all-reduce", "--bytes", "8", "--ranks", "2", "--fabric", "dgx-h100"],
 }  # fmt: skip
 READ_BY = {
-    "model": [["models"], ["show"], ["plan", *ON], ["wafer", *WAFER]],
-    "chip": [["chips"], ["check"], ["estimate", "--gemm", "64x64x64", "--chip"], ["plan", "gpt2-small", "--devices", "2", "--global-batch", "4", "--chip"]],
-    "fabric": [["fabrics"], ["check"], ["plan", "gpt2-small", *ON, "--fabric"]],
-    "space": [["space"], ["search", "gpt2-small", *QUICK, "--space"]],
-    "wafer": [["wafers"], ["wafer", "bertlarge", *WAFER, "--wafer"]],
+    "model": [["show", "model"], ["show", "model", "--operators"], ["plan", *ON], ["wafer", *WAFER]],
+    "chip": [["show", "chip"], ["check"], ["estimate", "--gemm", "64x64x64", "--chip"], ["plan", "gpt2-small", "--devices", "2", "--global-batch", "4", "--chip"]],
+    "fabric": [["show", "interconnect"], ["check"], ["plan", "gpt2-small", *ON, "--fabric"]],
+    "space": [["show", "space"], ["search", "gpt2-small", *QUICK, "--space"]],
+    "wafer": [["show", "wafer"], ["wafer", "bertlarge", *WAFER, "--wafer"]],
     "faults": [["wafer", "bertlarge", *WAFER, "--faults"]],
     "software": [["plan", "gpt2-small", *ON, "--software"]],
-    "layers": [["schedule", "--time-limit", "1"]],
+    "layers": [["schedule", "--time-limit-s", "1"]],
     "problem": [["place"], ["place", "--objective", "nest"]],
     "plan": [["explain"], ["export", "--to", "megatron"], ["export", "--to", "perfetto"], ["predict", "gpt2-small", *ON, "--plan"]],
-    "trace": [["trace-compare", "{plan}"]],
+    "trace": [["explain", "{plan}", "--trace"]],
     "uncertainty": [["search", "gpt2-small", *QUICK, "--space", "{space}", "--uncertainty"]],
 }  # fmt: skip
 
@@ -193,11 +193,12 @@ def text_of(rng, kind):
 
 
 @cache
-def options_of(name):
+def options_of(*words):
     """Options of a command as the program itself lists them: (words, whether it takes a value)."""
     from phaze_fast.cli.app import program
 
-    found = program(name).commands[name]
+    found = program(*words).commands[words[0]]
+    found = found.commands[words[1]] if words[0] in ("show", "study") else found
     skipped = {"--help", "--executor", "--output", "--resume", "--cache", "--report", "--parquet"}
     skipped |= {"--emit-benchmark", "--csv", "--latex", "--write", "--samples"}
     return [
@@ -214,7 +215,9 @@ def random_case(rng):
         files = {"fuzzed" + rng.choice([".json", ".yaml", ".jsonl"]): text_of(rng, kind)}
     else:
         words, files = list(COMMANDS[rng.choice(list(COMMANDS))]), {}
-        for option, valued in rng.sample(options_of(words[0]), min(2, len(options_of(words[0])))):
+        for option, valued in rng.sample(
+            options_of(*words[:2]), min(2, len(options_of(*words[:2])))
+        ):
             words += [option, rng.choice(TEXTS)] if valued else [option]
         if rng.random() < 0.1:
             words.insert(rng.randrange(len(words)), rng.choice(TEXTS))
@@ -289,7 +292,7 @@ def main():
     parser.add_argument("--keep", type=Path, help="Append what is found to this file.")
     asked = parser.parse_args()
     rng, begin = random.Random(asked.seed), time.monotonic()
-    seeds(), [options_of(name) for name in COMMANDS]
+    seeds(), [options_of(*words[:2]) for words in COMMANDS.values()]
     count, found = 0, Counter()
     while time.monotonic() - begin < 60 * asked.minutes:
         case = random_case(rng)

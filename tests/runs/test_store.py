@@ -14,7 +14,7 @@ import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace
 from phaze_fast.runs import journal, store
-from phaze_fast.runs.store import ResultStore
+from phaze_fast.runs.store import ResultStore, ScheduleCache
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_schedules_are_kept_in_a_file_and_not_for_other_code(path, monkeypatch):
     plain = pf.schedule_layers(costs)
 
     def counted():
-        cache = pf.ScheduleCache(path)
+        cache = ScheduleCache(path)
         with contextlib.closing(cache):
             times = pf.schedule_layers(costs, cache=cache)
             assert times.makespan_s.tobytes() == plain.makespan_s.tobytes()
@@ -165,7 +165,7 @@ def test_files_of_others_are_refused_and_left_as_they_are(path, content):
     with pytest.raises(InvalidInputError, match="the file of something else; expected a new file"):
         ResultStore(path, "kind")
     with pytest.raises(InvalidInputError, match="cannot be used"):
-        pf.ScheduleCache(path)
+        ScheduleCache(path)
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
@@ -256,7 +256,7 @@ def test_a_locked_file_is_a_note(path, monkeypatch):
 
 WRITER = """
 import sys
-from phaze_fast.runs.store import ResultStore
+from phaze_fast.runs.store import ResultStore, ScheduleCache
 who = sys.argv[2]
 for k in range(60):
     with ResultStore(sys.argv[1], "kind") as store:

@@ -134,7 +134,7 @@ def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
         spec = PlanSpec(**{**GIVEN, "precision": "mxfp8", "zero": zero, "software": plain})
         plan = predict("llama3-8b", B200, spec)
         graph = layer_graph(models.load("llama3-8b"), spec.strategy, precision=spec.precision)
-        pipeline = Pipeline(stages=2, micro_batches=plan.micro_batches, dp=spec.dp, zero=zero)
+        pipeline = Pipeline(pp=2, micro_batches=plan.micro_batches, dp=spec.dp, zero=zero)
         for stage, terms in zip(
             plan.stages, footprint_batch(stage_rows(graph, pipeline)), strict=True
         ):

@@ -372,13 +372,13 @@ def test_peaks_by_format():
 
 
 def test_wafers_on_the_command_line(capsys, tmp_path):
-    assert main(["wafers", "--json"]) == 0
+    assert main(["show", "wafer", "--json"]) == 0
     assert [w["name"] for w in json.loads(capsys.readouterr().out)] == list(WAFERS.names)
-    assert main(["wafers"]) == 0
+    assert main(["show", "wafer"]) == 0
     assert "wse2-like" in capsys.readouterr().out
-    assert main(["wafers", "dojo-tile-like"]) == 0
+    assert main(["show", "wafer", "dojo-tile-like"]) == 0
     assert "#####\n" in capsys.readouterr().out
-    assert main(["wafers", "dram-wafer", "--json"]) == 0
+    assert main(["show", "wafer", "dram-wafer", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["grid"], shown["live_dies"]) == ([8, 5], 40)
     for kind, record in (("wafer", DRAM), ("wafer-space", SPACE)):

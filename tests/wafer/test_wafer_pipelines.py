@@ -184,16 +184,16 @@ def test_joined_wafers_on_the_command_line(run, tmp_path):
     file = tmp_path / "tile.yaml"
     file.write_text(TILE.replace(rows=1).to_yaml())
     words = ("bertlarge", "--global-batch", 2, "--seeds", 1, "--steps", 200, "--promising", 1)
-    code, out, _ = run(*words, "--wafer", file, "--joined", 2, "--json")
+    code, out, _ = run(*words, "--wafer", file, "--wafer-count", 2, "--json")
     found = json.loads(out)
     assert code == 0
     assert "2 wafers" in found["bound_space"]
     assert 0 < found["bound"] <= found["ours"]["time_s"]
     for name, text in (
         ("dram-wafer", "wafer_count: 2 wafers without io are not accepted"),
-        ("wafer-space", "--joined: wafer-space is not accepted with it"),
+        ("wafer-space", "--wafer-count: wafer-space is not accepted with it"),
     ):
-        code, out, err = run(*words, "--wafer", name, "--joined", 2)
+        code, out, err = run(*words, "--wafer", name, "--wafer-count", 2)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert text in err
 

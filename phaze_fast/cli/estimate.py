@@ -1,27 +1,29 @@
-"""The command `estimate`: times of operators."""
+"""The command `estimate`: times of matrix products on a chip, or of a collective on a cluster."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import AsJson, ToFile, emit, table
-from phaze_fast.cost import (
-    OperatorCost,
-    array_cycles,
-    operator_costs,
-    product_ops,
-)
+from phaze_fast.cli.output import Output, table
+from phaze_fast.cost import OperatorCost, array_cycles, collective, operator_costs, product_ops
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator, presets
+from phaze_fast.hardware import Accelerator, Cluster, Fabric, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.units import format_bandwidth, format_bytes, format_flops, format_time
+from phaze_fast.units import (
+    format_bandwidth,
+    format_bytes,
+    format_flops,
+    format_time,
+    parse_quantity,
+)
 
-__all__ = ["add_commands"]
+__all__ = ["estimate"]
 
 _SHAPE = re.compile(r"[0-9]{1,13}(?:x[0-9]{1,13}){2,3}")
 _DATAFLOWS = ("os", "ws", "is")
@@ -247,76 +249,6 @@ def _breakdown(
     return [*parts, chart, ""] if chart else [*parts, ""]
 
 
-def show_estimate(
-    gemms: Annotated[
-        list[str],
-        typer.Option(
-            "--gemm",
-            metavar="[Bx]MxKxN",
-            help="A matrix product of MxK by KxN, such as 2048x12288x49152; B of them with "
-            "BxMxKxN. May be given several times.",
-        ),
-    ],
-    chip: Annotated[
-        str | None,
-        typer.Option(help="The chip: a preset (`phaze-fast chips` lists them) or a file."),
-    ] = None,
-    array: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RxC", help="One systolic array of R rows and C columns, in place of a chip."
-        ),
-    ] = None,
-    dataflow: Annotated[
-        str,
-        typer.Option(
-            help="What stays in the array: os (outputs), ws (weights) or is (inputs); by "
-            "default the best."
-        ),
-    ] = "",
-    compute_only: Annotated[
-        bool,
-        typer.Option(
-            "--compute-only",
-            help="Count the array's cycles alone, as systolic simulators do, without memory.",
-        ),
-    ] = False,
-    dtype: Annotated[
-        str, typer.Option(help="Number format: bf16, fp16, fp8, fp32 or tf32.")
-    ] = "bf16",
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """Time matrix products on a chip by the best mapping, with the breakdown behind it."""
-    if (chip is None) == (array is None):
-        given = "none was" if chip is None else "both were"
-        raise InvalidInputError(f"--chip, --array: expected one of them; {given} given")
-    if dataflow and dataflow not in _DATAFLOWS:
-        raise InvalidInputError(
-            f"--dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _DATAFLOWS)}"
-        )
-    if dtype not in _DTYPES:
-        raise InvalidInputError(f"--dtype: {dtype!r} is not accepted; {nearest(dtype, _DTYPES)}")
-    shapes = [_shape(text) for text in gemms]
-    asked = _lone_array(*_array(array)) if array is not None else presets.chip(chip or "")
-    if compute_only:
-        rows = [_compute_row(asked, shape, dataflow) for shape in shapes]
-        emit(lambda: rows, lambda: [_compute_table(asked, rows)], as_json, to_file)
-        return
-    asked = _restricted(asked, dataflow)
-    number_format = cast("Dtype", dtype)
-    costs = operator_costs(asked, product_ops(shapes), number_format)
-
-    pairs = list(zip(shapes, costs, strict=True))
-    said = asked.calibration.note if array is None else ""  # a lone array is ideal by intent
-
-    def human() -> list[RenderableType]:
-        parts = (_breakdown(asked, shape, cost, number_format, said) for shape, cost in pairs)
-        return [part for lines in parts for part in lines]
-
-    emit(lambda: [_cost_row(asked, *pair) for pair in pairs], human, as_json, to_file)
-
-
 def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableType:
     core = chip.tensor_core
     laid_out = [
@@ -335,6 +267,126 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
     return table(title, ["b x m x k x n", "dataflow", "cycles>", "utilization>"], laid_out)
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("estimate")(show_estimate)
+# ---- the command ----
+
+
+@dataclass(frozen=True)
+class Products:
+    """Matrix products."""
+
+    gemms: Annotated[list[str] | None, typer.Option("--gemm", metavar="[Bx]MxKxN")] = None
+    """A matrix product of MxK by KxN, such as 2048x12288x49152; B of them with BxMxKxN. May be
+    given several times."""
+    chip: str | None = None
+    """The chip: a preset (`phaze-fast show chip` lists them) or a file."""
+    array: Annotated[str | None, typer.Option(metavar="RxC")] = None
+    """One systolic array of R rows and C columns, in place of a chip."""
+    dataflow: str = ""
+    """What stays in the array: os (outputs), ws (weights) or is (inputs); by default the best."""
+    compute_only: bool = False
+    """Count the array's cycles alone, as systolic simulators do, without memory."""
+    dtype: str = "bf16"
+    """Number format: bf16, fp16, fp8, fp32 or tf32."""
+
+    def check(self) -> None:
+        """Refuse options that do not go together, and unknown names."""
+        if (self.chip is None) == (self.array is None):
+            both = "none was" if self.chip is None else "both were"
+            raise InvalidInputError(f"--chip, --array: expected one of them; {both} given")
+        for option, value, accepted in (
+            ("--dataflow", self.dataflow or _DATAFLOWS[0], _DATAFLOWS),
+            ("--dtype", self.dtype, _DTYPES),
+        ):
+            if value not in accepted:
+                raise InvalidInputError(
+                    f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
+                )
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective."""
+
+    operation: Annotated[str | None, typer.Option("--collective")] = None
+    """all-reduce, reduce-scatter, all-gather, all-to-all, broadcast or point-to-point."""
+    size: Annotated[str | None, typer.Option("--bytes")] = None
+    """Size of the vector that each device has, or of the message, such as '1 GiB'."""
+    ranks: int | None = None
+    """Devices in the group."""
+    fabric: str | None = None
+    """The interconnect: a preset (`phaze-fast show interconnect` lists them) or a file."""
+    stride: int = 1
+    """Distance in rank order between neighbours of the group."""
+    devices: int | None = None
+    """Devices of the whole cluster; a torus or mesh is cut to size."""
+
+
+def estimate(products: Products, exchange: Collective, output: Output) -> None:
+    """Time matrix products on a chip, or a collective.
+
+    Matrix products are timed by their best mapping, collectives by every algorithm.
+
+    Examples: phaze-fast estimate --chip h200 --gemm 2048x12288x49152
+
+    phaze-fast estimate --collective all-reduce --bytes '1 GiB' --ranks 64 --fabric dgx-a100
+    """
+    if (not products.gemms) == (exchange.operation is None):
+        raise InvalidInputError("--gemm, --collective: expected one of the two")
+    if exchange.operation is not None:
+        _estimate_collective(exchange, exchange.operation, output)
+        return
+    products.check()
+    shapes = [_shape(text) for text in products.gemms or ()]
+    if products.array is not None:
+        chip, calibration = _lone_array(*_array(products.array)), ""  # ideal by intent
+    else:
+        chip = presets.chip(products.chip or "")
+        calibration = chip.calibration.note
+    if products.compute_only:
+        rows = [_compute_row(chip, shape, products.dataflow) for shape in shapes]
+        output.emit(lambda: rows, lambda: [_compute_table(chip, rows)])
+        return
+    chip = _restricted(chip, products.dataflow)
+    _estimate_products(chip, shapes, cast("Dtype", products.dtype), calibration, output)
+
+
+def _estimate_products(
+    chip: Accelerator, shapes: list[Shape], dtype: Dtype, calibration: str, output: Output
+) -> None:
+    costs = list(zip(shapes, operator_costs(chip, product_ops(shapes), dtype), strict=True))
+
+    def tables() -> list[RenderableType]:
+        parts = (_breakdown(chip, shape, cost, dtype, calibration) for shape, cost in costs)
+        return [part for product in parts for part in product]
+
+    output.emit(lambda: [_cost_row(chip, shape, cost) for shape, cost in costs], tables)
+
+
+def _estimate_collective(asked: Collective, operation: str, output: Output) -> None:
+    if asked.size is None or asked.ranks is None or asked.fabric is None:
+        needed = (("--bytes", asked.size), ("--ranks", asked.ranks), ("--fabric", asked.fabric))
+        option = next(option for option, value in needed if value is None)
+        raise InvalidInputError(f"{option}: missing; --collective needs it")
+    try:
+        payload = parse_quantity(asked.size, "bytes")
+    except InvalidInputError as error:
+        raise InvalidInputError(f"--bytes: {error}") from None
+    wired = presets.fabric(asked.fabric)
+    where: Fabric | Cluster = wired
+    if asked.devices is not None:
+        where = Cluster(devices=asked.devices, fabric=wired)
+        wired = where.fabric
+    cost = collective(where, operation, payload, asked.ranks, asked.stride)
+
+    def tables() -> list[RenderableType]:
+        rows = [
+            [name, format_time(time_s), f"{time_s / cost.bound_s:.2f}x" if cost.bound_s else "-"]
+            for name, time_s in cost.alternatives.items()
+        ]
+        caption = (
+            f"bound: {format_time(cost.bound_s)}, the bytes a rank must send over all its ports"
+        )
+        columns = ["algorithm", "time>", "over bound>"]
+        return [str(wired), str(cost), table("", columns, rows, caption)] if rows else [str(cost)]
+
+    output.emit(lambda: {"fabric": wired.name, **vars(cost)}, tables)

@@ -1,0 +1,245 @@
+"""Options that commands share: models, the cluster, and the file of a plan with its problem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phaze_fast import models
+from phaze_fast.cli.output import folder, note
+from phaze_fast.documents import read_document
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.export import is_framework_file, read_plan
+from phaze_fast.hardware import Cluster, presets
+from phaze_fast.planning import Plan, PlanSpec, predict
+
+__all__ = [
+    "Folder",
+    "Hardware",
+    "LongRun",
+    "ModelName",
+    "ModelNames",
+    "PlanFile",
+    "PlanProblem",
+    "StoredPlan",
+    "Threads",
+    "load_model",
+    "numbers",
+    "problem_of",
+]
+
+
+# ---- models, hardware and threads ----
+
+
+def _names_of_models() -> list[str]:
+    return list(models.names())
+
+
+def _names_of_chips() -> list[str]:
+    return list(presets.chip_names())
+
+
+def _names_of_fabrics() -> list[str]:
+    return list(presets.fabric_names())
+
+
+_MODEL_HELP = (
+    "a preset (`phaze-fast show model` lists them), a .yaml or .json file, or a folder with a "
+    "HuggingFace config.json."
+)
+ModelName = Annotated[
+    str, typer.Argument(help=f"The model: {_MODEL_HELP}", autocompletion=_names_of_models)
+]
+ModelNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help=f"The models, one or several; each {_MODEL_HELP}",
+        autocompletion=_names_of_models,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="At most so many threads; by default all cores.", rich_help_panel="Output"),
+]
+Folder = Annotated[Path | None, typer.Option(parser=folder, metavar="FOLDER")]
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """Where to work, when to stop, what to keep."""
+
+    threads: int | None = None
+    """At most so many threads; by default all cores."""
+    executor: str | None = None
+    """Where to work instead of in threads: processes, dask://host:port, ray or mpi."""
+    resume: Folder = None
+    """Folder that keeps what is found; the same command goes on from there."""
+    cache: Folder = None
+    """Folder of finished results, looked up before searching; by default the user's cache."""
+    no_cache: bool = False
+    """Neither look up finished results nor keep these."""
+    quiet: bool = False
+    """Show no progress."""
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """The folder of finished results; None where none are kept."""
+        if self.no_cache:
+            return None
+        if self.cache is not None:
+            return self.cache
+        base = os.environ.get("PHAZE_FAST_CACHE") or os.environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "phaze_fast"
+
+
+def load_model(name: str, seq: int | None = None) -> models.Model:
+    """Load a model; say which sequence length it is computed with where nobody chose one."""
+    model = models.load(name)
+    if seq is None and model.notes.startswith("seq "):
+        note(f"{model.name}: {model.notes}; --seq sets another")
+    return model
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Read numbers, separated by commas.
+
+    Examples
+    --------
+    >>> numbers("1,2.5", "--weights")
+    (1.0, 2.5)
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInputError(
+            f"{option}: {text!r} is not accepted; expected numbers separated by commas"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The cluster."""
+
+    chip: Annotated[str, typer.Option(autocompletion=_names_of_chips)]
+    """The chip: a preset (`phaze-fast show chip` lists them) or a file."""
+    devices: int
+    """Devices of the cluster."""
+    fabric: Annotated[str | None, typer.Option(autocompletion=_names_of_fabrics)] = None
+    """The interconnect: a preset (`phaze-fast show interconnect` lists them) or a file; by default
+    the chip's usual one."""
+
+    def cluster(self) -> Cluster:
+        """Look chip and interconnect up; by default the chip's usual one."""
+        chip = presets.chip(self.chip)
+        fabric = self.fabric or chip.usual_fabric
+        if not fabric:
+            raise InvalidInputError(
+                f"--fabric: missing, and {chip.name} has no usual interconnect; accepted: "
+                f"{', '.join(presets.fabric_names())}, or a file"
+            )
+        return Cluster.from_dict({"devices": self.devices, "fabric": fabric, "chip": self.chip})
+
+
+# ---- plans as files: what `plan --json` and `predict --json` write, with their problem ----
+
+PlanFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A plan: what `plan --json` or `predict --json` wrote (of several plans the first), "
+        "or a file of a training framework."
+    ),
+]
+
+
+def problem_of(model: models.Model, cluster: Cluster) -> dict[str, Any]:
+    """Return the problem as plain data, so that a plan's file needs nothing else to be read."""
+    return {"model": model.to_dict(), "cluster": cluster.to_dict()}
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan from a file, with the problem it solves."""
+
+    model: models.Model
+    cluster: Cluster
+    spec: PlanSpec
+    notes: tuple[str, ...] = ()
+    """What the reader of a framework's file had to assume."""
+
+    def predicted(self) -> Plan:
+        """Predict the plan's time and memory."""
+        return predict(self.model, self.cluster, self.spec)
+
+
+@dataclass(frozen=True)
+class PlanProblem:
+    """The problem of the plan, where its file does not say it."""
+
+    model: str | None = None
+    """The model: a preset or a file."""
+    chip: str | None = None
+    """The chip: a preset or a file."""
+    devices: int | None = None
+    """Devices of the cluster."""
+    fabric: str | None = None
+    """The interconnect; by default the file's, or the chip's usual one."""
+
+    def read(self, path: Path) -> StoredPlan:
+        """Read a plan and its problem; options override the file.
+
+        Raises
+        ------
+        InvalidInputError
+            Where neither says what is needed.
+        """
+        is_framework = is_framework_file(path)
+        document = {} if is_framework else _plan_document(path)
+        model = self._model(document, path)
+        cluster = self._cluster(document, path)
+        if is_framework:
+            plan = read_plan(path, model, cluster.devices)
+            return StoredPlan(model, cluster, plan.spec, tuple(plan.notes))
+        return StoredPlan(model, cluster, PlanSpec.of(document))
+
+    def _model(self, document: Mapping[str, Any], path: Path) -> models.Model:
+        if self.model is not None:
+            return models.load(self.model)
+        inside = document.get("model")
+        if isinstance(inside, Mapping):
+            return models.model_from_dict(dict(inside), f"{path}: model")
+        if isinstance(inside, str):
+            return models.load(inside)
+        raise InvalidInputError(f"--model: missing; {path} does not say which model its plan is of")
+
+    def _cluster(self, document: Mapping[str, Any], path: Path) -> Cluster:
+        inside = document.get("cluster")
+        known: dict[str, Any] = dict(inside) if isinstance(inside, Mapping) else {}
+        if self.chip is not None:
+            known["chip"] = self.chip
+            known["fabric"] = self.fabric or presets.chip(self.chip).usual_fabric
+        if self.fabric is not None:
+            known["fabric"] = self.fabric
+        if self.devices is not None:
+            known["devices"] = self.devices
+        for name in ("chip", "devices", "fabric"):
+            if known.get(name) is None:
+                raise InvalidInputError(f"--{name}: missing; {path} does not say it")
+        return Cluster.from_dict(known, "" if self.chip or self.devices else f"{path}: cluster")
+
+
+def _plan_document(path: Path) -> Mapping[str, Any]:
+    document = read_document(path)
+    if not isinstance(document, Mapping):
+        raise InvalidInputError(f"{path}: expected a plan, a mapping of keys to values")
+    if document.get("status") == "infeasible":
+        raise InvalidInputError(f"{path}: holds no plan: {document.get('reason')}")
+    return document

@@ -1,0 +1,201 @@
+"""The commands `show chip`, `show interconnect` and `show space`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.cli.output import Output, PresetName, fields, table
+from phaze_fast.hardware import (
+    FULL_AREA,
+    Accelerator,
+    ArchitectureSpace,
+    area,
+    power_batch,
+    presets,
+)
+from phaze_fast.units import (
+    format_area,
+    format_bandwidth,
+    format_bytes,
+    format_count,
+    format_flops,
+)
+
+__all__ = ["show_chip", "show_interconnect", "show_space"]
+
+# ---- chips and interconnects ----
+
+
+def _chip_row(chip: Accelerator) -> list[str]:
+    hbm = chip.hbm
+    return [
+        chip.name,
+        f"{chip.tensor_core.count:,} x {chip.tensor_core.width}x{chip.tensor_core.depth}",
+        f"{chip.vector_core.count:,} x {chip.vector_core.lanes}",
+        format_bytes(chip.buffer.capacity_bytes) if chip.buffer.capacity_bytes else "-",
+        format_bytes(hbm.capacity_bytes) if hbm else "-",
+        format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm else "-",
+        f"{chip.clock_hz / 1e9:g} GHz",
+        format_flops(chip.peak_flops()),
+        chip.calibration.state,
+    ]
+
+
+_CHIP_COLUMNS = ["chip", "tensor>", "vector>", "buffer>", "HBM>", "bandwidth>", "clock>", "bf16>"]
+_CHIP_COLUMNS += ["times"]
+
+
+def _chip_data(chip: Accelerator) -> dict[str, Any]:
+    estimate = area(chip, FULL_AREA)
+    return {
+        **chip.model_dump(mode="json"),
+        "peak_flops": {kind: chip.peak_flops(kind) for kind in chip.tensor_core.rates},
+        "template_area_mm2": {
+            name: value for name, value in vars(estimate).items() if name != "extrapolated"
+        },
+        "template_area_extrapolated": estimate.extrapolated,
+        "template_peak_power_w": float(power_batch([chip], terms=FULL_AREA)[0]),
+        "calibration": chip.calibration.to_dict(),
+    }
+
+
+def _chip_fields(chip: Accelerator) -> list[RenderableType]:
+    estimate = area(chip, FULL_AREA)
+    rates = ", ".join(
+        f"{kind} {format_flops(chip.peak_flops(kind))}" for kind in chip.tensor_core.rates
+    )
+    published = estimate.tensor_mm2 + estimate.vector_mm2 + estimate.buffer_mm2
+    pairs = [
+        (
+            "tensor cores",
+            f"{chip.tensor_core.count:,} of {chip.tensor_core.width}x{chip.tensor_core.depth}",
+        ),
+        ("vector cores", f"{chip.vector_core.count:,} of {chip.vector_core.lanes} lanes"),
+        ("clock", f"{chip.clock_hz / 1e9:g} GHz"),
+        ("peak", rates),
+        ("buffer", format_bytes(chip.buffer.capacity_bytes)),
+        ("buffer bandwidth", f"{chip.buffer.bytes_per_cycle:g} B/cycle"),
+    ]
+    if chip.hbm:
+        rate = format_bandwidth(chip.hbm.bandwidth_bytes_per_s)
+        pairs.append(
+            ("HBM", f"{format_bytes(chip.hbm.capacity_bytes)} at {rate}, {chip.hbm.stacks} stacks")
+        )
+    pairs += [
+        (
+            "template area",
+            f"{format_area(published)} (tensor {estimate.tensor_mm2:.2f}, vector "
+            f"{estimate.vector_mm2:.2f}, buffer {estimate.buffer_mm2:.2f})",
+        ),
+        (
+            "with network and HBM PHYs",
+            f"{format_area(estimate.total_mm2)} (+ network "
+            f"{estimate.network_mm2:.2f}, HBM {estimate.hbm_mm2:.2f})",
+        ),
+        ("template peak power", f"{power_batch([chip], terms=FULL_AREA)[0]:.0f} W"),
+    ]
+    if chip.die_area_mm2:
+        pairs.append(("published die area", format_area(chip.die_area_mm2)))
+    if chip.power_w:
+        pairs.append(("published power", f"{chip.power_w:g} W"))
+    if chip.usual_fabric:
+        pairs.append(("usual fabric", chip.usual_fabric))
+    pairs.append(("times", chip.calibration.note or "fitted to measurements of this chip"))
+    pairs += [("source", source) for source in (*chip.sources, *chip.tuning.sources)]
+    if chip.notes:
+        pairs.append(("note", chip.notes))
+    return [fields(chip.name, pairs)]
+
+
+def show_chip(name: PresetName = None, *, output: Output) -> None:
+    """List chips, or show one in full with its sources.
+
+    Example: phaze-fast show chip h100
+    """
+    if name is not None:
+        chip = presets.chip(name)
+        output.emit(lambda: _chip_data(chip), lambda: _chip_fields(chip))
+        return
+    chips = [presets.chip(name) for name in presets.chip_names()]
+    output.emit(
+        lambda: [_chip_data(chip) for chip in chips],
+        lambda: [table("Chips", _CHIP_COLUMNS, [_chip_row(chip) for chip in chips])],
+    )
+
+
+def show_interconnect(name: PresetName = None, *, output: Output) -> None:
+    """List interconnects, or show one in full with its sources.
+
+    Example: phaze-fast show interconnect dgx-h100
+    """
+    if name is not None:
+        fabric = presets.fabric(name)
+        pairs = [("wiring", str(fabric).partition(": ")[2])]
+        pairs += [("source", source) for source in fabric.sources]
+        pairs += [("note", fabric.notes)] if fabric.notes else []
+        document = fabric.model_dump(mode="json")
+        output.emit(lambda: document, lambda: [fields(fabric.name, pairs)])
+        return
+    fabrics = [presets.fabric(name) for name in presets.fabric_names()]
+    rows = [[fabric.name, fabric.kind, str(fabric).partition(": ")[2]] for fabric in fabrics]
+    output.emit(
+        lambda: [fabric.model_dump(mode="json") for fabric in fabrics],
+        lambda: [table("Interconnects", ["interconnect", "kind", "wiring"], rows)],
+    )
+
+
+# ---- spaces of chips ----
+
+_SPACES = {
+    "published": "the PHAZE paper's grid, with 32, 64 or 80 GiB of HBM",
+    "full-area": "the same with network and HBM PHYs counted",
+    "every-term": "every area counted, a power cap, a package; HBM, links and dies as axes",
+    "tpuv4-area": "chips as large as a TPUv4",
+}
+
+
+def show_space(
+    name: PresetName = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many chips to list, largest first.")] = 10,
+    *,
+    output: Output,
+) -> None:
+    """List spaces of chips, or count the chips of one.
+
+    Example: phaze-fast show space tpuv4-area --limit 5
+    """
+    if name is None:
+        rows = [[space, text] for space, text in _SPACES.items()]
+        output.emit(lambda: list(_SPACES), lambda: [table("Spaces", ["space", "chips"], rows)])
+        return
+    space = ArchitectureSpace.load(name)
+    sizes = space.area_mm2
+    largest = sorted(range(len(space)), key=lambda i: (-float(sizes[i]), i))[:limit]
+    span = {"min": float(sizes.min()), "max": float(sizes.max())} if len(space) else None
+
+    def document() -> dict[str, Any]:
+        return {
+            "name": space.spec.name,
+            "digest": space.digest,
+            "grid_points": space.grid_size,
+            "points": len(space),
+            "area_mm2": span,
+            "chips": [
+                {"index": int(space.index[i]), "area_mm2": float(sizes[i]), **space[i].to_dict()}
+                for i in largest
+            ],
+        }
+
+    def tables() -> list[RenderableType]:
+        covers = f"{span['min']:.2f} to {span['max']:.2f} mm2" if span else "none"
+        summary = (
+            f"{space.spec.name}: {format_count(len(space))} chips of a grid of "
+            f"{format_count(space.grid_size)}; area {covers}"
+        )
+        rows = [[*_chip_row(space[i]), f"{sizes[i]:.2f}"] for i in largest]
+        return [summary, table(f"The {len(largest)} largest", [*_CHIP_COLUMNS, "mm2>"], rows)]
+
+    output.emit(document, tables)

@@ -1,0 +1,268 @@
+"""The command `show model`: the sizes of a model, or its operators and memory on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.cli.option_groups import RecordOptions
+from phaze_fast.cli.options import load_model
+from phaze_fast.cli.output import Output, fields, table
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.memory import Pipeline, footprint
+from phaze_fast.models import (
+    GraphModel,
+    Model,
+    TransformerModel,
+    load,
+    names,
+    recognised,
+    why_not_recognised,
+)
+from phaze_fast.opgraph import GROUPS, KINDS, UNITS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.units import format_bytes, format_count
+
+__all__ = ["graph_tables", "show_model"]
+
+
+# ---- sizes ----
+
+_SIZES = ["model", "layers>", "hidden>", "heads>", "kv>", "ffn>", "vocab>", "seq>", "parameters>"]
+
+
+def _row(model: TransformerModel) -> list[str]:
+    encoder = f"{model.encoder_layers}+" if model.encoder_layers else ""
+    experts = f" x {model.moe.experts}" if model.moe else ""
+    return [
+        model.name,
+        f"{encoder}{model.layers}",
+        format_count(model.hidden),
+        str(model.heads),
+        str(model.kv_heads or model.heads),
+        f"{model.ffn:,}{experts}",
+        format_count(model.vocab) if model.vocab else "-",
+        format_count(model.seq),
+        format_count(model.parameters()),
+    ]
+
+
+def _data(model: Model) -> dict[str, Any]:
+    return {
+        **model.model_dump(mode="json"),
+        "parameters": model.parameters(),
+        "active_parameters": model.active_parameters(),
+        "parameters_by_part": model.parameters_by_part(),
+    }
+
+
+def _size_tables(model: Model) -> list[RenderableType]:
+    if isinstance(model, GraphModel):
+        return graph_tables(model)
+    total = model.parameters()
+    rows = [
+        [part, format_count(count), f"{count / total:.1%}"]
+        for part, count in model.parameters_by_part().items()
+    ]
+    rows.append(["all", format_count(total), "100.0%"])
+    plain = model.model_dump(mode="json", exclude={"sources", "notes", "name"})
+    pairs = [(name, str(value)) for name, value in plain.items() if value not in (None, "", False)]
+    pairs += [("source", source) for source in model.sources]
+    if model.notes:
+        pairs.append(("note", model.notes))
+    return [fields(model.name, pairs), table("Parameters", ["part", "count>", "share>"], rows)]
+
+
+def _planned_as(model: GraphModel) -> str:
+    known = recognised(model)
+    if known is None:
+        why = why_not_recognised(model)
+        return f"its operators one by one, because it is no known transformer: {why}"
+    return f"a transformer of {known.blocks} blocks of {known.hidden}, {known.heads} heads"
+
+
+def graph_tables(model: GraphModel) -> list[RenderableType]:
+    """Tabulate the layers of a graph."""
+    rows = [
+        [
+            layer.name,
+            str(layer.count),
+            format_count(layer.parameters),
+            f"{layer.flops:.3g}",
+            f"{len(layer.forward)} + {len(layer.backward)}",
+            format_bytes(sum(t.bytes + t.fixed_bytes for t in layer.saved)),
+            layer.unsplit or "yes",
+        ]
+        for layer in model.layers
+    ]
+    pairs = [
+        ("parameters", format_count(model.parameters())),
+        ("tokens of a sample", format_count(model.seq)),
+        ("FLOPs of a sample, forward", f"{model.flops:.4g}"),
+        ("planned as", _planned_as(model)),
+    ]
+    pairs += [("note", model.notes)] if model.notes else []
+    columns = ["layer", "count>", "parameters>", "FLOPs>", "operators>", "kept>", "tensor parallel"]
+    return [fields(model.name, pairs), table("Layers, for one sample", columns, rows)]
+
+
+# ---- operators and memory ----
+
+_OPERATORS = ["operator", "unit", "b>", "m>", "n>", "k>", "GFLOP>", "read>", "written>", "payload>"]
+
+
+def _op_rows(graph: OpGraph) -> list[list[str]]:
+    rows = []
+    for name, op in zip(graph.names, graph.ops, strict=True):
+        network = UNITS[op["unit"]] == "NET"
+        rows.append(
+            [
+                name,
+                UNITS[op["unit"]],
+                *(str(op[d]) if op[d] else "" for d in "bmnk"),
+                f"{op['flops'] / 1e9:.4g}" if op["flops"] else "",
+                "" if network else format_bytes(float(op["read_bytes"])),
+                "" if network else format_bytes(float(op["write_bytes"])),
+                format_bytes(float(op["payload_bytes"])) if network else "",
+            ]
+        )
+    return rows
+
+
+def _op_data(graph: OpGraph) -> list[dict[str, Any]]:
+    operators = []
+    for i, (name, op) in enumerate(zip(graph.names, graph.ops, strict=True)):
+        plain = {field: op[field].item() for field in graph.ops.dtype.names or ()}
+        plain["kind"], plain["unit"] = KINDS[op["kind"]], UNITS[op["unit"]]
+        plain["group"] = GROUPS[op["group"]]
+        after = graph.indices[graph.indptr[i] : graph.indptr[i + 1]].tolist()
+        operators.append({"name": name, **plain, "successors": after})
+    return operators
+
+
+def _graph_data(graph: LayerGraph, memory: list[dict[str, float]]) -> dict[str, Any]:
+    return {
+        "model": graph.model.name,
+        "strategy": graph.strategy.model_dump(mode="json"),
+        "parameters": graph.model.parameters(),
+        "flops": graph.flops,
+        "layers": [
+            {
+                "kind": layer.kind,
+                "count": layer.count,
+                "parameters": layer.parameters,
+                "device_parameters": layer.device_parameters,
+                "flops": {"forward": layer.forward.flops, "backward": layer.backward.flops},
+                "forward": _op_data(layer.forward),
+                "backward": _op_data(layer.backward),
+                "stash": [vars(tensor) for tensor in layer.forward.tensors],
+                "stashed_bytes": {
+                    mode: layer.forward.stashed_bytes(mode)
+                    for mode in ("none", "selective", "full")
+                },
+            }
+            for layer in graph.layers
+        ],
+        "memory": memory,
+    }
+
+
+def _operator_tables(graph: LayerGraph, memory: list[dict[str, float]]) -> list[RenderableType]:
+    shown: list[RenderableType] = [str(graph.model)]
+    for layer in graph.layers:
+        title = f"{layer.kind} x {layer.count}: "
+        shown.append(table(f"{title}forward", _OPERATORS, _op_rows(layer.forward)))
+        shown.append(table(f"{title}backward", _OPERATORS, _op_rows(layer.backward)))
+        kept = [[t.name, t.producer, format_bytes(t.bytes)] for t in layer.forward.tensors]
+        modes = ", ".join(
+            f"{mode} {format_bytes(layer.forward.stashed_bytes(mode))}"
+            for mode in ("none", "selective", "full")
+        )
+        caption = f"kept per micro-batch, by recomputation: {modes}"
+        shown.append(table(f"{title}kept", ["tensor", "made by", "size>"], kept, caption))
+    terms = list(memory[0])
+    rows = [
+        [str(stage), *(format_bytes(bytes_[term]) for term in terms)]
+        for stage, bytes_ in enumerate(memory)
+    ]
+    title = "Memory of one device, by pipeline stage"
+    shown.append(table(title, ["stage", *(f"{term}>" for term in terms)], rows))
+    return shown
+
+
+# ---- the command ----
+
+
+@dataclass(frozen=True)
+class Operators:
+    """What to show."""
+
+    operators: bool = False
+    """Show the model's operators on one device, their work and traffic, and the memory of each
+    stage, instead of its sizes; all other options belong to it."""
+    recompute: str | None = None
+    """none (default), selective, needed, full, or sets joined by +: norms, activations,
+    gated-product, up-projection, output-projection, alternate-products, attention."""
+    optimizer: str | None = None
+    """The optimiser, whose state takes memory (default adam)."""
+    fused: bool = False
+    """Count element-wise operators as part of the product before them."""
+
+
+def show_model(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A preset, a .yaml or .json file, a HuggingFace config.json or its folder; "
+            "without it all presets are listed."
+        ),
+    ] = None,
+    *,
+    shown: Operators,
+    strategy: Annotated[dict[str, Any], RecordOptions(Strategy)],
+    pipeline: Annotated[dict[str, Any], RecordOptions(Pipeline)],
+    output: Output,
+) -> None:
+    """List models, or show the sizes or operators of one.
+
+    Example: phaze-fast show model gpt3-175b --operators --tp 8 --sequence-parallel --pp 12
+    --micro-batches 64 --recompute selective
+    """
+    typed = {**strategy, **pipeline, **vars(shown)}
+    typed = {option: value for option, value in typed.items() if value not in (None, False)}
+    if typed and not shown.operators:
+        raise InvalidInputError(f"{next(iter(typed))}: is not accepted without --operators")
+    if name is None:
+        _list_models(output)
+    elif shown.operators:
+        _show_operators(name, Strategy(**strategy), Pipeline(**pipeline), shown, output)
+    else:
+        model = load(name)
+        output.emit(lambda: _data(model), lambda: _size_tables(model))
+
+
+def _list_models(output: Output) -> None:
+    presets = [load(preset) for preset in names()]
+    rows = [_row(model) for model in presets if isinstance(model, TransformerModel)]
+    output.emit(
+        lambda: [_data(model) for model in presets],
+        lambda: [table("Models", _SIZES, rows)],
+    )
+
+
+def _show_operators(
+    name: str, strategy: Strategy, pipeline: Pipeline, shown: Operators, output: Output
+) -> None:
+    try:
+        graph = layer_graph(load_model(name, strategy.seq), strategy, shown.fused)
+    except InfeasibleError as error:
+        output.infeasible(error)
+        return
+    memory = []
+    for stage in range(pipeline.pp):
+        recompute, optimizer = shown.recompute or "none", shown.optimizer or "adam"
+        bytes_ = footprint(graph, pipeline, stage, recompute, optimizer)
+        memory.append({**bytes_.terms, "total": bytes_.total})
+    output.emit(lambda: _graph_data(graph, memory), lambda: _operator_tables(graph, memory))

@@ -1,0 +1,131 @@
+"""The command `show wafer`: wafers and spaces of wafers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+
+from phaze_fast.cli.output import Output, PresetName, fields, table
+from phaze_fast.documents import read_document
+from phaze_fast.units import format_area, format_bandwidth, format_bytes, format_flops
+from phaze_fast.wafer import (
+    WAFER_SPACES,
+    WAFERS,
+    Wafer,
+    WaferSpace,
+    load_wafer,
+    load_wafer_space,
+    wafer_totals,
+)
+
+__all__ = ["show_wafer"]
+
+
+def _wafer_data(wafer: Wafer) -> dict[str, Any]:
+    return {
+        **wafer.model_dump(mode="json"),
+        "grid": wafer.grid,
+        "live_dies": wafer.dies,
+        "link_bytes_per_s": wafer.link_bytes_per_s,
+        "tiers": [vars(tier) for tier in wafer.tiers()],
+        "memory_bytes": wafer.memory_bytes,
+        "peak_flops": {kind: wafer.peak_flops(kind) for kind in wafer.chip.tensor_core.rates},
+        "area_mm2": wafer.area_mm2,
+        "die_yield": wafer.die_yield,
+        "expected_dead": wafer.expected_dead,
+        **wafer_totals(wafer).to_dict(),
+    }
+
+
+def _power(wafer: Wafer) -> str:
+    totals = wafer_totals(wafer)
+    said = f"{totals.die_peak_w:,.0f} W a die, {totals.peak_w / 1e3:,.1f} kW in all"
+    if wafer.power_cap_w is None:
+        return said
+    return f"{said}; {wafer.power_cap_w / 1e3:,.1f} kW can be supplied"
+
+
+def _sums(wafer: Wafer) -> str:
+    return "; they sum" if wafer.switch is not None and wafer.switch.sums else ""
+
+
+def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
+    x, y = (format_bandwidth(rate) for rate in wafer.link_bytes_per_s)
+    rates = ", ".join(
+        f"{kind} {format_flops(wafer.peak_flops(kind))}" for kind in wafer.chip.tensor_core.rates
+    )
+    pairs = [
+        ("wafer", str(wafer).partition(": ")[2]),
+        ("die", str(wafer.chip)),
+        ("links", f"{x} along rows, {y} along columns, per direction")
+        if wafer.switch is None
+        else ("switches", f"{x} from each die, per direction{_sums(wafer)}"),
+        ("peak", rates),
+    ]
+    pairs += [
+        (
+            f"{tier.name} of a die",
+            f"{format_bytes(tier.capacity_bytes)} at "
+            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}",
+        )
+        for tier in wafer.tiers()
+    ]
+    pairs += [
+        ("area used", format_area(wafer.area_mm2)),
+        ("yield of a die", f"{wafer.die_yield:.1%}; {wafer.expected_dead:.1f} dead expected"),
+        ("peak power", _power(wafer)),
+        (
+            "cost",
+            f"about {wafer_totals(wafer).cost_usd:,.0f} dollars of silicon, memory and assembly",
+        ),
+        *(("source", source) for source in wafer.sources),
+    ]
+    if wafer.notes:
+        pairs.append(("note", wafer.notes))
+    return [fields(wafer.name, pairs), wafer.die_map()]
+
+
+def _wafer_space(name: str) -> WaferSpace | None:
+    """Look a space of wafers up, by preset or file; None where it is something else."""
+    if name in WAFER_SPACES.names:
+        return load_wafer_space(name)
+    if name in WAFERS.names or not name.endswith((".yaml", ".yml", ".json")):
+        return None
+    data = read_document(name)
+    is_space = isinstance(data, dict) and "axes" in data
+    return WaferSpace.from_dict(data, source=name) if is_space else None
+
+
+def _emit_wafer_space(space: WaferSpace, output: Output) -> None:
+    feasible, broken = space.wafers()
+    counts = {"points": space.grid_size, "feasible": len(feasible), "broken": broken}
+    pairs = [
+        ("points", f"{space.grid_size:,}, of which {len(feasible):,} meet all rules"),
+        ("broken rules", ", ".join(f"{rule} {n:,}" for rule, n in broken.items()) or "none"),
+        ("base", str(space.base)),
+        *((field, ", ".join(map(str, values))) for field, values in space.axes.items()),
+    ]
+    output.emit(lambda: {**space.to_dict(), **counts}, lambda: [fields(space.name, pairs)])
+
+
+def show_wafer(name: PresetName = None, *, output: Output) -> None:
+    """List wafers, or show one, or a space of them.
+
+    Example: phaze-fast show wafer dojo-tile-like
+    """
+    if name is None:
+        wafers = [load_wafer(name) for name in WAFERS.names]
+        rows = [[wafer.name, str(wafer.dies), str(wafer).partition(": ")[2]] for wafer in wafers]
+        spaces = f"Spaces of wafers: {', '.join(WAFER_SPACES.names)}"
+        output.emit(
+            lambda: [_wafer_data(wafer) for wafer in wafers],
+            lambda: [table("Wafers", ["wafer", "dies>", "what it is"], rows), spaces],
+        )
+        return
+    space = _wafer_space(name)
+    if space is not None:
+        _emit_wafer_space(space, output)
+        return
+    wafer = load_wafer(name)
+    output.emit(lambda: _wafer_data(wafer), lambda: _wafer_fields(wafer))

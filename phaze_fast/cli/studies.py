@@ -1,0 +1,267 @@
+"""The commands `study calibrate`, `study backtest` and `study reproduce`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import RenderableType
+
+from phaze_fast.calibration import (
+    Calibrated,
+    benchmark_script,
+    calibrate_chip,
+    calibrate_fabric,
+    is_collective_table,
+)
+from phaze_fast.cli.options import Threads
+from phaze_fast.cli.output import Output, PageOutput, ToPath, note, table, target, write_text
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.papers.backtest import backtest
+from phaze_fast.papers.reproduce import PAPERS, Reproduced, reproduce
+from phaze_fast.report.backtest_page import backtest_page
+from phaze_fast.units import format_time
+
+__all__ = ["back_test", "calibrate", "reproduce_paper"]
+
+
+# ---- calibrate ----
+
+
+def _calibration_tables(found: Calibrated) -> list[RenderableType]:
+    constants = [
+        [c.name, f"{c.before:.4g}", f"{c.value:.4g}", f"{c.low:.4g} to {c.high:.4g}", c.note]
+        for c in found.constants
+    ]
+    errors = [
+        [kind, f"{e['rows']:.0f}", f"{e['before']:.1%}", f"{e['fitted']:.1%}", f"{e['unseen']:.1%}"]
+        for kind, e in found.errors.items()
+    ]
+    headings = ["constant", "before>", "fitted>", "90% interval", "note"]
+    title = "mean absolute errors; unseen: of rows left out of the fit, five folds"
+    return [
+        table(f"constants of the {found.what}", headings, constants),
+        table(title, ["rows of", "rows>", "before>", "fitted>", "unseen>"], errors),
+    ]
+
+
+def _calibrated(files: list[Path], chip: str, fabric: str, name: str) -> Calibrated:
+    for file in files:
+        if not file.is_file():
+            raise InvalidInputError(f"{file}: cannot be read: there is no such file")
+    collective = [is_collective_table(file) for file in files]
+    if any(collective) != all(collective):
+        raise InvalidInputError(
+            "MEASUREMENTS: operators and collectives are not accepted together; "
+            "expected one call for the chip and one for the fabric"
+        )
+    if collective[0]:
+        if not fabric:
+            raise InvalidInputError("--fabric: is missing; expected the fabric to begin from")
+        return calibrate_fabric(files, presets.fabric(fabric), name)
+    if not chip:
+        raise InvalidInputError("--chip: is missing; expected the chip to begin from")
+    return calibrate_chip(files, presets.chip(chip), name)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What to begin from."""
+
+    chip: str = ""
+    """For operators: the chip to begin from, a preset or a file."""
+    fabric: str = ""
+    """For collectives: the interconnect to begin from, a preset or a file."""
+    name: str = ""
+    """What to call the result."""
+    emit_benchmark: ToPath = None
+    """Write a script that measures your own GPU, and do nothing else."""
+
+
+@dataclass(frozen=True)
+class CalibrationOutput:
+    """Output."""
+
+    as_json: Annotated[bool, typer.Option("--json")] = False
+    """Print one JSON document instead of a table."""
+    path: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    """Write the chip or interconnect here, as YAML."""
+
+
+def calibrate(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="MEASUREMENTS...",
+            help="Files of measured operators, or of measured collectives, of one machine.",
+        ),
+    ] = None,
+    *,
+    start: Start,
+    output: CalibrationOutput,
+) -> None:
+    """Fit a chip or interconnect to measurements.
+
+    Example: phaze-fast study calibrate products.csv --chip h200 --name mine -o mine.yaml
+    """
+    if start.emit_benchmark is not None:
+        write_text(start.emit_benchmark, benchmark_script())
+        note(f"{start.emit_benchmark}: run it with PyTorch; it writes files for calibrate")
+        return
+    if not files:
+        raise InvalidInputError("MEASUREMENTS: is missing; expected files, or --emit-benchmark")
+    found = _calibrated(files, start.chip, start.fabric, start.name)
+    for pair in found.collinear:
+        note(
+            f"{pair[0]} and {pair[1]}: these measurements cannot separate the two; only their "
+            "combination is fitted"
+        )
+    left = [c.name for c in found.constants if c.note.startswith("no row")]
+    if left:
+        note(
+            f"no row depends on {', '.join(left)}: the starting chip's value is kept, which is an "
+            "extrapolation"
+        )
+    if output.path is not None:
+        write_text(output.path, yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True))
+    Output(output.as_json).emit(found.to_dict, lambda: _calibration_tables(found))
+
+
+# ---- backtest ----
+
+
+def _shape(features: dict[str, float]) -> str:
+    return (
+        f"{features['arrays']:g} x {features['array']:g}, {features['vector_cores']:g} vector, "
+        f"{features['buffer_mib']:g} MiB, {1e3 * features['hbm_bytes_per_flop']:.2f} B/kFLOP, "
+        f"links {features['link_bytes_per_s'] / 1e9:g} GB/s, {features['clock_ghz']:.2f} GHz"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1%}"
+
+
+def _backtest_tables(found: dict[str, Any]) -> list[RenderableType]:
+    rows = [
+        [
+            row["name"],
+            str(row["year"]),
+            row["model"],
+            f"{row['rank']} of {row['chips']}",
+            f"{row['regret']:.3f}",
+            format_time(row["time_s"]),
+            _shape(row["real"]),
+            _shape(row["best"]),
+        ]
+        for row in found["generations"]
+    ]
+    columns = ["chip", "year>", "model", "rank>", "regret>", "step>", "built", "best around it"]
+    parts: list[RenderableType] = []
+    title = "Real chips among those around them, within their own area and power"
+    parts += [table(title, columns, rows)]
+    moves = [
+        [f"{row['from']} to {row['to']}", *("yes" if v else "no" for v in row["agree"].values())]
+        for row in found["directions"]
+    ]
+    if moves:
+        names = ["array", "arrays", "multipliers", "vector cores", "buffer", "HBM/FLOP", "links"]
+        parts.append(
+            table("Does the best chip change as the real one did?", ["step", *names], moves)
+        )
+    runs = [
+        [
+            row["name"],
+            row["chip"],
+            str(row["devices"]),
+            _percent(row["mfu"]),
+            _percent(row["published_mfu"]),
+            "-" if row["points"] is None else f"{row['points']:+.1f}",
+            row["note"],
+        ]
+        for row in found.get("runs", [])
+    ]
+    if runs:
+        names = ["run", "chip", "devices>", "MFU>", "published>", "points>", "note"]
+        parts.append(table("Published runs", names, runs))
+        order = found["order"]
+        pairs = [
+            [f"{p['from']} to {p['to']}", f"{p['predicted']:.2f}", f"{p['published']:.2f}"]
+            for p in order["speedups"]
+        ]
+        parts.append(
+            table(f"Speed-up per chip, {order['model']}", ["step", "here>", "published>"], pairs)
+        )
+    return parts
+
+
+def back_test(
+    generation: Annotated[
+        list[str] | None, typer.Argument(help="Generations, such as 'TPU v4'; by default all.")
+    ] = None,
+    threads: Threads = None,
+    *,
+    output: PageOutput,
+) -> None:
+    """Rank real chips among those within their own limits.
+
+    Example: phaze-fast study backtest "TPU v4"
+    """
+    found = backtest(generation or (), threads)
+    output.write_page(lambda: backtest_page(found))
+    output.emit(lambda: found, lambda: _backtest_tables(found))
+
+
+# ---- reproduce ----
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _paper_tables(found: Reproduced) -> list[RenderableType]:
+    rows = [
+        [row.case, _cell(row.published), _cell(row.ours), _cell(row.honest), row.why]
+        for row in found.rows
+    ]
+    columns = ["case", "published>", "ours, its assumptions>", "ours, honest>", "why they differ"]
+    return [table(found.measure, columns, rows, found.source)]
+
+
+@dataclass(frozen=True)
+class PaperOutput(Output):
+    """Output."""
+
+    models: str = ""
+    """Which of the paper's models, separated by commas; by default all."""
+    csv: ToPath = None
+    """Write the rows as CSV."""
+    latex: ToPath = None
+    """Write the rows as a LaTeX table."""
+
+
+def reproduce_paper(
+    paper: Annotated[str, typer.Argument(help=f"Which paper: {', '.join(PAPERS)}.")],
+    threads: Threads = None,
+    *,
+    output: PaperOutput,
+) -> None:
+    """Compare a paper's published figures with ours.
+
+    A figure that the paper's public text does not give is shown as missing, never made up.
+
+    Example: phaze-fast study reproduce nest --csv nest.csv
+    """
+    names = [name for name in output.models.split(",") if name]
+    found = reproduce(paper.lower(), names, threads, note)
+    if output.csv is not None:
+        found.to_csv(output.csv)
+        note(f"wrote {output.csv}")
+    if output.latex is not None:
+        write_text(output.latex, found.to_latex())
+        note(f"wrote {output.latex}")
+    output.emit(found.to_dict, lambda: _paper_tables(found))

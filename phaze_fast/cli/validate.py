@@ -1,0 +1,223 @@
+"""The command `study validate`: how far predictions are from measured operators, steps and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.calibration import (
+    CollectiveValidation,
+    RunGroup,
+    RunValidation,
+    StepValidation,
+    is_collective_table,
+    validate_collectives,
+    validate_runs,
+    validate_steps,
+)
+from phaze_fast.calibration.published import is_run_table
+from phaze_fast.calibration.validation import is_step_table
+from phaze_fast.cli.output import PageOutput, note, table, typed
+from phaze_fast.cost import Validation, validate
+from phaze_fast.documents import csv_rows
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Calibration, presets
+from phaze_fast.report.validation_page import validation_page
+
+__all__ = ["show_validation"]
+
+_WORST = 8
+
+
+def _kind_of_table(file: Path) -> str:
+    """Tell ``runs`` and ``steps`` from other files of measurements by the header."""
+    header, _ = csv_rows(file)
+    if is_run_table(header):
+        return "runs"
+    return "steps" if is_step_table(frozenset(header)) else "operators"
+
+
+def _share(value: float | None, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.1%}" if signed else f"{value:.1%}"
+
+
+_ERRORS = ["rows>", "mean>", "median>", "p90>", "max>", "bias>"]
+
+
+def _errors(error: Any) -> list[str]:
+    """Format relative errors; all but the bias are without sign."""
+    sizes = (error.mean_abs_err, error.median_abs_err, error.p90_abs_err, error.max_abs_err)
+    return [str(error.rows), *map(_share, sizes), _share(error.bias, signed=True)]
+
+
+def _worst_table(found: Validation | StepValidation) -> RenderableType:
+    rows = [
+        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", _share(error, signed=True)]
+        for label, column, measured, predicted, error in found.worst(_WORST)
+    ]
+    columns = ["row", "column", "measured>", "predicted>", "error>"]
+    return table("Worst rows", columns, rows)
+
+
+def _group_row(group: RunGroup) -> list[str]:
+    unsupported = str(sum(group.unsupported.values()))
+    if group.time is None:
+        return [group.name, unsupported, "0", *["-"] * 8]
+    correlation, regret = group.time.rank_correlation, group.regret
+    return [
+        group.name,
+        unsupported,
+        *_errors(group.time),
+        "-" if correlation is None else f"{correlation:.3f}",
+        "-" if regret is None else _share(float(regret["mean"])),
+        _share(group.coverage),
+    ]
+
+
+def _run_tables(found: RunValidation) -> list[RenderableType]:
+    """Lay out errors of published runs as tables."""
+    headings = [found.by, "unsupported>", *_ERRORS, "rank corr.>", "pick-regret>", "in interval>"]
+    groups = [*found.groups, found.all_rows]
+    title = "Seconds of a step, predicted against measured: relative errors without sign"
+    parts: list[RenderableType] = [table(title, headings, [_group_row(g) for g in groups])]
+    memory = [[g.name, *_errors(g.memory)] for g in groups if g.memory is not None]
+    if memory:
+        parts.append(table("Bytes of a device", [found.by, *_ERRORS], memory))
+    reasons = [
+        [group.name, reason, str(count)]
+        for group in found.groups
+        for reason, count in sorted(group.unsupported.items())
+    ]
+    if reasons:
+        parts.append(table("Rows that are not supported", [found.by, "why", "rows>"], reasons))
+    worst = [
+        [
+            str(row.run.line),
+            row.run.label,
+            f"{row.run.time_s:.4g} s",
+            f"{row.time_s:.4g} s",
+            _share(row.error, signed=True),
+        ]
+        for row in found.worst(_WORST)
+    ]
+    columns = ["row>", "run", "measured>", "predicted>", "error>"]
+    return [*parts, table("Worst rows", columns, worst)]
+
+
+def _step_tables(found: StepValidation) -> list[RenderableType]:
+    """Lay out errors of measured steps as tables."""
+    rows = [[name, *_errors(error)] for name, error in found.columns.items()]
+    title = f"{found.chip} against measured {found.kind}: relative errors without sign"
+    return [table(title, ["column", *_ERRORS], rows), _worst_table(found)]
+
+
+def _operator_tables(found: Validation) -> list[RenderableType]:
+    """Lay out errors of operators as tables."""
+    rows = [
+        [name, *_errors(error), f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})"]
+        for name, error in found.columns.items()
+    ]
+    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
+    return [table(title, ["column", *_ERRORS, "after one scale>"], rows), _worst_table(found)]
+
+
+def _operator_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
+    """Return errors of operators as plain data."""
+    return {
+        "chip": found.chip,
+        "kind": found.kind,
+        "columns": {name: vars(error) for name, error in found.columns.items()},
+        "unsupported": found.unsupported,
+        "calibration": calibration.to_dict(),
+    }
+
+
+def _collective_tables(found: CollectiveValidation) -> list[RenderableType]:
+    """Lay out errors of collectives as a table."""
+    errors = {**found.columns, **found.groups}
+    rows = [[name, *_errors(error)] for name, error in errors.items()]
+    title = "Collectives against measured ones: relative errors without sign"
+    return [table(title, ["rows of", *_ERRORS], rows)]
+
+
+def _write_page(found: Any, file: Path, output: PageOutput) -> None:
+    title = f"Predictions against {file.name}"
+    output.write_page(lambda: validation_page(found, title, typed()))
+
+
+# ---- the command ----
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured."""
+
+    chip: str | None = None
+    """The chip: a preset or a file; tables of training runs name their own."""
+    fabric: str = ""
+    """For collectives: the interconnect, a preset or a file; by default that of each system in the
+    table."""
+    by: str = "source"
+    """For training runs: group errors by source, chip, software or model."""
+    configs: Path | None = None
+    """For measured HuggingFace steps: JSON file of the models' configurations."""
+
+
+def show_validation(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV of measurements, told by its header (operators, training steps, "
+            "training runs, collectives), or the output of nccl-tests."
+        ),
+    ],
+    how: Measured,
+    output: PageOutput,
+) -> None:
+    """Compare predictions with a file of measurements.
+
+    Example: phaze-fast study validate measurements.csv --chip h200
+    """
+    if is_collective_table(file):
+        measured = validate_collectives(file, presets.fabric(how.fabric) if how.fabric else None)
+        _write_page(measured, file, output)
+        output.emit(measured.to_dict, lambda: _collective_tables(measured))
+        return
+    kind = _kind_of_table(file)
+    if kind == "operators":
+        if how.chip is None:
+            raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
+        measured_chip = presets.chip(how.chip)
+        found = validate(file, measured_chip)
+        _write_page(found, file, output)
+        calibration = measured_chip.calibration
+        if calibration.note:
+            note(calibration.note)
+        output.emit(lambda: _operator_data(found, calibration), lambda: _operator_tables(found))
+        return
+    if kind == "runs":
+        runs = validate_runs(file, how.by)
+        _deliver_rows(runs, _run_tables, file, output)
+    else:
+        steps = validate_steps(file, presets.chip(how.chip or "h200"), how.configs)
+        _deliver_rows(steps, _step_tables, file, output)
+
+
+def _deliver_rows(
+    found: Any,
+    tables: Callable[[Any], list[RenderableType]],
+    file: Path,
+    output: PageOutput,
+) -> None:
+    """Deliver errors of runs or steps, and note the rows that were refused."""
+    _write_page(found, file, output)
+    for line in found.refused:
+        note(f"{file}: {line}")
+    output.emit(found.to_dict, lambda: tables(found))
