@@ -181,10 +181,6 @@ def read_maxtext(
     repeats = count("repeats") if pp > 1 else 1
     sharded = fsdp > 1 or (data == 1 and cp * ep > 1)
     zero_1 = settings.get(names["zero_1"], "False").lower() == "true"
-    quantization = settings.get(names["quantization"], "")
-    precision = BF16
-    if quantization:
-        precision = names.meaning("precision", "quantization", quantization)
     fields: dict[str, Any] = {
         "tp": tp,
         "pp": pp,
@@ -201,11 +197,15 @@ def read_maxtext(
         "recompute": _read_recompute(names, settings),
         "sequence_parallel": tp == 1 or names["tp_sequence"] in settings,
         "optimizer": "adam-fp32" if settings.get(names["dtype"]) == "float32" else "adam",
-        "precision": precision,
+        "precision": _read_precision(names, settings.get(names["quantization"], "")),
         "idle": True,
     }
     tensors = " ".join(names.tables["custom"].values()).split()
     return fields, not_used([s for s in settings if s not in {*names.names.values(), *tensors}])
+
+
+def _read_precision(names: FlagNames, word: str) -> str:
+    return str(names.meaning("precision", "quantization", word)) if word else BF16
 
 
 def _read_recompute(names: FlagNames, settings: dict[str, str]) -> str:
