@@ -21,7 +21,8 @@ PACKAGE = ROOT / "phaze_fast"
 
 ORDER = [
     {"errors"},
-    {"units", "documents", "tables", "threads", "caching", "_core"},
+    {"units", "documents", "threads", "caching", "_core"},
+    {"tables"},
     {"records"},
     {"models", "hardware"},
     {"software"},
@@ -229,8 +230,6 @@ def test_a_name_that_is_gone_is_found():
 # Numba's kernel and what runs PyTorch are loaded late themselves.
 LATE = {
     PACKAGE / "memory" / "kernel.py",
-    PACKAGE / "models" / "torch_constants.py",
-    PACKAGE / "models" / "torch_functions.py",
     PACKAGE / "models" / "torch_recorder.py",
 }
 
