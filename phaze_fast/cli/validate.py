@@ -20,13 +20,14 @@ from phaze_fast.calibration import (
     validate_runs,
     validate_steps,
 )
-from phaze_fast.calibration.published import csv_rows, is_run_table
+from phaze_fast.calibration.published import is_run_table
 from phaze_fast.calibration.validation import is_step_table
 from phaze_fast.cli.output import PageOutput, note, table, typed
 from phaze_fast.cost import Validation, validate
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Calibration, presets
 from phaze_fast.report.validation_page import validation_page
+from phaze_fast.tables import csv_rows
 
 __all__ = ["show_validation"]
 
