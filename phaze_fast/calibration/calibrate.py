@@ -119,7 +119,7 @@ class _Rows:
                 ops.append(of_column)
                 owner.append(owner_of + count)
                 measured.append(np.array(values) * table.unit_s)
-                other.append(np.array(table.beside_s or [0.0] * len(values)))
+                other.append(np.array(table.other_s or [0.0] * len(values)))
                 kind = f"{table.kind} {column}" if "attention" in table.kind else table.kind
                 kinds += [kind] * len(values)
                 count += len(values)

@@ -412,7 +412,7 @@ def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankG
         "expert": (s.ep, apart, 1, 0, visits),
         "expert-tensor": (s.expert_width, 1, 1, 0, 0),
     }
-    if s.expert_parts > 1:  # the parts of a tensor group, on so many replicas
+    if s.expert_parts > 1:  # the parts of a tensor group, on several replicas
         laid_out["expert"] = (s.expert_parts, s.expert_width, s.expert_replicas, apart, visits)
     return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True))
 

@@ -134,10 +134,10 @@ class Costs(Brief):
         if not rings:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
-        beside = self._look_up("time_s", graph, chip)[:, hides]
-        seconds = np.repeat(network[None, :], len(beside), axis=0)
+        overlapped_s = self._look_up("time_s", graph, chip)[:, hides]
+        seconds = np.repeat(network[None, :], len(overlapped_s), axis=0)
         ring_s = network[list(rings)]
-        seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
+        seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - overlapped_s)
         return seconds
 
     def _with_network(self, name: str, graph: int, chip: int | None) -> Array:
@@ -181,7 +181,7 @@ _SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epi
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity is not speed
 # A product with nothing fused onto it sees the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
-_PAIRS_AT_ONCE = 2**18  # full records held in memory at a time
+_PAIRS_AT_ONCE = 2**18  # full records in memory at a time
 
 
 def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tuple[OpGraph, ...]:

@@ -47,7 +47,7 @@ class Measurements:
     """Fused attention kernel that ran; empty = the chip's own."""
     unit_s: float = 1e-6
     """Seconds of one unit of the columns that are times."""
-    beside_s: list[float] = field(default_factory=list)
+    other_s: list[float] = field(default_factory=list)
     """Seconds of each row that are not its operators', where a source is known to have such."""
     unsupported: dict[str, int] = field(default_factory=dict)
     """Reasons for skipped rows, and how many each."""
@@ -107,7 +107,7 @@ def _attention_row(row: CsvRow, into: Measurements) -> None:
 
 
 def _preset_named(name: str) -> TransformerModel:
-    """Return the preset of a name, whatever its upper case and dashes."""
+    """Return the preset of a name; upper case and dashes do not matter."""
     plain = name.lower().replace("-", "")
     for preset in sorted(model_names(), key=lambda preset: preset != name.lower()):
         if preset.replace("-", "") == plain:
@@ -273,7 +273,7 @@ def _serving_row(row: CsvRow, into: Measurements) -> None:
     ops = attention_ops([batch * heads], [seq], [width], [True])
     token = 2.0 * batch * seq * width  # bytes of one head
     ops["read_bytes"], ops["write_bytes"] = token * (heads + 2 * kv_heads), token * heads
-    into.beside_s.append(_SERVING_CALL_S + 4.0 * token * kv_heads / _CACHE_BYTES_PER_S)
+    into.other_s.append(_SERVING_CALL_S + 4.0 * token * kv_heads / _CACHE_BYTES_PER_S)
     into.add("latency_ms", took, ops)
     return None
 
@@ -488,6 +488,6 @@ def _predicted(
         reason = _core.STATUS_SENTENCES[int(row["status"][0])]
         raise InvalidInputError(f"{path}: {measurements.labels[int(owner[bad])]}: {reason}")
     seconds = np.bincount(owner, weights=times, minlength=len(measurements.labels))
-    beside = np.array(measurements.beside_s) if measurements.beside_s else 0.0
-    total: Array = (seconds + beside + chip.tuning.dispatch_s) / measurements.unit_s
+    other_s = np.array(measurements.other_s) if measurements.other_s else 0.0
+    total: Array = (seconds + other_s + chip.tuning.dispatch_s) / measurements.unit_s
     return total

@@ -575,9 +575,9 @@ class Cluster(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        held = self.fabric.capacity
-        if held is not None and self.devices > held:
+        capacity = self.fabric.capacity
+        if capacity is not None and self.devices > capacity:
             raise ValueError(
-                f"devices: {self.devices} is not accepted; {self.fabric.name} holds {held}"
+                f"devices: {self.devices} is not accepted; {self.fabric.name} holds {capacity}"
             )
         return self

@@ -225,7 +225,7 @@ class Tuning(Record):
     def _check(self) -> Self:
         if self.blocks and set(self.dataflows) - {"os"}:
             raise ValueError(
-                f"dataflows: {list(self.dataflows)} is not accepted beside blocks; expected [os]"
+                f"dataflows: {list(self.dataflows)} is not accepted with blocks; expected [os]"
             )
         if not self.blocks and (self.even_blocks or self.odd_blocks):
             name = "even_blocks" if self.even_blocks else "odd_blocks"

@@ -250,7 +250,7 @@ def _differ_in_stages(before: Any, layout: Any) -> bool:
         and before["dp"] == layout["dp"]
         and before["zero"] == layout["zero"]
         and before["shard"] == layout["shard"]
-        and 1 < before["stages"] <= layout["pp"]
+        and 1 < before["pp"] <= layout["pp"]
     )
 
 

@@ -1,7 +1,7 @@
 """A model as its graph: kinds of layers with counts, and their forward and backward operators.
 
 Sizes are those of one sample (a sequence, an image) and grow with the samples of a micro-batch as
-`scales` says; bytes that do not, such as those of weights, stand beside them. The JSON form of
+`scales` says; constant bytes, such as those of weights, have fields of their own. The JSON form of
 these records is documented in docs/graphs.md and has the schema ``graph``.
 """
 

@@ -1,7 +1,7 @@
 """Models by preset name or from a file, with their sources.
 
 ``models/data/presets.yaml`` lists the presets; those of HuggingFace models are built from the
-configurations beside it by the same code that reads a user's.
+configurations in ``models/data/hf`` by the same code that reads a user's.
 """
 
 from __future__ import annotations

@@ -433,7 +433,7 @@ def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[st
     if len(gates) == 1 and downs:
         moe["shared_gate"] = True
     if len(router) != 1 or set(others) != {*router, *(gates if downs else ())}:
-        raise _refuse("experts with other products beside them")
+        raise _refuse("experts with other products")
     moe["router_bias"] = sk.biased(router[0])
     sk.explain(
         at
@@ -511,7 +511,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
             raise _refuse("a block without a feed-forward layer")
         ff = sk.feed_forward(downs[0])
         if {*ff.ups, ff.down} != set(rest):
-            raise _refuse("a block with other products beside attention and feed-forward")
+            raise _refuse("a block with other products than attention and feed-forward")
         fields |= _dense(sk, ff)
         fields["ffn"] = sk.ops[ff.down].k
         if not sk.depends(ff.down, out):

@@ -218,7 +218,7 @@ class _Trace:
     # ---- sizes ----
 
     def operator(self, at: int, name: str, inputs: tuple[int, ...], weights: int) -> dict[str, Any]:
-        """Fields of one operator: what one sample adds, and what is there whatever the samples."""
+        """Fields of one operator: the part per sample, and the constant part."""
         one, two = self.figures[at], self.more[at]
         grown = [d for d, a, b in zip("bmnk", one.sizes, two.sizes, strict=True) if b != a]
         scales = grown[0] if len(grown) == 1 else "none"

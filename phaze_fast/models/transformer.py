@@ -270,7 +270,7 @@ class TransformerModel(Record):
         if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(
                 f"heads: {self.heads} is not accepted; expected a divisor of hidden "
-                f"{self.hidden}, or head_dim beside it"
+                f"{self.hidden}, or head_dim"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(

@@ -276,13 +276,13 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
             freed[uses.get(tensor.producer, len(backward) - 1)] += tensor.bytes
     readers = _last_readers(backward)
     gone: list[float] = [0.0] * len(backward)
-    held = most = 0.0
+    current = peak = 0.0
     for i, op in enumerate(backward.ops):
         if not backward.names[i].endswith(("-w", SUM)):
             size = float(op["write_bytes"]) or float(op["payload_bytes"])
-            held += size
+            current += size
             if i in readers:
                 gone[readers[i]] += size
-        most = max(most, held)
-        held -= gone[i] + freed[i]
-    return most
+        peak = max(peak, current)
+        current -= gone[i] + freed[i]
+    return peak

@@ -143,10 +143,10 @@ def _experts(model: TransformerModel, s: Strategy) -> str:
 
 
 def _positions(model: TransformerModel, s: Strategy) -> str:
-    seq, held = s.seq or model.seq, model.max_positions
-    if held is None or seq <= held:
+    seq, positions = s.seq or model.seq, model.max_positions
+    if positions is None or seq <= positions:
         return ""
-    return f"seq: {seq} is more than the {held} positions of {model.name}"
+    return f"seq: {seq} is more than the {positions} positions of {model.name}"
 
 
 def _context_kind(model: TransformerModel, s: Strategy) -> str:
