@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from phaze_fast.report.answer import certificate_section
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.papers.reproduce import Reproduced, Row, reproduce
+from phaze_fast.report import report_page
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GRAPH = GOLDEN / "traced_llama.json"
@@ -162,7 +162,7 @@ def test_search_says_what_times_rest_on(run, document, tmp_path, base, state, sa
     found = document(*words)
     assert found["calibration"]["state"] == state
     assert found["calibration"]["chip"] == found["best"]["chip"]["name"]
-    assert said in str(certificate_section(found))
+    assert said in report_page(found)
 
 
 # ---- models and traces ----
