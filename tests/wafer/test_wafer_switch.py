@@ -136,7 +136,7 @@ def test_a_search_and_what_it_says():
     problem = Problem("bertlarge", BASE.replace(columns=2, rows=2), WaferTraining(16))
     found = search_mapping(problem, QUICK, threads=1)
     assert found.bound_s <= found.best.time_s
-    assert "any dies behind switches" in found.bound_space
+    assert "any dies with switches" in found.bound_space
     links = details(problem, found.best)["links"]
     assert links["busy"] == []
     assert 0.0 < links["busiest"] < 1.0
