@@ -21,8 +21,6 @@ from phaze_fast.robust import TOLERANCE, Uncertainty, information, robust_chip
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
-__all__ = ["compare", "search"]
-
 
 def search(
     model: Model | str | Sequence[Model | str],

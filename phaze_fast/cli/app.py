@@ -16,8 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = ["COMMANDS", "Command", "program"]
-
 COMMANDS = {
     "search": "search:search_chips",
     "plan": "plan:plan_model",

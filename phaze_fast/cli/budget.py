@@ -14,8 +14,6 @@ from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Goodput, TrainingRun, goodput, training_run
 from phaze_fast.units import format_time, parse_quantity
 
-__all__ = ["Budget", "BudgetAnswer"]
-
 _TOKENS = re.compile(r"\s*(\d+(?:[._]\d+)*(?:[eE]\+?\d+)?)\s*([kKMBGT]?)\s*")
 _SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 

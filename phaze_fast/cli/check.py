@@ -13,8 +13,6 @@ from phaze_fast.documents import read_document, to_yaml
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.schemas import KINDS, parse_as, schema
 
-__all__ = ["check"]
-
 
 @dataclass(frozen=True)
 class Checking:

@@ -23,8 +23,6 @@ from phaze_fast.units import (
     parse_quantity,
 )
 
-__all__ = ["estimate"]
-
 _SHAPE = re.compile(r"[0-9]{1,13}(?:x[0-9]{1,13}){2,3}")
 _DATAFLOWS = ("os", "ws", "is")
 _DTYPES = ("bf16", "fp16", "fp8", "fp32", "tf32")

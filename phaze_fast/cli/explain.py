@@ -20,8 +20,6 @@ from phaze_fast.report.explain import Explanation, difference, explain_plan
 from phaze_fast.report.plan_page import compare_page
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["explain"]
-
 _PATH = 8
 
 

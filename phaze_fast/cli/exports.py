@@ -17,8 +17,6 @@ from phaze_fast.export import FORMATS, export_plan
 from phaze_fast.planning import layer_schedules, timeline
 from phaze_fast.planning.layouts import node_devices
 
-__all__ = ["export"]
-
 _TRACES = ("perfetto", "perfetto-layers", "chakra")
 
 

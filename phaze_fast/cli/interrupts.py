@@ -10,8 +10,6 @@ from pathlib import Path
 from phaze_fast.cli.output import note
 from phaze_fast.errors import InfeasibleError
 
-__all__ = ["ends_interrupted", "say_where_to_resume", "stop_on_interrupt"]
-
 
 @contextlib.contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:

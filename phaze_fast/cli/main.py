@@ -12,8 +12,6 @@ import sys
 
 from phaze_fast.errors import InfeasibleError, PhazeError
 
-__all__ = ["main"]
-
 DONE, INFEASIBLE, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 70, 130
 _LONGEST_LINE = 600
 

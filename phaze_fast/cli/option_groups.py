@@ -26,8 +26,6 @@ from pydantic_core import PydanticUndefined
 from phaze_fast.records import Record
 from phaze_fast.units import format_bytes
 
-__all__ = ["RecordOptions", "with_groups"]
-
 _PANELS = {
     "The training step": (
         *("global_batch", "seq", "micro_batch", "micro_batches", "optimizer", "precision"),

@@ -18,22 +18,6 @@ from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.planning import Plan, PlanSpec, predict
 
-__all__ = [
-    "Folder",
-    "Hardware",
-    "LongRun",
-    "ModelName",
-    "ModelNames",
-    "PlanFile",
-    "PlanProblem",
-    "StoredPlan",
-    "Threads",
-    "load_model",
-    "numbers",
-    "problem_of",
-]
-
-
 # ---- models, hardware and threads ----
 
 

@@ -23,25 +23,6 @@ from rich.text import Text
 from phaze_fast.documents import write_whole
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 
-__all__ = [
-    "FiguresOutput",
-    "Output",
-    "PageOutput",
-    "PresetName",
-    "ToPath",
-    "fields",
-    "folder",
-    "is_narrow",
-    "is_watched",
-    "note",
-    "show",
-    "table",
-    "target",
-    "typed",
-    "write_text",
-]
-
-
 # ---- options that name files ----
 
 
@@ -72,8 +53,8 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def _figures(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuse a page with figures where Plotly is missing, before any work is done."""
+def _charts(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refuse a page with charts where Plotly is missing, before any work is done."""
     if path is not None and find_spec("plotly") is None:
         raise InvalidInputError("--report needs Plotly: pip install 'phaze-fast[plot]'")
     return target(param, path)
@@ -161,11 +142,17 @@ class PageOutput(Output):
 
 
 @dataclass(frozen=True)
-class FiguresOutput(PageOutput):
+class ChartsOutput(PageOutput):
     """Output."""
 
-    report: Annotated[Path | None, typer.Option(callback=_figures)] = None
-    """Write a page (HTML) with figures, which opens offline."""
+    report: Annotated[Path | None, typer.Option(callback=_charts)] = None
+    """Write a page (HTML) with charts, which opens offline."""
+
+
+@dataclass(frozen=True)
+class TableOutput(ChartsOutput):
+    """Output."""
+
     parquet: ToPath = None
     """Write the rows of the result as Parquet."""
 

@@ -30,8 +30,6 @@ from phaze_fast.papers import (
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["place_file"]
-
 Answer = dict[str, Any]
 
 

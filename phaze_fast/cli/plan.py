@@ -28,8 +28,6 @@ from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["plan_model", "stage_table", "time_table"]
-
 _SHOWN = 6
 
 

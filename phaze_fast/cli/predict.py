@@ -21,8 +21,6 @@ from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["predict_plan"]
-
 _TOP = ["time_s", "interval_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"]
 _TOP += ["memory", "peak", "over_bytes", "limit_bytes", "parts_s", "energy_j", "stages"]
 

@@ -12,8 +12,6 @@ from rich.console import RenderableType
 from phaze_fast.cli.output import Output, table
 from phaze_fast.schedule import LayerSchedule, read_instances, schedule_instances
 
-__all__ = ["show_schedules"]
-
 _CHARTS = 3
 
 

@@ -20,7 +20,7 @@ from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, sto
 from phaze_fast.cli.option_groups import RecordOptions
 from phaze_fast.cli.options import LongRun, ModelNames, load_model, numbers
 from phaze_fast.cli.output import (
-    FiguresOutput,
+    TableOutput,
     fields,
     is_narrow,
     is_watched,
@@ -40,8 +40,6 @@ from phaze_fast.report.result import SearchResult
 from phaze_fast.robust import Information, RobustResult
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bandwidth, format_bytes, format_time, parse_quantity
-
-__all__ = ["search_chips"]
 
 # ---- progress ----
 
@@ -441,7 +439,7 @@ def search_chips(
     goal: Goal,
     doubts: Doubts,
     run: SearchRun,
-    output: FiguresOutput,
+    output: TableOutput,
 ) -> None:
     """Find the chip and plan that train models fastest, proven.
 
@@ -494,7 +492,7 @@ def search_chips(
         _deliver(found, output)
 
 
-def _deliver(found: SearchResult, output: FiguresOutput) -> None:
+def _deliver(found: SearchResult, output: TableOutput) -> None:
     def document() -> dict[str, Any]:
         data = found.to_dict()
         data["manifest"]["command"] = typed()

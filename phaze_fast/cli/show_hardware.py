@@ -24,8 +24,6 @@ from phaze_fast.units import (
     format_flops,
 )
 
-__all__ = ["show_chip", "show_interconnect", "show_space"]
-
 # ---- chips and interconnects ----
 
 

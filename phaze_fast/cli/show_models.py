@@ -25,9 +25,6 @@ from phaze_fast.models import (
 from phaze_fast.opgraph import GROUPS, KINDS, UNITS, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.units import format_bytes, format_count
 
-__all__ = ["graph_tables", "show_model"]
-
-
 # ---- sizes ----
 
 _SIZES = ["model", "layers>", "hidden>", "heads>", "kv>", "ffn>", "vocab>", "seq>", "parameters>"]

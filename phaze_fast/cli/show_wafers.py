@@ -19,8 +19,6 @@ from phaze_fast.wafer import (
     wafer_totals,
 )
 
-__all__ = ["show_wafer"]
-
 
 def _wafer_data(wafer: Wafer) -> dict[str, Any]:
     return {

@@ -18,16 +18,13 @@ from phaze_fast.calibration import (
     is_collective_table,
 )
 from phaze_fast.cli.options import Threads
-from phaze_fast.cli.output import Output, PageOutput, ToPath, note, table, target, write_text
+from phaze_fast.cli.output import ChartsOutput, Output, ToPath, note, table, target, write_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.papers.backtest import backtest
 from phaze_fast.papers.reproduce import PAPERS, Reproduced, reproduce
 from phaze_fast.report.backtest_page import backtest_page
 from phaze_fast.units import format_time
-
-__all__ = ["back_test", "calibrate", "reproduce_paper"]
-
 
 # ---- calibrate ----
 
@@ -205,7 +202,7 @@ def back_test(
     ] = None,
     threads: Threads = None,
     *,
-    output: PageOutput,
+    output: ChartsOutput,
 ) -> None:
     """Rank real chips among those within their own limits.
 

@@ -10,15 +10,13 @@ from typing import Annotated, Any
 
 from phaze_fast.cli.option_groups import RecordOptions
 from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model
-from phaze_fast.cli.output import PageOutput, ToPath, is_watched, note, table, typed
+from phaze_fast.cli.output import ChartsOutput, ToPath, is_watched, note, table, typed
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
 from phaze_fast.report.sweep_page import sweep_page
 from phaze_fast.runs.sweep import Point, SweepTable, sweep
 from phaze_fast.units import format_bytes, format_time
-
-__all__ = ["sweep_points"]
 
 _SHOWN = 40
 
@@ -77,7 +75,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class SweepOutput(PageOutput):
+class SweepOutput(ChartsOutput):
     """Output."""
 
     csv: ToPath = None

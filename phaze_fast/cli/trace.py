@@ -17,8 +17,6 @@ from phaze_fast.cli.show_models import graph_tables
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import GraphModel, from_torch
 
-__all__ = ["trace"]
-
 
 def _module(where: str) -> ModuleType:
     """Import a package's module, or a file that ends in .py."""

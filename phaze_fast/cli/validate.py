@@ -22,14 +22,12 @@ from phaze_fast.calibration import (
 )
 from phaze_fast.calibration.published import is_run_table
 from phaze_fast.calibration.validation import is_step_table
-from phaze_fast.cli.output import PageOutput, note, table, typed
+from phaze_fast.cli.output import ChartsOutput, note, table, typed
 from phaze_fast.cost import Validation, validate
 from phaze_fast.documents import csv_rows
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Calibration, presets
 from phaze_fast.report.validation_page import validation_page
-
-__all__ = ["show_validation"]
 
 _WORST = 8
 
@@ -147,7 +145,7 @@ def _collective_tables(found: CollectiveValidation) -> list[RenderableType]:
     return [table(title, ["rows of", *_ERRORS], rows)]
 
 
-def _write_page(found: Any, file: Path, output: PageOutput) -> None:
+def _write_page(found: Any, file: Path, output: ChartsOutput) -> None:
     title = f"Predictions against {file.name}"
     output.write_page(lambda: validation_page(found, title, typed()))
 
@@ -179,7 +177,7 @@ def show_validation(
         ),
     ],
     how: Measured,
-    output: PageOutput,
+    output: ChartsOutput,
 ) -> None:
     """Compare predictions with a file of measurements.
 
@@ -214,7 +212,7 @@ def _deliver_rows(
     found: Any,
     tables: Callable[[Any], list[RenderableType]],
     file: Path,
-    output: PageOutput,
+    output: ChartsOutput,
 ) -> None:
     """Deliver errors of runs or steps, and note the rows that were refused."""
     _write_page(found, file, output)

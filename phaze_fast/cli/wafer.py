@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
 from phaze_fast.cli.options import LongRun, ModelNames, load_model
-from phaze_fast.cli.output import FiguresOutput, Output, is_watched, note, write_text
+from phaze_fast.cli.output import Output, TableOutput, is_watched, note, write_text
 from phaze_fast.cli.wafer_tables import Case, Cases, mapping_tables
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
@@ -44,9 +44,6 @@ from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
 from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
 from phaze_fast.wafer.studies.pareto import OBJECTIVES, WaferFront, search_front
 from phaze_fast.wafer.studies.wafers import search_wafers
-
-__all__ = ["map_on_wafers"]
-
 
 # ---- reading the problem ----
 
@@ -353,7 +350,7 @@ def map_on_wafers(
     faults: Faults,
     search: WaferEffort,
     run: LongRun,
-    output: FiguresOutput,
+    output: TableOutput,
 ) -> None:
     """Map a model's operators on a wafer of dies.
 
@@ -399,7 +396,7 @@ def map_on_wafers(
         _deliver(cases, goal.describe, output)
 
 
-def _deliver(cases: Cases, describe: bool, output: FiguresOutput) -> None:
+def _deliver(cases: Cases, describe: bool, output: TableOutput) -> None:
     output.emit(cases.document, lambda: cases.tables(describe))
     output.write_page(lambda: report_page(cases.document()))
     if output.parquet is not None:

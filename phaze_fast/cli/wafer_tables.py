@@ -22,8 +22,6 @@ from phaze_fast.wafer.studies.fault_study import FaultStudy
 from phaze_fast.wafer.studies.pareto import WaferFront
 from phaze_fast.wafer.studies.wafers import WaferResult
 
-__all__ = ["Case", "Cases", "mapping_tables", "study_rows"]
-
 _NAMES = {
     "megatron": "Megatron-LM",
     "zero3": "ZeRO-3",

@@ -26,8 +26,6 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Training
 from phaze_fast.threads import thread_count
 
-__all__ = ["Explorer", "Point", "Told"]
-
 Array = np.ndarray[Any, Any]
 
 

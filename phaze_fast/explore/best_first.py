@@ -32,8 +32,6 @@ from phaze_fast.planning.times import free_times
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import non_dominated
 
-__all__ = ["BestFirstSearch", "first_of", "first_of_parts", "run_together"]
-
 Array = np.ndarray[Any, Any]
 
 _WAVE, _LARGE_WAVE = 4096, 2**15

@@ -15,8 +15,6 @@ from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.objectives import Objective
 from phaze_fast.explore.problem import SearchProblem
 
-__all__ = ["LeastProductSearch", "LimitedSearch"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -26,8 +26,6 @@ from phaze_fast.planning.times import (
 from phaze_fast.schedule import layer_makespans
 from phaze_fast.software import check_precision, chip_as_run
 
-__all__ = ["STEPS", "PricedChips", "expert_stride"]
-
 Array = np.ndarray[Any, Any]
 
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")

@@ -17,8 +17,6 @@ from phaze_fast.planning.times import KindTimes
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import Journal
 
-__all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable", "PlanCache"]
-
 Array = np.ndarray[Any, Any]
 
 PLACED = len(STEPS)

@@ -22,8 +22,6 @@ from phaze_fast.hardware.space_spec import FP8_RATE
 from phaze_fast.planning import Training
 from phaze_fast.software import load_precision
 
-__all__ = ["ChipGroups", "Variant", "scaled_cluster", "tier_names"]
-
 Array = np.ndarray[Any, Any]
 
 

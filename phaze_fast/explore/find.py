@@ -25,8 +25,6 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
 from phaze_fast.runs.store import STORE, ResultStore
 
-__all__ = ["checked_weights", "find_chips", "paper_setup", "search_digest"]
-
 
 def paper_setup() -> tuple[Cluster, Training]:
     """Return the cluster and the training step of the PHAZE paper, the defaults of a search.

@@ -24,18 +24,6 @@ from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import area_batch, energy_table
 from phaze_fast.hardware.price import RunningCosts
 
-__all__ = [
-    "OBJECTIVES",
-    "UNITS",
-    "BestGroups",
-    "Front",
-    "Objective",
-    "ScoreTable",
-    "checked_objective",
-    "checked_objectives",
-    "objective_of",
-]
-
 Array = np.ndarray[Any, Any]
 
 UNITS = {

@@ -36,8 +36,6 @@ from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
-__all__ = ["Evaluations", "ExactEvaluator", "PerChipSearch", "evaluate_batch"]
-
 Array = np.ndarray[Any, Any]
 
 _BLOCK = 1024

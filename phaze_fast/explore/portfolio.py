@@ -28,8 +28,6 @@ from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
 
-__all__ = ["MOST_MODELS", "Portfolio", "best_pair"]
-
 Array = np.ndarray[Any, Any]
 
 MOST_MODELS = 10

@@ -25,8 +25,6 @@ from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.software import BF16
 
-__all__ = ["SearchProblem", "problems_of"]
-
 Array = np.ndarray[Any, Any]
 Chips = Array | PricedChips
 """Records of chips, or chips with their operators priced."""

@@ -14,17 +14,6 @@ from phaze_fast.planning import Plan
 from phaze_fast.tables import Brief
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = [
-    "Budget",
-    "Design",
-    "Outcome",
-    "Progress",
-    "Winner",
-    "fullest_text",
-    "geometric_mean",
-    "share_text",
-]
-
 
 @dataclass(frozen=True)
 class Budget:

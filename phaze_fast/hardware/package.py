@@ -12,8 +12,6 @@ from phaze_fast.hardware.price import Prices
 from phaze_fast.records import Quantity, Record, SquareMillimetres
 from phaze_fast.units import GIB
 
-__all__ = ["Package", "PackageModel"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -10,13 +10,6 @@ from pathlib import Path
 from phaze_fast.hardware.chip import CHIPS, Accelerator
 from phaze_fast.hardware.fabric import FABRICS, AnyFabric
 
-__all__ = [
-    "chip",
-    "chip_names",
-    "fabric",
-    "fabric_names",
-]
-
 
 def chip_names() -> tuple[str, ...]:
     """Names of the chips that come with the package.

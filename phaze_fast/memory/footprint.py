@@ -19,29 +19,6 @@ from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.records import Count, Record
 from phaze_fast.units import format_bytes
 
-__all__ = [
-    "FRAGMENTATION",
-    "INSTANTS",
-    "SCHEDULES",
-    "SCHEDULE_ALIASES",
-    "SCHEDULE_CODES",
-    "STAGE_DTYPE",
-    "TERMS",
-    "TERMS_DTYPE",
-    "TWO_CHUNKS",
-    "Footprint",
-    "Pipeline",
-    "ScheduleName",
-    "check_chunks",
-    "context_bytes",
-    "footprint",
-    "footprint_batch",
-    "layouts_fit",
-    "places",
-    "stage_row",
-    "stage_rows",
-]
-
 Array = np.ndarray[Any, Any]
 
 SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES

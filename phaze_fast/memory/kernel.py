@@ -18,8 +18,6 @@ from numba import njit, types
 
 from phaze_fast import _core
 
-__all__ = ["fill", "layouts_fit"]
-
 Array = np.ndarray[Any, Any]
 
 _1F1B, _ZB_H1 = (_core.PIPELINE_SCHEDULES.index(name) for name in ("1f1b", "zb-h1"))

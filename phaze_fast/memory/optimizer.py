@@ -7,8 +7,6 @@ from typing import ClassVar
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.records import Quantity, Record
 
-__all__ = ["OPTIMIZERS", "Optimizer", "optimizer"]
-
 
 class Optimizer(Record):
     """Bytes per parameter of weights, gradients and optimiser state."""

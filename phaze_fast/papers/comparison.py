@@ -40,16 +40,6 @@ from phaze_fast.papers.fixed_plans import (
 )
 from phaze_fast.papers.searches import bayesian, early_stop, random_search
 
-__all__ = [
-    "BASELINES",
-    "Baselines",
-    "Variation",
-    "baselines_of",
-    "read_baselines",
-    "sensitivity_of",
-    "variations",
-]
-
 Array = np.ndarray[Any, Any]
 
 BASELINES = ("none", "tpuv4", "all")

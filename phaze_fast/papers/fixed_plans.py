@@ -16,16 +16,6 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanEvaluator, Training, plan, usable_bytes
 from phaze_fast.units import format_bytes
 
-__all__ = [
-    "HAND_PLANS",
-    "Baseline",
-    "given_chip",
-    "hand_plan",
-    "megatron_plan",
-    "our_plan",
-    "uniform_plans",
-]
-
 _PUBLISHED = {
     "opt": (12, 85, 1),
     "bertlarge": (8, 128, 1),

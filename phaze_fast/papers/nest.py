@@ -34,17 +34,6 @@ from phaze_fast.papers.problem_files import (
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = [
-    "PRICED_REPLICAS",
-    "TIME_UNITS",
-    "NestProblem",
-    "NestWidth",
-    "is_nest",
-    "nest_from_dict",
-    "solve_nest",
-    "unplanned",
-]
-
 Array = np.ndarray[Any, Any]
 
 PRICED_REPLICAS = ("first", "all")

@@ -21,18 +21,6 @@ from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = [
-    "SCHEDULES",
-    "LayerTable",
-    "PipelineProblem",
-    "PlacedStage",
-    "Placement",
-    "PublishedProblem",
-    "place",
-    "place_batch",
-    "place_front",
-]
-
 Array = np.ndarray[Any, Any]
 
 SCHEDULES = ("1f1b", "zb-h1")

@@ -15,23 +15,6 @@ from typing import Any
 from phaze_fast.documents import parse_json, read_text
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = [
-    "Edges",
-    "ProblemRecord",
-    "flag",
-    "named",
-    "number",
-    "optimizer_states",
-    "ordered",
-    "read_edges",
-    "read_nodes",
-    "read_records",
-    "required_fields",
-    "shown",
-    "whole",
-    "widths",
-]
-
 Edges = list[tuple[int, int, float]]
 """Source, destination and bytes of each edge."""
 

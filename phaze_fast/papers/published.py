@@ -28,8 +28,6 @@ from phaze_fast.papers.problem_files import (
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["answer", "problem_from_dict", "solve_published", "unplanned"]
-
 _COUNTS = ("maxDevices", "mbsInBatch")
 _REQUIRED = (
     "maxMemoryPerDevice",

@@ -22,8 +22,6 @@ from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer import Effort, Problem, compare_mappings, load_wafer
 
-__all__ = ["PAPERS", "Reproduced", "Row", "reproduce"]
-
 PAPERS = ("phaze", "nest", "tmac")
 """Papers whose figures are compared with ours."""
 

@@ -27,8 +27,6 @@ from phaze_fast.planning import Training
 from phaze_fast.tables import needed
 from phaze_fast.threads import thread_count
 
-__all__ = ["bayesian", "early_stop", "exact_evaluator", "random_search", "walk_down"]
-
 Array = np.ndarray[Any, Any]
 
 _BUCKET_MM2 = 0.01

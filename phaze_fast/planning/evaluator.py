@@ -40,8 +40,6 @@ from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import fabric_as_run
 
-__all__ = ["Placed", "PlanEvaluator", "TopPlans"]
-
 Array = np.ndarray[Any, Any]
 
 _BROKEN_TIE = "tied, uncut: no partition that fits keeps these layers together"

@@ -28,8 +28,6 @@ from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.planning.training import RANK_ORDERS, Training, strategy_of
 
-__all__ = ["LayoutGrid", "WidthChoices", "node_devices", "strategies"]
-
 Array = np.ndarray[Any, Any]
 
 _MOST_STAGES = 256

@@ -14,17 +14,6 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
 
-__all__ = [
-    "PipelineStep",
-    "chain_positions",
-    "in_flight",
-    "passes",
-    "peak_activations",
-    "play",
-    "refusal",
-    "schedule_code",
-]
-
 Array = np.ndarray[Any, Any]
 
 _SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")

@@ -33,8 +33,6 @@ from phaze_fast.software import (
     load_software,
 )
 
-__all__ = ["PlanSpec"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -25,8 +25,6 @@ from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["Plans", "WhyNot", "plan", "read_asked", "usable_bytes", "why_not"]
-
 Progress = Callable[[int, int], None]
 _PROGRESS_STEPS = 32
 """Parts in which strategies are scheduled where progress is reported."""

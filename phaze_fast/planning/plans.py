@@ -22,17 +22,6 @@ from phaze_fast.records import FrozenDict
 from phaze_fast.software import load_precision
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = [
-    "NOMINAL",
-    "PARTS",
-    "Plan",
-    "Stage",
-    "groups_of",
-    "plan_groups",
-    "plan_interval_s",
-    "plan_kind",
-]
-
 PARTS = (
     "compute",
     "tensor_comm",

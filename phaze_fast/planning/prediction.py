@@ -35,8 +35,6 @@ from phaze_fast.software import Software, planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
-__all__ = ["Predictions", "evaluated", "predict", "predict_batch"]
-
 Array = np.ndarray[Any, Any]
 
 # ---- one plan ----

@@ -34,8 +34,6 @@ from phaze_fast.software import (
     model_as_run,
 )
 
-__all__ = ["BOUNDARY_KINDS", "StrategySizes", "strategy_sizes", "training_record"]
-
 Array = np.ndarray[Any, Any]
 
 _UNHIDDEN_BYTES = 1e15

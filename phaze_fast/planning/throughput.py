@@ -11,16 +11,6 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import Model, ModelFlops, model_flops
 
-__all__ = [
-    "Throughput",
-    "hfu",
-    "mfu",
-    "mfu_causal",
-    "step_throughput",
-    "tflops_per_device",
-    "tokens_per_s_per_device",
-]
-
 
 def _positive(**values: float) -> None:
     for name, value in values.items():

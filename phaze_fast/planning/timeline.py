@@ -17,8 +17,6 @@ from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.times import MAX_NODES, priced
 from phaze_fast.schedule import LayerSchedule, ScheduleCache, schedule_layers
 
-__all__ = ["ScheduledLayer", "Timeline", "layer_schedules", "timeline"]
-
 Array = np.ndarray[Any, Any]
 
 _FORWARD, _BACKWARD, _WEIGHT_GRAD, _PAIR = map(_core.PASS_KINDS.index, ("F", "B", "W", "F&B"))

@@ -22,21 +22,6 @@ from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
 
-__all__ = [
-    "FREE_LEVELS",
-    "MAX_NODES",
-    "FixedParts",
-    "KindTimes",
-    "expert_wait_s",
-    "free_times",
-    "free_times_on_chip",
-    "host_s",
-    "memory_of",
-    "optimizer_bytes_per_s",
-    "priced",
-    "times_on_chip",
-]
-
 Array = np.ndarray[Any, Any]
 
 MAX_NODES = 20_000

@@ -13,8 +13,6 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = ["Goodput", "TrainingRun", "goodput", "optimal_interval_s", "training_run"]
-
 _DAY_S = 86400.0
 _KWH_J = 3.6e6
 

@@ -25,20 +25,6 @@ from phaze_fast.software import (
     load_software,
 )
 
-__all__ = [
-    "RANK_ORDERS",
-    "RECOMPUTE",
-    "Training",
-    "block_mode",
-    "check_recompute_count",
-    "check_stage_recompute",
-    "modes_in",
-    "recompute_code",
-    "recompute_text",
-    "split_recompute",
-    "strategy_of",
-]
-
 RANK_ORDERS = ("replicas-inside", "stages-inside")
 """Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
 

@@ -8,8 +8,6 @@ from typing import Any
 from phaze_fast.report.figures import generations_figure
 from phaze_fast.report.render import render, write_page
 
-__all__ = ["backtest_page", "write_backtest"]
-
 Data = dict[str, Any]
 
 _FEATURES = {

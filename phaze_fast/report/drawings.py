@@ -11,8 +11,6 @@ import numpy as np
 from phaze_fast.planning import Timeline
 from phaze_fast.report.text import is_number, seconds
 
-__all__ = ["CHIP_COLOURS", "chip_boxes", "memory_lanes", "timeline_lanes"]
-
 Data = dict[str, Any]
 
 # ---- a chip, by count ----

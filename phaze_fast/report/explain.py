@@ -16,8 +16,6 @@ from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.planning.timeline import Timeline, timeline
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["Explanation", "Worth", "difference", "explain_plan"]
-
 _STEP = 0.01
 """Relative change of a rate, up and down, in the central difference."""
 

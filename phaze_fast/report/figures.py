@@ -24,17 +24,6 @@ from phaze_fast.report.text import (
 )
 from phaze_fast.units import GIB
 
-__all__ = [
-    "Point",
-    "generations_figure",
-    "history_figure",
-    "memory_figure",
-    "pareto_figure",
-    "points_figure",
-    "regret_figure",
-    "tornado_figure",
-]
-
 Data = dict[str, Any]
 
 _COLOURS = 8

@@ -20,8 +20,6 @@ from phaze_fast.report.render import render, write_page
 from phaze_fast.report.text import MISSING, chip_parts, is_number, objective, percent, seconds
 from phaze_fast.report.wafer_page import is_wafer, wafer_page
 
-__all__ = ["report_page", "write_report"]
-
 Data = dict[str, Any]
 
 _STATUSES = ("optimal", "feasible", "infeasible")

@@ -10,10 +10,8 @@ from phaze_fast.models import Model
 from phaze_fast.planning import NOMINAL, Plan, Timeline, timeline
 from phaze_fast.report.drawings import memory_lanes, timeline_lanes
 from phaze_fast.report.explain import difference, explain_plan
-from phaze_fast.report.render import render, write_page
+from phaze_fast.report.render import render
 from phaze_fast.report.text import plan_text
-
-__all__ = ["compare_page", "plan_page", "write_page"]
 
 _MAX_RUNNERS_UP = 12
 _ZOOM = 2.5

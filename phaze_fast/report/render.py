@@ -18,11 +18,10 @@ from markupsafe import Markup
 
 from phaze_fast.documents import write_whole
 from phaze_fast.report import text
+from phaze_fast.tables import needed
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-__all__ = ["render", "write_page"]
 
 _FORMATTERS = (
     *(text.area, text.bandwidth, text.cost, text.count, text.energy, text.frequency, text.percent),
@@ -81,9 +80,8 @@ def _asset(name: str) -> str:
 @cache
 def _plotly() -> tuple[str, str]:
     """Compress Plotly's script and write it in base 64; and compute the hash of the script."""
-    from plotly.offline import get_plotlyjs  # type: ignore[import, unused-ignore]
-
-    source, digest = _script(get_plotlyjs())
+    offline = needed("plotly.offline", "plot", "a page with charts")
+    source, digest = _script(offline.get_plotlyjs())
     return base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode(), digest
 
 

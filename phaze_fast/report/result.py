@@ -34,8 +34,6 @@ from phaze_fast.robust import Information, RobustResult
 from phaze_fast.tables import Table, flat_row, joined_columns, non_dominated
 from phaze_fast.units import format_time
 
-__all__ = ["ParetoFront", "SearchResult", "result_of"]
-
 
 @dataclass(frozen=True)
 class ParetoFront(Table):

@@ -11,8 +11,6 @@ from phaze_fast.report.render import render
 from phaze_fast.report.text import area, count, is_number, percent, plan_text, seconds, size
 from phaze_fast.runs.sweep import SweepTable
 
-__all__ = ["sweep_page"]
-
 Row = dict[str, Any]
 
 _NAMES = {"model": "Model", "chip": "Chip", "fabric": "Fabric"}

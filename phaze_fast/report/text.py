@@ -19,30 +19,6 @@ from phaze_fast.units import (
     format_time,
 )
 
-__all__ = [
-    "MISSING",
-    "TIMES",
-    "area",
-    "bandwidth",
-    "chip_differences",
-    "chip_parts",
-    "chip_text",
-    "cost",
-    "count",
-    "design_text",
-    "differences",
-    "energy",
-    "frequency",
-    "is_number",
-    "objective",
-    "percent",
-    "plan_text",
-    "rate",
-    "ratio",
-    "seconds",
-    "size",
-]
-
 Data = dict[str, Any]
 Formatter = Callable[[Any], str]
 

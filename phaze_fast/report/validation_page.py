@@ -20,8 +20,6 @@ from phaze_fast.report.render import render
 from phaze_fast.report.text import MISSING, count, is_number, percent, seconds, size
 from phaze_fast.units import GIB
 
-__all__ = ["validation_page"]
-
 AnyValidation = RunValidation | StepValidation | Validation | CollectiveValidation
 
 _MAX_WORST = 20

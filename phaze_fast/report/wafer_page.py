@@ -6,8 +6,6 @@ from typing import Any
 
 from phaze_fast.report.render import render
 
-__all__ = ["is_wafer", "wafer_page"]
-
 Data = dict[str, Any]
 
 

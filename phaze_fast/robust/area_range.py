@@ -17,8 +17,6 @@ import numpy as np
 from phaze_fast.hardware import ArchitectureSpace, AreaTerms, area_batch, chip_records
 from phaze_fast.robust.constants import AREA_TERMS, Uncertainty
 
-__all__ = ["AreaRange", "terms_mm2", "widened_space"]
-
 Array = np.ndarray[Any, Any]
 
 _ALMOST = 1.0 + 1e-12

@@ -17,8 +17,6 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.explore import ChipGroups, scaled_cluster, tier_names
 from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, Cluster
 
-__all__ = ["AREA_TERMS", "Constant", "Uncertainty", "at_point", "default_uncertainty"]
-
 Array = np.ndarray[Any, Any]
 
 AREA_TERMS = (

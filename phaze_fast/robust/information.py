@@ -21,8 +21,6 @@ from phaze_fast.robust.area_range import AreaRange, widened_space
 from phaze_fast.robust.constants import Constant, Uncertainty
 from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
 
-__all__ = ["Information", "information"]
-
 _LISTED_CHIPS = 12
 
 

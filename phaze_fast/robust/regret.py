@@ -40,8 +40,6 @@ from phaze_fast.robust.area_range import widened_space
 from phaze_fast.robust.constants import Uncertainty
 from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
 
-__all__ = ["TOLERANCE", "LargestRegret", "RegretSearch", "RobustResult", "Witness", "robust_chip"]
-
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 0.05

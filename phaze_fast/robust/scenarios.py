@@ -21,8 +21,6 @@ from phaze_fast.planning import Training
 from phaze_fast.robust.area_range import AreaRange
 from phaze_fast.robust.constants import Uncertainty, at_point
 
-__all__ = ["TIES", "LeastProduct", "Point", "Scenarios", "UncertainSearch"]
-
 Array = np.ndarray[Any, Any]
 Point = tuple[float, ...]
 """Values of the rates and latencies of a box, in its order."""

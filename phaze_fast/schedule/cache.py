@@ -18,8 +18,6 @@ import numpy as np
 from phaze_fast.caching import LruCache
 from phaze_fast.errors import InvalidTypeError
 
-__all__ = ["LayerStore", "ScheduleCache", "ScheduleCacheInfo", "StoredLayer", "layer_key"]
-
 Array = np.ndarray[Any, Any]
 
 VERSION = b"layer-schedule-2"

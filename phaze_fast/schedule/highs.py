@@ -41,8 +41,6 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.schedule.instance import LayerInstance, LayerSchedule
 
-__all__ = ["TOLERANCE", "earliest_starts", "is_feasible", "solve_with_highs"]
-
 TOLERANCE = 1e-6
 """Relative; a makespan that HiGHS calls optimal is at most so far above the proven bound."""
 

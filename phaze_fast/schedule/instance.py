@@ -12,8 +12,6 @@ from phaze_fast import _core
 from phaze_fast.documents import parse_json, read_text
 from phaze_fast.errors import InvalidInputError, brief, nearest
 
-__all__ = ["TYPES", "LayerInstance", "LayerSchedule", "instance_from_dict", "read_instances"]
-
 TYPES = {"TC": 1, "VC": 2, "TCandVC": 3, "TC+VC": 3, "NET": 4}
 """Resources an operator needs, as bits: tensor cores 1, vector cores 2, network 4."""
 _RESOURCES = ("TC", "VC", "NET")

@@ -23,15 +23,6 @@ from phaze_fast.schedule.instance import LayerInstance, LayerSchedule
 from phaze_fast.tables import Brief
 from phaze_fast.threads import thread_count
 
-__all__ = [
-    "RULES",
-    "LayerTimes",
-    "layer_makespans",
-    "pack",
-    "schedule_instances",
-    "schedule_layers",
-]
-
 Array = np.ndarray[Any, Any]
 
 RULES = ("exclusive", "overlap")

@@ -44,7 +44,7 @@ def test_even_plans_have_the_footprint_that_users_ask_for():
             found = predict(model, cluster, spec)
             layers = layers_of(model, cluster, spec)
             pipeline = Pipeline(
-                stages=spec.pp, micro_batches=found.micro_batches, schedule=spec.schedule,
+                pp=spec.pp, micro_batches=found.micro_batches, schedule=spec.schedule,
                 dp=(spec.shard or spec.dp) * spec.cp, zero=spec.zero,
             )  # fmt: skip
             rows = stage_rows(layers.graph, pipeline, mode, spec.optimizer)

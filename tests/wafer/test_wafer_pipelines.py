@@ -190,7 +190,7 @@ def test_joined_wafers_on_the_command_line(run, tmp_path):
     assert "2 wafers" in found["bound_space"]
     assert 0 < found["bound"] <= found["ours"]["time_s"]
     for name, text in (
-        ("dram-wafer", "wafer_count: 2 wafers without io are not accepted"),
+        ("dram-wafer", "--wafer-count: 2 wafers without io are not accepted"),
         ("wafer-space", "--wafer-count: wafer-space is not accepted with it"),
     ):
         code, out, err = run(*words, "--wafer", name, "--wafer-count", 2)

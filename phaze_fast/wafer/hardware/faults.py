@@ -12,8 +12,6 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.records import Record
 from phaze_fast.wafer.hardware.wafer import FewOrNone, Wafer
 
-__all__ = ["FaultMap", "load_faults", "sample_faults"]
-
 RowColumn = Annotated[tuple[FewOrNone, FewOrNone], Field()]
 """Row and column of a die, counted from the top left."""
 

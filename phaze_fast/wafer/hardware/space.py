@@ -29,8 +29,6 @@ from phaze_fast.records import FrozenDict, NamedOr, OrderedFrozenDict, Record, e
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.hardware.wafer import Die, Rule, Wafer, broken_rules, load_wafer
 
-__all__ = ["WAFER_SPACES", "WaferSpace", "load_wafer_space"]
-
 _R = TypeVar("_R", bound=Record)
 
 _MAX_GRID = 1_000_000

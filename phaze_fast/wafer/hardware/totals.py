@@ -11,8 +11,6 @@ from phaze_fast.hardware.price import Prices
 from phaze_fast.hardware.silicon import EnergyTable, energy_table
 from phaze_fast.wafer.hardware.wafer import Wafer
 
-__all__ = ["WaferTotals", "wafer_totals"]
-
 _CARRIER_USD = 1937.0
 _BOND_YIELD = 0.99
 

@@ -34,25 +34,6 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops
 
-__all__ = [
-    "WAFERS",
-    "Die",
-    "FewOrNone",
-    "MemoryTier",
-    "OffWafer",
-    "Rule",
-    "Wafer",
-    "WaferIo",
-    "WaferRules",
-    "WaferSwitch",
-    "broken_rules",
-    "extent_mm",
-    "fitting",
-    "gaps_mm",
-    "load_wafer",
-    "local_bytes",
-]
-
 Rule = Literal[
     "reticle",
     "shoreline",

@@ -35,8 +35,6 @@ from phaze_fast.wafer.mapping.packing import ClassPlaces, class_places
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.mapping.streams import cross_stage_link_s, stream_link_s_of, stream_shares
 
-__all__ = ["Classes", "Pair", "accepts_classes", "classes_fault", "places_of"]
-
 Array = np.ndarray[Any, Any]
 Pair = tuple[Layout, Layout]
 

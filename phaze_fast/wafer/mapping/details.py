@@ -20,16 +20,6 @@ from phaze_fast.wafer.mapping.operators import ROLES, passes
 from phaze_fast.wafer.mapping.prices import operator_costs
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = [
-    "StepEnergy",
-    "causes",
-    "details",
-    "local_specs",
-    "operator_times",
-    "step_energy",
-    "step_mfu",
-]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -10,8 +10,6 @@ from phaze_fast.wafer.hardware import Wafer
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
 from phaze_fast.wafer.mapping.packing import class_places, stage_dies
 
-__all__ = ["die_map", "link_map", "stage_grid"]
-
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 

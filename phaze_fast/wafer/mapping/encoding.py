@@ -30,16 +30,6 @@ from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS, MeshOper
 from phaze_fast.wafer.mapping.packing import place_fault
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = [
-    "RULES",
-    "Encoding",
-    "MappingRule",
-    "OperatorMapping",
-    "RuleCase",
-    "Runs",
-    "layout_faults",
-]
-
 Runs = tuple[tuple[str, int], ...]
 """Roles and factors along an axis of a rectangle of dies, from the inside out."""
 

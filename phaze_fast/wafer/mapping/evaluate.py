@@ -19,15 +19,6 @@ from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = [
-    "Evaluation",
-    "StageUse",
-    "evaluate",
-    "evaluation_of",
-    "evaluation_of_classes",
-    "score_op_mappings",
-]
-
 Array = np.ndarray[Any, Any]
 
 _WHOLE = ("time_s", "tail_s", "memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")

@@ -31,28 +31,6 @@ from phaze_fast.wafer.mapping.packing import (
     stage_dies,
 )
 
-__all__ = [
-    "SCHEDULES",
-    "Layout",
-    "accepts_micro_batch",
-    "balanced_split",
-    "boundaries",
-    "even_split",
-    "layout_fault",
-    "layouts",
-    "links_of",
-    "micro_batch_fault",
-    "placed_boundaries",
-    "refuse_micro_batch",
-    "replicas_fault",
-    "schedule_fault",
-    "schedules",
-    "slots_of",
-    "stages_on",
-    "weighed_split",
-    "whole_runs",
-]
-
 Array = np.ndarray[Any, Any]
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "zb-h1", "interleaved")

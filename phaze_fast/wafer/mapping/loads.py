@@ -15,8 +15,6 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.mapping.streams import opposite, stream_loads
 from phaze_fast.wafer.mapping.traffic import Transfer, transfers
 
-__all__ = ["class_counts", "held_parameters", "step_loads", "streamed_bytes"]
-
 Array = np.ndarray[Any, Any]
 Flow = tuple[int, int, float]
 Placed = tuple[tuple[tuple[int, int], ...], ...]

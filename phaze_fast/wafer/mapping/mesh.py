@@ -11,19 +11,6 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = [
-    "FABRICS",
-    "MESH_ALGORITHMS",
-    "Links",
-    "MeshGroup",
-    "MeshTime",
-    "Run",
-    "collective_loads",
-    "concurrent_s",
-    "link_loads",
-    "mesh_collective",
-]
-
 Array = np.ndarray[Any, Any]
 
 MESH_ALGORITHMS: tuple[str, ...] = _core.MESH_ALGORITHMS

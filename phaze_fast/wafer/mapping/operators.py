@@ -16,18 +16,6 @@ from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
 
-__all__ = [
-    "ENCODER",
-    "PARTS",
-    "ROLES",
-    "Edge",
-    "MeshOperator",
-    "Workload",
-    "passes",
-    "plain_name",
-    "workload",
-]
-
 PARTS = ("before", "block", "behind")
 """Where an operator stands: before the blocks, in each of them, or behind them."""
 

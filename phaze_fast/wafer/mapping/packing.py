@@ -16,19 +16,6 @@ from itertools import pairwise
 
 from phaze_fast.wafer.hardware import Wafer
 
-__all__ = [
-    "ClassPlaces",
-    "Line",
-    "Shape",
-    "class_places",
-    "is_bent",
-    "longest_line",
-    "place_fault",
-    "stage_capacity",
-    "stage_dies",
-    "tiles",
-]
-
 Die = tuple[int, int]
 Link = frozenset[Die]
 
@@ -95,6 +82,7 @@ class FaultyMesh:
 
 
 def mesh_of(wafer: Wafer) -> FaultyMesh:
+    """Return the mesh of a wafer's dies, with its dead dies and links."""
     return FaultyMesh(
         *wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links))
     )
@@ -141,6 +129,7 @@ def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
 
 @lru_cache(maxsize=256)
 def regions_of(mesh: FaultyMesh) -> tuple[FaultyMesh, ...]:
+    """Return the connected regions of a mesh, as `FaultyMesh.regions` does, cached."""
     return tuple(mesh.regions())
 
 
@@ -262,6 +251,7 @@ class _PathSearch:
 
 @lru_cache(maxsize=4096)
 def longest_line_in(mesh: FaultyMesh) -> Line:
+    """Return the longest line of neighbouring live dies in any region of a mesh."""
     best = Line((), 1)
     for part in regions_of(mesh):
         if part.columns * part.rows - len(part.dead) > len(best.dies):
@@ -305,6 +295,7 @@ def longest_line(wafer: Wafer) -> Line:
 
 
 def bends(wafer: Wafer) -> bool:
+    """Whether a line of dies can bend: links exist along both axes."""
     return all(rate > 0 for rate in wafer.link_bytes_per_s)
 
 
@@ -378,6 +369,7 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
 
 
 def rectangle_dies(corner: Die, width: int, height: int) -> tuple[Die, ...]:
+    """List the dies of a rectangle row by row, from its corner of least coordinates."""
     x, y = corner
     return tuple((x + i, y + j) for j in range(height) for i in range(width))
 

@@ -26,25 +26,6 @@ from phaze_fast.wafer.mapping.operators import (
 )
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = [
-    "OFFLOADED",
-    "PATTERNS",
-    "RECOMPUTE",
-    "AxisAssignment",
-    "axis_assignments",
-    "encode",
-    "expert_options",
-    "from_types",
-    "linear_axis_assignment",
-    "megatron",
-    "megatron_op_mappings",
-    "op_mappings_of",
-    "outputs_of",
-    "plan_starts",
-    "zero3",
-    "zero3_op_mappings",
-]
-
 Array = np.ndarray[Any, Any]
 AxisAssignment = tuple[str, ...]
 """What each slot does for a plan: ``tensor`` or ``data``."""

@@ -18,18 +18,6 @@ from phaze_fast.opgraph.graph import loose
 from phaze_fast.wafer.hardware import Wafer
 from phaze_fast.wafer.mapping.operators import MeshOperator
 
-__all__ = [
-    "LeastWork",
-    "PriceTable",
-    "Times",
-    "alike",
-    "combination",
-    "combinations",
-    "network_chip",
-    "operator_costs",
-    "priced_times",
-]
-
 Array = np.ndarray[Any, Any]
 
 Times = dict[int, dict[tuple[int, ...], list[float]]]

@@ -53,8 +53,6 @@ from phaze_fast.wafer.mapping.prices import (
 )
 from phaze_fast.wafer.mapping.streams import layout_cross_stage_s, stream_link_s, stream_shares
 
-__all__ = ["Problem", "WaferTraining"]
-
 Array = np.ndarray[Any, Any]
 
 

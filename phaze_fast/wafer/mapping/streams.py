@@ -21,16 +21,6 @@ from phaze_fast.wafer.mapping.layout import Layout, stages_on
 from phaze_fast.wafer.mapping.mesh import link_loads
 from phaze_fast.wafer.mapping.packing import stage_dies
 
-__all__ = [
-    "cross_stage_link_s",
-    "layout_cross_stage_s",
-    "opposite",
-    "stream_link_s",
-    "stream_link_s_of",
-    "stream_loads",
-    "stream_shares",
-]
-
 Array = np.ndarray[Any, Any]
 Die = tuple[int, int]
 Dies = tuple[Die, ...]

@@ -14,8 +14,6 @@ from phaze_fast.wafer.mapping.mesh import Run
 from phaze_fast.wafer.mapping.operators import ROLES, MeshOperator
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = ["Transfer", "describe", "transfers"]
-
 
 @dataclass(frozen=True)
 class Transfer:

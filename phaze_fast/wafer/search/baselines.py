@@ -45,33 +45,6 @@ from phaze_fast.wafer.mapping.plans import (
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.bounds import roofline
 
-__all__ = [
-    "BASELINES",
-    "OFF_WAFER",
-    "TYPES",
-    "Baseline",
-    "Candidate",
-    "Candidates",
-    "LayerSize",
-    "accpar",
-    "all_layouts",
-    "baselines",
-    "baselines_on",
-    "best_candidate",
-    "data_layouts",
-    "heads",
-    "hypar",
-    "inter_layer",
-    "intra_layer",
-    "is_linear",
-    "largest",
-    "megatron_candidates",
-    "megatron_shapes",
-    "off_wafer_rules",
-    "types_of",
-    "zero3_candidates",
-]
-
 TYPES = ("batch", "inner", "columns")
 """AccPar's types I, II and III by what they cut."""
 

@@ -14,17 +14,6 @@ from phaze_fast.wafer.mapping.operators import PARTS, passes
 from phaze_fast.wafer.mapping.prices import LeastWork
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = [
-    "Roofline",
-    "any_placement_bound",
-    "priced_mappings",
-    "quick_bound",
-    "quickest_s",
-    "roofline",
-    "tight_bound",
-    "work_bound",
-]
-
 _NEAR = 0.9  # weight of work at which a smaller weight is tested
 _START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
 _PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()

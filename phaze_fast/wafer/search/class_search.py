@@ -30,18 +30,6 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.bounds import priced_mappings, roofline
 from phaze_fast.wafer.search.result import Effort
 
-__all__ = [
-    "Batches",
-    "ClassResult",
-    "KnownClasses",
-    "class_pairs",
-    "improved_classes",
-    "placed_pairs",
-    "ranked_pairs",
-    "rebalanced",
-    "search_classes",
-]
-
 Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
 Rank = tuple[bool, float]

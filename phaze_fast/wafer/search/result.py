@@ -18,8 +18,6 @@ from phaze_fast.wafer.mapping.evaluate import Evaluation
 from phaze_fast.wafer.mapping.operators import PIECES
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = ["Effort", "MappingResult", "bound_space_of", "no_layout", "whole_number"]
-
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
     """Raise where a value is no whole number in a range."""

@@ -54,17 +54,6 @@ from phaze_fast.wafer.search.result import (
 )
 from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
 
-__all__ = [
-    "Progress",
-    "read_result",
-    "result_of",
-    "search_below",
-    "search_data",
-    "search_mapping",
-    "search_mappings",
-    "search_task",
-]
-
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
 """Called with layouts done, layouts in all, and the best time so far (infinite at first)."""

@@ -25,8 +25,6 @@ from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = ["Data", "Means", "Progress", "Session", "Task", "session_of"]
-
 Data = dict[str, Any]
 Progress = Callable[[int, int, float], None]
 Call = Callable[[Problem, Data, "Means"], Data]

@@ -29,14 +29,6 @@ from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import Progress, result_of, search_task
 from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
 
-__all__ = [
-    "ABLATIONS",
-    "PUBLISHED",
-    "PUBLISHED_MEMORY",
-    "Comparison",
-    "compare_mappings",
-]
-
 Array = np.ndarray[Any, Any]
 
 ABLATIONS = {

@@ -28,8 +28,6 @@ from phaze_fast.wafer.search.result import Effort
 from phaze_fast.wafer.search.search import search_below
 from phaze_fast.wafer.search.session import Data, Means, Progress, Session, Task, session_of
 
-__all__ = ["FaultStudy", "fault_study"]
-
 Array = np.ndarray[Any, Any]
 
 _SCORED = 4  # known layouts that are scored on each map

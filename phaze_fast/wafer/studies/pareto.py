@@ -24,15 +24,6 @@ from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import read_result, search_task
 from phaze_fast.wafer.search.session import Progress, Session, session_of
 
-__all__ = [
-    "OBJECTIVES",
-    "WaferFront",
-    "WaferPoint",
-    "capped_s",
-    "pareto_front",
-    "search_front",
-]
-
 OBJECTIVES = ("time_s", "area_mm2", "power_w", "cost_usd", "expected_per_s")
 """Figures of a wafer with a mapping on it; all but the last are better where they are smaller."""
 

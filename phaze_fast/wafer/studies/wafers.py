@@ -28,8 +28,6 @@ from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import read_result, search_task
 from phaze_fast.wafer.search.session import Session, session_of
 
-__all__ = ["WaferResult", "contained", "search_wafers"]
-
 Progress = Callable[[int, int, float], None]
 
 _BRIEF = 2  # promising layouts of a brief search
