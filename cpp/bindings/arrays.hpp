@@ -1,6 +1,6 @@
-// What every binding needs at the boundary: strict views of NumPy arrays, read-only results, and
-// errors that name the argument. Nothing is converted silently: a wrong dtype, shape or stride is
-// refused. Take views with the GIL held, compute with it released.
+// Common code of the bindings: strict views of NumPy arrays, read-only results, and errors that
+// name the argument. Nothing is converted silently: a wrong dtype, shape or stride is refused. Take
+// views while holding the GIL, compute with it released.
 #pragma once
 
 #include <pybind11/native_enum.h>

@@ -24,7 +24,7 @@ ChipGrid make_grid(const py::object& base, const Axes& axes, const Ties& ties, b
   double size = 1.0;
   for (const auto& [column, values] : axes) {
     for (const double value : values) {
-      // Whole numbers pass through a double, which holds them exactly below 2^53.
+      // Whole numbers pass through a double, which represents them exactly below 2^53.
       const double limit = is_whole(checked_column(column)) ? 9007199254740992.0 : 1e24;
       if (!(value > -limit && value < limit)) {
         throw InvalidInput("axes: a value of column " + std::to_string(column) +
@@ -52,7 +52,7 @@ py::tuple hand_out(const GridRows& rows) {
   return py::make_tuple(copied(rows.index), copied(rows.chips), copied(rows.area_mm2));
 }
 
-// A grid held on the C++ side, so that chunks do not pay for its description again.
+// A grid stored on the C++ side, so that its description is converted once and not per chunk.
 class PyGrid {
  public:
   PyGrid(const py::object& base, const Axes& axes, const Ties& ties, bool derive_tensor_local,

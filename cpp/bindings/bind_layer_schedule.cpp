@@ -22,8 +22,8 @@ void check_pointers(std::span<const std::int64_t> pointers, std::size_t length, 
   }
 }
 
-// Ctrl-C is noticed while kernels run without the GIL: the calling thread asks, at most every
-// 50 ms, and tells the others.
+// Ctrl-C is noticed while kernels run without the GIL: the calling thread polls for signals at most
+// every 50 ms and sets a flag for the others.
 struct Signals {
   std::thread::id caller = std::this_thread::get_id();
   std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
@@ -98,7 +98,7 @@ struct Results {
   py::array_t<std::int32_t> mode;
 };
 
-// Calls solve(limits, threads) without the GIL; Ctrl-C ends it.
+// Calls solve(limits, threads) without the GIL; Ctrl-C interrupts it.
 template <typename Solve>
 void run(std::int64_t max_nodes, double max_seconds, int threads, const Solve& solve) {
   if (max_nodes < 0) throw InvalidInput("max_nodes: a negative number is not accepted");
@@ -164,7 +164,7 @@ py::tuple schedule_on_chips(const py::tuple& graph, const py::object& one_core_s
   return std::move(results).frozen();
 }
 
-// The canonical form of each layer as bytes; of a layer that is not right, none.
+// The canonical form of each layer as bytes; empty bytes for an invalid layer.
 py::list canonical(const py::tuple& layers, bool overlap) {
   const LayerBatch batch = batch_of(layers, overlap);
   py::list found;

@@ -46,7 +46,7 @@ void refuse(Status status, const char* name) {
   if (status != Status::kOk) throw InvalidInput(std::string(name) + ": " + sentence(status));
 }
 
-// Runs of row i are ptr[i] up to ptr[i + 1]. Gives (time_s, algorithm, status).
+// Runs of row i are ptr[i] up to ptr[i + 1]. Returns (time_s, algorithm, status).
 py::tuple collectives(const py::object& op, const py::object& algorithm, const py::object& bytes,
                       const py::object& ptr, const py::object& axis, const py::object& size,
                       const py::object& stride, const PyLinks& links) {

@@ -76,7 +76,7 @@ py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32
   return array(found);
 }
 
-// Most bytes of activations that each device holds.
+// Peak bytes of activations on each device.
 py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t chunks,
                          std::int64_t micro_batches, const py::object& chunk_bytes, double kept) {
   const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
@@ -96,7 +96,7 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
   return freeze(std::move(found));
 }
 
-// Most activations, one for each micro-batch of each chunk, that each device holds.
+// Peak number of activations on each device, one per micro-batch and chunk.
 py::array_t<double> in_flight(std::int32_t code, std::int64_t stages, std::int64_t chunks,
                               std::int64_t micro_batches) {
   const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);

@@ -13,7 +13,7 @@ namespace {
 struct PlacedRecord {
   double time_s;
   double memory_bytes;
-  std::int64_t layout;  // -1 where there is none
+  std::int64_t layout;  // -1 if there is no plan
   std::int64_t cuts_at;
   std::int64_t cuts;
   std::int64_t variants_at;
@@ -95,8 +95,8 @@ PlacedArrays placed_arrays(const std::vector<PlacedPlan>& plans) {
   return {freeze(std::move(records)), array(pool)};
 }
 
-// Asks a Python function whether to stop, with the GIL; nothing where it is None. The function has
-// to outlive what is returned.
+// Calls a Python function, with the GIL, that decides whether to stop; empty if it is None. The
+// function must outlive the result.
 AskedToStop asked_to_stop(const py::object& stop) {
   if (stop.is_none()) return {};
   return [&stop] {
@@ -105,7 +105,7 @@ AskedToStop asked_to_stop(const py::object& stop) {
   };
 }
 
-// Pairs of positions that stand one after another in an array.
+// Pairs of positions stored consecutively in an array.
 struct Pairs {
   explicit Pairs(std::span<const std::int32_t> flat) {
     for (std::size_t e = 0; e + 1 < flat.size(); e += 2) {
@@ -149,7 +149,7 @@ class PyPlanSpace {
 
   std::size_t layouts() const { return space_.layouts(); }
 
-  // What even partitions take: one row of estimates per layout.
+  // Estimates of even partitions: one row per layout.
   py::array_t<PlanEstimate> estimate_even(const py::object& times, const py::object& layout,
                                           const py::object& variant, double usable_bytes,
                                           const py::object& free, int threads) const {
@@ -222,7 +222,7 @@ class PyPlanSpace {
     return result("EvenPartition", status, array(partition.cuts), array(partition.variants));
   }
 
-  // What each stage of given cuts recomputes.
+  // Recomputation of each stage for given cuts.
   py::array_t<std::int32_t> recompute(const py::object& times, std::int64_t layout,
                                       const py::object& cuts, double usable_bytes) const {
     const TimesView timed = by_strategy(times);
@@ -238,7 +238,8 @@ class PyPlanSpace {
     return array(partition.variants);
   }
 
-  // The fastest plans of one chip, how many layouts were solved and had none, what is left open.
+  // The fastest plans of one chip, the numbers of layouts solved and without a plan, and the open
+  // bound.
   py::object top_plans(const py::object& times, std::int64_t memory_limit, std::int64_t top,
                        int threads, const py::object& stop) const {
     if (top < 1) throw InvalidInput("top: expected at least 1");
@@ -261,8 +262,8 @@ class PyPlanSpace {
                    });
   }
 
-  // The best plan of a strategy on each chip with each memory_limit, where it takes at most
-  // `below_s` (chips x memory_limits; minus infinity: not asked).
+  // The best plan of a strategy on each chip with each memory_limit, if it takes at most `below_s`
+  // (chips x memory_limits; minus infinity: skipped).
   py::object best(std::int32_t strategy, const py::object& times, const py::object& least,
                   const py::object& below, int threads) const {
     check_strategy(strategy);
@@ -324,7 +325,7 @@ class PyPlanSpace {
     return freeze(std::move(found));
   }
 
-  // Lower bounds of a strategy on each chip, with the memory_limit that each asks for.
+  // Lower bounds of a strategy on each chip, each with its own memory_limit.
   py::array_t<double> bounds(std::int32_t strategy, const py::object& least,
                              const py::object& memory_limit, int threads) const {
     check_strategy(strategy);
@@ -367,7 +368,7 @@ class PyPlanSpace {
     return freeze(std::move(found));
   }
 
-  // Bound and exact time of one layout: what tests compare.
+  // Bound and exact time of one layout, for tests that compare them.
   py::object solve(const py::object& times, std::int64_t layout, std::int64_t memory_limit,
                    double below_s) const {
     const TimesView timed = by_strategy(times);
@@ -391,7 +392,7 @@ class PyPlanSpace {
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
     return found;
   }
-  // The plans that `find` gives of all strategies' times, with what became of the layouts.
+  // The plans that `find` returns for the times of all strategies, with the counts of layouts.
   template <typename Find>
   py::object leading(const py::object& times, std::int64_t memory_limit, const Find& find) const {
     const TimesView timed = by_strategy(times);
@@ -415,7 +416,7 @@ class PyPlanSpace {
     }
     return timed;
   }
-  // Times with some of what layers wait for left out, by level; none where parts are not wanted.
+  // Times with some communication costs set to zero, by level; empty if parts are not requested.
   std::vector<TimesView> levels(const py::object& free, std::size_t rows) const {
     std::vector<TimesView> found;
     for (const auto& level : free) {

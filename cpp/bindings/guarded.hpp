@@ -1,5 +1,5 @@
-// Objects that change while the GIL is released: a second thread that calls one meanwhile is
-// refused, not left to read what is being written. Waiting would hide that two threads share one
+// Objects that change while the GIL is released: a concurrent call from a second thread is refused
+// instead of reading data that is being written. Waiting would hide that two threads share one
 // object and would let the order of their calls decide the answer.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace phaze::bindings {
 template <typename T>
 class Guarded {
  public:
-  // The only access to what calls change, for as long as it lives. Take Python's arguments first:
-  // between two steps of Python code another thread may be let in.
+  // Exclusive access to the mutable state for the lifetime of the Turn. Convert Python arguments
+  // first: Python may switch threads between two steps of Python code.
   class Turn {
    public:
     explicit Turn(Guarded& of) : of_(of) {
@@ -40,7 +40,7 @@ class Guarded {
   explicit Guarded(const char* name, Arguments&&... arguments)
       : name_(name), object_(std::forward<Arguments>(arguments)...) {}
 
-  // For what no call changes; any thread may read that at any time.
+  // Access to state that no call changes; any thread may read it at any time.
   const T& fixed() const { return object_; }
 
  private:

@@ -49,12 +49,12 @@ struct GridAxis {
 };
 
 struct GridTie {
-  ChipColumn column;  // takes the value of
+  ChipColumn column;  // the field that is set to the value of `source`
   ChipColumn source;
 };
 
 struct ChipGrid {
-  ChipRecord base;             // every field that is no axis
+  ChipRecord base;             // values of the fields that are not an axis
   std::vector<GridAxis> axes;  // the last varies fastest
   std::vector<GridTie> ties;   // applied after the axes
   bool derive_tensor_local;    // local buffers follow their cores: 16 bytes per element or
@@ -63,7 +63,7 @@ struct ChipGrid {
 
 struct GridFilter {
   AreaTerms terms;
-  double min_mm2;  // kept if min <= area <= max
+  double min_mm2;  // a chip passes if min <= area <= max
   double max_mm2;
   bool keep_small_single_core;  // the minimum is waived where a chip has one core of a kind
   EnergyTable energy;

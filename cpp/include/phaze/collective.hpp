@@ -17,10 +17,10 @@
 //   tree broadcast             V/B + ceil(log2 p) a
 //   point-to-point             V/B + a
 //
-// A library's protocols take the place of B and a, and add what begins a collective and copies its
-// bytes; the fastest that may be used counts. docs/collectives.md derives the tiered and grid
-// forms. Every function is pure, O(levels^2) at most, and may run from any thread; only a batch can
-// throw, where memory runs out (std::bad_alloc).
+// A library's protocol replaces B and a, and adds a start-up time and the time to copy the bytes;
+// the fastest protocol whose size limit allows the message is used. docs/collectives.md derives the
+// tiered and grid forms. Every function is pure, O(levels^2) at most, and may run from any thread;
+// only a batch can throw, when memory runs out (std::bad_alloc).
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ enum class CollectiveOp : std::uint8_t {
 };
 inline constexpr int kCollectiveOpCount = 6;
 
-// Ties between algorithms go to the one that stands first here.
+// Ties between algorithms go to the one listed first here.
 enum class Algorithm : std::uint8_t {
   kNone = 0,              // one rank or no bytes: nothing to do
   kRing = 1,              // one ring through every rank, as fast as its slowest link
@@ -55,11 +55,11 @@ enum class Algorithm : std::uint8_t {
   kSnakeRing = 7,         // grid: one Hamiltonian cycle through the brick, both directions
   kDimensionOrdered = 8,  // grid: one dimension after another, fastest first
   kMultiRing = 9,         // grid: the vector split over all dimensions, rotating among them
-  kInSwitch = 10,         // all-reduce that a switch adds up
+  kInSwitch = 10,         // all-reduce summed inside the switch
 };
 inline constexpr int kAlgorithmCount = 11;
 
-// Names as users write and read them; static storage.
+// Names used in files, options and Python; static storage.
 inline constexpr const char* kCollectiveOpNames[] = {
     "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "point-to-point",
 };
@@ -84,9 +84,9 @@ struct CollectiveResult {
   Status status;
 };
 
-// Ranks base + i * stride + j * outer_stride, i < ranks, j < outer_ranks; outer_ranks 1: one run.
-// The two runs may be given in either order. kBadStride where they overlap, that is where the
-// larger stride does not reach beyond the run of the smaller one.
+// Ranks base + i * stride + j * outer_stride, i < ranks, j < outer_ranks; outer_ranks = 1 means one
+// run. The two runs may be given in either order. The status is kBadStride if they overlap, that is
+// if the larger stride does not reach beyond the run of the smaller one.
 struct GroupShape {
   std::int64_t ranks;
   std::int64_t stride = 1;
@@ -94,20 +94,20 @@ struct GroupShape {
   std::int64_t outer_stride = 0;
 };
 
-// Checks everything a FabricRecord must satisfy; kOk or kBadFabric.
+// Checks every constraint on a FabricRecord; returns kOk or kBadFabric.
 Status check_fabric(const FabricRecord& fabric) noexcept;
 
-// A fabric that is checked once, for many calls.
+// A fabric that is checked once and then used for many calls.
 struct CheckedFabric {
   explicit CheckedFabric(const FabricRecord& record) noexcept;
 
   FabricRecord record;
   Status status;
-  std::int64_t devices;  // that it has; 0 where it is not as it must be
+  std::int64_t devices;  // number of devices; 0 if the fabric is invalid
 };
 
-// The fastest algorithm for this group and its time. Two runs that join into one (outer_stride ==
-// ranks * stride) give the bits of that one run.
+// Returns the fastest algorithm for this group and its time. Two runs that form one contiguous run
+// (outer_stride == ranks * stride) give the bits of that one run.
 CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
                             const GroupShape& shape) noexcept;
 CollectiveResult collective(const CheckedFabric& fabric, CollectiveOp op, double bytes,
@@ -117,16 +117,17 @@ inline CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, 
   return collective(fabric, op, bytes, GroupShape{ranks, stride});
 }
 
-// One message from rank `from` to rank `to`, while every pair at the same distance sends one as
-// well. Unlike point-to-point over a stride it knows where the pair lies: ranks 7 and 8 are in
-// different nodes of 8. From rank 0 the two are equal to the last bit. A message to oneself is
-// free; kBadRanks for a negative rank, kGroupTooLarge for one the fabric does not have.
+// Time of one message from rank `from` to rank `to` while every pair at the same distance also
+// sends one. Unlike point-to-point over a stride, it takes the position of the pair into account:
+// ranks 7 and 8 are in different nodes of 8. From rank 0 the two are equal to the last bit. A
+// message to oneself is free; kBadRanks for a negative rank, kGroupTooLarge for a rank that the
+// fabric does not have.
 CollectiveResult message(const FabricRecord& fabric, double bytes, std::int64_t from,
                          std::int64_t to) noexcept;
 CollectiveResult message(const CheckedFabric& fabric, double bytes, std::int64_t from,
                          std::int64_t to) noexcept;
 
-// One named algorithm; kNotApplicable where it cannot run.
+// Time of one named algorithm; kNotApplicable if it cannot run.
 CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
                                  const GroupShape& shape, Algorithm algorithm) noexcept;
 inline CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
@@ -135,8 +136,9 @@ inline CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp
   return collective_with(fabric, op, bytes, GroupShape{ranks, stride}, algorithm);
 }
 
-// Bytes a rank must send at the least, over its fastest port (on a grid, over all its links at
-// once): no algorithm here is ever faster, to the last bit. NaN where collective() has no answer.
+// Lower bound from the bytes a rank must send, over its fastest port (on a grid, over all its links
+// at once): no algorithm here is ever faster, to the last bit. NaN if collective() returns an error
+// status.
 double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
                           const GroupShape& shape) noexcept;
 inline double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,

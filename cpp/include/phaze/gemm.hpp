@@ -12,7 +12,7 @@
 
 namespace phaze {
 
-// What limits an operator.
+// The resource that limits an operator.
 enum class Limit : std::int32_t {
   kCompute = 0,
   kPort = 1,
@@ -45,7 +45,7 @@ struct Traffic {
 // One product (or any operator) on one chip, with its breakdown.
 struct CostRecord {
   double time_s;
-  double bound_s;  // no mapping can be faster
+  double bound_s;  // lower bound over all mappings
   double compute_s;
   double port_s;
   double buffer_s;
@@ -54,14 +54,14 @@ struct CostRecord {
   double vector_s;
   double fill_s;
   double fixed_s;     // launches and the reduction of a split
-  double overhead_s;  // beginning and ending units, on top of compute or port
+  double overhead_s;  // starting and ending units of work, on top of compute or port
   double compute_cycles;
   double macs;
   double vector_ops;
   double port_bytes;
   double buffer_bytes;
   double hbm_bytes;
-  double utilization;  // share of the peak of the cores used
+  double utilization;  // fraction of the peak of the cores used
   double energy_j;
   std::int64_t block_m;
   std::int64_t block_n;
@@ -69,13 +69,13 @@ struct CostRecord {
   std::int64_t tiles_i;
   std::int64_t tiles_j;
   std::int32_t dataflow;  // a Dataflow; -1 for vector operators
-  std::int32_t order;     // an Order; -1 where nothing is tiled
+  std::int32_t order;     // an Order; -1 if nothing is tiled
   std::int32_t limit;     // a Limit
-  std::int32_t status;    // a Status; on anything but kOk every figure is NaN
+  std::int32_t status;    // a Status; unless it is kOk, every figure is NaN
 };
 
 // Cycles of one product on one array; serial folds give what SCALE-Sim v3 reports, plus one.
-// Returns -1 and sets `status` where the shape is bad or the count exceeds 2^63 - 1.
+// Returns -1 and sets `status` if the shape is invalid or the count exceeds 2^63 - 1.
 std::int64_t array_cycles(std::int64_t m, std::int64_t k, std::int64_t n, std::int64_t rows,
                           std::int64_t cols, Dataflow dataflow, bool overlapped,
                           Status* status) noexcept;
@@ -86,21 +86,21 @@ Status check_shape(const GemmShape& shape) noexcept;
 Traffic hbm_traffic(const GemmShape& shape, double capacity_bytes,
                     const Precision& precision) noexcept;
 
-// What an operator adds to a product.
+// Work and bytes that operators fused onto a product add to it.
 struct Epilogue {
   double ops_per_output;
   double extra_bytes;  // HBM bytes beyond the product's own operands
 };
 
-// The fastest mapping of a valid shape. `traffic` is what hbm_traffic gives for the capacity.
+// The fastest mapping of a valid shape. `traffic` is the result of hbm_traffic for the capacity.
 CostRecord best_gemm(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
                      const Epilogue& epilogue) noexcept;
 
-// Its time alone: the same search without the record.
+// The time of the fastest mapping: the same search without the record.
 double best_gemm_time(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
                       const Epilogue& epilogue) noexcept;
 
-// No mapping is faster.
+// Lower bound on the time of every mapping.
 double gemm_bound(const GemmShape& shape, const Machine& machine,
                   const Epilogue& epilogue) noexcept;
 

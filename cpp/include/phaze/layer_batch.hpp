@@ -13,15 +13,15 @@
 
 namespace phaze {
 
-// Whether an operator that takes all cores keeps everything else from running, or only its own
-// types.
+// Whether an operator that takes all cores excludes every other operator, or only operators that
+// need the same core types.
 enum class ScheduleRule : std::int32_t { kExclusive = 0, kOverlap = 1 };
 
 // Layers one after another. Operators of layer b are op_ptr[b] up to op_ptr[b + 1], and so on;
 // edges hold positions within their layer.
 struct LayerBatch {
   std::span<const std::int64_t> op_ptr;
-  std::span<const std::uint8_t> types;  // per operator: bit r set where it needs resource r
+  std::span<const std::uint8_t> types;  // per operator: bit r is set if it needs resource r
   std::span<const std::int64_t> mode_ptr;
   std::span<const std::int32_t> mode_cores;  // per mode; 0 = all cores
   std::span<const double> mode_s;
@@ -33,13 +33,13 @@ struct LayerBatch {
   std::span<const double> enough_s = {};  // per layer, as in SearchLimits; empty: infinite
 };
 
-// One row per layer, but `start_s` and `mode`, which have one per operator.
+// One row per layer, except `start_s` and `mode`, which have one per operator.
 struct LayerAnswers {
   std::span<double> makespan_s;
   std::span<double> bound_s;
   std::span<std::int32_t> proved_by;
   std::span<std::int64_t> nodes;
-  std::span<std::int32_t> status;  // a Status; on anything but kOk the other figures are NaN or -1
+  std::span<std::int32_t> status;  // a Status; unless it is kOk the other figures are NaN or -1
   std::span<double> start_s;
   std::span<std::int32_t> mode;
 };
@@ -57,24 +57,25 @@ struct GraphOnChips {
   std::span<const double> enough_s = {};  // as in LayerBatch
 };
 
-// Whose operators and times answers speak of: the given layer's, or its canonical form's.
+// The operator order and time unit of an answer: those of the given layer, or those of its
+// canonical form.
 enum class Terms { kGiven, kCanonical };
 
-// Every layer is solved in its canonical form, so that layers with one form have one solution.
-// Sizes must agree and pointers must not decrease; the caller checks that.
+// Every layer is solved in its canonical form, so layers with the same form have the same solution.
+// The caller must ensure that sizes agree and that pointers do not decrease.
 void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
                   const LayerAnswers& out, int threads);
 
-// The graph on every chip; chips with equal latencies and cores are solved once, for the longest
-// `enough_s` of theirs.
+// Solves the graph on every chip; chips with equal latencies and cores are solved once, with the
+// largest of their `enough_s`.
 void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const LayerAnswers& out,
                     int threads);
 
-// The canonical form of one layer as bytes, all that its solution depends on.
+// The canonical form of one layer as bytes: everything that its solution depends on.
 Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<std::uint8_t>* out);
 
-// Solutions in canonical terms (`start_s` and `mode`) to those in the layers' own; fills in the
-// makespan and status, and replaces starts and modes.
+// Converts solutions from canonical terms (`start_s` and `mode`) to those of the given layers:
+// fills in the makespan and status, and replaces starts and modes.
 void replay_layers(const LayerBatch& batch, const LayerAnswers& answers);
 
 }  // namespace phaze

@@ -1,5 +1,5 @@
-// One layer on one chip: when each operator starts and on how many cores, so that the last one ends
-// as early as possible. The problem, the bounds and the search are described in docs/schedule.md.
+// Schedule of one layer on one chip: the start time and core count of each operator that minimise
+// the makespan. The problem, the bounds and the search are described in docs/schedule.md.
 //
 // Nothing here prints or exits; the search may run out of memory (std::bad_alloc), nothing else is
 // thrown. It is deterministic for a given node cap; only a time limit or an interruption can make
@@ -15,14 +15,14 @@ namespace phaze {
 
 inline constexpr int kResources = 3;     // tensor cores, vector cores, network
 inline constexpr int kMaxLayerOps = 64;  // operators of one layer; one bit each
-inline constexpr int kMaxModes = 8;      // ways to run one operator
+inline constexpr int kMaxModes = 8;      // execution modes of one operator
 
 using OpBits = std::uint64_t;
 
-// One way to run an operator.
+// One execution mode of an operator.
 struct LayerMode {
   double seconds;
-  std::int32_t use[kResources];  // cores of each type it holds; of one type at least one
+  std::int32_t use[kResources];  // occupied cores by type; at least one of some type
 };
 
 // A layer ready to be scheduled: operators in topological order. Modes of operator i are
@@ -30,7 +30,7 @@ struct LayerMode {
 struct LayerProblem {
   std::int32_t size;
   std::int32_t capacity[kResources];
-  OpBits before[kMaxLayerOps];  // operators that one waits for
+  OpBits before[kMaxLayerOps];  // predecessors of each operator
   std::int32_t first_mode[kMaxLayerOps + 1];
   LayerMode modes[kMaxLayerOps * kMaxModes];
 };
@@ -51,27 +51,29 @@ struct LayerSolution {
 };
 
 struct SearchLimits {
-  std::int64_t nodes;          // at most this many
-  double seconds;              // at most this long; infinite = no limit
-  bool (*interrupted)(void*);  // asked now and then; may be null
+  std::int64_t nodes;          // node cap
+  double seconds;              // time limit; infinite = no limit
+  bool (*interrupted)(void*);  // polled during the search; may be null
   void* context;
-  // A proof that no schedule is shorter than this is enough; infinite = only that of the optimum.
+  // The search may stop once the lower bound reaches this; infinite = only a proof of optimality
+  // ends it.
   double enough_s = std::numeric_limits<double>::infinity();
-  // Whether a schedule shorter than that ends the search as well: which of the two is asked for.
+  // Whether a schedule shorter than that ends the search as well (decides which of the two is
+  // true).
   bool only_decide = false;
 };
 
 // Checks counts, latencies and order; a problem that passes can be solved.
 Status check_layer(const LayerProblem& problem) noexcept;
 
-// Seconds before which no schedule ends: paths, and work in shares of the chip, each with the time
+// Lower bound on the makespan in seconds: paths, and work as shares of the chip, each plus the time
 // that must pass before and after its operators.
 double layer_bound(const LayerProblem& problem) noexcept;
 
 // The best of several list schedules, with its lower bound.
 LayerSolution list_schedule(const LayerProblem& problem) noexcept;
 
-// Bounds, list schedules, then branch and bound until proof or limit.
+// Bounds, list schedules, then branch and bound until the optimum is proven or a limit is reached.
 LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits);
 
 }  // namespace phaze

@@ -1,4 +1,4 @@
-// What the cost kernels need of one chip: rates in seconds, limits, and how its software uses it.
+// One chip as the cost kernels use it: rates per second, limits, and software efficiencies.
 //
 // All functions are pure, never throw, allocate nothing, and may run from any thread.
 #pragma once
@@ -13,14 +13,14 @@ namespace phaze {
 enum class Dataflow : std::int32_t { kOutput = 0, kWeight = 1, kInput = 2 };
 inline constexpr int kDataflows = 3;
 
-// kOk where every count, rate and share is in range.
+// Returns kOk if every count, rate and share is in range.
 Status check_machine(const ChipRecord& chip, const TuningRecord& tuning,
                      const Precision& precision) noexcept;
 
-// Bytes that tiles may fill: the shared buffer, or all local ones where there is none.
+// Bytes available to tiles: the shared buffer, or the sum of the local buffers if there is none.
 double tile_capacity_bytes(const ChipRecord& chip) noexcept;
 
-// What the kernels need of one chip, worked out once.
+// Values derived once per chip.
 struct Machine {
   Machine(const ChipRecord& chip, const TuningRecord& tuning, const Precision& precision,
           bool one_core) noexcept;
@@ -33,17 +33,17 @@ struct Machine {
   std::int64_t grid_rows;  // rho
   double local_bytes;
   double buffer_bytes;
-  double capacity_bytes;  // what tiles may fill
+  double capacity_bytes;  // bytes available to tiles
   double clock_hz;
   double port_bytes_per_s;         // of one core, aligned
-  double buffer_bytes_per_s;       // infinite where there is no shared buffer
-  double hbm_bytes_per_s;          // infinite where there is no HBM
+  double buffer_bytes_per_s;       // infinite if there is no shared buffer
+  double hbm_bytes_per_s;          // infinite if there is no HBM
   double product_hbm_bytes_per_s;  // the same for matrix products
-  double write_penalty;            // bytes that writing one to HBM costs beyond one
+  double write_penalty;            // extra bytes charged per byte written to HBM
   double lane_ops_per_s;           // of the vector units in use
   double vector_cores;             // in use
   double macs_per_s;               // of the cores in use, at the tuning's efficiency
-  double sustained_macs_per_s;     // infinite where there is no limit
+  double sustained_macs_per_s;     // infinite if there is no limit
 };
 
 }  // namespace phaze

@@ -11,7 +11,7 @@ namespace phaze {
 struct MapSearchRules {
   std::uint64_t seed;
   std::int64_t steps;  // evaluations
-  double start;        // accepted loss at the beginning, relative
+  double start;        // relative loss accepted at the beginning
 };
 struct MapFound {
   std::vector<OpMapping> op_mappings;
@@ -19,21 +19,20 @@ struct MapFound {
   std::int64_t evaluations;
 };
 
-// What a search minimises: the step's time where it fits, else how much is missing, and more than
-// any time.
+// Objective of a search: the step time of a mapping that fits; otherwise the missing memory, scaled
+// to exceed any time.
 double objective(const Mapping& mapping, const MapScore& score) noexcept;
 
-// Threshold accepting from the mapping's present operator mappings, which it leaves at the best it
-// found. The same answer on every machine: integers choose, and no transcendental function is
-// called.
+// Threshold accepting from the mapping's current operator mappings; on return the mapping holds the
+// best ones found. The result is the same on every machine: choices use integers, and no
+// transcendental function is called.
 MapFound anneal(Mapping& mapping, const MapSearchRules& rules);
 
-// Best single changes, one operator after another, until none helps.
+// Best single changes, one operator after another, until no change improves the objective.
 MapFound descend(Mapping& mapping, int rounds);
 
-// How many ways there are to choose operator mappings and modes (modes only where there are
-// weights), and the best of all of them, tried one by one: for small problems, where others can be
-// held against it.
+// The number of combinations of operator mappings and weight modes (modes only for operators with
+// weights), and the best of them by exhaustive enumeration: the reference for small problems.
 double ways(const Mapping& mapping) noexcept;
 MapFound exhaust(Mapping& mapping);
 

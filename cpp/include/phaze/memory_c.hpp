@@ -1,19 +1,18 @@
-// What a device holds, as plain C functions for loops that other compilers make (Numba): the rule
-// of the plan kernel, so that grids of plans and single plans have the same bytes.
-// docs/workloads.md has the formulas. Bytes are doubles. All functions are pure and may be called
-// from any thread.
+// Device memory as plain C functions for loops built by other compilers (Numba). They use the rule
+// of the plan kernel, so grids of plans and single plans have the same bytes. docs/workloads.md has
+// the formulas. Bytes are doubles. All functions are pure and may be called from any thread.
 #pragma once
 
 #include <cstdint>
 
 extern "C" {
 
-// Micro-batches whose activations a stage holds at its peak; `schedule` is a PipelineSchedule.
+// Micro-batches whose activations a stage stores at its peak; `schedule` is a PipelineSchedule.
 double phaze_in_flight(std::int64_t schedule, std::int64_t stages, std::int64_t stage,
                        std::int64_t micro_batches, std::int64_t vpp) noexcept;
 
-// Parameters that a device is left with where `shards` replicas share them; an expert is on as many
-// replicas as there are for each of the `ep` expert-parallel devices.
+// Parameters per device when `shards` replicas shard them; an expert is sharded over the replicas
+// of each of the `ep` expert-parallel devices.
 double phaze_shared_parameters(double parameters, double experts, double shards,
                                double ep) noexcept;
 
@@ -23,15 +22,15 @@ void phaze_state_bytes(double parameters, double experts, double copy_bytes, dou
                        double ep, std::int64_t zero, double weight_bytes, double gradient_bytes,
                        double optimizer_bytes, double* out) noexcept;
 
-// Bytes of weights that ZeRO 3 gathers: of the layer at work and of the one fetched ahead of it.
+// Bytes of weights that ZeRO 3 gathers: of the running layer and of the one prefetched.
 double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weight_bytes,
                             double shards) noexcept;
 
-// The peak over the instants of a step, less what is always resident. `stash` is what one
-// micro-batch keeps, `live` what a layer holds while it is recomputed, `once` what the head holds;
-// the four `late` figures are gradients that appear during the backward pass: of all layers, of
-// those after the blocks, of the first block and what is before it, and what these keep of one
-// micro-batch. `share` is the fraction that an allocator loses.
+// The peak over the instants of a step, minus resident state. `stash` is stored per micro-batch,
+// `live` is the working set of a layer during recomputation, `once` that of the head; the four
+// `late` figures are gradients that appear during the backward pass: of all layers, of those after
+// the blocks, of the first block and the layers before it, and the stash of these for one
+// micro-batch. `share` is the fraction lost to allocator fragmentation.
 double phaze_peak_total(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double late_first_stash,
                         double in_flight, double micro_batches, double share) noexcept;

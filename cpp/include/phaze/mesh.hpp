@@ -13,9 +13,9 @@
 //   split       half the vector takes x before y, the other half y before x
 //   all-to-all  one run after the other: w_i floor(f/2) ceil(f/2) / f V, its middle link
 //
-// Where switches join the dies instead (FRED: Rashidi et al. 2024), each die has one link of B
-// bytes per second to them and any dies form a group: (p-1)/p V/B, an all-to-all as well, two hops
-// each. Switches that sum what passes them end an all-reduce after V/B.
+// If switches connect the dies instead (FRED: Rashidi et al. 2024), each die has one link of B
+// bytes per second to them and any dies form a group: (p-1)/p V/B, also for an all-to-all, two hops
+// each. With in-switch reduction an all-reduce takes V/B.
 //
 // A reduce-scatter is an all-gather in reverse and takes as long; an all-reduce is both. Every
 // function here is pure and may run from any thread; what is not noexcept may run out of memory
@@ -42,20 +42,20 @@ enum class MeshFabric : std::int32_t { kMesh = 0, kSwitch = 1, kSummingSwitch = 
 inline constexpr int kMeshFabricCount = 3;
 
 struct MeshLinks {
-  double bytes_per_s[2];  // of one link along each axis, per direction; of a switch the first
+  double bytes_per_s[2];  // of one link along each axis, per direction; a switch uses the first
   double hop_s;           // of one hop
   MeshFabric fabric = MeshFabric::kMesh;
 };
 
-// Ties go to the one that stands first.
+// Ties go to the algorithm listed first.
 enum class MeshAlgorithm : std::uint8_t { kAuto = 0, kOrdered = 1, kRing = 2, kSplit = 3 };
 inline constexpr int kMeshAlgorithmCount = 4;
 inline constexpr const char* kMeshAlgorithmNames[] = {"auto", "ordered", "ring", "split"};
 
 inline constexpr int kMaxMeshRuns = 12;
 
-// One algorithm's time as a line: slope seconds per byte of V, and the rest. A slope below zero
-// says that the algorithm cannot run here.
+// Time of one algorithm as a line: slope in seconds per byte of V, and a constant. A negative slope
+// means that the algorithm is not applicable.
 struct MeshLine {
   double s_per_byte;
   double fixed_s;
@@ -66,7 +66,7 @@ using MeshLines = std::array<MeshLine, kMeshAlgorithmCount>;  // by MeshAlgorith
 MeshLines mesh_gather_lines(std::span<const MeshRun> runs, const MeshLinks& links) noexcept;
 MeshLine mesh_exchange_line(std::span<const MeshRun> runs, const MeshLinks& links) noexcept;
 
-// Line of an all-reduce that switches sum; a slope below zero where it is two all-gathers.
+// Line of an in-switch all-reduce; the slope is negative if the all-reduce is two all-gathers.
 MeshLine mesh_reduce_line(const MeshLinks& links) noexcept;
 
 struct MeshTime {
@@ -74,7 +74,7 @@ struct MeshTime {
   MeshAlgorithm algorithm;
 };
 
-// The wanted algorithm where it can run, else the ordered one; kAuto takes the fastest.
+// The requested algorithm if it is applicable, else the ordered one; kAuto takes the fastest.
 inline MeshTime mesh_gather(const MeshLines& lines, double bytes, MeshAlgorithm wanted) noexcept {
   const auto at = [&](MeshAlgorithm a) {
     const MeshLine& line = lines[static_cast<std::size_t>(a)];
@@ -122,9 +122,9 @@ struct MeshGrid {
   std::span<const std::uint8_t> dead_links;  // 4 * columns * rows, or empty
 };
 
-// Adds the flows' bytes to `loads` (4 * columns * rows). A flow goes along its row, then its
-// column; where something dead is in the way along its column first, else by a shortest detour.
-// kNotApplicable where there is no way at all; kBadShape where a die lies outside the grid.
+// Adds the flows' bytes to `loads` (4 * columns * rows). A flow is routed along its row, then its
+// column; if a dead die or link blocks that route, along its column first; else along a shortest
+// detour. Returns kNotApplicable if no route exists and kBadShape if a die is outside the grid.
 Status mesh_loads(const MeshGrid& grid, std::span<const MeshFlow> flows, std::span<double> loads);
 
 // One collective over every group of a rectangle of dies: `runs` of sizes that multiply to at most
@@ -137,11 +137,11 @@ struct MeshCollective {
   std::vector<MeshRun> runs;
 };
 
-// Adds what each link carries of collectives, all their phases together, to `loads`.
+// Adds the bytes that each link carries for the collectives, summed over all phases, to `loads`.
 Status mesh_collective_loads(const MeshGrid& grid, std::span<const MeshCollective> collectives,
                              const MeshLinks& links, std::span<double> loads);
 
-// Collectives that start together: phase by phase, as long as the most loaded link.
+// Time of collectives that start together: the sum over phases of the time of the most loaded link.
 MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective> collectives,
                            const MeshLinks& links);
 

@@ -1,4 +1,4 @@
-// Operators times chips: seconds, joules and the breakdown behind them, in batches.
+// Costs of operators times chips in batches: seconds, joules and their breakdown.
 //
 // Nothing here prints or exits; a batch may run out of memory (std::bad_alloc), nothing else is
 // thrown. Work is spread over threads by chip; every result is written by one thread, so answers
@@ -55,7 +55,7 @@ inline constexpr const char* kFunctionNames[] = {"product",
                                                  "embedding-backward",
                                                  "cross-entropy-backward"};
 
-// Chips of a batch. `tuning_of` holds a position in `tunings` for each chip; sizes must agree.
+// Chips of a batch. `tuning_of` has a position in `tunings` for each chip; sizes must agree.
 struct ChipBatch {
   std::span<const ChipRecord> chips;
   std::span<const std::int32_t> tuning_of;
@@ -84,20 +84,20 @@ void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                     std::span<double> out, int threads);
 
 // Graphs whose nodes are operators, in topological order. Nodes of graph g are node_ptr[g] up to
-// node_ptr[g + 1]; nodes that node i waits for are before[before_ptr[i]] up to
-// before[before_ptr[i + 1]], all of them below i and of the same graph.
+// node_ptr[g + 1]; predecessors of node i are before[before_ptr[i]] up to before[before_ptr[i +
+// 1]], all of them below i and of the same graph.
 struct PathBatch {
   std::span<const std::int64_t> node_ptr;
   std::span<const std::int32_t> op;  // per node: which operator it is
-  std::span<const double> extra_s;   // per node: what it takes on any chip on top of its bound
+  std::span<const double> extra_s;   // per node: seconds on any chip in addition to its bound
   std::span<const std::int64_t> before_ptr;
   std::span<const std::int32_t> before;
-  std::span<const double> count;  // per graph: how often it runs
+  std::span<const double> count;  // per graph: number of executions
 };
 
-// out[c]: the longest path of every graph, each operator at its lower bound, summed over graphs as
-// often as they run; NaN for a bad chip or operator. The caller checks that sizes and positions
-// agree. Memory does not grow with the chips.
+// out[c]: sum over graphs of count times the longest path, each operator at its lower bound; NaN
+// for a bad chip or operator. The caller checks that sizes and positions agree. Memory use does not
+// depend on the number of chips.
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                       const PathBatch& paths, std::span<double> out, int threads);
 

@@ -14,11 +14,11 @@ namespace phaze {
 
 // Calls body(begin, end) on disjoint ranges that cover [0, count). At most `threads` threads run,
 // and none is started for fewer than `grain` indices. If the system refuses a thread, the calling
-// thread does that share itself.
+// thread computes that range itself.
 //
-// A body may throw. Every other share still runs to its end; then the exception of the lowest range
-// is thrown on the calling thread, whichever came first in time. Throws std::bad_alloc where there
-// is no memory to hand out the shares.
+// A body may throw. Every other range still runs to its end; then the exception of the lowest range
+// is thrown on the calling thread, regardless of the order in time. Throws std::bad_alloc if there
+// is no memory for the list of ranges.
 template <typename Body>
 void parallel_for(std::size_t count, int threads, std::size_t grain, const Body& body) {
   const std::size_t most = grain == 0 ? count : (count + grain - 1) / grain;
@@ -31,8 +31,8 @@ void parallel_for(std::size_t count, int threads, std::size_t grain, const Body&
   const std::size_t share = (count + workers - 1) / workers;
   std::vector<std::exception_ptr> thrown(workers);
   const auto run = [&](std::size_t worker) noexcept {
-    // The first exception of a thread allocates what the C++ runtime keeps per thread, and aborts
-    // where it cannot. Asking for one makes it do so now, while there is memory.
+    // The first exception of a thread allocates per-thread data of the C++ runtime, which aborts if
+    // it cannot. This call triggers that allocation now, while there is memory.
     static_cast<void>(std::current_exception());
     const std::size_t begin = std::min(count, worker * share);
     try {

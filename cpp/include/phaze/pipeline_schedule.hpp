@@ -1,10 +1,11 @@
 // Pipeline schedules: the order in which each device of a pipeline runs its passes, the step time
-// when those orders are played event by event, and the activations a device holds. Every schedule
-// is a fixed order per device, stated in docs/pipelines.md with its source; the time of a step is a
-// max-plus linear function of the passes' seconds, so a slower pass never makes a step shorter.
+// when those orders are simulated event by event, and the activations a device stores. Every
+// schedule is a fixed order per device, stated in docs/pipelines.md with its source; the time of a
+// step is a max-plus linear function of the passes' seconds, so a slower pass never makes a step
+// shorter.
 //
-// Functions that allocate may throw std::bad_alloc and nothing else. A PipelinePlayer serves one
-// thread at a time; all else may be called from any thread.
+// Functions that allocate may throw std::bad_alloc and nothing else. A PipelinePlayer is used by
+// one thread at a time; everything else may be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ enum class PipelineSchedule : std::int32_t {
   kGpipe = 1,
   kInterleaved = 2,
   kZeroBubbleH1 = 3,
-  kZeroBubble = kZeroBubbleH1,  // its name before there were others
+  kZeroBubble = kZeroBubbleH1,  // older name
   kZeroBubbleH2 = 4,
   kZeroBubbleV = 5,
   kDualPipe = 6,
@@ -39,21 +40,20 @@ constexpr const char* name(PipelineSchedule schedule) noexcept {
   return code < std::size(kPipelineScheduleNames) ? kPipelineScheduleNames[code] : "unknown";
 }
 
-// Whether a device holds two chunks of the model: folded into a V, or by DualPipe one from each
-// end.
+// Whether a device has two chunks of the model: folded into a V, or in DualPipe one from each end.
 constexpr bool has_two_chunks(PipelineSchedule schedule) noexcept {
   return schedule == PipelineSchedule::kZeroBubbleV || schedule == PipelineSchedule::kDualPipe ||
          schedule == PipelineSchedule::kDualPipeV;
 }
 
-// Whether a plan may have so many chunks per stage: several where interleaved, two of the schedules
+// Whether a plan may have this many chunks per stage: several if interleaved, two for the schedules
 // above, else one.
 constexpr bool takes_chunks(PipelineSchedule schedule, std::int64_t chunks) noexcept {
   if (has_two_chunks(schedule)) return chunks == 2;
   return schedule == PipelineSchedule::kInterleaved ? chunks > 1 : chunks == 1;
 }
 
-// Which rule a combination of schedule, stages, chunks and micro-batches breaks.
+// The rule that a combination of schedule, stages, chunks and micro-batches violates.
 enum class PipelineStatus : std::int32_t {
   kOk = 0,
   kBadSchedule = 1,
@@ -90,14 +90,13 @@ PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, st
                               std::int64_t micro_batches) noexcept;
 
 // Position, from 0, of a device's chunk in the model's chain of stages. There are stages x chunks
-// positions, but for DualPipe `stages` positions, each held twice.
+// positions; DualPipe has `stages` positions, each on two devices.
 std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                       std::int64_t device, std::int64_t chunk) noexcept;
 
-// Peak of the activations of a device, one for each micro-batch of each chunk, from the start
-// of the forward pass to the end of the backward pass (of the weight gradient where that comes
-// apart). 0 where check_schedule refuses the combination or the device is not one of the
-// pipeline's.
+// Peak number of activations on a device, counting one per micro-batch and chunk, from the start of
+// the forward pass to the end of the backward pass (of the weight gradient if that is a separate
+// pass). 0 if check_schedule refuses the combination or the device is not in the pipeline.
 double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
                         std::int64_t micro_batches, std::int64_t chunks) noexcept;
 
@@ -108,7 +107,7 @@ struct PipelineLoads {
   std::int64_t micro_batches;
   std::span<const double> forward_s;
   std::span<const double> backward_s;     // weight gradient and recomputation included
-  std::span<const double> weight_grad_s;  // of the backward pass, what can wait; ZB-* and DualPipe*
+  std::span<const double> weight_grad_s;  // deferrable part of backward_s; ZB-* and DualPipe*
   double overlap;  // DualPipe*: a forward and a backward pass run together take this share of the
                    // sum of both; 1 = nothing gained
 };
@@ -116,14 +115,14 @@ struct PipelineLoads {
 // Kinds of passes, by the letters of docs/pipelines.md: F, B, I, W, F&B.
 inline constexpr int kPassKinds = 5;
 
-// A pass as it was played.
+// A pass with its simulated times.
 struct PassEvent {
   std::int32_t device;
   std::int32_t kind;
-  std::int32_t chunk;  // of the device; of F&B that of F
+  std::int32_t chunk;  // of the device; for F&B that of F
   std::int32_t unused;
-  std::int64_t micro_batch;        // from 0; of F&B that of F
-  std::int64_t other_micro_batch;  // of F&B that of B, else -1
+  std::int64_t micro_batch;        // from 0; for F&B that of F
+  std::int64_t other_micro_batch;  // for F&B that of B, else -1
   double start_s;
   double end_s;
 };
@@ -135,44 +134,44 @@ class PipelinePlayer {
   PipelinePlayer(PipelinePlayer&&) noexcept;
   PipelinePlayer& operator=(PipelinePlayer&&) noexcept;
 
-  // Seconds from the first pass of any device to the end of the last. NaN where sizes disagree, a
+  // Seconds from the first pass of any device to the end of the last. NaN if sizes disagree, a
   // value is negative or not finite, a weight gradient is longer than its backward pass, or
-  // check_schedule refuses. Orders are kept from call to call: calls with the same schedule and
-  // sizes allocate nothing. Steady rounds that only shift every clock alike are skipped.
+  // check_schedule refuses. Orders are cached between calls: calls with the same schedule and sizes
+  // allocate nothing. Steady rounds that shift every clock by the same amount are skipped.
   double step_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
-  // The same without skipping: O(stages x chunks x micro-batches) time.
+  // The same without skipping rounds: O(stages x chunks x micro-batches) time.
   double full_step_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
-  // Every pass of the step, played without skipping, devices one after another, each in its order.
-  // Empty where full_step_s is NaN.
+  // Every pass of the step, simulated without skipping, device by device, each in its order. Empty
+  // if full_step_s is NaN.
   std::vector<PassEvent> events(PipelineSchedule schedule, const PipelineLoads& loads);
 
-  // Of the step played last, by device: when its first pass starts, when its last one ends, and the
-  // seconds it works. To be asked for right after step_s; valid until the next step.
+  // Of the last simulated step, by device: the start of its first pass, the end of its last pass,
+  // and its busy seconds. Call right after step_s; valid until the next step.
   std::span<const double> start_s();
   std::span<const double> end_s() const noexcept;
   std::span<const double> busy_s();
 
-  // Longest of end - start over the devices of the step played last: the time from step to step
-  // where no device waits for all others between steps (Zero Bubble's post-validated optimiser).
+  // Maximum of end - start over the devices of the last simulated step: the time between steps if
+  // no device waits for all others between steps (Zero Bubble's post-validated optimiser).
   double longest_device_s();
 
-  // A step of this schedule takes at least so long: the most, over devices, of the passes that come
-  // before the device's first, its own work, and the passes that must follow its last.
+  // Lower bound on a step of this schedule: the maximum over devices of the passes that precede the
+  // device's first, its own work, and the passes that must follow its last.
   double step_bound_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
-  // Peak bytes of activations of a device: `chunk_bytes` [chunks] are kept from the
-  // start of a chunk's forward pass to the end of its backward pass. Where the weight gradient
-  // comes apart, the share `kept_for_weight_grad` of them is kept until that is done. NaN where
-  // sizes disagree.
+  // Peak bytes of activations of a device: `chunk_bytes` [chunks] are stored from the start of a
+  // chunk's forward pass to the end of its backward pass. If the weight gradient is a separate
+  // pass, the share `kept_for_weight_grad` of them is stored until that ends. NaN if sizes
+  // disagree.
   double peak_bytes(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                     std::int64_t micro_batches, std::int64_t device,
                     std::span<const double> chunk_bytes, double kept_for_weight_grad);
 
   // Micro-batches in flight of each chunk of a device, at every non-dominated moment of the step:
-  // `chunks` numbers each. Activations are kept until the weight
-  // gradient. Empty where the schedule is not possible.
+  // `chunks` numbers per moment. Activations are stored until the weight gradient. Empty if the
+  // schedule is not possible.
   void peaks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                        std::int64_t micro_batches, std::int64_t device, std::vector<double>* held);
 

@@ -1,10 +1,10 @@
 // Area and power of a chip of the tensor-core/vector-core template.
 //
-// The area formula and its SRAM tables are those of the PHAZE paper's template (Wang et al.,
-// ICML 2024), exact at the published sizes. Between two table entries the area is linear in
-// capacity; outside the table the nearest segment is continued, and `extrapolated` says so.
-// All functions are pure and may run from any thread; only a batch can throw, where there is no
-// memory for its threads (std::bad_alloc).
+// The area formula and its SRAM tables are those of the PHAZE paper's template (Wang et al., ICML
+// 2024), exact at the published sizes. Between two table entries the area is linear in capacity;
+// outside the table the nearest segment is extrapolated, and `extrapolated` is set. All functions
+// are pure and may run from any thread; only a batch can throw, if there is no memory for its
+// threads (std::bad_alloc).
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@
 
 namespace phaze {
 
-// Terms the published formula leaves out; 0 switches a term off.
+// Terms that the published formula omits; 0 disables a term.
 struct AreaTerms {
   double network_mm2_per_port_byte = 0.0;  // core-to-buffer network, per core and port B/cycle
   double hbm_mm2_per_stack = 0.0;          // PHY and controller of one 1,024-bit stack
   double control_mm2_per_lane = 0.0;       // registers and control, per vector lane
   double link_mm2_per_byte_per_s = 0.0;  // SerDes and controller, per byte/s of a link's direction
-  double die_to_die_share = 0.0;         // what links between dies add to the area of several
-  double fp8_share = 0.0;                // what FP8 adds to the area of the multipliers
-  double logic_growth = 0.0;             // multipliers and lanes: size against 7 nm, less 1
-  double sram_growth = 0.0;              // buffers: size against 7 nm, less 1
+  double die_to_die_share = 0.0;         // relative area of links between dies
+  double fp8_share = 0.0;                // relative area that FP8 adds to the multipliers
+  double logic_growth = 0.0;             // multipliers and lanes: size relative to 7 nm, minus 1
+  double sram_growth = 0.0;              // buffers: size relative to 7 nm, minus 1
 };
 inline constexpr int kAreaTermCount = 8;
 
@@ -38,8 +38,8 @@ struct AreaBreakdown {
   double links_mm2;
   double die_to_die_mm2;
   double total_mm2;
-  std::int32_t extrapolated;  // 1 where an SRAM size lies outside the published table
-  std::int32_t status;        // a Status; on anything but kOk every area is NaN
+  std::int32_t extrapolated;  // 1 if an SRAM size is outside the published table
+  std::int32_t status;        // a Status; unless it is kOk every area is NaN
 };
 
 // Energy of each kind of event, joules; static power per area, W/mm^2.
@@ -72,7 +72,7 @@ double peak_power_w(const ChipRecord& chip, const EnergyTable& table, double are
 void chip_area_batch(std::span<const ChipRecord> chips, const AreaTerms& terms,
                      std::span<AreaBreakdown> out, int threads);
 
-// out[i] = chip_area(chips[i]).total_mm2: the filter of a space, without the breakdown.
+// out[i] = chip_area(chips[i]).total_mm2: the area filter of a space, without the breakdown.
 void chip_area_total_batch(std::span<const ChipRecord> chips, const AreaTerms& terms,
                            std::span<double> out, int threads);
 

@@ -21,14 +21,14 @@ struct ChipRecord {
   std::int64_t buffer_bytes;           // global buffer shared by all cores
   double buffer_bytes_per_cycle;       // global buffer bandwidth, all ports together
   double buffer_port_bytes_per_cycle;  // width of one core's port; 0 = as wide as the array's edges
-  std::int64_t hbm_bytes;              // off-chip capacity; 0 where the chip has none
-  double hbm_bytes_per_s;              // off-chip bandwidth; 0 where the chip has none
-  std::int64_t hbm_stacks;             // number of 1,024-bit stacks; 0 where there is none
+  std::int64_t hbm_bytes;              // off-chip capacity; 0 if the chip has none
+  double hbm_bytes_per_s;              // off-chip bandwidth; 0 if the chip has none
+  std::int64_t hbm_stacks;             // number of 1,024-bit stacks; 0 if there are none
   double clock_hz;                     // one clock for cores and buffer
-  std::int64_t links;                  // off-package links; 0 where they are not described
+  std::int64_t links;                  // off-package links; 0 if not specified
   double link_bytes_per_s;             // of one link and direction
-  std::int64_t dies;                   // that the logic is cut into; 0 and 1 are a single die
-  std::int64_t fp8;                    // 1 where the arrays multiply FP8 at twice the rate of bf16
+  std::int64_t dies;                   // dies of the logic; 0 and 1 mean a single die
+  std::int64_t fp8;                    // 1 if the arrays multiply FP8 at twice the rate of bf16
 };
 
 // Bytes per cycle of one core's port: as given, or one bf16 value per row and column of the array.
@@ -40,47 +40,47 @@ inline double port_bytes_per_cycle(const ChipRecord& chip) noexcept {
 inline constexpr int kMaxTiles = 12;      // block shapes a GPU's kernels come in
 inline constexpr int kMaxFunctions = 32;  // rows of the table of vector costs
 
-// What one vector function costs; see docs/cost.md.
+// Cost of one vector function; see docs/cost.md.
 struct VectorCost {
   double ops_per_element;  // lane operations
   double ops_per_row;      // lane operations
-  double launches;         // kernels it is made of
-  double byte_factor;      // times its compulsory bytes that are moved
-  double row_limit;        // longer rows do not stay on the core; 0 = no limit
+  double launches;         // number of kernels
+  double byte_factor;      // moved bytes divided by compulsory bytes
+  double row_limit;        // longer rows do not fit on the core; 0 = no limit
   double long_ops;         // factor on operations of longer rows
   double long_bytes;       // factor on bytes of longer rows
 };
 
-// How a chip's software uses it: neutral for an ideal systolic chip, fitted for a GPU.
+// Software efficiencies of a chip: neutral for an ideal systolic chip, fitted for a GPU.
 struct TuningRecord {
-  double clock_factor;               // clock that operators run at relative to the rated one
+  double clock_factor;               // clock while operators run, relative to the rated clock
   double launch_s;                   // starting one kernel
-  double vector_launch_share;        // share of that which a vector kernel takes
-  double efficiency;                 // share of its peak a core reaches inside a unit
-  double unit_overhead_s;            // beginning and ending one unit of work on a core
+  double vector_launch_share;        // launch_s of a vector kernel relative to launch_s
+  double efficiency;                 // share of its peak that a core reaches inside a unit of work
+  double unit_overhead_s;            // starting and ending one unit of work on a core
   double reduction_s;                // adding the partial sums of a split
-  double sustained_macs_per_s;       // what the power limit allows in bf16; 0 = no limit
+  double sustained_macs_per_s;       // limit from the power limit, in bf16; 0 = no limit
   double hbm_share;                  // achievable share of HBM bandwidth
   double hbm_write_share;            // speed of writing to HBM relative to reading
   double product_hbm_share;          // share of that bandwidth that matrix products reach
   double port_share;                 // achievable share of a core's port
-  double port_even_bytes_per_cycle;  // port where rows start at 4-byte bounds; 0 = no difference
-  double port_odd_bytes_per_cycle;   // port where rows start at 2-byte bounds; 0 = no difference
+  double port_even_bytes_per_cycle;  // port width if rows are 4-byte aligned; 0 = no difference
+  double port_odd_bytes_per_cycle;   // port width if rows are 2-byte aligned; 0 = no difference
   double unaligned_unit_overhead_s;  // unit_overhead_s of the blocks for unaligned rows below
-  double unaligned_reduction_s;      // reduction_s of them
+  double unaligned_reduction_s;      // reduction_s of the blocks for unaligned rows
   double resident_share;             // share of the buffer that survives between operators
   double attention_efficiency;       // share of a core's peak inside fused attention
-  double attention_unit_s;           // beginning and ending one unit of it
+  double attention_unit_s;           // starting and ending one unit of fused attention
   double attention_ops;              // lane operations per score
   double attention_backward_efficiency;  // the same three of the backward pass
   double attention_backward_ops;
-  std::int32_t overlapped;  // 1 where a fold loads while the one before it drains
-  std::int32_t tiles;       // used entries below; 0 = blocks are multiples of the array
-  std::int32_t dataflows;   // bit d set where Dataflow d may be used; bit 0 where there are tiles
+  std::int32_t overlapped;       // 1 if a fold loads while the previous one drains
+  std::int32_t tiles;            // used entries below; 0 = blocks are multiples of the array
+  std::int32_t dataflows;        // bit d is set if Dataflow d may be used; bit 0 if there are tiles
   std::int32_t attention_least;  // fewest queries of one unit; 0 = always the most
   std::int32_t attention_most;   // most queries of one unit; 0 = 128
-  std::int32_t even_tiles;       // blocks where rows start at 4-byte bounds; 0 = those above
-  std::int32_t odd_tiles;        // blocks where rows start at 2-byte bounds; 0 = those above
+  std::int32_t even_tiles;       // blocks if rows are 4-byte aligned; 0 = those above
+  std::int32_t odd_tiles;        // blocks if rows are 2-byte aligned; 0 = those above
   std::int32_t unused;
   std::int64_t tile_m[kMaxTiles];
   std::int64_t tile_n[kMaxTiles];
@@ -106,10 +106,10 @@ enum class FabricKind : std::int32_t {
   kGrid = 1,      // neighbours linked along each dimension; wrapped dimensions close into rings
 };
 
-inline constexpr int kMaxProtocols = 4;  // ways in which a library moves messages
+inline constexpr int kMaxProtocols = 4;  // protocols of a library
 
-// Collectives that a library moves in its own way each; broadcasts go as all-gathers do, messages
-// between two ranks as all-to-alls.
+// Classes of collectives with separate protocol parameters; broadcasts use those of all-gathers,
+// messages between two ranks those of all-to-alls.
 enum class Transfer : std::int32_t {
   kAllReduce = 0,
   kReduceScatter = 1,
@@ -118,10 +118,11 @@ enum class Transfer : std::int32_t {
 };
 inline constexpr int kTransfers = 4;
 
-// One way in which a library moves messages, per level of the fabric: what begins a collective that
-// reaches the level, one step at it, the share of its bandwidth that steps use, and seconds for
-// each byte of the vector on top of what the links take (copies and sums in local memory). A share
-// may exceed 1 where those seconds make up for it: no collective is faster than its bound.
+// One protocol of a library, per level of the fabric: the start-up time of a collective that
+// reaches the level, the latency of one step, the share of the level's bandwidth that steps use,
+// and seconds per byte of the vector in addition to the links' time (copies and sums in local
+// memory). A share may exceed 1 if those seconds compensate for it: no collective is faster than
+// its bound.
 struct ProtocolRecord {
   double most_bytes;  // of one rank's part of the vector; 0 = no limit
   double startup_s[kMaxLevels];
@@ -135,23 +136,23 @@ struct ProtocolRecord {
 struct FabricRecord {
   std::int32_t kind;               // a FabricKind
   std::int32_t levels;             // used entries of the arrays below, 1..kMaxLevels
-  std::int64_t devices;            // at most this many are there; 0 = as many as the levels hold
+  std::int64_t devices;            // number of devices; 0 = as many as the levels hold
   std::int64_t size[kMaxLevels];   // members of a level; 0 = unbounded (last tier only)
   double bytes_per_s[kMaxLevels];  // switched: per device, per direction; grid: per link
   double latency_s[kMaxLevels];    // per message step (switched) or per hop (grid)
-  std::int32_t wrap[kMaxLevels];   // grid only: 1 where the dimension is a ring
-  // Switched only: 1 where the units of a tier are linked pair by pair. Each of the size - 1 links
-  // of a device then has its share of bytes_per_s.
+  std::int32_t wrap[kMaxLevels];   // grid only: 1 if the dimension is a ring
+  // Switched only: 1 if the units of a tier are linked pairwise. Each of the size - 1 links of a
+  // device then has bytes_per_s / (size - 1).
   std::int32_t full_mesh[kMaxLevels];
-  // Switched only: what a library reaches. No protocols: the links' own rates and latencies.
+  // Switched only: measured rates of a library. No protocols: the links' own rates and latencies.
   std::int32_t protocols[kTransfers];
-  // All-reduces of three or more members inside one unit that the switch adds up; share 0 = none.
+  // In-switch all-reduces of three or more members inside one unit; share 0 = not available.
   double in_switch_startup_s[kMaxLevels];
   double in_switch_share[kMaxLevels];
   ProtocolRecord protocol[kTransfers][kMaxProtocols];
 };
 
-// What an operator occupies.
+// The units that an operator occupies.
 enum class Unit : std::int32_t {
   kTensor = 0,        // matrix units
   kVector = 1,        // vector units
@@ -163,7 +164,7 @@ enum class Unit : std::int32_t {
 struct OperatorRecord {
   std::int32_t kind;        // position in the opgraph package's list of kinds
   std::int32_t unit;        // a Unit
-  std::int64_t b;           // products side by side, or 1
+  std::int64_t b;           // batched products, or 1
   std::int64_t m;           // rows
   std::int64_t n;           // columns
   std::int64_t k;           // inner dimension of a product; 0 for vector operators
@@ -171,9 +172,9 @@ struct OperatorRecord {
   double read_bytes;        // inputs and weights, each once
   double write_bytes;       // outputs, each once
   double payload_bytes;     // of a collective; 0 otherwise
-  std::int32_t collective;  // a CollectiveOp where unit is kNetwork, -1 otherwise
-  std::int32_t group;       // which ranks take part; 0 where unit is not kNetwork
-  std::int32_t causal;      // 1 where attention leaves out half of its products
+  std::int32_t collective;  // a CollectiveOp if unit is kNetwork, -1 otherwise
+  std::int32_t group;       // the ranks that take part; 0 if unit is not kNetwork
+  std::int32_t causal;      // 1 if a causal mask skips half of the products of attention
   std::int32_t epilogue;    // element-wise operators fused onto the product
   std::int32_t function;    // position in the opgraph package's list of vector functions
   std::int32_t format;      // position in the opgraph package's list of number formats

@@ -14,7 +14,7 @@ struct VectorShape {
   double rows;
   double cols;
   double bytes;    // read and written
-  double written;  // of these
+  double written;  // part of `bytes` that is written
 };
 
 CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
@@ -29,12 +29,12 @@ struct AttentionShape {
   std::int64_t keys;
   std::int64_t width;
   double bytes;    // read and written
-  double written;  // of these
+  double written;  // part of `bytes` that is written
   bool causal;
   bool backward;
 };
 
-// `vector_per_core` is how many vector units go with one tensor core.
+// `vector_per_core` is the number of vector units per tensor core.
 CostRecord attention(const AttentionShape& shape, const Machine& machine,
                      double vector_per_core) noexcept;
 double attention_bound(const AttentionShape& shape, const Machine& machine,
