@@ -1,4 +1,4 @@
-// The memory rule behind plain C functions.
+// The memory rule as plain C functions.
 #include "phaze/memory_c.hpp"
 
 #include "plan/memory_rule.hpp"

@@ -24,7 +24,7 @@ inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t st
       return std::min(static_cast<double>(chunks), static_cast<double>(micro_batches) * each) /
              each;
     }
-    case PipelineSchedule::kZeroBubbleH1:  // kept until the weight gradient, which waits
+    case PipelineSchedule::kZeroBubbleH1:  // stored until the deferred weight gradient
     case PipelineSchedule::kZeroBubbleV:
       return static_cast<double>(std::min(micro_batches, stages));
     case PipelineSchedule::kZeroBubbleH2:
@@ -79,7 +79,7 @@ inline double gathered_weights_bytes(const TrainingRecord& training, int zero, d
   return zero >= 3 ? 2.0 * largest_layer * training.weight_bytes * (1.0 - 1.0 / shards) : 0.0;
 }
 
-// What a stage keeps besides its state, before an allocator's losses.
+// Bytes of a stage in addition to its state, before allocator losses.
 struct MovingBytes {
   double stash;    // of one micro-batch
   double live;     // of one layer while it is recomputed
@@ -90,12 +90,12 @@ struct MovingBytes {
 // Gradients of a stage that are not there all the time, bytes.
 struct LateGradients {
   double all;          // of all its layers
-  double last;         // of what stands after its blocks
-  double first;        // of its first block and what stands before it
-  double first_stash;  // that those keep of one micro-batch
+  double last;         // of the layers after its blocks
+  double first;        // of its first block and the layers before it
+  double first_stash;  // stash of those layers for one micro-batch
 };
 
-// Peak bytes of a stage besides what is always there.
+// Peak bytes of a stage in addition to resident state.
 struct PeakBytes {
   PeakInstant instant;
   double activations;
@@ -106,10 +106,11 @@ struct PeakBytes {
   double total;  // of all these and the buffers
 };
 
-// The most over the instants of a step. Activations of all micro-batches in flight are there when
-// the last of their forward passes ends; from then on gradients come as activations go, and after
-// the first backward pass all are there, which is before that instant where there are more
-// micro-batches than fit in flight. `share` is what an allocator loses.
+// The maximum over the instants of a step. Activations of all micro-batches in flight are stored
+// when the last of their forward passes ends; from then on gradients are allocated as activations
+// are freed. After the first backward pass all gradients are allocated, which precedes that instant
+// if there are more micro-batches than fit in flight. `share` is the fraction lost to the
+// allocator.
 inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double in_flight,
                             double micro_batches, double share) noexcept {
   const double stash = in_flight * m.stash;

@@ -33,7 +33,7 @@ class NestTables {
   [[nodiscard]] const double* forward(int tier, int i) const noexcept {
     return forward_[static_cast<std::size_t>(tier)].data() + row(i);
   }
-  // With the layers run again where that is asked for.
+  // Includes rerunning the layers if recomputation is on.
   [[nodiscard]] const double* backward(int tier, int i) const noexcept {
     return backward_[static_cast<std::size_t>(tier)].data() + row(i);
   }
@@ -66,8 +66,8 @@ class NestTables {
 
 namespace {
 
-// One message over a tier, of which the slowest link below counts; above the lowest it goes up and
-// down.
+// One message over a tier, at the rate of the slowest link up to that tier; above the lowest tier
+// it goes up and down.
 class Message {
  public:
   Message(const NestNetwork& network, int tier)
@@ -226,8 +226,8 @@ void NestTables::fill_memory(const NestLayers& layers, const NestRules& rules) {
   }
 }
 
-// The longest path through a stage. Every layer waits for the one before it, so what skips layers
-// inside the stage adds nothing; a message from outside is waited for.
+// The longest path through a stage. Every layer waits for the one before it, so edges that skip
+// layers inside the stage add nothing; a message from outside delays the layer that reads it.
 void NestTables::fill_forward(const NestNetwork& network, const NestLayers& layers, int tier) {
   const Message message(network, tier);
   std::vector<double>& table = forward_[at(tier)];
@@ -278,7 +278,7 @@ inline constexpr NestTierPairs nest_pair(int in, int out) noexcept {
   return NestTierPairs{1} << static_cast<unsigned>(8 * in + out);
 }
 
-// So many replicas, and what they make of time: load * rounds + latency + per_byte * weights.
+// A number of replicas and its effect on the time: load * rounds + latency + per_byte * weights.
 struct NestReplicas {
   std::int64_t replicas;
   double rounds;
@@ -335,7 +335,7 @@ std::vector<NestReplicas> nest_replica_counts(const NestNetwork& network, std::i
     const std::int64_t each = ceil_div(micro_batches, last);
     const std::int64_t replicas = std::max(begins[k], ceil_div(micro_batches, each));
     const double latency_s = nest_sync(network, replicas, 0.0, apart);
-    // Of the bytes alone: what is linear in them, without what does not depend on them.
+    // The time per byte alone: the linear part, without latencies.
     NestNetwork silent = network;
     constexpr double kNone[kMaxNestLevels] = {};
     silent.latency_s = std::span<const double>(kNone).first(network.size.size());
@@ -352,7 +352,7 @@ NestTiers::NestTiers(const NestNetwork& network, std::int64_t stage_devices, int
 
 bool NestTiers::add_replica() {
   bool changed = false;
-  int out = 0;  // of the last stage, which has none
+  int out = 0;  // of the last stage, which sends nothing
   for (std::size_t s = 0; s < pairs_.size(); ++s) {
     const std::int64_t begin = base_ + static_cast<std::int64_t>(s) * stage_devices_;
     const bool first = s + 1 == pairs_.size();
@@ -368,7 +368,7 @@ bool NestTiers::add_replica() {
 
 namespace {
 
-constexpr double kSlack = 1.0 + 1e-12;  // what bounds are widened by, for rounding
+constexpr double kSlack = 1.0 + 1e-12;  // relaxes bounds by the rounding error
 
 std::int64_t device_count(const NestNetwork& network) noexcept {
   std::int64_t devices = 1;
@@ -376,7 +376,7 @@ std::int64_t device_count(const NestNetwork& network) noexcept {
   return devices;
 }
 
-// Levels that lie between two stages anywhere, bit l for level l; never none.
+// Levels between any two adjacent stages, bit l for level l; never empty.
 std::uint32_t tiers_between(const NestNetwork& network, std::int64_t stage_devices,
                             std::int64_t stages) {
   std::uint32_t tiers = 1;
@@ -426,8 +426,8 @@ class SuffixRows {
     ends_.push_back(std::move(ends));
   }
 
-  // Calls done(j, load) for every way to put one stage of layers 0 up to j in front of what is
-  // there; it gives the load from which on there is no interest.
+  // Calls done(j, load) for every stage of layers 0 up to j that can precede the placed stages;
+  // done returns the load above which further stages are of no interest.
   template <typename Done>
   void first_stages(NestTierPairs pairs, double limit_s, const Done& done) const {
     visit(pairs, 0, done, limit_s);
@@ -446,7 +446,7 @@ class SuffixRows {
   }
 
  private:
-  // Stages that begin at layer i, in front of what is there, as first_stages() says.
+  // Stages that begin at layer i and precede the placed stages; `done` as in first_stages().
   template <typename Done>
   void visit(NestTierPairs pairs, int i, const Done& done, double limit_s) const {
     if (stages() == 0) {
@@ -503,7 +503,7 @@ class SuffixRows {
   const NestRules& rules_;
   std::vector<double> loads_;  // of layers i to the end in stages() stages
   std::vector<double> next_;
-  std::vector<std::vector<std::int32_t>> ends_;  // by stages after it: where a stage ends
+  std::vector<std::vector<std::int32_t>> ends_;  // by number of later stages: where a stage ends
 };
 
 class NestSearch {
@@ -526,7 +526,7 @@ class NestSearch {
       run_all_replicas();
       return;
     }
-    std::vector<double> fewest_rounds(at(most_stages_) + 1, kInfinite);  // of so many or more
+    std::vector<double> fewest_rounds(at(most_stages_) + 1, kInfinite);  // >= this many stages
     for (int p = most_stages_; p > 0; --p) {
       const double rounds = rounds_of(p, most_replicas(p));
       fewest_rounds[at(p)] = p < most_stages_ ? std::min(rounds, fewest_rounds[at(p) + 1]) : rounds;
@@ -542,7 +542,7 @@ class NestSearch {
   }
 
  private:
-  // A first stage in front of the rows; `end` is -1 where there is none.
+  // A first stage that precedes the rows; `end` is -1 if there is none.
   struct Completed {
     double time_s;
     double load_s;
@@ -550,7 +550,7 @@ class NestSearch {
     int end;
   };
 
-  // Plans with so many stages and one of these counts of replicas take no less than `bound_s`.
+  // Plans with this many stages and one of these replica counts take at least `bound_s`.
   struct Candidate {
     double bound_s;
     int stages;
@@ -605,8 +605,8 @@ class NestSearch {
         nest_sync(network_, found.replicas, tables_.weights(found.end), stages * stage_devices_);
   }
 
-  // Runs of replica counts that bring the same tiers, each bounded by what the first replica alone
-  // would take; then those that can be best, in the order of their bounds.
+  // Runs of replica counts that use the same tiers, each bounded by the time of the first replica
+  // alone; then those that can be best, in the order of their bounds.
   void run_all_replicas() {
     std::vector<Candidate> candidates;
     int out = 0;
@@ -670,7 +670,8 @@ Status place_nest(const NestNetwork& network, const NestLayers& layers, const Ne
   }
   if (layers.stage_devices > device_count(network)) return Status::kOk;
   NestSearch(network, layers, rules, below_s, best).run();
-  // The search adds up in another order than what it reports: a plan may be less by rounding alone.
+  // The search sums in another order than the reported time: a plan may be below the limit only by
+  // rounding.
   if (!(best->time_s < below_s)) *best = {kInfinite, 0.0, 0, {}};
   return Status::kOk;
 }
@@ -687,7 +688,7 @@ Status least_nest_memory(const NestNetwork& network, const NestLayers& layers,
   std::vector<double> least(at(n) + 1, kInfinite);  // of layers i to the end
   least.back() = 0.0;
   for (int s = 1; s <= most; ++s) {
-    for (int i = 0; i <= n - s; ++i) {  // what row i reads lies behind it
+    for (int i = 0; i <= n - s; ++i) {  // row i reads only later rows
       double best = kInfinite;
       for (int j = s == 1 ? n : i + 1; j <= n - s + 1; ++j) {
         const std::size_t k = at(j - i - 1);

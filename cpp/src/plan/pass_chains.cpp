@@ -7,7 +7,8 @@
 namespace phaze {
 namespace {
 
-// Sums in another order differ in their last digits; a bound must not be above what it bounds.
+// Sums in another order differ in their last digits; this factor keeps a bound below its exact
+// value.
 constexpr double kSure = 1.0 - 1e-9;
 constexpr std::size_t kMostChains = 24;        // of a shape
 constexpr std::size_t kMostShapes = 256;       // of a solver
@@ -25,7 +26,7 @@ PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> e
   const auto place = [&](const PassEvent& e) {
     return chunk_of(schedule, stages, chunks, e.device, e.chunk);
   };
-  // Events by way, place in the model and micro-batch.
+  // Events by direction, position in the model and micro-batch.
   const std::size_t half = slots * at(micro_batches);
   std::vector<std::int32_t> event_at(2 * half, -1);
   const auto cell = [&](bool forward, std::int64_t place_of, std::int64_t micro_batch) {
@@ -41,7 +42,8 @@ PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> e
     const PassEvent& e = events[at(k)];
     const bool forward = e.kind == 0;
     (forward ? chain.forward : chain.backward)[at(e.device * chunks + e.chunk)] += 1.0;
-    // What it waited for: the pass before it on its device, or that of its neighbour in the model.
+    // The pass it waited for: the previous pass on its device, or that of its neighbour in the
+    // model.
     std::int64_t waited = k > 0 && events[at(k) - 1].device == e.device ? k - 1 : -1;
     const std::int64_t neighbour = place(e) + (forward ? -1 : 1);
     if (neighbour >= 0 && neighbour < static_cast<std::int64_t>(slots)) {

@@ -1,5 +1,5 @@
-// Chains of passes of which each waits for the one before: what a step of a schedule takes at
-// least, without playing it. Private to the kernel.
+// Chains of passes, each waiting for the one before: lower bounds on a step of a schedule without
+// simulating it. Private to the kernel.
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@
 
 namespace phaze {
 
-// How often a chain goes through the passes of each slot (stage * chunks + chunk). Which pass waits
-// for which depends on the order of the passes alone, so whatever they take, a step of the same
-// schedule takes the sum over the chain at least.
+// How often a chain contains the passes of each slot (stage * chunks + chunk). The dependencies
+// between passes follow from their order alone, so for any durations a step of the same schedule
+// takes at least the sum over the chain.
 struct PassChain {
   std::vector<double> forward;
   std::vector<double> backward;
@@ -34,11 +34,11 @@ struct PassChain {
 PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
                          std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches);
 
-// Chains that ruled out layer assignments of a schedule, by its shape; the latest successful ones
-// stand first.
+// Chains that ruled out layer assignments of a schedule, by its shape; most recently successful
+// first.
 class PassChains {
  public:
-  // Makes a shape the one that is asked for.
+  // Selects the shape that later calls refer to.
   void select(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
               std::int64_t micro_batches);
 

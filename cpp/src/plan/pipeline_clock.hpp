@@ -8,7 +8,7 @@
 
 namespace phaze {
 
-// What is known of the stages after a cut.
+// Summary of the stages after a cut.
 struct PipelineClock {
   double bound_s;  // the most that a stage works and waits, with the passes through those before it
   double sent_s;   // zero-bubble: the same, until the last gradient is sent on
@@ -18,21 +18,21 @@ struct PipelineClock {
 
   double time_s() const noexcept { return bound_s + tail_s; }
 
-  // Whether it is no worse in any respect, but for `nothing_s`: sums in another order differ in
-  // their last digits, and that makes no plan worth keeping.
+  // Whether it is no worse in any respect, up to `nothing_s`: sums in another order differ in their
+  // last digits, and such a difference does not justify another plan.
   bool no_worse(const PipelineClock& other, double nothing_s) const noexcept {
     return bound_s <= other.bound_s + nothing_s && trip_s <= other.trip_s + nothing_s &&
            tail_s <= other.tail_s + nothing_s && sent_s <= other.sent_s + nothing_s;
   }
 };
 
-// One partition of everything after a cut, as a list of stages: its first stage, and the tail
-// behind that.
+// One partition of everything after a cut, as a linked list of stages: its first stage, and the
+// tail after that.
 struct ClockedTail {
   PipelineClock clock;
   std::int32_t variant;
   std::int32_t next_cut;
-  std::int32_t next_tail;  // position in the list of tails; -1 behind the last stage
+  std::int32_t next_tail;  // position in the list of tails; -1 after the last stage
 };
 
 // Adds a tail to those of its cut, which begin at position `first`, unless one of them is no worse;
@@ -59,9 +59,10 @@ struct StagePass {
   double tail_s;
 };
 
-// A stage before what is placed, of m micro-batches, with `after` stages after it and `before`
-// before it. Its first backward pass waits for the trip through the stages that follow, less the
-// forward passes it has meanwhile; its last for as much again, less the backward passes.
+// Prepends a stage to the placed stages, for m micro-batches, with `after` stages after it and
+// `before` before it. Its first backward pass waits for the trip through the later stages, minus
+// the forward passes it runs during that time; its last one for the same trip, minus the backward
+// passes.
 inline PipelineClock prepend_stage(const PipelineClock& rest, const StagePass& stage,
                                    std::int64_t m, int after, int before,
                                    bool zero_bubble) noexcept {
@@ -96,7 +97,7 @@ inline double tail_after(double sync_s, double own_backward_s, double bucket_s, 
   return std::max(0.0, exposed + slowed + step_s - backward_before_s);
 }
 
-// Seconds of work that an exchange of so many seconds overlaps.
+// Seconds of work that overlap an exchange of `exchange_s` seconds.
 inline double beside(double work_s, double exchange_s, double contention) noexcept {
   return std::max(exchange_s, work_s + contention * exchange_s);
 }

@@ -125,7 +125,7 @@ class PipelineOrder {
   }
 
   // `warm` forward passes; then input gradients, each followed by the weight gradient of `late`
-  // micro-batches before it and the next forward pass, as far as there are any.
+  // micro-batches before it and by the next forward pass, while any remain.
   void zero_bubble(std::int64_t warm, std::int64_t late) {
     const std::int64_t steady = m_ - warm;  // input gradients with a forward pass after them
     const std::int64_t early = std::min(late, steady);
@@ -204,8 +204,8 @@ class PipelineOrder {
     for (std::int64_t k = 0; k < d_; ++k) both(Pass::kWeightGrad, 0);
   }
 
-  // DualPipe of 2 x half devices, seen from the r-th of its half; chunks are swapped in the second
-  // half. DualPipeV is the same with one half alone, which holds both directions' stages.
+  // DualPipe of 2 x half devices, for the r-th device of its half; chunks are swapped in the second
+  // half. DualPipeV is the same with one half only, which has the stages of both directions.
   void dual(std::int64_t half, std::int64_t r, std::int64_t swap, std::int64_t n) {
     const std::int64_t here = 0 ^ swap;
     const std::int64_t there = 1 ^ swap;
@@ -283,7 +283,7 @@ struct Segment {
   std::int64_t repeats;
 };
 
-// Where a device stands in its order.
+// Position of a device in its order.
 struct Cursor {
   const Token* token;
   const Token* last;
@@ -293,7 +293,7 @@ struct Cursor {
   bool paused;
 };
 
-inline constexpr std::int64_t kWorthSkipping = 4;  // rounds left below which none are compared
+inline constexpr std::int64_t kWorthSkipping = 4;  // least rounds left to compare states
 
 // Rounding of clocks that have come to `clock_s` when a round takes `shift_s`.
 inline double rounding(double clock_s, double shift_s) noexcept {
@@ -301,7 +301,7 @@ inline double rounding(double clock_s, double shift_s) noexcept {
   return 1e-13 * shift_s + 4.0 * kUlp * std::abs(clock_s);
 }
 
-// All of a state moves on by these seconds in so many rounds; 0 rounds: it does not.
+// The whole state advances by these seconds in this many rounds; 0 rounds: it does not.
 struct Shift {
   double seconds;
   std::int64_t rounds;
@@ -379,7 +379,7 @@ class PipelinePlayer::Game {
   std::vector<double> backward_s_;
   std::vector<double> input_s_;
   std::vector<double> weight_s_;
-  std::vector<double> pair_s_;  // of this slot's forward with the other's backward
+  std::vector<double> pair_s_;  // of this slot's forward with the other chunk's backward
 
   std::vector<std::vector<PassEvent>>* recorded_ = nullptr;  // by device, where events are wanted
   std::vector<std::int64_t> weight_grads_;                   // done, by slot, where they are
@@ -450,8 +450,8 @@ void PipelinePlayer::Game::link(const PipelineShape& shape) {
   added_.reserve(2 * (slots_ + 1));
   prev_.assign(slots_ + 1, slots_);
   next_.assign(slots_ + 1, slots_);
-  std::vector<std::size_t> slot_at(slots_, 0);  // of a position in the chain, DualPipe's one after
-  for (std::int64_t d = 0; d < p; ++d) {        // the other
+  std::vector<std::size_t> slot_at(slots_, 0);  // by position in the chain; DualPipe has two
+  for (std::int64_t d = 0; d < p; ++d) {        // consecutive chains
     for (std::int64_t c = 0; c < v; ++c) {
       slot_at[at(chunk_of(shape.schedule, p, v, d, c) + (two_ways ? c * p : 0))] = at(d * v + c);
     }
@@ -507,7 +507,7 @@ double PipelinePlayer::Game::seconds(Token token) const noexcept {
   return pair_s_[token.slot()];
 }
 
-// ---- what a device does and holds ----
+// ---- work and activations of a device ----
 
 void PipelinePlayer::Game::count_work() {
   write_orders();
@@ -529,7 +529,7 @@ void PipelinePlayer::Game::count_work() {
 }
 
 // Least seconds from the last pass of a device that sends a gradient on to the end of the step,
-// less what the device itself does after that pass.
+// minus the device's own work after that pass.
 double PipelinePlayer::Game::drain(std::size_t device) const {
   std::size_t s = kSegments;
   while (s > 0 && segment(device, s - 1).repeats == 0) --s;
@@ -616,7 +616,7 @@ void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moment
   };
   for (std::size_t s = 0; s < kSegments; ++s) {
     const Segment& part = segment(at(device), s);
-    // Rounds repeat what is held, but for GPipe's, whose every round adds to it.
+    // Activations are the same after every round, except in GPipe, where every round adds some.
     const bool adds = shape_.schedule == PipelineSchedule::kGpipe;
     const std::int64_t rounds = adds ? part.repeats : std::min<std::int64_t>(part.repeats, 2);
     for (std::int64_t round = 0; round < rounds; ++round) {
@@ -672,8 +672,8 @@ void PipelinePlayer::Game::restart() {
   down_ = true;
 }
 
-// When a forward (or backward) pass of a slot can start: false where what it needs is not there, or
-// where its end time would take the place of one that the neighbour has not taken.
+// When a forward (or backward) pass of a slot can start: false if its input has not been computed,
+// or if its end time would overwrite one that the neighbour has not read.
 bool PipelinePlayer::Game::forward_ready(std::size_t slot, double* ready_s) {
   const std::int64_t k = forwards_[slot];
   const std::size_t from = prev_[slot];
@@ -730,7 +730,7 @@ bool PipelinePlayer::Game::step(Token token, double* clock_s) {
   return true;
 }
 
-// Plays a device's passes as far as they go, or to the end of its round; whether there were any.
+// Runs a device's passes until one must wait, or to the end of its round; returns whether any ran.
 bool PipelinePlayer::Game::run(std::size_t device, bool one_round) {
   Cursor& cursor = cursors_[device];
   if (cursor.repeats == 0) return false;
@@ -885,8 +885,8 @@ double PipelinePlayer::Game::play(bool skip) {
   return step_s;
 }
 
-// Micro-batches are alike and no forward pass waits for a later stage: each way is a flow shop of
-// identical jobs, in which the slowest stage sets the pace.
+// Micro-batches are identical and no forward pass waits for a later stage: each direction is a flow
+// shop of identical jobs, in which the slowest stage sets the pace.
 double PipelinePlayer::Game::gpipe() {
   const double repeats = static_cast<double>(shape_.micro_batches - 1);
   double trip_s = 0.0;
@@ -906,10 +906,10 @@ double PipelinePlayer::Game::gpipe() {
   return end_s[0];
 }
 
-// Device k is `lead` = p - 1 - k forward passes ahead, all m where there are fewer, and has one
-// forward pass (while any is left) and one backward pass in every round from then on. In round r it
-// waits for what the device before it sent in round r - 1, and for the gradient that the device
-// after it sends in round r. Before that no forward pass waits for a later device, as in GPipe.
+// Device k runs min(m, `lead`) forward passes first, `lead` = p - 1 - k, and then one forward pass
+// (while any is left) and one backward pass in every round. In round r it waits for the message
+// that the device before it sent in round r - 1, and for the gradient that the device after it
+// sends in round r. Before that no forward pass waits for a later device, as in GPipe.
 double PipelinePlayer::Game::one_forward_one_backward() {
   const std::size_t p = devices();
   const std::int64_t m = shape_.micro_batches;
@@ -976,7 +976,7 @@ void PipelinePlayer::Game::record(std::size_t device, Token token, double until_
     case Pass::kBackward:
     case Pass::kInputGrad:
       micro_batch = backwards_[slot] - 1;
-      // A whole backward pass holds the weight gradient.
+      // A whole backward pass includes the weight gradient.
       if (token.kind() == Pass::kBackward) ++weight_grads_[slot];
       break;
     case Pass::kWeightGrad:
@@ -1029,7 +1029,7 @@ constexpr std::int64_t kMostCells = std::int64_t{1} << 24;  // stages x stages x
 constexpr std::int64_t kMostMicroBatches = std::int64_t{1}
                                            << 40;  // exact in a double, with a margin
 
-// Counts the activations of a short order, each segment repeated as often as it says.
+// Counts the activations of an abbreviated order, in which each segment has a repeat count.
 struct Counter {
   std::int64_t held = 0;
   std::int64_t most = 0;
@@ -1038,7 +1038,7 @@ struct Counter {
     if (kind == Pass::kForward || kind == Pass::kPair) most = std::max(most, ++held);
     if (kind == Pass::kBackward || kind == Pass::kWeightGrad || kind == Pass::kPair) --held;
   }
-  void segment(std::int64_t /*repeats*/) {}  // held is the same after every round
+  void segment(std::int64_t /*repeats*/) {}  // the count is the same after every round
 };
 
 }  // namespace
@@ -1098,7 +1098,7 @@ double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int
       if (chunks > 1 && most <= micro_batches / stages * stages * chunks) {
         return static_cast<double>(most);
       }
-      break;  // the step ends before, or a last group that is not full takes part
+      break;  // the step ends earlier, or includes a last group that is not full
     }
     case PipelineSchedule::kZeroBubbleV:
       if (micro_batches >= 2 * stages - 1) return static_cast<double>(2 * stages);

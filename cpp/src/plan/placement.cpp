@@ -18,17 +18,18 @@
 namespace phaze {
 
 // A chain has one cut per position; other graphs have one per set of layers that is closed under
-// predecessors. Cut 0 has nothing before it, the last has everything.
+// predecessors. Cut 0 has no layer before it, the last cut has all layers.
 class PlacementCuts {
  public:
-  // `per_edge`: every edge over a boundary is sent; else a layer's output once to each stage.
+  // `per_edge`: every edge over a boundary is sent; otherwise a layer's output is sent once to each
+  // stage.
   Status build(const PlacementLayers& layers, bool per_edge);
 
   int count() const noexcept { return count_; }
   bool chain() const noexcept { return next_.empty(); }
   const PlacementLayers& layers() const noexcept { return *layers_; }
 
-  // Calls f(j) for the cuts that contain cut i, by rising work, until it says false.
+  // Calls f(j) for the cuts that contain cut i, by ascending work, until it returns false.
   template <typename F>
   void for_after(int i, const F& f) const {
     if (chain()) {
@@ -42,7 +43,7 @@ class PlacementCuts {
     }
   }
 
-  // Seconds and bytes of what enters and leaves the stage between two cuts.
+  // Seconds and bytes of the messages into and out of the stage between two cuts.
   struct Traffic {
     double in_s;
     double out_s;
@@ -67,7 +68,7 @@ class PlacementCuts {
   int narrow_before(int i) const noexcept { return size_[at(i)] - wide_[at(i)]; }
   bool wide(int i, int j) const noexcept { return wide_[at(j)] > wide_[at(i)]; }
   int layers_after(int i) const noexcept { return size_.back() - size_[at(i)]; }
-  // The largest of what one layer at a time takes.
+  // The maximum over layers of the working set of one layer.
   double live_bytes(int v, int i, int j) const noexcept;
 
   // Which stage each layer is in, given the cuts between stages in order (0 and the last included).
@@ -206,7 +207,7 @@ Status PlacementCuts::build(const PlacementLayers& layers, bool per_edge) {
   return Status::kOk;
 }
 
-// Where every layer follows the one before it, cuts are positions; else sets closed under
+// If every layer follows the one before it, cuts are positions; otherwise sets closed under
 // predecessors.
 Status PlacementCuts::find_cuts() {
   const PlacementLayers& l = *layers_;
@@ -272,7 +273,7 @@ Status PlacementCuts::find_closed_sets(const std::vector<std::vector<std::int32_
   return Status::kOk;
 }
 
-// Work rises with every layer, so a set never stands before one it contains.
+// Work increases with every layer, so a set never precedes one that it contains.
 void PlacementCuts::sort_by_work() {
   const PlacementLayers& l = *layers_;
   std::vector<double> work(at(count_), 0.0);
@@ -484,7 +485,7 @@ std::vector<std::int32_t> PlacementCuts::stages(const std::vector<std::int32_t>&
 
 namespace {
 
-// A way to place everything after a cut.
+// A placement of everything after a cut.
 struct Tail {
   double load_s;
   std::int32_t devices;
@@ -492,9 +493,9 @@ struct Tail {
   std::int32_t next_tail;  // position among those of that cut, one stage fewer
 };
 
-// Stages are found from the last to the first: a stage's memory depends on how many follow it. For
-// every number of stages and every cut the tails are kept of which none has both a lower load and
-// fewer devices than another.
+// Stages are built from the last to the first: a stage's memory depends on the number of later
+// stages. For every number of stages and every cut, the tails that are non-dominated in load and
+// devices are stored.
 class Published {
  public:
   Published(const PlacementCuts& cuts, const PublishedRules& rules, PlacementPlan* best)
@@ -520,12 +521,12 @@ class Published {
       find_limits();
       const std::size_t before = tails_.size();
       std::vector<std::int32_t> starts(static_cast<std::size_t>(last) + 2);
-      // Tails of cut i lie from starts[i] to ends: filled from the last cut down.
+      // Tails of cut i are stored from starts[i] to ends: filled from the last cut down.
       std::vector<std::int32_t> ends(static_cast<std::size_t>(last) + 2);
       const double largest = *std::max_element(limits_s_.begin() + s, limits_s_.end());
       for (int i = last - 1; i >= 0; --i) {
         starts[at(i)] = static_cast<std::int32_t>(tails_.size());
-        // What is before cut i shrinks, what s stages must hold grows.
+        // As i falls, fewer layers remain before cut i and the s stages after it have more work.
         const bool possible = cuts_.work_s(i, last) < largest * s * (1.0 + 1e-12);
         if (i > 0 && possible) extend(s, i);
         if (i == 0) complete(s);
@@ -551,7 +552,7 @@ class Published {
     return {span.starts[at(cut)], span.ends[at(cut)]};
   }
 
-  // Whatever has this many stages takes at least this long.
+  // Lower bound on the time of every plan with this many stages.
   void find_bounds() {
     bound_s_.assign(at(static_cast<int>(most_stages_)) + 2, kInfinite);
     for (auto s = static_cast<int>(most_stages_); s >= 1; --s) {
@@ -561,7 +562,7 @@ class Published {
     }
   }
 
-  // Work of the layers between two cuts in a stage that s - 1 others follow.
+  // Work of the layers between two cuts in a stage followed by s - 1 others.
   double work_s(int i, int j, int s) const noexcept {
     const double once = cuts_.work_s(i, j);
     return rules_.recompute && s > 1 ? once + cuts_.forward_s(0, i, j) : once;
@@ -600,7 +601,7 @@ class Published {
     return load_s * static_cast<double>(ceil_div(rules_.micro_batches, most) + stages - 1);
   }
 
-  // What lies before a cut does not fit into fewer stages, whatever else they hold.
+  // Lower bound on the number of stages before a cut, from resident bytes alone.
   double least_stages(int i) const noexcept {
     const double held = cuts_.resident_bytes(0, i);
     if (held <= rules_.memory_bytes) return 1.0;
@@ -664,9 +665,9 @@ class Published {
     return whole->devices <= rules_.devices;
   }
 
-  // A first plan for the search to beat. False where there is none at all: without recomputation
-  // bytes rise with every layer and every stage that follows, so that the longest stages from the
-  // end on reach furthest.
+  // Finds an initial incumbent for the search. Returns false if no plan exists: without
+  // recomputation bytes increase with every layer and every later stage, so the longest stages from
+  // the end on reach furthest.
   bool guess() {
     Tail whole;
     std::vector<std::int32_t> cuts;
@@ -711,7 +712,7 @@ class Published {
       if (from == to) return true;
       const Stage made = stage(i, j, s);
       if (!made.fits) {
-        // Bytes rise with every layer; only what enters a stage may fall again.
+        // Bytes increase with every layer; only the messages into a stage may decrease.
         const double held = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j);
         return !(cuts_.chain() && (!rules_.recompute || held > rules_.memory_bytes));
       }
@@ -764,8 +765,8 @@ class Published {
   }
 
   // time(d) = load * (ceil(m / d) + s - 1) + sync * (1 - 1 / d) is at least the same without
-  // rounding up, which falls or rises with d all the way: from its better end on until that alone
-  // is too much.
+  // rounding up, which is monotone in d: replica counts are tried from its better end until that
+  // bound alone exceeds the incumbent.
   bool try_replicas(const Tail& whole, int s) {
     const double before = best_->time_s;
     const double sync = cuts_.sync_s(0, whole.next_cut);
@@ -837,7 +838,7 @@ class Published {
   std::vector<Tail> tails_;
   std::vector<Span> spans_;
   Tail found_{};
-  std::vector<std::int32_t> guessed_;  // cuts of the plan at hand, where it was guessed
+  std::vector<std::int32_t> guessed_;  // cuts of the incumbent, if guess() found it
 };
 
 }  // namespace
@@ -865,9 +866,8 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
 
 namespace {
 
-// Stages are found from the last to the first, as in the published objective. Of the tails of a cut
-// those are kept of which none is better than another in every respect. A first pass with the load
-// alone gives plans to beat.
+// Stages are built from the last to the first, as in the published objective. The non-dominated
+// tails of each cut are stored. A first pass with the load alone gives an incumbent.
 class Pipeline {
  public:
   Pipeline(const PlacementCuts& cuts, const PipelineRules& rules, std::vector<PlacementPlan>* plans)
@@ -906,8 +906,8 @@ class Pipeline {
     std::int32_t variant;
   };
 
-  // The variants that fit, in a stage that s - 1 others follow, of which none is faster both ways
-  // than another. Messages are received before a pass.
+  // The feasible variants, in a stage followed by s - 1 others, that are non-dominated in the times
+  // of the two passes. Messages are received before a pass.
   int stages(int i, int j, int s, Stage* found) const noexcept {
     const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
     const auto schedule = rules_.kind == PipelineKind::kZeroBubble

@@ -54,7 +54,7 @@ PlanPasses PlanSpace::passes(std::size_t layout, const Partition& partition,
   return {step.forward_s(), step.backward_s(), step.weight_grad_s(), step_s};
 }
 
-// A cut may not be where layers belong together; every chunk holds a layer, every stage a variant.
+// No cut may separate tied layers; every chunk has a layer, every stage a variant.
 PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& partition) const {
   const LayoutRecord& l = impl_->layouts[layout].record;
   const std::size_t chunks = at(places_of(l));

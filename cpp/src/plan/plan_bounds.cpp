@@ -1,5 +1,5 @@
-// Times and bytes that no plan of a layout can beat. docs/search.md has the proof of each term; a
-// test holds every bound against the exact time that `PlanSolver` finds.
+// Lower bounds on time and bytes over all plans of a layout. docs/search.md has the proof of each
+// term; a test compares every bound with the exact time that `PlanSolver` finds.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ namespace phaze {
 // Sums in another order differ in their last digits; that must not make a stage too large.
 inline constexpr double kRoundedUp = 1.0 + 1e-9;
 
-// What a block takes at least, so that any number of blocks without bytes fit.
+// Minimum bytes of a block, so that any number of blocks without bytes fit.
 inline constexpr double kNoBytes = std::numeric_limits<double>::min();
 
 // How many blocks fit into a stage of a layout, from the smallest kind of block.
@@ -60,12 +60,12 @@ class BlockCapacity {
 
   int variants() const noexcept { return variants_; }
 
-  // Blocks that fit besides embedding and head; minus infinity where those do not fit.
+  // Blocks that fit in addition to embedding and head; minus infinity if those do not fit.
   double blocks(int v, double in_flight, bool first, bool last) const noexcept {
     return std::floor(share(v, live_[v], in_flight, first, last));
   }
 
-  // The same with so many live bytes, and the share that fits of the block that does not fit whole.
+  // The same for given live bytes, plus the fraction of the first block that does not fit whole.
   double share(int v, double live, double in_flight, bool first, bool last) const noexcept {
     double left = left_;
     if (first) left -= first_ + in_flight * first_stash_[v];
@@ -73,7 +73,7 @@ class BlockCapacity {
     const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
     const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
     const double fit = (left - std::max(live, loss)) / each * kRoundedUp;
-    const double none = left >= loss ? 0.0 : -kInfinite;  // a stage of ends alone
+    const double none = left >= loss ? 0.0 : -kInfinite;  // a stage of boundary layers alone
     return std::min(std::max(fit, none), static_cast<double>(blocks_));
   }
 
@@ -112,7 +112,7 @@ class BlockCapacity {
   // The most blocks of a stage that needs no more than `bytes`.
   double blocks_within(double bytes, double in_flight) const noexcept {
     double found = 0.0;
-    const double plain = blocks(0, in_flight, true, true);  // with which none is recomputed
+    const double plain = blocks(0, in_flight, true, true);  // most blocks without any recomputation
     for (int v = 0; v < variants_; ++v) {
       const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
       const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoundedUp);
@@ -125,9 +125,9 @@ class BlockCapacity {
     return std::min(found, static_cast<double>(blocks_));
   }
 
-  // Blocks with which nothing need be recomputed; a share of one where a stage may recompute some
-  // blocks alone, since that may be enough. Then each byte beyond costs what it takes to save it,
-  // but for live bytes, which may be fewer once all blocks are recomputed.
+  // Blocks that fit without recomputation; fractional if a stage may recompute only some blocks,
+  // since part of a block's bytes may be enough. Beyond that, each byte costs the time to save it,
+  // except live bytes, which may be fewer once all blocks are recomputed.
   double plain(double in_flight, bool first, bool last) const noexcept {
     return some_blocks_ ? share(0, least_live_, in_flight, first, last)
                         : blocks(0, in_flight, first, last);
@@ -165,9 +165,9 @@ constexpr double kSure = 1.0 - 1e-9;
 
 }  // namespace
 
-// Every stage holds so many blocks at least where none may hold more than `most`, so the first and
-// the last need that much, in the first variant that fits; and some stage holds an even share, with
-// one micro-batch in flight or more.
+// If no stage has more than `most` blocks, every stage has a minimum number of blocks, so the first
+// and the last need the memory of that many, in the first variant that fits; and some stage has at
+// least an even share, with one or more micro-batches in flight.
 double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
                     double most) {
   const BlockCapacity capacity(space, layout, usable_bytes);
@@ -210,8 +210,8 @@ bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double us
                   bytes * kRoundedUp);
 }
 
-// The least that all stages together must be allowed, each recomputing what it must, to hold every
-// block.
+// The least memory limit with which all stages together, each with the recomputation it needs, hold
+// every block.
 double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
                            double usable_bytes, double low) {
   const BlockCapacity capacity(space, layout, usable_bytes);
@@ -223,11 +223,12 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layou
   return low * kSure;
 }
 
-// Sums in another order differ in their last digits; a stage must not be said to hold too little.
+// Sums in another order differ in their last digits; this factor keeps the number of blocks of a
+// stage from being underestimated.
 inline constexpr double kLoose = 1.0 + 1e-9;
 
-// Blocks that a stage holds with a load, in blocks that are not recomputed, where a stage
-// recomputes all of its blocks or none, and one takes 1 + r.
+// Blocks of a stage with a given load, in units of a block that is not recomputed, if a stage
+// recomputes all of its blocks or none, and a recomputed block takes 1 + r.
 struct WholeStages {
   double r;
   double operator()(double load, double plain, double lean) const noexcept {
@@ -236,8 +237,8 @@ struct WholeStages {
   }
 };
 
-// The same where a stage recomputes as many of its blocks as it must, and r is what it takes to
-// save the bytes of one.
+// The same if a stage recomputes as many of its blocks as it must, and r is the time to save the
+// bytes of one block.
 struct SomeBlocks {
   double r;
   double operator()(double load, double plain, double lean) const noexcept {
@@ -257,7 +258,7 @@ bool all_held(const StageCapacities& capacities, int stages, int blocks, double 
   return false;
 }
 
-// The smallest load with which all stages together hold every block.
+// The smallest load with which all stages together have every block.
 inline double longest_stage(const StageCapacities& capacities, int stages, int blocks,
                             WholeStages held) noexcept {
   const auto holds = [&](double load) { return all_held(capacities, stages, blocks, load, held); };
@@ -288,8 +289,8 @@ inline double longest_stage(const StageCapacities& capacities, int stages, int b
   return low;
 }
 
-// Whether the stages of an interleaved pipeline, each with what it waits for before its first pass
-// and after its last, can have all blocks through in so many seconds (docs/search.md, 6).
+// Whether the stages of an interleaved pipeline, each with its waiting time before its first pass
+// and after its last, can process all blocks in the given seconds (docs/search.md, 6).
 template <typename Held>
 class InterleavedStages {
  public:
@@ -315,7 +316,7 @@ class InterleavedStages {
       const bool last = k + 1 == layout_.pp;
       const double enters_s = k > 0 ? message_s_[at(k)] : 0.0;
       const double leaves_s = last ? 0.0 : message_s_[at(k) + 1];
-      // The first chunk of all may hold a block less, where the embedding counts as one.
+      // The first chunk of the model may have one block fewer, if the embedding counts as one.
       const double waits_s = before_s + std::max(0.0, k * chunk_ - 1.0) * totals_.block_s;
       double load_s = (time_s - waits_s) / m - chunks * (enters_s + leaves_s);
       if (k == 0) load_s -= totals_.first_s + wrap_s_;
@@ -357,9 +358,10 @@ class InterleavedStages {
 
 namespace {
 
-// Load of the longest stage without a memory limit. With `whole` blocks a stage at most, so many
-// places stay empty, and each end takes as many as blocks of its length would. Where that is too
-// many, the longest stage has a block more, or `whole` blocks and what is left of an end.
+// Load of the longest stage without a memory limit. With at most `whole` blocks per stage some
+// places stay empty, and each boundary layer takes as many of them as blocks of its length would.
+// If that is too many, the longest stage has one block more, or `whole` blocks and the remainder of
+// a boundary layer.
 double load_with_ends(const LayoutBound& b, const StepTotals& t) noexcept {
   const double block = std::max(t.block_s, 1e-300);
   const double first = t.first_s / block;
@@ -410,7 +412,7 @@ LayoutBound PlanSpaceImpl::bound_of(const PricedLayout& layout) const {
       b.sends_s = l.vpp * b.sends_s + 2.0 * (l.vpp - 1.0) * around_s;
     }
   }
-  const int own = l.pp == 1 ? layers : 1;  // of several stages the first holds this at least
+  const int own = l.pp == 1 ? layers : 1;  // with several stages the first has at least one
   double sync = 0.0;
   double shared = 0.0;
   for (int i = 0; i < own; ++i) {
@@ -460,8 +462,8 @@ StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
   return found;
 }
 
-// Blocks that fit into the stages of a layout without recomputation leave so many that must
-// be recomputed.
+// The blocks that do not fit into the stages of a layout without recomputation: these must be
+// recomputed.
 double PlanSpaceImpl::recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
                                         const BlockCapacity& capacity) const {
   const LayoutRecord& l = layout.record;
@@ -488,8 +490,8 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   for (std::size_t c = 0; c < bounds.memory_limits.size(); ++c) {
     std::map<Key, std::int32_t>
         known;  // 1F1B stages have the same capacity in layouts of any length
-    // Layouts with the same costs stand next to each other, and have the same capacity unless there
-    // is one stage.
+    // Layouts with the same costs are adjacent, and have the same capacity unless there is one
+    // stage.
     std::optional<BlockCapacity> capacity;
     std::int32_t capacity_frame = -1;
     bool capacity_alone = false;
@@ -581,8 +583,8 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
   const auto m = static_cast<double>(layout.record.micro_batches);
   const double work = t.work_s + own.recomputed * t.again_s + b.sends_s;
   const double step_s = b.step_bytes / hbm_bytes_per_s;
-  // Fewer micro-batches than stages: those stages that m others follow add their backward work for
-  // every micro-batch, the rest all of their work (docs/search.md, 2).
+  // Fewer micro-batches than stages: stages followed by at least m others add their backward work
+  // for every micro-batch, the rest all of their work (docs/search.md, 2).
   const double backs_s =
       b.early > 0.0 ? (m - 1.0) * t.blocks_backward_s / (b.early + t.backward_share * (m - 1.0))
                     : 0.0;
@@ -598,13 +600,13 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
   }
   const double quick = (std::max(filled, passes(load, b.works, m)) + after) * kSure;
   if (quick > enough_s) return quick;
-  // A folded pipeline has both ends on its first stage.
+  // A folded pipeline has both the embedding and the head on its first stage.
   if (layout.record.schedule <= static_cast<std::int32_t>(PipelineSchedule::kZeroBubbleH2)) {
     load = std::max(load, load_with_ends(b, t));
   }
   const StageCapacities& capacities = space.bounds.stage_capacities[at(own.capacities)];
   const double r_share = (t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0) * kSure;
-  bool above = false;  // `enough_s`, whatever else there is
+  bool above = false;  // whether the bound is above `enough_s`, regardless of other terms
   const auto hold_blocks = [&](const auto& held) {
     if (b.chunk > 0.0 && layout.record.pp > 1 && t.block_s > 0.0) {
       const InterleavedStages stages(space, layout, capacities, t, held);

@@ -1,4 +1,4 @@
-// What a step takes by a given plan: seconds by part, bytes by term, joules.
+// Estimate of a given plan: seconds by part, bytes by term, joules.
 #include <algorithm>
 
 #include "base/numbers.hpp"
@@ -46,8 +46,8 @@ class Estimator {
     return found;
   }
 
-  // The step taken apart: what each kind of communication costs, and the host, is what the step
-  // loses when it is free as well.
+  // The parts of the step: the cost of each kind of communication, and of the host, is the decrease
+  // of the step time when it becomes free as well.
   PlanParts parts(double time_s, std::span<const KindTimes> free) {
     PlanParts found{};
     StepPlayer::Played played{};
@@ -163,8 +163,8 @@ class Estimator {
     parts->optimizer_s = played.tail_s;
   }
 
-  // Operators on the chip and what flows whatever runs, the optimiser's traffic to HBM, and the
-  // bytes that devices send one another, as a ring sends them.
+  // Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
+  // that devices send one another, counted as a ring sends them.
   double energy(double time_s) const {
     const LayoutRecord& l = layout_.record;
     const StrategyRecord& s = space_.strategies[at(l.strategy)];

@@ -22,7 +22,7 @@ struct Candidate {
   bool quick;  // whether the bound is the quick one, and may still rise
 };
 
-// Layouts in the order of their bounds; what is taken may come back with a higher one.
+// Layouts in the order of their bounds; a removed layout may be reinserted with a higher bound.
 class CandidateQueue {
  public:
   // Adds a layout whose quick bound is known; `arrange` follows the last of them.
@@ -69,7 +69,7 @@ class Fastest {
  public:
   explicit Fastest(std::size_t top) : top_(top) {}
 
-  // What a plan may take to be among them.
+  // The time below which a plan is among the `top` fastest.
   double limit_s() const { return times_.size() < top_ ? kInfinite : times_[top_ - 1]; }
 
   void add(double time_s, const Kind& kind) {
@@ -88,10 +88,10 @@ class Fastest {
   std::vector<double> times_;  // of those, rising
 };
 
-// The plans found so far of which none is both faster and smaller than another.
+// The plans found so far that are non-dominated in time and memory.
 class Front {
  public:
-  // What a plan of at least so many bytes may take to be of interest.
+  // Upper limit on the time of a plan of interest that needs at least `least_bytes`.
   double below(double least_bytes) const {
     const auto above =
         std::upper_bound(front_.begin(), front_.end(), least_bytes,
@@ -99,7 +99,7 @@ class Front {
     return above == front_.begin() ? kInfinite : std::prev(above)->time_s;
   }
 
-  // Bytes of the leanest plan that takes less than this; infinite where there is none.
+  // Least memory of a plan that takes less than this; infinite if there is none.
   double least_bytes(double time_s) const {
     const auto slower = std::partition_point(front_.begin(), front_.end(),
                                              [&](const Leader& l) { return l.time_s >= time_s; });
@@ -128,8 +128,9 @@ class Front {
   std::vector<Leader> front_;  // more bytes, less time
 };
 
-// What a layout's plan may take to be on the front. A plan that takes no longer has no stage above
-// a load, so none with more blocks than that; hence a least memory, and a sharper limit.
+// Upper limit on the time of a layout's plan on the front. A plan within a time limit has no stage
+// above a certain load, so no stage with more blocks than that; hence a least memory, and a tighter
+// limit.
 double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepTotals& totals,
                      const Front& front, double usable_bytes) {
   const PricedLayout& layout = space.layouts[at(c.layout)];
@@ -160,8 +161,8 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
   return limit;
 }
 
-// In the order in which plans are listed: of equal ones that on the fewest devices, then by widths,
-// whatever the order of the layouts.
+// Sorts plans for listing: ties go to the fewest devices, then to the smaller widths, independent
+// of the order of the layouts.
 void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
   const auto key = [&](const PlacedPlan& plan) {
     const LayoutRecord& l = space.layouts[at(plan.layout)].record;
@@ -191,9 +192,9 @@ class Layouts {
     queue_.arrange();
   }
 
-  // Solves every layout that a plan of interest may have: `limit` gives what a candidate's plan may
-  // take, `offer` is called with the plans found, in the order of the bounds. Where `stop` says so
-  // after a wave, the rest is left open.
+  // Solves every layout that a plan of interest may have: `limit` returns the time limit of a
+  // candidate's plan, `offer` is called with the plans found, in the order of the bounds. If `stop`
+  // returns true after a wave, the rest is left open.
   template <typename Limit, typename Offer>
   SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
                         const AskedToStop& stop = {}) {

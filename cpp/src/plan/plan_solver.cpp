@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kLoose = 1.0 + 1e-9;
 
-// Ways to choose `some` of `all`, as far as they are few.
+// The binomial coefficient C(all, some), or some value above kMaxAssignments if it exceeds that.
 double choices(int all, int some) noexcept {
   double count = 1.0;
   for (int k = 1; k <= some && count <= kMaxAssignments; ++k) count = count * (all - some + k) / k;
@@ -180,7 +180,7 @@ double StepPlayer::take_passes(const Partition& partition, bool free_data, bool 
     const double tail_s = tail_after(sync, own_s / chunks, bucket_s, step, before_s / chunks,
                                      on_.space->training.contention);
     longest_tail_s = std::max(longest_tail_s, tail_s);
-    // Passes that go both ways end on all devices at about the same time.
+    // Passes in both directions end on all devices at about the same time.
     if (!bidirectional(on_.record())) before_s += own_s;
   }
   return longest_tail_s;
@@ -231,14 +231,14 @@ StepPlayer::Played StepPlayer::play_free(const Partition& partition, const KindT
   last_backward_s_.swap(backward_s_);
   last_weight_grad_s_.swap(weight_grad_s_);
   const double tail_s = take_passes(partition, true, free_messages);
-  // What follows the last pass does not change the step before it.
+  // The work after the last pass does not change the step before it.
   const bool same = forward_s_ == last_forward_s_ && backward_s_ == last_backward_s_ &&
                     weight_grad_s_ == last_weight_grad_s_;
   if (!same) last_step_s_ = step_s();
   return {last_step_s_, tail_s};
 }
 
-// ---- what a stage recomputes ----
+// ---- recomputation of a stage ----
 
 void RecomputeChooser::restart(double usable_bytes) {
   usable_bytes_ = usable_bytes;
@@ -250,7 +250,7 @@ void RecomputeChooser::restart(double usable_bytes) {
 std::int32_t RecomputeChooser::fastest_fitting(int i, int j, int stage) {
   std::int32_t* known = nullptr;
   std::int64_t key = 0;
-  if (on_.space->alike) {  // stages with as many blocks and the same ends are alike
+  if (on_.space->alike) {  // stages with equal block counts and boundary layers are interchangeable
     const std::size_t ends =
         (i < on_.space->first_block ? 2 : 0) + (j == on_.space->layers ? 1 : 0);
     const std::size_t own =
@@ -315,7 +315,7 @@ void RecomputeChooser::choose(double usable_bytes, Partition* partition) const {
     std::int32_t code = fastest_of_chunks(*partition, stage, usable_bytes);
     if (code < 0) {
       const auto bytes = [&](int v) { return on_.stage_bytes(*partition, stage, {v, v, 0}); };
-      code = 0;  // none fits: the leanest
+      code = 0;  // none fits: the one with the least memory
       for (int v = 1; v < on_.sums.variants(); ++v) {
         if (bytes(v) < bytes(code)) code = v;
       }
@@ -324,7 +324,8 @@ void RecomputeChooser::choose(double usable_bytes, Partition* partition) const {
   }
 }
 
-// Stages of an assignment are alike where their chunks have as many layers each and the same ends.
+// Stages of an assignment are interchangeable if their chunks have equal layer counts and the same
+// boundary layers.
 std::int32_t RecomputeChooser::fastest_of_assigned(const Partition& partition, int stage) {
   const int chunks = on_.record().vpp;
   if (!on_.space->alike || chunks > 22) return fastest_of_chunks(partition, stage, usable_bytes_);
@@ -453,8 +454,9 @@ bool PartitionSearch::pack(double load_s, PlacedPlan* plan, double* next_s) {
   return j == 0;
 }
 
-// A plan to beat: that of the least load with which everything can be placed. Gives a load that
-// some stage of any plan below the limit has at least; infinite where there is none.
+// Finds an initial incumbent: the plan of the least load with which everything can be placed.
+// Returns a load that some stage of any plan below the limit has at least; infinite if there is no
+// such plan.
 double PartitionSearch::quick_plan(double load_s, PlacedPlan* best) {
   const double known = std::max(load_s, on_.sums.total_work_s() / on_.stages);
   // Packing as much as fits finds the least load only where a longer stage takes longer, and may
@@ -530,8 +532,8 @@ void PartitionSearch::search(PlacedPlan* best) {
   starts_.assign(at(end) + 1, 0);
   ends_.assign(at(end) + 1, 0);
   ends_[at(end)] = 1;
-  // Of what lies before a cut at least this is still to come: passes both ways by 1F1B, forward
-  // ones by the zero-bubble schedule.
+  // Lower bound on the remaining work of the layers before a cut: both passes with 1F1B, forward
+  // passes with the zero-bubble schedule.
   double messages_s = sends_s(on_.stages);
   for (int s = 1; s <= on_.stages; ++s) {
     const int stage = on_.stages - s;
@@ -566,8 +568,8 @@ void PartitionSearch::search(PlacedPlan* best) {
   }
 }
 
-// What the stage i..j works and waits at least by 1F1B, with `after` stages after it: the trip
-// through those is at least their work (see `prepend_stage`).
+// Lower bound with 1F1B on the work and waiting time of the stage i..j with `after` stages after
+// it: the trip through those is at least their work (see `prepend_stage`).
 double PartitionSearch::least_with(int i, int j, int after, double work) const noexcept {
   const auto m = static_cast<double>(on_.micro_batches);
   const double trip = on_.sums.work_s(j, on_.space->layers);
@@ -677,7 +679,7 @@ PlanStatus AssignmentSearch::check() const {
   return possible == PipelineStatus::kOk ? PlanStatus::kOk : PlanStatus::kBadSchedule;
 }
 
-// The cuts of chunks with `base` layers, one more where `extra_` says so, of those that count.
+// The cuts of chunks with `base` of the counted layers, one more if `extra_` is set.
 bool AssignmentSearch::cut(bool count_first, int base, Partition* partition) const {
   const std::size_t count = extra_.size();
   partition->cuts.assign(count + 1, 0);
@@ -710,8 +712,9 @@ PlanStatus AssignmentSearch::even(Partition* partition) {
   return cut(ends, total / count, partition) ? PlanStatus::kOk : PlanStatus::kBrokenTie;
 }
 
-// Chunks that take a layer more: each time the stage with the least to do, and of its chunks the
-// last that has none yet, since fewer layers in the first make the pipeline fill sooner.
+// Chooses the chunks that take an additional layer: each time the stage with the least work, and of
+// its chunks the last that has none yet, since fewer layers in the first chunk fill the pipeline
+// earlier.
 void AssignmentSearch::spread_by_load(int base, int extras, bool count_first, bool count_last) {
   const int chunks = on_.record().vpp;
   const auto work = [&](int kind) { return on_.sums.work_s(kind, kind + 1); };

@@ -1,5 +1,5 @@
-// The best partition of one layout on one chip: which layers form a stage, and what each stage
-// recomputes. Private to the kernel; one object per thread, reused so that memory is taken once.
+// The best partition of one layout on one chip: the layers and the recomputation of each stage.
+// Private to the kernel; one object per thread, reused so that memory is allocated once.
 #pragma once
 
 #include <bit>
@@ -19,14 +19,14 @@
 
 namespace phaze {
 
-// What a stage may recompute so that it fits, as codes of `StageRecompute`, in the order in which
-// options are offered: of options whose seconds differ by rounding alone the first is taken. It
-// does not depend on the chip, so that it is worked out once for all chips.
+// The recomputation options with which a stage fits, as codes of `StageRecompute`, in order of
+// preference: of options whose seconds differ only by rounding the first is taken. They do not
+// depend on the chip, so they are computed once for all chips.
 struct FeasibleRecompute {
   std::vector<std::int32_t> whole;    // all blocks in one variant
-  std::vector<std::int32_t> leaning;  // as few blocks as must be in a variant that fits, others not
+  std::vector<std::int32_t> leaning;  // fewest blocks in a variant that fits, others not
   std::vector<std::int32_t> filling;  // as many as can be in a variant that does not fit
-  bool partial = false;  // only the first variant was looked at: it fits, and none is faster
+  bool partial = false;  // only the first variant was tried: it fits, and none is faster
 };
 
 // `most` is the number of blocks of the longest chunk; bytes fall with the blocks that are
@@ -63,7 +63,7 @@ FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool s
     }
   }
   if (alike) return feasible;
-  // Where blocks or chunks differ it matters which come first: the others may be the lean ones.
+  // If blocks or chunks differ, the order matters: the later blocks may be those with less memory.
   for (int rest = 0; rest < variants; ++rest) {
     for (int more = 0; more < variants && fits[rest]; ++more) {
       if (fits[more]) continue;
@@ -88,7 +88,7 @@ std::int32_t fastest_recompute(const FeasibleRecompute& feasible, bool first_is_
   };
   if (first_is_fastest && !feasible.whole.empty() && feasible.whole.front() == 0) return 0;
   for (const std::int32_t code : feasible.whole) offer(code);
-  std::int32_t last = -1;  // the variant of the others, and whether it is worth it
+  std::int32_t last = -1;  // the variant of the other blocks; `faster`: whether it can improve
   bool faster = false;
   for (const std::int32_t code : feasible.leaning) {
     const std::int32_t rest = StageRecompute::of(code).rest;
@@ -105,13 +105,13 @@ class RecomputeCache {
  public:
   struct Key {
     std::int64_t layout;
-    std::int64_t stage;  // with what it holds
+    std::int64_t stage;  // identifies the stage and its contents
     double usable_bytes;
 
     bool operator==(const Key&) const = default;
   };
 
-  // Those of a key, which `make` gives where they are not known as far as they are needed.
+  // The options of a key; `make` computes them if they are not stored or only stored in part.
   template <typename Make>
   const FeasibleRecompute& of(const Key& key, bool first_is_fastest, const Make& make) {
     const auto known = feasible_.find(key);
@@ -136,8 +136,8 @@ class RecomputeCache {
   std::unordered_map<Key, FeasibleRecompute, Hash> feasible_;
 };
 
-// One layout with the times of one chip: what its stages take and need, whatever the partition.
-// Between start() and forget() all members belong to the same layout and times; others only read
+// One layout with the times of one chip: times and memory of its stages, for any partition. Between
+// start() and forget() all members belong to the same layout and times; other classes only read
 // them. Points into the space, which must outlive it.
 class LayoutOnChip {
  public:
@@ -161,7 +161,7 @@ class LayoutOnChip {
   int chain_of(int stage, int chunk) const noexcept {
     return places_[at(stage) * at(layout->record.vpp) + at(chunk)];
   }
-  // The stage that holds a chunk of the model, for the direction of a stage's chunk.
+  // The stage that has a chunk of the model, for the direction of a stage's chunk.
   int stage_of(int place, int chunk = 0) const noexcept {
     if (bidirectional(record())) return chunk == 0 ? place : stages - 1 - place;
     const bool folded = schedule() != PipelineSchedule::kInterleaved && place >= stages;
@@ -177,8 +177,8 @@ class LayoutOnChip {
 
   // Bytes of a stage at its peak.
   double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
-  // Activations of a stage at its peak, in micro-batches' worth of all its chunks: as many as are
-  // in flight; more where chunks differ and the peak has more of the larger ones.
+  // Peak activations of a stage, in units of one micro-batch of all its chunks: the number in
+  // flight; more if chunks differ and the peak has more of the larger ones.
   double stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
   LateGradients late_gradients(const Partition& partition, int stage,
                                StageRecompute recompute) const;
@@ -221,13 +221,13 @@ class StepPlayer {
   Played play(const Partition& partition);
   // Both, with the exchange of a tied embedding's gradients.
   double time_s(const Partition& partition);
-  // The step with other times and without exchanges of gradients and weights; `level` tells apart
-  // those that are asked for of one layout. Follows play() of the same partition.
+  // The step with other times and without exchanges of gradients and weights; `level` distinguishes
+  // the queries of one layout. Call after play() of the same partition.
   Played play_free(const Partition& partition, const KindTimes& times, std::size_t level,
                    bool free_messages);
 
-  // Passes of a partition, each stage in its variant: what `forward_s` and the others give, and
-  // loads() and step_s() take. Returns the longest tail.
+  // Computes the passes of a partition, each stage in its variant: `forward_s` and the other
+  // accessors return them, loads() and step_s() use them. Returns the longest tail.
   double take_passes(const Partition& partition);
   PipelineLoads loads() const noexcept;
   double step_s();
@@ -249,7 +249,7 @@ class StepPlayer {
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
   double last_step_s_ = 0.0;                                                   // of these passes
   std::vector<double> last_forward_s_, last_backward_s_, last_weight_grad_s_;  // scratch
-  // Passes with exchanges free, by level; they hold for all layouts of a strategy.
+  // Passes with exchanges free, by level; valid for all layouts of a strategy.
   struct FreePasses {
     const double* times = nullptr;
     PassSums sums;
@@ -257,9 +257,9 @@ class StepPlayer {
   std::vector<FreePasses> free_passes_;
 };
 
-// Chooses what a stage recomputes: of all that fits the least seconds. Blocks are recomputed as one
-// variant has it, or the first few as one and the others as another. What is known of stages is
-// that of the layout and memory limit of the last restart().
+// Chooses the recomputation of a stage: the fastest feasible option. All blocks are recomputed by
+// one variant, or the first few by one and the others by another. Cached results belong to the
+// layout and memory limit of the last restart().
 class RecomputeChooser {
  public:
   explicit RecomputeChooser(const LayoutOnChip& on) noexcept : on_(on) {}
@@ -267,12 +267,13 @@ class RecomputeChooser {
   // Begins with another layout, chip or limit.
   void restart(double usable_bytes);
 
-  // What makes the stage i..j of a layout without chunks fastest and fits, or -1.
+  // The fastest feasible option for the stage i..j of a layout without chunks, or -1.
   std::int32_t fastest_fitting(int i, int j, int stage);
   // The same of a stage of any partition, and of one whose chunks differ by a layer or two.
   std::int32_t fastest_of_chunks(const Partition& partition, int stage, double usable_bytes) const;
   std::int32_t fastest_of_assigned(const Partition& partition, int stage);
-  // For every stage the fastest that fits, or where none does the one that needs least.
+  // For every stage the fastest option that fits, or, if none does, the one that needs the least
+  // memory.
   void choose(double usable_bytes, Partition* partition) const;
 
  private:
@@ -287,21 +288,22 @@ class RecomputeChooser {
 
   const LayoutOnChip& on_;
   double usable_bytes_ = 0.0;
-  std::uint32_t epoch_ = 0;  // of what is known of stages
+  std::uint32_t epoch_ = 0;  // version of the cached results
   std::vector<Known> known_;
   // By stage, and how many layers its chunks have.
   std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> assigned_;
   RecomputeCache cache_;
 };
 
-// Exact search over the partitions of a layout by 1F1B, the zero-bubble schedule ZB-H1 or without a
-// pipeline. Stages are found from the last to the first, since memory depends on the stages that
-// follow. Of the tails of a cut (partitions of the layers behind it) the non-dominated ones are
-// kept. A quick plan gives a time to beat, and with it the longest load that a stage may have,
-// which leaves few cuts to look at.
+// Exact search over the partitions of a layout under 1F1B, the zero-bubble schedule ZB-H1 or
+// without a pipeline. Stages are built from the last to the first, since memory depends on the
+// later stages. The non-dominated tails of each cut (partitions of the layers after it) are stored.
+// A quick plan gives an incumbent, and with it the longest load of a stage, which leaves few cuts
+// to examine.
 //
-// Between calls nothing is kept but memory; during one, every plan below `limit_s_` has stages
-// below `load_limit_s_`, and stage k begins between `earliest_[k]` and `latest_[k]`.
+// Invariants: between calls only allocated memory is reused; during a call, every plan below
+// `limit_s_` has stages below `load_limit_s_`, and stage k begins between `earliest_[k]` and
+// `latest_[k]`.
 class PartitionSearch {
  public:
   PartitionSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
@@ -339,16 +341,16 @@ class PartitionSearch {
   std::int64_t steps_left_ = 0;
 };
 
-// Assigns layers to chunks so that chunks differ by a layer at most, and plays the schedule: what
-// there is for schedules whose partitions are not searched. Keeps chains of passes that ruled out
-// assignments from one layout to the next; they change no answer.
+// Assigns layers to chunks so that chunk sizes differ by at most one layer, and simulates the
+// schedule: used for schedules whose partitions are not searched. Stores chains of passes that
+// ruled out assignments from one layout to the next; they change no answer.
 class AssignmentSearch {
  public:
   AssignmentSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
       : on_(on), recompute_(recompute), step_(step) {}
 
-  // The cuts of the even assignment: layers one by one, each to where it comes next if all were to
-  // be even.
+  // The cuts of the even assignment: layers are assigned one by one, each to the next position of
+  // an even distribution.
   PlanStatus even(Partition* partition);
   // Improves `best`, which is infinite, by plans that take at most `below_s`.
   void run(double below_s, PlacedPlan* best);
@@ -375,14 +377,14 @@ class AssignmentSearch {
   const LayoutOnChip& on_;
   RecomputeChooser& recompute_;
   StepPlayer& step_;
-  std::vector<std::int32_t> extra_;  // by chunk: whether it has a layer more than others
+  std::vector<std::int32_t> extra_;  // by chunk: whether it has one more layer than others
   std::vector<double> loads_s_;      // scratch: by stage
   Partition partition_;              // that is offered
   PassChains chains_;
 };
 
-// The parts of a solver, of one layout at a time. Neither copied nor moved: its parts refer to each
-// other.
+// The parts of a solver, for one layout at a time. Neither copyable nor movable: its parts refer to
+// each other.
 class PlanSolver {
  public:
   PlanSolver() = default;
@@ -398,13 +400,13 @@ class PlanSolver {
     on_.start(space, layout, times, step_.player());
   }
 
-  // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
-  // `load_s` is a load that some stage has at least, where that is known; it only saves time.
+  // The fastest plan that takes at most `below_s`; time_s is infinite if there is none. `load_s` is
+  // a known lower bound on the load of some stage; it only saves time.
   PlacedPlan best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
                   double usable_bytes, double below_s, double load_s = 0.0);
 
-  // The even partition, in the variant that is asked for; where that is negative each stage has
-  // the fastest that fits, or the one that needs least where none does.
+  // The even partition in the given variant; if it is negative, each stage has the fastest variant
+  // that fits, or, if none does, the one that needs the least memory.
   PlanStatus even(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
                   std::int32_t variant, double usable_bytes, Partition* partition);
 
@@ -434,14 +436,14 @@ std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const K
                                    std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled);
 
-// What a step takes by a plan; `solver` is scratch.
+// Estimate of a plan; `solver` is scratch.
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
                            const Partition& partition, const KindTimes& times,
                            std::span<const KindTimes> free, double usable_bytes,
                            std::vector<StageEstimate>* stages, PlanSolver* solver);
 
-// Safe to use from several threads: a solver is lent to one at a time. What a solver has learnt
-// saves time and changes no answer.
+// Safe to use from several threads: a solver is lent to one thread at a time. Data that a solver
+// caches saves time and changes no answer.
 class SolverPool {
  public:
   class Lease {
@@ -481,7 +483,7 @@ class SolverPool {
     const std::scoped_lock lock(mutex_);
     try {
       idle_.push_back(std::move(solver));
-    } catch (...) {  // without memory for the list, what was learnt is let go
+    } catch (...) {  // no memory for the list: the cached data is dropped
     }
   }
 

@@ -107,13 +107,13 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
     if (low < 0 || high >= layers) return Status::kBadEdge;
   }
   find_messages(problem);
-  // The bounds take the first stage to hold all that stands before the blocks, the last all after.
+  // The bounds assume that the first stage has all layers before the blocks, the last all after.
   if (blocks > 0 && (first_block > 1 || layers - last_block > 1)) return Status::kBadLayers;
   return Status::kOk;
 }
 
-// Where stages may begin, where blocks are, and what crosses the ends of a stage: a layer's output
-// enters a stage once, however many of its layers read it.
+// Finds where stages may begin, where blocks are, and the messages into and out of a stage: a
+// layer's output enters a stage once, even if several of its layers read it.
 void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
   first_block = layers;
   last_block = 0;
@@ -145,7 +145,7 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
   const std::size_t width = at(layers) + 1;
   enters_.assign(width * width, 0);
   leaves_.assign(width * width, 0);
-  // The first layer that reads a source, and the last; for a stage both of its ends count.
+  // The first and the last layer that read a source; for a stage both of its ends count.
   std::vector<std::vector<std::int32_t>> readers(at(layers));
   for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
     readers[at(problem.edge_from[e])].push_back(problem.edge_to[e]);
@@ -172,7 +172,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     return Key{l.strategy,   l.dp,   sharing_replicas(l), l.zero,
                l.rank_order, stages, bidirectional(l)};
   };
-  // Layouts that stand apart may share costs, too; most have those of the one before.
+  // Layouts that are not adjacent may also share costs; most have those of the previous one.
   struct Shared {
     std::int32_t most_stages = 0;
     std::int32_t costs = -1;
@@ -211,7 +211,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     if (l.pp > 1 && s.copied_parameters > 0.0) {
       const double share = l.zero >= 2 ? costs.shards : 1.0;
       const double bytes = training.gradient_bytes * s.copied_parameters / share;
-      // An all-reduce of two: each sends the other half of its gradients, then half of the sums.
+      // An all-reduce of two devices: each sends half of its gradients, then half of the sums.
       layout.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.pp - 1, &status);
     }
     if (status != Status::kOk) return status;
@@ -256,10 +256,10 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   return status;
 }
 
-// Gradients and weights of a layer go between all devices that hold the same ones: context-parallel
-// devices of all replicas; an expert's, of the replicas that hold that expert. Where groups of
-// replicas share state, gradients are reduced inside each group, and then the shares of a device
-// are added up over all groups, once in a step.
+// Gradients and weights of a layer are exchanged among all devices with the same ones:
+// context-parallel devices of all replicas; for an expert, those of the replicas that have that
+// expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
+// shards of a device are summed over all groups, once per step.
 void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs,
                              Status* status) const {
   const StrategyRecord& s = strategies[at(layout.strategy)];
@@ -302,8 +302,8 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
       zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
   double paired_s = 0.0;
   if (bidirectional(layout)) {
-    // The other device with the same layers: each sends the other half of its gradients, then half
-    // of the sums. The ends of the pipeline are furthest apart.
+    // The other device with the same layers: each sends half of its gradients, then half of the
+    // sums. The first and last device of the pipeline are furthest apart.
     const double bytes = training.gradient_bytes * (zero >= 1 ? shared : size.parameters);
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
@@ -322,10 +322,10 @@ double PlanSpaceImpl::buffer_bytes(const PricedLayout& layout) const noexcept {
          (layout.record.pp > 1 ? 2.0 * s.message_bytes : 0.0);
 }
 
-// Where each tier of switches is at least as slow for so many bytes as those inside it, a message
-// is as slow as the highest tier it crosses: of the pairs of ranks `low`, ..., `low` + `block` - 1
-// and `distance` further, a sender whose message crosses the highest, and the units below that
-// tier.
+// If each tier of switches is at least as slow for this many bytes as the tiers inside it, a
+// message is as slow as the highest tier it crosses. Of the pairs of ranks `low`, ..., `low` +
+// `block` - 1 and those `distance` further, returns a sender whose message crosses the highest
+// tier, and the units below that tier.
 PlanSpaceImpl::Sender PlanSpaceImpl::highest_sender(std::int64_t low, std::int64_t block,
                                                     std::int64_t distance) const noexcept {
   Sender found{low, 1};

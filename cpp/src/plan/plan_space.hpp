@@ -1,4 +1,5 @@
-// The parts of a PlanSpace: what every layout costs that no chip changes. Private to the kernel.
+// The parts of a PlanSpace: the costs of every layout that do not depend on the chip. Private to
+// the kernel.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@ inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
   return static_cast<PipelineSchedule>(layout.schedule);
 }
 
-// Whether micro-batches enter from both ends, half of them each way, so that two devices hold every
-// part of the model.
+// Whether micro-batches enter from both ends of the pipeline, half of them in each direction, so
+// that two devices have every part of the model.
 inline bool bidirectional(const LayoutRecord& layout) noexcept {
   return schedule_of(layout) == PipelineSchedule::kDualPipe;
 }
@@ -34,15 +35,15 @@ inline double rounds_of(const LayoutRecord& layout) noexcept {
   return static_cast<double>(layout.micro_batches) * (bidirectional(layout) ? 0.5 : 1.0);
 }
 
-// Layers of a strategy under given replicas, ZeRO stage and rank order. Arrays are by kind; the
-// kind after the last is the head with its copy of a tied embedding, which stands for the head
-// where there are several stages.
+// Layers of a strategy with given replicas, ZeRO stage and rank order. Arrays are by kind; the kind
+// after the last is the head with its copy of a tied embedding, which replaces the head if there
+// are several stages.
 struct LayoutCosts {
   std::vector<double> resident_bytes;
   std::vector<double> late_bytes;    // of gradients that are not there all the time
   std::vector<double> gather_bytes;  // of one layer at a time, before an allocator's losses
   std::vector<double> sync_s;        // of gradients, once in a step
-  std::vector<double> each_s;        // of gradients that go with every micro-batch; else zeros
+  std::vector<double> each_s;        // of gradients exchanged with every micro-batch; else zeros
   std::vector<double> fetch_s;       // of weights that come layer by layer; zeros where they stay
   std::vector<double> step_bytes;    // that the optimiser moves to and from HBM
   std::vector<double> shared_s;      // to gather weights after the step
@@ -65,16 +66,16 @@ struct LayoutBound {
   double loads;  // of the longest load
   double works;  // of the work of a micro-batch
   double chunk;  // interleaved: blocks of a chunk at least
-  double early;  // stages that as many others follow as there are micro-batches; 0: not counted
+  double early;  // stages followed by at least as many as there are micro-batches; 0: not counted
   double sends_s;
   double tail_s;
   double step_bytes;
   double sync_s;
-  double whole;    // blocks of the longest stage, were all alike
+  double whole;    // blocks of the longest stage, if all were equal
   double missing;  // places that stay empty then, negated
 };
 
-// One layout with one memory limit: whether it fits, and what must be recomputed.
+// One layout with one memory limit: whether it fits, and how much must be recomputed.
 struct LayoutFit {
   std::int32_t capacities = -1;  // position in the list of StageCapacities; -1: does not fit
   double recomputed = 0.0;       // blocks, at least
@@ -93,14 +94,14 @@ struct BoundLine {
   double slope;
   double height_s;
 
-  // No more than `bound_of_layout` gives for its layout, whatever the last digits of its sums.
+  // At most the value of `bound_of_layout` for its layout, including rounding of the sums.
   double least_s(double work_s) const noexcept {
     return (slope * work_s + height_s) * (1.0 - 2e-9);
   }
 };
 
-// What bounds are made of, for every memory limit that will be asked for; filled once by
-// add_bounds(), then only read. Lists "by strategy and limit" are at [strategy * limits + limit].
+// The inputs of the bounds, for every memory limit of the space; filled once by add_bounds(), then
+// only read. Lists "by strategy and limit" are at [strategy * limits + limit].
 struct LayoutBounds {
   std::vector<double> memory_limits;  // usable bytes of a device
   std::vector<StageCapacities> stage_capacities;
@@ -131,12 +132,12 @@ class PlanSpaceImpl {
   bool chain = true;
   bool free_cuts = true;     // whether stages may begin anywhere
   bool alike = false;        // all blocks are of one kind
-  bool some_blocks = false;  // whether a stage may recompute some of its blocks and not others
+  bool some_blocks = false;  // whether a stage may recompute only some of its blocks
   CheckedFabric fabric{FabricRecord{}};
   std::int64_t devices = 0;
   TrainingRecord training{};
   std::vector<std::int32_t> order;
-  std::vector<std::int32_t> block_count;       // by kind: how often it stands among the blocks
+  std::vector<std::int32_t> block_count;       // by kind: number of occurrences among the blocks
   std::vector<std::int32_t> first_count;       // before all blocks
   std::vector<std::int32_t> last_count;        // after all blocks
   std::vector<std::uint8_t> may_cut;           // by position
@@ -148,7 +149,7 @@ class PlanSpaceImpl {
   std::vector<LayoutCosts> layout_costs;
   std::vector<PricedLayout> layouts;
 
-  mutable InFlightCache peaks_in_flight;  // what is looked up in it does not depend on who asks
+  mutable InFlightCache peaks_in_flight;  // a cache: its values do not depend on the caller
   std::unique_ptr<SolverPool> solvers;
 
   LayoutBounds bounds;
@@ -156,7 +157,7 @@ class PlanSpaceImpl {
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
     return sizes[at(strategy) * at(kinds + 1) + at(kind)];
   }
-  // The kind at a position, in a plan with so many stages.
+  // The kind at a position, in a plan with `stages` stages.
   int kind_at(int position, int stages) const noexcept {
     return stages > 1 && position == layers - 1 ? kinds : order[at(position)];
   }
@@ -192,34 +193,34 @@ class PlanSpaceImpl {
                            const BlockCapacity& capacity) const;
 };
 
-// What bounds on a step are made of; one micro-batch on one device.
+// The terms of bounds on a step; one micro-batch on one device.
 struct StepTotals {
   double work_s;      // both passes of all layers, nothing recomputed
   double backward_s;  // the backward passes alone
   double block_s;     // both passes of the shortest block
   double again_s;     // the least that recomputing a block adds, or saving the bytes of one where
                       // some blocks may be recomputed alone; zero where there is no way to
-  double first_s;     // both passes of what stands before all blocks
-  double last_s;      // both passes of what stands after them
+  double first_s;     // both passes of the layers before all blocks
+  double last_s;      // both passes of the layers after them
   double blocks_backward_s;  // the backward passes of all blocks
   double backward_share;     // the largest share of a block's passes that is backward
 };
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept;
 
-// Work that lines of layouts are asked for: recomputing could take less than nothing where times
-// are anyone's.
+// Work at which the lines of layouts are evaluated: recomputation counts only if its time is
+// negative, which arbitrary given times allow.
 inline double line_work_s(const PlanSpaceImpl& space, const StepTotals& t) noexcept {
   return t.work_s + std::min(0.0, t.again_s) * space.blocks;
 }
 
-// Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
+// Lower bound on the bytes of the fullest stage of the fastest plan of a layout, if no stage has
 // more than `most` blocks.
 double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
                     double most);
-// Whether every block fits into all stages together where each has so many bytes.
+// Whether all stages together hold every block if each has `usable_bytes`.
 bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
                double bytes);
-// The same from how many blocks all stages hold together; `low` is known already.
+// The same from the total number of blocks that all stages hold; `low` is a known lower bound.
 double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
                            double usable_bytes, double low);
 

@@ -23,8 +23,8 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
     const std::size_t timed = at(space.order[n]);
     Seconds own{times.forward_s[timed], times.plain_s[timed], times.weight_grad_s[timed], 0.0};
     if (zero >= 2) {
-      // Weights are fetched while the layer before is at work; gradients that are not kept whole
-      // go with every micro-batch.
+      // Weights are prefetched while the previous layer runs; sharded gradients are exchanged with
+      // every micro-batch.
       const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
       if (zero >= 3) own.forward = beside(own.forward, costs.fetch_s[kind], contention);
       own.plain = beside(own.plain, costs.fetch_s[kind] + costs.each_s[kind], contention);

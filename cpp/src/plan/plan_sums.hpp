@@ -13,8 +13,8 @@ namespace phaze {
 
 class PassSums {
  public:
-  // Of a layout on a chip; where `free_data`, exchanges of weights and gradients cost nothing, and
-  // what is built holds for every layout of the strategy.
+  // Sums of a layout on a chip; if `free_data`, exchanges of weights and gradients cost nothing,
+  // and the result is valid for every layout of the strategy.
   void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times, bool free_data);
 
@@ -28,8 +28,8 @@ class PassSums {
   double weight_grad_s(int i, int j) const noexcept {
     return before_[at(j)].weight_grad - before_[at(i)].weight_grad;
   }
-  // The backward passes that gradients hide behind: nothing recomputed, so that a plan takes the
-  // same time whatever else a stage might have recomputed.
+  // The backward passes that overlap gradient exchanges: without recomputation, so that a plan's
+  // time does not depend on recomputation that other options of the stage would have.
   double plain_s(int i, int j) const noexcept {
     return before_[at(j)].plain - before_[at(i)].plain;
   }
@@ -39,7 +39,8 @@ class PassSums {
     for (int v = 1; v < variants_; ++v) least = std::min(least, backward_part(v, i, i + 1));
     return least;
   }
-  // Where the blocks of a chunk end that are recomputed as `more` has it; ends are as they are.
+  // End of the blocks of a chunk that are recomputed by variant `more`; boundary layers are
+  // unaffected.
   int border_of(StageRecompute r, int i, int j) const noexcept {
     return r.count == 0 ? i : std::min(std::max(i, first_block_) + r.count, j);
   }
@@ -62,11 +63,11 @@ class PassSums {
   std::vector<double> backward_;  // [variant][position]
 };
 
-// The passes of a layout on a chip, with what follows them and the bytes of its stages.
+// The passes of a layout on a chip, with the work after them and the bytes of its stages.
 class PlanSums : public PassSums {
  public:
-  // What layouts with the same costs have in common is kept from one to the next; `forget` where
-  // times may have changed meanwhile.
+  // Sums shared by layouts with the same costs are reused from one call to the next; call `forget`
+  // if times may have changed in between.
   void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times);
   void forget() noexcept { costs_ = nullptr; }
@@ -79,7 +80,7 @@ class PlanSums : public PassSums {
   double late_bytes(int i, int j) const noexcept { return part(late_, 0, i, j); }
   double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
   double sync_s(int i, int j) const noexcept { return after_[at(j)].sync - after_[at(i)].sync; }
-  // The optimiser, with what devices exchange for it; and its own traffic alone.
+  // The optimiser step including its exchanges; and its own memory traffic alone.
   double step_s(int i, int j) const noexcept { return after_[at(j)].step - after_[at(i)].step; }
   double own_step_s(int i, int j) const noexcept {
     return after_[at(j)].own_step - after_[at(i)].own_step;
@@ -101,7 +102,7 @@ class PlanSums : public PassSums {
   // All bytes of stage number `stage`, layers i..j, in a variant.
   double bytes(StageRecompute r, int i, int j, int stage) const noexcept;
   LateGradients late_gradients(StageRecompute r, int i, int j) const noexcept;
-  // Peak bytes of a stage besides what is always there.
+  // Peak bytes of a stage in addition to resident state.
   PeakBytes peak(const MovingBytes& moving, const LateGradients& late, int stage) const noexcept;
   // The stage as the pipeline's clock sees it.
   StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;
@@ -136,7 +137,7 @@ class PlanSums : public PassSums {
   int layers_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
-  double lost_ = 1.0;          // 1 + what an allocator loses
+  double lost_ = 1.0;          // 1 + fraction lost to the allocator
   std::vector<double> stash_;  // [variant][position]
   std::vector<After> after_;   // by position
   std::vector<double> resident_, late_, once_, work_;

@@ -1,5 +1,5 @@
-// What was worked out of pipeline schedules, kept for who asks next: steps that were played, and
-// activations in flight. Private to the kernel; safe to use from several threads.
+// Caches of results about pipeline schedules: simulated steps, and activations in flight. Private
+// to the kernel; safe to use from several threads.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace phaze {
 
-// Safe to use from several threads; what it has given stays where it is.
+// Safe to use from several threads; returned references stay valid.
 class InFlightCache {
  public:
   // By stage, see PipelinePlayer::peaks_in_flight.
