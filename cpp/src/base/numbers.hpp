@@ -11,12 +11,12 @@
 
 namespace phaze {
 
-// Stands for "there is none": the time of a plan that does not exist, a limit that nothing reaches.
+// Represents "none": the time of a plan that does not exist, or no limit.
 inline constexpr double kInfinite = std::numeric_limits<double>::infinity();
-// Stands for "cannot be computed from these arguments".
+// The result if a value cannot be computed from the arguments.
 inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Keeps a bound from excluding what it equals but for rounding.
+// Keeps a bound from excluding values that equal it up to rounding.
 inline constexpr double kRounding = 1.0 - 1e-12;
 
 // Sizes, times and rates of a problem are at most this: sums and products of a few of them are

@@ -1,5 +1,5 @@
-// Collectives and messages on a fabric: the time of each algorithm on a group, what a library's
-// protocols make of it, and the fastest. docs/collectives.md derives each formula.
+// Collectives and messages on a fabric: the time of each algorithm on a group, the effect of a
+// library's protocols, and the minimum. docs/collectives.md derives each formula.
 #include "phaze/collective.hpp"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct Choice {
   Algorithm algorithm;
 };
 
-// The fastest algorithm; time kInfinite where none gives a finite time. Preconditions as below.
+// The fastest algorithm; time kInfinite if none gives a finite time. Preconditions as below.
 Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
 
 // Seconds; kInfinite where the algorithm cannot run this call. Precondition: the call was checked
@@ -43,11 +43,11 @@ Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
 // fastest one that may be used counts.
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept;
 
-// The same two at the rates of `group`, whatever protocols there are; messages with theirs.
+// The same two at the rates of `group`, ignoring protocols; messages use theirs.
 Choice fastest_on(const Call& call, const Group& group) noexcept;
 double time_on(const Call& call, const Group& group, Algorithm algorithm) noexcept;
 
-// Which of a library's ways to move messages an operation takes.
+// The class of transfers of a library that an operation belongs to.
 Transfer transfer_of(CollectiveOp op) noexcept;
 
 // Seconds of one message. Precondition: both ranks are on the fabric, and it was checked.
@@ -60,7 +60,7 @@ double ceil_log2(std::int64_t n) noexcept {
   return static_cast<double>(std::bit_width(static_cast<std::uint64_t>(n - 1)));
 }
 
-// One way round a ring of k members: a reduce-scatter or an all-gather of v bytes.
+// One pass around a ring of k members: a reduce-scatter or an all-gather of v bytes.
 double ring_pass(double k, double v, double seconds_per_byte, double step_latency_s) noexcept {
   return (k - 1.0) / k * v * seconds_per_byte + (k - 1.0) * step_latency_s;
 }
@@ -150,8 +150,8 @@ double multi_ring(const Group& group, double v) noexcept {
 
 // ---- trees -------------------------------------------------------------------------------------
 
-// Steps from the root to the farthest leaf. On a grid the root stands in the middle for a
-// reduction, and at a corner for a broadcast.
+// Steps from the root to the farthest leaf. On a grid the root is in the middle for a reduction,
+// and at a corner for a broadcast.
 double tree_depth_s(const FabricRecord& fabric, const Group& group, std::int64_t ranks,
                     bool rooted_in_middle) noexcept {
   // One tree over all ranks, every step at the slowest tier's latency; tier by tier may be shorter.
@@ -206,7 +206,7 @@ double reduction(const FabricRecord& fabric, const Group& group, std::int64_t ra
   switch (algorithm) {
     case Algorithm::kRing:
       return passes * single_ring(fabric, group, p, v);
-    case Algorithm::kTree:  // a half may be an all-reduce of which the rest is dropped
+    case Algorithm::kTree:  // a half may be an all-reduce whose other part is dropped
       return tree_all_reduce(fabric, group, ranks, v);
     case Algorithm::kHierarchical:
       if (grid || !several) return kInfinite;
@@ -226,7 +226,7 @@ double reduction(const FabricRecord& fabric, const Group& group, std::int64_t ra
 }
 
 // Bytes over the most loaded directed link of k members in a row that exchange v bytes each, in
-// multiples of v: traffic across the middle of a line, or spread over both ways round a ring.
+// multiples of v: traffic across the middle of a line, or split over both directions of a ring.
 double exchange_load(const ActiveLevel& level) noexcept {
   const std::int64_t k = level.members;
   const auto kd = static_cast<double>(k);
@@ -310,7 +310,7 @@ double broadcast(const FabricRecord& fabric, const Group& group, std::int64_t ra
 
 // ---- choosing ----------------------------------------------------------------------------------
 
-// The fastest of some algorithms; ties go to the one that stands first.
+// The fastest of some algorithms; ties go to the one listed first.
 template <Algorithm... kCandidates, typename Time>
 Choice fastest_of(const Time& time) noexcept {
   Choice best{kInfinite, Algorithm::kNone};
@@ -390,21 +390,21 @@ double time_on(const Call& call, const Group& group, Algorithm algorithm) noexce
 
 namespace {
 
-// Messages over the busiest link of a row when every rank sends `hops` places on: as many as a
-// message has hops, but no more than fit on an open line, and half as many where both ways round
-// a ring are equally long.
+// Messages over the busiest link of a row when every rank sends to the rank `hops` further: as many
+// as a message has hops, but no more than fit on an open line, and half as many if both directions
+// of a ring are equally long.
 double shift_load(std::int64_t hops, std::int64_t size, bool ring) noexcept {
   if (!ring) return static_cast<double>(std::min(hops, size - hops));
   return (2 * hops == size ? 0.5 : 1.0) * static_cast<double>(hops);
 }
 
-// Whether a protocol may move a vector of which each rank has such a part.
+// Whether a protocol may move this vector: its limit applies to one rank's part.
 bool may_move(const ProtocolRecord& protocol, double bytes, double ranks) noexcept {
   return protocol.most_bytes == 0.0 || bytes <= protocol.most_bytes * ranks;
 }
 
-// What `time` gives at the rates of each protocol in turn, with what begins it and copies.
-// Inside one unit copies take their time; where links further out are slower they hide behind them.
+// The minimum of `time` over the protocols' rates, each with its start-up time and copies. Inside
+// one unit copies add to the time; if links further out are slower, copies overlap them.
 template <typename Time>
 Choice fastest_protocol(const Call& call, const Group& plain, const Time& time) noexcept {
   const bool one_level = plain.regular && plain.active == 1;
@@ -425,7 +425,7 @@ Choice fastest_protocol(const Call& call, const Group& plain, const Time& time) 
   return best;
 }
 
-// The switch of the one level that the group is on adds up what its members send.
+// In-switch all-reduce: the switch of the group's only level sums the data of its members.
 double in_switch_s(const Call& call, const Group& group) noexcept {
   const int l = group.outermost;
   const bool fits = call.op == CollectiveOp::kAllReduce && !is_grid(call.fabric) && group.regular &&
@@ -495,7 +495,7 @@ double time_with(const Call& call, const Group& group, Algorithm algorithm) noex
 double message_s(const FabricRecord& fabric, double bytes, std::int64_t from,
                  std::int64_t to) noexcept {
   if (!is_grid(fabric)) {
-    for (int l = 0;; ++l) {  // the lowest tier of which one unit holds both
+    for (int l = 0;; ++l) {  // the lowest tier with one unit that contains both
       const bool last = l + 1 == fabric.levels;
       if (!last) {
         from /= fabric.size[l];
@@ -574,7 +574,7 @@ double ports(const FabricRecord& fabric, const Group& group) noexcept {
   return total;
 }
 
-// A message on a fabric that was checked and has so many devices.
+// A message on a fabric that passed the check and has `devices` devices.
 CollectiveResult checked_message(const FabricRecord& fabric, std::int64_t devices, double bytes,
                                  std::int64_t from, std::int64_t to) noexcept {
   const Status sent = check_bytes(bytes);
@@ -699,7 +699,8 @@ double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double by
       op == CollectiveOp::kAllToAll) {
     sent = (p - 1.0) / p * bytes;
   }
-  // A bound must hold to the last bit: leave a margin for the rounding of the times it is below.
+  // A bound must be valid to the last bit: the factor leaves a margin for the rounding of the
+  // times.
   constexpr double kBelow = 1.0 - 16.0 * std::numeric_limits<double>::epsilon();
   return kBelow * sent / ports(fabric, lay_out(fabric, call.shape));
 }

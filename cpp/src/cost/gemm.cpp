@@ -69,7 +69,7 @@ std::int64_t next_on_ladder(std::int64_t i) noexcept {
   return (i & (i - 1)) == 0 ? i / 2 * 3 : i / 3 * 4;
 }
 
-// Largest whole t with fixed + t * per_unit <= capacity, at most `most`; 0 where none fits.
+// Largest integer t with fixed + t * per_unit <= capacity, at most `most`; 0 if none fits.
 std::int64_t largest_fitting(double fixed, double per_unit, double capacity,
                              std::int64_t most) noexcept {
   const double room = (capacity - fixed) / per_unit;
@@ -88,7 +88,7 @@ struct Sizes {
   double partials;  // bytes of all accumulators
 };
 
-// Keeps a t_x by t_y tile of outputs while strips of both operands stream past.
+// Stores a t_x by t_y tile of outputs while strips of both operands stream through the buffer.
 void outputs_stay(const GemmShape& g, double capacity, const Precision& p, const Sizes& z,
                   Traffic& best) noexcept {
   for (std::int64_t i = 1; i <= g.m; i = next_on_ladder(i)) {
@@ -104,8 +104,8 @@ void outputs_stay(const GemmShape& g, double capacity, const Precision& p, const
   }
 }
 
-// Keeps a tile of one operand (`kept` bytes, `x` elements along its outer side) while strips of the
-// other (`streamed` bytes) and of the outputs pass.
+// Stores a tile of one operand (`kept` bytes, `x` elements along its outer side) while strips of
+// the other (`streamed` bytes) and of the outputs stream through the buffer.
 void operand_stays(std::int64_t x, std::int64_t k, double kept, double streamed, double capacity,
                    const Precision& p, const Sizes& z, Order order, Traffic& best) noexcept {
   for (std::int64_t i = 1; i <= x; i = next_on_ladder(i)) {
@@ -150,7 +150,7 @@ inline constexpr int kSplitCount = 10;
 inline constexpr std::int64_t kMultiples[] = {1, 2, 4, 8};
 inline constexpr int kMultipleCount = 4;
 
-// One way to cut a dimension of the output into blocks.
+// One partition of a dimension of the output into blocks.
 struct Cut {
   std::int64_t length = 0;  // l
   std::int64_t parts = 0;   // p
@@ -171,9 +171,8 @@ struct Split {
   double folds;        // of the array's rows
 };
 
-// What the kernels for one shape are like. Rows that do not start at 16-byte bounds cannot be
-// copied in bulk: kernels of an earlier generation run there, each with blocks and costs of its
-// own.
+// The kernels available for one shape. Rows that are not 16-byte aligned cannot be copied in bulk:
+// kernels of an earlier generation run there, each with its own blocks and costs.
 struct Kernels {
   double port_bytes_per_s;  // of one port
   bool both_ways;           // whether operands and outputs pass it at once
@@ -215,7 +214,7 @@ inline Kernels kernels_of(const GemmShape& g, const Machine& machine) noexcept {
   return found;
 }
 
-// What a mapping must beat and how it is written down.
+// The incumbent of a search and how to record a mapping.
 struct Candidate {
   double time_s = kInfinite;
   Dataflow dataflow = Dataflow::kOutput;
@@ -234,7 +233,7 @@ struct Candidate {
 };
 
 // The search over mappings of one shape on one machine. Whole blocks, and splits of a block, are
-// left out where a bound says that they cannot be faster than what has been found.
+// pruned if a bound shows that they cannot be faster than the incumbent.
 class Search {
  public:
   Search(const GemmShape& shape, const Machine& machine, double floor_s, bool resident) noexcept
@@ -306,7 +305,7 @@ class Search {
     return 2.0 * (m + n) * rows_ * p.in_bytes + m * n * p.acc_bytes <= machine_.local_bytes;
   }
 
-  // What is the same for all splits of a block.
+  // Values common to all splits of a block.
   struct Block {
     Dataflow dataflow;
     const Cut& by_m;
@@ -366,7 +365,7 @@ class Search {
     }
   }
 
-  // Splits are worked out when the first block asks for them.
+  // Splits are computed when the first block needs them.
   bool add_split(int i) noexcept {
     const std::int64_t parts = kSplits[i];
     const std::int64_t depth = ceil_div(g_.k, parts);
@@ -377,7 +376,7 @@ class Search {
     return true;
   }
 
-  // What one wave covers, and how often each operand is read from the buffer.
+  // The extent of one wave, and how often each operand is read from the buffer.
   void add_wave(Block* block) const noexcept {
     const Cut& by_m = block->by_m;
     const Cut& by_n = block->by_n;
@@ -476,7 +475,7 @@ double extra_bytes(const Epilogue& epilogue, bool resident) noexcept {
   return resident ? std::max(epilogue.extra_bytes, 0.0) : epilogue.extra_bytes;
 }
 
-// Whether operands of so many bytes are still in the buffer from the operator before.
+// Whether operands of this many bytes are still in the buffer from the previous operator.
 bool is_resident(double operands, const Machine& machine) noexcept {
   const double share = machine.tuning->resident_share;
   return share > 0.0 && operands <= share * machine.buffer_bytes;

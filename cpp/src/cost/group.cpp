@@ -11,13 +11,13 @@ namespace {
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
-// The links of a full mesh that a device has over those it can use to reach `members` - 1 others.
+// Links of a device in a full mesh divided by those it can use to reach `members` - 1 others.
 double unused_links(const FabricRecord& fabric, int l, std::int64_t members) noexcept {
   if (fabric.full_mesh[l] == 0) return 1.0;
   return static_cast<double>(fabric.size[l] - 1) / static_cast<double>(members - 1);
 }
 
-// A group being laid out, and what it is laid out on.
+// A group while it is mapped to the levels of a fabric.
 struct Layout {
   const FabricRecord& fabric;
   const LinkRates& rates;
@@ -39,8 +39,8 @@ void add_level(const Layout& layout, int l, std::int64_t members, std::int64_t s
   // A wrapped dimension of two devices has one cable, not two: it is a line.
   level.ring =
       grid && fabric.wrap[l] != 0 && fabric.size[l] > 2 && members * stride == fabric.size[l];
-  // A ring folded onto a line visits every second device on the way out and the others on the
-  // way back: each directed link carries one edge of the ring, and a step is two hops long.
+  // A ring folded onto a line visits every second device in one direction and the others on the
+  // return: each directed link carries one edge of the ring, and a step is two hops long.
   level.step_latency_s =
       grid && !level.ring && members > 2 ? 2.0 * level.hop_latency_s : level.hop_latency_s;
   // A closed ring carries half the vector in each direction.
@@ -52,9 +52,9 @@ void add_level(const Layout& layout, int l, std::int64_t members, std::int64_t s
   if (stride != 1) group.contiguous = false;
 }
 
-// Walks the levels innermost first, taking as many members of a run as each holds. Returns false
-// where a unit would hold a different number of members than its neighbour, or where the run has
-// members on a level before `first_free`, which moves behind the last level it takes.
+// Visits the levels innermost first and takes as many members of a run as each level holds. Returns
+// false if units would contain different numbers of members, or if the run has members on a level
+// before `first_free`, which is set to the level after the last one it takes.
 bool take_members(const Layout& layout, std::int64_t ranks, std::int64_t stride,
                   int& first_free) noexcept {
   const FabricRecord& fabric = layout.fabric;
@@ -86,8 +86,9 @@ std::int64_t extent(const GroupShape& shape) noexcept {
   return (shape.ranks - 1) * shape.stride + (shape.outer_ranks - 1) * shape.outer_stride;
 }
 
-// Members of two runs in every unit of `unit` ranks that holds any; 0 where units differ, or would
-// if there were more of the outer run: luck of the first few is no layout to count on.
+// Members of two runs in every unit of `unit` ranks that contains any; 0 if units differ, or would
+// differ with more members in the outer run: a layout must not depend on the first few being
+// regular.
 std::int64_t held_by_unit(const GroupShape& shape, std::int64_t unit) noexcept {
   const std::int64_t inner = (shape.ranks - 1) * shape.stride;
   if (extent(shape) < unit) return shape.ranks * shape.outer_ranks;
@@ -95,7 +96,7 @@ std::int64_t held_by_unit(const GroupShape& shape, std::int64_t unit) noexcept {
   if (inner < unit) {  // some whole inner runs in each
     const std::int64_t runs = (unit - 1 - inner) / shape.outer_stride + 1;
     if (shape.outer_ranks % runs != 0) return 0;
-    // Sets of `runs` runs begin at multiples of this within a unit, sooner or later at all of them.
+    // Sets of `runs` runs begin at multiples of this within a unit, and eventually at all of them.
     const std::int64_t grain = std::gcd(runs * shape.outer_stride, unit);
     return (runs - 1) * shape.outer_stride + inner < grain ? runs * shape.ranks : 0;
   }
@@ -104,7 +105,7 @@ std::int64_t held_by_unit(const GroupShape& shape, std::int64_t unit) noexcept {
   return fills && shape.outer_stride % unit == 0 ? unit / shape.stride : 0;
 }
 
-// Two runs on switched tiers; false where some tier's units hold different numbers of members.
+// Two runs on switched tiers; false if the units of some tier contain different numbers of members.
 bool count_members(const Layout& layout, const GroupShape& shape) noexcept {
   const FabricRecord& fabric = layout.fabric;
   const std::int64_t reach = extent(shape);
@@ -136,9 +137,9 @@ bool lay_out_regular(const Layout& layout, const GroupShape& shape) noexcept {
 
 // An irregular group is charged as one ring in rank order over every level from the one its
 // smallest gap reaches to the one its extent reaches. On a grid, row ends send the ring back along
-// the row it came from, so links carry up to two of its edges, and all interleaved groups share
-// them: no more than the larger stride, since the gaps inside and between runs add up to less. In a
-// full mesh each edge of the ring is one link.
+// the same row, so links carry up to two of its edges, and all interleaved groups share them: at
+// most the larger stride, since the gaps inside and between runs add up to less. In a full mesh
+// each edge of the ring is one link.
 void charge_irregular(const Layout& layout, const GroupShape& shape) noexcept {
   const FabricRecord& fabric = layout.fabric;
   const LinkRates& rates = layout.rates;

@@ -1,4 +1,4 @@
-// How a group of ranks lies on a fabric: members per level, and what limits each level.
+// Position of a group of ranks on a fabric: members per level, and the limits of each level.
 // Private to the collective kernel.
 #pragma once
 
@@ -16,7 +16,7 @@ struct LinkRates {
   double latency_s[kMaxLevels];
 };
 LinkRates link_rates(const FabricRecord& fabric) noexcept;
-// Under a protocol; with copies as a part of what the links take where `merged`.
+// Rates under a protocol; if `merged`, copies are part of the links' time.
 LinkRates link_rates(const FabricRecord& fabric, const ProtocolRecord& protocol,
                      bool merged) noexcept;
 
@@ -29,8 +29,8 @@ struct ActiveLevel {
   double step_latency_s;    // of one step round the ring through the members
   bool ring;                // grid: the members close into a ring
   bool chain;               // trees pass from member to member here
-  // One way round that ring, a reduce-scatter or an all-gather of v bytes, takes
-  // v * pass_seconds_per_byte + pass_latency_s.
+  // One pass around that ring, a reduce-scatter or an all-gather of v bytes, takes v *
+  // pass_seconds_per_byte + pass_latency_s.
   double pass_seconds_per_byte;
   double pass_latency_s;
 };

@@ -1,4 +1,4 @@
-// The largest of several times of an operator, and what it belongs to.
+// The largest of several times of an operator, and the resource it belongs to.
 #pragma once
 
 #include "phaze/gemm.hpp"

@@ -23,7 +23,7 @@ bool well_formed(const VectorCost& cost) noexcept {
          std::isfinite(cost.long_bytes);
 }
 
-// A list of block shapes, of which `count` entries are used.
+// Checks a list of block shapes with `count` used entries.
 bool well_formed(std::int32_t count, const std::int64_t* m, const std::int64_t* n) noexcept {
   if (count < 0 || count > kMaxTiles) return false;
   for (int i = 0; i < count; ++i) {

@@ -41,8 +41,8 @@ Status check_op(const OperatorRecord& op) noexcept {
   return check_shape({op.b, op.m, k, op.n});
 }
 
-// What the product's record reads and writes beyond its own operands. Each operator fused onto it
-// costs what an addition does.
+// Bytes that the product's record reads and writes beyond its own operands. Each fused operator
+// costs as much as an addition.
 Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept {
   const Precision& p = machine.precision;
   const auto b = static_cast<double>(op.b);
@@ -72,7 +72,7 @@ VectorShape vector_of(const OperatorRecord& op) noexcept {
           op.read_bytes + op.write_bytes, op.write_bytes};
 }
 
-// Vector units that go with one tensor core; all of one unit where cores are asked one by one.
+// Vector units per tensor core; all of one unit if costs are per core.
 double vector_per_core(const ChipRecord& chip, Cores cores) noexcept {
   if (cores == Cores::kOne) return 1.0;
   return static_cast<double>(chip.vector_cores) / static_cast<double>(chip.tensor_cores);
@@ -186,7 +186,8 @@ Status check_chip(const ChipBatch& batch, std::size_t c) noexcept {
   return check_machine(batch.chips[c], batch.tunings[static_cast<std::size_t>(t)], batch.precision);
 }
 
-// Calls good(chip, machine, op) for every valid pair and bad(chip, op, status) for the others.
+// Calls good(chip, machine, op) for every valid pair and bad(chip, op, status) for every invalid
+// one.
 template <typename Good, typename Bad>
 void for_pairs(std::span<const OperatorRecord> ops, std::span<const Status> state,
                const ChipBatch& batch, Cores cores, int threads, const Good& good, const Bad& bad) {

@@ -9,13 +9,13 @@
 namespace phaze {
 namespace {
 
-constexpr std::int64_t kAttentionRows = 128;  // queries of one unit, unless a chip says more
+constexpr std::int64_t kAttentionRows = 128;  // queries of one unit, unless a chip specifies more
 // The backward pass computes row sums of O * dO before and converts dQ after: it reads O and dO,
 // clears, reads and rounds fp32 sums; bytes per element of Q that nothing overlaps.
 constexpr double kBackwardBytes = 14.0;
 constexpr double kBackwardLaunches = 3.0;
 
-// Cycles of a product on one array when folds overlap and others follow: the best dataflow.
+// Cycles of a product on one array if folds overlap and more folds follow: the best dataflow.
 double streaming_cycles(double m, double k, double n, double rows, double cols) noexcept {
   const double output = std::ceil(m / rows) * std::ceil(n / cols) * std::max(k, rows);
   const double weight = std::ceil(k / rows) * std::ceil(n / cols) * std::max(m, rows);
@@ -132,7 +132,7 @@ double vector_bound(const VectorShape& shape, const VectorCost& cost,
 
 namespace {
 
-// What a record says besides its times: work, bytes, block and what limits it.
+// Fills the fields of a record other than times: work, bytes, block and limit.
 void describe(const AttentionShape& a, std::int64_t unit_rows, const Machine& machine, double moved,
               double busy_s, CostRecord& record) noexcept {
   const auto keys = static_cast<double>(a.keys);
@@ -166,7 +166,7 @@ void describe(const AttentionShape& a, std::int64_t unit_rows, const Machine& ma
   record.limit = static_cast<std::int32_t>(limit);
 }
 
-// Spread over the cores in units of so many queries.
+// Attention spread over the cores in units of `unit_rows` queries.
 CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machine& machine,
                     double vector_per_core) noexcept {
   const auto cores = static_cast<double>(machine.cores);
@@ -178,7 +178,7 @@ CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machi
   const AttentionUnit longest = unit_of(a, unit_rows, keys, machine, vector_per_core);
   const AttentionUnit mean = unit_of(a, unit_rows, mean_keys, machine, vector_per_core);
   CostRecord record{};
-  double scale = 0.0;  // units of the longest kind that one core works through
+  double scale = 0.0;  // units per core, in multiples of the longest unit
   double bytes = 0.0;  // through one core's port
   const auto waves = static_cast<double>(ceil_div(count, machine.cores));
   const double tail = 1.0 - cores / (2.0 * units);

@@ -18,8 +18,8 @@ namespace phaze {
 
 // ---- the canonical form of a layer ----
 
-// Operators by how far they are from the beginning, then by what they are and what surrounds them;
-// latencies as parts of the longest, to 44 binary digits. The form of a form is itself.
+// Operators sorted by depth, then by their own properties and those of their neighbours; latencies
+// relative to the longest, rounded to 44 binary digits. Canonicalisation is idempotent.
 struct CanonicalLayer {
   LayerProblem problem;
   std::int32_t order[kMaxLayerOps];  // position in the given layer of each operator
@@ -165,7 +165,7 @@ LayerSolution replay(const LayerProblem& problem, const CanonicalLayer& form,
 
 namespace {
 
-// Cores that a mode holds which asks for so many of each type it needs; 0 = all.
+// Cores occupied by a mode that requests `asked` cores of each type it needs; 0 = all.
 Status take_cores(std::int32_t asked, std::uint8_t type, ScheduleRule rule,
                   const std::int32_t* capacity, LayerMode* mode) noexcept {
   if (asked < 0) return Status::kBadMode;
@@ -221,7 +221,7 @@ Status load(const LayerBatch& batch, std::size_t b, LayerProblem* problem) noexc
   return check_layer(*problem);
 }
 
-// What all chips share.
+// Loads the data common to all chips.
 Status load_graph(const GraphOnChips& given, LayerProblem* problem) noexcept {
   if (given.types.empty()) return Status::kBadShape;
   if (given.types.size() > kMaxLayerOps) return Status::kTooManyOps;
@@ -235,7 +235,7 @@ Status load_graph(const GraphOnChips& given, LayerProblem* problem) noexcept {
   return Status::kOk;
 }
 
-// What one chip has of its own: cores and latencies. Modes are one core, then all.
+// Loads the data of one chip: cores and latencies. Modes are one core, then all.
 Status load_chip(const GraphOnChips& given, std::size_t chip, LayerProblem* problem) noexcept {
   const std::size_t ops = given.types.size();
   for (int r = 0; r < kResources; ++r) {
@@ -293,7 +293,7 @@ void write(std::size_t b, std::size_t first, std::size_t last, const LayerSoluti
   }
 }
 
-// What stands where there is no answer.
+// Fills the rows of a layer that has no answer.
 void refuse(std::size_t b, std::size_t first, std::size_t last, const LayerAnswers& out) noexcept {
   constexpr double nan = kNan;
   out.makespan_s[b] = out.bound_s[b] = nan;
@@ -327,7 +327,7 @@ void solve(std::size_t b, std::size_t first, std::size_t last, Status status, Se
 }
 
 // Calls one(k, scratch) for every k below `count`. Some layers take a thousand times as long as
-// others: each thread takes the next few.
+// others, so threads take the next few dynamically.
 template <typename One>
 void deal(std::size_t count, int threads, const One& one) {
   constexpr std::size_t kFew = 4;

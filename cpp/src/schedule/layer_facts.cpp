@@ -121,8 +121,8 @@ void LayerFacts::find_modes(int op) noexcept {
   useful_count_[op] = count;
 }
 
-// The most operators of a set of which none waits for another: their number less the largest
-// matching of operators with later ones (Dilworth's theorem).
+// The largest antichain of a set: the number of operators minus the largest matching of operators
+// with later ones (Dilworth's theorem).
 int LayerFacts::width(OpBits set) const noexcept {
   const int size = std::popcount(set);
   if (size <= 1) return size;
@@ -151,9 +151,8 @@ int LayerFacts::width(OpBits set) const noexcept {
 }
 
 void LayerFacts::add_mixes() noexcept {
-  // Of at most q operators that hold a resource at once, each has a share of 1/q of it. That is
-  // more than its share of the cores where a chip has many; it holds where modes take one core or
-  // all.
+  // If at most q operators occupy a resource at once, each has a share of 1/q of it. That exceeds
+  // its share of the cores if a chip has many; it is valid if modes take one core or all.
   int most[kResources][kMaxLayerOps];
   for (int r = 0; r < kResources; ++r) {
     if (!used_[r]) continue;
@@ -187,8 +186,8 @@ void LayerFacts::add_mixes() noexcept {
     }
     ++mixes_;
   }
-  // Time shared out evenly among what runs: one of at most k operators gets at least 1/k of it, and
-  // all of it where it holds every core of every type.
+  // Time divided evenly among the running operators: one of at most k operators gets at least 1/k
+  // of it, and all of it if it occupies every core of every type.
   for (int i = 0; i < problem_.size; ++i) {
     const double least = 1.0 / (1 + width(apart_[i]));
     for (int u = 0; u < useful_count_[i]; ++u) {
@@ -250,14 +249,14 @@ void LayerFacts::advance(Moment* m) const noexcept {
 
 double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const noexcept {
   double ready_s[kMaxLayerOps];
-  double finish_s[kMaxLayerOps];  // earliest, of what is not done
+  double finish_s[kMaxLayerOps];  // earliest finish of unfinished operators
   double most = m.now_s;
   double last_s = m.now_s;
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
     finish_s[r.op] = r.finish_s;
     last_s = std::max(last_s, r.finish_s);
-    most = std::max(most, r.finish_s);  // what follows it is reckoned below
+    most = std::max(most, r.finish_s);  // successors are added below
   }
   for_ops(all_ & ~m.started, [&](int op) {
     double ready = m.now_s;
@@ -271,7 +270,7 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
   if (most >= enough_s) return most;
   if (spine_mix_ >= 0) most = std::max(most, spine_bound(m, barred));
   if (most >= enough_s) return most;
-  std::int32_t in_time[kMaxLayerOps];  // what has not started, by when it may
+  std::int32_t in_time[kMaxLayerOps];  // operators not started, by earliest start
   int count = 0;
   for_ops(all_ & ~m.started, [&](int op) {
     int at = count++;
@@ -285,8 +284,8 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
     }
     return most;
   }
-  // In a search one mix does nearly all there is to do. Beside it the others are tried in turn; the
-  // latest to settle a state takes its place.
+  // In a search one mix prunes nearly all states. In addition the others are tried in turn; the
+  // latest one to settle a state replaces it.
   most = std::max(most, preemptive_bound(leader_, m, barred, waiting, ready_s));
   if (most >= enough_s || mixes_ < 2) return most;
   challenger_ = (challenger_ + 1) % mixes_;
@@ -361,7 +360,8 @@ Status check_layer(const LayerProblem& problem) noexcept {
       const LayerMode& mode = problem.modes[m];
       if (!std::isfinite(mode.seconds)) return Status::kNotFinite;
       if (mode.seconds < 0.0) return Status::kNegative;
-      // The bounds take what holds all cores in use to run alone: nothing may run on no core.
+      // The bounds assume that a mode with all used cores runs alone: no mode may occupy zero
+      // cores.
       if (std::all_of(mode.use, mode.use + kResources, [](auto n) { return n == 0; })) {
         return Status::kBadMode;
       }
@@ -373,11 +373,12 @@ Status check_layer(const LayerProblem& problem) noexcept {
   return Status::kOk;
 }
 
-// ---- rates at which overlapping others gains nothing: the fifth bound of docs/schedule.md ----
+// ---- rates at which overlap gains nothing: the fifth bound of docs/schedule.md ----
 
-// Each operator in turn gets the rate at which its way beside others counts as much as alone, as
-// far as those that have one and may run beside it leave room. Of any operators that run at once
-// the last to get its rate had that much room, so that together they never exceed one.
+// Each operator in turn gets the rate alone_s / beside_s, at which overlapped execution counts as
+// much as isolated execution, or less if the operators that already have a rate and may overlap it
+// leave less than that of 1. Among operators that run at once, the last to get its rate respected
+// that limit, so their rates never add up to more than one.
 void LayerFacts::add_even_mix(const std::int32_t* order) noexcept {
   double rate[kMaxLayerOps];
   OpBits rated = 0;
@@ -396,8 +397,8 @@ void LayerFacts::add_even_mix(const std::int32_t* order) noexcept {
   find_shares(mixes_++);
 }
 
-// The most that the rates of operators can add up to which run beside one: of operators in a row
-// only one runs at a time, and no more than there are cores.
+// Upper bound on the sum of the rates of operators that overlap `op`: of operators in a chain only
+// one runs at a time, and no more run than there are cores.
 double LayerFacts::most_beside(int op, OpBits rated, const double* rate) const noexcept {
   const OpBits others = apart_[op] & rated;
   double by_type = 0.0;
@@ -415,8 +416,8 @@ double LayerFacts::most_beside(int op, OpBits rated, const double* rate) const n
   return std::min(by_type, most_in_rows(others, kMaxLayerOps, rate));
 }
 
-// Deals a set into rows of operators that wait for one another, and sums the largest rates of at
-// most `count` rows.
+// Partitions a set into chains of dependent operators, and sums the largest rates of at most
+// `count` chains.
 double LayerFacts::most_in_rows(OpBits set, int count, const double* rate) const noexcept {
   double largest[kMaxLayerOps];
   int rows = 0;
@@ -438,7 +439,7 @@ double LayerFacts::most_in_rows(OpBits set, int count, const double* rate) const
   return sum;
 }
 
-// Longest first, and once more with what takes the first type of cores before all others.
+// Longest first, and again with operators on the first type of cores before all others.
 void LayerFacts::add_even_mixes() noexcept {
   std::int32_t order[kMaxLayerOps];
   for (const bool by_type : {false, true}) {
@@ -457,7 +458,8 @@ void LayerFacts::add_even_mixes() noexcept {
   }
 }
 
-// ---- the longest path besides the network, and the gaps in which other operators could hide ----
+// ---- the longest path without the network, and the gaps in which other operators could overlap
+// ----
 
 namespace {
 
@@ -487,8 +489,8 @@ void LayerFacts::find_twins() noexcept {
     }
     return true;
   };
-  // Whether no way to run an operator ends sooner than one begun before it that leaves it room:
-  // only then is what takes another's place never later than it was.
+  // Whether no mode of an operator ends earlier than a compatible mode that started before it: only
+  // then does exchanging two operators never delay the one that moves.
   const auto in_order = [&](int op) {
     for (int u = 0; u < useful_count_[op]; ++u) {
       for (int v = 0; v < u; ++v) {  // the faster of the two
@@ -545,7 +547,7 @@ void LayerFacts::find_spine() noexcept {
     at = next;
   }
   for (int i = 0; i < size(); ++i) {
-    bool always = true;  // whatever the mode, no two of them fit beside each other
+    bool always = true;  // in no mode can two of them overlap
     for (int u = 0; u < useful_count_[i]; ++u) {
       const LayerMode& mode = problem_.modes[useful_[i][u]];
       always = always && !alone(i, u) && 2 * mode.use[kNetwork] > problem_.capacity[kNetwork];
@@ -554,10 +556,10 @@ void LayerFacts::find_spine() noexcept {
   }
 }
 
-// At any moment at most one operator of the spine runs and at most one that takes the network. One
-// on the network counts fully on the spine, else with one rate for all; other operators of the
-// spine with the rate at which running beside others gains nothing, as far as the network's leaves
-// room. The network's rate is the one with the largest sum.
+// At any moment at most one operator of the spine runs and at most one that takes the network. A
+// network operator counts fully if it is on the spine, else with one rate for all; other operators
+// of the spine count with the rate at which overlap gains nothing, limited to 1 minus the network's
+// rate. The network's rate is the one with the largest sum.
 void LayerFacts::add_spine_mix() noexcept {
   const auto even = [&](int op) {
     return alone_s_[op] < beside_s_[op] ? alone_s_[op] / beside_s_[op] : 1.0;
@@ -596,7 +598,7 @@ void LayerFacts::add_spine_mix() noexcept {
 }
 
 void LayerFacts::find_waste() noexcept {
-  double wires_s = 0.0;  // on the network, beside the spine
+  double wires_s = 0.0;  // on the network, overlapping the spine
   for_ops(wires_ & ~on_spine_, [&](int op) { wires_s += beside_s_[op]; });
   for_ops(all_ & ~on_spine_ & ~wires_, [&](int op) {
     int first = 0;
@@ -619,10 +621,10 @@ void LayerFacts::find_waste() noexcept {
   });
 }
 
-// A gap is a time in which nothing runs alone; what starts in it ends in it. While an operator runs
-// in a gap, the spine gets on by a run of consecutive operators that neither wait for it nor it for
-// them, the first perhaps begun before. The rest of the time, less what the network does beside, is
-// wasted. The least over runs and over gaps of at least this length.
+// A gap is a time in which nothing runs alone; an operator that starts in it ends in it. While an
+// operator runs in a gap, the spine advances by a run of consecutive operators that are independent
+// of it, the first possibly started before. The rest of the time, minus the network's overlapped
+// work, is wasted. Returns the minimum over runs and over gaps of at least this length.
 double LayerFacts::least_waste(int from, int to, double length_s, double wires_s) const noexcept {
   double least = std::max(0.0, length_s - wire_rate_ * std::min(wires_s, length_s));
   for (int first = from; first < to; ++first) {
@@ -650,8 +652,8 @@ double LayerFacts::least_waste(int from, int to, double length_s, double wires_s
   return std::max(0.0, least);
 }
 
-// Operators of the spine by what a second beside others gains: their rate, less the share of the
-// tensor cores that they keep from what is aside.
+// Operators of the spine by gain per second of overlap: their rate, minus the share of the tensor
+// cores that they take from the operators off the spine.
 void LayerFacts::find_gains() noexcept {
   for (int at = 0; at < spine_size_; ++at) {
     const int op = spine_[at];
@@ -674,7 +676,7 @@ void LayerFacts::find_gains() noexcept {
   }
 }
 
-// The most that the spine from a place on can gain in a time beside others.
+// Upper bound on the gain of the spine from a position on during overlapped time.
 double LayerFacts::most_gained(OpBits open, const double* left_s, double room_s) const noexcept {
   double gained = 0.0;
   for (int i = 0; i < spine_size_ && room_s > 0.0; ++i) {
@@ -690,7 +692,7 @@ double LayerFacts::most_gained(OpBits open, const double* left_s, double room_s)
 double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
   double sum = m.now_s;
   double left_s[kMaxLayerOps];
-  // What runs now may do so longer than the wastes reckon with, in a mode that is not its fastest.
+  // Running operators may run longer than the wastes assume, in a mode that is not their fastest.
   double longer_s = 0.0;
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
@@ -715,9 +717,10 @@ double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
       wires += rate_[spine_mix_][m.running[i].mode] * left_s[m.running[i].op];
     }
   }
-  // What is left aside runs alone at the end; or, of what does not, the one with the most waste is
-  // in a gap, and all of it fills the tensor cores, less what the spine gains in that time.
-  double alone_before_s[kMaxLayerOps];  // of what is left aside before aside_[i]
+  // The remaining operators off the spine run alone at the end; or, among those that do not, the
+  // one with the largest waste is in a gap, and all of them fill the tensor cores, minus the gain
+  // of the spine in that time.
+  double alone_before_s[kMaxLayerOps];  // of the remaining operators before aside_[i]
   double alone_left = 0.0;
   for (int i = 0; i < aside_count_; ++i) {
     alone_before_s[i] = alone_left;

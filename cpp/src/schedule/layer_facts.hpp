@@ -1,5 +1,5 @@
-// What bounds, list schedules and the search share: a layer worked out once. Plain arrays, so that
-// thousands of layers need no memory from the system.
+// Data shared by bounds, list schedules and the search, derived once per layer. Plain arrays, so
+// that thousands of layers need no heap allocation.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace phaze {
 
 inline constexpr double kSame = 1e-12;               // relative; closer than this is equal
-inline constexpr double kRoundedDown = 1.0 - 1e-13;  // keeps a bound below what it rounds up to
-inline constexpr int kMixes = 11;                    // ways to weigh what a mode holds
+inline constexpr double kRoundedDown = 1.0 - 1e-13;  // keeps a bound below its rounded value
+inline constexpr int kMixes = 11;                    // weightings of the resources of a mode
 
 constexpr OpBits op_bit(int op) noexcept { return OpBits{1} << op; }
 
@@ -30,7 +30,7 @@ struct Running {
   double finish_s;
 };
 
-// Where a schedule under construction stands. Copies only what runs.
+// State of a partial schedule. Copying it copies only the running operators.
 struct Moment {
   Moment() = default;
   Moment(const Moment& other) noexcept { *this = other; }
@@ -56,11 +56,11 @@ class LayerFacts {
  public:
   explicit LayerFacts(const LayerProblem& problem) noexcept;
 
-  // No schedule that goes on from here ends earlier, if the operators of `barred` may no longer run
-  // alone. Looks no further once the bound is `enough_s`.
+  // Lower bound on the makespan of every completion, if the operators of `barred` may no longer run
+  // alone. Stops once the bound reaches `enough_s`.
   double bound(const Moment& moment, OpBits barred, double enough_s) const noexcept;
 
-  // Adds what only a search needs: the bound of the longest path and the gaps beside it.
+  // Adds data that only a search needs: the bound of the longest path and its gaps.
   void prepare_search() noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
@@ -68,23 +68,23 @@ class LayerFacts {
   Moment beginning() const noexcept;
   OpBits all() const noexcept { return all_; }
   OpBits after(int op) const noexcept { return after_[op]; }
-  // Operators that can run in the same ways and for which the same wait: once two of them may
-  // start, either can take the other's place.
+  // Operators with the same modes and the same successors: once two of them may start, they are
+  // interchangeable.
   OpBits twins(int op) const noexcept { return twins_[op]; }
-  // Operators that can run in the same ways and for which the same wait and more: once both may
-  // start, such a one can take the other's place (docs/schedule.md has the proof).
+  // Operators with the same modes and a superset of the successors: once both may start, such an
+  // operator can replace the other (docs/schedule.md has the proof).
   OpBits urgent(int op) const noexcept { return urgent_[op]; }
-  // The order in which operators start that start at one moment: urgent ones before others.
+  // The order of operators that start at the same moment: urgent ones before others.
   int in_turn(int turn) const noexcept { return in_turn_[turn]; }
   // Operators that nothing waits for. Run alone, such a one can as well be the last of all.
   OpBits leaves() const noexcept { return leaves_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
   double tail_s(int op) const noexcept { return shortest_s_[op] + rest_s_[op]; }
-  // Modes that no other mode makes useless, fastest first.
+  // Modes that are not dominated by another mode, fastest first.
   int useful_count(int op) const noexcept { return useful_count_[op]; }
   int useful(int op, int i) const noexcept { return useful_[op][i]; }
   int most_useful() const noexcept { return most_useful_; }
-  // Whether a useful mode holds the whole chip, so that nothing runs beside it.
+  // Whether a useful mode occupies the whole chip, so that nothing can overlap it.
   bool alone(int op, int i) const noexcept { return (alone_[i] & op_bit(op)) != 0; }
 
   bool fits(const Moment& m, int mode) const noexcept {
@@ -128,13 +128,13 @@ class LayerFacts {
   OpBits urgent_[kMaxLayerOps];         // the same
   std::int32_t in_turn_[kMaxLayerOps];  // the same
   OpBits after_[kMaxLayerOps];
-  OpBits later_[kMaxLayerOps];  // operators that wait for one, however far
-  OpBits apart_[kMaxLayerOps];  // operators that may run beside one
-  OpBits holds_[kResources];    // operators that may hold a resource while others run
+  OpBits later_[kMaxLayerOps];  // all transitive successors of an operator
+  OpBits apart_[kMaxLayerOps];  // operators that may overlap an operator
+  OpBits holds_[kResources];    // operators that may occupy a resource while others run
   bool used_[kResources] = {};
-  OpBits alone_[kMaxModes];  // [i]: operators whose useful mode i holds the whole chip
+  OpBits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
   double shortest_s_[kMaxLayerOps];
-  double beside_s_[kMaxLayerOps];  // shortest of the modes that leave room for others
+  double beside_s_[kMaxLayerOps];  // shortest of the modes that allow overlap
   double alone_s_[kMaxLayerOps];   // shortest of those that do not
   double rest_s_[kMaxLayerOps];    // longest path from an operator's end to the layer's
   std::int32_t useful_count_[kMaxLayerOps];
@@ -144,7 +144,7 @@ class LayerFacts {
   int most_useful_ = 0;
   int mixes_ = 0;
   mutable std::int32_t leader_ = 0;      // the mix that settles most states of a search
-  mutable std::int32_t challenger_ = 0;  // the one that was tried last beside it
+  mutable std::int32_t challenger_ = 0;  // the other mix tried last
   int spine_mix_ = -1;
   int spine_size_ = 0;
   std::int32_t spine_[kMaxLayerOps];  // the longest path
@@ -153,18 +153,18 @@ class LayerFacts {
   double wire_rate_ = 0.0;
   std::int32_t by_gain_[kMaxLayerOps];  // the spine, largest gain first
   double gain_[kMaxLayerOps];
-  double area_s_[kMaxLayerOps];  // share of the tensor cores times seconds, beside others
+  double area_s_[kMaxLayerOps];  // share of the tensor cores times seconds, in overlapped modes
   int aside_count_ = 0;
   std::int32_t aside_[kMaxLayerOps];   // operators off the spine and the network
-  OpBits beside_spine_[kMaxLayerOps];  // operators of the spine that may run beside aside_[i]
-  double waste_s_[kMaxLayerOps];       // least waste of a gap that holds aside_[i]; falls with i
+  OpBits beside_spine_[kMaxLayerOps];  // operators of the spine that may overlap aside_[i]
+  double waste_s_[kMaxLayerOps];       // least waste of a gap with aside_[i]; falls with i
   double beside_share_s_[kMixes][kMaxLayerOps];    // the same if it may not run alone
   double share_s_[kMixes][kMaxLayerOps];           // least time of a whole chip an operator takes
-  double rate_[kMixes][kMaxLayerOps * kMaxModes];  // share of the chip that a mode holds
+  double rate_[kMixes][kMaxLayerOps * kMaxModes];  // share of the chip that a mode occupies
 };
 
-// Improves a schedule where operators that nothing waits for can hide beside others, trying one
-// after another the ways to run those.
+// Improves a schedule in which operators without successors can overlap others, trying the modes of
+// those others in turn.
 void improve_schedule(const LayerFacts& facts, LayerSolution* best);
 
 // The best of several list schedules; its bound is not filled in.

@@ -9,11 +9,11 @@
 namespace phaze {
 namespace {
 
-// How a list schedule picks the way to run an operator.
+// How a list schedule picks the mode of an operator.
 enum class ModeChoice {
   kFastest,
   kNarrowest,
-  kShared,  // the narrowest beside what runs longer anyway; else the fastest, if the ready
+  kShared,  // the narrowest during operators that run longer anyway; else the fastest, if the ready
             // operators one after another take less than this one in its narrowest mode
 };
 
@@ -61,7 +61,7 @@ LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
   return made;
 }
 
-// How a hiding schedule runs the operators that others wait for.
+// Modes of the operators with successors in a hiding schedule.
 struct Choices {
   std::int8_t useful[kMaxLayerOps];  // which of its useful modes
   std::int8_t hold[kMaxLayerOps];    // not before this operator has started; -1: at once
@@ -78,7 +78,7 @@ struct ChoicesHash {
   }
 };
 
-// Puts operators beside each other where that pays: those that others wait for as chosen, the rest
+// Overlaps operators where that is profitable: those with successors in the chosen modes, the rest
 // in the gaps that these leave.
 class Hiding {
  public:
@@ -103,7 +103,7 @@ class Hiding {
       }
       start_inner(&moment, true);
       if (moment.started != facts_.all()) hide(&moment);
-      if (moment.running_count == 0) {  // only leaves are left, and none gains beside another
+      if (moment.running_count == 0) {  // only leaves remain, and overlapping them gains nothing
         const OpBits left = facts_.all() & ~moment.started;
         start(&moment, std::countr_zero(left), 0);
       }
@@ -114,8 +114,8 @@ class Hiding {
   }
 
  private:
-  // The operators that have not started, as chosen and one after another where one waits for the
-  // other, end no earlier; less what rounding could make of it.
+  // Lower bound on the end: the operators that have not started, in the chosen modes and
+  // sequentially along dependencies; minus a margin for rounding.
   double least_end(const Moment& m) noexcept {
     while (next_ < facts_.size() && (m.started & op_bit(by_tail_[next_])) != 0) ++next_;
     const double longest_s = next_ < facts_.size() ? facts_.tail_s(by_tail_[next_]) : 0.0;
@@ -138,8 +138,8 @@ class Hiding {
     return until >= 0 && (m.started & op_bit(until)) == 0;
   }
 
-  // Starts what fits of the operators that others wait for, longest tail first; beside others only
-  // where it is not for good.
+  // Starts the ready operators with successors that fit, longest tail first; unless `for_good`,
+  // only those whose chosen mode allows overlap.
   void start_inner(Moment* moment, bool for_good) noexcept {
     OpBits ready = 0;
     for_ops(inner_ & ~moment->started, [&](int op) {
@@ -175,7 +175,8 @@ class Hiding {
     return moment.now_s;
   }
 
-  // Starts leaves beside what runs: as many as gain more than they make the rest wait.
+  // Starts leaves that overlap the running operators: as many as gain more than they delay the
+  // rest.
   void hide(Moment* moment) noexcept {
     std::int32_t ready[kMaxLayerOps];
     int count = 0;
@@ -291,8 +292,8 @@ class Improvement {
     for_ops(sources_, [&](int op) { choices->hold[op] = static_cast<std::int8_t>(until); });
   }
 
-  // No hiding schedule with these choices ends earlier: what runs alone, one after another, and in
-  // what is left of the time the longest path of the others.
+  // Lower bound on every hiding schedule with these choices: isolated operators one after another,
+  // plus, in the remaining time, the longest path of the others.
   double least_s(const Choices& choices) const noexcept {
     double path_s[kMaxLayerOps];
     double alone_s = 0.0;
@@ -312,7 +313,7 @@ class Improvement {
     return (alone_s + longest_s) * kRoundedDown;
   }
 
-  // What was tried before was no shorter than the shortest is now.
+  // Choices tried before were no shorter than the current best.
   bool keep_if_shorter(const Choices& changed) {
     if (least_s(changed) >= reached_s_) return false;
     if (!tried_.insert(changed).second) return false;

@@ -21,8 +21,8 @@ struct State {
   Moment moment;
   std::int32_t first;  // turns before this are over at this moment
   // Operators that could have run alone at an earlier moment at which nothing ran, and did not.
-  // Moving such an operator to that moment changes nothing else but the order, so running it alone
-  // later need not be tried.
+  // Moving such an operator to that moment changes only the order, so running it alone later need
+  // not be tried.
   OpBits barred;
   // [i]: operators whose useful mode i could have started at the moment before and did not.
   // Starting it now would only be later, so that need not be tried.
@@ -30,8 +30,8 @@ struct State {
 };
 
 constexpr std::int32_t kWait = -1;  // for the next operator to finish
-constexpr std::int32_t kEnd = -2;   // run what is left alone, one after another
-constexpr int kMaxSide = 12;        // operators that run side by side in a state worth remembering
+constexpr std::int32_t kEnd = -2;   // run the remaining operators alone, one after another
+constexpr int kMaxSide = 12;        // most concurrent operators of a state that is stored
 
 struct Remembered {
   double now_s;
@@ -67,7 +67,8 @@ class Search {
         below_s_(std::min(best.makespan_s, limits.enough_s)),
         begun_(std::chrono::steady_clock::now()) {}
 
-  // True where the whole tree was seen: nothing is shorter than the best, or than what is enough.
+  // Returns true if the whole tree was searched: nothing is shorter than the best, or than
+  // `enough_s`.
   bool run() {
     State root;
     root.moment = facts_.beginning();
@@ -93,7 +94,7 @@ class Search {
 
   bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
 
-  // Moves on to the next finish; notes what could have started and did not.
+  // Advances to the next finish; records the operators that could have started and did not.
   void wait(State* s) const noexcept {
     std::fill(s->passed, s->passed + facts_.most_useful(), OpBits{0});
     for_ops(facts_.all() & ~s->moment.started, [&](int op) {
@@ -137,7 +138,7 @@ class Search {
     entry.done = m.done;
     entry.barred = s.barred & ~m.started;
     std::copy(s.passed, s.passed + facts_.most_useful(), entry.passed);
-    for_ops(key.running, [&](int op) {  // in order of number, whatever started first
+    for_ops(key.running, [&](int op) {  // in order of number, independent of start order
       for (int i = 0; i < m.running_count; ++i) {
         if (m.running[i].op != op) continue;
         const int own = m.running[i].mode - facts_.problem().first_mode[op];
@@ -190,7 +191,7 @@ class Search {
     if (limits_.only_decide && best_.makespan_s < shorter_s) stopped_ = true;
   }
 
-  // Runs what is left alone, one after another.
+  // Runs the remaining operators alone, one after another.
   void end_alone(const State& s) noexcept {
     double end = s.moment.now_s;
     for_ops(facts_.all() & ~s.moment.started, [&](int op) {
@@ -237,7 +238,7 @@ class Search {
       const int op = facts_.in_turn(turn);
       if ((ready & op_bit(op)) == 0) continue;
       const OpBits twins = facts_.twins(op) & ready;
-      if ((twins & (op_bit(op) - 1)) != 0) continue;  // the first of them stands for all
+      if ((twins & (op_bit(op) - 1)) != 0) continue;  // only the first twin is tried
       const OpBits own = op_bit(op) | twins;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.moment, facts_.useful(op, u))) continue;
@@ -295,7 +296,7 @@ class Search {
   const LayerFacts& facts_;
   const SearchLimits& limits_;
   LayerSolution& best_;
-  double below_s_;  // what is worth looking for is shorter
+  double below_s_;  // only shorter schedules are of interest
   double start_s_[kMaxLayerOps];
   std::int32_t mode_[kMaxLayerOps];
   std::vector<std::vector<Child>> levels_;

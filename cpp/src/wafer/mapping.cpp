@@ -39,7 +39,8 @@ bool good_edges(const MapProblem& p) noexcept {
   return true;
 }
 
-// Slots along x from the inside out, then along y; each spans what lies inside it.
+// Slots along x from the inside out, then along y; the stride of each is the product of the inner
+// sizes.
 bool good_slots(const MapProblem& p, std::int64_t* dies) noexcept {
   std::int64_t stride[2] = {1, 1};
   std::int32_t axis = 0;
@@ -93,8 +94,8 @@ bool good_rules(const MapRulesRecord& r) noexcept {
   return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
 }
 
-// Where stages of other classes are part of the pipeline: these have a place in it, not under
-// ZB-H1.
+// If stages of other classes are part of the pipeline, these have a position in it, and the
+// schedule is not ZB-H1.
 bool good_classes(const MapProblem& p) noexcept {
   const MapRulesRecord& r = p.rules;
   if (r.pipeline_stages == 0) {
@@ -147,7 +148,7 @@ Status check_problem(const MapProblem& p) noexcept {
 
 struct Mapping::Impl {
   explicit Impl(const MapProblem& problem) : terms(problem) {
-    // No proposal has more changes, so that none of them runs out of memory half way.
+    // No proposal has more changes, so none of them runs out of memory part-way.
     state.proposed.op_mappings.reserve(4 * terms.ops.size());
     state.proposed.nodes.reserve(4 * terms.ops.size());
     state.proposed.touched.reserve(4 * terms.ops.size());
@@ -227,7 +228,7 @@ void Mapping::assign(std::span<const OpMapping> op_mappings) {
 
 void Mapping::propose(int op, const OpMapping& op_mapping) {
   MapState& state = impl_->state;
-  state.proposed.touched.push_back(op);  // what may throw comes first
+  state.proposed.touched.push_back(op);  // statements that may throw come first
   state.proposed.op_mappings.emplace_back(op, state.op_mappings[at(op)]);
   state.op_mappings[at(op)] = op_mapping;
 }

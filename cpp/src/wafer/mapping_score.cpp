@@ -1,6 +1,6 @@
-// What a step takes by a mapping: sums over its terms, the memory and the load of each stage, the
-// exact choice of outputs where memory is short, and the pipeline that the stages make up.
-// docs/wafer.md has the formulas.
+// Step time of a mapping: sums over its terms, the memory and the load of each stage, the exact
+// choice of outputs if memory is short, and the pipeline of the stages. docs/wafer.md has the
+// formulas.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace phaze {
 namespace {
 
-// A limit is this much wider: what ties with it is exact.
+// A limit is relaxed by this factor, so that ties with it are evaluated exactly.
 constexpr double kLimitRounding = 1e-9;
 
 MapScore too_long() noexcept {
@@ -58,7 +58,7 @@ struct Block {
     hidden_f_s += f.beside_f_s;
     hidden_b_s += f.again_s + f.beside_b_s;
   }
-  // Both passes with every output kept.
+  // Both passes with every output stored.
   double plain_s() const noexcept {
     const double passes = blocking_f_s + std::max(forward_s, hidden_f_s) + blocking_b_s +
                           std::max(backward_s, hidden_b_s);
@@ -73,7 +73,7 @@ struct Pipeline {
   // While it fills: of all stages, of the slowest, and the most of any.
   double idle_s, slowest_idle_s, most_idle_s;
 
-  // Begins with the stages of other classes, where there are any.
+  // Starts with the stages of other classes, if there are any.
   explicit Pipeline(const MapRulesRecord& of) noexcept
       : rules(&of),
         sum_s(of.other_sum_s),
@@ -98,14 +98,15 @@ struct Pipeline {
     if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
     return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
   }
-  // What stages take that each take no less than these: the slowest may then be another one.
+  // Lower bound for stages that each take at least as long as these: another one may be the
+  // slowest.
   double least_s() const noexcept {
     if (rules->zero_bubble == 0) return time_s();
     return static_cast<double>(rules->micro_batches) * slowest_s +
            (idle_s - most_idle_s) / rules->chunks;
   }
-  // The most that a stage of `load_s` here may take in a step of so long: every micro-batch passes
-  // it, or the slowest one so far, and the other stages once, or a part of them.
+  // Upper limit on a stage of `load_s` here in a step of `limit_s`: every micro-batch passes it, or
+  // the slowest one so far, and the other stages once, or a part of them.
   double most_s(double limit_s, double load_s) const noexcept {
     const auto batches = static_cast<double>(rules->micro_batches);
     const double part = rules->zero_bubble != 0 ? 0.0 : 1.0 / rules->chunks;
@@ -120,17 +121,17 @@ struct Pipeline {
   }
 };
 
-// One stage but for the choice of its outputs.
+// Budget of one stage, before the choice of its outputs.
 struct StageBudget {
-  double flight;       // micro-batches that it holds
+  double flight;       // micro-batches whose activations it stores
   double state_bytes;  // weights, gradients, optimiser state
-  double stash_bytes;  // that its ends keep
-  double fixed_bytes;  // all but what its blocks keep
+  double stash_bytes;  // activations of its boundary layers
+  double fixed_bytes;  // everything except the activations of its blocks
   double stream_bytes;
   double sync_s, step_s;
-  double others_s;      // besides its blocks
-  double needed_bytes;  // that every block has to save; 0 where all it keeps fits
-  double stream_room;   // off the wafer, for what a block saves
+  double others_s;      // everything except its blocks
+  double needed_bytes;  // that every block must save; 0 if all activations fit
+  double stream_room;   // off-wafer memory for the outputs of a block
   double least_s;       // of all of it with outputs saved in parts, where there is a limit
 };
 
@@ -140,8 +141,8 @@ struct Moved {
 };
 
 // One evaluation of a mapping: a local object of score_step(), which reads the terms and the state
-// and changes neither. Members are filled in the order of run()'s steps; what a step reads, earlier
-// ones have filled.
+// and changes neither. Invariant: members are filled in the order of run()'s steps; each step reads
+// only members that earlier steps have filled.
 class StepScorer {
  public:
   StepScorer(const MapTerms& terms, const MapState& state, const ScoreRequest& request) noexcept
@@ -194,10 +195,10 @@ class StepScorer {
 
   struct Charged {
     double sum_s, slowest_s;  // of the stages of other classes
-    double links_s;           // that the busiest link to the rim takes for what all stages stream
+    double links_s;           // of the busiest link to the rim, for the streams of all stages
   };
 
-  // Sums of a block, and of what stands before and behind the blocks.
+  // Sums of a block, and of the layers before and after the blocks.
   void sum_parts() noexcept {
     for (int i = 0; i < terms_.op_count(); ++i) {
       const int part = terms_.ops[at(i)].part;
@@ -211,10 +212,10 @@ class StepScorer {
     plain_s_ = block_.plain_s();
   }
 
-  // Fills `stages_`, and `least_` with every output kept; whether some stage is short of memory
-  // then.
+  // Fills `stages_`, and `least_` with every output stored; returns whether some stage is then
+  // short of memory.
   bool budget_stages() noexcept {
-    // Between stages each die sends its share; copies are sent once and gathered behind.
+    // Between stages each die sends its share; replicas are sent once and gathered by the receiver.
     const TensorState between = terms_.at_boundary(state_);
     const double share = rules_.boundary_bytes / terms_.size(between.split());
     const double regather_s =
@@ -252,7 +253,7 @@ class StepScorer {
     }
     b.fixed_bytes = b.state_bytes + live + 2.0 * gathered + b.stash_bytes;
     b.others_s = others_s(k, regather_s, copies);
-    const double kept = b.flight * own_blocks;  // copies of what a block keeps
+    const double kept = b.flight * own_blocks;  // copies of a block's activations
     const double room = rules_.capacity_bytes - b.fixed_bytes;
     b.stream_room =
         kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - b.stream_bytes) / kept : 0.0;
@@ -262,7 +263,7 @@ class StepScorer {
     return b;
   }
 
-  // Seconds of a stage besides its blocks: ends, and what it sends.
+  // Seconds of a stage in addition to its blocks: boundary layers and messages.
   double others_s(int k, double regather_s, double copies) const noexcept {
     const bool first = terms_.is_first(k), last = terms_.is_last(k);
     double sending = terms_.boundary_s[at(k)] * rules_.boundary_bytes;
@@ -273,7 +274,7 @@ class StepScorer {
     return (first ? ends_[0].plain_s() : 0.0) + (last ? ends_[1].plain_s() : 0.0) + sending;
   }
 
-  // Gradients of all but the last block are summed while the others still run backward.
+  // Gradients of all blocks except the last are reduced while the others still run backward.
   double tail_s() const noexcept {
     double longest_s = rules_.other_tail_s;
     for (int k = 0; k < count_; ++k) {
@@ -285,7 +286,7 @@ class StepScorer {
     return longest_s;
   }
 
-  // What may be computed again or moved off the wafer, and what that costs.
+  // Outputs that may be recomputed or moved off the wafer, and the cost of that.
   void list_items() noexcept {
     std::array<MapFan, kMaxMapOps> sent{};
     for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
@@ -379,7 +380,7 @@ class StepScorer {
     return !(least_.least_s() > most_s_);
   }
 
-  // Whether some stage lacks too much memory whatever is chosen.
+  // Whether some stage lacks too much memory under every choice.
   bool surely_lacks() const noexcept {
     for (int k = 0; k < count_; ++k) {
       const StageBudget& b = stages_[at(k)];
@@ -394,11 +395,11 @@ class StepScorer {
     return false;
   }
 
-  // A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
-  // than the limit, which makes it endless; false where that is not known. Outputs are chosen for
-  // stages that may be the slowest, the fullest first: those with less to save, and no less memory
-  // off the wafer, take no longer than with the same choice, and no less than with outputs saved in
-  // parts.
+  // Handles a 1F1B step whose time is certain to be within `range`, which is then narrowed to its
+  // bounds, or above the limit, which makes it infinite; returns false if neither is known. Outputs
+  // are chosen for stages that may be the slowest, the fullest first: stages with less to save and
+  // at least as much off-wafer memory take at most the time of the same choice, and at least the
+  // time with outputs saved fractionally.
   bool narrow(MapRange& range) noexcept {
     const auto count = at(count_);
     const double tail_s = tail_s_ + rules_.outer_tail_s;
@@ -447,7 +448,8 @@ class StepScorer {
     }
   }
 
-  // What becomes of the outputs of a stage's blocks; false where the step is surely too long.
+  // Chooses the outputs of a stage's blocks; returns false if the step is certain to exceed the
+  // limit.
   bool choose(int k, Outputs* outputs) noexcept {
     const StageBudget& b = stages_[at(k)];
     if (!asked_.outputs.empty()) {
@@ -543,8 +545,8 @@ class StepScorer {
     return score_;
   }
 
-  // Weights and gradients of what stands before the blocks, of one block, and of what stands
-  // behind.
+  // Weights and gradients of the layers before the blocks, of one block, and of the layers after
+  // the blocks.
   std::array<Moved, 3> moved_weights() const noexcept {
     std::array<Moved, 3> found{};
     const double all = rules_.weight_bytes + rules_.gradient_bytes + rules_.state_bytes;
@@ -562,8 +564,8 @@ class StepScorer {
     return found;
   }
 
-  // What a stage's dies take and give for one micro-batch; activations that are moved off the wafer
-  // (`offloaded`, of each block) come and go.
+  // Bytes that a stage's dies read and write for one micro-batch; activations moved off the wafer
+  // (`offloaded`, per block) are written and read back.
   MapOther streams_of(int k, double isolated_s, double offloaded) const noexcept {
     MapOther found{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
                    blocks(k) * (weights_[1].given_bytes + offloaded)};
@@ -575,10 +577,11 @@ class StepScorer {
     return found;
   }
 
-  // Collectives of a stage share its links with what other stages stream past them. Each stage
-  // streams once while the slowest one works: that one meets all of it, a faster one what passes in
-  // its time. The links to the rim carry no less than if every stage streamed as little as the one
-  // that streams least. Replaces `loads_s_` by what the stages take then.
+  // Collectives of a stage share its links with the cross-stage streams of other stages. Each stage
+  // streams once while the slowest one works: that one meets all of it, a faster one the fraction
+  // that passes in its time. The links to the rim carry at least as much as if every stage streamed
+  // as little as the one that streams least. Replaces `loads_s_` by the resulting times of the
+  // stages.
   Charged charge_cross_stage() noexcept {
     const std::size_t count = at(terms_.pipeline_stages()), first = at(rules_.first_stage);
     const std::size_t own = at(count_);
@@ -623,10 +626,10 @@ class StepScorer {
   const MapRulesRecord& rules_;
   const ScoreRequest& asked_;
   int count_;                // of stages
-  double limit_s_, most_s_;  // of the step; of the step without what follows all of it
+  double limit_s_, most_s_;  // of the step; of the step without its tail
   Block block_;
   std::array<Block, 2> ends_;
-  double plain_s_;                                 // of a block with every output kept
+  double plain_s_;                                 // of a block with every output stored
   std::array<StageBudget, kMaxMapStages> stages_;  // `count_` of them
   Pipeline least_;  // stages that take no more than those of any choice of outputs in time
   bool chooses_ = false;
@@ -635,9 +638,9 @@ class StepScorer {
   std::optional<OutputChooser> chooser_;
   double least_step_s_, tail_s_;
   MapScore score_{};
-  std::array<double, kMaxMapStages> loads_s_;  // `count_` of them, and of the next where stages
-  std::array<MapOther, kMaxMapStages> alone_;  // wait for streams of others
-  std::array<Moved, 3> weights_{};             // moved before the blocks, of a block, behind them
+  std::array<double, kMaxMapStages> loads_s_;  // `count_` of them; alone_: isolated stages, used if
+  std::array<MapOther, kMaxMapStages> alone_;  // stages wait for streams of other stages
+  std::array<Moved, 3> weights_{};  // moved before the blocks, of a block, after the blocks
 };
 
 // ---- parts of the model and stages ----

@@ -8,7 +8,7 @@
 namespace phaze {
 namespace {
 
-class Numbers {  // splitmix64: integers only, so alike everywhere
+class Numbers {  // splitmix64: integers only, so identical on every machine
  public:
   explicit Numbers(std::uint64_t seed) noexcept : state_(seed) {}
   std::uint64_t next() noexcept {
@@ -25,10 +25,10 @@ class Numbers {  // splitmix64: integers only, so alike everywhere
   std::uint64_t state_;
 };
 
-constexpr double kShortage = 4.0;  // what lacking all of a die's memory costs, in times of the step
-constexpr double kNeverSoLong = 1e18;  // seconds: what does not fit is worse than what does
+constexpr double kShortage = 4.0;      // cost of lacking all of a die's memory, in steps
+constexpr double kNeverSoLong = 1e18;  // seconds: any mapping that fits is below this
 
-// What fits beats whatever does not.
+// Every mapping that fits is better than every mapping that does not.
 double shortage(double best) noexcept { return best < kNeverSoLong ? kInfinite : 0.0; }
 
 std::vector<OpMapping> op_mappings_of(const Mapping& mapping) {
@@ -51,7 +51,8 @@ class Mover {
     }
   }
 
-  // Changes the mapping; withdraw() takes it back, keep() does not. False where its score stays.
+  // Changes the mapping; withdraw() reverts it, keep() does not. Returns false if the score is
+  // unchanged.
   bool propose() {
     choose();
     return mapping_.settle();
@@ -101,7 +102,7 @@ class Mover {
     set(op, op_mapping);
   }
 
-  // Makes one end of an edge take the tensor as the other end leaves it.
+  // Makes one operator of an edge use the layout of the tensor at the other operator.
   bool align(const MapEdgeRecord& edge, bool forward) {
     const int of = forward ? edge.to : edge.from;
     const OpMapping& other = mapping_.op_mapping(forward ? edge.from : edge.to);
@@ -132,7 +133,7 @@ class Mover {
     }
   }
 
-  // Aligns what follows an operator, up to so many edges.
+  // Aligns the successors of an operator, up to `most` edges.
   void spread(int op, int most) {
     std::uint64_t reached = std::uint64_t{1} << op;
     for (const MapEdgeRecord& edge : edges_) {
@@ -178,13 +179,13 @@ double objective(const Mapping& mapping, const MapScore& score) noexcept {
 
 namespace {
 
-// What an annealing walks by: it may pass through mappings that do not quite fit.
+// Objective of annealing: it may pass through mappings that exceed the memory slightly.
 double soft_objective(const Mapping& mapping, const MapScore& score) noexcept {
   const double over = score.over_bytes + score.stream_over_bytes;
   return score.time_s * (1.0 + kShortage * over / mapping.rules().capacity_bytes);
 }
 
-// Where an annealing is: what its mapping takes, to within a range that was narrow enough so far.
+// Current state of annealing: the time of its mapping, exact or as a range.
 struct Now {
   MapRange takes;
 
@@ -192,7 +193,7 @@ struct Now {
   void set(double seconds) noexcept { takes.least_s = takes.most_s = seconds; }
 };
 
-// Says exactly what a mapping took before what is proposed, and proposes that once more.
+// Computes the exact objective of the mapping before the proposal, and repeats the proposal.
 double exactly_before(Mapping& mapping) {
   const std::vector<OpMapping> proposed = op_mappings_of(mapping);
   mapping.withdraw();
@@ -224,7 +225,7 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
       mapping.keep();
       continue;
     }
-    // What surely is accepted, and no better than the best, need not be known exactly.
+    // A proposal that is certain to be accepted, and no better than the best, need not be exact.
     MapRange range{best, now.takes.least_s * accepted, now.takes.again};
     const double limit = now.takes.most_s * accepted;  // the objective is no less than the time
     score = mapping.score({}, nullptr, limit, kShortage, &range);

@@ -54,7 +54,7 @@ MapTerms::MapTerms(const MapProblem& p)
   for (int i = 0; i < op_count(); ++i) enumerate(i);
 }
 
-// Every stage has the links of the one of these that stands worst.
+// Every stage is charged the links of the stage with the worst position.
 void MapTerms::find_stream_links() {
   if (cross_stage_s.empty()) return;
   link_s = both_s = 0.0;
@@ -65,7 +65,7 @@ void MapTerms::find_stream_links() {
   }
 }
 
-// Dies of every set of slots, and what collectives over them cost.
+// Dies of every set of slots, and the costs of collectives over them.
 void MapTerms::add_sets_of_slots() {
   const MeshLinks links{{rules.x_bytes_per_s, rules.y_bytes_per_s},
                         rules.hop_s,
@@ -126,7 +126,7 @@ void MapTerms::add_fans() {
   for (std::size_t f = 0; f < fans.size(); ++f) {
     std::vector<std::int32_t> touched = fans[f].to;
     touched.push_back(fans[f].from);
-    // The tensor that enters a block lies as the block before leaves it.
+    // The tensor that enters a block has the layout in which the previous block leaves it.
     if (fans[f].kind == static_cast<int>(EdgeKind::kEntry)) touched.push_back(entry);
     std::sort(touched.begin(), touched.end());
     touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
@@ -134,7 +134,7 @@ void MapTerms::add_fans() {
   }
 }
 
-// Operators that keep nothing run again with the next operator that does.
+// Operators that store nothing are recomputed with the next operator that does.
 void MapTerms::find_forced() {
   forced.resize(ops.size());
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -200,7 +200,7 @@ bool MapTerms::in_rank_order(const OpMapping& op_mapping) const noexcept {
   return true;
 }
 
-// Every way to give each slot of an axis a role with few enough changes from the inside out.
+// Every assignment of roles to the slots of an axis with few enough changes from the inside out.
 std::vector<std::array<std::uint16_t, kRoleCount>> MapTerms::patterns(int axis) const {
   using Pattern = std::array<std::uint16_t, kRoleCount>;
   std::vector<std::pair<Pattern, std::pair<int, int>>> open{{Pattern{}, {-1, 0}}};
@@ -301,8 +301,8 @@ double MapTerms::exchange_s(std::uint16_t set, double bytes) const noexcept {
   return exchange_lines_[set].s_per_byte * bytes + exchange_lines_[set].fixed_s;
 }
 
-// First what makes the tensor smaller, last what makes it larger. `again_s` gets the part that is
-// paid once more when the tensor is kept as it was made.
+// Conversions that shrink the tensor come first, those that enlarge it last. `again_s` receives the
+// part that is paid once more if the tensor is stored in its original layout.
 double MapTerms::convert_s(int op, const TensorState& from, const TensorState& to, double bytes,
                            std::uint8_t algorithm, double* again_s) const noexcept {
   const auto mask = [](int bits) { return static_cast<std::uint16_t>(bits); };
@@ -412,7 +412,7 @@ MapNode MapTerms::node(int op, const OpMapping& g) const noexcept {
   return n;
 }
 
-// What weights, gradients and optimiser state add to an operator's terms, by its weight mode.
+// Adds weights, gradients and optimiser state to an operator's terms, by its weight mode.
 void MapTerms::add_weights(int op, const OpMapping& g, double parameters,
                            MapNode* node) const noexcept {
   const MapOpRecord& record = ops[at(op)];
@@ -474,7 +474,7 @@ void MapTerms::add_weights(int op, const OpMapping& g, double parameters,
   }
 }
 
-// The conversion of what enters the first block to how the block before leaves it.
+// The conversion of the first block's input to the layout in which a block leaves its output.
 MapFan MapTerms::entry_fan(const FanShape& shape, const MapState& state) const noexcept {
   const OpMapping& from = state.op_mappings[at(shape.from)];
   const TensorState between = gradient_wanted(entry, state.op_mappings[at(entry)]);

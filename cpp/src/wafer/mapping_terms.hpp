@@ -14,8 +14,8 @@
 
 namespace phaze {
 
-// How a tensor lies along the slots. Each slot is in one of these sets: it splits a dimension, its
-// dies hold partial sums, or they hold the whole tensor.
+// Layout of a tensor along the slots. Each slot is in one of these sets: it splits a dimension, its
+// dies have partial sums, or they have the whole tensor.
 struct TensorState {
   std::uint16_t batch, rows, experts, features, partial, whole;
 
@@ -37,21 +37,21 @@ struct FanShape {
   std::vector<bool> again;  // of each one in `to`: whether the backward pass reads the tensor too
 };
 
-// Seconds of the conversions of one fan, by what they delay.
+// Seconds of the conversions of one fan, by the pass they delay.
 struct MapFan {
   double forward_s, backward_s, again_s;
   double beside_f_s, beside_b_s;  // pieces that overlap work
 };
 
-// The mapping at hand. Between calls of Mapping's methods `nodes` and `fans` are the terms of
-// `op_mappings`; only between propose() and settle() the terms of the operators in
-// `proposed.touched` are those of before. Owned by one Mapping, used by one thread at a time.
+// The current mapping. Invariant: between calls of Mapping's methods `nodes` and `fans` are the
+// terms of `op_mappings`; between propose() and settle() the terms of the operators in
+// `proposed.touched` are the previous ones. Owned by one Mapping, used by one thread at a time.
 struct MapState {
   std::vector<OpMapping> op_mappings;  // empty until assign()
   std::vector<MapNode> nodes;          // by operator
   std::vector<MapFan> fans;            // by fan
 
-  struct Proposed {  // what stood there before
+  struct Proposed {  // the previous values
     std::vector<std::pair<std::int32_t, OpMapping>> op_mappings;
     std::vector<std::pair<std::int32_t, MapNode>> nodes;
     std::vector<std::pair<std::int32_t, MapFan>> fans;
@@ -61,9 +61,9 @@ struct MapState {
   Proposed proposed;
 };
 
-// Owns copies of all that a problem says. Constant once built but for the seconds of stages of
+// Owns copies of all data of a problem. Constant once built except for the seconds of stages of
 // other classes (`rules.other_*` and `others`, which Mapping::set_others replaces); any number of
-// threads may read it while none does that.
+// threads may read it while none calls that.
 class MapTerms {
  public:
   explicit MapTerms(const MapProblem& problem);  // of a problem that check_problem() accepts
@@ -84,13 +84,13 @@ class MapTerms {
   MapFan fan(const FanShape& shape, const MapState& state) const noexcept;
   double conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
                       double bytes) const noexcept;
-  // What an operator that runs again pays to read a kept tensor, where the backward pass does not
-  // convert that tensor once more anyway.
+  // Cost for a recomputed operator to read a stored tensor, if the backward pass does not convert
+  // that tensor again anyway.
   double reentry_s(const MapEdgeRecord& edge, const MapState& state) const noexcept;
-  // How the tensor between two stages lies.
+  // Layout of the tensor between two stages.
   TensorState at_boundary(const MapState& state) const noexcept;
   double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
-  // Dies that a set of slots joins.
+  // Number of dies in the group of a set of slots.
   double size(std::uint16_t set) const noexcept { return sizes_[set]; }
 
   std::vector<MeshRun> slots;
@@ -107,7 +107,7 @@ class MapTerms {
   std::int32_t last;   // operator whose output leaves the block
   std::int32_t entry;  // the one whose output enters the next block where the first is entered
   std::vector<FanShape> fans;
-  std::vector<std::vector<std::int32_t>> fans_of;  // that an operator begins or ends
+  std::vector<std::vector<std::int32_t>> fans_of;  // fans that begin or end at an operator
   std::vector<std::vector<std::int32_t>> forced;   // unkept operators run again with each one
   std::vector<std::vector<OpMapping>> choices;     // legal operator mappings, by operator
   std::vector<std::uint8_t> weighted;              // 1 where an operator has parameters
@@ -140,7 +140,7 @@ class MapTerms {
   Overlap overlap(double whole_s, double piece_s, double work_s) const noexcept;
   double work_s(int op, const OpMapping& op_mapping, bool forward) const noexcept;
   bool takes_beside(int from, int to) const noexcept;
-  // Seconds of the busiest link to the rim where each die of a stage takes and gives so much.
+  // Seconds of the busiest link to the rim if each die of a stage reads and writes this many bytes.
   double streamed_link_s(double in_bytes, double out_bytes) const noexcept {
     const double less = in_bytes < out_bytes ? in_bytes : out_bytes;
     return (in_bytes + out_bytes - 2.0 * less) * link_s + less * both_s;
@@ -162,7 +162,7 @@ class MapTerms {
   MeshLine reduce_line_;
 };
 
-// What Mapping::score() is asked.
+// Arguments of Mapping::score().
 struct ScoreRequest {
   std::span<const std::uint8_t> outputs;  // by stage and operator; empty: they are chosen
   std::vector<MapStage>* stages;          // described where not null

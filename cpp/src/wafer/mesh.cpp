@@ -65,7 +65,7 @@ MeshLine ring_line(std::span<const MeshRun> runs, const MeshLinks& links) noexce
   MeshRun x{}, y{};
   if (!plane_of(runs, x, y) || (x.size % 2 != 0 && y.size % 2 != 0)) return kCannot;
   const double ranks = static_cast<double>(x.size) * static_cast<double>(y.size);
-  // Rows are walked to and fro where there is an even number of them, else columns.
+  // Rows are traversed back and forth if their number is even, else columns.
   const MeshRun& across = y.size % 2 == 0 ? y : x;
   const MeshRun& along = y.size % 2 == 0 ? x : y;
   const double turns = 2.0 * (across.size - 1.0);
@@ -92,7 +92,7 @@ bool good(std::span<const MeshRun> runs) noexcept {
   });
 }
 
-// One link of each die to the switches: whoever the others are.
+// One link of each die to the switches, independent of the other members.
 MeshLine switch_line(std::span<const MeshRun> runs, const MeshLinks& links) noexcept {
   double ranks = 1.0;
   for (const MeshRun& run : runs) ranks *= run.size;
@@ -182,7 +182,7 @@ class Router {
     return !grid_.dead_links.empty() && grid_.dead_links[static_cast<std::size_t>(link)] != 0;
   }
 
-  // Links from one die to another; empty where they are the same, false where there is no way.
+  // Links from one die to another; empty if they are the same, false if there is no route.
   bool route(std::int32_t from, std::int32_t to, std::vector<std::int32_t>& links) {
     links.clear();
     if (dead(from) || dead(to)) return false;
@@ -190,7 +190,7 @@ class Router {
   }
 
  private:
-  // Along one axis first, then along the other.
+  // Routes along one axis first, then along the other.
   bool straight(std::int32_t from, std::int32_t to, int first, std::vector<std::int32_t>& links) {
     links.clear();
     std::int32_t at = from;
@@ -291,7 +291,7 @@ class Writer {
     }
   }
 
-  // An all-gather of `bytes` along every line of a run: each part passes to both ends.
+  // An all-gather of `bytes` along every line of a run: each part is forwarded to both ends.
   void gather(const MeshRun& run, double bytes, std::vector<MeshFlow>& flows) const {
     const double part = bytes / run.size;
     lines(run, [&](std::int32_t begin) {
@@ -314,7 +314,7 @@ class Writer {
     });
   }
 
-  // The cycle that ring_line walks, both ways.
+  // The cycle of ring_line, in both directions.
   void ring(const MeshRun& x, const MeshRun& y, double bytes, std::vector<MeshFlow>& flows) const {
     const bool rows = y.size % 2 == 0;
     const MeshRun& across = rows ? y : x;

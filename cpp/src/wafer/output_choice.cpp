@@ -6,8 +6,8 @@
 namespace phaze {
 namespace {
 
-// Of each item the later ones that save no more bytes and cost no less, by work and by
-// overlapped collectives, and the earlier ones that are as large; only items of which both or none
+// For each item, the later items that save no more bytes and cost no less, by work and by
+// overlapped collectives, and the earlier items of equal size; only pairs in which both or neither
 // can be moved.
 void compare_items(int count, const double* bytes, const double* by_work, const double* by_hidden,
                    std::uint64_t movable, std::uint64_t* worse, std::uint64_t* equal) noexcept {
@@ -97,7 +97,7 @@ OutputChooser::OutputChooser(const OutputItem* items, int count, const OutputBlo
 // Sizes and costs side by side, and which items can be exchanged.
 void OutputChooser::compare() noexcept {
   items_.compared = true;
-  std::array<double, kMaxMapOps> by_work, by_hidden;  // what computing it again adds
+  std::array<double, kMaxMapOps> by_work, by_hidden;  // added by recomputation
   items_.spent_s[0] = items_.again_bytes[0] = 0.0;
   items_.again_end = 0;
   for (int i = 0; i < items_.count; ++i) {
@@ -216,7 +216,7 @@ std::uint64_t OutputChooser::again() const noexcept {
   return ops;
 }
 
-// Keeps the time of a choice, and forgets the choice.
+// Stores the time of a choice, and discards the choice.
 void OutputChooser::widen(double worst_s) noexcept {
   if (!answer_.solved) return;
   answer_.solved = false;
@@ -225,7 +225,7 @@ void OutputChooser::widen(double worst_s) noexcept {
 }
 
 void OutputChooser::aim() noexcept {
-  // A relative slack: what ties but for rounding is no better.
+  // A relative slack: a tie up to rounding is no improvement.
   target_.most_s = answer_.best_s * (1.0 - 1e-12);
   target_.most_moved = 0.0;
   if (items_.offloads) {
@@ -248,7 +248,7 @@ void OutputChooser::take(const Sums& s, double moved, std::uint64_t away) noexce
 
 // ---- choices to begin with ----
 
-// The first so many computed again, up to where that takes as long as moving the others, and one
+// Recomputes a prefix of the items, up to where that takes as long as moving the others, plus one
 // more.
 void OutputChooser::round() noexcept {
   Sums s = start_;
@@ -300,14 +300,15 @@ void OutputChooser::improve() noexcept {
   if ((branching_.barred & branching_.fixed) == 0) follow(0, s, true);
 }
 
-// Bytes beyond those needed, with items up to `last` computed again, that one in part.
+// Bytes beyond those needed, with items up to `last` recomputed, that one fractionally.
 double OutputChooser::surplus_of(int last, double per_s, double budget) const noexcept {
   if (!(budget < kInfinite)) return kInfinite;
   const double parts = per_s * (budget - items_.spent_s[at(last)]);
   return items_.again_bytes[at(last)] + parts + slack_bytes() - target_.again_needed;
 }
 
-// Which items are open: the others are computed again, and added to `s`, or surely are not.
+// Finds the open items: the others are either certain to be recomputed, and added to `s`, or
+// certain not to be.
 void OutputChooser::open_items(int last, double per_s, double surplus, Sums* s) noexcept {
   Branching& b = branching_;
   b.open = 0;
@@ -353,7 +354,7 @@ bool OutputChooser::may_fit(int position, const Sums& s) const noexcept {
   return saved + slack_bytes() >= missing || items_.gains;
 }
 
-// One more open item: computed again or not. `fits`: may_fit() is known to hold.
+// Branches on one more open item: recomputed or not. `fits`: may_fit() is known to be true.
 void OutputChooser::follow(int position, const Sums& s, bool fits) noexcept {
   Branching& b = branching_;
   // More computed again than is enough, in their order, never makes a step shorter.
@@ -373,9 +374,9 @@ void OutputChooser::follow(int position, const Sums& s, bool fits) noexcept {
   b.barred = barred;
 }
 
-// ---- what is moved ----
+// ---- moved outputs ----
 
-// Bytes that can be moved besides while a set is computed again, without taking longer.
+// Bytes that can be moved in addition while a set is recomputed, without taking longer.
 double OutputChooser::free_bytes(const Sums& s) const noexcept {
   const double free = (time_s(s, 0.0) - block_.stream_s) * items_.bytes_per_stream_s;
   if (!(items_.link_s_per_byte > 0.0)) return free;
@@ -383,7 +384,7 @@ double OutputChooser::free_bytes(const Sums& s) const noexcept {
                             items_.link_s_per_byte);
 }
 
-// With a set of items computed again, moves the least of the others that is enough.
+// With a set of items recomputed, moves the least bytes of the others that are enough.
 void OutputChooser::move_rest(const Sums& s) noexcept {
   const double missing = answer_.needed - s.saved;
   if (!(time_s(s, std::max(missing, 0.0)) < target_.most_s)) return;
@@ -403,7 +404,7 @@ void OutputChooser::move_rest(const Sums& s) noexcept {
   if (moved.least < kInfinite) take(s, moved.least, moved.found);
 }
 
-// Of all ways to move enough that take no longer, the first in the order of the items.
+// Among the sets that move enough and take no longer, the first in the order of the items.
 std::uint64_t OutputChooser::first_moved() const noexcept {
   Sums s = start_;
   for (int i = 0; i < items_.again_end; ++i) {

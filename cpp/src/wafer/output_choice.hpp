@@ -1,5 +1,5 @@
-// The exact choice of what becomes of a block's outputs: kept, computed again, or moved off the
-// wafer. Private to the wafer kernel; one object per thread, nothing is allocated or thrown.
+// The exact choice for a block's outputs: stored, recomputed, or moved off the wafer. Private to
+// the wafer kernel; one object per thread, nothing is allocated or thrown.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace phaze {
 
-// An output that may be computed again or moved off the wafer instead of being kept.
+// An output that may be recomputed or moved off the wafer instead of being stored.
 struct OutputItem {
   int op;
   bool recompute, offload;
@@ -22,16 +22,16 @@ struct OutputItem {
   double link_s;                        // that each of both adds to the overlapped collectives
 };
 
-// Seconds of a block with all outputs kept, by pass: collectives that the work waits for, work,
-// collectives that overlap it; and of the stream from and to off the wafer, which overlaps all.
+// Seconds of a block with all outputs stored, by pass: blocking collectives, work, collectives that
+// overlap it; and of the stream to and from off-wafer memory, which overlaps everything.
 struct OutputBlock {
   double blocking_f_s, forward_s, hidden_f_s, blocking_b_s, backward_s, hidden_b_s, stream_s;
 };
 
 using Outputs = std::array<std::uint8_t, kMaxMapOps>;  // an Output by operator
 
-// The subset with the least bytes of at least `needed` and at most `most`: of those with no more
-// than `enough` the first, in the order that tries each item before leaving it out; else the least.
+// The subset with the least bytes that are at least `needed` and at most `most`: among those with
+// at most `enough`, the first in the order that tries each item before omitting it; else the least.
 struct LeastMoved {
   LeastMoved(double needed_bytes, double enough_bytes, double most_bytes) noexcept
       : needed(needed_bytes), enough(enough_bytes), most(most_bytes) {}
@@ -41,7 +41,7 @@ struct LeastMoved {
   void search() noexcept;
 
   double needed, enough, most;
-  double least = kInfinite;  // bytes of the subset that was found; infinite where there is none
+  double least = kInfinite;  // bytes of the subset found; infinite if there is none
   std::uint64_t found = 0;   // that subset, a bit per item
 
  private:
@@ -51,51 +51,51 @@ struct LeastMoved {
   std::array<int, kMaxMapOps> item_;
   std::array<double, kMaxMapOps> size_;
   std::array<std::uint64_t, kMaxMapOps> equal_;
-  std::array<double, kMaxMapOps> left_, smallest_;  // of an item and those behind it, bytes
+  std::array<double, kMaxMapOps> left_, smallest_;  // of an item and those after it, bytes
 };
 
-// Least time with at least so many bytes saved. What moving outputs costs follows from their bytes
-// alone, so that a choice is a set of items computed again, in the order of what a saved byte
-// costs, as for a knapsack, and of the others the least bytes that are enough.
+// Least time with at least `needed` bytes saved. The cost of moving outputs follows from their
+// bytes alone, so a choice is a set of recomputed items, in the order of cost per saved byte, as
+// for a knapsack, and, of the others, the least bytes that are enough.
 //
-// To take less than a limit, items computed again in parts, the cheapest first, and as many bytes
+// To take less than a limit, items recomputed fractionally, the cheapest first, and as many bytes
 // moved as there is time for would save `surplus` more than is needed. Every item that is not
-// computed again although it is cheaper than the last one in part, or is although it is not, loses
-// a part of that (its reduced cost, as in linear programs): only sets that lose no more than the
-// surplus are looked at, and of those none where exchanging two items does as well (Martello and
-// Toth 1990, Knapsack Problems, chapter 2).
+// recomputed although it is cheaper than the fractional one, or is recomputed although it is not,
+// loses a part of that (its reduced cost, as in linear programs): only sets that lose at most the
+// surplus are examined, except those dominated by an exchange of two items (Martello and Toth 1990,
+// Knapsack Problems, chapter 2).
 class OutputChooser {
  public:
   // `items` must outlive it.
   OutputChooser(const OutputItem* items, int count, const OutputBlock& block) noexcept;
 
-  // Whether items that can be computed again, and all others moved, surely save so much.
+  // Whether recomputing the items that can be, and moving all others, is certain to save `needed`.
   bool surely(double needed, double stream_room) const noexcept {
     return items_.all - (items_.only_moved <= stream_room ? 0.0 : items_.only_moved) >= needed;
   }
 
   double most_saved() const noexcept { return items_.all; }  // bytes, of any choice
 
-  // No choice that saves so much takes less: bytes are computed again in parts, the cheapest first,
-  // and the others stream.
+  // Lower bound on the time of every choice that saves `needed`: bytes are recomputed fractionally,
+  // the cheapest first, and the others stream.
   double least_s(double needed) const noexcept;
 
-  // Least time with enough saved; infinite where nothing saves enough, or all takes `worst_s` or
-  // more. The same as last asked is answered from memory; where less is to be saved, or more may be
-  // moved, the last choice is a choice here as well. `hint`: operators that were computed again in
-  // a similar choice, for a bound of the time; `first`: of several the first in improve()'s order.
+  // Least time with enough saved; infinite if nothing saves enough, or every choice takes `worst_s`
+  // or more. A repeated query is answered from the last answer; if less is to be saved, or more may
+  // be moved, the last choice is feasible here as well. `hint`: operators recomputed in a similar
+  // choice, for a bound on the time; `first`: among ties the first in improve()'s order.
   double solve(double needed, double stream_room, double worst_s,
                std::optional<std::uint64_t> hint = {}, bool first = false) noexcept;
 
-  // What solve() finds, by operator, and of several the first, whatever was asked before; false
-  // where that takes `worst_s` or more. Where nothing saves enough, all is computed again.
+  // The choice of solve(), by operator, and among ties the first, independent of earlier queries;
+  // false if that takes `worst_s` or more. If nothing saves enough, everything is recomputed.
   bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) noexcept;
 
   std::uint64_t again() const noexcept;  // operators, by the last choice
 
  private:
-  // The items by seconds per byte saved, ties as the operators stand. Everything before `compared`
-  // is filled by the constructor, the rest by compare(); constant from then on.
+  // The items by seconds per byte saved, ties in operator order. Everything before `compared` is
+  // filled by the constructor, the rest by compare(); constant from then on.
   struct Items {
     int count;
     std::array<const OutputItem*, kMaxMapOps> order;
@@ -113,15 +113,15 @@ class OutputChooser {
     int again_end = 0;   // items from here on cannot be computed again
     bool gains = false;  // whether some item costs less than nothing
   };
-  // Of the query at hand and the best choice for it so far; where `solved`, `again` and `away` are
-  // a choice that saves `needed`, moves at most `stream_room` and takes `best_s`.
+  // The current query and the best choice for it so far. Invariant: if `solved`, `again` and `away`
+  // are a choice that saves `needed`, moves at most `stream_room` and takes `best_s`.
   struct Answer {
     double needed = 0.0, stream_room = 0.0, best_s = kInfinite, moved = 0.0;
     std::uint64_t again = 0, away = 0;
     bool solved = false, first = false;
   };
-  // What a better choice has to take less than, may move, and save by computing again; follows from
-  // the answer by aim().
+  // Limits of a better choice: its time, moved bytes, and bytes saved by recomputation; derived
+  // from the answer by aim().
   struct Target {
     double most_s = kInfinite, most_moved = 0.0, again_needed = 0.0;
   };
@@ -129,7 +129,7 @@ class OutputChooser {
   struct Branching {
     int open = 0;
     std::array<int, kMaxMapOps> list;
-    std::array<double, kMaxMapOps> behind;  // bytes of what is surely computed again behind them
+    std::array<double, kMaxMapOps> behind;              // bytes of later items surely recomputed
     std::array<double, kMaxMapOps + 1> seconds, bytes;  // of all open items before
     std::uint64_t fixed = 0, barred = 0;                // surely computed again; not to be
   };

@@ -11,9 +11,9 @@ namespace phaze {
 namespace {
 
 constexpr double kAsCheap = 1e-12;          // relative: a chain as cheap as the known one stays in
-constexpr double kFirstSlack = 1.0 / 1024;  // chains looked at first: so much above the least
-constexpr double kWider = 2.0;              // and so many times as much again
-constexpr double kLeastSlack = 1.0 / 4096;  // of the way to a chain that is known
+constexpr double kFirstSlack = 1.0 / 1024;  // slack above the minimum of the chains examined first
+constexpr double kWider = 2.0;              // growth of the slack per round
+constexpr double kLeastSlack = 1.0 / 4096;  // least slack, relative to the gap to a known chain
 
 double bytes_between(const Mapping& mapping, int from, int to) {
   for (const MapEdgeRecord& edge : mapping.edges()) {
@@ -33,15 +33,15 @@ std::vector<int> rising(const std::vector<double>& values) {
 
 }  // namespace
 
-// Owns what does not depend on weights and price; `free_` is the cheapest block without a price for
-// `theta_` and `phi_`, and `last_` the chain of the last answer.
+// Owns the data that does not depend on weights and price; `free_` is the cheapest block without a
+// price for `theta_` and `phi_`, and `last_` the chain of the last answer.
 class Relaxation::Impl {
  public:
   explicit Impl(const Mapping& mapping);
   MapBound bound(double theta, double phi, double price, double enough);
 
  private:
-  struct Own {  // of one operator mapping, whatever its weight mode
+  struct Own {  // of one operator mapping, for any weight mode
     double work_s, forward_s, blocking_s, blocking_f_s, stash_bytes;
   };
   struct Kept {  // of one operator mapping in one weight mode
@@ -80,9 +80,9 @@ class Relaxation::Impl {
   std::vector<std::vector<std::uint8_t>> modes_;  // that make a difference to each operator
   double held_bytes_;
   std::vector<double> gathers_;  // of each operator: its share of the weights that are gathered
-  double idle_share_;            // of the other stages' work, that the slowest one waits at least
-  std::vector<int> last_;        // the last chain, as places among the choices
-  double theta_ = -1.0, phi_ = -1.0;  // of what follows
+  double idle_share_;  // least idle time of the slowest stage, as a share of the other stages' work
+  std::vector<int> last_;             // the last chain, as places among the choices
+  double theta_ = -1.0, phi_ = -1.0;  // of the members below
   Block free_{};                      // without a price
 };
 
@@ -95,8 +95,8 @@ Relaxation::Impl::Impl(const Mapping& mapping)
   for (std::size_t link = 0; link < chain.size(); ++link) {
     bytes_.push_back(link == 0 ? 0.0 : bytes_between(mapping, chain[link - 1], chain[link]));
   }
-  // Bytes of the first stage besides its blocks that every mapping needs: the boundary layers in
-  // it, and the operator whose inputs and outputs are largest when split best.
+  // Bytes of the first stage in addition to its blocks that every mapping needs: its boundary
+  // layers, and the operator whose inputs and outputs are largest under the best split.
   const double flight = mapping.flight(0);
   double weight_share = 0.0;  // the most of any operator's work that its weight gradient is
   double ends = 0.0, live = 0.0;
@@ -133,8 +133,8 @@ Relaxation::Impl::Impl(const Mapping& mapping)
   if (mapping.rules().zero_bubble != 0) idle_share_ = std::max(0.0, 1.0 - 2.0 * weight_share);
 }
 
-// A stage keeps space for two gathered weights, the largest of any operator's: no less than a mean
-// of several. The operators of a block whose weights are largest when nothing splits them share it.
+// A stage reserves space for two gathered weights, the largest of any operator: at least a mean of
+// several. The operators of a block whose unsplit weights are largest share it.
 void Relaxation::Impl::share_gathers() {
   std::vector<double> most(at(mapping_.ops()), 0.0);
   for (int op = 0; op < mapping_.ops(); ++op) {
@@ -207,7 +207,7 @@ double Relaxation::Impl::convert_s(std::size_t k, int before, int here) const {
                                mapping_.choices(to)[at(here)], to, bytes_[k]);
 }
 
-// What the last answer's chain costs now.
+// The cost of the last answer's chain at the current prices.
 double Relaxation::Impl::known(const std::vector<Prices>& prices, double phi) const {
   const auto chain = mapping_.chain();
   double cost = 0.0;
@@ -218,7 +218,7 @@ double Relaxation::Impl::known(const std::vector<Prices>& prices, double phi) co
   return cost;
 }
 
-// Every chain that costs no more than `most` is looked at; infinite where there is none.
+// The cheapest chain among those that cost at most `most`; infinite if there is none.
 double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi, double most) {
   const auto chain = mapping_.chain();
   double rest = 0.0;  // of the operators that are still to come, each by itself
@@ -276,7 +276,7 @@ double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
     for (const std::int32_t op : mapping_.chain()) last_.push_back(prices[at(op)].cheapest);
   }
   const double upper = known(prices, phi);
-  if (upper <= alone) return upper;  // none can cost less
+  if (upper <= alone) return upper;  // no chain can cost less
   const double ceiling = upper + std::abs(upper) * kAsCheap;
   double slack = std::max(alone * kFirstSlack, (upper - alone) * kLeastSlack);
   for (;; slack *= kWider) {
@@ -288,7 +288,7 @@ double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
   }
 }
 
-// A block whose operators each cost what they cost at best, without conversions.
+// A block whose operators each have their least cost, without conversions.
 Relaxation::Impl::Block Relaxation::Impl::apart(const Weights& weights,
                                                 std::vector<Prices>& prices) const {
   Block found{0.0, 0.0, 0.0, std::vector<OpMapping>(at(mapping_.ops()))};
@@ -325,8 +325,8 @@ Relaxation::Impl::Block Relaxation::Impl::together(const Weights& weights, Block
   return block;
 }
 
-// The first stage has the block's price less what its memory was priced at, at least the block
-// without a price; all others have at least that.
+// The first stage takes the priced block minus the price of its memory, and at least the block
+// without a price; all others take at least the latter.
 double Relaxation::Impl::step_s(const Block& free, const Block& dear, double price) const {
   const double room = price * mapping_.rules().capacity_bytes;
   const auto blocks = mapping_.blocks();
