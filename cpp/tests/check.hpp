@@ -1,4 +1,4 @@
-// The few assertions the C++ tests need. A failed check prints where and what, and the program
+// Assertions of the C++ tests. A failed check prints its location and expression, and the program
 // exits with the number of failures.
 #pragma once
 

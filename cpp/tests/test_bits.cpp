@@ -1,5 +1,6 @@
-// The same bits on every machine: a hash over many results, equal for g++ and clang++, aarch64 and
-// x86-64. A change of a formula changes it, and the commit that does so says why.
+// Bit-identical results on every machine: a hash over many results, equal for g++ and clang++,
+// aarch64 and x86-64. A change of a formula changes it, and the commit that changes it explains
+// why.
 #include <cstdint>
 #include <vector>
 
@@ -18,7 +19,7 @@ using namespace phaze;
 using test::Hash;
 using test::same_everywhere;
 
-class Numbers {  // a linear congruential generator: integers only, so alike everywhere
+class Numbers {  // a linear congruential generator: integers only, so identical everywhere
  public:
   std::uint64_t next() {
     state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
@@ -176,7 +177,7 @@ std::uint64_t placement_bits() {
   return hash.value();
 }
 
-// Random tables, annealed: what is drawn, compared and summed is the same everywhere.
+// Random tables, annealed: random draws, comparisons and sums are the same everywhere.
 std::uint64_t mapping_bits() {
   test::Numbers numbers(11);
   Hash hash;

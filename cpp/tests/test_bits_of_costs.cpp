@@ -1,6 +1,6 @@
-// The same bits on every machine, as test_bits.cpp, of products with epilogues, of libraries' ways
-// to move messages, of batches of layers and of wide placements: a change of any formula changes a
-// hash, and the commit that does so says why.
+// Bit-identical results on every machine, as in test_bits.cpp, for products with epilogues,
+// protocols of libraries, batches of layers and wide placements: a change of any formula changes a
+// hash, and the commit that changes it explains why.
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -162,7 +162,7 @@ std::uint64_t protocol_bits() {
   return hash.value();
 }
 
-// Layers as they are given, with ways that are missing or too many: answers, statuses and replays.
+// Layers as given, with missing or too many modes: answers, statuses and replays.
 std::uint64_t batch_bits() {
   Numbers numbers(23);
   Hash hash;

@@ -1,5 +1,5 @@
-// The same bits on every machine, as test_bits.cpp, of layers, pipelines, plans and NEST: a
-// change of any formula changes a hash, and the commit that does so says why.
+// Bit-identical results on every machine, as in test_bits.cpp, for layers, pipelines, plans and
+// NEST: a change of any formula changes a hash, and the commit that changes it explains why.
 #include <cmath>
 #include <cstdint>
 #include <memory>

@@ -1,9 +1,9 @@
-// Every fuzz target over its kept inputs, then over random bytes.
+// Runs every fuzz target over its stored inputs, then over random bytes.
 //
 //     test_fuzz CORPUS [SECONDS [SEED]]
 //
-// CORPUS/TARGET/* are inputs that a coverage-guided run found worth keeping; SECONDS of random
-// bytes follow (1 by default), dealt out evenly to the targets. A failure aborts.
+// CORPUS/TARGET/* are inputs selected by a coverage-guided run; SECONDS of random bytes follow (1
+// by default), divided evenly among the targets. A failure aborts.
 
 #include <algorithm>
 #include <chrono>

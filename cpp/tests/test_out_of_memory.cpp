@@ -1,6 +1,6 @@
-// Every batch with every one of its allocations refused in turn: it throws std::bad_alloc or gives
-// the right answer, and what it leaves behind can be used again. A `noexcept` that is not true
-// would end the program here.
+// Refuses every allocation of every batch function in turn: the function throws std::bad_alloc or
+// returns the right answer, and its objects remain usable. A wrong `noexcept` would terminate the
+// program here.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -51,7 +51,7 @@ namespace {
 using namespace phaze;
 using phaze::test::Numbers;
 
-// Which allocation to refuse in the nth try: the first ones one by one, then with growing steps.
+// The allocation to refuse in the nth try: the first ones consecutively, then with growing steps.
 std::int64_t nth_refused(std::int64_t tried) {
   return tried < 64 ? tried : 64 + (tried - 64) * (tried - 64) / 4;
 }
@@ -72,7 +72,7 @@ bool runs_out(Refuse what, std::int64_t nth, const Call& call) {
 }
 
 // Calls with one allocation refused, then with all from one on, until none is left to refuse. A
-// call that does not throw has the answer of an undisturbed one.
+// call that does not throw must return the answer of an undisturbed one.
 template <typename Call>
 void survives(const char* name, const Call& call) {
   const double answer = call();

@@ -1,6 +1,6 @@
-// 64 threads that call every batch function at once on the same inputs, each with threads of its
-// own, get the bits that one thread gets; and all fuzz targets at once find nothing. Built with
-// PHAZE_SANITIZE_THREADS, ThreadSanitizer watches (python3 dev.py threads).
+// 64 threads that call every batch function at once on the same inputs, each with its own worker
+// threads, get the bits of a single thread; and all fuzz targets run concurrently without a
+// failure. Build with PHAZE_SANITIZE_THREADS to run under ThreadSanitizer (python3 dev.py threads).
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -183,7 +183,7 @@ Answer schedules(const Inputs&) {
   return bits(makespan);
 }
 
-// The fuzz targets call what has no batch of its own: placements, NEST, plans, mappings.
+// The fuzz targets call the functions without a batch form: placements, NEST, plans, mappings.
 Answer everything_else(const Inputs&) {
   Numbers numbers(9);
   std::vector<std::uint8_t> data(300);

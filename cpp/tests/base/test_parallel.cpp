@@ -24,8 +24,8 @@ void each_index_once() {
   }
 }
 
-// What 70 indices throw, where the indices from `first` on run out of memory and those from
-// `second` on break otherwise.
+// The exception of 70 indices, if the indices from `first` on run out of memory and those from
+// `second` on fail otherwise.
 std::string thrown_by(int threads, std::size_t first, std::size_t second, std::atomic<int>* seen) {
   try {
     phaze::parallel_for(70, threads, 1, [&](std::size_t begin, std::size_t end) {
@@ -58,7 +58,7 @@ void the_lowest_range_is_heard() {
   CHECK(thrown_by(7, 70, 15, &seen) == "broken at 15");  // and 20, 30, ... are not
 }
 
-// A share that throws ends there; the others run to their end.
+// A range that throws ends there; the others run to their end.
 void other_shares_are_done() {
   for (const int threads : {2, 7}) {
     std::atomic<int> seen = 0;

@@ -64,7 +64,7 @@ Table random_chain(Source& numbers, int size) {
   return t;
 }
 
-// Takes some edges out of a chain and puts others in.
+// Removes some edges of a chain and adds others.
 template <typename Source>
 void branch(Source& numbers, Table* t) {
   for (std::size_t e = 0; e < t->from.size(); ++e) {

@@ -1,5 +1,5 @@
-// NEST's problem against every partition and replica count, on small problems drawn at random, and
-// what is refused.
+// NEST's problem against every partition and replica count, on small random problems, and invalid
+// inputs.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -188,8 +188,8 @@ void test_by_hand() {
   CHECK_CLOSE(nest_sync(d.network(), 5, 1000, 8), 221.0 + 106.0 + 221.0, 1e-15);
 }
 
-// One layer on six replicas, of which the search and the answer add up the time in two orders:
-// nothing takes less than the best.
+// One layer on six replicas, for which the search and the answer sum the time in two orders: no
+// plan takes less than the best.
 void test_nothing_is_below_the_best() {
   const Drawn d{{4, 4, 4}, {16, 3, 16}, {4, 3.75, 2.5},
                 {10},      {10},        {10},

@@ -102,7 +102,7 @@ void test_skipping_and_bounds() {
   }
 }
 
-// Every pass is there once, one after another on its device, and the last ends with the step.
+// Every pass occurs once, passes of a device do not overlap, and the last ends with the step.
 void test_events() {
   Draw numbers(75);
   PipelinePlayer player;

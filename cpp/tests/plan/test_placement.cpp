@@ -16,7 +16,7 @@ using phaze::test::Table;
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-// Time of a chain cut after the layers of `ends`, by the published formulas; infinite where it does
+// Time of a chain cut after the layers of `ends`, by the published formulas; infinite if it does
 // not fit.
 double published(const Table& t, const PublishedRules& rules, const std::vector<int>& ends) {
   const int stages = static_cast<int>(ends.size());
@@ -151,8 +151,8 @@ void test_published_by_hand() {
   CHECK(plan.time_s == 21.0 && plan.stages == 4 && plan.replicas == 1);
 }
 
-// With one micro-batch one stage of two layers takes 6 s, and so do two stages. Of equal plans that
-// with the fewest stages is kept.
+// With one micro-batch one stage of two layers takes 6 s, and so do two stages. Ties go to the plan
+// with the fewest stages.
 void test_ties_and_limits() {
   const Table two = equal_layers(2);
   PipelineRules rules{1.0, 0.0, 0.0, 1, 1, 2, PipelineKind::kOneForwardOneBackward, false};
@@ -191,7 +191,7 @@ void test_malformed() {
   CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kBadEdge);
   table.to[0] = 9;
   CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kBadEdge);
-  // Forty layers without edges can be cut in 2^40 ways.
+  // Forty layers without edges have 2^40 cuts.
   Table loose = phaze::test::random_chain(numbers, 40);
   loose.from.clear();
   loose.to.clear();

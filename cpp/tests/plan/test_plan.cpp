@@ -1,5 +1,5 @@
-// The plan kernel against every partition, one by one: best plans, bounds, estimates, fits of what
-// is asked for. Small random models, all schedules, ZeRO stages and rank orders.
+// The plan kernel against enumeration of every partition: best plans, bounds, estimates, and the
+// memory limit. Small random models, all schedules, ZeRO stages and rank orders.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -45,14 +45,14 @@ double brute_force(const Case& c, std::size_t layout) {
   return best;
 }
 
-// What differs in rank order alone is one kind of plan.
+// Plans that differ only in rank order count as one.
 bool same_kind(const LayoutRecord& a, const LayoutRecord& b) {
   return a.schedule == b.schedule && a.pp == b.pp && a.vpp == b.vpp && a.zero == b.zero &&
          a.dp == b.dp;
 }
 
-// The list of the fastest plans and the front against the best plan of every layout, of which there
-// are more than are solved at once.
+// The list of the fastest plans and the front against the best plan of every layout, with more
+// layouts than are solved at once.
 void lists_are_those_of_all_layouts(unsigned seed) {
   std::mt19937 random(seed);
   Case c;
@@ -131,7 +131,7 @@ void one_case(unsigned seed) {
             kInfinite);
     }
   }
-  // Held against one another, layouts are bounded more sharply than each for itself.
+  // The bound over all layouts of a strategy is at least as tight as the layouts' own bounds.
   const double strategy_bound = c.space.strategy_bound_s(0, times, 0);
   CHECK(strategy_bound >= least_bound && strategy_bound <= best);
   const PlacedPlan whole = c.space.best_of_strategy(0, times, times, 0, kInfinite);
@@ -193,7 +193,8 @@ void refuses_nonsense() {
   CHECK(status({bad}) == Status::kBadRules);
   c.sizes[1].parameters = std::numeric_limits<double>::quiet_NaN();
   CHECK(status({good}) == Status::kNotFinite);
-  // Bytes of several blocks were infinite, and what does not fit was called the best plan.
+  // Regression: bytes of several blocks were infinite, and a plan that does not fit was called the
+  // best.
   c.sizes[1].parameters = 1.0;
   c.sizes[1].stash_bytes[0] = 1.7e308;
   CHECK(status({good}) == Status::kNotFinite);

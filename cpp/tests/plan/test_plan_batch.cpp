@@ -1,4 +1,4 @@
-// What the plan kernel keeps from plan to plan and from call to call changes no answer.
+// Data that the plan kernel caches between plans and between calls changes no answer.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-// Solvers are kept from call to call: times that change where they lie are read again.
+// Solvers are reused between calls: times that change in place are read again.
 void times_may_change_between_calls(unsigned seed) {
   std::mt19937 random(seed);
   Case c;
@@ -47,7 +47,7 @@ Case two_strategies(unsigned seed) {
   return c;
 }
 
-// A batch keeps sums from plan to plan; one plan at a time has none to keep.
+// A batch reuses sums between plans; a single plan has none to reuse.
 void a_batch_is_its_plans_one_by_one(unsigned seed) {
   Case c = two_strategies(seed);
   CHECK(built(c) == Status::kOk);
@@ -77,7 +77,7 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
   c.space.estimate_even(
       layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
       found);
-  Case slow = two_strategies(seed);  // exchanges and messages take longer, nothing else does
+  Case slow = two_strategies(seed);  // only exchanges and messages take longer
   for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
   CHECK(built(slow) == Status::kOk);
   for (std::size_t k = 0; k < layouts.size(); ++k) {

@@ -96,8 +96,8 @@ void largest_layers_and_no_time() {
   }
 }
 
-// A search that is cut off soon after its first schedule was improved: operators that nobody waits
-// for are hidden beside others, and others put off, which saves a tenth of the time and more.
+// A search that stops soon after its first schedule was improved: operators without successors
+// overlap others, and others are delayed, which saves at least a tenth of the time.
 void schedules_are_improved() {
   Numbers numbers(11);
   const auto p = std::make_unique<LayerProblem>();
@@ -115,7 +115,7 @@ void schedules_are_improved() {
   CHECK(improved_s < 0.9 * listed_s);
 }
 
-// A graph of four operators on seven chips, two of them equal, against layers one by one.
+// A graph of four operators on seven chips, two of them equal, against single layers.
 struct Chips {
   std::vector<std::uint8_t> types{1, 2, 1, 4};
   std::vector<std::int32_t> from{0, 1, 0}, to{1, 3, 2};
@@ -200,7 +200,7 @@ void bad_layers_have_a_status() {
   p->modes[0].seconds = 1.0;
   p->modes[0].use[0] = 99;
   CHECK(check_layer(*p) == Status::kBadMode);
-  // What runs on no core would run beside what the bounds take to run alone.
+  // An operator on no core would overlap operators that the bounds assume to run alone.
   std::fill(p->modes[0].use, p->modes[0].use + kResources, 0);
   CHECK(check_layer(*p) == Status::kBadMode);
   p->modes[0].use[0] = 1;

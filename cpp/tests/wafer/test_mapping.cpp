@@ -112,15 +112,16 @@ void many_outputs_of_one_price() {
   mapping.assign(op_mappings);
   const MapScore score = mapping.score();
   CHECK(score.over_bytes == 0.0);
-  // A limit that it keeps changes nothing.
+  // A limit above the time changes nothing.
   CHECK(same_bits(mapping.score({}, nullptr, score.time_s * (1.0 + 1e-9)), score));
-  // 4 * 24 kept, three of four saved per output: 16 of them leave 1 * 24 + 3 * 8 and what is live.
+  // 4 * 24 stored, three of four saved per output: 16 of them leave 1 * 24 + 3 * 8 and the live
+  // bytes.
   CHECK(score.memory_bytes <= made.rules.capacity_bytes);
 }
 
-// Six outputs of one byte in four blocks and two micro-batches in flight, one byte in work: 49
-// bytes where there is room for 40. At 1/8 s a byte keeping an output costs the second that
-// computing it again costs: a block takes 12 + 6 + (1 - 40) / 8 s in the first stage, 12 s in the
+// Six outputs of one byte in four blocks and two micro-batches in flight, one byte of working set:
+// 49 bytes with a memory limit of 40. At 1/8 s per byte, storing an output costs one second, as
+// much as recomputing it: a block takes 12 + 6 + (1 - 40) / 8 s in the first stage, 12 s in the
 // second.
 void memory_has_a_price() {
   Owned made = chain_of(6, {}, 31);
@@ -139,7 +140,7 @@ void memory_has_a_price() {
   CHECK(priced_s <= mapping.score().time_s);
 }
 
-// Every mapping of two operators on four dies, one by one.
+// Enumerates every mapping of two operators on four dies.
 void exhaust_tries_every_mapping() {
   const Owned made = chain_of(2, {{0, 2, 1}, {1, 2, 1}}, 31);
   Mapping mapping(made.problem());

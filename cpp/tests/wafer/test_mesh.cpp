@@ -114,7 +114,8 @@ void loads_of_flows() {
   CHECK(add(whole, {4, 4, 2.0}) == Status::kOk);
   for (const double load : loads) CHECK(load == 0.0);
   CHECK(add(broken, {0, 1, 2.0}) == Status::kNotApplicable);
-  // The link from (0, 0) to (1, 0) dead: along the column first; both ways out dead: no way.
+  // The link from (0, 0) to (1, 0) is dead: along the column first; both outgoing links dead: no
+  // route.
   std::array<std::uint8_t, 24> cut{};
   cut[0] = 1;
   const MeshGrid cut_once{3, 2, {}, cut};

@@ -1,4 +1,4 @@
-// The choice of outputs against every way to choose, and ranges of a step's time against the time.
+// The choice of outputs against enumeration, and ranges of a step's time against the time.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,7 +26,8 @@ struct Case {
   OutputBlock block;
   std::vector<Item> items;
 
-  // Seconds of a choice; infinite where it saves too little, or moves too much or what must stay.
+  // Seconds of a choice; infinite if it saves too little, moves too much, or moves an output that
+  // must stay.
   double time_s(const Outputs& outputs, double needed, double room) const {
     double blocking = block.blocking_b_s, work = block.backward_s, hidden = block.hidden_b_s;
     double hidden_f = block.hidden_f_s, stream = block.stream_s, saved = 0.0, moved = 0.0;
@@ -95,7 +96,7 @@ void no_choice_takes_less() {
     for (const Item& item : made.items) all += item.saved_bytes;
     OutputChooser chooser(made.items.data(), static_cast<int>(made.items.size()), made.block);
     double share = 1.05, room = (1.0 + 1e-12) * all * numbers.below(8) / 7.0;
-    for (int stage = 0; stage < 4; ++stage) {  // less is needed, and there is no less room
+    for (int stage = 0; stage < 4; ++stage) {  // less is needed, and off-wafer memory is no less
       const double needed = (1.0 - 1e-12) * share * all, least_s = made.least_s(needed, room);
       Outputs outputs{};
       CHECK(chooser.choose(needed, room, kNever, outputs));
@@ -126,7 +127,7 @@ void no_choice_takes_less() {
   }
 }
 
-// Where a step's time is told by a range alone, it lies in it.
+// If a step's time is reported only as a range, the time is within it.
 void a_range_holds_the_time() {
   Numbers numbers(12);
   int told = 0;
