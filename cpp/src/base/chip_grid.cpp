@@ -6,7 +6,7 @@
 namespace phaze {
 namespace {
 
-// The nearest whole number that fits; a plain cast of one that does not is undefined.
+// The nearest representable integer; a plain cast of a value out of range is undefined.
 std::int64_t to_whole(double value) noexcept {
   constexpr double limit = 9.2e18;
   if (!(value > -limit)) return std::numeric_limits<std::int64_t>::min();
@@ -14,7 +14,7 @@ std::int64_t to_whole(double value) noexcept {
                        : std::numeric_limits<std::int64_t>::max();
 }
 
-// The field of a column: a whole number or a real one.
+// The field of a column: an integer or a real number.
 struct Field {
   constexpr Field(std::int64_t ChipRecord::* field) : whole(field) {}
   constexpr Field(double ChipRecord::* field) : real(field) {}

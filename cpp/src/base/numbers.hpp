@@ -1,5 +1,5 @@
-// Arithmetic that every kernel shares: the index cast, the infinity, and which numbers are
-// accepted. All functions are pure and may be called from any thread.
+// Arithmetic shared by the kernels: the index cast, infinity, and the range of accepted numbers.
+// All functions are pure and may be called from any thread.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,11 @@ inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 // Keeps a bound from excluding values that equal it up to rounding.
 inline constexpr double kRounding = 1.0 - 1e-12;
 
-// Sizes, times and rates of a problem are at most this: sums and products of a few of them are
-// finite, and differences of sums are numbers.
+// Upper limit on sizes, times and rates of a problem: sums and products of a few of them are
+// finite, and differences of sums are not NaN.
 inline constexpr double kLargestInput = 1e100;
 
-// An index that is known not to be negative.
+// Casts an index that is known not to be negative.
 constexpr std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }

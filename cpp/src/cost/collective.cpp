@@ -38,9 +38,9 @@ struct Choice {
 // The fastest algorithm; time kInfinite if none gives a finite time. Preconditions as below.
 Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
 
-// Seconds; kInfinite where the algorithm cannot run this call. Precondition: the call was checked
-// and `group` is lay_out(call.fabric, call.shape) with status kOk. Under a library's protocols the
-// fastest one that may be used counts.
+// Seconds; kInfinite if the algorithm cannot run this call. Precondition: the call was checked and
+// `group` is lay_out(call.fabric, call.shape) with status kOk. With protocols of a library, the
+// minimum over the permitted ones.
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept;
 
 // The same two at the rates of `group`, ignoring protocols; messages use theirs.
@@ -87,8 +87,8 @@ double tier_by_tier(const Group& group, double v) noexcept {
   return time;
 }
 
-// As many rings as there are members inside an outer unit: each enters and leaves through another
-// member, so the outer ports work side by side.
+// As many rings as there are members inside an outer unit: each enters and leaves a unit through a
+// different member, so the outer ports work in parallel.
 double rail_ring(const Group& group, double p, double v) noexcept {
   double share = 1.0;  // of the vector that one member's port at this level carries
   double limit = 0.0;
@@ -294,7 +294,7 @@ double broadcast(const FabricRecord& fabric, const Group& group, std::int64_t ra
     return v * group.slowest_seconds_per_byte +
            tree_depth_s(fabric, group, ranks, /*rooted_in_middle=*/false);
   }
-  // Scatter inside, broadcast the pieces side by side over the outer ports, gather inside.
+  // Scatter inside, broadcast the pieces in parallel over the outer ports, gather inside.
   if (algorithm != Algorithm::kHierarchical || is_grid(fabric) || !group.regular ||
       group.active < 2) {
     return kInfinite;
@@ -470,7 +470,7 @@ Transfer transfer_of(CollectiveOp op) noexcept {
 }
 
 Choice fastest_algorithm(const Call& call, const Group& group) noexcept {
-  const bool direct = call.op == CollectiveOp::kPointToPoint;  // a message knows its protocols
+  const bool direct = call.op == CollectiveOp::kPointToPoint;  // a message has its own protocols
   Choice best =
       call.fabric.protocols[static_cast<int>(transfer_of(call.op))] == 0 || direct
           ? fastest_on(call, group)
@@ -532,7 +532,7 @@ Status check_bytes(double bytes) noexcept {
   return bytes < 0.0 ? Status::kNegative : Status::kOk;
 }
 
-// Checks the arguments, and leaves the call with its normalised shape and ranks in all.
+// Checks the arguments, and sets the call's normalised shape and total ranks.
 Status prepare(Call& call) noexcept {
   if (static_cast<int>(call.op) >= kCollectiveOpCount) return Status::kBadOperation;
   const Status sent = check_bytes(call.bytes);
@@ -589,7 +589,7 @@ CollectiveResult checked_message(const FabricRecord& fabric, std::int64_t device
 
 bool is_time(double seconds) noexcept { return seconds >= 0.0 && std::isfinite(seconds); }
 
-// A protocol may not beat the links: at its share and with its copies, no byte is faster than they.
+// A protocol must not exceed the links' rate: with its share and its copies, no byte is faster.
 bool good_protocol(const FabricRecord& fabric, const ProtocolRecord& p) noexcept {
   if (!is_time(p.most_bytes)) return false;
   for (int l = 0; l < fabric.levels; ++l) {
@@ -612,7 +612,7 @@ bool good_library(const FabricRecord& fabric) noexcept {
     for (int i = 0; i < fabric.protocols[t]; ++i) {
       if (!good_protocol(fabric, fabric.protocol[t][i])) return false;
     }
-    // One of them moves messages of any size.
+    // At least one protocol must accept messages of any size.
     if (fabric.protocols[t] > 0 && fabric.protocol[t][fabric.protocols[t] - 1].most_bytes != 0.0) {
       return false;
     }

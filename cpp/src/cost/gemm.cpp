@@ -278,7 +278,7 @@ class Search {
   }
 
  private:
-  // A multiple that covers a dimension makes larger ones the same mapping.
+  // A multiple that covers a dimension gives the same mapping as every larger one.
   void try_dataflow(Dataflow dataflow) noexcept {
     for (int x = 0; x < kMultipleCount; ++x) {
       const std::int64_t length_m = std::min(g_.m, kMultiples[x] * machine_.rows);
@@ -470,7 +470,7 @@ struct Floor {
   double seconds() const noexcept { return std::max(std::max(hbm_s, power_s), vector_s); }
 };
 
-// Operands that heads share count less than those of the shape; resident ones not at all.
+// Operands shared between heads count less than those of the shape; resident operands count zero.
 double extra_bytes(const Epilogue& epilogue, bool resident) noexcept {
   return resident ? std::max(epilogue.extra_bytes, 0.0) : epilogue.extra_bytes;
 }

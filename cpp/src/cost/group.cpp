@@ -100,7 +100,7 @@ std::int64_t held_by_unit(const GroupShape& shape, std::int64_t unit) noexcept {
     const std::int64_t grain = std::gcd(runs * shape.outer_stride, unit);
     return (runs - 1) * shape.outer_stride + inner < grain ? runs * shape.ranks : 0;
   }
-  // Each inner run fills units of its own from end to end.
+  // Each inner run fills whole units alone.
   const bool fills = unit % shape.stride == 0 && shape.ranks % (unit / shape.stride) == 0;
   return fills && shape.outer_stride % unit == 0 ? unit / shape.stride : 0;
 }
@@ -130,7 +130,7 @@ bool lay_out_regular(const Layout& layout, const GroupShape& shape) noexcept {
   if (layout.fabric.kind != static_cast<std::int32_t>(FabricKind::kGrid)) {
     return count_members(layout, shape);
   }
-  // A brick: runs that meet in one dimension leave gaps there, or they would have been one run.
+  // A brick: two runs in one dimension would leave gaps there, otherwise they would be one run.
   return take_members(layout, shape.ranks, shape.stride, first_free) &&
          take_members(layout, shape.outer_ranks, shape.outer_stride, first_free);
 }
@@ -189,7 +189,7 @@ double nested_ring_latency_s(const Group& group) noexcept {
 
 }  // namespace
 
-// check_fabric has made sure that the product fits.
+// check_fabric ensures that the product fits.
 std::int64_t capacity(const FabricRecord& fabric) noexcept {
   const std::int64_t limit = fabric.devices == 0 ? kUnbounded : fabric.devices;
   std::int64_t total = 1;
@@ -260,7 +260,7 @@ Group lay_out(const FabricRecord& fabric, const GroupShape& shape) noexcept {
 Group lay_out(const FabricRecord& fabric, const GroupShape& shape,
               const LinkRates& rates) noexcept {
   Group group;
-  std::int64_t inner = 0;  // normalise() has made sure that two runs do not overflow
+  std::int64_t inner = 0;  // normalise() ensures that two runs do not overflow
   if (__builtin_mul_overflow(shape.ranks - 1, shape.stride, &inner) ||
       extent(shape) >= capacity(fabric)) {
     group.status = Status::kGroupTooLarge;

@@ -10,7 +10,7 @@
 
 namespace phaze {
 
-// Bandwidth and latency of each level as a collective meets them.
+// Bandwidth and latency of each level for a collective.
 struct LinkRates {
   double bytes_per_s[kMaxLevels];
   double latency_s[kMaxLevels];
@@ -40,7 +40,7 @@ struct Group {
   bool regular = true;  // equally many members in every unit the group touches
   int active = 0;
   ActiveLevel level[kMaxLevels];
-  // Over all levels the group spans; for irregular groups these are all that is known.
+  // Over all levels the group spans; irregular groups have only these fields.
   double slowest_seconds_per_byte = 0.0;
   double fastest_seconds_per_byte = 0.0;
   double step_latency_s = 0.0;
@@ -49,11 +49,11 @@ struct Group {
   int outermost = 0;            // level of the fabric that the group reaches
 };
 
-// The same group with the smaller stride first, and as one run (outer_ranks 1, outer_stride 0)
-// where it is one; kBadRanks, kBadStride or kGroupTooLarge where the runs are no group.
+// The same group with the smaller stride first, and as one run (outer_ranks 1, outer_stride 0) if
+// it is one; kBadRanks, kBadStride or kGroupTooLarge if the runs are not a valid group.
 Status normalise(GroupShape& shape) noexcept;
 
-// Ranks the fabric has. Precondition: check_fabric(fabric) == kOk.
+// Number of ranks of the fabric. Precondition: check_fabric(fabric) == kOk.
 std::int64_t capacity(const FabricRecord& fabric) noexcept;
 
 // The group's layout. Precondition: check_fabric(fabric) == kOk, `shape` is normalised, ranks >= 2.

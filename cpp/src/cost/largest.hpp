@@ -5,7 +5,7 @@
 
 namespace phaze {
 
-// Of times that tie, the first that was considered.
+// Ties go to the time that was considered first.
 struct Largest {
   double seconds;
   Limit limit;

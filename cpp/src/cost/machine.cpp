@@ -9,7 +9,7 @@
 namespace phaze {
 namespace {
 
-// Rates and shares below this are refused, so that no product of them vanishes.
+// Rates and shares below this are refused, so that no product of them underflows.
 constexpr double kLeast = 1e-9;
 constexpr std::int64_t kMost = std::int64_t{1} << 40;
 

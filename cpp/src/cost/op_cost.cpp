@@ -298,7 +298,7 @@ void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batc
             ready = std::max(ready, finish_s[static_cast<std::size_t>(paths.before[e])]);
           }
           finish_s[i] = ready + (bound_s[static_cast<std::size_t>(paths.op[i])] + paths.extra_s[i]);
-          // A bound that is not a number stays one.
+          // A NaN bound stays NaN.
           if (!(finish_s[i] <= longest)) longest = finish_s[i];
         }
         sum += paths.count[g] * longest;

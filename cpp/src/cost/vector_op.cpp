@@ -54,7 +54,8 @@ AttentionUnit unit_of(const AttentionShape& a, std::int64_t unit_rows, double ke
   const double share = a.backward ? t.attention_backward_efficiency : t.attention_efficiency;
   const double ops = a.backward ? t.attention_backward_ops : t.attention_ops;
   const double lanes = machine.lane_ops_per_s / machine.vector_cores * vector_per_core;
-  // Keys and values, and backward the sums of their gradients, there and back; Q and O, and dO, dQ.
+  // Bytes of keys and values, in the backward pass also of their gradient sums, read and written;
+  // of Q and O, and of dO and dQ.
   const Precision& p = machine.precision;
   const double per_key = 2.0 * p.in_bytes + (a.backward ? 4.0 * p.acc_bytes : 0.0);
   const double per_query = (a.backward ? 4.0 : 2.0) * p.in_bytes;
@@ -182,7 +183,7 @@ CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machi
   double bytes = 0.0;  // through one core's port
   const auto waves = static_cast<double>(ceil_div(count, machine.cores));
   const double tail = 1.0 - cores / (2.0 * units);
-  // A mask never makes it slower.
+  // A mask never makes attention slower.
   const bool helps =
       a.causal && count > machine.cores &&
       units / cores * mean.seconds() + tail * longest.seconds() < waves * longest.seconds();

@@ -1,5 +1,5 @@
-// The memory rule: micro-batches in flight, ZeRO's shares and the peak bytes of a stage.
-// Numba's loops over grids (phaze_fast/memory/kernel.py) call it by memory_c.hpp.
+// The memory rule: micro-batches in flight, ZeRO's shards and the peak bytes of a stage. Numba's
+// loops over grids (phaze_fast/memory/kernel.py) call it through memory_c.hpp.
 #pragma once
 
 #include <algorithm>
@@ -41,15 +41,15 @@ inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t st
   return chunks_in_flight(schedule, stages, stage, micro_batches, vpp) / static_cast<double>(vpp);
 }
 
-// Parameters that a device is left with where replicas share them. An expert is on as many replicas
-// as there are for each expert-parallel device.
+// Parameters per device when replicas shard them. An expert is sharded over the replicas of each
+// expert-parallel device.
 inline double shared_parameters(double parameters, double experts, double shards,
                                 double ep) noexcept {
   const double copies = std::max(1.0, shards / ep);
   return (parameters - experts) / shards + experts / copies;
 }
 
-// Replicas that share state among themselves.
+// Replicas that shard state among themselves.
 inline std::int64_t sharing_replicas(const LayoutRecord& layout) noexcept {
   return layout.shard > 0 ? layout.shard : layout.dp;
 }
@@ -68,12 +68,12 @@ inline StateBytes state_bytes(const TrainingRecord& training, int zero, double p
           training.state_bytes * (zero >= 1 ? shared : parameters)};
 }
 
-// Bytes that go with the weights of a layer, such as their copies in a smaller format.
+// Bytes that accompany the weights of a layer, such as their copies in a smaller format.
 inline double copied_weights(double bytes, int zero, double parameters, double shared) noexcept {
   return zero >= 3 && parameters > 0.0 ? bytes * (shared / parameters) : bytes;
 }
 
-// The layer at work and the one fetched ahead of it are whole for a moment.
+// The running layer and the prefetched one are gathered whole.
 inline double gathered_weights_bytes(const TrainingRecord& training, int zero, double largest_layer,
                                      double shards) noexcept {
   return zero >= 3 ? 2.0 * largest_layer * training.weight_bytes * (1.0 - 1.0 / shards) : 0.0;
@@ -87,7 +87,7 @@ struct MovingBytes {
   double buffers;  // of collectives and messages, gathered weights included
 };
 
-// Gradients of a stage that are not there all the time, bytes.
+// Gradients of a stage that are not allocated for the whole step, bytes.
 struct LateGradients {
   double all;          // of all its layers
   double last;         // of the layers after its blocks

@@ -14,7 +14,7 @@
 
 namespace phaze {
 
-// Stages are pairs: layers i up to j, j not included. Pairs of one i lie side by side.
+// Stages are pairs: layers i up to j, j not included. Pairs of one i are contiguous.
 class NestTables {
  public:
   // Messages are priced for the levels marked in `tiers`, bit l for level l.
@@ -23,7 +23,7 @@ class NestTables {
 
   [[nodiscard]] int layers() const noexcept { return count_; }
 
-  // Position of the pair (i, i + 1); that of (i, j) is j - i - 1 further on.
+  // Position of the pair (i, i + 1); the pair (i, j) is at that position + j - i - 1.
   [[nodiscard]] std::size_t row(int i) const noexcept {
     const auto n = static_cast<std::size_t>(count_);
     const auto k = static_cast<std::size_t>(i);
@@ -37,7 +37,7 @@ class NestTables {
   [[nodiscard]] const double* backward(int tier, int i) const noexcept {
     return backward_[static_cast<std::size_t>(tier)].data() + row(i);
   }
-  // Of the last stage, which never runs its layers again.
+  // Backward time of the last stage, which never reruns its layers.
   [[nodiscard]] double last_backward(int i) const noexcept {
     return last_backward_[static_cast<std::size_t>(i)];
   }
@@ -271,7 +271,8 @@ void NestTables::fill_backward(const NestNetwork& network, const NestLayers& lay
   }
 }
 
-// Of one stage: pairs of tiers (in, out), bit 8 * in + out for each pair that some replica has.
+// Pairs of tiers (in, out) of one stage, bit 8 * in + out for each pair that occurs in some
+// replica.
 using NestTierPairs = std::uint64_t;
 
 inline constexpr NestTierPairs nest_pair(int in, int out) noexcept {
@@ -286,14 +287,14 @@ struct NestReplicas {
   double s_per_byte;
 };
 
-// Replica counts between which the tiers of all stages are the same.
+// Ranges of replica counts in which the tiers of all stages are the same.
 struct NestEpoch {
   std::int64_t fewest;
   std::int64_t most;
 };
 
-// Gradients take the same time for runs of replica counts; the largest of a run has the fewest
-// rounds, and of those with as few rounds the smallest is taken.
+// Gradient exchanges take the same time for runs of replica counts; the largest count of a run has
+// the fewest rounds, and among counts with as few rounds the smallest is taken.
 std::vector<NestReplicas> nest_replica_counts(const NestNetwork& network, std::int64_t stages,
                                               std::int64_t apart, std::int64_t micro_batches,
                                               NestEpoch among);
@@ -303,7 +304,7 @@ class NestTiers {
  public:
   NestTiers(const NestNetwork& network, std::int64_t stage_devices, int stages);
 
-  // The next replica; whether that changed any pair.
+  // Adds the next replica; returns whether any pair changed.
   bool add_replica();
 
   [[nodiscard]] const std::vector<NestTierPairs>& pairs() const noexcept { return pairs_; }
@@ -387,8 +388,8 @@ std::uint32_t tiers_between(const NestNetwork& network, std::int64_t stage_devic
   return tiers;
 }
 
-// The least largest load of layers i to the end in s stages, for s = 1, 2, ...: row by row, since
-// tiers and memory of a stage depend on how many stages follow it.
+// The min-max load of layers i to the end in s stages, for s = 1, 2, ...: row by row, since tiers
+// and memory of a stage depend on the number of later stages.
 class SuffixRows {
  public:
   SuffixRows(const NestTables& tables, const NestRules& rules)
@@ -402,7 +403,7 @@ class SuffixRows {
     ends_.clear();
   }
 
-  // Adds one stage in front. Suffixes whose load is not below `limit_s` are dropped.
+  // Prepends one stage. Suffixes whose load is not below `limit_s` are dropped.
   void add_stage(NestTierPairs pairs, double limit_s) {
     const int s = stages() + 1;
     const int n = tables_.layers();
@@ -482,7 +483,7 @@ class SuffixRows {
     if (load < limit_s) done(tables_.layers(), load);
   }
 
-  // `rising` never falls with j and is never above the load.
+  // `rising` is non-decreasing in j and at most the load.
   template <typename Done, typename Load>
   void scan(int i, const double* rising, const Done& done, double limit,
             const Load& load_of) const {
@@ -569,12 +570,12 @@ class NestSearch {
     return static_cast<double>((rules_.micro_batches + replicas - 1) / replicas + stages - 1);
   }
 
-  // Between the stage with s - 1 after it and the one before it.
+  // Between the stage followed by s - 1 others and the stage before it.
   [[nodiscard]] int tier_after(int s) const noexcept {
     return nest_tier(network_, (s - 1) * stage_devices_, s * stage_devices_);
   }
 
-  // The best first stage and count of replicas that take less than `below_s`.
+  // The best first stage and replica count with a time below `below_s`.
   [[nodiscard]] Completed completed(NestTierPairs pairs, NestEpoch among, double below_s) const {
     const int stages = rows_.stages() + 1;
     const std::int64_t apart = stages * stage_devices_;

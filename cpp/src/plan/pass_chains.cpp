@@ -12,7 +12,7 @@ namespace {
 constexpr double kSure = 1.0 - 1e-9;
 constexpr std::size_t kMostChains = 24;        // of a shape
 constexpr std::size_t kMostShapes = 256;       // of a solver
-constexpr std::int64_t kMostPasses = 1 << 16;  // of a step that is played again to learn from it
+constexpr std::int64_t kMostPasses = 1 << 16;  // of a step that is simulated for its chain
 
 }  // namespace
 

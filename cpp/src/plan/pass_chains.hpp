@@ -29,8 +29,8 @@ struct PassChain {
   }
 };
 
-// The chain that sets the time of a step that was played, for schedules of whole backward passes;
-// empty where there are no events.
+// The critical chain of a simulated step, for schedules of whole backward passes; empty if there
+// are no events.
 PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
                          std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches);
 
@@ -42,12 +42,12 @@ class PassChains {
   void select(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
               std::int64_t micro_batches);
 
-  // Whether some chain takes longer than a limit.
+  // Whether some chain exceeds a limit.
   bool above(std::span<const double> forward_s, std::span<const double> backward_s,
              double limit_s) noexcept;
 
-  // Learns from a step that took too long, the more seldom the more is known; `player` plays it
-  // again.
+  // Extracts a chain from a step that took too long, less often the more chains are known; `player`
+  // simulates it again.
   void learn(const PipelineLoads& loads, PipelinePlayer* player);
 
  private:

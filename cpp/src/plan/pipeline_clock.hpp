@@ -1,4 +1,4 @@
-// The time of a pipeline, built up from the last stage to the first: the exact objective of the
+// The time of a pipeline, accumulated from the last stage to the first: the exact objective of the
 // placement kernels. docs/papers.md has the formulas.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace phaze {
 
 // Summary of the stages after a cut.
 struct PipelineClock {
-  double bound_s;  // the most that a stage works and waits, with the passes through those before it
+  double bound_s;  // largest work plus waiting time of a stage, with the passes of earlier stages
   double sent_s;   // zero-bubble: the same, until the last gradient is sent on
   double trip_s;   // one micro-batch forward and back
   double tail_s;   // the longest of gradients and optimiser after the last backward pass
@@ -35,8 +35,8 @@ struct ClockedTail {
   std::int32_t next_tail;  // position in the list of tails; -1 after the last stage
 };
 
-// Adds a tail to those of its cut, which begin at position `first`, unless one of them is no worse;
-// removes those that are no better than it.
+// Adds a tail to those of its cut, which begin at position `first`, unless one of them dominates
+// it; removes those that it dominates.
 inline void keep_non_dominated(const ClockedTail& tail, std::size_t first, double nothing_s,
                                std::vector<ClockedTail>* tails) {
   const auto begin = tails->begin() + static_cast<std::ptrdiff_t>(first);
@@ -51,11 +51,11 @@ inline void keep_non_dominated(const ClockedTail& tail, std::size_t first, doubl
   tails->push_back(tail);
 }
 
-// A stage as the clock sees it, messages that it waits for included.
+// Times of a stage in the clock, including the messages it waits for.
 struct StagePass {
   double forward_s;
   double backward_s;
-  double weight_grad_s;  // part of the backward pass that can wait
+  double weight_grad_s;  // deferrable part of the backward pass
   double tail_s;
 };
 
@@ -87,9 +87,9 @@ inline PipelineClock prepend_stage(const PipelineClock& rest, const StagePass& s
   return whole;
 }
 
-// Gradients go while the last backward pass goes on, all but a bucket; a later stage has the time,
-// too, in which the backward pass goes through those before it. Of each second that is hidden the
-// backward pass loses `contention`.
+// Gradients are exchanged during the last backward pass, except for one bucket; a later stage also
+// has the time in which the backward pass goes through the stages before it. For each overlapped
+// second the backward pass loses `contention`.
 inline double tail_after(double sync_s, double own_backward_s, double bucket_s, double step_s,
                          double backward_before_s, double contention = 0.0) noexcept {
   const double exposed = std::min(sync_s, std::max(sync_s - own_backward_s, bucket_s));

@@ -1,6 +1,6 @@
-// Pipeline schedules: which passes each device runs in which order, and the step they make up. The
-// file reads in that order: orders, a step before it is played, playing it pass by pass, closed
-// forms for the regular schedules, and the public face.
+// Pipeline schedules: the order of the passes of each device, and the resulting step. The file has
+// this order: orders, preparation of a step, simulation pass by pass, closed forms for the regular
+// schedules, and the public functions.
 #include "phaze/pipeline_schedule.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace phaze {
 enum class Pass : std::uint32_t {
   kForward = 0,
   kBackward = 1,    // whole
-  kInputGrad = 2,   // the part that the stage before waits for
+  kInputGrad = 2,   // the part that the previous stage waits for
   kWeightGrad = 3,  // the rest
   kPair = 4,        // forward of this chunk together with the whole backward of the other
 };
@@ -92,9 +92,8 @@ class PipelineOrder {
     sink_.segment(0);
   }
 
-  // The n-th forward pass, and the n-th backward pass, of micro-batches in groups of as many as
-  // there are stages, each group through one chunk after another. Those that would fill up the last
-  // group do not exist.
+  // The n-th forward pass, and the n-th backward pass, of micro-batches in groups of `stages`, each
+  // group through one chunk after another. Passes that would fill up the last group do not exist.
   void interleaved_forward(std::int64_t n) {
     const std::int64_t within = n % (p_ * v_);
     if (n / (p_ * v_) * p_ + within % p_ < m_) sink_.pass(Pass::kForward, within / p_);
@@ -147,7 +146,7 @@ class PipelineOrder {
     sink_.segment(1);
   }
 
-  // Passes of ZB-V, those of micro-batches that do not exist left out.
+  // Passes of ZB-V, without those of micro-batches that do not exist.
   void both(Pass pass, std::int64_t chunk) {
     std::int64_t& count = counts_[static_cast<std::size_t>(pass)][static_cast<std::size_t>(chunk)];
     if (count++ < m_) sink_.pass(pass, chunk);
@@ -170,7 +169,7 @@ class PipelineOrder {
       backward_v(1);
     }
     const std::int64_t steady = n - (2 * p_ - d_ - 1);
-    const std::int64_t first = m_ < n ? steady : 0;  // played out where some are left out
+    const std::int64_t first = m_ < n ? steady : 0;  // written out if some are omitted
     for (std::int64_t k = 0; k < first; ++k) round_v();
     sink_.segment(1);
     if (steady > first) round_v();
@@ -220,7 +219,7 @@ class PipelineOrder {
       sink_.pass(Pass::kWeightGrad, there);
       sink_.pass(Pass::kForward, there);
     }
-    if (inner == 0) {  // these two are not run together
+    if (inner == 0) {  // these two are not overlapped
       sink_.pass(Pass::kForward, here);
       sink_.pass(Pass::kBackward, there);
     } else {
@@ -240,8 +239,8 @@ class PipelineOrder {
   }
 
   // 2 (r + 1) backward passes of both chunks in turn, the last r + 1 without their weight
-  // gradients; then the weight gradients that wait, oldest first, with the last input gradients
-  // between them.
+  // gradients; then the deferred weight gradients, oldest first, interleaved with the last input
+  // gradients.
   void dual_end(std::int64_t inner, std::int64_t r, std::int64_t here, std::int64_t there) {
     for (std::int64_t k = 0; k < 2 * (r + 1); ++k) {
       sink_.pass(k <= r ? Pass::kBackward : Pass::kInputGrad, k % 2 == 0 ? there : here);
@@ -295,7 +294,7 @@ struct Cursor {
 
 inline constexpr std::int64_t kWorthSkipping = 4;  // least rounds left to compare states
 
-// Rounding of clocks that have come to `clock_s` when a round takes `shift_s`.
+// Rounding error of clocks at `clock_s` when a round takes `shift_s`.
 inline double rounding(double clock_s, double shift_s) noexcept {
   constexpr double kUlp = std::numeric_limits<double>::epsilon();
   return 1e-13 * shift_s + 4.0 * kUlp * std::abs(clock_s);
@@ -320,7 +319,7 @@ inline Shift shift_between(const std::vector<double>& before, const std::vector<
 
 class PipelinePlayer::Game {
  public:
-  // Orders are written down when they are first needed: GPipe and 1F1B are played without them.
+  // Orders are created when first needed: GPipe and 1F1B are simulated without them.
   bool prepare(const PipelineShape& shape);
   bool prepare(PipelineSchedule schedule, const PipelineLoads& loads) {
     return prepare({schedule, loads.stages, loads.chunks, loads.micro_batches});
@@ -371,7 +370,7 @@ class PipelinePlayer::Game {
   bool ordered_ = false;  // whether the orders are those of the shape
   std::vector<Token> tokens_;
   std::vector<Segment> segments_;  // [device * kSegments + segment]
-  std::vector<std::size_t> prev_;  // slot before in the chain; the last slot of all is nowhere
+  std::vector<std::size_t> prev_;  // previous slot in the chain; the extra last slot means none
   std::vector<std::size_t> next_;
   std::size_t slots_ = 0;
 
@@ -381,14 +380,14 @@ class PipelinePlayer::Game {
   std::vector<double> weight_s_;
   std::vector<double> pair_s_;  // of this slot's forward with the other chunk's backward
 
-  std::vector<std::vector<PassEvent>>* recorded_ = nullptr;  // by device, where events are wanted
-  std::vector<std::int64_t> weight_grads_;                   // done, by slot, where they are
+  std::vector<std::vector<PassEvent>>* recorded_ = nullptr;  // by device, if events are requested
+  std::vector<std::int64_t> weight_grads_;  // done, by slot, if events are requested
 
   std::int64_t ring_ = 0;  // length, a power of two
   bool ring_full_ = false;
   bool down_ = true;  // direction of the next sweep over the devices
   std::vector<Cursor> cursors_;
-  std::vector<std::int64_t> forwards_;  // done, by slot; nowhere has done them all at time 0
+  std::vector<std::int64_t> forwards_;  // done, by slot; the extra slot has done all at time 0
   std::vector<std::int64_t> backwards_;
   std::vector<double> forward_end_;  // [slot * ring + micro-batch mod ring]
   std::vector<double> backward_end_;
@@ -400,7 +399,7 @@ class PipelinePlayer::Game {
 
 namespace {
 
-// Writes down the order of one device.
+// Creates the order of one device.
 struct Recorder {
   std::vector<Token>* tokens;
   std::vector<Segment>* segments;
@@ -583,7 +582,7 @@ double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> b
     const double before = held;
     round(part);
     if (part.repeats == 1) continue;
-    held += (held - before) * static_cast<double>(part.repeats - 2);  // only GPipe's rounds add up
+    held += (held - before) * static_cast<double>(part.repeats - 2);  // nonzero for GPipe only
     round(part);
   }
   return most;
@@ -698,7 +697,7 @@ bool PipelinePlayer::Game::backward_ready(std::size_t slot, double* ready_s) {
   return true;
 }
 
-// Plays one pass, or returns false where something it needs is not there yet.
+// Runs one pass, or returns false if one of its inputs is not ready.
 bool PipelinePlayer::Game::step(Token token, double* clock_s) {
   const std::size_t slot = token.slot();
   double until_s = *clock_s;
@@ -750,7 +749,7 @@ bool PipelinePlayer::Game::run(std::size_t device, bool one_round) {
   return cursor.token != first || cursor.repeats != repeats;
 }
 
-// Plays one round of the segment that all devices are in; false where they cannot all get there.
+// Runs one round of the segment that all devices are in; false if they cannot all reach it.
 bool PipelinePlayer::Game::round() {
   std::size_t left = devices();
   for (Cursor& cursor : cursors_) cursor.paused = false;
@@ -828,7 +827,7 @@ void PipelinePlayer::Game::skip_rounds(std::size_t s, const Shift& shift, std::i
   }
 }
 
-// Plays the rounds that all devices have of a segment; whether all have come to its end.
+// Runs the rounds of a segment common to all devices; returns whether all have reached its end.
 bool PipelinePlayer::Game::rounds_of(std::size_t s, bool skip) {
   std::int64_t fewest = segment(0, s).repeats;
   std::int64_t most = fewest;
@@ -913,7 +912,7 @@ double PipelinePlayer::Game::gpipe() {
 double PipelinePlayer::Game::one_forward_one_backward() {
   const std::size_t p = devices();
   const std::int64_t m = shape_.micro_batches;
-  // When each device is free, and after those when its last forward pass ended.
+  // The time at which each device is free, followed by the end of its last forward pass.
   state_.resize(2 * p);
   double* const clock_s = state_.data();
   double* const sent_s = state_.data() + p;
@@ -999,7 +998,7 @@ std::vector<PassEvent> PipelinePlayer::Game::events() {
   recorded_ = &passes;
   double step_s = std::nan("");
   try {
-    do {  // a ring that is too small is made larger, and all is played again
+    do {  // a ring that is too small is enlarged, and the simulation is repeated
       passes.assign(devices(), {});
       weight_grads_.assign(slots_, 0);
       step_s = play_once(false);

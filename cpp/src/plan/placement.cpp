@@ -1,5 +1,5 @@
-// Layers on devices by two objectives: the cuts of a graph of layers, PHAZE's objective, and the
-// time of a schedule.
+// Placement of layers on devices under two objectives: the cuts of a graph of layers, PHAZE's
+// objective, and the time of a schedule.
 #include "phaze/placement.hpp"
 
 #include <algorithm>
@@ -71,7 +71,7 @@ class PlacementCuts {
   // The maximum over layers of the working set of one layer.
   double live_bytes(int v, int i, int j) const noexcept;
 
-  // Which stage each layer is in, given the cuts between stages in order (0 and the last included).
+  // The stage of each layer, given the cuts between stages in order (0 and the last included).
   std::vector<std::int32_t> stages(const std::vector<std::int32_t>& cuts) const;
 
  private:
@@ -100,7 +100,7 @@ class PlacementCuts {
   void find_next();
 
   const PlacementLayers* layers_ = nullptr;
-  std::vector<double> least_;  // per layer: work that no variant avoids
+  std::vector<double> least_;  // per layer: least work over variants
   int count_ = 0;
   int words_ = 0;                    // of a set; 0 where cuts are positions
   std::vector<std::uint64_t> bits_;  // [cut][word]
@@ -124,8 +124,8 @@ class PlacementCuts {
   bool per_edge_ = true;
 };
 
-// found[r][i]: the least that the largest of r stages before cut i of a chain must work, r below
-// `most`; `work(i, j)` of a stage must rise with its layers.
+// found[r][i]: the min-max work of r stages before cut i of a chain, r below `most`; `work(i, j)`
+// of a stage must increase with its layers.
 template <typename Work>
 std::vector<std::vector<double>> balanced_shares(int last, std::int64_t most, const Work& work) {
   std::vector<std::vector<double>> found(1, std::vector<double>(at(last) + 1, kInfinite));
@@ -228,7 +228,7 @@ Status PlacementCuts::find_cuts() {
   return Status::kOk;
 }
 
-// From the empty set up, a layer at a time.
+// From the empty set up, one layer at a time.
 Status PlacementCuts::find_closed_sets(const std::vector<std::vector<std::int32_t>>& preds) {
   const int n = layers_->layers;
   words_ = (n + 63) / 64;
@@ -353,7 +353,7 @@ void PlacementCuts::add_sums() {
   }
 }
 
-// Layers with the same bytes at a time are one kind; a stage has a kind where its count rises.
+// Layers with the same working set are one kind; a stage contains a kind if its count increases.
 void PlacementCuts::add_kinds() {
   const PlacementLayers& l = *layers_;
   const std::size_t n = at(l.layers);
@@ -444,7 +444,8 @@ void PlacementCuts::add_edges(bool per_edge) {
   }
 }
 
-// Sums over edges, or over layers whose output is needed; of a layer's edges the largest counts.
+// Sums over edges, or over layers whose output is needed; for one layer's edges the maximum is
+// taken.
 PlacementCuts::Traffic PlacementCuts::crossing(int i, int j) const noexcept {
   Traffic found{0.0, 0.0, 0.0};
   const auto sum = [&](int cut, const auto& counts, double* seconds, double* bytes) {
@@ -568,8 +569,8 @@ class Published {
     return rules_.recompute && s > 1 ? once + cuts_.forward_s(0, i, j) : once;
   }
 
-  // The largest load of p stages is no less. The forward pass that the last one does not repeat is
-  // no more than its load.
+  // Lower bound on the largest load of p stages. The forward pass that the last one does not repeat
+  // is at most its load.
   double even_share(std::int64_t p) const noexcept {
     const int last = cuts_.count() - 1;
     const double once = cuts_.work_s(0, last) / static_cast<double>(p);
@@ -608,7 +609,7 @@ class Published {
     return std::ceil(held / rules_.memory_bytes * (1.0 - 1e-12));
   }
 
-  // Loads from which on a plan with p stages takes as long as the best so far.
+  // Loads at which a plan with p stages takes as long as the incumbent.
   void find_limits() {
     limits_s_.assign(at(static_cast<int>(most_stages_)) + 1, 0.0);
     const int narrow = cuts_.narrow_before(cuts_.count() - 1);
@@ -623,12 +624,11 @@ class Published {
     }
   }
 
-  // No stage after cut i, s of them, may have this load or more in a plan that is better than the
-  // best so far.
+  // In a plan better than the incumbent, every stage after cut i, s of them, has a load below this.
   double load_limit(int s, int i) const noexcept {
     if (s >= most_stages_) return 0.0;
     if (!cuts_.chain()) return *std::max_element(limits_s_.begin() + s + 1, limits_s_.end());
-    // An even share of the work is already too much for fewer than this.
+    // With fewer stages than this, an even share of the work is already too much.
     const double most = limits_s_[at(s) + 1] > 0.0 ? limits_s_[at(s) + 1] : kInfinite;
     const double few = std::max(least_stages(i), std::ceil(work_s(0, i, 2) / most * (1.0 - 1e-12)));
     if (!(few <= static_cast<double>(most_stages_))) return 0.0;
@@ -638,8 +638,8 @@ class Published {
     return 0.0;
   }
 
-  // Stages from the last to the first, each as long as memory and a load allow. True where that
-  // covers all layers; `cuts` are then the cuts from the last one down.
+  // Packs stages from the last to the first, each as long as memory and a load allow. Returns true
+  // if that covers all layers; `cuts` are then the cuts from the last one down.
   bool greedy(double load_s, std::int64_t most, Tail* whole,
               std::vector<std::int32_t>* cuts) const {
     int j = cuts_.count() - 1;
@@ -700,12 +700,13 @@ class Published {
     const double limit_s = load_limit(s, i);
     if (limit_s <= 0.0) return;
     const std::size_t mine = tails_.size();
-    // No tail has fewer devices than this.
+    // Lower bound on the devices of a tail.
     const int narrow = std::min(s, cuts_.layers_after(i) - cuts_.wide_after(i));
     const std::int64_t fewest = std::int64_t{rules_.width} * s - (rules_.width - 1) * narrow;
     double enough_s = kInfinite;  // load of a tail with the fewest devices
     cuts_.for_after(i, [&](int j) {
-      // Cuts come by rising work without recomputation; with it, on graphs, in no order.
+      // Cuts are sorted by ascending work without recomputation; with it, on graphs, they are
+      // unordered.
       if (cuts_.work_s(i, j) >= std::min(enough_s, limit_s)) return false;
       if (work_s(i, j, s) >= std::min(enough_s, limit_s)) return !cuts_.chain();
       const auto [from, to] = tails(s - 1, j);
@@ -744,7 +745,7 @@ class Published {
     tails_.push_back(tail);
   }
 
-  // Plans with this many stages, the first of them from the beginning.
+  // Plans with this many stages, the first of which starts at the first layer.
   void complete(int s) {
     if (rules_.stages > 0 && s != rules_.stages) return;
     cuts_.for_after(0, [&](int j) {
@@ -780,7 +781,7 @@ class Published {
     const auto least = [&](double d) { return load * (m / d + s - 1) + sync * (1.0 - 1.0 / d); };
     if (load * m >= sync) {
       while (most >= 1 && least(static_cast<double>(most)) * (1.0 - 1e-12) < best_->time_s) {
-        // The fewest replicas with this many rounds.
+        // The smallest replica count with this many rounds.
         const std::int64_t rounds = ceil_div(rules_.micro_batches, most);
         const std::int64_t fewest = ceil_div(rules_.micro_batches, rounds);
         consider(whole, s, fewest);
@@ -793,7 +794,7 @@ class Published {
       consider(whole, s, d);
       const std::int64_t rounds = ceil_div(rules_.micro_batches, d);
       if (rounds == 1) break;
-      d = ceil_div(rules_.micro_batches, rounds - 1);  // the fewest with fewer rounds
+      d = ceil_div(rules_.micro_batches, rounds - 1);  // the smallest count with fewer rounds
     }
     return best_->time_s < before;
   }
@@ -857,7 +858,7 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
   const Status built = cuts.build(layers, true);
   if (built != Status::kOk) return built;
   best->time_s = below_s;
-  PublishedRules own = rules;  // a stage that is wider than the cluster does not fit, however wide
+  PublishedRules own = rules;  // a stage wider than the cluster does not fit, at any width
   own.width = static_cast<std::int32_t>(std::min<std::int64_t>(rules.width, rules.devices + 1));
   Published(cuts, own, best).run();
   if (best->stages == 0) best->time_s = kInfinite;
@@ -880,7 +881,7 @@ class Pipeline {
     const int last = std::min(rules_.last_stages, cuts_.layers().layers);
     plans_.assign(at(rules_.last_stages - first + 1), {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}});
     if (rules_.kind == PipelineKind::kZeroBubble) {
-      // Fewer micro-batches than stages leave nothing to fill the gaps with.
+      // With fewer micro-batches than stages there is nothing to fill the gaps with.
       const auto most = static_cast<int>(std::min<std::int64_t>(last, rules_.micro_batches));
       for (int p = first; p <= most; ++p) solve(p, p, p);
     } else {
@@ -962,8 +963,8 @@ class Pipeline {
     pass(first, last, false);
   }
 
-  // The time that some plan with s stages or more must beat, and loads from which on a plan with p
-  // stages does not.
+  // The time that some plan with s stages or more must beat, and the loads at which a plan with p
+  // stages does not beat it.
   void find_limits(int first, int last) {
     limits_s_.assign(at(last) + 2, 0.0);
     loads_s_.assign(at(last) + 2, 0.0);
@@ -979,7 +980,7 @@ class Pipeline {
     }
   }
 
-  // No stage after cut i, s of them, may have this load or more in a plan that beats its own limit.
+  // In a plan that beats its own limit, every stage after cut i, s of them, has a load below this.
   double load_limit(int s, int i, int first, int last) const noexcept {
     if (i == 0) return s >= first ? loads_s_[at(s)] : 0.0;
     double most = 0.0;
@@ -1020,7 +1021,7 @@ class Pipeline {
   void extend(int i, int s, const std::vector<std::int32_t>& starts,
               const std::vector<std::int32_t>& ends, std::size_t mine, bool rough, double load_s) {
     const double limit_s = limits_s_[at(s)];
-    // By 1F1B every stage before adds its work.
+    // Under 1F1B every earlier stage adds its work.
     const bool plain = rules_.kind != PipelineKind::kZeroBubble;
     const double before_s = plain ? cuts_.work_s(0, i) : 0.0;
     double enough_s = kInfinite;
@@ -1087,7 +1088,7 @@ class Pipeline {
   const PipelineRules& rules_;
   std::vector<PlacementPlan>& plans_;
   double nothing_s_;
-  int stages_ = 0;  // of the zero-bubble schedule, which must know; 0: any
+  int stages_ = 0;  // required by the zero-bubble schedule; 0: any
   std::vector<double> limits_s_;
   std::vector<double> loads_s_;
   std::vector<std::vector<double>> balanced_;

@@ -1,4 +1,4 @@
-// The public face of the plan kernel.
+// The public functions of the plan kernel.
 #include "phaze/plan.hpp"
 
 #include "base/numbers.hpp"
@@ -134,7 +134,7 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
   for (std::size_t c = below_s.size(); c-- > 0;) {
     plans[c] = {kInfinite, 0.0, -1, {}};
     if (!(below_s[c] > -kInfinite)) continue;
-    // The best plan with more memory is best here as well, where it fits.
+    // The best plan with more memory is also best here, if it fits.
     if (roomier != nullptr && roomier->memory_bytes <= impl_->bounds.memory_limits[c]) {
       plans[c] = *roomier;
     } else {

@@ -13,13 +13,13 @@
 
 namespace phaze {
 
-// Sums in another order differ in their last digits; that must not make a stage too large.
+// Sums in another order differ in their last digits; this must not make a stage too large.
 inline constexpr double kRoundedUp = 1.0 + 1e-9;
 
 // Minimum bytes of a block, so that any number of blocks without bytes fit.
 inline constexpr double kNoBytes = std::numeric_limits<double>::min();
 
-// How many blocks fit into a stage of a layout, from the smallest kind of block.
+// The number of blocks that fit into a stage of a layout, for the smallest kind of block.
 class BlockCapacity {
  public:
   BlockCapacity(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes)
@@ -77,8 +77,7 @@ class BlockCapacity {
     return std::min(std::max(fit, none), static_cast<double>(blocks_));
   }
 
-  // The least that a stage needs with `least` to `most` blocks. Where nothing need be recomputed,
-  // nothing is.
+  // Least memory of a stage with `least` to `most` blocks, without recomputation if that fits.
   double least_bytes(double least, double most, double in_flight, bool first,
                      bool last) const noexcept {
     const double ends = first_ * first + last_ * last;
@@ -95,7 +94,7 @@ class BlockCapacity {
     return found;
   }
 
-  // The least that a stage of `even` blocks or more needs anywhere in the pipeline.
+  // Least memory, anywhere in the pipeline, of a stage with `even` blocks or more.
   double even_bytes(double even, double most, double most_in_flight) const noexcept {
     double found = kInfinite;
     for (int v = 0; v < variants_; ++v) {
@@ -109,7 +108,7 @@ class BlockCapacity {
     return found;
   }
 
-  // The most blocks of a stage that needs no more than `bytes`.
+  // The most blocks of a stage that needs at most `bytes`.
   double blocks_within(double bytes, double in_flight) const noexcept {
     double found = 0.0;
     const double plain = blocks(0, in_flight, true, true);  // most blocks without any recomputation
@@ -134,8 +133,8 @@ class BlockCapacity {
   }
 
  private:
-  // A stage that recomputes some blocks recomputes no more than it must, so that with a block less
-  // it would not fit: it needs as much at least.
+  // A stage that recomputes some blocks recomputes as few as possible, so with one fewer recomputed
+  // block it would not fit: that gives a lower bound on its memory.
   double filled(double in_flight) const noexcept {
     if (!some_blocks_ || !alike_) return 0.0;
     const double least = *std::min_element(stash_, stash_ + variants_);
@@ -146,7 +145,7 @@ class BlockCapacity {
   int blocks_;
   bool some_blocks_;
   int variants_ = 1;
-  bool alike_ = false;  // all blocks are of one kind, and a stage's bytes are known by their number
+  bool alike_ = false;  // all blocks are of one kind, so their number determines a stage's bytes
   double left_ = 0.0;
   double buffers_ = 0.0;
   double resident_ = kInfinite;
@@ -330,7 +329,7 @@ class InterleavedStages {
     return sum >= blocks_;
   }
 
-  // The least time in which they can; `low_s` is known already.
+  // The least time in which they can; `low_s` is a known lower bound.
   double least_s(double low_s) const noexcept {
     if (through(low_s)) return low_s;
     double high_s = low_s * 1.125;
@@ -593,7 +592,7 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
   };
   double load = work / p;
   const double after = b.tail_s + step_s + layout.exchange_s;
-  // A stage waits for the first chunks of those before it, on average for half of them all.
+  // A stage waits for the first chunks of the stages before it, on average for half of all of them.
   double filled = m * work / p;
   if (b.chunk > 0.0) {
     filled += std::max(0.0, 0.5 * (p - 1.0) * b.chunk - (p - 1.0) / p) * t.block_s;
@@ -622,9 +621,10 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
   }
   if (above) return std::max(quick, std::nextafter(enough_s, kInfinite));
   if (load_s != nullptr) *load_s = load;
-  // Of the step, all but the backward work; and that hides as much of the gradients at most.
+  // All of the step except the backward work; the latter overlaps at most that much of the
+  // gradients.
   const double less = passes(load, std::max(b.works - 1.0, 0.0), std::max(m - p, 0.0));
-  // The optimiser's time is that of the first stage, which need not be the one meant here.
+  // The optimiser's time is that of the first stage, which need not be the stage of this bound.
   const double exposed = t.work_s - t.backward_s + less + b.sync_s +
                          (layout.record.pp == 1 ? step_s : 0.0) + layout.exchange_s;
   return std::max({filled + after, passes(load, b.works, m) + after, exposed}) * kSure;

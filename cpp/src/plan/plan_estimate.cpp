@@ -138,7 +138,7 @@ class Estimator {
     state->optimizer += own.optimizer;
   }
 
-  // A step in which nothing but the devices' own work takes time.
+  // A step in which only the devices' own work takes time.
   void divide(const StepPlayer::Played& played, PlanParts* parts) const {
     const PassSums& sums = step_.passes();
     const int count = layout_.record.pp;

@@ -13,7 +13,7 @@
 namespace phaze {
 namespace {
 
-constexpr std::size_t kWave = 32;  // layouts solved at once; fixed, so that threads do not matter
+constexpr std::size_t kWave = 32;  // layouts solved at once, for any thread count
 
 struct Candidate {
   double bound_s;
@@ -25,7 +25,7 @@ struct Candidate {
 // Layouts in the order of their bounds; a removed layout may be reinserted with a higher bound.
 class CandidateQueue {
  public:
-  // Adds a layout whose quick bound is known; `arrange` follows the last of them.
+  // Adds a layout with its quick bound; call `arrange` after the last one.
   void add(double quick_s, std::int64_t layout) { heap_.push_back({quick_s, 0.0, layout, true}); }
   void arrange() { std::make_heap(heap_.begin(), heap_.end(), later); }
 
@@ -39,7 +39,7 @@ class CandidateQueue {
     return own;
   }
 
-  // Puts a candidate back with the bound that takes longer to find.
+  // Reinserts a candidate with its slower, tighter bound.
   void put_back(Candidate own, double sharper_s) {
     own.bound_s = std::max(own.bound_s, sharper_s);
     own.quick = false;
@@ -55,8 +55,8 @@ class CandidateQueue {
   std::vector<Candidate> heap_;
 };
 
-// Layouts that differ in rank order alone are one kind of plan, although a strategy whose expert
-// groups lie further apart is another one.
+// Layouts that differ only in rank order count as one plan; a strategy whose expert groups have a
+// larger stride counts separately.
 using Kind = std::array<std::int64_t, 11>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];

@@ -123,7 +123,7 @@ double LayoutOnChip::stage_bytes(const Partition& partition, int stage,
   return resident + sums.peak(moving, late_gradients(partition, stage, recompute), stage).total;
 }
 
-// Of several chunks, the first of the model is the last to run backward.
+// Of several chunks, the first chunk of the model is the last to run backward.
 LateGradients LayoutOnChip::late_gradients(const Partition& partition, int stage,
                                            StageRecompute recompute) const {
   LateGradients found{0.0, 0.0, 0.0, 0.0};
@@ -374,15 +374,16 @@ void PartitionSearch::run(double usable_bytes, double below_s, double load_s, Pl
   if (best->time_s > clock_s * (1.0 + 1e-12)) walk_all(best);
 }
 
-// Seconds of the messages between the first `stages` stages, there and back.
+// Seconds of the messages between the first `stages` stages, both directions.
 double PartitionSearch::sends_s(int stages) const noexcept {
   double sum_s = 0.0;
   for (int k = 1; k < stages; ++k) sum_s += 2.0 * on_.costs->message_s[at(k)];
   return sum_s;
 }
 
-// No stage of a plan below the limit may have this load: m passes of it alone take the time, and
-// by 1F1B with m > p + 1 the step takes (m - p - 1) loads and twice the work (docs/search.md, 1).
+// Every stage of a plan below the limit has a load below this: m passes of it alone take that time,
+// and under 1F1B with m > p + 1 the step takes (m - p - 1) loads and twice the work
+// (docs/search.md, 1).
 void PartitionSearch::set_limits(double limit_s) {
   limit_s_ = limit_s;
   const auto m = static_cast<double>(on_.micro_batches);
@@ -417,7 +418,7 @@ std::int32_t PartitionSearch::fastest(int i, int j, int stage, double* load_s) {
 }
 
 // Stages as long as a load allows, from the last to the first. More layers take longer and need
-// more, so that the border is found by steps from the length of the stage before. `next_s` is the
+// more memory, so the border is searched from the length of the previous stage. `next_s` is the
 // least load with which some stage would be longer.
 bool PartitionSearch::pack(double load_s, PlacedPlan* plan, double* next_s) {
   Partition& p = plan->partition;
@@ -459,7 +460,7 @@ bool PartitionSearch::pack(double load_s, PlacedPlan* plan, double* next_s) {
 // such plan.
 double PartitionSearch::quick_plan(double load_s, PlacedPlan* best) {
   const double known = std::max(load_s, on_.sums.total_work_s() / on_.stages);
-  // Packing as much as fits finds the least load only where a longer stage takes longer, and may
+  // Greedy packing finds the least load only if a longer stage always takes longer, and stages may
   // end anywhere.
   const bool sure = on_.space->chain && on_.space->free_cuts;
   double low = known;
@@ -482,8 +483,8 @@ double PartitionSearch::quick_plan(double load_s, PlacedPlan* best) {
   return sure ? low : known;
 }
 
-// How far the first k stages reach, and how far back the last: each as long as the limit on loads
-// allows. Whether stages can meet at all.
+// Furthest end of the first k stages, and earliest start of the last ones: each as long as the
+// limit on loads allows. Returns whether they can meet.
 bool PartitionSearch::find_windows() {
   const int end = on_.space->layers;
   const auto fits = [&](int i, int j, int stage) {
@@ -608,8 +609,8 @@ void PartitionSearch::extend(int i, int s, double before_s, std::size_t mine) {
   }
 }
 
-// The clock is a lower bound of the schedule played, and nearly always equal to it. Where it is
-// not, every partition that it does not rule out is played, up to a number of stages looked at.
+// The clock is a lower bound on the simulated schedule, and nearly always equal to it. If it is
+// not, every partition that it does not rule out is simulated, up to a number of examined stages.
 void PartitionSearch::walk_all(PlacedPlan* best) {
   constexpr std::int64_t kMostStages = 512;
   set_limits(best->time_s - on_.layout->exchange_s);
@@ -693,7 +694,7 @@ bool AssignmentSearch::cut(bool count_first, int base, Partition* partition) con
   return position < on_.space->layers;
 }
 
-// Chunks that take a layer more where all are to be as even as they come.
+// Chooses the chunks that take one more layer so that the distribution is as even as possible.
 void AssignmentSearch::spread_evenly(int total) {
   const auto count = static_cast<int>(extra_.size());
   const auto upto = [&](std::int64_t k) { return static_cast<int>(k * total / count); };
@@ -704,7 +705,7 @@ PlanStatus AssignmentSearch::even(Partition* partition) {
   const PlanStatus status = check();
   if (status != PlanStatus::kOk) return status;
   const int count = places_of(on_.record());
-  // Embedding and head count as layers where there would be too few blocks otherwise.
+  // Embedding and head count as layers if there would be too few blocks otherwise.
   const bool ends = on_.space->blocks < count;
   const int total = ends ? on_.space->layers : std::max(on_.space->blocks, 1);
   extra_.assign(at(count), 0);
@@ -763,7 +764,7 @@ double AssignmentSearch::add_stage(const Partition& partition, int stage, StageR
   return bound->least_s;
 }
 
-// False where a stage does not fit, or once it is clear that the step takes longer than the limit.
+// Returns false if a stage does not fit, or once the step is certain to exceed the limit.
 bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
   partition->variants.assign(at(on_.stages), 0);
   Bound bound;
@@ -776,7 +777,7 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
   return true;
 }
 
-// Takes the assignment where it is faster than the best, and at most as long as it may be.
+// Takes the assignment if it is faster than the incumbent and within the time limit.
 void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double exchange_s = on_.layout->exchange_s;
   const double limit = (std::min(below_s, best->time_s) - exchange_s) * (1.0 + 1e-12);
@@ -801,9 +802,9 @@ void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   best->partition = partition_;
 }
 
-// Assignments where the embedding and the head count as layers or do not: all of them where they
-// are few. Of many, the best have their longer chunks mostly one after another, from the last on
-// with the first. Whether all were tried.
+// Tries assignments with the embedding and the head counted as layers or not: all of them if they
+// are few. Among many, the best mostly have consecutive longer chunks, cyclically from the last
+// chunk to the first. Returns whether all were tried.
 bool AssignmentSearch::try_all(bool count_first, bool count_last, double below_s,
                                PlacedPlan* best) {
   const auto count = static_cast<int>(extra_.size());

@@ -29,8 +29,8 @@ struct FeasibleRecompute {
   bool partial = false;  // only the first variant was tried: it fits, and none is faster
 };
 
-// `most` is the number of blocks of the longest chunk; bytes fall with the blocks that are
-// recomputed further. `first_is_fastest`: no variant is faster than the first.
+// `most` is the number of blocks of the longest chunk; bytes decrease as more blocks are
+// recomputed. `first_is_fastest`: no variant is faster than the first.
 template <typename Bytes>
 FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool some_blocks,
                                      bool alike, int most, double usable_bytes,
@@ -44,7 +44,7 @@ FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool s
     if (feasible.partial) return feasible;
   }
   if (!some_blocks || feasible.whole.empty()) return feasible;
-  // The border between counts of blocks that fit and that do not, `low` and `high` known of.
+  // The border between block counts that fit and that do not, between `low` and `high`.
   const auto border = [&](int rest, int more, bool low_fits) {
     int low = 0;
     int high = most;
@@ -100,7 +100,7 @@ std::int32_t fastest_recompute(const FeasibleRecompute& feasible, bool first_is_
   return best;
 }
 
-// Feasible options of the stages of a space's layouts that were worked out. One object per thread.
+// Cache of the feasible options of the stages of a space's layouts. One object per thread.
 class RecomputeCache {
  public:
   struct Key {
@@ -141,13 +141,14 @@ class RecomputeCache {
 // them. Points into the space, which must outlive it.
 class LayoutOnChip {
  public:
-  // Makes the sums of a layout on a chip; whether those of the last one started are still there.
+  // Computes the sums of a layout on a chip; returns whether those of the previous layout were
+  // reused.
   void start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
              PipelinePlayer* player);
   bool started(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times) const noexcept {
     return space == &of && layout == &of.layouts[number] && times_ == times.forward_s;
   }
-  // Forgets times, which may change from one call of the kernel to the next.
+  // Drops cached times, which may change between calls of the kernel.
   void forget() noexcept {
     sums.forget();
     times_ = nullptr;
@@ -157,7 +158,7 @@ class LayoutOnChip {
   PipelineSchedule schedule() const noexcept { return schedule_of(layout->record); }
   std::int64_t number() const noexcept { return layout - space->layouts.data(); }
 
-  // Which chunk of the model a chunk of a stage is.
+  // The chunk of the model that corresponds to a chunk of a stage.
   int chain_of(int stage, int chunk) const noexcept {
     return places_[at(stage) * at(layout->record.vpp) + at(chunk)];
   }
@@ -175,7 +176,7 @@ class LayoutOnChip {
     return space->leaves(i, j) * leave_each_[at(stage) * at(record().vpp) + at(chunk)];
   }
 
-  // Bytes of a stage at its peak.
+  // Peak bytes of a stage.
   double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
   // Peak activations of a stage, in units of one micro-batch of all its chunks: the number in
   // flight; more if chunks differ and the peak has more of the larger ones.
@@ -202,24 +203,24 @@ class LayoutOnChip {
   mutable std::vector<double> own_bytes_;             // scratch: by chunk of a stage
 };
 
-// Plays the step of partitions of a layout that was started. The passes are those of the partition
-// played last; caches of steps change no answer.
+// Simulates the step of partitions of a started layout. The passes are those of the last simulated
+// partition; caches of steps change no answer.
 class StepPlayer {
  public:
   explicit StepPlayer(const LayoutOnChip& on) noexcept : on_(on) {}
 
-  // `played`, where given, is looked up before a step is played; several players may share it.
+  // `played`, if given, is looked up before a step is simulated; several players may share it.
   void look_up(PlayedSteps* played) noexcept { played_ = played; }
   void forget() noexcept { free_passes_.clear(); }
   PipelinePlayer* player() noexcept { return &player_; }
 
-  // The step of a partition by its schedule: without its tail, and the longest tail.
+  // The simulated step of a partition: its time without the tail, and the longest tail.
   struct Played {
     double step_s;
     double tail_s;
   };
   Played play(const Partition& partition);
-  // Both, with the exchange of a tied embedding's gradients.
+  // The sum of both, with the exchange of a tied embedding's gradients.
   double time_s(const Partition& partition);
   // The step with other times and without exchanges of gradients and weights; `level` distinguishes
   // the queries of one layout. Call after play() of the same partition.
@@ -235,7 +236,7 @@ class StepPlayer {
   const std::vector<double>& forward_s() const noexcept { return forward_s_; }
   const std::vector<double>& backward_s() const noexcept { return backward_s_; }
   const std::vector<double>& weight_grad_s() const noexcept { return weight_grad_s_; }
-  // The passes of the layers as they were played last.
+  // The passes of the last simulated step.
   const PassSums& passes() const noexcept { return *passes_; }
 
  private:
@@ -264,12 +265,12 @@ class RecomputeChooser {
  public:
   explicit RecomputeChooser(const LayoutOnChip& on) noexcept : on_(on) {}
 
-  // Begins with another layout, chip or limit.
+  // Starts another layout, chip or limit.
   void restart(double usable_bytes);
 
   // The fastest feasible option for the stage i..j of a layout without chunks, or -1.
   std::int32_t fastest_fitting(int i, int j, int stage);
-  // The same of a stage of any partition, and of one whose chunks differ by a layer or two.
+  // The same for a stage of any partition, and for one whose chunks differ by one or two layers.
   std::int32_t fastest_of_chunks(const Partition& partition, int stage, double usable_bytes) const;
   std::int32_t fastest_of_assigned(const Partition& partition, int stage);
   // For every stage the fastest option that fits, or, if none does, the one that needs the least
@@ -356,9 +357,8 @@ class AssignmentSearch {
   void run(double below_s, PlacedPlan* best);
 
  private:
-  // A time that the schedule takes at least, stage by stage from the first: a stage's work, and
-  // where chunks are interleaved the passes through the first chunks of the stages before it, in
-  // both directions.
+  // Lower bound on the schedule, stage by stage from the first: a stage's work, and, if chunks are
+  // interleaved, the passes through the first chunks of the stages before it, in both directions.
   struct Bound {
     double before_s = 0.0;
     double least_s = 0.0;
@@ -461,7 +461,7 @@ class SolverPool {
     std::unique_ptr<PlanSolver> solver_;
   };
 
-  // A solver that looks steps up in `played` as long as it is lent.
+  // A solver that looks up steps in `played` while it is lent.
   Lease lend(PlayedSteps* played) {
     std::unique_ptr<PlanSolver> solver;
     {

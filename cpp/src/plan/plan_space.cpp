@@ -1,5 +1,5 @@
-// Building a PlanSpace: the model's positions, and every group and message of every layout, priced
-// on the ranks that they really have.
+// Construction of a PlanSpace: the model's positions, and every group and message of every layout,
+// priced on their actual ranks.
 #include "plan/plan_space.hpp"
 
 #include <algorithm>
@@ -352,8 +352,8 @@ bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
   return true;
 }
 
-// The slowest of the messages that all devices of stage `from` send to those of stage `to`: the
-// devices of a stage are whole blocks of ranks, one for each run of replicas.
+// The slowest of the messages from all devices of stage `from` to those of stage `to`: the devices
+// of a stage are contiguous blocks of ranks, one for each run of replicas.
 double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
                                 Status* status) const {
   const StrategyRecord& s = strategies[at(layout.strategy)];
@@ -366,7 +366,7 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
   const std::int64_t distance = std::abs(to - from) * block;
   const std::int64_t first = std::min(from, to) * block;
   double slowest = 0.0;
-  // A message takes the same there and back.
+  // A message takes the same time in both directions.
   const auto send = [&](std::int64_t rank) {
     const CollectiveResult sent = message(fabric, bytes, rank, rank + distance);
     if (sent.status != Status::kOk) *status = sent.status;

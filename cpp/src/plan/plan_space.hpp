@@ -25,7 +25,7 @@ inline bool bidirectional(const LayoutRecord& layout) noexcept {
   return schedule_of(layout) == PipelineSchedule::kDualPipe;
 }
 
-// Chunks that the model is cut into.
+// Number of chunks of the model.
 inline int places_of(const LayoutRecord& layout) noexcept {
   return bidirectional(layout) ? layout.pp : layout.pp * layout.vpp;
 }
@@ -40,24 +40,24 @@ inline double rounds_of(const LayoutRecord& layout) noexcept {
 // are several stages.
 struct LayoutCosts {
   std::vector<double> resident_bytes;
-  std::vector<double> late_bytes;    // of gradients that are not there all the time
-  std::vector<double> gather_bytes;  // of one layer at a time, before an allocator's losses
-  std::vector<double> sync_s;        // of gradients, once in a step
+  std::vector<double> late_bytes;    // of gradients that are not allocated for the whole step
+  std::vector<double> gather_bytes;  // of one layer at a time, before allocator losses
+  std::vector<double> sync_s;        // of gradients, once per step
   std::vector<double> each_s;        // of gradients exchanged with every micro-batch; else zeros
-  std::vector<double> fetch_s;       // of weights that come layer by layer; zeros where they stay
-  std::vector<double> step_bytes;    // that the optimiser moves to and from HBM
-  std::vector<double> shared_s;      // to gather weights after the step
-  std::vector<double> message_s;     // from stage k - 1 to stage k; entry 0 is not used
-  double bucket_s = 0.0;             // of the gradients that are synchronised last
-  double shards = 1.0;               // devices that share state
-  double copies = 1.0;               // of that state
+  std::vector<double> fetch_s;     // of weights gathered layer by layer; zeros if they are resident
+  std::vector<double> step_bytes;  // that the optimiser moves to and from HBM
+  std::vector<double> shared_s;    // to gather weights after the step
+  std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
+  double bucket_s = 0.0;           // of the gradients that are synchronised last
+  double shards = 1.0;             // devices that shard state
+  double copies = 1.0;             // replicas of that state
 };
 
-// How many blocks fit into the stages of a layout, by place: entry s - 1 is the s-th stage from the
-// end. Private to the bounds.
+// Number of blocks that fit into the stages of a layout, by position: entry s - 1 is the s-th stage
+// from the end. Private to the bounds.
 struct StageCapacities {
-  std::vector<double> plain;                // nothing recomputed
-  std::vector<double> lean;                 // in the variant that needs least memory, but the first
+  std::vector<double> plain;  // nothing recomputed
+  std::vector<double> lean;   // in the variant with the least memory, except the first
   std::vector<double> plain_sum, best_sum;  // over the last s stages
 };
 
@@ -72,7 +72,7 @@ struct LayoutBound {
   double step_bytes;
   double sync_s;
   double whole;    // blocks of the longest stage, if all were equal
-  double missing;  // places that stay empty then, negated
+  double missing;  // empty places in that case, negated
 };
 
 // One layout with one memory limit: whether it fits, and how much must be recomputed.
@@ -89,7 +89,7 @@ struct PricedLayout {
   LayoutBound bound;
 };
 
-// A straight line over the work of a micro-batch.
+// A line over the work of a micro-batch.
 struct BoundLine {
   double slope;
   double height_s;
@@ -130,7 +130,7 @@ class PlanSpaceImpl {
   int first_block = 0;  // positions of the first block and after the last
   int last_block = 0;
   bool chain = true;
-  bool free_cuts = true;     // whether stages may begin anywhere
+  bool free_cuts = true;     // whether a cut is allowed at every position
   bool alike = false;        // all blocks are of one kind
   bool some_blocks = false;  // whether a stage may recompute only some of its blocks
   CheckedFabric fabric{FabricRecord{}};
@@ -224,8 +224,8 @@ bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double us
 double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
                            double usable_bytes, double low);
 
-// The least that any plan of a layout takes; a quicker and lower value where that is above
-// `enough_s`. `load_s`, where given, is a load that some stage has at least.
+// Lower bound on every plan of a layout; a cheaper, weaker value if that is above `enough_s`.
+// `load_s`, if given, is a known lower bound on the load of some stage.
 double bound_of_layout(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
                        const StepTotals& totals, double hbm_bytes_per_s, double enough_s,
                        double* load_s = nullptr) noexcept;

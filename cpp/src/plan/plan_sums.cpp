@@ -97,7 +97,7 @@ void PlanSums::add_after(const KindTimes& times) {
   }
 }
 
-// Both passes of each layer, the backward one in the quickest variant.
+// Both passes of each layer, the backward pass in the fastest variant.
 void PlanSums::add_work() {
   for (int i = 0; i < layers_; ++i) {
     work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + least_backward_s(i));

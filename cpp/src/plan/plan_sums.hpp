@@ -33,7 +33,7 @@ class PassSums {
   double plain_s(int i, int j) const noexcept {
     return before_[at(j)].plain - before_[at(i)].plain;
   }
-  // Of one layer, in the quickest variant.
+  // Time of one layer in the fastest variant.
   double least_backward_s(int i) const noexcept {
     double least = backward_part(0, i, i + 1);
     for (int v = 1; v < variants_; ++v) least = std::min(least, backward_part(v, i, i + 1));
@@ -47,7 +47,7 @@ class PassSums {
   int variants() const noexcept { return variants_; }
 
  private:
-  // Side by side, to be added up at once.
+  // Stored together so that they are summed at once.
   struct Seconds {
     double forward, plain, weight_grad, unused;
   };
@@ -85,7 +85,7 @@ class PlanSums : public PassSums {
   double own_step_s(int i, int j) const noexcept {
     return after_[at(j)].own_step - after_[at(i)].own_step;
   }
-  // Both passes in the quickest variant.
+  // Both passes in the fastest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
     const int border = border_of(r, i, j);
@@ -104,7 +104,7 @@ class PlanSums : public PassSums {
   LateGradients late_gradients(StageRecompute r, int i, int j) const noexcept;
   // Peak bytes of a stage in addition to resident state.
   PeakBytes peak(const MovingBytes& moving, const LateGradients& late, int stage) const noexcept;
-  // The stage as the pipeline's clock sees it.
+  // The stage as used by the pipeline's clock.
   StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;
   // Blocks of a chunk.
   int blocks(int i, int j) const noexcept {

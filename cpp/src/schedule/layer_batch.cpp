@@ -23,14 +23,14 @@ namespace phaze {
 struct CanonicalLayer {
   LayerProblem problem;
   std::int32_t order[kMaxLayerOps];  // position in the given layer of each operator
-  double scale;                      // seconds that are one in the canonical form
+  double scale;                      // seconds per unit of the canonical form
 };
 
 // `problem` must have passed check_layer.
 void canonical_layer(const LayerProblem& problem, CanonicalLayer* out) noexcept;
 
-// The solution of a layer that has the solution `canonical` in canonical form: the same modes, and
-// each operator when those end that end before it there.
+// The solution of a layer whose canonical form has the solution `canonical`: the same modes, and
+// each operator starts when the operators that end before it in `canonical` have ended.
 LayerSolution replay(const LayerProblem& problem, const CanonicalLayer& form,
                      const LayerSolution& canonical) noexcept;
 
@@ -50,15 +50,15 @@ double rounded(double value) noexcept {
   return high - (high - value);
 }
 
-// Operators by level, then by a hash of all they wait for and all that wait for them. `part` are
-// the seconds of the modes.
+// Operators by level, then by a hash of all predecessors and all successors. `part` are the seconds
+// of the modes.
 void order_operators(const LayerProblem& problem, const double* part,
                      std::int32_t* order) noexcept {
   const int n = problem.size;
   std::int32_t level[kMaxLayerOps];
   std::uint64_t own[kMaxLayerOps];
-  std::uint64_t down[kMaxLayerOps];  // an operator and all it waits for
-  std::uint64_t up[kMaxLayerOps];    // an operator and all that wait for it
+  std::uint64_t down[kMaxLayerOps];  // an operator and all its predecessors
+  std::uint64_t up[kMaxLayerOps];    // an operator and all its successors
   for (int i = 0; i < n; ++i) {
     std::uint64_t h = 0;
     for (int m = problem.first_mode[i]; m < problem.first_mode[i + 1]; ++m) {

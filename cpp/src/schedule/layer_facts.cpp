@@ -10,8 +10,8 @@ namespace phaze {
 
 namespace {
 
-// How much each resource counts in a mix. At no moment do the shares of all running operators
-// exceed one, so the sum of shares times durations is a bound.
+// Weight of each resource in a mix. At no moment do the shares of all running operators exceed one,
+// so the sum of shares times durations is a bound.
 constexpr double kWeights[][kResources] = {{1.0, 0.0, 0.0},  {0.0, 1.0, 0.0}, {0.0, 0.0, 1.0},
                                            {0.5, 0.5, 0.0},  {0.8, 0.2, 0.0}, {0.2, 0.8, 0.0},
                                            {0.45, 0.45, 0.1}};
@@ -262,7 +262,7 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
     double ready = m.now_s;
     for_ops(problem_.before[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
     ready_s[op] = ready;
-    // Alone it can only run when all that runs now is done.
+    // It can run alone only when all running operators have ended.
     const double alone = (barred & op_bit(op)) != 0 ? kInfinite : alone_s_[op];
     finish_s[op] = std::min(ready + beside_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
@@ -295,8 +295,8 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
   return most;
 }
 
-// Jackson's preemptive schedule of one machine that works through every operator's share of the
-// chip: always on the one with the longest rest among those that are ready.
+// Jackson's preemptive schedule of one machine that processes every operator's share of the chip:
+// always the ready operator with the longest rest.
 double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
                                     std::span<const std::int32_t> in_time,
                                     const double* ready_s) const noexcept {

@@ -76,7 +76,7 @@ class LayerFacts {
   OpBits urgent(int op) const noexcept { return urgent_[op]; }
   // The order of operators that start at the same moment: urgent ones before others.
   int in_turn(int turn) const noexcept { return in_turn_[turn]; }
-  // Operators that nothing waits for. Run alone, such a one can as well be the last of all.
+  // Operators without successors. If such an operator runs alone, it can equally run last.
   OpBits leaves() const noexcept { return leaves_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
   double tail_s(int op) const noexcept { return shortest_s_[op] + rest_s_[op]; }
@@ -95,7 +95,7 @@ class LayerFacts {
     return (m.started & op_bit(op)) == 0 && (problem_.before[op] & ~m.done) == 0;
   }
   void start(Moment* m, int op, int mode) const noexcept;
-  // Moves on to the next finish; at least one operator must run.
+  // Advances to the next finish; at least one operator must be running.
   void advance(Moment* m) const noexcept;
 
  private:

@@ -64,7 +64,7 @@ LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
 // Modes of the operators with successors in a hiding schedule.
 struct Choices {
   std::int8_t useful[kMaxLayerOps];  // which of its useful modes
-  std::int8_t hold[kMaxLayerOps];    // not before this operator has started; -1: at once
+  std::int8_t hold[kMaxLayerOps];    // waits for the start of this operator; -1: for none
   bool operator==(const Choices&) const = default;
 };
 
@@ -82,7 +82,7 @@ struct ChoicesHash {
 // in the gaps that these leave.
 class Hiding {
  public:
-  // Looks no further once the schedule is as long as `enough_s`.
+  // Stops once the schedule is as long as `enough_s`.
   Hiding(const LayerFacts& facts, const Choices& choices, const std::int32_t* by_tail,
          double enough_s) noexcept
       : facts_(facts),
@@ -166,7 +166,7 @@ class Hiding {
     }
   }
 
-  // When the next operator would run alone, were there no leaves.
+  // The time at which the next operator would run alone, if there were no leaves.
   double gap_end(Moment moment) noexcept {
     while (moment.running_count > 0) {
       facts_.advance(&moment);
@@ -220,7 +220,7 @@ class Hiding {
   LayerSolution made_;
 };
 
-// Changes choices as long as a hiding schedule gets shorter.
+// Changes choices as long as the hiding schedule gets shorter.
 class Improvement {
  public:
   Improvement(const LayerFacts& facts, LayerSolution* best) noexcept : facts_(facts), best_(best) {
@@ -242,7 +242,7 @@ class Improvement {
   void run() {
     const Choices plain = choices_;
     keep_if_shorter(plain);
-    for_runs([&](int first, int last) {  // one gap, and all that can wait put off until then
+    for_runs([&](int first, int last) {  // one gap; every operator that can be delayed waits for it
       Choices gap = plain;
       narrow(first, last, true, &gap);
       hold_sources(first, &gap);

@@ -11,12 +11,12 @@
 namespace phaze {
 namespace {
 
-constexpr std::int64_t kBetweenChecks = 256;    // nodes between looks at the clock
+constexpr std::int64_t kBetweenChecks = 256;    // nodes between checks of the clock
 constexpr std::int64_t kBeforeImproving = 256;  // nodes of an easy layer
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
-// A moment at which something may start. Operators start in turn, so that no set is started in two
-// orders.
+// A moment at which an operator may start. Operators start in a fixed order, so that no set is
+// started in two orders.
 struct State {
   Moment moment;
   std::int32_t first;  // turns before this are over at this moment
@@ -24,8 +24,8 @@ struct State {
   // Moving such an operator to that moment changes only the order, so running it alone later need
   // not be tried.
   OpBits barred;
-  // [i]: operators whose useful mode i could have started at the moment before and did not.
-  // Starting it now would only be later, so that need not be tried.
+  // [i]: operators whose useful mode i could have started at the previous moment and did not.
+  // Starting it now would only delay it, so that is not tried.
   OpBits passed[kMaxModes];
 };
 
@@ -107,8 +107,8 @@ class Search {
     s->first = 0;
   }
 
-  // Where nothing runs, whoever is ready and does not start alone now never will; those that start
-  // alone do so in order of their number.
+  // If nothing runs, a ready operator that does not start alone now never runs alone; those that
+  // start alone do so in order of their number.
   void bar(State* s, int op, bool alone) const noexcept {
     if (s->moment.running_count > 0) return;
     const OpBits below = alone ? op_bit(op) - 1 : ~OpBits{0};
@@ -128,7 +128,7 @@ class Search {
     }
   }
 
-  // Whether a state that is at least as far and as free everywhere has been here before.
+  // Whether a stored state dominates this one: at least as far advanced, with no fewer choices.
   bool seen(const State& s) {
     const Moment& m = s.moment;
     Key key{m.done & ~facts_.leaves(), 0, 0};
@@ -218,7 +218,7 @@ class Search {
     std::copy(mode_, mode_ + facts_.size(), best_.mode);
   }
 
-  // Children of a state that may still improve on the best, most promising first.
+  // Children of a state that may still improve on the incumbent, most promising first.
   std::vector<Child>& children_of(const State& s, std::size_t depth) {
     if (depth >= levels_.size()) levels_.resize(depth + 1);
     std::vector<Child>& children = levels_[depth];

@@ -1,5 +1,5 @@
-// Mappings of operators onto a mesh of dies: which problems are accepted, and changes of a mapping
-// that compute no more terms than they touch.
+// Mappings of operators onto a mesh of dies: validation of problems, and changes of a mapping that
+// recompute only the affected terms.
 #include "phaze/mapping.hpp"
 
 #include <algorithm>
@@ -245,7 +245,7 @@ bool Mapping::settle() {
     differs = differs || now.slots != before.slots || now.algorithm != before.algorithm ||
               (now.mode != before.mode && weighted(op));
   }
-  if (!differs) {  // a mode counts only where there are weights
+  if (!differs) {  // a mode matters only if there are weights
     p.touched.clear();
     return false;
   }

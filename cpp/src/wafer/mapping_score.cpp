@@ -25,7 +25,7 @@ MapScore too_long() noexcept {
   return score;
 }
 
-// Sums over one part of the model: a block, or an end.
+// Sums over one part of the model: a block, or the boundary layers on one side.
 struct Block {
   double forward_s = 0.0, backward_s = 0.0, weight_grad_s = 0.0;
   double blocking_f_s = 0.0, blocking_b_s = 0.0;
@@ -66,11 +66,11 @@ struct Block {
   }
 };
 
-// Seconds of a step by its schedule, as its stages are added.
+// Seconds of a step by its schedule, accumulated stage by stage.
 struct Pipeline {
   const MapRulesRecord* rules;
   double sum_s, slowest_s;
-  // While it fills: of all stages, of the slowest, and the most of any.
+  // Idle seconds while the pipeline fills: of all stages, of the slowest, and the maximum.
   double idle_s, slowest_idle_s, most_idle_s;
 
   // Starts with the stages of other classes, if there are any.
@@ -114,7 +114,7 @@ struct Pipeline {
     if (rules->zero_bubble != 0 || rules->chunks != 1) return left_s / batches;
     return std::min(left_s / batches, left_s - (batches - 1.0) * slowest_s);
   }
-  // A stage that was thought to take `least_s` takes so long.
+  // Replaces the bound `least_s` of a stage by its actual time.
   void now(double load_s, double least_s) noexcept {
     sum_s += load_s - least_s;
     slowest_s = std::max(slowest_s, load_s);
@@ -364,8 +364,8 @@ class StepScorer {
     return saved;
   }
 
-  // Whether the step may be in time with outputs saved in parts, as suits each stage best; fills
-  // `least_` and the stages' least seconds.
+  // Whether the step may meet the limit with outputs saved fractionally, as is best for each stage;
+  // fills `least_` and the stages' least seconds.
   bool may_be_in_time() noexcept {
     least_ = Pipeline(rules_);
     for (int k = 0; k < count_; ++k) {
@@ -468,7 +468,8 @@ class StepScorer {
     return chooser_->choose(b.needed_bytes, b.stream_room, worst_s, *outputs);
   }
 
-  // Adds up memory and loads, stage by stage; false as soon as the step is surely too long.
+  // Sums memory and loads, stage by stage; returns false once the step is certain to exceed the
+  // limit.
   bool add_stages() {
     if (asked_.stages != nullptr) asked_.stages->resize(at(count_));
     const bool streams = !terms_.cross_stage_s.empty();  // that stages may wait for

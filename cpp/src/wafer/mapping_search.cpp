@@ -70,7 +70,7 @@ class Mover {
       deal(op);
       spread(op, 1 + numbers_.below(mapping_.ops()));
     } else if (kind < 13 && modes_.size() > 1) {
-      const int op = numbers_.below(mapping_.ops());  // arguments have no order of their own
+      const int op = numbers_.below(mapping_.ops());  // fixes the order of evaluation
       keep(op, modes_[at(numbers_.below(size(modes_)))]);
     } else if (kind < 14 && modes_.size() > 1) {
       const std::uint8_t mode = modes_[at(numbers_.below(size(modes_)))];
@@ -147,7 +147,7 @@ class Mover {
     }
   }
 
-  // Two slots change places in every operator that may.
+  // Exchanges two slots in every operator that allows it.
   void exchange_slots() {
     if (mapping_.slots() < 2) return;
     const int a = numbers_.below(mapping_.slots()), b = numbers_.below(mapping_.slots());

@@ -95,7 +95,7 @@ void MapTerms::add_sets_of_slots() {
   }
 }
 
-// The operator whose output enters the next block where the first block is entered.
+// The operator whose output enters the next block at the position where the first block is entered.
 void MapTerms::find_entry() {
   for (const MapEdgeRecord& into : edges) {
     if (into.kind != static_cast<int>(EdgeKind::kEntry)) continue;
@@ -114,7 +114,8 @@ void MapTerms::add_fans() {
       fans.push_back({edge.from, edge.kind, edge.bytes, {}, {}});
       same = fans.end() - 1;
     }
-    // The next of the chain pays first where consumers share: the relaxation prices it alone.
+    // If consumers share a conversion, the next operator of the chain pays first: the relaxation
+    // prices it alone.
     const auto position = std::find(chain.begin(), chain.end(), edge.from);
     const bool next = position != chain.end() && position + 1 != chain.end() &&
                       *(position + 1) == edge.to &&
@@ -314,8 +315,8 @@ double MapTerms::convert_s(int op, const TensorState& from, const TensorState& t
   const std::uint16_t exchange = mask(held & splits & ~stays);
   const std::uint16_t gather = mask(held & to.whole);
   if ((scatter | reduce | exchange | gather) == 0) return 0.0;
-  // A whole tensor is cut before it travels, unless that takes more digits than a dimension has; it
-  // is not cut by experts.
+  // A whole tensor is split before it is sent, unless that takes more digits than a dimension has;
+  // it is not split by experts.
   const std::int64_t* limit = ops[at(op)].limit;
   const auto cut = [&](std::uint16_t before, std::uint16_t after, std::size_t dimension) {
     const bool room = size(mask(before | after)) <= static_cast<double>(limit[dimension]);
@@ -336,8 +337,8 @@ double MapTerms::convert_s(int op, const TensorState& from, const TensorState& t
   return seconds;
 }
 
-// Pieces of a conversion overlap pieces of the work they come from or go to, but for the first or
-// the last. Whole where that is no shorter.
+// Pieces of a conversion overlap pieces of the work that produces or consumes them, except for the
+// first or the last piece. The conversion is not split if that is no shorter.
 MapTerms::Overlap MapTerms::overlap(double whole_s, double piece_s, double work_s) const noexcept {
   const double pieces = rules.pieces, after_first = pieces - 1.0;
   const double waits = piece_s + after_first * std::max(0.0, piece_s - work_s / pieces);
@@ -374,7 +375,7 @@ double MapTerms::conversion_s(const OpMapping& from, int from_op, const OpMappin
 
 // ---- terms ----
 
-// Where the tables have the terms of an operator.
+// Position of the terms of an operator in the tables.
 std::size_t MapTerms::cell_of(int op, const OpMapping& op_mapping) const noexcept {
   std::size_t position = 0;
   for (std::size_t r = 0; r < 4; ++r) {
@@ -493,8 +494,7 @@ MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcep
   const auto same = [](const TensorState& a, const TensorState& b) {
     return a.same_splits(b) && a.partial == b.partial;
   };
-  // Seconds that pass before the work goes on; pieces that overlap the producer's work are summed
-  // first.
+  // Seconds that delay the work; pieces that overlap the producer's work are summed first.
   const bool beside = rules.pieces > 1 && ops[at(shape.from)].beside == 2;
   double piece_f_s = 0.0, piece_b_s = 0.0;
   const auto add = [&](const TensorState& before, const TensorState& after, std::int32_t to,

@@ -28,7 +28,7 @@ struct TensorState {
   }
 };
 
-// One tensor from the operator that makes it to all operators that read it.
+// One tensor from its producer to all its consumers.
 struct FanShape {
   std::int32_t from;
   std::int32_t kind;  // an EdgeKind
@@ -105,12 +105,12 @@ class MapTerms {
   double link_s, both_s;  // of the busiest link that a stage's own streams pass, see MapProblem
   std::vector<std::int32_t> chain;
   std::int32_t last;   // operator whose output leaves the block
-  std::int32_t entry;  // the one whose output enters the next block where the first is entered
+  std::int32_t entry;  // the one whose output enters the next block
   std::vector<FanShape> fans;
   std::vector<std::vector<std::int32_t>> fans_of;  // fans that begin or end at an operator
-  std::vector<std::vector<std::int32_t>> forced;   // unkept operators run again with each one
+  std::vector<std::vector<std::int32_t>> forced;   // unstored operators recomputed with each
   std::vector<std::vector<OpMapping>> choices;     // legal operator mappings, by operator
-  std::vector<std::uint8_t> weighted;              // 1 where an operator has parameters
+  std::vector<std::uint8_t> weighted;              // 1 if an operator has parameters
 
  private:
   struct Overlap {
@@ -165,7 +165,7 @@ class MapTerms {
 // Arguments of Mapping::score().
 struct ScoreRequest {
   std::span<const std::uint8_t> outputs;  // by stage and operator; empty: they are chosen
-  std::vector<MapStage>* stages;          // described where not null
+  std::vector<MapStage>* stages;          // filled if not null
   double limit_s;
   double shortage;
   MapRange* range;

@@ -53,7 +53,7 @@ MeshLine ordered_line(std::span<const MeshRun> runs, const MeshLinks& links) noe
   return line;
 }
 
-// One run along each axis, whichever comes first.
+// One run along each axis, in either order.
 bool plane_of(std::span<const MeshRun> runs, MeshRun& x, MeshRun& y) noexcept {
   if (runs.size() != 2 || runs[0].axis == runs[1].axis) return false;
   x = runs[0].axis == 0 ? runs[0] : runs[1];
@@ -262,7 +262,7 @@ class Writer {
  public:
   Writer(const MeshGrid& grid, const MeshCollective& c) noexcept : grid_(grid), c_(c) {}
 
-  // First members of every group: the offsets that no run reaches.
+  // First members of every group: the offsets not covered by a run.
   std::vector<std::int32_t> starts() const {
     std::vector<std::int32_t> found;
     for (std::int32_t y = 0; y < c_.height; ++y) {

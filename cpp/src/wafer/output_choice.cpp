@@ -52,7 +52,7 @@ bool LeastMoved::pick(std::size_t k, double moved, std::uint64_t away,
   for (; k < count_ && moved + left_[k] >= needed && moved + smallest_[k] <= most; ++k) {
     const double more = moved + size_[k];
     const std::uint64_t bit = std::uint64_t{1} << item_[k];
-    // Of two that are as large, the earlier one is moved first.
+    // Of two items of equal size, the earlier one is moved first.
     if (more <= most && more < least && (equal_[k] & kept) == 0) {
       if (more >= needed) {
         least = more;
@@ -94,7 +94,7 @@ OutputChooser::OutputChooser(const OutputItem* items, int count, const OutputBlo
   }
 }
 
-// Sizes and costs side by side, and which items can be exchanged.
+// Copies sizes and costs into arrays, and finds items that can be exchanged.
 void OutputChooser::compare() noexcept {
   items_.compared = true;
   std::array<double, kMaxMapOps> by_work, by_hidden;  // added by recomputation
@@ -106,7 +106,7 @@ void OutputChooser::compare() noexcept {
     items_.cost[at(i)] = cost;
     items_.gains = items_.gains || cost < 0.0;
     items_.size[at(i)] = item.saved_bytes;
-    if (item.recompute) {  // those that are not come last
+    if (item.recompute) {  // items that cannot be recomputed come last
       items_.spent_s[at(i) + 1] = items_.spent_s[at(i)] + cost;
       items_.again_bytes[at(i) + 1] = items_.again_bytes[at(i)] + item.saved_bytes;
       items_.again_end = i + 1;
@@ -181,7 +181,7 @@ double OutputChooser::solve(double needed, double stream_room, double worst_s,
       if (!less && !(hint && follow_hint(*hint))) round();
       if (first) widen(worst_s);
       improve();
-      if (!answer_.solved && answer_.best_s < worst_s) {  // a bound that nothing keeps but for
+      if (!answer_.solved && answer_.best_s < worst_s) {  // the bound is not met because of
         answer_.best_s = worst_s;                         // rounding
         aim();
         improve();
@@ -267,7 +267,7 @@ void OutputChooser::round() noexcept {
   move_rest(s);
 }
 
-// The time of another choice with the same operators computed again, where that is one here.
+// The time of another choice with the same recomputed operators, if it is feasible here.
 bool OutputChooser::follow_hint(std::uint64_t ops) noexcept {
   Sums s = start_;
   for (int i = 0; i < items_.again_end; ++i) {
@@ -281,12 +281,12 @@ bool OutputChooser::follow_hint(std::uint64_t ops) noexcept {
 
 // ---- branch and bound ----
 
-// Looks at every set of items computed again that may take less than the best.
+// Examines every set of recomputed items that may take less than the incumbent.
 void OutputChooser::improve() noexcept {
   aim();
   const double budget = target_.most_s - passes_s(start_);
   if (!(block_.stream_s < target_.most_s)) return;
-  int last = 0;  // the one computed again in part
+  int last = 0;  // the item recomputed fractionally
   while (last < items_.again_end &&
          (items_.spent_s[at(last) + 1] <= budget || items_.cost[at(last)] <= 0.0)) {
     ++last;
@@ -337,7 +337,7 @@ void OutputChooser::open_items(int last, double per_s, double surplus, Sums* s) 
   }
 }
 
-// Whether open items from `position` on, computed again in parts, could save enough in time.
+// Whether open items from `position` on, recomputed fractionally, could save enough in time.
 bool OutputChooser::may_fit(int position, const Sums& s) const noexcept {
   const Branching& b = branching_;
   const double left_s = target_.most_s - passes_s(s), missing = target_.again_needed - s.saved;
@@ -357,7 +357,7 @@ bool OutputChooser::may_fit(int position, const Sums& s) const noexcept {
 // Branches on one more open item: recomputed or not. `fits`: may_fit() is known to be true.
 void OutputChooser::follow(int position, const Sums& s, bool fits) noexcept {
   Branching& b = branching_;
-  // More computed again than is enough, in their order, never makes a step shorter.
+  // Recomputing more than is enough, in this order, never makes a step shorter.
   if (position == b.open || s.saved - b.behind[at(position)] >= answer_.needed) {
     move_rest(s);
     return;

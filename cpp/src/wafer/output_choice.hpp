@@ -17,9 +17,9 @@ struct OutputItem {
   int op;
   bool recompute, offload;
   double saved_bytes;
-  double work_s, blocking_s, hidden_s;  // that running it again adds to the backward pass
+  double work_s, blocking_s, hidden_s;  // that recomputation adds to the backward pass
   double stream_s;                      // that moving it out and back adds
-  double link_s;                        // that each of both adds to the overlapped collectives
+  double link_s;                        // that each direction adds to the overlapped collectives
 };
 
 // Seconds of a block with all outputs stored, by pass: blocking collectives, work, collectives that
@@ -36,7 +36,7 @@ struct LeastMoved {
   LeastMoved(double needed_bytes, double enough_bytes, double most_bytes) noexcept
       : needed(needed_bytes), enough(enough_bytes), most(most_bytes) {}
 
-  // `as_large`: items added before that have the same size.
+  // `as_large`: earlier items of the same size.
   void add(int item, double bytes, std::uint64_t as_large) noexcept;
   void search() noexcept;
 
@@ -100,18 +100,18 @@ class OutputChooser {
     int count;
     std::array<const OutputItem*, kMaxMapOps> order;
     std::array<double, kMaxMapOps> rate;  // seconds per byte saved
-    double all = 0.0, only_moved = 0.0;   // bytes of all; of those that cannot be computed again
+    double all = 0.0, only_moved = 0.0;   // bytes of all; of those that cannot be recomputed
     bool offloads = false;
     double stream_s_per_byte = 0.0, bytes_per_stream_s = 0.0, link_s_per_byte = 0.0;
     bool compared = false;
     std::array<double, kMaxMapOps> cost, size;    // seconds, bytes
     std::array<int, kMaxMapOps> by_size;          // items, the largest first
     std::array<std::uint64_t, kMaxMapOps> worse;  // later items that save no more and cost no less
-    std::array<std::uint64_t, kMaxMapOps> equal;  // earlier items that are as large
+    std::array<std::uint64_t, kMaxMapOps> equal;  // earlier items of the same size
     std::array<double, kMaxMapOps + 1> spent_s, again_bytes;  // by all items before
     std::uint64_t movable = 0;
-    int again_end = 0;   // items from here on cannot be computed again
-    bool gains = false;  // whether some item costs less than nothing
+    int again_end = 0;   // items from here on cannot be recomputed
+    bool gains = false;  // whether some item has a negative cost
   };
   // The current query and the best choice for it so far. Invariant: if `solved`, `again` and `away`
   // are a choice that saves `needed`, moves at most `stream_room` and takes `best_s`.
@@ -125,15 +125,16 @@ class OutputChooser {
   struct Target {
     double most_s = kInfinite, most_moved = 0.0, again_needed = 0.0;
   };
-  // One branch-and-bound: items that may be computed again or not, and sums over those before each.
+  // State of one branch-and-bound: items that may be recomputed or not, and sums over those before
+  // each.
   struct Branching {
     int open = 0;
     std::array<int, kMaxMapOps> list;
     std::array<double, kMaxMapOps> behind;              // bytes of later items surely recomputed
     std::array<double, kMaxMapOps + 1> seconds, bytes;  // of all open items before
-    std::uint64_t fixed = 0, barred = 0;                // surely computed again; not to be
+    std::uint64_t fixed = 0, barred = 0;  // certain to be recomputed; certain not to be
   };
-  struct Sums {  // of a block with some items computed again, and their set
+  struct Sums {  // of a block with some items recomputed, and their set
     double blocking, work, hidden, saved;
     std::uint64_t items;
   };
@@ -142,7 +143,7 @@ class OutputChooser {
     if (!item.recompute) return kInfinite;
     return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
   }
-  double passes_s(const Sums& s) const noexcept {  // with nothing moved, and no less with more
+  double passes_s(const Sums& s) const noexcept {  // with nothing moved; a lower bound otherwise
     return forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden);
   }
   double time_s(const Sums& s, double moved) const noexcept;

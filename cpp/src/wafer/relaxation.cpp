@@ -10,7 +10,7 @@
 namespace phaze {
 namespace {
 
-constexpr double kAsCheap = 1e-12;          // relative: a chain as cheap as the known one stays in
+constexpr double kAsCheap = 1e-12;  // relative: a chain as cheap as the known one is not pruned
 constexpr double kFirstSlack = 1.0 / 1024;  // slack above the minimum of the chains examined first
 constexpr double kWider = 2.0;              // growth of the slack per round
 constexpr double kLeastSlack = 1.0 / 4096;  // least slack, relative to the gap to a known chain
@@ -22,7 +22,7 @@ double bytes_between(const Mapping& mapping, int from, int to) {
   return 0.0;
 }
 
-// Places of values, the smallest first.
+// Indices of values, the smallest first.
 std::vector<int> rising(const std::vector<double>& values) {
   std::vector<int> order(values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -51,12 +51,12 @@ class Relaxation::Impl {
     std::vector<double> cost;
     std::vector<std::uint8_t> mode;
     double least;
-    int cheapest;  // where it is
+    int cheapest;  // its index
   };
   struct Weights {
     double theta, phi, price;
   };
-  using Settled = std::function<bool(double)>;  // whether no block below a cost is enough to know
+  using Settled = std::function<bool(double)>;  // whether a lower bound of a block decides
   struct Block {
     double block_s, before_s, behind_s;
     std::vector<OpMapping> op_mappings;
@@ -77,11 +77,11 @@ class Relaxation::Impl {
   std::vector<double> bytes_;            // of the tensor that enters each operator of the chain
   std::vector<std::vector<Own>> own_;    // of each operator, by operator mapping
   std::vector<std::vector<Kept>> kept_;  // of each operator, by operator mapping and mode
-  std::vector<std::vector<std::uint8_t>> modes_;  // that make a difference to each operator
+  std::vector<std::vector<std::uint8_t>> modes_;  // that matter to each operator
   double held_bytes_;
   std::vector<double> gathers_;  // of each operator: its share of the weights that are gathered
   double idle_share_;  // least idle time of the slowest stage, as a share of the other stages' work
-  std::vector<int> last_;             // the last chain, as places among the choices
+  std::vector<int> last_;             // the last chain, as indices among the choices
   double theta_ = -1.0, phi_ = -1.0;  // of the members below
   Block free_{};                      // without a price
 };
@@ -98,7 +98,7 @@ Relaxation::Impl::Impl(const Mapping& mapping)
   // Bytes of the first stage in addition to its blocks that every mapping needs: its boundary
   // layers, and the operator whose inputs and outputs are largest under the best split.
   const double flight = mapping.flight(0);
-  double weight_share = 0.0;  // the most of any operator's work that its weight gradient is
+  double weight_share = 0.0;  // largest share of the weight gradient in any operator's work
   double ends = 0.0, live = 0.0;
   for (int op = 0; op < mapping.ops(); ++op) {
     for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
@@ -221,10 +221,10 @@ double Relaxation::Impl::known(const std::vector<Prices>& prices, double phi) co
 // The cheapest chain among those that cost at most `most`; infinite if there is none.
 double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi, double most) {
   const auto chain = mapping_.chain();
-  double rest = 0.0;  // of the operators that are still to come, each by itself
+  double rest = 0.0;  // of the remaining operators, each in isolation
   for (const std::int32_t op : chain) rest += prices[at(op)].least;
   std::vector<std::vector<int>> from(chain.size()), alive(chain.size());
-  std::vector<double> reached;  // at the operator before, rising
+  std::vector<double> reached;  // at the previous operator, ascending
   for (std::size_t link = 0; link < chain.size(); ++link) {
     const Prices& here = prices[at(chain[link])];
     rest -= here.least;
@@ -265,14 +265,14 @@ double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
   return reached[0];
 }
 
-// Least cost of the chain in the relaxation, its operator mappings in last_; or a lower bound of
-// it, as soon as that settles whether the chain is cheap enough.
+// Least cost of the chain in the relaxation, its operator mappings in last_; or a lower bound on
+// it, as soon as that decides whether the chain is cheap enough.
 double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
                                   const Settled& settled) {
   double alone = 0.0;
   for (const std::int32_t op : mapping_.chain()) alone += prices[at(op)].least;
   if (last_.empty()) {
-    last_.reserve(mapping_.chain().size());  // so that it is never half filled
+    last_.reserve(mapping_.chain().size());  // so that it is never partially filled
     for (const std::int32_t op : mapping_.chain()) last_.push_back(prices[at(op)].cheapest);
   }
   const double upper = known(prices, phi);
@@ -284,7 +284,7 @@ double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
     const double found = cheapest(prices, phi, most);
     if (found < kInfinite) return found;
     if (settled(most)) return most;
-    if (!(most < ceiling)) return alone;  // costs that are no numbers any more
+    if (!(most < ceiling)) return alone;  // costs that are not finite
   }
 }
 
@@ -303,7 +303,7 @@ Relaxation::Impl::Block Relaxation::Impl::apart(const Weights& weights,
   return found;
 }
 
-// The same with the cheapest chain in it, conversions and all.
+// The same with the cheapest chain, conversions included.
 Relaxation::Impl::Block Relaxation::Impl::together(const Weights& weights, Block block,
                                                    const std::vector<Prices>& prices,
                                                    const Settled& settled) {
