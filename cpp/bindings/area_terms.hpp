@@ -22,7 +22,7 @@ inline AreaTerms checked_terms(const TermRates& rates) {
                                                              "fp8_share",
                                                              "logic_growth",
                                                              "sram_growth"};
-  constexpr std::size_t first_growth = 6;  // smaller nodes than 7 nm shrink
+  constexpr std::size_t first_growth = 6;  // growth terms may be negative: nodes below 7 nm shrink
   for (std::size_t i = 0; i < rates.size(); ++i) {
     const double least = i < first_growth ? 0.0 : -0.999;
     if (!(rates[i] >= least) || rates[i] > 1e6) {

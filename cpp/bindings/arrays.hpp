@@ -34,8 +34,8 @@ struct InUse : std::runtime_error {
 
 inline std::string text(const py::handle& object) { return py::str(object).cast<std::string>(); }
 
-// A contiguous one-dimensional array of exactly T, of `length` elements where that is not -1. The
-// span lives as long as the array: the caller holds a reference for the whole call.
+// A contiguous one-dimensional array of exactly T, of `length` elements unless that is -1. The span
+// is valid as long as the array: the caller keeps a reference for the whole call.
 template <typename T>
 std::span<const T> view(const py::object& object, const char* name, py::ssize_t length = -1) {
   if (!py::isinstance<py::array>(object)) {
@@ -67,7 +67,7 @@ std::span<const T> view(const py::object& object, const char* name, py::ssize_t 
   return {static_cast<const T*>(array.data()), static_cast<std::size_t>(array.size())};
 }
 
-// A fresh array and the span to fill it through; freeze() before handing it out.
+// A new array and the span to fill it through; call freeze() before returning it.
 template <typename T>
 std::span<T> writable(py::array_t<T>& array) {
   return {array.mutable_data(), static_cast<std::size_t>(array.size())};
@@ -87,7 +87,7 @@ inline int checked_threads(int threads) {
   return threads;
 }
 
-// Values as an array of Python's, read-only.
+// Values as a read-only Python array.
 template <typename T>
 py::array_t<T> array(std::span<const T> values) {
   py::array_t<T> made(static_cast<py::ssize_t>(values.size()));
@@ -100,7 +100,7 @@ py::array_t<T> array(const std::vector<T>& values) {
   return array(std::span<const T>(values));
 }
 
-// A type of results with several parts, read by name: `_core.TYPE`, a named tuple.
+// A result type with several named fields: `_core.TYPE`, a named tuple.
 inline void bind_result(py::module_& module, const char* type, const char* fields) {
   const py::object named_tuple = py::module_::import("collections").attr("namedtuple");
   module.attr(type) = named_tuple(type, fields, py::arg("module") = "phaze_fast._core");

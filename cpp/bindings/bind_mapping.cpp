@@ -12,8 +12,8 @@
 namespace phaze::bindings {
 namespace {
 
-// A mapping's operator mappings change, also while the GIL is released; its problem and its choices
-// never do, and they are all that a relaxation reads of it.
+// The operator mappings of a mapping change, also while the GIL is released; its problem and its
+// choices never change, and a relaxation reads only those.
 using PyMapping = Guarded<Mapping>;
 using PyRelaxation = Guarded<Relaxation>;
 

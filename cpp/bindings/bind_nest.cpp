@@ -92,7 +92,7 @@ struct Answer {
   Status status = Status::kOk;
   std::int32_t width = -1;  // position among those of the problem
   NestPlan plan{};
-  NestNeed need{std::numeric_limits<double>::infinity(), 0};  // where nothing fits
+  NestNeed need{std::numeric_limits<double>::infinity(), 0};  // if nothing fits
   std::int32_t need_width = -1;
   double seconds = 0.0;
 };
@@ -168,8 +168,8 @@ void bind_nest(py::module_& module) {
   module.attr("MAX_NEST_LEVELS") = kMaxNestLevels;
   module.attr("MAX_NEST_DEVICES") = kMaxNestDevices;
   module.attr("MAX_NEST_REPLICATED") = kMaxNestReplicated;
-  // The best plan, or where nothing fits the least memory that would do, by how many stages at
-  // which width; and the seconds that the kernel took.
+  // The best plan, or, if nothing fits, the least memory with which some plan fits, and its stages
+  // and width; and the seconds that the kernel took.
   bind_result(module, "NestAnswer",
               "status width time_s load_s replicas begins needed_bytes needed_stages needed_width "
               "seconds");

@@ -25,7 +25,7 @@ PipelineLoads loads_of(std::int32_t stages, std::int32_t chunks, std::int64_t mi
           overlap};
 }
 
-// One step as it is played: seconds of all of it, and by device.
+// One simulated step: seconds of the whole step, and by device.
 py::object step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
                 std::int64_t micro_batches, const py::object& forward, const py::object& backward,
                 const py::object& weight_grad, double overlap, bool full) {
@@ -49,7 +49,7 @@ py::object step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
                 array(player.end_s()), array(player.busy_s()));
 }
 
-// Every pass of a step; refuses a step of more passes than anyone looks at.
+// Every pass of a step; refuses a step with too many passes to display.
 py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32_t chunks,
                               std::int64_t micro_batches, const py::object& forward,
                               const py::object& backward, const py::object& weight_grad,

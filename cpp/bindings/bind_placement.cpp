@@ -50,8 +50,8 @@ py::object as_result(const PlacementPlan& plan) {
                 plan.devices, array(plan.stage_of), array(plan.variant_of));
 }
 
-// Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]; table -1
-// where nothing fits.
+// Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]; table -1 if
+// nothing fits.
 py::list published(const py::list& tables, const py::object& ptr, const py::object& memory,
                    const py::object& devices, const py::object& micro_batches,
                    const py::object& width, const py::object& recompute, const py::object& stages,

@@ -9,7 +9,7 @@
 namespace phaze::bindings {
 namespace {
 
-// A plan that was found, as Python sees it: its cuts and variants are runs of one array.
+// A plan found by the kernel, as a Python record: its cuts and variants are runs of one array.
 struct PlacedRecord {
   double time_s;
   double memory_bytes;
@@ -20,7 +20,7 @@ struct PlacedRecord {
   std::int64_t variants;
 };
 
-// Times of `rows` (chips or strategies), read off an object with named arrays.
+// Times of `rows` (chips or strategies), read from an object with named arrays.
 class TimesView {
  public:
   TimesView(const py::object& times, int kinds, const char* name) : kinds_(kinds) {
@@ -199,7 +199,7 @@ class PyPlanSpace {
     return result("EstimatedPlan", freeze(std::move(found)), array(stages));
   }
 
-  // The passes that the schedule of a plan consists of.
+  // The passes of the schedule of a plan.
   py::object passes(const py::object& times, std::int64_t layout, const py::object& cuts,
                     const py::object& variants) const {
     const TimesView timed = by_strategy(times);
@@ -449,7 +449,7 @@ class PyPlanSpace {
   PlanSpace space_;
 };
 
-// The first rule that each row of widths breaks, as a PlanStatus.
+// The first rule that each row of widths violates, as a PlanStatus.
 py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t devices,
                                       std::int64_t global_batch) {
   const auto rows = view<PlanWidths>(widths, "widths");

@@ -56,7 +56,7 @@ std::int64_t nth_refused(std::int64_t tried) {
   return tried < 64 ? tried : 64 + (tried - 64) * (tried - 64) / 4;
 }
 
-// Runs `call` with allocations refused; whether it ended with std::bad_alloc.
+// Runs `call` with allocations refused; returns whether it threw std::bad_alloc.
 template <typename Call>
 bool runs_out(Refuse what, std::int64_t nth, const Call& call) {
   until_refused = nth;
@@ -231,7 +231,7 @@ void mappings_survive() {
     mapping.assign(op_mappings);
     return descend(mapping, 1).score.time_s + chain_bound(mapping, 0.5, 0.25, 1e-3).time_s;
   });
-  // One that lives through it: a call that ran out of memory leaves it whole.
+  // A mapping that survives: a call that ran out of memory leaves it intact.
   Mapping mapping(made.problem());
   Relaxation relaxation(mapping);
   std::vector<OpMapping> op_mappings;
@@ -241,7 +241,7 @@ void mappings_survive() {
     return anneal(mapping, {3, 200, 0.1}).score.time_s + mapping.score().time_s +
            relaxation.bound(0.5, 0.25, 1e-3).time_s + relaxation.bound(0.25, 0.5, 0.0).time_s;
   });
-  // One whose first use runs out of memory: unused, or as good as new.
+  // A mapping whose first use runs out of memory: unused, or equivalent to a new one.
   const double bound_s = chain_bound(mapping, 0.25, 0.5, 1e-3).time_s;
   bool more = true;
   for (std::int64_t nth = 0; more; ++nth) {

@@ -54,7 +54,7 @@ struct StrategyRecord {
   std::int64_t cp;
   std::int64_t ep;
   std::int64_t micro_batch;
-  double message_bytes;      // between two stages, one way, per device
+  double message_bytes;      // between two stages, one direction, per device
   double gathered_bytes;     // buffers of sequence parallelism
   double copied_parameters;  // of a tied embedding that the last stage copies
   double sent_bytes;         // sent by a device in the collectives of all layers, both passes

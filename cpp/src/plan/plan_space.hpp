@@ -199,7 +199,7 @@ struct StepTotals {
   double backward_s;  // the backward passes alone
   double block_s;     // both passes of the shortest block
   double again_s;     // the least that recomputing a block adds, or saving the bytes of one where
-                      // some blocks may be recomputed alone; zero where there is no way to
+                      // some blocks may be recomputed alone; zero if that is impossible
   double first_s;     // both passes of the layers before all blocks
   double last_s;      // both passes of the layers after them
   double blocks_backward_s;  // the backward passes of all blocks

@@ -167,7 +167,7 @@ class OutputChooser {
   OutputBlock block_;
   bool by_work_;      // whether the backward pass has more work than overlapped collectives
   double forward_s_;  // of the forward pass with nothing moved
-  Sums start_;        // nothing computed again
+  Sums start_;        // nothing recomputed
   Items items_;
   Answer answer_;
   Target target_;

@@ -65,7 +65,7 @@ void irregular_group() {
   CHECK(collective(fabric, CollectiveOp::kAllReduce, 800.0, near).time_s > 1000.0);
 }
 
-// Eight devices with a link of 10 bytes/s to each other.
+// Eight devices with a link of 10 bytes/s between each pair.
 void full_mesh() {
   FabricRecord fabric = flat(70.0, 0.0);
   fabric.size[0] = 8;
@@ -81,7 +81,7 @@ void full_mesh() {
   CHECK(check_fabric(grid) == Status::kBadFabric);
 }
 
-// Startup, steps and copies of a protocol, its limit of bytes, and a switch that adds up.
+// Startup, steps and copies of a protocol, its limit of bytes, and an in-switch all-reduce.
 void protocols() {
   FabricRecord fabric = flat(100.0, 0.5);
   fabric.size[0] = 8;

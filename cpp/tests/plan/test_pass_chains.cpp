@@ -1,4 +1,5 @@
-// Chains of passes: never longer than a step that is played, and as long as the one they are from.
+// Chains of passes: never longer than a simulated step, and as long as the step they were taken
+// from.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -67,7 +68,7 @@ void chains_bound_steps(std::mt19937_64* random) {
       ruled_out += known.above(passes.forward_s, passes.backward_s, 0.8 * step_s) ? 1 : 0;
     }
   }
-  CHECK(ruled_out > 100);  // or the chains are of no use
+  CHECK(ruled_out > 100);  // otherwise the chains are of no use
 }
 
 }  // namespace

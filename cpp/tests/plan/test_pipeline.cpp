@@ -1,5 +1,5 @@
-// Pipeline schedules under the sanitizers: skipping against the full play, bounds, peaks against
-// counts, refusals, no allocation once a shape is known, and allocations that fail.
+// Pipeline schedules under the sanitizers: skipping against the full simulation, bounds, peaks
+// against counts, refusals, no allocation once a shape is known, and allocations that fail.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -159,7 +159,8 @@ void test_ties_and_limits() {
   std::vector<PlacementPlan> plans;
   CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
   CHECK(plans[0].time_s == 6.0 && plans[1].time_s == 6.0);
-  // A layer's output is sent to a stage once, however many edges lead there: 2 s there and back.
+  // A layer's output is sent to a stage once, for any number of edges: 2 s in both directions
+  // together.
   Table twice = two;
   twice.from = {0, 0};
   twice.to = {1, 1};

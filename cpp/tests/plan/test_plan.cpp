@@ -57,7 +57,7 @@ void lists_are_those_of_all_layouts(unsigned seed) {
   std::mt19937 random(seed);
   Case c;
   build(c, random, 200, 12);
-  if (seed % 2 == 1) {  // many layouts of a kind that take as long
+  if (seed % 2 == 1) {  // many layouts of a kind with equal times
     for (LayoutRecord& l : c.layouts) l.micro_batches = 12;
   }
   CHECK(built(c) == Status::kOk);
@@ -176,14 +176,14 @@ void refuses_nonsense() {
   bad.schedule = kPipelineScheduleCount;
   CHECK(status({bad}) == Status::kBadRules);
   bad = good;
-  bad.shard = 3;  // of one replica, and nothing is shared
+  bad.shard = 3;  // of one replica, and nothing is sharded
   CHECK(status({bad}) == Status::kBadRules);
-  bad.shard = 1;  // of two replicas that share nothing
+  bad.shard = 1;  // of two replicas that shard nothing
   bad.dp = 2;
   CHECK(status({bad}) == Status::kBadRules);
   bad.zero = 1;
   CHECK(status({bad}) == Status::kOk);
-  // Three chunks on one device that do not lie in a row: no plan, and nothing is written elsewhere.
+  // Three chunks on one device that are not consecutive: no plan, and no write out of bounds.
   bad = good;
   bad.vpp = 3;
   CHECK(status({bad}) == Status::kOk);

@@ -36,7 +36,7 @@ void times_may_change_between_calls(unsigned seed) {
   }
 }
 
-// Layouts of two strategies, whose layers have times of their own.
+// Layouts of two strategies, whose layers have different times.
 Case two_strategies(unsigned seed) {
   std::mt19937 random(seed);
   Case c;

@@ -1,4 +1,4 @@
-// A problem for the evaluation of mappings, made by hand.
+// A hand-written problem for the evaluation of mappings.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace phaze::test {
 
-// Operators in a chain that accept everything; everything costs one and falls with the split.
+// Operators in a chain that accept everything; every cost is one and decreases with the split.
 struct Owned {
   std::vector<MeshRun> slots;
   std::vector<MapOpRecord> ops;

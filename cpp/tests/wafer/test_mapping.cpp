@@ -1,5 +1,5 @@
-// The evaluation of mappings at its edges: bad problems, largest sizes, changes and undone changes.
-// tests/test_mapping.py compares the terms with an oracle.
+// Edge cases of the evaluation of mappings: bad problems, largest sizes, changes and reverted
+// changes. tests/wafer/test_mapping.py compares the terms with an oracle.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -56,7 +56,7 @@ void bad_problems_get_a_status() {
   CHECK(status([](Owned& o) { o.edges[2].kind = 4; }) != Status::kOk);
 }
 
-// Every operator and slot there can be: no mask, count or table may overflow.
+// The largest numbers of operators and slots: no mask, count or table may overflow.
 void largest_sizes() {
   std::vector<MeshRun> slots;
   for (int axis = 0; axis < 2; ++axis) {
@@ -97,7 +97,7 @@ void no_slots_and_one_operator() {
   CHECK(descend(mapping, 2).score.time_s <= score.time_s);
 }
 
-// Outputs of many operators with the same price per byte: exact, and done in time.
+// Outputs of many operators with the same price per byte: exact, and within the time limit.
 void many_outputs_of_one_price() {
   constexpr int kOps = 24;
   Owned made = chain_of(kOps, {}, 31);

@@ -60,8 +60,8 @@ void bad_input_gets_a_status() {
   CHECK(run(gather, 1.0, {}, links, static_cast<MeshAlgorithm>(9)).status == Status::kBadOperation);
 }
 
-// Every small tile with every small stride: the fastest is chosen, and alone a concurrent set takes
-// as long as the closed form, latency and all.
+// Every small tile with every small stride: the fastest is chosen, and a concurrent set of one
+// takes as long as the closed form, latency included.
 void sweep() {
   std::uint64_t cases = 0;
   const MeshLinks links{{3.0, 2.0}, 0.25};
@@ -109,7 +109,7 @@ void loads_of_flows() {
   CHECK(loads[0] == 2.0 && loads[4] == 2.0 && loads[4 * 2 + 2] == 2.0);
   CHECK(add(broken, {0, 5, 2.0}) == Status::kOk);
   CHECK(loads[2] == 2.0 && loads[4 * 3] == 2.0 && loads[4 * 4] == 2.0);
-  CHECK(add(broken, {0, 2, 2.0}) == Status::kOk);  // neither is free: a detour of four
+  CHECK(add(broken, {0, 2, 2.0}) == Status::kOk);  // both routes are blocked: a detour of four
   CHECK(loads[2] == 2.0 && loads[4 * 3] == 2.0 && loads[4 * 4] == 2.0 && loads[4 * 5 + 3] == 2.0);
   CHECK(add(whole, {4, 4, 2.0}) == Status::kOk);
   for (const double load : loads) CHECK(load == 0.0);

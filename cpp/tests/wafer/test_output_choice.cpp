@@ -162,7 +162,7 @@ void a_range_holds_the_time() {
       CHECK(range.least_s <= exact.time_s && exact.time_s <= range.most_s);
       CHECK(range.least_s >= exact.time_s * (1.0 - wide) && range.most_s <= most_s);
     }
-    MapRange none{0.0, 0.5 * exact.time_s};  // and where it takes longer, that is no mistake
+    MapRange none{0.0, 0.5 * exact.time_s};  // a step longer than the range gets its time
     const MapScore late = mapping.score({}, nullptr, 0.5 * exact.time_s, 0.0, &none);
     CHECK(!std::isnan(late.time_s) && late.time_s > 0.5 * exact.time_s);
   }
