@@ -38,8 +38,7 @@ enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 struct LayerKindRecord {
   double parameters;
   double expert_parameters;          // of those, the routed experts'
-  double stash_bytes[kMaxVariants];  // boundary layers: the same in all variants; blocks:
-                                     // non-increasing
+  double stash_bytes[kMaxVariants];  // equal for boundary layers; non-increasing for blocks
   double live_bytes[kMaxVariants];   // while one layer is recomputed and runs backward
   double once_bytes;                 // stored once, regardless of the micro-batches in flight
   double copy_bytes;                 // of weights in a smaller format, on top of the weights
