@@ -458,8 +458,7 @@ void LayerFacts::add_even_mixes() noexcept {
   }
 }
 
-// ---- the longest path without the network, and the gaps in which other operators could overlap
-// ----
+// ---- the longest path without the network, and the gaps for overlapping other operators ----
 
 namespace {
 
