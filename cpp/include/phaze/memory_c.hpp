@@ -11,8 +11,8 @@ extern "C" {
 double phaze_in_flight(std::int64_t schedule, std::int64_t stages, std::int64_t stage,
                        std::int64_t micro_batches, std::int64_t vpp) noexcept;
 
-// Parameters per device when `shards` replicas shard them; an expert is sharded over the replicas
-// of each of the `ep` expert-parallel devices.
+// Parameters per device when `shards` replicas shard them: (parameters - experts) / shards +
+// experts / max(1, shards / ep). An expert is on shards / ep replicas.
 double phaze_shared_parameters(double parameters, double experts, double shards,
                                double ep) noexcept;
 

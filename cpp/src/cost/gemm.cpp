@@ -214,7 +214,7 @@ inline Kernels kernels_of(const GemmShape& g, const Machine& machine) noexcept {
   return found;
 }
 
-// The incumbent of a search and how to record a mapping.
+// A mapping with its times: the incumbent of a search, and the data of its record.
 struct Candidate {
   double time_s = kInfinite;
   Dataflow dataflow = Dataflow::kOutput;

@@ -41,8 +41,8 @@ inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t st
   return chunks_in_flight(schedule, stages, stage, micro_batches, vpp) / static_cast<double>(vpp);
 }
 
-// Parameters per device when replicas shard them. An expert is sharded over the replicas of each
-// expert-parallel device.
+// Parameters per device when replicas shard them: (parameters - experts) / shards + experts /
+// max(1, shards / ep). An expert is on shards / ep replicas.
 inline double shared_parameters(double parameters, double experts, double shards,
                                 double ep) noexcept {
   const double copies = std::max(1.0, shards / ep);

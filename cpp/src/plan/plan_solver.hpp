@@ -141,8 +141,8 @@ class RecomputeCache {
 // them. Points into the space, which must outlive it.
 class LayoutOnChip {
  public:
-  // Computes the sums of a layout on a chip; returns whether those of the previous layout were
-  // reused.
+  // start() computes the sums of a layout on a chip; started() is whether they are those of this
+  // layout and these times.
   void start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
              PipelinePlayer* player);
   bool started(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times) const noexcept {

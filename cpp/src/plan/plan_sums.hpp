@@ -28,12 +28,12 @@ class PassSums {
   double weight_grad_s(int i, int j) const noexcept {
     return before_[at(j)].weight_grad - before_[at(i)].weight_grad;
   }
-  // The backward passes that overlap gradient exchanges: without recomputation, so that a plan's
-  // time does not depend on recomputation that other options of the stage would have.
+  // The backward passes that overlap gradient exchanges: without recomputation, so that this
+  // overlap is the same for every recomputation of the stage.
   double plain_s(int i, int j) const noexcept {
     return before_[at(j)].plain - before_[at(i)].plain;
   }
-  // Time of one layer in the fastest variant.
+  // Backward time of one layer in the fastest variant.
   double least_backward_s(int i) const noexcept {
     double least = backward_part(0, i, i + 1);
     for (int v = 1; v < variants_; ++v) least = std::min(least, backward_part(v, i, i + 1));

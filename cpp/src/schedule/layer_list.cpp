@@ -114,8 +114,8 @@ class Hiding {
   }
 
  private:
-  // Lower bound on the end: the operators that have not started, in the chosen modes and
-  // sequentially along dependencies; minus a margin for rounding.
+  // Lower bound on the end: now plus the longest tail of the operators that have not started, minus
+  // a margin for rounding.
   double least_end(const Moment& m) noexcept {
     while (next_ < facts_.size() && (m.started & op_bit(by_tail_[next_])) != 0) ++next_;
     const double longest_s = next_ < facts_.size() ? facts_.tail_s(by_tail_[next_]) : 0.0;

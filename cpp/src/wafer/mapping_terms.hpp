@@ -105,7 +105,7 @@ class MapTerms {
   double link_s, both_s;  // of the busiest link that a stage's own streams pass, see MapProblem
   std::vector<std::int32_t> chain;
   std::int32_t last;   // operator whose output leaves the block
-  std::int32_t entry;  // the one whose output enters the next block
+  std::int32_t entry;  // its output enters the next block where the first is entered
   std::vector<FanShape> fans;
   std::vector<std::vector<std::int32_t>> fans_of;  // fans that begin or end at an operator
   std::vector<std::vector<std::int32_t>> forced;   // unstored operators recomputed with each
