@@ -110,7 +110,9 @@ def _program(names: tuple[str, ...], listing: bool) -> TyperGroup:
     }
     for name in names:
         group, _, last = name.rpartition(" ")
-        if group and groups[group] not in [each.typer_instance for each in app.registered_groups]:
+        if group and groups[group] not in [
+            registered.typer_instance for registered in app.registered_groups
+        ]:
             app.add_typer(groups[group])
         add = (groups[group] if group else app).command(last, cls=Command, help=_help(name))
         add((lambda: None) if listing else _function(name))
@@ -130,5 +132,5 @@ def _help(name: str) -> str:
     """Read what a command does from its docstring, without loading its file."""
     file, _, function = COMMANDS[name].partition(":")
     tree = ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8"))
-    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function]
-    return ast.get_docstring(found[0]) or ""
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function]
+    return ast.get_docstring(functions[0]) or ""

@@ -48,8 +48,8 @@ def _shape(text: str) -> Shape:
 
 
 def _array(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", text.strip().lower())
-    sides = tuple(int(part) for part in found.groups()) if found else ()
+    match = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", text.strip().lower())
+    sides = tuple(int(part) for part in match.groups()) if match else ()
     if len(sides) != 2 or not all(1 <= side <= 2**20 for side in sides):
         raise InvalidInputError(
             f"--array: {text!r} is not accepted; expected rows x columns, for example 128x128"

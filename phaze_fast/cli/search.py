@@ -455,7 +455,7 @@ def search_chips(
         say_where_to_resume(run.resume),
         stop_on_interrupt() as stop,
     ):
-        found = search(
+        result = search(
             loaded,
             chips,
             cluster,
@@ -478,18 +478,18 @@ def search_chips(
             seed=doubts.seed,
             stop=stop,
         )
-    for message in found.outcome.notes:
+    for message in result.outcome.notes:
         note(message)
     stopped = stop()
     compares = doubts.baselines.lower() != "none" or doubts.sensitivity
-    if found.outcome.winners and not stopped and compares and goal.objective == "time":
+    if result.outcome.winners and not stopped and compares and goal.objective == "time":
         if output.path is not None:  # what is proven is safe before more is done
-            text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
+            text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
             write_text(output.path, text + "\n")
         say = None if run.quiet else note
-        found = compare(found, doubts.baselines, doubts.sensitivity, threads=threads, say=say)
+        result = compare(result, doubts.baselines, doubts.sensitivity, threads=threads, say=say)
     with ends_interrupted(stopped):
-        _deliver(found, output)
+        _deliver(result, output)
 
 
 def _deliver(found: SearchResult, output: TableOutput) -> None:

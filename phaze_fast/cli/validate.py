@@ -193,12 +193,14 @@ def show_validation(
         if how.chip is None:
             raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
         measured_chip = presets.chip(how.chip)
-        found = validate(file, measured_chip)
-        _write_page(found, file, output)
+        validation = validate(file, measured_chip)
+        _write_page(validation, file, output)
         calibration = measured_chip.calibration
         if calibration.note:
             note(calibration.note)
-        output.emit(lambda: _operator_data(found, calibration), lambda: _operator_tables(found))
+        output.emit(
+            lambda: _operator_data(validation, calibration), lambda: _operator_tables(validation)
+        )
         return
     if kind == "runs":
         runs = validate_runs(file, how.by)

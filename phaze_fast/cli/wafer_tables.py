@@ -40,7 +40,7 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
         return " . ".join(f"{role} {factor}" for role, factor in runs) or "-"
 
     rows = []
-    every = [m for each in found.encoding.classes for m in each.operator_mappings]
+    every = [m for stage_class in found.encoding.classes for m in stage_class.operator_mappings]
     operators = problem.work.operators * len(found.encoding.classes)
     for op, op_mapping in zip(operators, every, strict=True):
         outputs = [f"{op_mapping.output.count(o)} x {o}" for o in dict.fromkeys(op_mapping.output)]
@@ -161,7 +161,9 @@ def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     ]
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
-        Text(die_map(problem.wafer, *(each.layout for each in found.encoding.classes))),
+        Text(
+            die_map(problem.wafer, *(stage_class.layout for stage_class in found.encoding.classes))
+        ),
         Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
         Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
         table("Time of a step", ["cause", "time>", "share>"], rows),
@@ -194,10 +196,10 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
         [f"{problem.model.name} on {problem.wafer.name}", "", "", "", ""],
         ["ours", *_cell(ours, ours)[:3], remark],
     ]
-    for name, each in case.baselines.items():
-        for way, label in _WAYS.items():
-            cells = _cell(getattr(each, way), ours)
-            if way == "tiled" and name in case.memory_at_equal_speed and ours.fits:
+    for name, baseline in case.baselines.items():
+        for variant, label in _WAYS.items():
+            cells = _cell(getattr(baseline, variant), ours)
+            if variant == "tiled" and name in case.memory_at_equal_speed and ours.fits:
                 equal_speed = case.memory_at_equal_speed[name]
                 cells[3] = f"ours as fast in {format_bytes(equal_speed.memory_bytes)}"
             rows.append([f"{_NAMES[name]}, {label}", *cells])

@@ -284,8 +284,8 @@ def _priced(ops: Array, batch: Machines, chip_of: Array, threads: int) -> tuple[
     for part in parts:
         digest.update(part.tobytes())
         digest.update(len(part).to_bytes(8, "little"))
-    found = _answers.get(digest.digest())
-    if found is None:
+    answer = _answers.get(digest.digest())
+    if answer is None:
         tables = [np.empty((len(batch), len(ops))) for _ in range(4)]
         step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
         for begin in range(0, len(batch), step):
@@ -298,11 +298,11 @@ def _priced(ops: Array, batch: Machines, chip_of: Array, threads: int) -> tuple[
                 tables, (costs["time_s"], one, costs["bound_s"], costs["energy_j"]), strict=True
             ):
                 table[begin:end] = values.reshape(end - begin, len(ops))
-        found = tuple(tables)
-        for table in found:
+        answer = tuple(tables)
+        for table in answer:
             table.setflags(write=False)
-        _answers.put(digest.digest(), found)
-    return found
+        _answers.put(digest.digest(), answer)
+    return answer
 
 
 def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:

@@ -203,8 +203,8 @@ class Explorer:
     def _open(self) -> Array:
         """Positions that were not told and may fit, lowest bounds first."""
         feasible = self._order[np.isfinite(self.bounds_s[self._order])]
-        told = np.fromiter(self._told, dtype=np.int64, count=len(self._told))
-        still_open: Array = feasible[~np.isin(feasible, told)]
+        recorded = np.fromiter(self._told, dtype=np.int64, count=len(self._told))
+        still_open: Array = feasible[~np.isin(feasible, recorded)]
         return still_open
 
     @cached_property
@@ -278,11 +278,11 @@ class Explorer:
     ) -> list[Told]:
         batch = []
         for point, score, winner in zip(points, scores, winners, strict=True):
-            told = Told(point, score, float(self.space.area_mm2[point.index]), winner)
-            self._told[point.index] = told
+            record = Told(point, score, float(self.space.area_mm2[point.index]), winner)
+            self._told[point.index] = record
             if score < math.inf:
-                self._front.add((point.index,), np.array([score, told.area_mm2]))
-            batch.append(told)
+                self._front.add((point.index,), np.array([score, record.area_mm2]))
+            batch.append(record)
         return batch
 
     @property
@@ -293,7 +293,7 @@ class Explorer:
     @property
     def best(self) -> Told | None:
         """The fastest so far, of equal ones the smallest; none before anything fits."""
-        fitting = [told for told in self._told.values() if told.score < math.inf]
+        fitting = [record for record in self._told.values() if record.score < math.inf]
         return min(fitting, key=lambda t: (t.score, t.area_mm2, t.point.index), default=None)
 
     @property

@@ -451,11 +451,13 @@ class ChakraTrace:
     ) -> Iterator[Any]:
         """Gather weights, or reduce gradients, of layers among the replicas that shard them."""
         gathers = collective == "all-gather"
-        each = self._optimizer.weight_bytes if gathers else self._optimizer.gradient_bytes
+        bytes_per_parameter = (
+            self._optimizer.weight_bytes if gathers else self._optimizer.gradient_bytes
+        )
         for group, count in zip(("data", "expert-data"), self._parameters(layers), strict=True):
             if count:
                 name = f"{collective} of {group}"
-                piece = Piece(name, group, collective, 0.0, 0, int(count * each))
+                piece = Piece(name, group, collective, 0.0, 0, int(count * bytes_per_parameter))
                 yield from writer.piece(word, piece)
 
     def _update(self, writer: _Writer, place: Place) -> Iterator[Any]:

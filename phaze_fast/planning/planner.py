@@ -310,9 +310,13 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
     reserved = float(evaluator.training.reserved_bytes)
 
     def under(limit_bytes: float) -> PlanEvaluator:
-        given = (evaluator.sizes, layouts)
+        sizes_and_layouts = (evaluator.sizes, layouts)
         return PlanEvaluator(
-            evaluator.model, evaluator.cluster, evaluator.training, [limit_bytes + reserved], given
+            evaluator.model,
+            evaluator.cluster,
+            evaluator.training,
+            [limit_bytes + reserved],
+            sizes_and_layouts,
         )
 
     low, high = limit_bytes, max(limit_bytes, 1.0)

@@ -113,8 +113,8 @@ def _distinct_variants(
     by_bytes: dict[tuple[int, ...], str] = {}
     same: dict[str, str] = {}
     for mode in recompute:
-        kept = tuple(layer.forward.stashed_bytes(mode) for layer in graph.layers)
-        same[mode] = by_bytes.setdefault(kept, mode)
+        stash_bytes = tuple(layer.forward.stashed_bytes(mode) for layer in graph.layers)
+        same[mode] = by_bytes.setdefault(stash_bytes, mode)
     variants = tuple(by_bytes.values())
     return variants, {mode: variants.index(name) for mode, name in same.items()}
 
@@ -160,9 +160,9 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         if software.gradient_stand_ins and not end:
             record["shape_bytes"] = _stand_ins(layer, graph)
         for v, mode in enumerate(variants):
-            kept = whole if end else layer.forward.stashed_bytes(mode)
-            record["stash_bytes"][v] = 0.0 if head else kept
-            record["live_bytes"][v] = 0.0 if end else whole - kept + layer.work_bytes
+            stash_bytes = whole if end else layer.forward.stashed_bytes(mode)
+            record["stash_bytes"][v] = 0.0 if head else stash_bytes
+            record["live_bytes"][v] = 0.0 if end else whole - stash_bytes + layer.work_bytes
     return kinds
 
 

@@ -53,7 +53,7 @@ class Explanation:
         return {
             "time_s": self.plan.time_s,
             "binds": list(self.binds),
-            "critical_path": [{"what": what, "seconds": s} for what, s in self.path],
+            "critical_path": [{"what": part, "seconds": s} for part, s in self.path],
             "worth": [rate.to_dict() for rate in self.worth],
         }
 

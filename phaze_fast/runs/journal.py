@@ -100,16 +100,16 @@ def _sync_directory(path: Path) -> None:
 
 def _replace(path: Path, chunks: Iterator[bytes]) -> None:
     """Write a whole file so that a kill leaves the old one or the new one."""
-    beside = path.with_name(path.name + ".new")
+    new_file = path.with_name(path.name + ".new")
     try:
-        with beside.open("wb") as file:
+        with new_file.open("wb") as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        new_file.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)
 

@@ -191,14 +191,14 @@ class ResultStore:
         """Look up the results of some inputs by the same code and data."""
         wanted = {self._key(key): key for key in keys}
         listed = list(wanted)
-        found: dict[bytes, bytes] = {}
+        results: dict[bytes, bytes] = {}
         for at in range(0, len(listed), _AT_ONCE):
             for full, value, checksum in self._rows(listed[at : at + _AT_ONCE]):
                 if isinstance(value, bytes) and checksum == _hashed(full, value):
-                    found[wanted[full]] = value
+                    results[wanted[full]] = value
                 else:
                     self.rejected += 1
-        return found
+        return results
 
     def put_many(self, results: Mapping[bytes, bytes]) -> None:
         """Store results by their inputs; where that fails, they are computed again next time."""
@@ -230,12 +230,12 @@ class ResultStore:
 
     def _rows(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
         marks = ",".join("?" * len(keys))
-        found: list[tuple[bytes, object, object]] = []
+        rows: list[tuple[bytes, object, object]] = []
         with self._guarded("read") as file:
             if file is not None:
                 query = f"SELECT key, value, sum FROM results WHERE key IN ({marks})"
-                found = file.execute(query, keys).fetchall()
-        return found
+                rows = file.execute(query, keys).fetchall()
+        return rows
 
     @contextlib.contextmanager
     def _guarded(self, done: str) -> Iterator[sqlite3.Connection | None]:

@@ -492,14 +492,14 @@ def sweep_blocks(
             break
         count += len(block_points)
         folder = Path(out) / f"{number // 1000:04}" / f"{number % 1000:03}"
-        asked = digest(sorted({point.key for point in block_points}))
-        block_statuses = _finished(folder, asked)
+        points_digest = digest(sorted({point.key for point in block_points}))
+        block_statuses = _finished(folder, points_digest)
         if block_statuses is None:
             table = sweep(block_points, folder, **options)
             distinct = {row["key"]: row["status"] for row in table.rows}
             block_statuses = dict(Counter(distinct.values()))
             resumed += table.resumed
-            text = json.dumps({"asked": asked, "statuses": block_statuses}) + "\n"
+            text = json.dumps({"asked": points_digest, "statuses": block_statuses}) + "\n"
             (folder / DONE).write_text(text, "utf-8")
         else:
             resumed += sum(block_statuses.values())

@@ -380,17 +380,17 @@ def cores_held(
 
     Under the ``exclusive`` rule an operator on all cores blocks those of every type.
     """
-    held = []
+    blocked_cores = []
     for types, modes, choice in zip(instance.types, instance.modes, mode, strict=True):
         cores = modes[choice][0]
         whole_chip = cores == 0 and not overlap
-        held.append(
+        blocked_cores.append(
             tuple(
                 (have if cores == 0 else min(cores, have)) if whole_chip or types >> r & 1 else 0
                 for r, have in enumerate(instance.cores)
             )
         )
-    return held
+    return blocked_cores
 
 
 class _Timeline:
@@ -419,8 +419,8 @@ class _Timeline:
         # Operators of no length follow one another within an instant: each needs cores by itself.
         instant = [self._held[j] for s, e, j in overlapping if s == at == e]
         for r, have in enumerate(self._cores):
-            used = self._held[op][r] + sum(held[r] for held in running)
-            if used + max((held[r] for held in instant), default=0) > have:
+            used = self._held[op][r] + sum(cores[r] for cores in running)
+            if used + max((cores[r] for cores in instant), default=0) > have:
                 return False
         return True
 

@@ -113,7 +113,8 @@ class LayerSchedule:
             if have == 0 or not any(t >> r & 1 for t in self.instance.types):
                 continue
             busy = sum(
-                held[r] * seconds for held, seconds in zip(self.held, self.durations, strict=True)
+                cores_used[r] * seconds
+                for cores_used, seconds in zip(self.held, self.durations, strict=True)
             )
             shares[name] = busy / (have * self.makespan) if self.makespan > 0 else 0.0
         return shares
@@ -151,8 +152,10 @@ class LayerSchedule:
             kind = "+".join(
                 name for r, name in enumerate(_RESOURCES) if self.instance.types[i] >> r & 1
             )
-            asked = "all" if cores == 0 else str(cores)
-            lines.append(f"{self.instance.names[i]:{label}} {kind:5} {asked:>3} |{bar:{width}}|")
+            core_text = "all" if cores == 0 else str(cores)
+            lines.append(
+                f"{self.instance.names[i]:{label}} {kind:5} {core_text:>3} |{bar:{width}}|"
+            )
         return "\n".join(lines)
 
     def __str__(self) -> str:
