@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES
 """Names of pipeline schedules; the position is the code that the kernels use."""
 SCHEDULE_ALIASES: dict[str, str] = {"zero-bubble": "zb-h1"}
-"""Other names that are accepted: ZB-H1 had this one before there were others."""
+"""Aliases: ``zero-bubble`` was the name of ZB-H1 before there were other such schedules."""
 SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(SCHEDULES)}
 SCHEDULE_CODES |= {name: SCHEDULE_CODES[own] for name, own in SCHEDULE_ALIASES.items()}
 """Codes of schedules by name, other names included."""
@@ -328,7 +328,7 @@ def layouts_fit(
     limits: Array,
     fits: Array,
 ) -> None:
-    """Mark the layouts of which some partition fits; see `phaze_fast.memory.kernel.layouts_fit`."""
+    """Mark the layouts with a partition that fits; see `phaze_fast.memory.kernel.layouts_fit`."""
     from phaze_fast.memory import kernel
 
     kernel.layouts_fit(layouts, strategies, sizes, order, training, limits, fits)

@@ -251,7 +251,8 @@ def peak_activations(
     micro_batches
         Micro-batches of one step.
     kept_for_weight_grad
-        Share of the bytes that is kept until the weight gradient is done, where that runs apart.
+        Share of the bytes that stays allocated until the weight gradient is done, where that is a
+        pass of its own.
 
     Examples
     --------

@@ -105,7 +105,7 @@ def host_s(operators: int, software: Software | None, recomputed: int = 0) -> fl
     operators
         Operators that the pass launches, recomputed ones included.
     software
-        The profile with the seconds per operator; None: the host is never waited for.
+        The profile with the seconds per operator; None: passes never wait for the host.
     recomputed
         How many of the operators are recomputed.
     """
@@ -125,7 +125,7 @@ def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tu
         The kind of layer.
     software
         The profile with the seconds to launch one expert; the backward pass has two products for
-        each of the forward pass, and waits twice as long. None: the host is never waited for.
+        each of the forward pass, and waits twice as long. None: passes never wait for the host.
     """
     moe = getattr(graph.model, "moe", None)
     if software is None or moe is None or not kind.endswith("moe-block"):
@@ -422,7 +422,7 @@ def times_on_chip(
 ) -> KindTimes:
     """Cost and schedule the layers of several strategies on a cluster's chip, one row each.
 
-    Results are kept for the next call of this process.
+    Results are cached in this process.
     """
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):

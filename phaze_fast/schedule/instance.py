@@ -26,8 +26,8 @@ _CHART_WIDTH = 60
 class LayerInstance:
     """One layer on one chip, operators in topological order.
 
-    `modes` lists the modes of each operator as (cores, latency); 0 cores stand for all of them. All
-    latencies are in one unit, whichever it is.
+    `modes` lists the modes of each operator as (cores, latency); 0 cores means all of them. All
+    latencies are in the same unit, which may be any.
     """
 
     name: str
@@ -55,7 +55,7 @@ class LayerInstance:
 
 @dataclass(frozen=True)
 class LayerSchedule:
-    """When each operator of a layer starts, on how many cores, and what is proven of it."""
+    """The start and the cores of each operator of a layer, with bound and proof."""
 
     instance: LayerInstance
     status: str
