@@ -24,7 +24,7 @@ def needed(module: str, extra: str, what: str) -> Any:
 
 
 def flat_row(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into columns; lists are left out.
+    """Flatten nested mappings into columns; lists are omitted.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class Table(Brief):
         raise AssertionError("every table has columns of its own")
 
     def headline(self) -> str:
-        """Say in a line what the table is, and how sure it is."""
+        """Describe the table, and what is proven about it, in one line."""
         return type(self).__name__
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The program that the commands of the other files make up, loaded as far as a call needs them."""
+"""The program: the commands of the other files. A call loads only the commands that it needs."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _options() -> None:
 def program(*words: str) -> TyperGroup:
     """Load the commands that a call may mean: one, those of one group, or all of them.
 
-    Loading every file and all options takes longer than many answers, so that a list of commands
-    takes what they do from their source.
+    Loading every file and all options takes longer than most commands run, so that a list of
+    commands reads their descriptions from their source.
     """
     if words and words[0] in ("-h", "--help"):
         return _program(tuple(COMMANDS), listing=True)
@@ -129,7 +129,7 @@ def _function(name: str) -> Callable[..., None]:
 
 
 def _help(name: str) -> str:
-    """Read what a command does from its docstring, without loading its file."""
+    """Read the description of a command from its docstring, without importing its file."""
     file, _, function = COMMANDS[name].partition(":")
     tree = ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8"))
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function]

@@ -33,7 +33,7 @@ def _explained(found: Explanation) -> list[RenderableType]:
     if rest > 0:
         path.append(["all others", format_time(rest), f"{rest / total:.1%}"])
     worth = [
-        [each.what, f"{each.elasticity:+.3f}", f"{each.doubled - 1:+.1%}"] for each in found.worth
+        [rate.what, f"{rate.elasticity:+.3f}", f"{rate.doubled - 1:+.1%}"] for rate in found.worth
     ]
     return [
         fields(f"{found.plan}", [(str(k + 1), line) for k, line in enumerate(found.binds)]),
@@ -81,13 +81,13 @@ def _compared(found: dict[str, Any]) -> list[RenderableType]:
 def _profiled(found: Comparison) -> list[RenderableType]:
     rows = [
         [
-            each.family,
-            format_time(each.measured_s),
-            format_time(each.predicted_s),
-            ("-" if each.difference_s < 0 else "+") + format_time(abs(each.difference_s)),
-            f"{each.kernels:,}",
+            family.family,
+            format_time(family.measured_s),
+            format_time(family.predicted_s),
+            ("-" if family.difference_s < 0 else "+") + format_time(abs(family.difference_s)),
+            f"{family.kernels:,}",
         ]
-        for each in found.families
+        for family in found.families
     ]
     off = found.predicted_step_s / found.measured_step_s - 1
     whole = [
@@ -108,7 +108,7 @@ def _profiled(found: Comparison) -> list[RenderableType]:
 
 
 def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> WhyNot:
-    """Plan the step of a plan anew, and hold the best plan with some fields fixed against it."""
+    """Plan the step of a plan again; compare the best plan with some fields fixed to the fastest."""
     names = {"global_batch", "seq", "optimizer", "precision", "software", "reserved_bytes"}
     names |= {"sequence_parallel", "expert_imbalance", "expert_overlap"}
     fixed_fields = read_asked(fields_of_plan)

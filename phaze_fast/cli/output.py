@@ -115,7 +115,7 @@ class Output:
             show(tables())
 
     def infeasible(self, error: InfeasibleError, **more: Any) -> None:
-        """Deliver "there is no answer, because": a result like any other, but exit code 1 follows.
+        """Deliver the reason why there is no answer, as any other result; exit code 1 follows.
 
         Raises
         ------
@@ -168,7 +168,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def note(message: str) -> None:
-    """Tell the person at the terminal something on standard error, unless it was closed."""
+    """Print a line on standard error, unless it was closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{message}\n")
 

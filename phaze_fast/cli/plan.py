@@ -184,7 +184,7 @@ def _document(found: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
 
 
 def _with_progress(find: Callable[..., Plans]) -> tuple[Plans, bool]:
-    """Find plans, with a bar that shows progress; and tell whether Ctrl-C ended the search."""
+    """Find plans with a progress bar; also return whether Ctrl-C ended the search."""
     watched = is_watched(sys.stderr)
     with (
         stop_on_interrupt() as stop,

@@ -53,7 +53,7 @@ def _gap_text(progress: Progress) -> str:
 
 
 def _left(first: Progress | None, progress: Progress) -> str:
-    """How long it may go on, from how fast what is open became less."""
+    """Remaining time, extrapolated from the rate at which the number of open points falls."""
     if first is None or progress.open >= first.open or progress.open == 0:
         return "-"
     rate = (first.open - progress.open) / max(progress.seconds - first.seconds, 1e-9)
@@ -86,7 +86,7 @@ def _plain(progress: Progress) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _shown_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None] | None]:
-    """Give what a search is to call; it writes to standard error.
+    """Yield the progress callback of a search; it writes to standard error.
 
     Parameters
     ----------
@@ -191,8 +191,8 @@ def _certificate(found: SearchResult) -> RenderableType:
         pairs.append(("layer schedules not proven", f"in {outcome.unproven:,} pairs"))
     if outcome.bound < float("inf"):
         pairs.append(("bound and gap", f"{found.amount(outcome.bound)}, {outcome.gap:.3%}"))
-    kept = ", kept from an earlier run" if outcome.recalled else ""
-    pairs.append(("seconds", f"{outcome.seconds:.1f}{kept}"))
+    recalled = ", kept from an earlier run" if outcome.recalled else ""
+    pairs.append(("seconds", f"{outcome.seconds:.1f}{recalled}"))
     return fields("The certificate", pairs)
 
 
@@ -289,7 +289,7 @@ def _portfolio_fields(found: Portfolio) -> RenderableType:
 
 
 def _robust_fields(found: RobustResult) -> RenderableType:
-    """Show the chip of least largest regret beside the nominal winner."""
+    """Show the chip of least largest regret and the nominal winner."""
     proof = "proven" if found.proven else "not proven"
     nominal = found.nominal
     cost = found.time_s / found.nominal_s - 1.0

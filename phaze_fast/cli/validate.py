@@ -33,7 +33,7 @@ _WORST = 8
 
 
 def _kind_of_table(file: Path) -> str:
-    """Tell ``runs`` and ``steps`` from other files of measurements by the header."""
+    """Recognise files of ``runs`` and ``steps`` among files of measurements by their header."""
     header, _ = csv_rows(file)
     if is_run_table(header):
         return "runs"

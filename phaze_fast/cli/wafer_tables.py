@@ -52,10 +52,10 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
 
 
 def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
-    """Say what a mapping takes, with further rows."""
+    """Lay out the time and memory of a mapping, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
-    shapes = [each.layout for each in found.encoding.classes]
-    counts = [count for each in shapes for count in each.blocks]
+    shapes = [stage_class.layout for stage_class in found.encoding.classes]
+    counts = [count for shape in shapes for count in shape.blocks]
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(found.time_s) if found.fits else found.reason),
@@ -92,14 +92,14 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
 
 
 def _over(name: str, space: str) -> list[tuple[str, str]]:
-    """Say what a bound holds over, one condition a line."""
+    """List the mappings that a bound holds for, one condition a line."""
     return [
         (name if k == 0 else "", part) for k, part in enumerate(filter(None, space.split("; ")))
     ]
 
 
 def _proof(found: MappingResult) -> list[tuple[str, str]]:
-    """Say how good a mapping is proven to be, and what was looked at."""
+    """Lay out the bound and the gap of a mapping, and the counts of the search."""
     bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
     return [
         ("bound", bound if found.best.fits else "-"),
@@ -126,7 +126,7 @@ _CAUSES = {
 
 
 def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
-    """Say what a wafer does over fault maps."""
+    """Lay out the throughput of a wafer over fault maps."""
     data = study.to_dict()
     rows = [
         (
@@ -228,8 +228,8 @@ def _front_table(front: WaferFront) -> RenderableType:
     rows = []
     for point in front.points:
         wafer, encoding = point.result.problem.wafer, point.result.best.encoding
-        shapes = [each.layout for each in encoding.classes]
-        stages = [f"{each.stages} of {each.width} x {each.height}" for each in shapes]
+        shapes = [stage_class.layout for stage_class in encoding.classes]
+        stages = [f"{shape.stages} of {shape.width} x {shape.height}" for shape in shapes]
         rows.append(
             [
                 wafer.name,
@@ -253,7 +253,7 @@ def _front_table(front: WaferFront) -> RenderableType:
 
 
 def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
-    """Say which wafer of a space is the best, and what became of the others."""
+    """Lay out the best wafer of a space, and how many others were rejected, pruned or searched."""
     rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
     rows = [
         ("wafer", str(found.best.problem.wafer)),
@@ -330,7 +330,7 @@ class Case:
 
 
 class Cases(Table):
-    """Every model on every wafer or space of the command, as far as they are finished."""
+    """The finished cases of a command: models on wafers or spaces of wafers."""
 
     def __init__(self, cases: list[Case], session: Session) -> None:
         self.cases, self.recalled = cases, session.recalled

@@ -2,8 +2,8 @@
 
 A candidate is a strategy on a chip group. Its lower bound rises in steps (`bounds.STEPS`), each
 costlier than the one before. In each wave the candidates with the lowest bounds go one step
-further; a candidate is pruned once its bound exceeds the limit of what is searched for, and done
-once it is placed. Waves do not depend on threads or workers, and neither does the outcome.
+further; a candidate is pruned once its bound exceeds the limit of the search, and finished once it
+is placed. Waves do not depend on threads or workers, and neither does the outcome.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _not_first_of_group(candidates: Array, waiting: Array) -> Array:
 
 
 def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
-    """Run independent tasks, each of which takes the number of threads that it may use.
+    """Run independent tasks; each is called with the number of threads that it may use.
 
     Examples
     --------

@@ -61,7 +61,7 @@ _VALUES = (
     "double_val=3:double float_val=5:float int32_val=7:int32 int64_val=9:int64 "
     "uint32_val=11:uint32 uint64_val=13:uint64 bool_val=27:bool string_val=29:string"
 )
-"""Fields of an attribute of which one is set."""
+"""Fields of an attribute; exactly one is set."""
 
 
 @cache
@@ -170,7 +170,7 @@ def _pieces(graph: OpGraph, seconds: Any, wanted: frozenset[str] | None = None) 
 
 
 class _Writer:
-    """Makes the nodes of one rank, each of which depends on the one before."""
+    """Builds the nodes of one rank; each node depends on the one before it."""
 
     def __init__(self, ranks: Ranks, place: Place) -> None:
         self._ranks, self._place = ranks, place

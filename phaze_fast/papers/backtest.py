@@ -285,9 +285,9 @@ def backtest(names: Sequence[str] = (), threads: int | None = None) -> dict[str,
     -------
     dict
         ``generations`` (regret and rank of each real chip among those around it, and the best of
-        them) and ``directions`` (whether the best chips change as the real ones do); where all are
-        asked for also ``runs`` (predicted against published MFU) and ``order`` (TPUs on one model,
-        against published speed-ups).
+        them) and ``directions`` (whether the best chips change as the real ones do); by default
+        also ``runs`` (predicted against published MFU) and ``order`` (TPUs on one model, against
+        published speed-ups).
 
     Raises
     ------

@@ -331,7 +331,9 @@ class _NestStages:
         """Largest load of all stages of all replicas; None where there are too many stages."""
         count = len(self._ranges)
         inside = math.prod(self._problem.level_sizes[:-1])
-        period = inside // math.gcd(inside, count * self._devices)  # tiers repeat after so many
+        period = inside // math.gcd(
+            inside, count * self._devices
+        )  # tiers repeat after so many replicas
         replicas = min(replicas, period)
         if replicas * count > _MOST_STAGES:
             return None

@@ -49,8 +49,7 @@ _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 @dataclass(frozen=True)
 class Placed:
-    """A plan as the kernel returns it: its layout, and the first layer and recompute mode of each
-    stage."""
+    """A plan as the kernel returns it: layout, first layer of each stage, recompute modes."""
 
     time_s: float
     """Seconds of a step; infinite where no plan fits, or none is as fast as required."""

@@ -1,11 +1,11 @@
-"""Results by the content of their inputs: one SQLite file that many processes may share.
+"""A store of results by the content of their inputs: one SQLite file that processes may share.
 
 A row's key is a digest of the kind of result, of its inputs and of `pricing_fingerprint`, so that a
 result of another cost model is never found. Each row has a checksum; a row that does not match it
 counts as unknown. Nothing is unpickled.
 
-Once a store is open, nothing that happens to its file is an error. A damaged file is renamed, a row
-that cannot be written is computed again next time, and `notes` says so.
+Once a store is open, faults of its file raise no error. A damaged file is renamed, a row that
+cannot be written is computed again next time, and `notes` lists such faults.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CORE = "phaze_fast._core"
 _SUFFIXES = {".py", ".yaml", ".json", ".txt"}
 _AFTER_THE_SEARCH = {"papers", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
-"""Parts of the package that show results and change none."""
+"""Parts of the package that only display results."""
 _LOADED_AT_S = time.time()
 
 
@@ -153,12 +153,12 @@ class ResultStore:
     path
         The file; made, with its folder, where it is absent.
     kind
-        What the results are; results of different kinds never meet.
+        Kind of the results; results of different kinds have different keys.
 
     Raises
     ------
     InvalidInputError
-        Where there is something else at the path, or nothing can be read or made there.
+        Where the path is something else, or cannot be read or created.
 
     Examples
     --------

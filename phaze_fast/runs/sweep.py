@@ -1,8 +1,8 @@
 """A table of best plans over many points: models, clusters with their chips, training steps.
 
 Every point becomes a row, in the order given: the best plan, or the reason why there is none. A
-sweep into a directory resumes where it stopped. A sweep of more points than fit in memory takes
-them from an iterator, block after block, and leaves its rows on disk.
+sweep that writes to a directory resumes where it stopped. For more points than fit in memory,
+`sweep_blocks` reads them from an iterator, block after block, and writes their rows to disk.
 """
 
 from __future__ import annotations

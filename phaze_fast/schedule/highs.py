@@ -22,8 +22,7 @@ Results of HiGHS are used only within its tolerances:
 - Modes and order are taken from HiGHS, starts from `earliest_starts`: the makespan is that of the
   layer itself, to the last bit.
 - The bound is HiGHS's dual bound less `_DUAL_ERROR`. A schedule is ``optimal`` where its makespan
-is
-  at most `TOLERANCE` above it, and never where HiGHS contradicts itself or the known schedule.
+  is at most `TOLERANCE` above it, and never where HiGHS contradicts itself or the known schedule.
 
 The schedule itself is not given as a start: with one, HiGHS 1.15.1 called a layer optimal that was
 not, in each of two runs over random layers that ended there, at the 1,242nd with presolve and the

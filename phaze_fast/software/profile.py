@@ -167,7 +167,7 @@ class Software(Record):
 
     @property
     def contention(self) -> float:
-        """Share of each second of a collective by which the work that it overlaps with is delayed."""
+        """Share of the seconds of an overlapped collective by which it delays the other work."""
         return 1.0 - 1.0 / self.overlap_slowdown
 
 
