@@ -108,7 +108,7 @@ def _profiled(found: Comparison) -> list[RenderableType]:
 
 
 def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> WhyNot:
-    """Plan the step of a plan again; compare the best plan with some fields fixed to the fastest."""
+    """Plan the step of a plan again, and compare the best plan with some fields fixed."""
     names = {"global_batch", "seq", "optimizer", "precision", "software", "reserved_bytes"}
     names |= {"sequence_parallel", "expert_imbalance", "expert_overlap"}
     fixed_fields = read_asked(fields_of_plan)

@@ -153,9 +153,9 @@ class PlanSpec(Record):
         self._check_widths()
         chunks = places(self.schedule, self.pp, self.vpp)
         if self.stages is not None and len(self.stages) != chunks:
-            product = "pp" if self.schedule == "dualpipe" else f"pp x vpp = {self.pp} x {self.vpp}"
+            rule = "pp" if self.schedule == "dualpipe" else f"pp x vpp = {self.pp} x {self.vpp}"
             raise ValueError(
-                f"stages: {len(self.stages)} entries are not accepted; expected {product} = {chunks}"
+                f"stages: {len(self.stages)} entries are not accepted; expected {rule} = {chunks}"
             )
         if self.recompute != "auto":
             for text in self._recompute_texts:

@@ -300,7 +300,7 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
 
 
 def _shortfall(evaluator: PlanEvaluator) -> str:
-    """Return which stage of the smallest layout exceeds memory, by how much, and its largest term."""
+    """Describe the stage of the smallest layout that exceeds memory: by how much, largest term."""
     # Whether an assignment of layers to chunks fits is not known before the search.
     searched = (evaluator.layouts["schedule"] == 0) | (evaluator.layouts["pp"] == 1)
     layouts = evaluator.layouts[searched] if searched.any() else evaluator.layouts

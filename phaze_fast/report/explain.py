@@ -68,7 +68,7 @@ def _chip(cluster: Cluster) -> Accelerator:
 
 
 def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
-    """Scale both the peak rate and the rate under the power limit by a factor, at the same clock."""
+    """Scale both the peak rate and the rate sustained under the power limit, at the same clock."""
     chip = _chip(cluster)
     core, tuning = chip.tensor_core, chip.tuning
     rates = {name: rate * factor for name, rate in core.rates.items()}
