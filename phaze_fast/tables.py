@@ -86,7 +86,7 @@ class Table(Brief):
     shown: ClassVar[tuple[str, ...]] = ()
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the columns by name, all of one length."""
+        """Return the columns by name, all of one length."""
         raise AssertionError("every table has columns of its own")
 
     def headline(self) -> str:
@@ -107,7 +107,7 @@ class Table(Brief):
         )
 
     def to_pandas(self) -> Any:
-        """Give a pandas DataFrame; needs pandas (extra ``table``)."""
+        """Return a pandas DataFrame; needs pandas (extra ``table``)."""
         pandas = needed("pandas", "table", "a DataFrame")
         return pandas.DataFrame({name: list(values) for name, values in self.to_columns().items()})
 

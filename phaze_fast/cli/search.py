@@ -219,7 +219,7 @@ def _baselines(found: SearchResult) -> RenderableType:
 
 
 def _tables(found: SearchResult) -> list[RenderableType]:
-    """Give the best chips, the front, the baselines and the proof."""
+    """Return the best chips, the front, the baselines and the proof."""
     parts = [_best(found), _top(found)]
     if found.outcome.objectives:
         parts.append(_front(found))

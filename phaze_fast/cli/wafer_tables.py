@@ -211,7 +211,7 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
 
 
 def _comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
-    """Lay our mappings out against other systems' plans."""
+    """Tabulate our mappings and other systems' plans."""
     rows = [row for case, searched in cases for row in _case_rows(case, searched)]
     published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
     memory = " and ".join(f"{_NAMES[name]} {x}x" for name, x in PUBLISHED_MEMORY.items())

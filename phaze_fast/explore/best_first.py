@@ -253,7 +253,7 @@ class BestFirstSearch:
         return np.minimum(self.best.limit, known)
 
     def _note_best(self, group: int) -> None:
-        """Note the score of a group among the best."""
+        """Record the score of a group among the best."""
         self.best.note(group, float(self.scores.scores[group].min()))
 
     def _below(self, groups: Array, energy: Array) -> Array:
@@ -300,7 +300,7 @@ class BestFirstSearch:
         self.placed += len(groups)
 
     def _take(self, i: int, answer: Answer) -> None:
-        """Note a plan of model `i` on a chip group with a capacity."""
+        """Record a plan of model `i` on a chip group with a capacity."""
         group, c, s, placed, joules = answer[:5]
         old = self.chosen[i].get((group, c))
         known = self.scores.values[i, group, c]
@@ -340,7 +340,7 @@ class BestFirstSearch:
                 return
 
     def _seed_level(self, i: int, level: int, count: int) -> None:
-        """Take the `count` most promising candidates of model `i` at a level a step further."""
+        """Advance the `count` most promising candidates of model `i` at a level by one step."""
         table = self.tables[i]
         values = self.objective.least(i, table, slice(None))
         best = [np.zeros((2, 0), dtype=np.int64)]
@@ -455,7 +455,7 @@ class BestFirstSearch:
         return levels
 
     def _advance(self, candidates: Array, all_at_once: bool = False) -> None:
-        """Take candidates one step further: bounds, then schedules, then plans.
+        """Advance candidates by one step: bounds, then schedules, then plans.
 
         Unless `all_at_once`, few are placed, and one of each group is scheduled.
         """

@@ -223,7 +223,7 @@ class CandidateTable:
             self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic)
 
     def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
-        """Take candidates to a step before `scheduled`; several strategies may be bounded at once.
+        """Advance candidates to a step before `scheduled`; strategies may be bounded in parallel.
 
         Parameters
         ----------

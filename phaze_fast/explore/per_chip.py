@@ -249,7 +249,7 @@ class Evaluations(Table):
         return len(self.time_s)
 
     def headline(self) -> str:
-        """Say on how many of the chips some plan fits."""
+        """Describe on how many of the chips a plan fits."""
         return f"The best plan of each chip, of which {self.feasible.sum():,} have one"
 
     def to_columns(self) -> dict[str, Any]:

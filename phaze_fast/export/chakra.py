@@ -187,7 +187,7 @@ class _Writer:
         return node
 
     def piece(self, word: str, piece: Piece) -> Iterator[Any]:
-        """Make computation, or a collective where its group has more than one rank."""
+        """Create computation, or a collective where its group has more than one rank."""
         if not piece.group or piece.group == "none":
             node = self._next(f"{word} {piece.name}", "compute", piece.seconds)
             node.attr.add(name="num_ops", int64_val=piece.flops)
@@ -216,7 +216,7 @@ class _Writer:
             yield self.message(f"{word} {piece.name}", kind, piece.bytes_, pair, -self._turn)
 
     def message(self, word: str, kind: str, size: int, ranks: Sequence[int], tag: int) -> Any:
-        """Make a message between two ranks."""
+        """Create a message between two ranks."""
         node = self._next(f"{word} {kind}", kind)
         node.attr.add(name="comm_size", int64_val=size)
         for name, value in zip(_ENDS, (*ranks, tag), strict=True):

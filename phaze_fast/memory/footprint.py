@@ -237,7 +237,7 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
 
 
 def context_bytes(graph: LayerGraph) -> float:
-    """Give the bytes of a layer's buffers for context parallelism.
+    """Return the bytes of a layer's buffers for context parallelism.
 
     With all-gather they hold keys and values and their gradients; with a ring those in use and
     those that arrive; with ulysses what is sent.

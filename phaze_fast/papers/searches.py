@@ -51,7 +51,7 @@ def exact_evaluator(
     weights: Sequence[float] = (),
     threads: int | None = None,
 ) -> ExactEvaluator:
-    """Make the exact evaluator of a space's chips for one model, or several with one step."""
+    """Create the exact evaluator of a space's chips for one model, or several with one step."""
     groups = ChipGroups.of(space)
     several = [models] if isinstance(models, Model) else list(models)
     return ExactEvaluator(

@@ -427,7 +427,7 @@ class PlanEvaluator:
         limit_bytes: float,
         peak_flops: float,
     ) -> Plan:
-        """Put the kernel's estimate of a plan and its stages into a `Plan`."""
+        """Build a `Plan` from the kernel's estimate of a plan and its stages."""
         layout, training = self.layouts[placed.layout], self.training
         sizes = self.sizes[int(layout["strategy"])]
         strategy, model = sizes.strategy, sizes.graph.model

@@ -60,7 +60,7 @@ class WidthChoices:
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, training: Training) -> WidthChoices:
-        """Take what `training` fixes, and the defaults of its fields for the rest."""
+        """Combine the fields that `training` fixes with the defaults of the others."""
         transformer = isinstance(model, TransformerModel)
         widest = min(node_devices(cluster), cluster.devices, model.widest_split)
         tp = training.tp or [2**k for k in range(max(widest, 1).bit_length())]

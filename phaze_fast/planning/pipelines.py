@@ -61,7 +61,7 @@ def schedule_code(schedule: str) -> int:
 
 
 def refusal(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> str | None:
-    """Say which rule of a schedule these sizes break; None where they break none.
+    """Return the rule of a schedule that these sizes break, or None.
 
     Examples
     --------
@@ -272,7 +272,7 @@ def peak_activations(
 
 
 def chain_positions(schedule: str, stages: int, chunks: int) -> Array:
-    """Give the position of each chunk in the model's chain of stages, shape (devices, chunks).
+    """Return the position of each chunk in the model's chain of stages, shape (devices, chunks).
 
     Examples
     --------

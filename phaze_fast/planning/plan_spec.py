@@ -202,7 +202,7 @@ class PlanSpec(Record):
             )
 
     def _shard_fault(self, ep: int) -> str:
-        """Say why `shard` of `dp` replicas cannot share state, experts being on `ep` of them."""
+        """Return why state cannot be sharded over `shard` replicas of `dp`, experts on `ep`."""
         if self.zero == 0:
             return (
                 f"shard: {self.shard} is not accepted with zero = 0, with which replicas share "

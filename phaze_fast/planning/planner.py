@@ -163,7 +163,7 @@ class Plans(Table):
 
 
 def usable_bytes(cluster: Cluster, training: Training) -> float:
-    """Give the memory of a device that is available to the model."""
+    """Return the memory of a device that is available to the model."""
     left = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
     if left <= 0:
         raise InvalidInputError(

@@ -356,7 +356,7 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
 
 
 def plan_interval_s(plan: Plan, cluster: Cluster) -> tuple[float, float]:
-    """Give the interval in which a measured step lies with probability `NOMINAL`, seconds."""
+    """Return the interval in which a measured step lies with probability `NOMINAL`, seconds."""
     ratios = _table()["ratios"]
     low, high = next(ratios[name] for name in plan_groups(plan, cluster) if name in ratios)
     return (plan.time_s * low, plan.time_s * high)

@@ -139,7 +139,7 @@ def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
 
 
 def _table_bytes(graph: LayerGraph) -> float:
-    """Give the bytes of the bf16 gradient of the weights that produce logits."""
+    """Return the bytes of the bf16 gradient of the weights that produce logits."""
     head = graph.layers[graph.order[-1]].backward
     products = head.ops[head.ops["kind"] == KINDS.index("gemm-weight-gradient")]
     return float(products["write_bytes"].max(initial=0.0))

@@ -51,7 +51,7 @@ class Timeline:
         return float((own["end_s"] - own["start_s"]).sum())
 
     def memory(self, stage: int) -> tuple[Array, Array]:
-        """Give the memory of a device of a stage over time.
+        """Return the memory of a device of a stage over time.
 
         Returns
         -------

@@ -303,7 +303,7 @@ def explain_plan(
 
 
 def difference(one: Plan, other: Plan) -> dict[str, Any]:
-    """Set two plans side by side: fields that differ, and seconds and bytes by part.
+    """Compare two plans: fields that differ, and seconds and bytes by part.
 
     Returns
     -------
@@ -340,7 +340,7 @@ def difference(one: Plan, other: Plan) -> dict[str, Any]:
 def _part_differences(
     one: Mapping[str, float], other: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Set the parts of two sums side by side: both values and their difference."""
+    """Compare the parts of two sums: both values and their difference."""
     pairs = {
         name: (one.get(name, 0.0), other.get(name, 0.0)) for name in dict.fromkeys([*one, *other])
     }

@@ -296,7 +296,7 @@ class ResultStore:
         return file
 
     def _rename(self) -> None:
-        for end in ("", "-wal", "-shm"):  # a log left behind would be played into the new file
+        for end in ("", "-wal", "-shm"):  # an old log would be applied to the new file
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{end}").replace(f"{self.path}.damaged{end}")
 

@@ -243,7 +243,7 @@ class SweepTable(Table):
         return len(self.rows)
 
     def headline(self) -> str:
-        """Say how many of the points have a plan, all of them proven to be the best."""
+        """Describe how many of the points have a plan; all plans are proven optimal."""
         optimal = sum(row["status"] == "optimal" for row in self.rows)
         return f"Sweep with the best plan of {optimal:,} points"
 

@@ -88,7 +88,7 @@ class LayerTimes(Brief):
         return joules
 
     def schedule(self, graph: int, chip: int) -> LayerSchedule:
-        """Give one schedule in full."""
+        """Return one schedule in full."""
         layer = self.graphs[graph]
         one, every = (table[chip] for table in self._latencies[graph])
         cores = self._costs.cores[chip]
