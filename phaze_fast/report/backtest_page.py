@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from phaze_fast.report.figures import generations_figure
-from phaze_fast.report.render import render, write_page
+from phaze_fast.report.render import render
 
 Data = dict[str, Any]
 
@@ -55,8 +54,3 @@ def backtest_page(document: Data) -> str:
         direction_names=_DIRECTIONS,
         runs=document.get("runs") or [],
     )
-
-
-def write_backtest(document: Data, path: str | Path) -> None:
-    """Write the page to a file, whole or not at all."""
-    write_page(backtest_page(document), path)

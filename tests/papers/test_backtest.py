@@ -1,6 +1,7 @@
 """The back-test on real generations."""
 
 import json
+import re
 
 import pytest
 
@@ -46,14 +47,16 @@ def test_generations_are_searched_and_compared(tmp_path):
     command = ["study", "backtest", "A100", "H100", "--report", str(page), "--json", "-o", str(out)]
     assert main(command) == 0
     found = json.loads(out.read_text())
-    drawn = page.read_text()
-    assert "Timeline: GPUs" in drawn
-    assert drawn.count("<polyline") == 10  # five features, built and best
+    text = page.read_text()
+    assert "Timeline: GPUs" in text
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])
+    (timeline,) = figures.values()
+    assert len(timeline["data"]) == 10  # five features, built and best
     rows = found["generations"]
     assert [row["name"] for row in rows] == ["A100", "H100"]
     for row in rows:
         assert row["regret"] >= 1.0
-        assert 1 <= row["rank"] <= row["show", "chip"]
+        assert 1 <= row["rank"] <= row["chips"]
         assert row["sources"]
         assert (row["rank"] == 1) == (row["regret"] < 1 + 1e-8)
     assert found["directions"][0]["to"] == "H100"

@@ -161,9 +161,17 @@ def test_whole_mappings_agree_with_a_plain_evaluator(kind):
     assert kind in ("mesh", "switch") or (spread and shared)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cases", [3, pytest.param(15, marks=pytest.mark.slow)])
-def test_brute_force_over_every_pair_of_shapes_and_split_of_blocks(kind, cases):
+PAIRS_OF_SHAPES = [
+    ("mesh", 4, 0.95),
+    pytest.param("mesh", 20, 0.95, marks=pytest.mark.slow),
+    *((kind, 3, 0.9) for kind in KINDS if kind != "mesh"),
+    *(pytest.param(kind, 15, 0.85, marks=pytest.mark.slow) for kind in KINDS if kind != "mesh"),
+]
+"""Kind of wafer, number of problems, and the share of pairs whose search must come within 1%."""
+
+
+@pytest.mark.parametrize(("kind", "cases", "share"), PAIRS_OF_SHAPES)
+def test_brute_force_over_every_pair_of_shapes_and_split_of_blocks(kind, cases, share):
     """A search of one pair comes near its best; no bound is above the best of all."""
     rng = random.Random(f"{kind}{cases}")
     done, near, tried = 0, 0, 0
@@ -189,4 +197,4 @@ def test_brute_force_over_every_pair_of_shapes_and_split_of_blocks(kind, cases):
         if result.best.encoding.second_class is not None:
             assert "any shapes" in result.bound_space
             assert result.bound_s <= best * (1 + 1e-12)
-    assert near >= 0.9 * tried > 0
+    assert near >= share * tried > 0
