@@ -28,7 +28,7 @@ _MOST_BYTES = 2**28
 _MOST_VALUES = 10**7
 """Values of a document, those that aliases repeat counted each time."""
 _MOST_MERGED = 1000
-_MOST_BITS = 14_000  # of an integer that Python writes as decimal digits, of which it takes 4,300
+_MOST_BITS = 14_000  # of an integer that Python converts to decimal: it has at most 4,300 digits
 _LONGEST_KEY = 60
 
 
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 as PyYAML reads it, but `1.2e12` is a number and a repeated key is a fault."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put what ``<<`` merges in its place, which doubles with each level of a hostile file."""
+        """Expand ``<<`` merges; in a hostile file their size doubles with each level."""
         merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
         many = any(len(value.value) > _MOST_MERGED for value in merged)
         if not many:
@@ -150,7 +150,7 @@ def parse_json(text: str) -> Any:
 
 
 def _count(value: Any, known: dict[int, int], open_: set[int]) -> int:
-    """Values in plain data, an alias's as often as it stands there."""
+    """Count the values in plain data; those of an alias count at each of its uses."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) in open_:
@@ -171,7 +171,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def parse_text(text: str, source: str, json_only: bool = False) -> Any:
-    """Parse YAML (of which JSON is a part) into plain data.
+    """Parse YAML, which includes JSON, into plain data.
 
     Raises
     ------

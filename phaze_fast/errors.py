@@ -19,7 +19,7 @@ class PhazeError(Exception):
 
 
 class InvalidInputError(PhazeError, ValueError):
-    """A field has a value that is not accepted; the message names field, value and what is."""
+    """A field has a value that is not accepted; the message names both and what is accepted."""
 
 
 class InvalidTypeError(InvalidInputError, TypeError):

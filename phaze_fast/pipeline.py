@@ -60,13 +60,13 @@ def search(
     space
         The chips to choose from, or the name or file of a space.
     cluster
-        Devices and their fabric; its chip, if any, is of no account.
+        Devices and their interconnect; its chip, if any, is ignored.
     training
         The step, and what is fixed or free.
     weights
-        Of several models in the geometric mean of their times; by default all alike.
+        Weights of several models in the geometric mean of their times; by default equal.
     top
-        So many of the best chips are found and proven, not only the first.
+        Number of the best chips to find and prove.
     pareto
         Objectives of a front to find as well: ``time``, ``area``, ``energy``, ``hbm``, ``cost``.
     objective
@@ -85,7 +85,7 @@ def search(
         Where the work is done instead: any executor, or a name such as ``processes``,
         ``dask://host:port`` or ``ray``.
     resume
-        Directory that keeps what is found, so that a search which was killed goes on from there.
+        Directory of the plans found so far, from which a search that was killed resumes.
     cache
         Directory of outcomes of complete searches, looked up by the content of the problem.
     progress
@@ -101,9 +101,10 @@ def search(
     seed
         Of the samples.
     say
-        Called with what is done next over the intervals.
+        Called with a line on the progress over the intervals.
     stop
-        Asked after every wave: whether to end with what is found so far, and its bound.
+        Called after every wave; where it returns true, the search ends with the best chips so far,
+        and their bound.
 
     Returns
     -------
@@ -289,7 +290,7 @@ def compare(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> SearchResult:
-    """Compare what a search found with other methods, and see how the winner moves.
+    """Compare the result of a search with other methods, and compute its sensitivity.
 
     Parameters
     ----------
@@ -299,7 +300,7 @@ def compare(
         ``tpuv4``: the TPUv4-like chip with the published hand plan, the best Megatron-style plan
         and the best of all. ``all``: also the published early stop, random and Bayesian search
         (the extra ``opt``), at equal evaluations and at equal time. ``none``. Also chips of your
-        own, of which the best plan is found: records, presets or files, such as
+        own, with the best plan on each: records, presets or files, such as
         ``("tpuv4", "h100", "my_chip.yaml")``.
     sensitivity
         Whether to search again with every rate and area term halved and doubled.
@@ -308,7 +309,7 @@ def compare(
     seed
         Of random and Bayesian search.
     say
-        Called with what is done next.
+        Called with a line on the progress.
 
     Returns
     -------

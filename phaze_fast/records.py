@@ -180,7 +180,7 @@ class Record(BaseModel):
         kind = cls.model_fields.get("kind")
         if kind is not None:
             tags = get_args(kind.annotation)
-            if len(tags) == 1:  # a field of several values tells no types apart
+            if len(tags) == 1:  # a field of several values cannot distinguish types
                 _UNION_TAGS.update(tags)
 
     @model_validator(mode="before")
@@ -251,7 +251,9 @@ class Record(BaseModel):
     def digest(self) -> str:
         """Return a hash of the content, the same on every machine."""
         known = _DIGESTS.get(id(self))
-        if known is None:  # the entry keeps the record alive, and so its identity its own
+        if (
+            known is None
+        ):  # the entry holds a reference, so that no other record can have the same id
             known = self, digest([type(self).__name__, self.model_dump(mode="json")])
             _DIGESTS.put(id(self), known)
         return known[1]

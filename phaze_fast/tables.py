@@ -24,7 +24,7 @@ def needed(module: str, extra: str, what: str) -> Any:
 
 
 def flat_row(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into columns; lists are left out.
+    """Flatten nested mappings into columns; lists are omitted.
 
     Examples
     --------
@@ -86,11 +86,11 @@ class Table(Brief):
     shown: ClassVar[tuple[str, ...]] = ()
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the columns by name, all of one length."""
+        """Return the columns by name, all of one length."""
         raise AssertionError("every table has columns of its own")
 
     def headline(self) -> str:
-        """Say in a line what the table is, and how sure it is."""
+        """Describe the table, and what is proven about it, in one line."""
         return type(self).__name__
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Table(Brief):
         )
 
     def to_pandas(self) -> Any:
-        """Give a pandas DataFrame; needs pandas (extra ``table``)."""
+        """Return a pandas DataFrame; needs pandas (extra ``table``)."""
         pandas = needed("pandas", "table", "a DataFrame")
         return pandas.DataFrame({name: list(values) for name, values in self.to_columns().items()})
 

@@ -239,25 +239,26 @@ are those of the table above.
 METHOD = """\
 ## What is fitted, and on what
 
-- Operators and collectives: measured alone, chip by chip ([cost](cost.md)).
+- Operators and collectives: measured in isolation, chip by chip ([cost](cost.md)).
 - One rate per chip and number format for products in a job that runs for hours
-  (`tuning.step_flops`): under power they are slower than a lone product.
+  (`tuning.step_flops`): under the power limit they are slower than an isolated product.
 - One host time per operator for each software (and one for recomputation), the speed of attention
   kernels and product libraries of a software's year relative to today's, how often an unfused loss
-  moves its logits (`loss_passes`), what DeepSpeed's gathers reach of the network
-  (`network_share`), what of tensor-parallel collectives user buffers hide (`hidden_tensor`), what
-  launching experts one by one takes (`expert_launch_s`), and what layers lose while weights and
-  gradients move on TPUs and in DeepSpeed (`overlap_slowdown`).
-  These were chosen with all runs in view; the last table says which of them were also checked on
-  runs that the fit did not see.
+  moves its logits (`loss_passes`), the share of the network's bandwidth that DeepSpeed's gathers
+  reach (`network_share`), the share of tensor-parallel collectives that user buffers overlap
+  (`hidden_tensor`), the seconds to launch one expert (`expert_launch_s`), and the slow-down of
+  layers that overlap with transfers of weights and gradients on TPUs and in DeepSpeed
+  (`overlap_slowdown`).
+  These were chosen using all runs; the last table shows which of them were also checked on runs
+  outside the fit.
 - Everything else about software (what overlaps, what is fused, bytes of gradients, padding) is read
-  from its code and kept in `phaze_fast/software/data` with its sources.
+  from its code and stored in `phaze_fast/software/data` with its sources.
 
-No constant belongs to a row or a model. Two rest on one source alone, and say so in their profiles:
-what gathers reach and cost in DeepSpeed of 2021, and how much slower products were in an H100's
+No constant belongs to a row or a model. Two are based on a single source, as their profiles state:
+bandwidth and cost of gathers in DeepSpeed of 2021, and how much slower products were in an H100's
 first year.
-The noise floor is high: the same plan differs by 6 to 7% between versions of one container, and
-mean errors below about 4% are luck.
+The noise floor is high: the same plan differs by 6 to 7% between versions of one container, so mean
+errors below about 4% are not meaningful.
 """
 
 
@@ -334,12 +335,12 @@ def page(
         "<!-- Written by tools/accuracy.py from published runs; do not edit. -->\n",
         headline(rows, covered) + "\n",
         "Errors are relative, without sign but for the bias (positive: predicted too long).",
-        "Pick-regret is what is lost by running the plan that is predicted to be fastest,",
-        "where rows share model, devices and batch. Intervals are judged on runs that they",
-        "were not learnt from, a fifth at a time. `phaze-fast study validate RUNS.csv` prints the",
-        "same for any table with these columns, with the intervals of the package. Where a",
-        "row's seconds contain its share of evaluations (Google's of MLPerf), the forward",
-        "passes of these are added to what is predicted.\n",
+        "Pick-regret is the time lost by running the plan that is predicted to be fastest,",
+        "where rows share model, devices and batch. Intervals are tested on runs that were",
+        "not used to learn them, a fifth at a time. `phaze-fast study validate RUNS.csv` prints",
+        "the same for any table with these columns, with the intervals of the package. Where",
+        "the seconds of a row contain its share of evaluations (Google's MLPerf runs), the",
+        "forward passes of the evaluations are added to the prediction.\n",
         "## Seconds of a step, by source\n",
         table(
             ["source", *SIZES, "left out", "pick-regret", "in interval"],
@@ -368,8 +369,8 @@ def page(
         OTHERS,
         METHOD,
         "## Constants fitted on whole runs, and runs outside the fit\n",
-        "Each is the best of a grid, the others as they are; then one part of the runs after",
-        "another is left out of the fit and predicted with it.\n",
+        "Each constant is the best value of a grid, with all others fixed. For the error outside",
+        "the fit, one part of the runs after another is left out and then predicted.\n",
         table(
             [
                 *("constant", "runs", "best", "with a part left out", "error in the fit"),

@@ -21,7 +21,7 @@ LogErrors = Callable[[Array], Array]
 _STEP = 2e-3  # of a logarithm, for derivatives
 _SMALL = 0.08  # larger errors count by their size
 _ROUNDS = 40
-_COLLINEAR = 0.98  # correlation from which two constants cannot be told apart
+_COLLINEAR = 0.98  # correlation from which two constants cannot be distinguished
 _ROWS_PER_CONSTANT = 2.0
 
 
@@ -52,7 +52,7 @@ class FitResult:
     undetermined: tuple[str, ...]
     """Constants that no row depends on: they stay where they began."""
     collinear: tuple[tuple[str, str], ...]
-    """Pairs that the rows cannot tell apart."""
+    """Pairs of constants that the rows cannot distinguish."""
     errors: Array
     """ln(predicted / measured) of every row at `values`."""
 
@@ -212,7 +212,7 @@ class Calibrated:
     errors: dict[str, dict[str, float]]
     """By kind of row: rows, and mean absolute errors before, after, and on rows outside the fit."""
     collinear: tuple[tuple[str, str], ...]
-    """Pairs that the rows cannot tell apart: only their combination is known."""
+    """Pairs of constants that the rows cannot distinguish: only their combination is known."""
     document: dict[str, Any]
     """The chip or fabric as plain data."""
 

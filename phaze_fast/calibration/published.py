@@ -1,4 +1,4 @@
-"""Published training runs: the model, the cluster and the plan that a row of a table stands for.
+"""Published training runs: the model, the cluster and the plan that a row of a table describes.
 
 The columns are those of the tables in ``docs/accuracy.md``. What columns do not say (the kind of
 block, the wiring of a node, the software) is looked up in ``data/runs.yaml`` by name.
@@ -72,7 +72,7 @@ class PublishedRun:
 
     @property
     def query(self) -> tuple[Any, ...]:
-        """What a planner would be given: rows that have it in common are alternatives."""
+        """The inputs of a planner: rows with equal inputs are alternatives."""
         batch = self.plan.global_batch
         return self.source, self.model, self.cluster, batch, self.software, self.precision
 

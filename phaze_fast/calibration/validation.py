@@ -489,7 +489,7 @@ def validate_steps(
         What they were measured on.
     configs
         Configurations of HuggingFace models by the names in the file; by default the file
-        ``NAME_configs.json`` beside ``NAME.csv``.
+        ``NAME_configs.json`` in the folder of ``NAME.csv``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The program that the commands of the other files make up, loaded as far as a call needs them."""
+"""The program: the commands of the other files. A call loads only the commands that it needs."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _options() -> None:
 def program(*words: str) -> TyperGroup:
     """Load the commands that a call may mean: one, those of one group, or all of them.
 
-    Loading every file and all options takes longer than many answers, so that a list of commands
-    takes what they do from their source.
+    Loading every file and all options takes longer than most commands run, so that a list of
+    commands reads their descriptions from their source.
     """
     if words and words[0] in ("-h", "--help"):
         return _program(tuple(COMMANDS), listing=True)
@@ -110,7 +110,9 @@ def _program(names: tuple[str, ...], listing: bool) -> TyperGroup:
     }
     for name in names:
         group, _, last = name.rpartition(" ")
-        if group and groups[group] not in [each.typer_instance for each in app.registered_groups]:
+        if group and groups[group] not in [
+            registered.typer_instance for registered in app.registered_groups
+        ]:
             app.add_typer(groups[group])
         add = (groups[group] if group else app).command(last, cls=Command, help=_help(name))
         add((lambda: None) if listing else _function(name))
@@ -127,8 +129,8 @@ def _function(name: str) -> Callable[..., None]:
 
 
 def _help(name: str) -> str:
-    """Read what a command does from its docstring, without loading its file."""
+    """Read the description of a command from its docstring, without importing its file."""
     file, _, function = COMMANDS[name].partition(":")
     tree = ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8"))
-    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function]
-    return ast.get_docstring(found[0]) or ""
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function]
+    return ast.get_docstring(functions[0]) or ""

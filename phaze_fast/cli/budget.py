@@ -70,11 +70,11 @@ class BudgetAnswer:
     goodput: Goodput
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the figures as plain data."""
         return {**self.run.to_dict(), "goodput_parts": self.goodput.to_dict()}
 
     def table(self) -> RenderableType:
-        """Lay it out for people."""
+        """Return the figures as a table."""
         run, parts = self.run, self.goodput
         rows = [
             ("steps", f"{run.steps:,} of {format_time(run.step_s)}"),

@@ -48,8 +48,8 @@ def _shape(text: str) -> Shape:
 
 
 def _array(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", text.strip().lower())
-    sides = tuple(int(part) for part in found.groups()) if found else ()
+    match = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", text.strip().lower())
+    sides = tuple(int(part) for part in match.groups()) if match else ()
     if len(sides) != 2 or not all(1 <= side <= 2**20 for side in sides):
         raise InvalidInputError(
             f"--array: {text!r} is not accepted; expected rows x columns, for example 128x128"
@@ -58,7 +58,7 @@ def _array(text: str) -> tuple[int, int]:
 
 
 def _lone_array(rows: int, cols: int) -> Accelerator:
-    """One array that nothing starves: the compute model and no more, at 1 GHz."""
+    """One array at 1 GHz without limits of memory: the compute model alone."""
     area_mm2 = rows * cols * _ELEMENT_MM2
     return Accelerator.from_dict(
         {
@@ -204,7 +204,7 @@ def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype)
 def _breakdown(
     chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype, said: str
 ) -> list[RenderableType]:
-    """Lay one product out: what it takes, why, and what is said of the chip's times."""
+    """Lay out one product: its time, its bottleneck, and how the chip was calibrated."""
     b, m, k, n = shape
     name = f"{m}x{k}x{n}" if b == 1 else f"{b} x {m}x{k}x{n}"
     terms = [

@@ -28,12 +28,12 @@ _PATH = 8
 
 def _explained(found: Explanation) -> list[RenderableType]:
     total = found.plan.time_s
-    path = [[what, format_time(s), f"{s / total:.1%}"] for what, s in found.path[:_PATH]]
+    path = [[part, format_time(s), f"{s / total:.1%}"] for part, s in found.path[:_PATH]]
     rest = sum(seconds for _, seconds in found.path[_PATH:])
     if rest > 0:
         path.append(["all others", format_time(rest), f"{rest / total:.1%}"])
     worth = [
-        [each.what, f"{each.elasticity:+.3f}", f"{each.doubled - 1:+.1%}"] for each in found.worth
+        [rate.what, f"{rate.elasticity:+.3f}", f"{rate.doubled - 1:+.1%}"] for rate in found.worth
     ]
     return [
         fields(f"{found.plan}", [(str(k + 1), line) for k, line in enumerate(found.binds)]),
@@ -81,13 +81,13 @@ def _compared(found: dict[str, Any]) -> list[RenderableType]:
 def _profiled(found: Comparison) -> list[RenderableType]:
     rows = [
         [
-            each.family,
-            format_time(each.measured_s),
-            format_time(each.predicted_s),
-            ("-" if each.difference_s < 0 else "+") + format_time(abs(each.difference_s)),
-            f"{each.kernels:,}",
+            family.family,
+            format_time(family.measured_s),
+            format_time(family.predicted_s),
+            ("-" if family.difference_s < 0 else "+") + format_time(abs(family.difference_s)),
+            f"{family.kernels:,}",
         ]
-        for each in found.families
+        for family in found.families
     ]
     off = found.predicted_step_s / found.measured_step_s - 1
     whole = [
@@ -108,13 +108,13 @@ def _profiled(found: Comparison) -> list[RenderableType]:
 
 
 def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> WhyNot:
-    """Plan the step of a plan anew, and hold the best plan with some fields fixed against it."""
+    """Plan the step of a plan again, and compare the best plan with some fields fixed."""
     names = {"global_batch", "seq", "optimizer", "precision", "software", "reserved_bytes"}
     names |= {"sequence_parallel", "expert_imbalance", "expert_overlap"}
-    asked = read_asked(fields_of_plan)
+    fixed_fields = read_asked(fields_of_plan)
     training = Training.from_dict(stored.spec.model_dump(include=names))
     plans = find_plans(stored.model, stored.cluster, training, threads=threads)
-    return why_not_fastest(plans, asked, threads)
+    return why_not_fastest(plans, fixed_fields, threads)
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,15 @@ def explain(
         )
         output.emit(profile.to_dict, lambda: _profiled(profile))
     else:
-        found = explain_plan(stored.model, stored.cluster, stored.spec)
-        output.emit(found.to_dict, lambda: _explained(found))
+        explanation = explain_plan(stored.model, stored.cluster, stored.spec)
+        output.emit(explanation.to_dict, lambda: _explained(explanation))
 
 
 def _explain_against(
     one: StoredPlan, other: StoredPlan, files: tuple[Path, Path], output: PageOutput
 ) -> None:
-    timelines = [timeline(each.model, each.cluster, each.spec) for each in (one, other)]
-    found = difference(timelines[0].plan, timelines[1].plan)
+    timelines = [timeline(stored.model, stored.cluster, stored.spec) for stored in (one, other)]
+    comparison = difference(timelines[0].plan, timelines[1].plan)
     names = [files[0].name, files[1].name if files[1].name != files[0].name else str(files[1])]
     output.write_page(lambda: compare_page(timelines[0], timelines[1], names, typed()))
-    output.emit(lambda: found, lambda: _compared(found))
+    output.emit(lambda: comparison, lambda: _compared(comparison))

@@ -35,7 +35,7 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def say_where_to_resume(folder: Path | None) -> Iterator[None]:
-    """Say, when a search is interrupted, where it goes on."""
+    """Print, when a search is interrupted, from where it can be resumed."""
     try:
         yield
     except KeyboardInterrupt:

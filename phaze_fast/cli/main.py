@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         return BAD_INPUT
     except OSError as error:
         return _output_failed(error)
-    except SystemExit as left:  # the option parser leaves this way when its reader goes away
+    except SystemExit as left:  # raised by the option parser when standard output is closed
         if isinstance(left.__context__, OSError):
             return _output_failed(left.__context__)
         return left.code if isinstance(left.code, int) else BUG
@@ -83,12 +83,12 @@ def _run(words: list[str]) -> int:
     if outcome == INTERRUPTED:  # how the option parser passes an interrupt on
         raise KeyboardInterrupt
     if not words:
-        return BAD_INPUT  # help that nobody asked for, which older parsers call done
+        return BAD_INPUT  # help shown for lack of arguments, where older parsers return 0
     return outcome if isinstance(outcome, int) else DONE
 
 
 def _output_failed(error: OSError) -> int:
-    """Say that the answer could not be delivered; a reader that went away (`| head`) is fine."""
+    """Report that the output could not be written; a closed pipe (`| head`) is no error."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         # What is still buffered cannot be written either; keep the exit from trying.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -194,13 +194,13 @@ class RecordOptions:
 
     def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
         """Read what was typed, by field."""
-        found = {
+        typed_values = {
             name: option.value(typed[name])
             for name, option in self._options.items()
             if typed.get(name) is not None
         }
         defaults = {name: value for name, value in self._defaults.items() if value is not None}
-        return {**defaults, **found}
+        return {**defaults, **typed_values}
 
 
 @functools.cache

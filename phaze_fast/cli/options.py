@@ -74,7 +74,7 @@ class LongRun:
 
     @property
     def cache_folder(self) -> Path | None:
-        """The folder of finished results; None where none are kept."""
+        """The folder of finished results; None where results are not stored."""
         if self.no_cache:
             return None
         if self.cache is not None:
@@ -84,7 +84,7 @@ class LongRun:
 
 
 def load_model(name: str, seq: int | None = None) -> models.Model:
-    """Load a model; say which sequence length it is computed with where nobody chose one."""
+    """Load a model; print the sequence length in use where the user set none."""
     model = models.load(name)
     if seq is None and model.notes.startswith("seq "):
         note(f"{model.name}: {model.notes}; --seq sets another")

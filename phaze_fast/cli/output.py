@@ -115,7 +115,7 @@ class Output:
             show(tables())
 
     def infeasible(self, error: InfeasibleError, **more: Any) -> None:
-        """Deliver "there is no answer, because": a result like any other, but exit code 1 follows.
+        """Deliver the reason why there is no answer, as any other result; exit code 1 follows.
 
         Raises
         ------
@@ -168,7 +168,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def note(message: str) -> None:
-    """Tell the person at the terminal something on standard error, unless it was closed."""
+    """Print a line on standard error, unless it was closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"{message}\n")
 
@@ -185,7 +185,7 @@ def is_watched(stream: TextIO | None) -> bool:
 
 
 def _console() -> Console:
-    """Make a console as wide as the terminal; for a pipe as COLUMNS says, or 140 columns."""
+    """Create a console as wide as the terminal; for a pipe, of COLUMNS or 140 columns."""
     columns = os.environ.get("COLUMNS", "")
     piped = int(columns) if columns.isdecimal() and int(columns) > 0 else _WIDTH_OF_A_PIPE
     width = None if is_watched(sys.stdout) else piped
@@ -205,7 +205,7 @@ def show(parts: list[RenderableType]) -> None:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> Group:
-    """Lay rows out under column headings; headings ending in '>' are right-aligned."""
+    """Lay out rows under column headings; headings ending in '>' are right-aligned."""
     laid_out = Table()
     for heading in columns:
         right = heading.endswith(">")
@@ -220,5 +220,5 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
 
 
 def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:
-    """Lay named values out, one a line."""
+    """Lay out named values, one per line."""
     return table(title, ["field", "value"], [[name, value] for name, value in pairs], caption)

@@ -162,15 +162,15 @@ def _nest_stages(answer: Answer) -> RenderableType:
 
 def _tables(form: _Form, answers: list[Answer], many: bool) -> list[RenderableType]:
     headings = ["problem", "status", "time>", "stages>", "t>", "d>", "fullest>", "ms>"]
-    parts: list[RenderableType] = [table("", headings, [_row(form, each) for each in answers])]
+    parts: list[RenderableType] = [table("", headings, [_row(form, answer) for answer in answers])]
     if len(answers) == 1 and answers[0]["status"] == "optimal":
         stages = _nest_stages if form.name == "nest" else _phaze_stages
         parts.append(stages(answers[0]))
     if many:
         parts += [
-            f"{each['name']}: {each['reason']}"
-            for each in answers
-            if each["status"] == "infeasible"
+            f"{answer['name']}: {answer['reason']}"
+            for answer in answers
+            if answer["status"] == "infeasible"
         ]
     return parts
 
@@ -248,7 +248,7 @@ def place_file(
     document = answers if many else answers[0]
     if output.path is not None:
         if many:
-            text = "".join(json.dumps(each, allow_nan=False) + "\n" for each in answers)
+            text = "".join(json.dumps(answer, allow_nan=False) + "\n" for answer in answers)
         else:
             text = json.dumps(document, indent=2, allow_nan=False) + "\n"
         write_text(output.path, text)

@@ -82,8 +82,8 @@ _SHORT_COLUMNS = ["plan", "step>", "memory>", "MFU>"]
 
 def _plans_table(title: str, found: Plans, plans: Sequence[Plan], caption: str = "") -> Group:
     if is_narrow():
-        return table(title, _SHORT_COLUMNS, [_short_row(each) for each in plans], caption)
-    rows = [_row(each, found.cluster.devices) for each in plans]
+        return table(title, _SHORT_COLUMNS, [_short_row(plan) for plan in plans], caption)
+    rows = [_row(plan, found.cluster.devices) for plan in plans]
     return table(title, _COLUMNS, rows, caption)
 
 
@@ -143,7 +143,7 @@ def _tables(
     ]
     # A search that was stopped does not go on for the front.
     front = found.front[1:] if found.complete else ()
-    smaller = [each for each in front if each not in found.plans][:_SHOWN]
+    smaller = [plan for plan in front if plan not in found.plans][:_SHOWN]
     if smaller:
         parts.append(_plans_table("Slower, but smaller", found, smaller))
     if found.rejected:
@@ -173,8 +173,8 @@ def _document(found: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
         "calibration": _chip(found).calibration.to_dict(),
         **({} if budget is None else {"budget": budget.to_dict()}),
         **({} if why_not is None else {"why_not": why_not.to_dict()}),
-        "plans": [each.to_dict() for each in found.plans],
-        "front": [each.to_dict() for each in (found.front if found.complete else ())],
+        "plans": [plan.to_dict() for plan in found.plans],
+        "front": [plan.to_dict() for plan in (found.front if found.complete else ())],
         "tried": found.tried,
         "rejected": found.rejected,
     }
@@ -184,7 +184,7 @@ def _document(found: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
 
 
 def _with_progress(find: Callable[..., Plans]) -> tuple[Plans, bool]:
-    """Find plans, with a bar that shows progress; and tell whether Ctrl-C ended the search."""
+    """Find plans with a progress bar; also return whether Ctrl-C ended the search."""
     watched = is_watched(sys.stderr)
     with (
         stop_on_interrupt() as stop,
@@ -200,10 +200,10 @@ def _with_progress(find: Callable[..., Plans]) -> tuple[Plans, bool]:
         ) as bar,
     ):
         task = bar.add_task("plan", total=None)
-        found = find(
+        plans = find(
             progress=lambda done, total: bar.update(task, completed=done, total=total), stop=stop
         )
-        return found, stop() and not found.complete
+        return plans, stop() and not plans.complete
 
 
 @dataclass(frozen=True)
@@ -241,22 +241,22 @@ def plan_model(
     training = Training.from_dict(step)
     cluster = where.cluster()
     loaded = load_model(model, training.seq)
-    found, stopped = _with_progress(
+    plans, stopped = _with_progress(
         lambda **hooks: plan(
             loaded, cluster, training, top=listing.top, threads=listing.threads, **hooks
         )
     )
-    if not found.plans:
-        output.infeasible(found.infeasible, plans=[], rejected=found.rejected)
-    proven = found.status == "optimal"
-    output.write_page(lambda: plan_page(found.model, cluster, found.plans, typed(), proven))
+    if not plans.plans:
+        output.infeasible(plans.infeasible, plans=[], rejected=plans.rejected)
+    proven = plans.status == "optimal"
+    output.write_page(lambda: plan_page(plans.model, cluster, plans.plans, typed(), proven))
     run = budget.answer(
-        tokens_per_step=training.global_batch * found.best.seq,
-        step_s=found.best.time_s,
+        tokens_per_step=training.global_batch * plans.best.seq,
+        step_s=plans.best.time_s,
         devices=cluster.devices,
-        chip=_chip(found),
-        step_j=found.best.energy_j,
+        chip=_chip(plans),
+        step_j=plans.best.energy_j,
     )
-    compared = None if fixed is None else why_not_fastest(found, fixed, listing.threads)
+    compared = None if fixed is None else why_not_fastest(plans, fixed, listing.threads)
     with ends_interrupted(stopped):
-        output.emit(lambda: _document(found, run, compared), lambda: _tables(found, run, compared))
+        output.emit(lambda: _document(plans, run, compared), lambda: _tables(plans, run, compared))

@@ -67,7 +67,7 @@ def show_schedules(
     Example: phaze-fast schedule layers.jsonl
     """
     instances = list(read_instances(file))
-    found = schedule_instances(instances, how.rule, how.time_limit_s, highs=how.highs)
+    schedules = schedule_instances(instances, how.rule, how.time_limit_s, highs=how.highs)
 
     def tables() -> list[RenderableType]:
         rows = [
@@ -81,12 +81,12 @@ def show_schedules(
                 ", ".join(f"{name} {share:.0%}" for name, share in s.utilization.items()),
                 f"{1e3 * s.solve_s:.2f}",
             ]
-            for s in found
+            for s in schedules
         ]
         headings = ["layer", "ops>", "makespan>", "status", "gap>", "proved by", "busy", "ms>"]
         parts: list[RenderableType] = [table("", headings, rows)]
-        if len(found) <= _CHARTS:
-            parts += [str(s) for s in found]
+        if len(schedules) <= _CHARTS:
+            parts += [str(s) for s in schedules]
         return parts
 
-    output.emit(lambda: [_data(s) for s in found], tables)
+    output.emit(lambda: [_data(s) for s in schedules], tables)

@@ -53,7 +53,7 @@ def _gap_text(progress: Progress) -> str:
 
 
 def _left(first: Progress | None, progress: Progress) -> str:
-    """How long it may go on, from how fast what is open became less."""
+    """Remaining time, extrapolated from the rate at which the number of open points falls."""
     if first is None or progress.open >= first.open or progress.open == 0:
         return "-"
     rate = (first.open - progress.open) / max(progress.seconds - first.seconds, 1e-9)
@@ -86,7 +86,7 @@ def _plain(progress: Progress) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _shown_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None] | None]:
-    """Give what a search is to call; it writes to standard error.
+    """Yield the progress callback of a search; it writes to standard error.
 
     Parameters
     ----------
@@ -191,8 +191,8 @@ def _certificate(found: SearchResult) -> RenderableType:
         pairs.append(("layer schedules not proven", f"in {outcome.unproven:,} pairs"))
     if outcome.bound < float("inf"):
         pairs.append(("bound and gap", f"{found.amount(outcome.bound)}, {outcome.gap:.3%}"))
-    kept = ", kept from an earlier run" if outcome.recalled else ""
-    pairs.append(("seconds", f"{outcome.seconds:.1f}{kept}"))
+    recalled = ", kept from an earlier run" if outcome.recalled else ""
+    pairs.append(("seconds", f"{outcome.seconds:.1f}{recalled}"))
     return fields("The certificate", pairs)
 
 
@@ -219,7 +219,7 @@ def _baselines(found: SearchResult) -> RenderableType:
 
 
 def _tables(found: SearchResult) -> list[RenderableType]:
-    """Give the best chips, the front, the baselines and the proof."""
+    """Return the best chips, the front, the baselines and the proof."""
     parts = [_best(found), _top(found)]
     if found.outcome.objectives:
         parts.append(_front(found))
@@ -289,7 +289,7 @@ def _portfolio_fields(found: Portfolio) -> RenderableType:
 
 
 def _robust_fields(found: RobustResult) -> RenderableType:
-    """Show the chip of least largest regret beside the nominal winner."""
+    """Show the chip of least largest regret and the nominal winner."""
     proof = "proven" if found.proven else "not proven"
     nominal = found.nominal
     cost = found.time_s / found.nominal_s - 1.0
@@ -455,7 +455,7 @@ def search_chips(
         say_where_to_resume(run.resume),
         stop_on_interrupt() as stop,
     ):
-        found = search(
+        result = search(
             loaded,
             chips,
             cluster,
@@ -478,18 +478,18 @@ def search_chips(
             seed=doubts.seed,
             stop=stop,
         )
-    for message in found.outcome.notes:
+    for message in result.outcome.notes:
         note(message)
     stopped = stop()
     compares = doubts.baselines.lower() != "none" or doubts.sensitivity
-    if found.outcome.winners and not stopped and compares and goal.objective == "time":
+    if result.outcome.winners and not stopped and compares and goal.objective == "time":
         if output.path is not None:  # what is proven is safe before more is done
-            text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
+            text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
             write_text(output.path, text + "\n")
         say = None if run.quiet else note
-        found = compare(found, doubts.baselines, doubts.sensitivity, threads=threads, say=say)
+        result = compare(result, doubts.baselines, doubts.sensitivity, threads=threads, say=say)
     with ends_interrupted(stopped):
-        _deliver(found, output)
+        _deliver(result, output)
 
 
 def _deliver(found: SearchResult, output: TableOutput) -> None:

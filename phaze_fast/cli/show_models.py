@@ -172,13 +172,13 @@ def _operator_tables(graph: LayerGraph, memory: list[dict[str, float]]) -> list[
         title = f"{layer.kind} x {layer.count}: "
         shown.append(table(f"{title}forward", _OPERATORS, _op_rows(layer.forward)))
         shown.append(table(f"{title}backward", _OPERATORS, _op_rows(layer.backward)))
-        kept = [[t.name, t.producer, format_bytes(t.bytes)] for t in layer.forward.tensors]
+        stashed = [[t.name, t.producer, format_bytes(t.bytes)] for t in layer.forward.tensors]
         modes = ", ".join(
             f"{mode} {format_bytes(layer.forward.stashed_bytes(mode))}"
             for mode in ("none", "selective", "full")
         )
         caption = f"kept per micro-batch, by recomputation: {modes}"
-        shown.append(table(f"{title}kept", ["tensor", "made by", "size>"], kept, caption))
+        shown.append(table(f"{title}kept", ["tensor", "made by", "size>"], stashed, caption))
     terms = list(memory[0])
     rows = [
         [str(stage), *(format_bytes(bytes_[term]) for term in terms)]

@@ -111,21 +111,23 @@ def calibrate(
         return
     if not files:
         raise InvalidInputError("MEASUREMENTS: is missing; expected files, or --emit-benchmark")
-    found = _calibrated(files, start.chip, start.fabric, start.name)
-    for pair in found.collinear:
+    calibrated = _calibrated(files, start.chip, start.fabric, start.name)
+    for pair in calibrated.collinear:
         note(
             f"{pair[0]} and {pair[1]}: these measurements cannot separate the two; only their "
             "combination is fitted"
         )
-    left = [c.name for c in found.constants if c.note.startswith("no row")]
+    left = [c.name for c in calibrated.constants if c.note.startswith("no row")]
     if left:
         note(
             f"no row depends on {', '.join(left)}: the starting chip's value is kept, which is an "
             "extrapolation"
         )
     if output.path is not None:
-        write_text(output.path, yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True))
-    Output(output.as_json).emit(found.to_dict, lambda: _calibration_tables(found))
+        write_text(
+            output.path, yaml.safe_dump(calibrated.document, sort_keys=False, allow_unicode=True)
+        )
+    Output(output.as_json).emit(calibrated.to_dict, lambda: _calibration_tables(calibrated))
 
 
 # ---- backtest ----
@@ -208,9 +210,9 @@ def back_test(
 
     Example: phaze-fast study backtest "TPU v4"
     """
-    found = backtest(generation or (), threads)
-    output.write_page(lambda: backtest_page(found))
-    output.emit(lambda: found, lambda: _backtest_tables(found))
+    document = backtest(generation or (), threads)
+    output.write_page(lambda: backtest_page(document))
+    output.emit(lambda: document, lambda: _backtest_tables(document))
 
 
 # ---- reproduce ----
@@ -254,11 +256,11 @@ def reproduce_paper(
     Example: phaze-fast study reproduce nest --csv nest.csv
     """
     names = [name for name in output.models.split(",") if name]
-    found = reproduce(paper.lower(), names, threads, note)
+    reproduced = reproduce(paper.lower(), names, threads, note)
     if output.csv is not None:
-        found.to_csv(output.csv)
+        reproduced.to_csv(output.csv)
         note(f"wrote {output.csv}")
     if output.latex is not None:
-        write_text(output.latex, found.to_latex())
+        write_text(output.latex, reproduced.to_latex())
         note(f"wrote {output.latex}")
-    output.emit(found.to_dict, lambda: _paper_tables(found))
+    output.emit(reproduced.to_dict, lambda: _paper_tables(reproduced))

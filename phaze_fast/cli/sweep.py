@@ -110,23 +110,27 @@ def sweep_points(
     batches, lengths = step.pop("global_batch"), step.pop("seq", (None,))
     models = [load_model(name, lengths[0]) for name in model]
     points = [
-        Point(each, cluster, Training.from_dict({**step, "global_batch": batch, "seq": length}))
-        for each, cluster, batch, length in itertools.product(
+        Point(loaded, cluster, Training.from_dict({**step, "global_batch": batch, "seq": length}))
+        for loaded, cluster, batch, length in itertools.product(
             models, where.clusters(), batches, lengths
         )
     ]
-    found = sweep(points, out=output.resume, threads=output.threads, progress=_progress())
-    for line in found.notes:
+    sweep_table = sweep(points, out=output.resume, threads=output.threads, progress=_progress())
+    for line in sweep_table.notes:
         note(line)
-    title = ", ".join(dict.fromkeys(each.name for each in models))
-    output.write_page(lambda: sweep_page(found, title, typed()))
+    title = ", ".join(dict.fromkeys(loaded.name for loaded in models))
+    output.write_page(lambda: sweep_page(sweep_table, title, typed()))
     if output.csv is not None:
-        found.to_csv(output.csv)
+        sweep_table.to_csv(output.csv)
         note(f"wrote {output.csv}")
     columns = ["model", "chip", "devices>", "batch>", "step>", "memory>", "MFU>", "plan"]
-    left = len(found.rows) - _SHOWN
+    left = len(sweep_table.rows) - _SHOWN
     caption = f"and {left:,} more; --csv, --json and --report have all" if left > 0 else ""
     output.emit(
-        lambda: {"rows": found.rows, "resumed": found.resumed, "repeated": found.repeated},
-        lambda: [table("The best plan of every point", columns, _rows(found), caption)],
+        lambda: {
+            "rows": sweep_table.rows,
+            "resumed": sweep_table.resumed,
+            "repeated": sweep_table.repeated,
+        },
+        lambda: [table("The best plan of every point", columns, _rows(sweep_table), caption)],
     )

@@ -42,17 +42,17 @@ def _called(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
             "file.py:function or a HuggingFace config.json"
         )
     try:
-        found = getattr(_module(where), name)
+        factory = getattr(_module(where), name)
     except (ImportError, AttributeError) as error:
         raise InvalidInputError(f"target: {target!r}: {error}") from None
-    given = found() if callable(found) else found
-    if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+    example = factory() if callable(factory) else factory
+    if not isinstance(example, tuple | list) or len(example) not in (2, 3):
         raise InvalidInputError(
-            f"target: {name} gives {type(given).__name__}; expected (module, inputs) or "
+            f"target: {name} gives {type(example).__name__}; expected (module, inputs) or "
             "(module, inputs, keyword arguments)"
         )
-    module, inputs = given[0], given[1]
-    named = dict(given[2]) if len(given) == 3 else {}
+    module, inputs = example[0], example[1]
+    named = dict(example[2]) if len(example) == 3 else {}
     if isinstance(inputs, dict):
         return module, (), {**inputs, **named}
     return module, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), named

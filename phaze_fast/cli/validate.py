@@ -33,7 +33,7 @@ _WORST = 8
 
 
 def _kind_of_table(file: Path) -> str:
-    """Tell ``runs`` and ``steps`` from other files of measurements by the header."""
+    """Recognise files of ``runs`` and ``steps`` among files of measurements by their header."""
     header, _ = csv_rows(file)
     if is_run_table(header):
         return "runs"
@@ -193,12 +193,14 @@ def show_validation(
         if how.chip is None:
             raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
         measured_chip = presets.chip(how.chip)
-        found = validate(file, measured_chip)
-        _write_page(found, file, output)
+        validation = validate(file, measured_chip)
+        _write_page(validation, file, output)
         calibration = measured_chip.calibration
         if calibration.note:
             note(calibration.note)
-        output.emit(lambda: _operator_data(found, calibration), lambda: _operator_tables(found))
+        output.emit(
+            lambda: _operator_data(validation, calibration), lambda: _operator_tables(validation)
+        )
         return
     if kind == "runs":
         runs = validate_runs(file, how.by)

@@ -230,7 +230,7 @@ class _Study:
     def _in_space(self, model: Any, space: WaferSpace) -> Case:
         with _shown_progress(self.quiet) as (say, show):
             say(f"{model.name} on {space.name}")
-            found = search_wafers(
+            result = search_wafers(
                 model,
                 space,
                 self.training,
@@ -239,12 +239,12 @@ class _Study:
                 progress=show,
                 session=self.session,
             )
-        best: MappingResult | Comparison = found.best
+        best: MappingResult | Comparison = result.best
         if self.compare:
-            best = self._compared(found.best.problem, known=found.best)
-            if found.base is not None:
-                best.ablations["no_architecture"] = found.base.best
-        return Case(best, found, self._fault_study(found.best.problem))
+            best = self._compared(result.best.problem, known=result.best)
+            if result.base is not None:
+                best.ablations["no_architecture"] = result.base.best
+        return Case(best, result, self._fault_study(result.best.problem))
 
     def _front_of(self, model: Any, space: WaferSpace) -> Case:
         """Search the non-dominated wafers of a space; the file has what is found so far."""
@@ -388,7 +388,7 @@ def map_on_wafers(
             faults=faults,
             front=objectives,
         )
-        pairs = [(each, where) for where in wafers for each in loaded]
+        pairs = [(loaded_model, where) for where in wafers for loaded_model in loaded]
         cases = Cases(list(study.cases(pairs)), session)
         for message in session.notes:
             note(message)

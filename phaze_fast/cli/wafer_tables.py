@@ -40,7 +40,7 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
         return " . ".join(f"{role} {factor}" for role, factor in runs) or "-"
 
     rows = []
-    every = [m for each in found.encoding.classes for m in each.operator_mappings]
+    every = [m for stage_class in found.encoding.classes for m in stage_class.operator_mappings]
     operators = problem.work.operators * len(found.encoding.classes)
     for op, op_mapping in zip(operators, every, strict=True):
         outputs = [f"{op_mapping.output.count(o)} x {o}" for o in dict.fromkeys(op_mapping.output)]
@@ -52,10 +52,10 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
 
 
 def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
-    """Say what a mapping takes, with further rows."""
+    """Lay out the time and memory of a mapping, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
-    shapes = [each.layout for each in found.encoding.classes]
-    counts = [count for each in shapes for count in each.blocks]
+    shapes = [stage_class.layout for stage_class in found.encoding.classes]
+    counts = [count for shape in shapes for count in shape.blocks]
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(found.time_s) if found.fits else found.reason),
@@ -92,14 +92,14 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
 
 
 def _over(name: str, space: str) -> list[tuple[str, str]]:
-    """Say what a bound holds over, one condition a line."""
+    """List the mappings that a bound holds for, one condition a line."""
     return [
         (name if k == 0 else "", part) for k, part in enumerate(filter(None, space.split("; ")))
     ]
 
 
 def _proof(found: MappingResult) -> list[tuple[str, str]]:
-    """Say how good a mapping is proven to be, and what was looked at."""
+    """Lay out the bound and the gap of a mapping, and the counts of the search."""
     bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
     return [
         ("bound", bound if found.best.fits else "-"),
@@ -126,7 +126,7 @@ _CAUSES = {
 
 
 def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
-    """Say what a wafer does over fault maps."""
+    """Lay out the throughput of a wafer over fault maps."""
     data = study.to_dict()
     rows = [
         (
@@ -161,7 +161,9 @@ def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     ]
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
-        Text(die_map(problem.wafer, *(each.layout for each in found.encoding.classes))),
+        Text(
+            die_map(problem.wafer, *(stage_class.layout for stage_class in found.encoding.classes))
+        ),
         Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
         Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
         table("Time of a step", ["cause", "time>", "share>"], rows),
@@ -194,10 +196,10 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
         [f"{problem.model.name} on {problem.wafer.name}", "", "", "", ""],
         ["ours", *_cell(ours, ours)[:3], remark],
     ]
-    for name, each in case.baselines.items():
-        for way, label in _WAYS.items():
-            cells = _cell(getattr(each, way), ours)
-            if way == "tiled" and name in case.memory_at_equal_speed and ours.fits:
+    for name, baseline in case.baselines.items():
+        for variant, label in _WAYS.items():
+            cells = _cell(getattr(baseline, variant), ours)
+            if variant == "tiled" and name in case.memory_at_equal_speed and ours.fits:
                 equal_speed = case.memory_at_equal_speed[name]
                 cells[3] = f"ours as fast in {format_bytes(equal_speed.memory_bytes)}"
             rows.append([f"{_NAMES[name]}, {label}", *cells])
@@ -209,7 +211,7 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
 
 
 def _comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
-    """Lay our mappings out against other systems' plans."""
+    """Tabulate our mappings and other systems' plans."""
     rows = [row for case, searched in cases for row in _case_rows(case, searched)]
     published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
     memory = " and ".join(f"{_NAMES[name]} {x}x" for name, x in PUBLISHED_MEMORY.items())
@@ -226,8 +228,8 @@ def _front_table(front: WaferFront) -> RenderableType:
     rows = []
     for point in front.points:
         wafer, encoding = point.result.problem.wafer, point.result.best.encoding
-        shapes = [each.layout for each in encoding.classes]
-        stages = [f"{each.stages} of {each.width} x {each.height}" for each in shapes]
+        shapes = [stage_class.layout for stage_class in encoding.classes]
+        stages = [f"{shape.stages} of {shape.width} x {shape.height}" for shape in shapes]
         rows.append(
             [
                 wafer.name,
@@ -251,7 +253,7 @@ def _front_table(front: WaferFront) -> RenderableType:
 
 
 def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
-    """Say which wafer of a space is the best, and what became of the others."""
+    """Lay out the best wafer of a space, and how many others were rejected, pruned or searched."""
     rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
     rows = [
         ("wafer", str(found.best.problem.wafer)),
@@ -328,7 +330,7 @@ class Case:
 
 
 class Cases(Table):
-    """Every model on every wafer or space of the command, as far as they are finished."""
+    """The finished cases of a command: models on wafers or spaces of wafers."""
 
     def __init__(self, cases: list[Case], session: Session) -> None:
         self.cases, self.recalled = cases, session.recalled

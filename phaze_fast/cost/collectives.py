@@ -44,11 +44,11 @@ class CollectiveCost:
     ranks: int
     stride: int
     time_s: float
-    """Of the fastest algorithm, seconds."""
+    """Seconds of the fastest algorithm."""
     algorithm: str
-    """Its name; ``none`` where there is nothing to send."""
+    """Name of the fastest algorithm; ``none`` where there is nothing to send."""
     bound_s: float
-    """No algorithm can be faster: bytes a rank must send over all it can send at once."""
+    """Lower bound over all algorithms, seconds: bytes a rank must send over its total bandwidth."""
     alternatives: dict[str, float]
     """Seconds of every algorithm that can run here, fastest first."""
     outer_ranks: int = 1
@@ -126,8 +126,8 @@ def collective(
     ranks
         Devices in the group.
     stride
-        Distance between neighbours in the group, in ranks. All groups of this shape are taken to
-        run at once.
+        Distance between neighbours in the group, in ranks. All groups of this shape are assumed to
+        run at the same time.
     outer_ranks
         Runs of `ranks` devices in the group; with 1 the group is one run.
     outer_stride
@@ -276,8 +276,8 @@ def message_batch(
 ) -> CollectiveTimes:
     """Time many messages, each from one rank to another; the GIL is released while it runs.
 
-    Every pair at the same distance is taken to send at once, as neighbouring stages of all replicas
-    do. Unlike a point-to-point over a stride, a message knows in which node its two ends lie.
+    All pairs at the same distance are assumed to send at the same time, as neighbouring stages of
+    all replicas do. Unlike a point-to-point over a stride, the nodes of both ranks are known.
 
     Parameters
     ----------
@@ -291,8 +291,8 @@ def message_batch(
     Returns
     -------
     CollectiveTimes
-        One row per message; none takes time to the rank it comes from. A bad row carries its reason
-        as a status; nothing is raised for it.
+        One row per message; a message from a rank to itself takes no time. A bad row carries its
+        reason as a status; nothing is raised for it.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Time and energy of every operator of operator graphs on every chip of a batch.
 
-Operators of equal shape are priced once, and so are chips that do not differ in what an operator
-reads of them. Answers are cached by the content of the query.
+Operators of equal shape are priced once, and so are chips that are equal in all properties that the
+cost of an operator depends on. Results are cached by the content of the query.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Costs(Brief):
 
 _SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epilogue", "function")
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity is not speed
-# A product with nothing fused onto it sees the tensor cores alone.
+# The cost of a product without fused operators depends on the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
 _PAIRS_AT_ONCE = 2**18  # full records in memory at a time
 
@@ -228,7 +228,7 @@ def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
-    # Static energy is added when an answer is laid out.
+    # Static energy is added when costs are expanded to one row per chip.
     alike = replace(batch, records=records, static_w=np.zeros(len(records)))
     return alike.take(first), inverse.reshape(-1)
 
@@ -255,7 +255,7 @@ _answers: LruCache[bytes, tuple[Array, ...]] = LruCache(
 
 
 def cost_cache_info() -> CacheInfo:
-    """Return how often the cache of operator costs could answer, and what it holds.
+    """Return the hits and misses of the cache of operator costs, and its size.
 
     Examples
     --------
@@ -284,8 +284,8 @@ def _priced(ops: Array, batch: Machines, chip_of: Array, threads: int) -> tuple[
     for part in parts:
         digest.update(part.tobytes())
         digest.update(len(part).to_bytes(8, "little"))
-    found = _answers.get(digest.digest())
-    if found is None:
+    answer = _answers.get(digest.digest())
+    if answer is None:
         tables = [np.empty((len(batch), len(ops))) for _ in range(4)]
         step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
         for begin in range(0, len(batch), step):
@@ -298,11 +298,11 @@ def _priced(ops: Array, batch: Machines, chip_of: Array, threads: int) -> tuple[
                 tables, (costs["time_s"], one, costs["bound_s"], costs["energy_j"]), strict=True
             ):
                 table[begin:end] = values.reshape(end - begin, len(ops))
-        found = tuple(tables)
-        for table in found:
+        answer = tuple(tables)
+        for table in answer:
             table.setflags(write=False)
-        _answers.put(digest.digest(), found)
-    return found
+        _answers.put(digest.digest(), answer)
+    return answer
 
 
 def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
@@ -370,7 +370,7 @@ def estimate_costs(
     like
         For an array of records: the chip whose tuning, launch latency and formats they share.
     bounds_only
-        Give lower bounds in place of all times, and no energy: twenty times as fast.
+        Return lower bounds in place of all times, and no energy: twenty times as fast.
     expert_stride
         Ranks between neighbours of an expert group, which are replicas: by default
         ``tp * cp``, and more where the stages of a replica lie between.

@@ -1,7 +1,7 @@
 """Single operators: their records from their shapes, and their costs on one chip with a breakdown.
 
-Graphs come with their operators; these functions serve questions about one operator. Bytes are
-counted as in graphs: every array once, in bf16 unless a format says otherwise.
+Graphs contain their operators; these functions are for a single operator. Bytes are counted as in
+graphs: every array once, in bf16 unless another format is given.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class OperatorCost:
     one_core_s: float
     """The same on one core, seconds."""
     bound_s: float
-    """No mapping is faster."""
+    """Lower bound of the seconds of all mappings."""
     limit: str
     """The bottleneck: compute, port, buffer, hbm, power, vector or launch."""
     compute_s: float
@@ -186,11 +186,11 @@ class OperatorCost:
     macs: float
     """Multiply-accumulates of the operator."""
     port_bytes: float
-    """Through the ports of all cores."""
+    """Bytes through the ports of all cores."""
     buffer_bytes: float
-    """Through the shared buffer, what is multicast counted once."""
+    """Bytes through the shared buffer; multicast data is counted once."""
     hbm_bytes: float
-    """To and from HBM."""
+    """Bytes to and from HBM."""
     utilization: float
     """Share of the chip's rated peak (of its vector units, for a vector operator)."""
     energy_j: float
@@ -204,7 +204,7 @@ class OperatorCost:
     stays: str
     """Which tiles stay in the buffer: outputs, inputs, weights or none."""
     tiles: tuple[int, int]
-    """Number of cuts of the kept matrix along its two sides."""
+    """Number of parts along each side of the matrix whose tiles stay in the buffer."""
     extrapolated: bool
     """Whether shape or format lie outside what the chip's constants were fitted on."""
 

@@ -32,8 +32,8 @@ Array = np.ndarray[Any, Any]
 class Measurements:
     """Rows of a file: what was measured, and the operators that each time covers.
 
-    A column is predicted by the sum of the times of its operators, each of which belongs to one
-    row. A column that does not depend on the chip is known beforehand.
+    A value is predicted by the sum of the times of its operators; an operator belongs to one row. A
+    column that does not depend on the chip is computed when the file is read.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Measurements:
     unit_s: float = 1e-6
     """Seconds of one unit of the columns that are times."""
     other_s: list[float] = field(default_factory=list)
-    """Seconds of each row that are not its operators', where a source is known to have such."""
+    """Seconds of each row besides its operators', where a source is known to include overhead."""
     unsupported: dict[str, int] = field(default_factory=dict)
     """Reasons for skipped rows, and how many each."""
 
@@ -226,7 +226,7 @@ _KERNELS = {  # by the ends of a source's names
 }
 _WIDEST_HEAD = 256  # of flash attention 2 and 3
 # A serving library prepares each call, and writes keys and values into its cache: read and written
-# once, at what its kernel reaches on every chip alike (docs/cost.md).
+# once, at the rate of its kernel, which is the same on every chip (docs/cost.md).
 _SERVING_CALL_S = 9e-6
 _CACHE_BYTES_PER_S = 2e12
 
@@ -382,7 +382,7 @@ class ColumnError(ErrorSizes):
     """Errors of predictions of operators, as they are and up to one factor."""
 
     scale: float
-    """Median of measured over predicted: the one factor by which a source may differ."""
+    """Median of measured over predicted: the factor by which the whole source differs."""
     scaled_mean_abs_err: float
     """Mean error once all predictions are multiplied by `scale`."""
 

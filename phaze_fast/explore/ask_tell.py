@@ -1,7 +1,7 @@
-"""Ask and tell, for optimisers outside this package: which chip to try next, the best so far.
+"""The ask-and-tell interface for external optimisers: which chip to try next, the best so far.
 
-An optimiser asks for points or proposes its own, has them evaluated here or measures them
-elsewhere, and tells their times.
+An optimiser asks for points or proposes its own, evaluates them here (`Explorer.evaluate`) or
+elsewhere, and reports their times (`Explorer.tell`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Told:
-    """A point with its score, evaluated here or told from outside."""
+    """A point with its score, evaluated here or reported by `Explorer.tell`."""
 
     point: Point
     score: float
@@ -189,10 +189,10 @@ class Explorer:
         return None if index is None else self.point(index)
 
     def ask(self, n: int = 1) -> list[Point]:
-        """Return points that were not told yet, those with the lowest bounds first.
+        """Return points without a recorded score, those with the lowest bounds first.
 
-        Points on which no plan fits are never returned. Asking twice returns the same points until
-        some are told; where fewer than `n` are left, all of them.
+        Points on which no plan fits are never returned. Repeated calls return the same points until
+        scores are recorded; where fewer than `n` points are left, all of them are returned.
         """
         if isinstance(n, bool) or not isinstance(n, int | np.integer):
             raise InvalidTypeError(f"n: {n!r} is not accepted; expected a whole number")
@@ -201,10 +201,10 @@ class Explorer:
         return [self.point(int(index)) for index in self._open()[: int(n)]]
 
     def _open(self) -> Array:
-        """Positions that were not told and may fit, lowest bounds first."""
+        """Positions without a recorded score on which a plan may fit, lowest bounds first."""
         feasible = self._order[np.isfinite(self.bounds_s[self._order])]
-        told = np.fromiter(self._told, dtype=np.int64, count=len(self._told))
-        still_open: Array = feasible[~np.isin(feasible, told)]
+        recorded = np.fromiter(self._told, dtype=np.int64, count=len(self._told))
+        still_open: Array = feasible[~np.isin(feasible, recorded)]
         return still_open
 
     @cached_property
@@ -214,7 +214,7 @@ class Explorer:
     # ---- results ----
 
     def _untold(self, point: Point | int) -> Point:
-        """Return a point of this space that was not told before, or raise InvalidInputError."""
+        """Return a point of this space without a score, or raise InvalidInputError."""
         own = self.point(point.index if isinstance(point, Point) else point)
         if isinstance(point, Point) and point.values != own.values:
             raise InvalidInputError(
@@ -247,7 +247,7 @@ class Explorer:
         Raises
         ------
         InvalidInputError
-            Where a point is unknown, was told before or is given twice, or a time is NaN or not
+            Where a point is unknown, already has a score or is given twice, or a time is NaN or not
             above zero.
         """
         pairs = list(batch)
@@ -278,11 +278,11 @@ class Explorer:
     ) -> list[Told]:
         batch = []
         for point, score, winner in zip(points, scores, winners, strict=True):
-            told = Told(point, score, float(self.space.area_mm2[point.index]), winner)
-            self._told[point.index] = told
+            record = Told(point, score, float(self.space.area_mm2[point.index]), winner)
+            self._told[point.index] = record
             if score < math.inf:
-                self._front.add((point.index,), np.array([score, told.area_mm2]))
-            batch.append(told)
+                self._front.add((point.index,), np.array([score, record.area_mm2]))
+            batch.append(record)
         return batch
 
     @property
@@ -292,18 +292,18 @@ class Explorer:
 
     @property
     def best(self) -> Told | None:
-        """The fastest so far, of equal ones the smallest; none before anything fits."""
-        fitting = [told for told in self._told.values() if told.score < math.inf]
+        """The fastest point so far, of equal ones the smallest; None before a plan fits."""
+        fitting = [record for record in self._told.values() if record.score < math.inf]
         return min(fitting, key=lambda t: (t.score, t.area_mm2, t.point.index), default=None)
 
     @property
     def front(self) -> list[Told]:
         """The points that are non-dominated in time and area, fastest first."""
         front = [self._told[index] for (index,) in self._front.points]
-        return sorted(front, key=lambda told: told.score)
+        return sorted(front, key=lambda record: record.score)
 
     @property
     def done(self) -> bool:
-        """Whether no other point can be faster, where all told scores are those of this model."""
+        """Whether no other point can be faster, if all recorded scores are those of this model."""
         left, best = self._open(), self.best
         return not len(left) or (best is not None and float(self.bounds_s[left[0]]) >= best.score)

@@ -2,8 +2,8 @@
 
 A candidate is a strategy on a chip group. Its lower bound rises in steps (`bounds.STEPS`), each
 costlier than the one before. In each wave the candidates with the lowest bounds go one step
-further; a candidate is pruned once its bound exceeds the limit of what is searched for, and done
-once it is placed. Waves do not depend on threads or workers, and neither does the outcome.
+further; a candidate is pruned once its bound exceeds the limit of the search, and finished once it
+is placed. Waves do not depend on threads or workers, and neither does the outcome.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _not_first_of_group(candidates: Array, waiting: Array) -> Array:
 
 
 def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
-    """Run independent tasks, each of which takes the number of threads that it may use.
+    """Run independent tasks; each is called with the number of threads that it may use.
 
     Examples
     --------
@@ -253,7 +253,7 @@ class BestFirstSearch:
         return np.minimum(self.best.limit, known)
 
     def _note_best(self, group: int) -> None:
-        """Note the score of a group among the best."""
+        """Record the score of a group among the best."""
         self.best.note(group, float(self.scores.scores[group].min()))
 
     def _below(self, groups: Array, energy: Array) -> Array:
@@ -300,7 +300,7 @@ class BestFirstSearch:
         self.placed += len(groups)
 
     def _take(self, i: int, answer: Answer) -> None:
-        """Note a plan of model `i` on a chip group with a capacity."""
+        """Record a plan of model `i` on a chip group with a capacity."""
         group, c, s, placed, joules = answer[:5]
         old = self.chosen[i].get((group, c))
         known = self.scores.values[i, group, c]
@@ -340,7 +340,7 @@ class BestFirstSearch:
                 return
 
     def _seed_level(self, i: int, level: int, count: int) -> None:
-        """Take the `count` most promising candidates of model `i` at a level a step further."""
+        """Advance the `count` most promising candidates of model `i` at a level by one step."""
         table = self.tables[i]
         values = self.objective.least(i, table, slice(None))
         best = [np.zeros((2, 0), dtype=np.int64)]
@@ -455,7 +455,7 @@ class BestFirstSearch:
         return levels
 
     def _advance(self, candidates: Array, all_at_once: bool = False) -> None:
-        """Take candidates one step further: bounds, then schedules, then plans.
+        """Advance candidates by one step: bounds, then schedules, then plans.
 
         Unless `all_at_once`, few are placed, and one of each group is scheduled.
         """

@@ -115,7 +115,7 @@ class LeastProductSearch(_BoundedSearch):
         self.best.note(group, score * float(self._factors[group]))
 
     def begin_with(self, groups: Array, scores: Array) -> None:
-        """Take known scores of groups as incumbents."""
+        """Use known scores of groups as incumbents."""
         for group, score in zip(groups.tolist(), scores.tolist(), strict=True):
             if score * self._factors[group] <= self._limit:
                 self.best.note(group, float(score * self._factors[group]))

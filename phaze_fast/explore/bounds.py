@@ -161,9 +161,9 @@ class PricedChips:
         """Bound the layers from below, far enough to prove that a step exceeds its limit.
 
         Branch and bound that looks only for schedules shorter than a given length visits far fewer
-        nodes than one that looks for the optimum. Each layer gets the length that lies the same
-        fraction of the way from its root bound to its list schedule, where the fraction is what
-        the bound of the step needs to rise above its limit.
+        nodes than one that looks for the optimum. The length for each layer is interpolated between
+        its root bound and its list schedule, by the same fraction for all layers: the one with
+        which the bound of the step exceeds its limit.
 
         Parameters
         ----------

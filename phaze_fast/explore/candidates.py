@@ -30,7 +30,7 @@ _CHIPS_OF_A_TASK: dict[Callable[..., Any], int] = {
 }
 """Chips of one task where tasks go to other processes."""
 _KEPT_PRICES = 2048
-"""Chip groups of a strategy whose priced operators are kept for the next step, at most."""
+"""Most chip groups of a strategy whose priced operators stay in memory for the next step."""
 _ROOFLINES = 2**16
 """Chips bounded by rooflines at once; their arrays take as much memory as the chips do."""
 
@@ -147,7 +147,7 @@ class CandidateTable:
         Lower bounds in seconds, with the group's largest HBM; infinite where the strategy does not
         run on the group.
     energy, dynamic
-        Lower bounds in joules, with static power and without; empty unless energy is asked for.
+        Lower bounds in joules, with static power and without; empty unless energy is an objective.
     unproven
         Scheduled candidates with a layer whose schedule is not proven to be the best.
     """
@@ -223,7 +223,7 @@ class CandidateTable:
             self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic)
 
     def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
-        """Take candidates to a step before `scheduled`; several strategies may be bounded at once.
+        """Advance candidates to a step before `scheduled`; strategies may be bounded in parallel.
 
         Parameters
         ----------

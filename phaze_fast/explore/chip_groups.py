@@ -217,7 +217,7 @@ class ChipGroups:
 
     @classmethod
     def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> ChipGroups:
-        """Group chip records; of equal chips the first stands for all."""
+        """Group chip records; equal chips are represented by the first."""
         capacities, which = np.unique(chips["hbm_bytes"], return_inverse=True)
         _, first, group = np.unique(_contents(chips), return_index=True, return_inverse=True)
         order = np.argsort(first)

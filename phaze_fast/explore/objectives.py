@@ -289,7 +289,7 @@ class BestGroups:
         """Best score of each chip group that has a plan."""
 
     def note(self, group: int, score: float) -> None:
-        """Note a score of a group, and lower the limit where it is among the best."""
+        """Record a score of a group, and lower the limit where it is among the best."""
         if score >= self.scores.get(group, np.inf):
             return
         self.scores[group] = score
@@ -327,7 +327,7 @@ class ScoreTable:
         return float(self.combined([np.array([value]) for value in values])[0])
 
     def take(self, model: int, group: int, capacity: int, value: float) -> float:
-        """Note a model's value; return the score that the group has with that capacity."""
+        """Record a model's value; return the score that the group has with that capacity."""
         self.values[model, group, capacity] = min(self.values[model, group, capacity], value)
         values = self.values[:, group, capacity]
         if not np.isfinite(values).all():

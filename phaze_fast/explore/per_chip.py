@@ -46,7 +46,7 @@ _ROUNDS = (1, 1, 1, 2**30)
 _PIECE = 128
 """Chip groups of a strategy that one of several threads schedules and places at once."""
 _LEADING = 3
-"""Candidates of a chip group of which the first to go is chosen by the bound of its schedules."""
+"""Number of candidates of a chip group whose schedules are bounded to choose the first to place."""
 _MAPPED, _SCHEDULE_BOUND = (STEPS.index(name) + 1 for name in ("mapped", "schedule_bound"))
 
 
@@ -117,7 +117,7 @@ class PerChipSearch(BestFirstSearch):
         return waiting[:, _first_of_each(i.astype(np.int64) * len(self.groups) + group, key, most)]
 
     def _finish(self, candidates: Array) -> None:
-        """Schedule and place candidates, unless they are pruned on the way."""
+        """Schedule and place candidates, except those that are pruned before."""
         threads = self.tables[0].threads
         pieces = [
             (i, s, at[k : k + size])
@@ -163,7 +163,7 @@ def _first_of_each(owner: Array, key: Array, most: int) -> Array:
 class ExactEvaluator:
     """Exact scores of chip groups, each computed once.
 
-    Other search methods are compared by it, and outside optimisers use it.
+    It scores the chips of other search methods and of external optimisers.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ class Evaluations(Table):
         return len(self.time_s)
 
     def headline(self) -> str:
-        """Say on how many of the chips some plan fits."""
+        """Describe on how many of the chips a plan fits."""
         return f"The best plan of each chip, of which {self.feasible.sum():,} have one"
 
     def to_columns(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A search problem: one model on a cluster, and the strategies to evaluate on many chips.
 
-A `SearchProblem` is small and travels to other processes, each of which prepares its plan
-evaluators once.
+A `SearchProblem` is small and is sent to other processes; each process prepares its plan evaluators
+once.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _VALUES = (
     "double_val=3:double float_val=5:float int32_val=7:int32 int64_val=9:int64 "
     "uint32_val=11:uint32 uint64_val=13:uint64 bool_val=27:bool string_val=29:string"
 )
-"""Fields of an attribute of which one is set."""
+"""Fields of an attribute; exactly one is set."""
 
 
 @cache
@@ -170,7 +170,7 @@ def _pieces(graph: OpGraph, seconds: Any, wanted: frozenset[str] | None = None) 
 
 
 class _Writer:
-    """Makes the nodes of one rank, each of which depends on the one before."""
+    """Builds the nodes of one rank; each node depends on the one before it."""
 
     def __init__(self, ranks: Ranks, place: Place) -> None:
         self._ranks, self._place = ranks, place
@@ -187,7 +187,7 @@ class _Writer:
         return node
 
     def piece(self, word: str, piece: Piece) -> Iterator[Any]:
-        """Make computation, or a collective where its group has more than one rank."""
+        """Create computation, or a collective where its group has more than one rank."""
         if not piece.group or piece.group == "none":
             node = self._next(f"{word} {piece.name}", "compute", piece.seconds)
             node.attr.add(name="num_ops", int64_val=piece.flops)
@@ -216,7 +216,7 @@ class _Writer:
             yield self.message(f"{word} {piece.name}", kind, piece.bytes_, pair, -self._turn)
 
     def message(self, word: str, kind: str, size: int, ranks: Sequence[int], tag: int) -> Any:
-        """Make a message between two ranks."""
+        """Create a message between two ranks."""
         node = self._next(f"{word} {kind}", kind)
         node.attr.add(name="comm_size", int64_val=size)
         for name, value in zip(_ENDS, (*ranks, tag), strict=True):
@@ -451,11 +451,13 @@ class ChakraTrace:
     ) -> Iterator[Any]:
         """Gather weights, or reduce gradients, of layers among the replicas that shard them."""
         gathers = collective == "all-gather"
-        each = self._optimizer.weight_bytes if gathers else self._optimizer.gradient_bytes
+        bytes_per_parameter = (
+            self._optimizer.weight_bytes if gathers else self._optimizer.gradient_bytes
+        )
         for group, count in zip(("data", "expert-data"), self._parameters(layers), strict=True):
             if count:
                 name = f"{collective} of {group}"
-                piece = Piece(name, group, collective, 0.0, 0, int(count * each))
+                piece = Piece(name, group, collective, 0.0, 0, int(count * bytes_per_parameter))
                 yield from writer.piece(word, piece)
 
     def _update(self, writer: _Writer, place: Place) -> Iterator[Any]:

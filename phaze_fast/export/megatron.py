@@ -235,10 +235,10 @@ def _stages(request: Request) -> tuple[Terms, list[tuple[bool, str, str]]]:
 def _even_stages(request: Request) -> Terms:
     """Return stages of one chunk that are as even as possible, the last ones larger."""
     pp, blocks = request.spec.pp, request.model.layers + request.model.encoder_layers
-    each, left = divmod(blocks, pp)
+    blocks_per_stage, left = divmod(blocks, pp)
     if not left:
         return {}
-    counts = [each + (k >= pp - left) for k in range(pp)]
+    counts = [blocks_per_stage + (k >= pp - left) for k in range(pp)]
     return {"layout": "E" + "|".join(f"t*{count}" if count else "" for count in counts) + "L"}
 
 
@@ -480,13 +480,13 @@ def _read_stages(
     if "first_stage" in terms or "last_stage" in terms:
         return _uneven_ends(terms, blocks, pp, vpp, names), vpp
     chunks, counted = pp * vpp, [bool(terms.get(k)) for k in ("count_embedding", "count_head")]
-    each, left = divmod(blocks + sum(counted), chunks)
+    layers_per_chunk, left = divmod(blocks + sum(counted), chunks)
     if left:
         raise InvalidInputError(
             f"{names['pp']}: {blocks} blocks in {chunks} chunks is not accepted; expected a "
             f"divisor, or {names['layout']}"
         )
-    blocks_of = [each] * chunks
+    blocks_of = [layers_per_chunk] * chunks
     blocks_of[0] -= counted[0]
     blocks_of[-1] -= counted[1]
     return stage_sizes(blocks_of), vpp
@@ -497,8 +497,8 @@ def _uneven_ends(terms: Terms, blocks: int, pp: int, vpp: int, names: FlagNames)
     first, last = terms.get("first_stage"), terms.get("last_stage")
     ends = {k: count for k, count in ((0, first), (pp - 1, last)) if count is not None}
     others = pp - len(ends)
-    each, left = divmod(blocks - sum(ends.values()), others) if others else (0, 0)
-    per_stage = [ends.get(k, each) for k in range(pp)]
+    blocks_per_stage, left = divmod(blocks - sum(ends.values()), others) if others else (0, 0)
+    per_stage = [ends.get(k, blocks_per_stage) for k in range(pp)]
     if left or sum(per_stage) != blocks or any(count % vpp for count in per_stage):
         raise InvalidInputError(
             f"{names['first_stage']}, {names['last_stage']}: {first} and {last} of {blocks} blocks "

@@ -113,8 +113,8 @@ def layer_trace(schedules: Sequence[LayerSchedule], unit_s: float = 1.0) -> dict
     Examples
     --------
     >>> from phaze_fast.schedule import LayerInstance, schedule_instances
-    >>> ways = (((1, 4.0), (0, 2.0)),)
-    >>> layer = LayerInstance("l", ("a",), (1,), ways, (), (2, 1, 0), (0,))
+    >>> modes = (((1, 4.0), (0, 2.0)),)
+    >>> layer = LayerInstance("l", ("a",), (1,), modes, (), (2, 1, 0), (0,))
     >>> events = layer_trace(schedule_instances([layer]))["traceEvents"]
     >>> [e["dur"] for e in events if e["ph"] == "X"]
     [2000000.0]

@@ -268,7 +268,7 @@ def stage_sizes(blocks: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class FlagNames:
-    """What a framework calls the parts of a plan."""
+    """A framework's names for the parts of a plan."""
 
     format: str
     """A name of `FORMATS`."""
@@ -304,7 +304,7 @@ class FlagNames:
 
 @cache
 def flag_names(name: str) -> FlagNames:
-    """Look up what a framework calls the parts of a plan.
+    """Look up a framework's names for the parts of a plan.
 
     Raises
     ------
@@ -425,7 +425,7 @@ def settings_of(text: str) -> dict[str, str]:
 
 
 def set_nested(data: dict[str, Any], path: str, value: object) -> None:
-    """Set the value at a path, creating the mappings on the way.
+    """Set the value at a path, creating missing mappings along the path.
 
     Examples
     --------

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES
 """Names of pipeline schedules; the position is the code that the kernels use."""
 SCHEDULE_ALIASES: dict[str, str] = {"zero-bubble": "zb-h1"}
-"""Other names that are accepted: ZB-H1 had this one before there were others."""
+"""Aliases: ``zero-bubble`` was the name of ZB-H1 before there were other such schedules."""
 SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(SCHEDULES)}
 SCHEDULE_CODES |= {name: SCHEDULE_CODES[own] for name, own in SCHEDULE_ALIASES.items()}
 """Codes of schedules by name, other names included."""
@@ -194,9 +194,9 @@ def stage_row(
     layers = _stage_layers(graph, pipeline.pp, stage)
     kinds = {layer.kind: layer for layer in graph.layers}
     embedding, head = kinds.get("embedding"), kinds.get("head")
-    kept = {layer.kind: layer.forward.stashed_bytes(again) for layer in layers}
+    stash_by_kind = {layer.kind: layer.forward.stashed_bytes(again) for layer in layers}
     whole = {layer.kind: layer.forward.stashed_bytes() for layer in layers}
-    stash = float(sum(kept[layer.kind] for layer in layers))
+    stash = float(sum(stash_by_kind[layer.kind] for layer in layers))
     parameters = sum(layer.device_parameters for layer in layers)
     first, last = stage == 0, stage == pipeline.pp - 1
     if first and embedding is not None:
@@ -213,7 +213,9 @@ def stage_row(
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
     work = {layer.kind: layer.work_bytes for layer in layers}
-    row["live_bytes"] = max(whole[kind] - kept[kind] + work[kind] for kind in kept)
+    row["live_bytes"] = max(
+        whole[kind] - stash_by_kind[kind] + work[kind] for kind in stash_by_kind
+    )
     row["head_bytes"] = head.forward.stashed_bytes() if last and head is not None else 0.0
     row["buffer_bytes"] = _buffers(graph, pipeline)
     row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
@@ -235,7 +237,7 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
 
 
 def context_bytes(graph: LayerGraph) -> float:
-    """Give the bytes of a layer's buffers for context parallelism.
+    """Return the bytes of a layer's buffers for context parallelism.
 
     With all-gather they hold keys and values and their gradients; with a ring those in use and
     those that arrive; with ulysses what is sent.
@@ -293,8 +295,10 @@ def footprint_batch(rows: Array) -> Array:
     True
     """
     if not isinstance(rows, np.ndarray) or rows.dtype != STAGE_DTYPE:
-        given = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise InvalidTypeError(f"rows: {given} is not accepted; expected an array of STAGE_DTYPE")
+        received = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise InvalidTypeError(
+            f"rows: {received} is not accepted; expected an array of STAGE_DTYPE"
+        )
     if rows.ndim != 1:
         raise InvalidInputError(f"rows: {rows.ndim} dimensions are not accepted; expected 1")
     for name in ("dp", "stages", "micro_batches", "vpp"):
@@ -324,7 +328,7 @@ def layouts_fit(
     limits: Array,
     fits: Array,
 ) -> None:
-    """Mark the layouts of which some partition fits; see `phaze_fast.memory.kernel.layouts_fit`."""
+    """Mark the layouts with a partition that fits; see `phaze_fast.memory.kernel.layouts_fit`."""
     from phaze_fast.memory import kernel
 
     kernel.layouts_fit(layouts, strategies, sizes, order, training, limits, fits)

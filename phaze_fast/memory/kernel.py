@@ -1,6 +1,6 @@
 """Loops over grids of stages or layouts, compiled by Numba: their bytes, and whether they fit.
 
-What a device holds is the compiled core's rule: the loops call its functions by name
+The memory of a device is defined in the compiled core: the loops call its functions by name
 (cpp/include/phaze/memory_c.hpp), so that grids and single plans have the same bytes. `footprint`
 imports this module when it is first needed, because Numba takes a while to import; the compiled
 loops are cached on disk.
@@ -26,7 +26,7 @@ _out: Any = types.CPointer(_f8)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _rule(name: str, result: Any, *arguments: Any) -> Any:
-    """Give a function of the compiled core to compiled loops; to Python where Numba is disabled."""
+    """Make a function of the compiled core callable from compiled loops, or from plain Python."""
     address = _core.MEMORY_RULE[name]
     config: Any = numba_config
     if not config.DISABLE_JIT:
@@ -262,13 +262,13 @@ def layouts_fit(
     limits: Array,
     fits: Array,
 ) -> None:
-    """Mark the layouts of which some partition fits, one column per memory limit.
+    """Mark the layouts with a partition that fits, one column per memory limit.
 
-    Stages are packed from the last to the first, each as long as it fits in some variant. Memory of
-    a 1F1B stage depends on how many follow it, not on how many there are, so that neighbouring
-    layouts which differ in stages alone share where their stages begin. Of schedules whose layers
-    are assigned to chunks, a layout is marked unless the fewest blocks of a stage do not fit. That
-    some layers must stay together is not considered.
+    Stages are packed from the last to the first, each with as many layers as fit in some recompute
+    variant. Memory of a 1F1B stage depends on the number of stages after it, not on the total, so
+    that neighbouring layouts which differ in stages alone share the first layers of their stages.
+    With schedules that assign layers to chunks, a layout is marked unless the fewest blocks of a
+    stage do not fit. Layers that must be in one stage are not considered.
 
     Parameters
     ----------

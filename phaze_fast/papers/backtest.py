@@ -76,8 +76,10 @@ def generation_names() -> list[str]:
 
 def _chip(item: Mapping[str, Any]) -> Accelerator:
     """Load the chip of a generation, with the links of its fabric."""
-    given = item["chip"]
-    chip = presets.chip(given) if isinstance(given, str) else Accelerator.from_dict(given)
+    chip_spec = item["chip"]
+    chip = (
+        presets.chip(chip_spec) if isinstance(chip_spec, str) else Accelerator.from_dict(chip_spec)
+    )
     fabric: Any = _cluster(item, chip).fabric
     if isinstance(fabric, TieredFabric):
         rate = fabric.tiers[0].bandwidth_bytes_per_s / item["links"]
@@ -253,17 +255,20 @@ def _run(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def _order(threads: int | None) -> dict[str, Any]:
     """Sequences per second of every TPU on one model, and speed-ups that were published."""
-    given = _data()["speedups"]
-    step = Training(global_batch=given["global_batch"], micro_batch=(1, 2), zero=(1, 3))
+    speedup_data = _data()["speedups"]
+    step = Training(global_batch=speedup_data["global_batch"], micro_batch=(1, 2), zero=(1, 3))
     rates = {}
     for item in _data()["generations"]:
         if item["family"] == "TPU":
             chip = _chip(item)
-            cluster = _cluster({**item, "devices": given["devices"]}, chip)
-            best = evaluate_batch(given["model"], chip, cluster, step, threads=threads)
-            rates[item["name"]] = float(best.samples_per_s[0]) / given["devices"]
-    pairs = [{**pair, "predicted": rates[pair["to"]] / rates[pair["from"]]} for pair in given["of"]]
-    return {"model": given["model"], "samples_per_s_per_chip": rates, "speedups": pairs}
+            cluster = _cluster({**item, "devices": speedup_data["devices"]}, chip)
+            best = evaluate_batch(speedup_data["model"], chip, cluster, step, threads=threads)
+            rates[item["name"]] = float(best.samples_per_s[0]) / speedup_data["devices"]
+    pairs = [
+        {**pair, "predicted": rates[pair["to"]] / rates[pair["from"]]}
+        for pair in speedup_data["of"]
+    ]
+    return {"model": speedup_data["model"], "samples_per_s_per_chip": rates, "speedups": pairs}
 
 
 def backtest(names: Sequence[str] = (), threads: int | None = None) -> dict[str, Any]:
@@ -280,9 +285,9 @@ def backtest(names: Sequence[str] = (), threads: int | None = None) -> dict[str,
     -------
     dict
         ``generations`` (regret and rank of each real chip among those around it, and the best of
-        them) and ``directions`` (whether the best chips change as the real ones do); where all are
-        asked for also ``runs`` (predicted against published MFU) and ``order`` (TPUs on one model,
-        against published speed-ups).
+        them) and ``directions`` (whether the best chips change as the real ones do); by default
+        also ``runs`` (predicted against published MFU) and ``order`` (TPUs on one model, against
+        published speed-ups).
 
     Raises
     ------

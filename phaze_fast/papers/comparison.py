@@ -172,7 +172,7 @@ def baselines_of(
         exact = ExactEvaluator(problems, ChipGroups.of(space), tuple(weights), threads)
         baselines += _searches(exact, space, outcome, seed, say)
     best_s = outcome.winners[0].time_s
-    return {each.key: _item(each, best_s, problems, space) for each in baselines}
+    return {baseline.key: _item(baseline, best_s, problems, space) for baseline in baselines}
 
 
 def _at(baseline: Baseline, name: str, evaluations: float, seconds: float) -> Baseline:
@@ -317,11 +317,11 @@ def variations(space: ArchitectureSpace, cluster: Cluster) -> Iterator[Variation
     >>> [v.what for v in variations(small, cluster) if v.factor == 2][:3]
     ['buffer bandwidth', 'HBM bandwidth', 'fabric bandwidth']
     """
-    for what, field in _FIELD.items():
+    for rate_name, field in _FIELD.items():
         for factor in _FACTORS:
             other = _rates(space, field, factor)
             if other is not None:
-                yield Variation(what, factor, other, cluster)
+                yield Variation(rate_name, factor, other, cluster)
     tiers = len(tier_names(cluster))
     for factor in _FACTORS:
         scaled = scaled_cluster(cluster, [factor] * tiers)
@@ -348,29 +348,29 @@ def sensitivity_of(
     best = outcome.winners[0]
     was = space[best.chip]
     rows = []
-    for each in variations(space, cluster):
-        (say or _silent)(f"with {each.what} x {each.factor:g}")
+    for variation in variations(space, cluster):
+        (say or _silent)(f"with {variation.what} x {variation.factor:g}")
         winner = None
-        if len(each.space):  # with larger areas no chip may be within the limit
+        if len(variation.space):  # with larger areas no chip may be within the limit
             other = find_chips(
                 models,
-                each.space,
-                each.cluster,
+                variation.space,
+                variation.cluster,
                 training,
                 weights=weights,
                 top=1,
                 threads=threads,
             )
             winner = other.winners[0] if other.winners else None
-        chip = each.space[winner.chip] if winner is not None else None
+        chip = variation.space[winner.chip] if winner is not None else None
         same = chip is not None and (
             (chip.tensor_core, chip.vector_core, chip.buffer.capacity_bytes)
             == (was.tensor_core, was.vector_core, was.buffer.capacity_bytes)
         )
         rows.append(
             {
-                "what": each.what,
-                "factor": each.factor,
+                "what": variation.what,
+                "factor": variation.factor,
                 "time_s": winner.score if winner is not None else None,
                 "change": winner.score / best.score - 1.0 if winner is not None else None,
                 "same_chip": same,

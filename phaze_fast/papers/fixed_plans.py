@@ -72,7 +72,7 @@ class Baseline:
     def best_by(self, evaluations: float = math.inf, seconds: float = math.inf) -> float:
         """Best score after so many evaluations and seconds at most.
 
-        One run with large limits so serves both for equal evaluations and for equal time.
+        One run with large limits therefore suffices for both equal evaluations and equal time.
 
         Examples
         --------

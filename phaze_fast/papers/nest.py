@@ -309,13 +309,17 @@ class _NestStages:
         """Bytes of one device of a stage."""
         begin, end = self._ranges[stage]
         w = self._width
-        kept = math.fsum(w.kept_bytes[begin:end])
-        stash = kept
+        activation_bytes = math.fsum(w.kept_bytes[begin:end])
+        stash = activation_bytes
         if self._problem.recompute:
             into = (w.edge_from < begin) & (w.edge_to >= begin) & (w.edge_to < end)
             stash = math.fsum(w.edge_bytes[into])
         after = len(self._ranges) - 1 - stage
-        return self._problem.states * math.fsum(w.weight_bytes[begin:end]) + kept + after * stash
+        return (
+            self._problem.states * math.fsum(w.weight_bytes[begin:end])
+            + activation_bytes
+            + after * stash
+        )
 
     def _boundaries(self, replicas: int) -> Any:
         """Tiers of stage boundaries: a row per replica, from the last boundary to the first."""
@@ -327,8 +331,10 @@ class _NestStages:
         """Largest load of all stages of all replicas; None where there are too many stages."""
         count = len(self._ranges)
         inside = math.prod(self._problem.level_sizes[:-1])
-        alike = inside // math.gcd(inside, count * self._devices)  # tiers repeat after so many
-        replicas = min(replicas, alike)
+        period = inside // math.gcd(
+            inside, count * self._devices
+        )  # tiers repeat after so many replicas
+        replicas = min(replicas, period)
         if replicas * count > _MOST_STAGES:
             return None
         tiers = self._boundaries(replicas)

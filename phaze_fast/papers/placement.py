@@ -101,13 +101,13 @@ class LayerTable:
     backward_s: Any
     """Seconds per micro-batch, with what is recomputed."""
     stash_bytes: Any = None
-    """Kept for every micro-batch in flight."""
+    """Bytes of activations for every micro-batch in flight."""
     live_bytes: Any = None
     """Bytes of one layer at a time; the largest of a stage counts."""
     resident_bytes: Any = None
     """Weights, gradients, optimiser state."""
     once_bytes: Any = None
-    """Kept once, however many micro-batches are in flight."""
+    """Bytes that do not depend on the number of micro-batches in flight."""
     gather_bytes: Any = None
     """Bytes of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
     sync_s: Any = None
@@ -121,7 +121,7 @@ class LayerTable:
     edges: Sequence[tuple[int, int]] | None = None
     """Pairs of positions; by default a chain."""
     edge_s: Any = None
-    """Seconds to send what an edge carries from stage to stage, one way."""
+    """Seconds to send the data of an edge from stage to stage, in one direction."""
     edge_bytes: Any = None
     """Bytes that an edge carries."""
     tied: Sequence[tuple[int, int]] = ()
@@ -230,9 +230,9 @@ class PlacedStage:
 class PublishedProblem:
     """A placement as PHAZE poses it: time = load x (ceil(micro_batches / d) + stages - 1) + sync.
 
-    Tables come from `problem_from_dict`, or are made by hand: ``resident_bytes`` and ``once_bytes``
-    count once, ``stash_bytes`` for every stage that follows, ``sync_s`` is the time of a layer's
-    gradients between very many replicas, of which the first stage's count.
+    Tables come from `problem_from_dict` or from the caller: ``resident_bytes`` and ``once_bytes``
+    count once, ``stash_bytes`` for every stage that follows, and ``sync_s`` is the time to
+    synchronise a layer's gradients between very many replicas; only the first stage's counts.
     """
 
     tables: Mapping[int, LayerTable]
@@ -244,7 +244,7 @@ class PublishedProblem:
     micro_batches: int
     """Micro-batches of one step, over all replicas."""
     recompute: bool = False
-    """Whether stages keep only what enters them."""
+    """Whether stages recompute: only their inputs are stored."""
     stages: int = 0
     """Exactly so many stages; 0 = any."""
     replicas: int = 0

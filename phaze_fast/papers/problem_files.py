@@ -147,7 +147,7 @@ def _known(record: Any, accepted: Collection[str], where: str) -> dict[str, Any]
 
 
 def named(data: Any, name: str) -> tuple[str, Any]:
-    """Return the name of a problem and the problem itself, which may lie under ``input``."""
+    """Return the name of a problem and the problem itself, which may be under the key ``input``."""
     if not isinstance(data, dict) or not isinstance(data.get("input"), dict):
         return name, data
     own = data.get("name", name)

@@ -51,7 +51,7 @@ def exact_evaluator(
     weights: Sequence[float] = (),
     threads: int | None = None,
 ) -> ExactEvaluator:
-    """Make the exact evaluator of a space's chips for one model, or several with one step."""
+    """Create the exact evaluator of a space's chips for one model, or several with one step."""
     groups = ChipGroups.of(space)
     several = [models] if isinstance(models, Model) else list(models)
     return ExactEvaluator(
@@ -313,7 +313,7 @@ def bayesian(
 ) -> Baseline:
     """Search by Bayesian optimisation: Optuna's tree-structured Parzen estimators over the axes.
 
-    It stands for Spotlight's method, which searches chips and schedules by Bayesian optimisation
+    It represents Spotlight's method, which searches chips and schedules by Bayesian optimisation
     with domain-aware features; here schedules and plans are exact, and only chips are suggested.
     Each axis is a range of steps along its rising values, so that powers of two are evenly spaced.
     A suggestion that is no chip of the space gets a value above that of any chip, which rises with

@@ -49,10 +49,10 @@ _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 @dataclass(frozen=True)
 class Placed:
-    """A plan as the kernel gives it: its layout, where stages begin, what each recomputes."""
+    """A plan as the kernel returns it: layout, first layer of each stage, recompute modes."""
 
     time_s: float
-    """Infinite where no plan fits, or none is as fast as required."""
+    """Seconds of a step; infinite where no plan fits, or none is as fast as required."""
     memory_bytes: float
     layout: int
     """Position among the layouts; -1 where there is no plan."""
@@ -110,7 +110,7 @@ class PlanEvaluator:
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
         self.rejected: Counter[str] = Counter()
-        """Why strategies and layouts are not possible, and how many."""
+        """How many strategies and layouts are impossible, by reason."""
         self.strategies_rejected = 0
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
@@ -301,13 +301,14 @@ class PlanEvaluator:
         times
             One row per strategy.
         recompute
-            Texts of recomputation that layouts refer to, such as ``full:3/norms``.
+            Recompute modes that layouts refer to, such as ``full:3/norms``.
         modes
-            Position in `recompute` of each layout's text; -1: the fastest that fits.
+            Position in `recompute` of each layout's mode; -1: the fastest that fits.
         limit_bytes
             Usable memory of a device.
         free
-            Times by level of `free_times`, one row per strategy; without them parts are not split.
+            Times by level of `free_times`, one row per strategy; without them, the time of a step
+            is not split into parts.
         threads
             Most threads to use; the answer does not depend on it.
         """
@@ -426,7 +427,7 @@ class PlanEvaluator:
         limit_bytes: float,
         peak_flops: float,
     ) -> Plan:
-        """Put the kernel's estimate of a plan and its stages into a `Plan`."""
+        """Build a `Plan` from the kernel's estimate of a plan and its stages."""
         layout, training = self.layouts[placed.layout], self.training
         sizes = self.sizes[int(layout["strategy"])]
         strategy, model = sizes.strategy, sizes.graph.model

@@ -1,13 +1,12 @@
 """Strategies of a model on a cluster, the layouts of each as arrays, and which of them are legal.
 
 A strategy splits the layers over devices; a layout adds replicas, stages, ZeRO stage, pipeline
-schedule and rank order. The rules of widths that do not depend on the model stand in the compiled
+schedule and rank order. The rules of widths that do not depend on the model are in the compiled
 core (``_core.check_widths``, ``_core.check_pipeline``); those of the model in `phaze_fast.opgraph`.
 
-ZeRO and FSDP share state among all replicas by default. With hybrid sharding a group of
-neighbouring replicas shares it, and such groups hold copies: gathers stay inside a node, at the
-price of more memory (PyTorch's HSDP, MiCS, Megatron-LM's several instances of the distributed
-optimiser).
+ZeRO and FSDP shard state over all replicas by default. With hybrid sharding, state is sharded over
+a group of neighbouring replicas and copied between groups: gathers stay inside a node, at the price
+of more memory (PyTorch's HSDP, MiCS, Megatron-LM's several instances of the distributed optimiser).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class WidthChoices:
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, training: Training) -> WidthChoices:
-        """Take what `training` fixes, and the defaults of its fields for the rest."""
+        """Combine the fields that `training` fixes with the defaults of the others."""
         transformer = isinstance(model, TransformerModel)
         widest = min(node_devices(cluster), cluster.devices, model.widest_split)
         tp = training.tp or [2**k for k in range(max(widest, 1).bit_length())]
@@ -177,7 +176,7 @@ class LayoutGrid:
         return np.concatenate(parts)
 
     def why_empty(self) -> str:
-        """Say why there is no layout; empty where a schedule is the reason, counted already."""
+        """Return why there is no layout; empty where the reason is a schedule, already counted."""
         training, ep = self.training, self.strategy.expert_replicas
         most = self.devices // self.stage_devices
         replicas = self._replica_counts()
@@ -256,10 +255,10 @@ class LayoutGrid:
     def _shards(
         self, zero: int, order: int, dp: Array, pp: Array, rejected: Counter[str]
     ) -> list[Array]:
-        """List how many replicas share state in each layout, one array per choice.
+        """List the number of replicas that state is sharded over in each layout, per choice.
 
-        A value is 0 where all replicas share, a count where fewer do, -1 where the choice is
-        impossible or the same as an earlier one.
+        A value is 0 for all replicas, a count for fewer, -1 where the choice is impossible or the
+        same as an earlier one.
         """
         ep, wanted = self.strategy.expert_replicas, _shards_tried(self.training.shard, zero)
         choices: list[Array] = []

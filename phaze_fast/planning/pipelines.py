@@ -61,7 +61,7 @@ def schedule_code(schedule: str) -> int:
 
 
 def refusal(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> str | None:
-    """Say which rule of a schedule these sizes break; None where they break none.
+    """Return the rule of a schedule that these sizes break, or None.
 
     Examples
     --------
@@ -251,7 +251,8 @@ def peak_activations(
     micro_batches
         Micro-batches of one step.
     kept_for_weight_grad
-        Share of the bytes that is kept until the weight gradient is done, where that runs apart.
+        Share of the bytes that stays allocated until the weight gradient is done, where that is a
+        pass of its own.
 
     Examples
     --------
@@ -271,7 +272,7 @@ def peak_activations(
 
 
 def chain_positions(schedule: str, stages: int, chunks: int) -> Array:
-    """Give the position of each chunk in the model's chain of stages, shape (devices, chunks).
+    """Return the position of each chunk in the model's chain of stages, shape (devices, chunks).
 
     Examples
     --------

@@ -153,9 +153,9 @@ class PlanSpec(Record):
         self._check_widths()
         chunks = places(self.schedule, self.pp, self.vpp)
         if self.stages is not None and len(self.stages) != chunks:
-            each = "pp" if self.schedule == "dualpipe" else f"pp x vpp = {self.pp} x {self.vpp}"
+            rule = "pp" if self.schedule == "dualpipe" else f"pp x vpp = {self.pp} x {self.vpp}"
             raise ValueError(
-                f"stages: {len(self.stages)} entries are not accepted; expected {each} = {chunks}"
+                f"stages: {len(self.stages)} entries are not accepted; expected {rule} = {chunks}"
             )
         if self.recompute != "auto":
             for text in self._recompute_texts:
@@ -202,7 +202,7 @@ class PlanSpec(Record):
             )
 
     def _shard_fault(self, ep: int) -> str:
-        """Say why `shard` of `dp` replicas cannot share state, experts being on `ep` of them."""
+        """Return why state cannot be sharded over `shard` replicas of `dp`, experts on `ep`."""
         if self.zero == 0:
             return (
                 f"shard: {self.shard} is not accepted with zero = 0, with which replicas share "

@@ -50,13 +50,13 @@ class Plans(Table):
     plans: tuple[Plan, ...]
     """Fastest first; the best of each kind of layout."""
     tried: int
-    """Layouts of which some partition fits; each is settled by a bound or solved exactly."""
+    """Number of layouts with a partition that fits; each is pruned by a bound or solved exactly."""
     rejected: dict[str, int]
-    """Why strategies and layouts are not possible, and how many."""
+    """How many strategies and layouts are impossible, by reason."""
     shortfall: str = ""
     """Where nothing fits: which stage of the smallest layout exceeds memory, and by how much."""
     nearest: str = ""
-    """Where nothing fits: a small change with which a plan would."""
+    """Where nothing fits: a small change with which a plan would fit."""
     open_s: float = float("inf")
     """Where `plan` was stopped: the least bound of the layouts that were not examined."""
 
@@ -69,7 +69,7 @@ class Plans(Table):
         return len(self.plans)
 
     def headline(self) -> str:
-        """Say which plans these are, and what is proven of them."""
+        """Describe the plans and what is proven about them."""
         chip = "" if self.cluster.chip is None else f" x {self.cluster.chip.name}"
         problem = f"{self.model.name} on {self.cluster.devices}{chip}"
         if not self.plans:
@@ -104,7 +104,7 @@ class Plans(Table):
 
     @property
     def bound_s(self) -> float:
-        """No plan of `space` takes less, seconds."""
+        """Lower bound of the seconds of all plans of `space`."""
         return min(self.best.time_s, self.open_s)
 
     @property
@@ -128,7 +128,7 @@ class Plans(Table):
 
     @property
     def infeasible(self) -> InfeasibleError:
-        """The error that says why there is no plan, and what would fit."""
+        """The error with the reason why there is no plan, and a change that would fit."""
         common = "; ".join(f"{why} ({count} times)" for why, count in self.rejected.items())
         would = f" It would fit with {self.nearest}." if self.nearest else ""
         usable = format_bytes(usable_bytes(self.cluster, self.training))
@@ -163,7 +163,7 @@ class Plans(Table):
 
 
 def usable_bytes(cluster: Cluster, training: Training) -> float:
-    """Give the memory of a device that is available to the model."""
+    """Return the memory of a device that is available to the model."""
     left = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
     if left <= 0:
         raise InvalidInputError(
@@ -300,7 +300,7 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
 
 
 def _shortfall(evaluator: PlanEvaluator) -> str:
-    """Say which stage of the smallest layout exceeds memory, by how much, and its largest term."""
+    """Describe the stage of the smallest layout that exceeds memory: by how much, largest term."""
     # Whether an assignment of layers to chunks fits is not known before the search.
     searched = (evaluator.layouts["schedule"] == 0) | (evaluator.layouts["pp"] == 1)
     layouts = evaluator.layouts[searched] if searched.any() else evaluator.layouts
@@ -310,9 +310,13 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
     reserved = float(evaluator.training.reserved_bytes)
 
     def under(limit_bytes: float) -> PlanEvaluator:
-        given = (evaluator.sizes, layouts)
+        sizes_and_layouts = (evaluator.sizes, layouts)
         return PlanEvaluator(
-            evaluator.model, evaluator.cluster, evaluator.training, [limit_bytes + reserved], given
+            evaluator.model,
+            evaluator.cluster,
+            evaluator.training,
+            [limit_bytes + reserved],
+            sizes_and_layouts,
         )
 
     low, high = limit_bytes, max(limit_bytes, 1.0)
@@ -460,7 +464,7 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
         The result of `plan`.
     asked
         Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, zero, shard,
-        micro_batch, schedule, vpp, recompute, rank_order. The others stay as free as they were.
+        micro_batch, schedule, vpp, recompute, rank_order. The other fields are searched as before.
     threads
         Most threads to use, by default all cores; the answer does not depend on it.
 

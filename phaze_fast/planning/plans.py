@@ -36,9 +36,10 @@ PARTS = (
     "host",
 )
 """What the seconds of a step are spent on: operators; collectives of tensor-, context- and
-expert-parallel groups, messages between stages, gradients and weights, as far as nothing hides
-them; filling and draining the pipeline; the slowest stage against the mean; operators that run
-again; the optimiser's step; waiting for the host. docs/planning.md says how they are separated."""
+expert-parallel groups, messages between stages, gradients and weights, each without the part that
+overlaps with other work; filling and draining the pipeline; the slowest stage against the mean;
+recomputed operators; the optimiser's step; waiting for the host. docs/planning.md describes how
+they are separated."""
 
 
 _FIELDS_SINCE_0_1_0 = {
@@ -57,11 +58,11 @@ class Stage:
     layers: tuple[int, ...]
     """Positions in the model's layers."""
     chunks: tuple[int, ...]
-    """How many of them each of its chunks holds."""
+    """Number of layers of each of its chunks."""
     kinds: Mapping[str, int]
     """How many layers of each kind."""
     recompute: str
-    """What is computed again in the backward pass."""
+    """What is recomputed in the backward pass."""
     load_s: float
     """Seconds per micro-batch, messages included."""
     memory: Mapping[str, float]
@@ -355,7 +356,7 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
 
 
 def plan_interval_s(plan: Plan, cluster: Cluster) -> tuple[float, float]:
-    """Give the interval in which a measured step lies with probability `NOMINAL`, seconds."""
+    """Return the interval in which a measured step lies with probability `NOMINAL`, seconds."""
     ratios = _table()["ratios"]
     low, high = next(ratios[name] for name in plan_groups(plan, cluster) if name in ratios)
     return (plan.time_s * low, plan.time_s * high)

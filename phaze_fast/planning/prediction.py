@@ -156,7 +156,7 @@ def evaluated(
     plan: Plan | PlanSpec | Mapping[str, Any],
     cache: ScheduleCache | None = None,
 ) -> tuple[PlanEvaluator, KindTimes, Placed]:
-    """Give the evaluator of one plan, the times of its layers, and its partition; see `predict`."""
+    """Return the evaluator, layer times and partition of one plan; see `predict`."""
     spec = PlanSpec.of(plan)
     known = _checked_model(model, spec.software)
     memory_of(cluster.chip)
@@ -194,7 +194,7 @@ class Predictions(Table):
         return len(self.time_s)
 
     def headline(self) -> str:
-        """Say how many of the plans fit."""
+        """Describe how many of the plans fit."""
         return f"Predictions of which {(self.status == 0).sum():,} fit"
 
     def to_columns(self) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def _distinct_variants(
     by_bytes: dict[tuple[int, ...], str] = {}
     same: dict[str, str] = {}
     for mode in recompute:
-        kept = tuple(layer.forward.stashed_bytes(mode) for layer in graph.layers)
-        same[mode] = by_bytes.setdefault(kept, mode)
+        stash_bytes = tuple(layer.forward.stashed_bytes(mode) for layer in graph.layers)
+        same[mode] = by_bytes.setdefault(stash_bytes, mode)
     variants = tuple(by_bytes.values())
     return variants, {mode: variants.index(name) for mode, name in same.items()}
 
@@ -139,7 +139,7 @@ def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
 
 
 def _table_bytes(graph: LayerGraph) -> float:
-    """Give the bytes of the bf16 gradient of the weights that produce logits."""
+    """Return the bytes of the bf16 gradient of the weights that produce logits."""
     head = graph.layers[graph.order[-1]].backward
     products = head.ops[head.ops["kind"] == KINDS.index("gemm-weight-gradient")]
     return float(products["write_bytes"].max(initial=0.0))
@@ -160,9 +160,9 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         if software.gradient_stand_ins and not end:
             record["shape_bytes"] = _stand_ins(layer, graph)
         for v, mode in enumerate(variants):
-            kept = whole if end else layer.forward.stashed_bytes(mode)
-            record["stash_bytes"][v] = 0.0 if head else kept
-            record["live_bytes"][v] = 0.0 if end else whole - kept + layer.work_bytes
+            stash_bytes = whole if end else layer.forward.stashed_bytes(mode)
+            record["stash_bytes"][v] = 0.0 if head else stash_bytes
+            record["live_bytes"][v] = 0.0 if end else whole - stash_bytes + layer.work_bytes
     return kinds
 
 

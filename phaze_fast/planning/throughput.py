@@ -21,9 +21,9 @@ def _positive(**values: float) -> None:
 
 
 def mfu(flops: ModelFlops, time_s: float, devices: int, peak_flops: float) -> float:
-    """Model FLOPs utilisation: operations the model asks for over what the devices could do.
+    """Model FLOPs utilisation: operations of the model over the peak operations of the devices.
 
-    Attention counts in full, whether or not a mask leaves out half of it (PaLM, appendix B).
+    Attention counts in full, whether or not half of it is masked (PaLM, appendix B).
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def mfu_causal(flops: ModelFlops, time_s: float, devices: int, peak_flops: float
 
 
 def hfu(hardware_flops: float, time_s: float, devices: int, peak_flops: float) -> float:
-    """Hardware FLOPs utilisation: operations that are executed over what the devices could do.
+    """Hardware FLOPs utilisation: operations that are executed over the peak of the devices.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class Timeline:
         return float((own["end_s"] - own["start_s"]).sum())
 
     def memory(self, stage: int) -> tuple[Array, Array]:
-        """Give the memory of a device of a stage over time.
+        """Return the memory of a device of a stage over time.
 
         Returns
         -------
@@ -69,8 +69,8 @@ class Timeline:
         chunks = np.cumsum(change[order])
         most = max(float(chunks.max(initial=0.0)), 1.0)
         steady = sum(terms.values()) - terms["activations"]
-        held = steady + terms["activations"] * np.concatenate([[0.0], chunks]) / most
-        return np.concatenate([[0.0], times[order]]), held
+        memory_bytes = steady + terms["activations"] * np.concatenate([[0.0], chunks]) / most
+        return np.concatenate([[0.0], times[order]]), memory_bytes
 
 
 def timeline(
@@ -142,9 +142,9 @@ class ScheduledLayer:
                     "name": name,
                     "start_s": start_s,
                     "time_s": time_s,
-                    "cores": {core: n for core, n in zip(_CORES, held, strict=True) if n},
+                    "cores": {core: n for core, n in zip(_CORES, cores_used, strict=True) if n},
                 }
-                for name, start_s, time_s, held in sorted(rows, key=lambda row: row[1])
+                for name, start_s, time_s, cores_used in sorted(rows, key=lambda row: row[1])
             ],
         }
 
@@ -170,8 +170,8 @@ def layer_schedules(
     ((_, costs, _),) = priced([sizes], cluster, {}, threads=1)
     times = schedule_layers(costs, max_nodes=MAX_NODES, threads=1)
     return tuple(
-        ScheduledLayer(layer.kind, way, layer.count, times.schedule(2 * k + back, 0))
+        ScheduledLayer(layer.kind, direction, layer.count, times.schedule(2 * k + back, 0))
         for k, layer in enumerate(sizes.graph.layers)
-        for back, way in enumerate(("forward", "backward"))
+        for back, direction in enumerate(("forward", "backward"))
         if len(layer.backward if back else layer.forward)
     )

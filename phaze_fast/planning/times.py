@@ -36,7 +36,7 @@ FREE_LEVELS = (
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
-    """Give the HBM of a chip that layers are placed on.
+    """Return the HBM of a chip that layers are placed on.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _again(layer: Layer, mode: str) -> list[bool]:
 
 
 def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimizer) -> Array:
-    """Give the rate at which an optimiser's state streams through chips.
+    """Return the rate at which an optimiser's state streams through chips.
 
     That is the rate of the memory, or of the vector units where the chip's tuning gives the cost of
     the optimiser's kernel.
@@ -98,14 +98,14 @@ def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimize
 
 
 def host_s(operators: int, software: Software | None, recomputed: int = 0) -> float:
-    """Give the seconds that the host needs to launch a pass: no device runs it faster.
+    """Return the seconds that the host needs to launch a pass, a lower bound of its time.
 
     Parameters
     ----------
     operators
         Operators that the pass launches, recomputed ones included.
     software
-        The profile with the seconds per operator; None: the host is never waited for.
+        The profile with the seconds per operator; None: passes never wait for the host.
     recomputed
         How many of the operators are recomputed.
     """
@@ -115,7 +115,7 @@ def host_s(operators: int, software: Software | None, recomputed: int = 0) -> fl
 
 
 def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tuple[float, float]:
-    """Give the seconds that forward and backward pass of a layer wait while experts are launched.
+    """Return the seconds that forward and backward pass of a layer wait while experts are launched.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tu
         The kind of layer.
     software
         The profile with the seconds to launch one expert; the backward pass has two products for
-        each of the forward pass, and waits twice as long. None: the host is never waited for.
+        each of the forward pass, and waits twice as long. None: passes never wait for the host.
     """
     moe = getattr(graph.model, "moe", None)
     if software is None or moe is None or not kind.endswith("moe-block"):
@@ -184,7 +184,7 @@ class KindTimes:
         return cls(*columns)
 
     def same_times(self) -> list[bytes]:
-        """Give a key of each row: equal keys have the same times for every plan."""
+        """Return a key of each row: equal keys have the same times for every plan."""
         columns = (self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s)
         flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
         return [row.tobytes() for row in np.ascontiguousarray(flat)]
@@ -294,13 +294,13 @@ class FixedParts:
 
 @lru_cache(maxsize=32)
 def _known_times(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
-    """Give the cache of `times_on_chip` for a cluster."""
+    """Return the cache of `times_on_chip` for a cluster."""
     return {}
 
 
 @lru_cache(maxsize=32)
 def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes, ...]]:
-    """Give the cache of `free_times_on_chip` for a cluster."""
+    """Return the cache of `free_times_on_chip` for a cluster."""
     return {}
 
 
@@ -361,7 +361,7 @@ def _scheduled(
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
-    """Take the shorter times: an unproven schedule may be longer although its operators are not."""
+    """Return the shorter times: an unproven schedule may be longer with faster operators."""
     names = ("forward_s", "plain_s", "backward_s")
     least = {n: np.minimum(getattr(times, n), getattr(before, n)) for n in names}
     return replace(times, **least, weight_grad_s=np.minimum(times.weight_grad_s, least["plain_s"]))
@@ -375,7 +375,7 @@ def free_times(
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> list[tuple[KindTimes, ...]]:
-    """Give times of strategies with some communication, and then the host, free: level by level.
+    """Return times of strategies with some communication, and then the host, free: level by level.
 
     A level that changes nothing is the same object as the level before it.
 
@@ -422,7 +422,7 @@ def times_on_chip(
 ) -> KindTimes:
     """Cost and schedule the layers of several strategies on a cluster's chip, one row each.
 
-    Results are kept for the next call of this process.
+    Results are cached in this process.
     """
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
@@ -437,7 +437,7 @@ def free_times_on_chip(
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
-    """Give times of strategies on a cluster's chip by level of `free_times`, one row each."""
+    """Return times of strategies on a cluster's chip by level of `free_times`, one row each."""
     times_on_chip(sizes, cluster, optimizer, cache, threads)
     known, timed = _known_free_times(cluster), _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):

@@ -2,7 +2,7 @@
 
 Failures arrive at random (a Poisson process), each costs a restart and the work since the last
 checkpoint (Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
-2006). docs/throughput.md derives what is used here.
+2006). docs/throughput.md derives the formulas.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def _useful(work: float, checkpoint: float, restart: float, mtbf: float) -> floa
     """Divide the work of a segment by its mean seconds."""
     if mtbf == math.inf:
         return 1.0 if work in (0.0, math.inf) else work / (work + checkpoint)
-    if work == 0.0:  # checkpoints for nothing, as often as one likes
+    if work == 0.0:  # no work between checkpoints
         return math.exp(-restart / mtbf)
-    if (work + checkpoint + restart) / mtbf > 700.0:  # no segment ever passes
+    if (work + checkpoint + restart) / mtbf > 700.0:  # no segment ever completes without a failure
         return 0.0
     return work / (mtbf * math.exp(restart / mtbf) * math.expm1((work + checkpoint) / mtbf))
 

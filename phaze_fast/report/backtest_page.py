@@ -30,7 +30,7 @@ _DIRECTIONS = {
 
 
 def backtest_page(document: Data) -> str:
-    """Lay the document of `phaze_fast.papers.backtest.backtest` out as one page of HTML.
+    """Render the document of `phaze_fast.papers.backtest.backtest` as one page of HTML.
 
     Examples
     --------

@@ -57,7 +57,7 @@ def _number(part: Any, name: str) -> int:
 
 
 def chip_boxes(chip: Data) -> list[Box]:
-    """Lay a chip out on 240 x 160: cores of both kinds, the shared buffer, HBM on both sides.
+    """Draw a chip on 240 x 160: cores of both kinds, the shared buffer, HBM on both sides.
 
     Examples
     --------

@@ -53,7 +53,7 @@ class Explanation:
         return {
             "time_s": self.plan.time_s,
             "binds": list(self.binds),
-            "critical_path": [{"what": what, "seconds": s} for what, s in self.path],
+            "critical_path": [{"what": part, "seconds": s} for part, s in self.path],
             "worth": [rate.to_dict() for rate in self.worth],
         }
 
@@ -68,7 +68,7 @@ def _chip(cluster: Cluster) -> Accelerator:
 
 
 def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
-    """Scale the peak rate and the rate sustained under the power limit alike, at the same clock."""
+    """Scale both the peak rate and the rate sustained under the power limit, at the same clock."""
     chip = _chip(cluster)
     core, tuning = chip.tensor_core, chip.tuning
     rates = {name: rate * factor for name, rate in core.rates.items()}
@@ -303,7 +303,7 @@ def explain_plan(
 
 
 def difference(one: Plan, other: Plan) -> dict[str, Any]:
-    """Set two plans side by side: fields that differ, and seconds and bytes by part.
+    """Compare two plans: fields that differ, and seconds and bytes by part.
 
     Returns
     -------
@@ -340,7 +340,7 @@ def difference(one: Plan, other: Plan) -> dict[str, Any]:
 def _part_differences(
     one: Mapping[str, float], other: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Set the parts of two sums side by side: both values and their difference."""
+    """Compare the parts of two sums: both values and their difference."""
     pairs = {
         name: (one.get(name, 0.0), other.get(name, 0.0)) for name in dict.fromkeys([*one, *other])
     }

@@ -156,7 +156,7 @@ def _layers(document: Data) -> list[Data]:
 
 
 def _compared_operators(best: Data, other: Data) -> list[list[str]]:
-    """Set the operators of one layer on two chips side by side."""
+    """Compare the operators of one layer on two chips, side by side."""
     own, others = ({op["name"]: op for op in layer["operators"]} for layer in (best, other))
     rows = []
     for name in dict.fromkeys([*own, *others]):
@@ -195,7 +195,7 @@ def _comparisons(document: Data) -> list[Data]:
 
 
 def report_page(document: Data) -> str:
-    """Lay the document of a search, of chips or of wafers, out as one page that works offline.
+    """Render the document of a search, of chips or of wafers, as one page that works offline.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ def plan_page(
     command: str = "",
     proven: bool = True,
 ) -> str:
-    """Lay plans out as one page of HTML that works offline.
+    """Render plans as one page of HTML that works offline.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def plan_page(
 
 
 def compare_page(one: Timeline, other: Timeline, names: Sequence[str], command: str = "") -> str:
-    """Lay two plans out side by side.
+    """Render two plans side by side.
 
     Parameters
     ----------

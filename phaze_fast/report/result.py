@@ -49,7 +49,7 @@ class ParetoFront(Table):
     )
 
     def headline(self) -> str:
-        """Say what the front is over, and whether it is proven."""
+        """Describe the objectives of the front, and whether it is proven."""
         proven = "proven" if self.proven else "not proven"
         return f"Pareto front of {', '.join(self.objectives)}, {proven}"
 
@@ -63,7 +63,7 @@ class ParetoFront(Table):
         return self.rows[position]
 
     def to_columns(self) -> dict[str, Any]:
-        """Lay the points out as columns: the chip's cores and sizes, the plan, the objectives."""
+        """Return the points as columns: the chip's cores and sizes, the plan, the objectives."""
         return joined_columns([flat_row(row) for row in self.rows])
 
 
@@ -310,7 +310,7 @@ class SearchResult(Table):
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Lay the front out as columns, or the best chips where there is no front."""
+        """Return the front as columns, or the best chips where there is no front."""
         if self.outcome.objectives:
             return self.pareto().to_columns()
         return joined_columns([flat_row(design.to_dict(stages=False)) for design in self.top])

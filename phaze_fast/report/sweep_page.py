@@ -94,7 +94,7 @@ def _table(planned: list[Row], varying: list[str]) -> Row:
 
 
 def sweep_page(table: SweepTable, title: str = "Sweep", command: str = "") -> str:
-    """Lay the rows of a sweep out as one page of HTML that works offline.
+    """Render the rows of a sweep as one page of HTML that works offline.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ def _of_runs(validation: RunValidation) -> list[_Quantity]:
 
 
 def _of_columns(validation: StepValidation | Validation) -> list[_Quantity]:
-    """Take the columns of a file: bytes, or times in the unit that the column's name ends in."""
+    """Return the columns of a file: bytes, or times in the unit that the column's name ends in."""
     quantities, steps = [], isinstance(validation, StepValidation)
     for column, measured in validation.measured.items():
         is_bytes = column.endswith("bytes")
@@ -211,7 +211,7 @@ def _unsupported(validation: AnyValidation) -> dict[str, int]:
 
 
 def validation_page(validation: AnyValidation, title: str, command: str = "") -> str:
-    """Lay predictions and measurements out as one page of HTML that works offline.
+    """Render predictions and measurements as one page of HTML that works offline.
 
     Parameters
     ----------

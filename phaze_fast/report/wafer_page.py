@@ -32,7 +32,7 @@ def _other_plans(case: Data) -> list[tuple[str, Data]]:
 
 
 def wafer_page(document: Data) -> str:
-    """Lay the document of ``phaze-fast wafer`` out as one page of HTML that works offline.
+    """Render the document of ``phaze-fast wafer`` as one page of HTML that works offline.
 
     Parameters
     ----------

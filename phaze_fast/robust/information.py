@@ -150,7 +150,7 @@ def _at_end(
 def _one_at_a_time(
     scenes: Scenarios, also: Sequence[int]
 ) -> tuple[list[int], list[dict[str, Any]]]:
-    """Put each constant of a box at either end, all others at their nominal values.
+    """Set each constant of a box to either end, all others at their nominal values.
 
     Parameters
     ----------

@@ -13,9 +13,9 @@ and for one rate, whose ends may be swapped where the step depends on little els
 Parts whose bound is above the attained regret are split where that lowers the bound most. Areas
 need no branching: see `area_range`.
 
-Points at which some chip has a rival are kept as witnesses: at each of them every other chip's
-regret has a lower bound, from rooflines up to its exact step. The chip whose regret at the
-witnesses is least goes next; its largest regret over the box is bounded, and where that is too
+Points at which some chip has a faster rival are stored as witnesses: each gives a lower bound of
+every other chip's regret, from rooflines up to its exact step. The chip with the least regret at
+the witnesses is evaluated next; its largest regret over the box is bounded, and where that is too
 large another witness is found. The search ends when no chip's regret at the witnesses is below the
 best bound by more than the tolerance.
 """

@@ -82,7 +82,9 @@ class _DaskExecutor(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(done.result())
-                except BaseException as error:  # whatever it is, a caller waits for it
+                except (
+                    BaseException
+                ) as error:  # any exception has to reach the caller, which waits for the result
                     future.set_exception(error)
 
         task.add_done_callback(complete)
@@ -281,11 +283,11 @@ class Workers:
 # ---- tasks on workers that may die ----
 
 _TOGETHER = 2
-"""Failures after which a task runs with no other, so that it alone can be the cause."""
+"""Failures after which a task runs alone, so that a further failure is its own."""
 _ALONE = 2
 """Failures of an item that runs alone after which it is given up."""
 _TRIED = {"KilledWorker": 2}
-"""Failures that an error counts for, where more than one: Dask has tried several workers before."""
+"""How many failures an error counts as, where more than one: Dask tries several workers itself."""
 _MOST_IN_A_ROW = 20
 """Failures in a row after which a run stops, besides four for each task in flight."""
 
@@ -374,8 +376,8 @@ def run_chunks(
     """Call a function on items, `chunk` at a time, and yield results as they complete.
 
     `call` takes a list of items, returns as many results, and raises nothing itself. A call fails
-    only with its worker: it is submitted again, in the end with one item and no other task, so that
-    an item that kills its worker spoils no other.
+    only with its worker: it is submitted again, finally with one item and no other task, so that an
+    item that kills its worker does not affect others.
 
     Examples
     --------

@@ -99,17 +99,17 @@ def _sync_directory(path: Path) -> None:
 
 
 def _replace(path: Path, chunks: Iterator[bytes]) -> None:
-    """Write a whole file so that a kill leaves the old one or the new one."""
-    beside = path.with_name(path.name + ".new")
+    """Replace a file atomically: a kill leaves the old file or the new one."""
+    new_file = path.with_name(path.name + ".new")
     try:
-        with beside.open("wb") as file:
+        with new_file.open("wb") as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        new_file.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)
 
@@ -157,10 +157,10 @@ class Journal:
     out
         Directory, created where it is absent.
     description
-        The run, as `manifest` describes it.
+        The run, as `manifest` returns it.
     keys
-        Keys of all its points. A directory may have some of them already, and no others. None where
-        they are not known beforehand.
+        Keys of all its points. A directory may already have some of these points, but no others.
+        None where the keys are not known in advance.
     option
         The option that names the directory, for messages.
     run
@@ -312,7 +312,7 @@ class Journal:
         others = len(results.rows.keys() - set(keys)) if keys is not None else 0
         if others:
             raise self._refused(f"{file} holds {others} results of points that are not asked for")
-        # The manifest is on disk before the first result, so that results are never nameless.
+        # The manifest is on disk before the first result, so that results can always be identified.
         text = json.dumps(description, indent=2) + "\n"
         _replace(self.path / MANIFEST, iter((text.encode(),)))
         self.rows, self._safe, tail = results.rows, len(results.rows), results.tail

@@ -1,11 +1,11 @@
-"""Results by the content of their inputs: one SQLite file that many processes may share.
+"""A store of results by the content of their inputs: one SQLite file that processes may share.
 
 A row's key is a digest of the kind of result, of its inputs and of `pricing_fingerprint`, so that a
 result of another cost model is never found. Each row has a checksum; a row that does not match it
 counts as unknown. Nothing is unpickled.
 
-Once a store is open, nothing that happens to its file is an error. A damaged file is renamed, a row
-that cannot be written is computed again next time, and `notes` says so.
+Once a store is open, faults of its file raise no error. A damaged file is renamed, a row that
+cannot be written is computed again next time, and `notes` lists such faults.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CORE = "phaze_fast._core"
 _SUFFIXES = {".py", ".yaml", ".json", ".txt"}
 _AFTER_THE_SEARCH = {"papers", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
-"""Parts of the package that show results and change none."""
+"""Parts of the package that only display results."""
 _LOADED_AT_S = time.time()
 
 
@@ -153,12 +153,12 @@ class ResultStore:
     path
         The file; made, with its folder, where it is absent.
     kind
-        What the results are; results of different kinds never meet.
+        Kind of the results; results of different kinds have different keys.
 
     Raises
     ------
     InvalidInputError
-        Where there is something else at the path, or nothing can be read or made there.
+        Where the path is something else, or cannot be read or created.
 
     Examples
     --------
@@ -191,14 +191,14 @@ class ResultStore:
         """Look up the results of some inputs by the same code and data."""
         wanted = {self._key(key): key for key in keys}
         listed = list(wanted)
-        found: dict[bytes, bytes] = {}
+        results: dict[bytes, bytes] = {}
         for at in range(0, len(listed), _AT_ONCE):
             for full, value, checksum in self._rows(listed[at : at + _AT_ONCE]):
                 if isinstance(value, bytes) and checksum == _hashed(full, value):
-                    found[wanted[full]] = value
+                    results[wanted[full]] = value
                 else:
                     self.rejected += 1
-        return found
+        return results
 
     def put_many(self, results: Mapping[bytes, bytes]) -> None:
         """Store results by their inputs; where that fails, they are computed again next time."""
@@ -230,12 +230,12 @@ class ResultStore:
 
     def _rows(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
         marks = ",".join("?" * len(keys))
-        found: list[tuple[bytes, object, object]] = []
+        rows: list[tuple[bytes, object, object]] = []
         with self._guarded("read") as file:
             if file is not None:
                 query = f"SELECT key, value, sum FROM results WHERE key IN ({marks})"
-                found = file.execute(query, keys).fetchall()
-        return found
+                rows = file.execute(query, keys).fetchall()
+        return rows
 
     @contextlib.contextmanager
     def _guarded(self, done: str) -> Iterator[sqlite3.Connection | None]:
@@ -296,7 +296,7 @@ class ResultStore:
         return file
 
     def _rename(self) -> None:
-        for end in ("", "-wal", "-shm"):  # a log left behind would be played into the new file
+        for end in ("", "-wal", "-shm"):  # an old log would be applied to the new file
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{end}").replace(f"{self.path}.damaged{end}")
 

@@ -1,8 +1,8 @@
 """A table of best plans over many points: models, clusters with their chips, training steps.
 
 Every point becomes a row, in the order given: the best plan, or the reason why there is none. A
-sweep into a directory resumes where it stopped. A sweep of more points than fit in memory takes
-them from an iterator, block after block, and leaves its rows on disk.
+sweep that writes to a directory resumes where it stopped. For more points than fit in memory,
+`sweep_blocks` reads them from an iterator, block after block, and writes their rows to disk.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class SweepTable(Table):
         return len(self.rows)
 
     def headline(self) -> str:
-        """Say how many of the points have a plan, all of them proven to be the best."""
+        """Describe how many of the points have a plan; all plans are proven optimal."""
         optimal = sum(row["status"] == "optimal" for row in self.rows)
         return f"Sweep with the best plan of {optimal:,} points"
 
@@ -492,14 +492,14 @@ def sweep_blocks(
             break
         count += len(block_points)
         folder = Path(out) / f"{number // 1000:04}" / f"{number % 1000:03}"
-        asked = digest(sorted({point.key for point in block_points}))
-        block_statuses = _finished(folder, asked)
+        points_digest = digest(sorted({point.key for point in block_points}))
+        block_statuses = _finished(folder, points_digest)
         if block_statuses is None:
             table = sweep(block_points, folder, **options)
             distinct = {row["key"]: row["status"] for row in table.rows}
             block_statuses = dict(Counter(distinct.values()))
             resumed += table.resumed
-            text = json.dumps({"asked": asked, "statuses": block_statuses}) + "\n"
+            text = json.dumps({"asked": points_digest, "statuses": block_statuses}) + "\n"
             (folder / DONE).write_text(text, "utf-8")
         else:
             resumed += sum(block_statuses.values())

@@ -13,7 +13,7 @@ no better schedule is longer than 1; U = 1 + `_SLACK` is the horizon:
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
 y, x, z binary. T <= U is the cutoff, the known bound the least T.
 
-What HiGHS computes is trusted no further than its tolerances reach:
+Results of HiGHS are used only within its tolerances:
 
 - A mode that takes longer than the known schedule is omitted: no better schedule has it. So no
   coefficient is above U.
@@ -21,8 +21,8 @@ What HiGHS computes is trusted no further than its tolerances reach:
   Every schedule is one of the rounded layer too, so a bound of that is a bound of the layer.
 - Modes and order are taken from HiGHS, starts from `earliest_starts`: the makespan is that of the
   layer itself, to the last bit.
-- The bound is HiGHS's dual bound less `_DUAL_ERROR`. ``optimal`` is said where the makespan is at
-  most `TOLERANCE` above it, and never where HiGHS contradicts itself or the known schedule.
+- The bound is HiGHS's dual bound less `_DUAL_ERROR`. A schedule is ``optimal`` where its makespan
+  is at most `TOLERANCE` above it, and never where HiGHS contradicts itself or the known schedule.
 
 The schedule itself is not given as a start: with one, HiGHS 1.15.1 called a layer optimal that was
 not, in each of two runs over random layers that ended there, at the 1,242nd with presolve and the
@@ -236,7 +236,7 @@ def _model(program: _Program, end: int) -> Any:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What HiGHS says of the program, times as parts of the horizon."""
+    """The result of HiGHS for the program; times are fractions of the horizon."""
 
     dual_bound: float
     """Zero where it has none."""
@@ -279,7 +279,7 @@ def solve_with_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSched
     Parameters
     ----------
     schedule
-        A feasible schedule; its makespan is the horizon, so that nothing worse is looked at.
+        A feasible schedule; its makespan is the horizon, so that longer schedules are excluded.
     time_limit_s
         Wall time for HiGHS.
 
@@ -288,7 +288,7 @@ def solve_with_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSched
     LayerSchedule
         The better of the two schedules, with the better of the two bounds. It is ``optimal`` by
         ``highs`` where its makespan is at most a part `TOLERANCE` above a bound that HiGHS proved,
-        and as it was given where what HiGHS says cannot be true.
+        and the given schedule where the results of HiGHS are contradictory.
 
     Raises
     ------
@@ -316,7 +316,7 @@ def solve_with_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSched
 
 
 def _with_proof(schedule: LayerSchedule, best: LayerSchedule, answer: _Answer) -> LayerSchedule:
-    """Attach to the best schedule what was known before and what HiGHS proves."""
+    """Combine the best schedule with the better of the known bound and that of HiGHS."""
     proven = (answer.dual_bound - _DUAL_ERROR) * schedule.makespan if answer.sound else 0.0
     if schedule.bound > best.makespan or proven > best.makespan:  # both cannot be true
         return schedule if schedule.bound > best.makespan else best
@@ -329,7 +329,7 @@ def _with_proof(schedule: LayerSchedule, best: LayerSchedule, answer: _Answer) -
 
 
 def _order(schedule: LayerSchedule, columns: _Columns, values: list[float]) -> list[int]:
-    """Operators by start, each after those that it waits for and those HiGHS puts before it."""
+    """Operators by start, each after its predecessors and after those that HiGHS orders before."""
     count = len(schedule.instance)
     waits: list[set[int]] = [set() for _ in range(count)]
     for a, b in schedule.instance.edges:
@@ -342,7 +342,7 @@ def _order(schedule: LayerSchedule, columns: _Columns, values: list[float]) -> l
     left = set(range(count))
     while left:
         ready = [i for i in left if not waits[i] & left]
-        # Where tolerances have tied a knot into HiGHS's order, the edges alone decide.
+        # Where HiGHS's order has a cycle, because of its tolerances, the edges alone decide.
         free = [i for i in ready if not after[i] & left] or ready
         chosen = min(free, key=lambda i: (values[columns.start[i]], i))
         order.append(chosen)
@@ -368,9 +368,9 @@ def _decoded(
 
 # ---- exact starts ----
 
-# Starts and the check use only the latencies and core counts of the instance, so that nothing of a
-# solver's tolerances gets into an answer. An operator that takes no time still needs its cores at
-# its instant.
+# Starts and the check use only the latencies and core counts of the instance, so that a solver's
+# tolerances do not affect an answer. An operator that takes no time still needs its cores at the
+# instant when it runs.
 
 
 def cores_held(
@@ -380,17 +380,17 @@ def cores_held(
 
     Under the ``exclusive`` rule an operator on all cores blocks those of every type.
     """
-    held = []
+    blocked_cores = []
     for types, modes, choice in zip(instance.types, instance.modes, mode, strict=True):
         cores = modes[choice][0]
         whole_chip = cores == 0 and not overlap
-        held.append(
+        blocked_cores.append(
             tuple(
                 (have if cores == 0 else min(cores, have)) if whole_chip or types >> r & 1 else 0
                 for r, have in enumerate(instance.cores)
             )
         )
-    return held
+    return blocked_cores
 
 
 class _Timeline:
@@ -419,8 +419,8 @@ class _Timeline:
         # Operators of no length follow one another within an instant: each needs cores by itself.
         instant = [self._held[j] for s, e, j in overlapping if s == at == e]
         for r, have in enumerate(self._cores):
-            used = self._held[op][r] + sum(held[r] for held in running)
-            if used + max((held[r] for held in instant), default=0) > have:
+            used = self._held[op][r] + sum(cores[r] for cores in running)
+            if used + max((cores[r] for cores in instant), default=0) > have:
                 return False
         return True
 
@@ -438,7 +438,7 @@ def earliest_starts(
     instance
         The layer.
     order
-        Every operator once, none before an operator that it waits for.
+        Every operator once, none before an operator that it depends on.
     mode
         Position of each operator's mode among its modes.
     overlap

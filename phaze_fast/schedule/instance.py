@@ -26,8 +26,8 @@ _CHART_WIDTH = 60
 class LayerInstance:
     """One layer on one chip, operators in topological order.
 
-    `modes` lists the modes of each operator as (cores, latency); 0 cores stand for all of them. All
-    latencies are in one unit, whichever it is.
+    `modes` lists the modes of each operator as (cores, latency); 0 cores means all of them. All
+    latencies are in the same unit, which may be any.
     """
 
     name: str
@@ -55,7 +55,7 @@ class LayerInstance:
 
 @dataclass(frozen=True)
 class LayerSchedule:
-    """When each operator of a layer starts, on how many cores, and what is proven of it."""
+    """The start and the cores of each operator of a layer, with bound and proof."""
 
     instance: LayerInstance
     status: str
@@ -113,7 +113,8 @@ class LayerSchedule:
             if have == 0 or not any(t >> r & 1 for t in self.instance.types):
                 continue
             busy = sum(
-                held[r] * seconds for held, seconds in zip(self.held, self.durations, strict=True)
+                cores_used[r] * seconds
+                for cores_used, seconds in zip(self.held, self.durations, strict=True)
             )
             shares[name] = busy / (have * self.makespan) if self.makespan > 0 else 0.0
         return shares
@@ -151,8 +152,10 @@ class LayerSchedule:
             kind = "+".join(
                 name for r, name in enumerate(_RESOURCES) if self.instance.types[i] >> r & 1
             )
-            asked = "all" if cores == 0 else str(cores)
-            lines.append(f"{self.instance.names[i]:{label}} {kind:5} {asked:>3} |{bar:{width}}|")
+            core_text = "all" if cores == 0 else str(cores)
+            lines.append(
+                f"{self.instance.names[i]:{label}} {kind:5} {core_text:>3} |{bar:{width}}|"
+            )
         return "\n".join(lines)
 
     def __str__(self) -> str:

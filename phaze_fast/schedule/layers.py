@@ -26,7 +26,7 @@ from phaze_fast.threads import thread_count
 Array = np.ndarray[Any, Any]
 
 RULES = ("exclusive", "overlap")
-"""Whether an operator on all cores keeps all others from running, or only those of its types."""
+"""Whether an operator on all cores blocks all other operators, or only those of its types."""
 
 _TYPE_OF_UNIT = np.array([1, 2, 3, 4], dtype=np.uint8)  # TC, VC, TC+VC, NET
 _MOST_NODES = 2**62
@@ -88,7 +88,7 @@ class LayerTimes(Brief):
         return joules
 
     def schedule(self, graph: int, chip: int) -> LayerSchedule:
-        """Give one schedule in full."""
+        """Return one schedule in full."""
         layer = self.graphs[graph]
         one, every = (table[chip] for table in self._latencies[graph])
         cores = self._costs.cores[chip]

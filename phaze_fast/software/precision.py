@@ -27,7 +27,7 @@ Product = Literal["forward", "input-gradient", "weight-gradient"]
 
 
 class Precision(Record):
-    """What a step computes in a format of fewer bits than bf16, and what that takes.
+    """The products of a step in a format of fewer bits than bf16, and the cost of casts and copies.
 
     Examples
     --------
@@ -37,20 +37,20 @@ class Precision(Record):
 
     what: ClassVar[str] = "precision"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the precision."""
     format: Dtype
     """Number format that the products below multiply; the chip must have it."""
     products: tuple[Product, ...] = ()
-    """Products of blocks that run in it; none where all run as bf16 ones do."""
+    """Products of blocks that run in this format; empty where all run in bf16."""
     element_bytes: Quantity = 2.0
-    """Bytes of an element in it, its share of the scaling factors included."""
+    """Bytes of an element in this format, its share of the scaling factors included."""
     copies: Quantity = 1.0
     """Layouts that a cast writes: 2 where products of the backward pass read the transpose."""
     amax_reads: Quantity = 0.0
     """How often a cast reads its input beforehand to find the largest value."""
     transpose_reads: Quantity = 0.0
-    """How often the cast to the second layout reads its input where a kernel of its own makes that,
-    in the backward pass; 0 where one kernel writes both."""
+    """How often the cast to the second layout reads its input, where a separate kernel writes that
+    layout in the backward pass; 0 where one kernel writes both."""
     fused_casts: tuple[Literal["norm", "activation"], ...] = ()
     """Operators whose kernel writes the low format itself, so that no cast follows them."""
     gathers: bool = False
@@ -58,16 +58,16 @@ class Precision(Record):
     gathered_weight_bytes: Quantity = 2.0
     """Bytes of a weight as gathers among replicas carry it, at most."""
     weight_copies: Quantity = 0.0
-    """Bytes of copies beside each weight of a block, kept from one step to the next."""
+    """Bytes of the copies of each weight of a block that persist from one step to the next."""
     weight_casts: Quantity = 0.0
     """Bytes moved for each weight of a block once a step to make those copies."""
     pass_weight_casts: Quantity = 0.0
-    """Bytes moved for each weight of a block, whole as products read it, in every forward and again
-    in every backward pass, where copies are not kept."""
+    """Bytes moved for each weight of a block, unsharded as products read it, in every forward and
+    again in every backward pass, where copies do not persist."""
     sources: tuple[str, ...] = ()
-    """Where facts come from."""
+    """Sources of the facts."""
     notes: str = ""
-    """What a reader should know about them."""
+    """Remarks on the facts."""
 
     @property
     def transposed_late(self) -> bool:

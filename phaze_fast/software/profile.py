@@ -1,7 +1,8 @@
 """Training software as data: which operators it runs, what the host adds, what overlaps.
 
-A chip and a fabric say how fast an operator can be; a profile says which operators run. `*_as_run`
-apply it to a model, a chip and a fabric. Operator graphs, layer times and message sizes read it.
+A chip and an interconnect determine how fast an operator can be, a profile which operators run. The
+functions `*_as_run` apply a profile to a model, a chip or an interconnect. Operator graphs, layer
+times and message sizes depend on it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Software(Record):
 
     what: ClassVar[str] = "software"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the profile."""
     attention: AttentionKernel = "flash"
-    """Kernel of attention; a model that asks for explicit attention keeps it."""
+    """Kernel of attention; a model that sets explicit attention runs that instead."""
     attention_speed: Annotated[dict[str, Share], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
@@ -60,62 +61,61 @@ class Software(Record):
     functions: Annotated[dict[str, FunctionCost], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
-    """Vector functions for which it has kernels of its own, by name; those of the chip's tuning are
+    """Vector functions with kernels of this software, by name; those of the chip's tuning are
     PyTorch's."""
     fused_qkv: bool = False
     """Whether one product makes queries, keys and values."""
     attention_block: Count = 1
-    """Queries, and keys, that its fused attention takes at a time, which a window cuts no
-    smaller."""
+    """Queries, and keys, of a tile of its fused attention; a window does not make tiles smaller."""
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
-    """Bytes that kernels of their own move for each parameter in every backward pass to add its
-    gradient to those of earlier micro-batches; 0 where products add to the sum themselves."""
+    """Bytes that separate kernels move for each parameter in every backward pass to add its
+    gradient to those of earlier micro-batches; 0 where products accumulate it themselves."""
     gradient_sums: GradientSums = "free"
-    """How gradients that reach one tensor from several operators are added up: by a kernel for each
-    but the first, in the kernel that reads them (``fused``), or at no cost that is counted."""
+    """How gradients that reach one tensor from several operators are summed: by a kernel for each
+    but the first, in the kernel that reads them (``fused``), or at no cost."""
     gather_copy_bytes: Quantity = 0.0
-    """Bytes that a kernel of its own moves for each parameter, whole, in every forward and every
-    backward pass, to lay out what was gathered among replicas: as many as a copy moves in that
+    """Bytes that a separate kernel moves for each unsharded parameter in every forward and every
+    backward pass, to reorder weights gathered from replicas: as many as a copy moves in that
     time."""
     scatter_copy_bytes: Quantity = 0.0
     """The same for its gradient in every backward pass, before that is summed and scattered."""
     one_hot_embedding: bool = False
     """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
-    """Whether rows that tensor-parallel devices gather, or add up and scatter, along sequences are
-    copied once for that: a collective joins first dimensions alone."""
+    """Whether rows that tensor-parallel devices gather or reduce-scatter along sequences are copied
+    once for that: a collective concatenates along the first dimension only."""
     softmax_multiple: Count = 1
-    """Pairs of sequence and head that its softmax kernel takes at a time; where a device has no
-    multiple of them, explicit attention runs a row of fp32 operators instead."""
+    """Pairs of sequence and head of one block of its softmax kernel; where those of a device are no
+    multiple of it, explicit attention runs a sequence of fp32 operators instead."""
     dropout: bool = False
     """Whether dropout is on unless it is turned off."""
     host_s: Seconds = 0.0
     """Seconds of the host for one operator; a pass takes no less than all of its operators."""
     recompute_host_s: Seconds = 0.0
-    """Seconds of the host for each layer that is computed again, on top: saving and restoring the
-    random state, entering the backward pass anew."""
+    """Additional seconds of the host for each recomputed layer: saving and restoring the random
+    state, entering the backward pass again."""
     as_traced: bool = False
-    """Whether the operators of a traced module run one by one as they are; else where they make up
-    a transformer, that transformer's fused operators run."""
+    """Whether the operators of a traced module run one by one as traced; otherwise, a module that
+    is recognised as a transformer runs that transformer's fused operators."""
     fused_gelu: bool = True
-    """Whether GELU is one kernel, whatever the model's own code does."""
+    """Whether GELU is one kernel, even where the model's own code has several operators."""
     overlap_gradients: bool = True
-    """Whether gradients are synchronised while the backward pass goes on."""
+    """Whether the synchronisation of gradients overlaps with the backward pass."""
     overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)] = 1.0
-    """How many times as long work takes while gradients, weights or the keys of a ring move beside
-    it: both use the same memory and some of the same cores."""
+    """Slow-down of work that overlaps with transfers of gradients, weights or the keys of a ring,
+    as a factor on its time: both use the same memory and some of the same cores."""
     bucket_bytes: Bytes = 100_000_000
-    """Gradients that are synchronised in one go; the last such bucket is not hidden."""
+    """Gradients that are synchronised in one bucket; the last bucket is not overlapped."""
     network_share: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Share of the bandwidth beyond a node that gathers and reductions among replicas reach."""
     reserved_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """What its allocator holds beyond the bytes in use, as a share of these, where that is what it
-    reports. It is given back where memory is short, so plans may use it."""
+    """Memory that its allocator reserves beyond the bytes in use, as a share of these, where
+    reported figures include it. It is released where memory is short, so plans may use it."""
     hidden_tensor: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Share of the seconds of tensor-parallel collectives that products beside them hide."""
+    """Share of the seconds of tensor-parallel collectives that overlaps with products."""
     scattered_messages: bool = False
-    """Whether messages between stages are shared out over the tensor-parallel group, which gathers
-    them again."""
+    """Whether messages between stages are scattered over the tensor-parallel group and gathered by
+    the receiver."""
     vocabulary_multiple: Count = 1
     """The vocabulary is padded to a multiple of this times the tensor-parallel width."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
@@ -126,38 +126,39 @@ class Software(Record):
     masked_logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
     """The same for models that predict masked tokens, where it differs."""
     fused_activation: bool = False
-    """Whether activation and gate of a feed-forward are one kernel, which keeps what enters it."""
+    """Whether activation and gate of a feed-forward are one kernel, which stores its inputs."""
     expert_moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
-    """How often kernels of their own put rows in another order on the way to experts; see `moves`
-    of a mixture."""
+    """How often separate kernels permute rows before and after experts; see `moves` of a
+    mixture."""
     expert_sent_once: bool = False
-    """Whether tokens go once to a node, and to a device, however many of their experts are
+    """Whether a token is sent once to a node, and to a device, however many of its experts are
     there."""
     expert_tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
-    """Rows of a tile of its grouped products, of which those with rows of two experts are computed
-    for both; see `tile_rows` of a mixture."""
+    """Rows of a tile of its grouped products; a tile with rows of two experts is computed for both.
+    See `tile_rows` of a mixture."""
     expert_launch_s: Seconds = 0.0
     """Seconds that a forward pass waits for each expert of its device, whose casts and products
     the host launches one by one once it knows how many tokens came; a backward pass twice that."""
     gradient_stand_ins: bool = False
-    """Whether gradients that products add to fp32 buffers themselves leave an empty bf16 one for
-    each shape of weights in a layer, and the logits' weights one while they run backward."""
+    """Whether there is an empty bf16 gradient for each shape of weights in a layer, where products
+    accumulate into fp32 buffers themselves, and one for the logits' weights in their backward
+    pass."""
     norm_by_steps: bool = False
-    """Whether an RMS norm is a row of operators, which keep an fp32 copy of its input and the
+    """Whether an RMS norm is a sequence of operators, which store an fp32 copy of its input and the
     scaled rows."""
     resident_gradients: bool = True
-    """Whether buffers of all gradients are there all the time; else each comes with the first
-    backward pass of its layer and goes with the step."""
+    """Whether buffers of all gradients are allocated all the time; otherwise each is allocated by
+    the first backward pass of its layer and freed by the optimiser's step."""
     workspace_bytes: Bytes = 0
-    """That libraries and the process hold on a device beside a step."""
+    """Memory that libraries and the process use on a device, besides that of a step."""
     optimizer: str = "adam"
-    """Whose state it keeps unless told otherwise; a name of `phaze_fast.memory.OPTIMIZERS`."""
+    """Its default optimiser, a name of `phaze_fast.memory.OPTIMIZERS`."""
     fitted: tuple[str, ...] = ()
     """Fields that were fitted to measured runs; all others are facts about the software."""
     sources: tuple[str, ...] = ()
-    """Where facts and fits come from."""
+    """Sources of facts and fits."""
     notes: str = ""
-    """What a reader should know about them."""
+    """Remarks on facts and fits."""
 
     @property
     def waited_for(self) -> bool:
@@ -166,7 +167,7 @@ class Software(Record):
 
     @property
     def contention(self) -> float:
-        """Share of each second of a hidden collective that the work beside it loses."""
+        """Share of the seconds of an overlapped collective by which it delays the other work."""
         return 1.0 - 1.0 / self.overlap_slowdown
 
 
@@ -306,7 +307,7 @@ def _embedding_and_logits(model: TransformerModel, software: Software, tp: int) 
 def _step_share(chip: Accelerator, dtype: str) -> float:
     """Return the rate of products in a running job as a share of that of a product measured alone.
 
-    A chip that is limited by power runs at a lower clock, which slows all products down alike. A
+    A chip that is limited by power runs at a lower clock, which slows all products equally. A
     format without a rate of its own loses the share that bf16 loses.
     """
     tuning = chip.tuning
