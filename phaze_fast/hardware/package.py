@@ -63,10 +63,10 @@ class PackageModel(Record):
     def fits(self, area_mm2: Array, dies: Array, stacks: Array) -> Array:
         """Whether packages hold chips of an area (links between dies included) on so many dies."""
         total = area_mm2 + stacks * self.hbm_footprint_mm2
-        found: Array = (area_mm2 / np.maximum(dies, 1) <= self.reticle_mm2) & (
+        fitting: Array = (area_mm2 / np.maximum(dies, 1) <= self.reticle_mm2) & (
             total <= self.interposer_mm2
         )
-        return found
+        return fitting
 
     def complaint(self, area_mm2: float, dies: int, stacks: int) -> str:
         """Say what is too large for a package; empty where it fits."""
@@ -107,10 +107,10 @@ class PackageModel(Record):
         count = np.maximum(dies, 1)
         silicon = count * prices.die_usd(area_mm2 / count)
         total = area_mm2 + stacks * self.hbm_footprint_mm2
-        found: Array = (
+        dollars: Array = (
             silicon + prices.hbm_usd_per_gib * hbm_bytes / GIB + self.interposer_usd_per_mm2 * total
         )
-        return found
+        return dollars
 
     def package(
         self,

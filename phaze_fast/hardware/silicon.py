@@ -356,9 +356,9 @@ def energy_table_at(nm: float) -> EnergyTable:
     if nm == REFERENCE_NM:
         return usual
     old = energy_table("45nm")
-    way = math.log(process_node(nm).nm / REFERENCE_NM) / math.log(45.0 / REFERENCE_NM)
+    exponent = math.log(process_node(nm).nm / REFERENCE_NM) / math.log(45.0 / REFERENCE_NM)
     scaled = {
-        name: getattr(usual, name) * (getattr(old, name) / getattr(usual, name)) ** way
+        name: getattr(usual, name) * (getattr(old, name) / getattr(usual, name)) ** exponent
         for name in _SCALED
     }
     return usual.replace(name=f"{nm:g}nm", **scaled)
@@ -430,8 +430,8 @@ class PowerModel(Record):
 
     def _volts(self, share: Any) -> Any:
         """Volts that a share of the rated clock needs, or shares do."""
-        way = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
-        return self.least_volts + way * (self.volts - self.least_volts)
+        fraction = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
+        return self.least_volts + fraction * (self.volts - self.least_volts)
 
     def at(
         self,

@@ -278,11 +278,14 @@ class ArchitectureSpace:
             return f"{spec.name}: no package holds any of its chips; of the smallest, {reason}"
         if spec.max_power_w is not None and len(free := without(max_power_w=None)):
             least_w = PowerModel().idle_w(free.chips, terms=spec.area_terms)
-            what = "leakage, links and HBM alone"
+            consumer = "leakage, links and HBM alone"
             if spec.above_power == "drop":
-                least_w, what = power_batch(free.chips, terms=spec.area_terms), "a chip at its peak"
+                least_w, consumer = (
+                    power_batch(free.chips, terms=spec.area_terms),
+                    "a chip at its peak",
+                )
             return (
-                f"{spec.name}: max_power_w {spec.max_power_w:g} W leaves no chip; {what} take "
+                f"{spec.name}: max_power_w {spec.max_power_w:g} W leaves no chip; {consumer} take "
                 f"{float(least_w.min()):.1f} W at least"
             )
         if spec.area is not None and len(free := without(area=None)):

@@ -95,16 +95,16 @@ def _vocabulary(operators: tuple[GraphOperator, ...], consumers: list[set[int]])
     for at, op in enumerate(operators):
         if op.kind != "gemm":
             continue
-        behind: set[int] = set()
+        downstream: set[int] = set()
         waiting = [at]
         while waiting:
-            for reader in consumers[waiting.pop()] - behind:
-                behind.add(reader)
+            for reader in consumers[waiting.pop()] - downstream:
+                downstream.add(reader)
                 waiting.append(reader)
-        kinds = {operators[reader].kind for reader in behind}
+        kinds = {operators[reader].kind for reader in downstream}
         if "softmax" in kinds and not kinds & {"gemm", "attention", "batched-gemm"}:
             roles[at] = "vocabulary"
-            roles |= {r: "inside" for r in behind if operators[r].n == op.n}
+            roles |= {r: "inside" for r in downstream if operators[r].n == op.n}
     return roles
 
 
@@ -443,17 +443,17 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
     """
     trace = _Trace(name, small, large, layer_paths(modules))
     weights, rest = _weights(trace)
-    kept = _saved(trace)
+    saved = _saved(trace)
     count = len(trace.segments)
-    alike: dict[Any, list[tuple[int, GraphLayer]]] = {}
+    layers_by_kind: dict[Any, list[tuple[int, GraphLayer]]] = {}
     for segment in range(count):
         extra = rest if segment == count - 1 else 0
         title = _title(trace, segment)
-        made = _layer(trace, segment, title, weights, extra, kept.get(segment, ()))
-        alike.setdefault(_kind_key(made), []).append((segment, made))
+        new_layer = _layer(trace, segment, title, weights, extra, saved.get(segment, ()))
+        layers_by_kind.setdefault(_kind_key(new_layer), []).append((segment, new_layer))
     layers: list[GraphLayer] = []
     order = [0] * count
-    for at, members in enumerate(alike.values()):
+    for at, members in enumerate(layers_by_kind.values()):
         common = Counter(len(layer.backward) for _, layer in members).most_common(1)[0][0]
         usual = next(layer for _, layer in members if len(layer.backward) == common)
         most = max(layer.output_bytes for _, layer in members)
@@ -492,29 +492,29 @@ def _on_meta(module: Any, dtype: Any) -> Iterator[None]:
     """Let a module's parameters and buffers be shapes; it is left as it was."""
     torch = _torch()
     swapped: list[tuple[dict[str, Any], str, Any]] = []
-    made: dict[int, Any] = {}
+    meta_tensors: dict[int, Any] = {}
 
     def shape_of(tensor: Any) -> Any:
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         return torch.empty_like(tensor, device="meta", dtype=kind)
 
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                if id(tensor) not in made:
+                if id(tensor) not in meta_tensors:
                     shape = shape_of(tensor)
-                    if held is part._parameters:
+                    if tensors is part._parameters:
                         shape = torch.nn.Parameter(shape, requires_grad=tensor.requires_grad)
-                    made[id(tensor)] = shape
-                swapped.append((held, name, tensor))
-                held[name] = made[id(tensor)]
+                    meta_tensors[id(tensor)] = shape
+                swapped.append((tensors, name, tensor))
+                tensors[name] = meta_tensors[id(tensor)]
     try:
         yield
     finally:
-        for held, name, tensor in swapped:
-            held[name] = tensor
+        for tensors, name, tensor in swapped:
+            tensors[name] = tensor
 
 
 @contextmanager
@@ -640,9 +640,9 @@ def from_torch(
 
     kwargs = dict(example_kwargs or {})
     title = name or type(module).__name__
-    given = list(_tensors([*example_inputs, *kwargs.values()]))
-    size = given[0].shape[0] if given and given[0].dim() else 1
-    ids = next((x for x in given if not x.is_floating_point() and x.dim() == 2), None)
+    input_tensors = list(_tensors([*example_inputs, *kwargs.values()]))
+    size = input_tensors[0].shape[0] if input_tensors and input_tensors[0].dim() else 1
+    ids = next((x for x in input_tensors if not x.is_floating_point() and x.dim() == 2), None)
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     recorded: list[Any] = []
     with (
@@ -661,5 +661,5 @@ def from_torch(
         for path, part in module.named_modules(remove_duplicate=False)
     }
     seq = 1 if ids is None else int(ids.shape[1])
-    found = layered(title, recorded[0], recorded[1], modules, seq)
-    return found.replace(notes=GROUPED) if regrouped else found
+    graph = layered(title, recorded[0], recorded[1], modules, seq)
+    return graph.replace(notes=GROUPED) if regrouped else graph

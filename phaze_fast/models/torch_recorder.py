@@ -78,17 +78,17 @@ class Constants:
         name = func.overloadpacket.__name__.removesuffix("_")
         drawn = name in _CHANCE or any(id(x) in self._drawn for x in (*args, *kwargs.values()))
         try:
-            given = {key: self._of(value) for key, value in kwargs.items()}
-            if "device" in given:
-                given["device"] = "cpu"
+            constant_kwargs = {key: self._of(value) for key, value in kwargs.items()}
+            if "device" in constant_kwargs:
+                constant_kwargs["device"] = "cpu"
             if name in _CHANCE:
-                made: Any = torch.full(tuple(out.shape), self._chance, dtype=torch.float32)
-                made = made.to(out.dtype)
+                computed: Any = torch.full(tuple(out.shape), self._chance, dtype=torch.float32)
+                computed = computed.to(out.dtype)
             else:
-                made = func(*self._of(tuple(args)), **given)
+                computed = func(*self._of(tuple(args)), **constant_kwargs)
         except (KeyError, RuntimeError, NotImplementedError):
             return  # it depends on an input, or has no values
-        values = made if isinstance(made, tuple | list) else (made,)
+        values = computed if isinstance(computed, tuple | list) else (computed,)
         for tensor, value in zip(outputs, values, strict=True):
             key = id(tensor)
             self._known[key] = (weakref.ref(tensor, partial(self._forget, key)), value)
@@ -172,11 +172,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, gradient: Any) -> Any:
         """Note its gradient."""
         q, k, v, out, sums = ctx.saved_tensors
-        made = [torch.empty_like(x) for x in (q, k, v)]
+        gradients = [torch.empty_like(x) for x in (q, k, v)]
         recorder = ctx.recorder
         reads = recorder.arrays([q, k, v, out, sums, gradient])
-        recorder.add("attention_backward", reads, recorder.arrays(made), ctx.seen)
-        return (*made, None, None)
+        recorder.add("attention_backward", reads, recorder.arrays(gradients), ctx.seen)
+        return (*gradients, None, None)
 
 
 _DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
@@ -209,9 +209,9 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
-        given = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
-        mask = given.get("attn_mask")
-        seen = {"causal": bool(given.get("is_causal")), "dropout": bool(given.get("dropout_p"))}
+        options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
+        mask = options.get("attn_mask")
+        seen = {"causal": bool(options.get("is_causal")), "dropout": bool(options.get("dropout_p"))}
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
@@ -438,8 +438,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if constant:
             self.constants.follow(func, args, kwargs, out)
         writes = self.arrays(out if isinstance(out, tuple | list) else [out])
-        held = {array.storage for array in reads}
-        view = not mutable and bool(writes) and all(array.storage in held for array in writes)
+        read_storages = {array.storage for array in reads}
+        view = (
+            not mutable and bool(writes) and all(array.storage in read_storages for array in writes)
+        )
         if view or name in _CREATORS or constant:
             if self.backward and not view:  # the first gradient, and zeros in place of others
                 for array in writes:
@@ -463,10 +465,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if not args or not isinstance(args[0], torch.Tensor):
             return
         array = self._note(args[0])
-        what = "parameters" if array.parameter else "what the backward pass reads"
+        target = "parameters" if array.parameter else "what the backward pass reads"
         if array.parameter or array.storage in self._kept:
             raise InvalidInputError(
-                f"{self.title}: aten.{name} ({_calling_line()}) writes {what} in place, which is "
+                f"{self.title}: aten.{name} ({_calling_line()}) writes {target} in place, which is "
                 "not modelled"
             )
 
@@ -478,9 +480,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         for value in args:
             if isinstance(value, torch.Tensor) and tuple(value.shape[-2:]) == shape[-2:]:
                 seen = not self.counts(self._note(value))
-                found = self.constants.mask(value, either=True) if seen else {}
-                if found:
-                    return found
+                hidden = self.constants.mask(value, either=True) if seen else {}
+                if hidden:
+                    return hidden
         return {}
 
     def _convolution_gradients(self, args: Any, out: Any) -> None:
@@ -489,10 +491,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         gradient, x, weights = self.arrays(args[:3])
         shapes = {"x": x.shape, "weights": weights.shape, "out": gradient.shape}
         wanted = (("input", weights, out[0]), ("weight", x, out[1]))
-        for what, other, made in wanted:
-            if made is not None:
-                written = self.arrays([made])
-                self.add(f"convolution_{what}", [gradient, other], written, {**options, **shapes})
+        for operand, other, computed in wanted:
+            if computed is not None:
+                written = self.arrays([computed])
+                self.add(
+                    f"convolution_{operand}", [gradient, other], written, {**options, **shapes}
+                )
 
     def add(
         self, name: str, reads: list[Array], writes: list[Array], options: dict[str, Any]

@@ -23,24 +23,24 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
         How gradients that reach one tensor from several operators are added up: ``free``, by
         ``kernels`` of their own, or ``fused`` into the kernel that reads them.
     """
-    made: list[OperatorSpec] = []
+    operators: list[OperatorSpec] = []
     arriving: dict[int, list[int]] = {}  # operator -> gradients of its output, one per consumer
     gathered: dict[int, int] = {}  # operator -> its output gathered again, once for all who need it
     for i in reversed(range(len(specs))):
         spec = specs[i]
-        upstream = _summed(made, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
+        upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
             again = replace(specs[needed], name=f"{specs[needed].name}-again", inputs=(-1,))
-            made.append(again)
-            gathered[needed] = len(made) - 1
+            operators.append(again)
+            gathered[needed] = len(operators) - 1
         whole = None if needed is None else gathered[needed]
-        for slot, gradient in _gradients_of(spec, upstream, whole, made):
+        for slot, gradient in _gradients_of(spec, upstream, whole, operators):
             source = spec.inputs[slot]
             if source >= 0 or spec.kind in _OF_ROWS:
                 arriving.setdefault(source, []).append(gradient)
-    _summed(made, "input", arriving.get(-1, []), _input_bytes(specs), sums)
-    return made
+    _summed(operators, "input", arriving.get(-1, []), _input_bytes(specs), sums)
+    return operators
 
 
 _OF_ROWS = ("norm", "residual", "dropout")

@@ -222,19 +222,19 @@ def _layer(
     fused: bool = False,
 ) -> Layer:
     """Return a kind of layer; products of boundary layers stay in bf16."""
-    forward, backward, kept = passes
+    forward, backward, tensors = passes
     copies = (0.0, 0.0)
     if precision is not None and kind not in _BOUNDARY_LAYERS:
         backward = quantised(backward, precision, width, forward)
         forward = quantised(forward, precision, width)
-        kept = quantised_tensors(kept, precision)
+        tensors = quantised_tensors(tensors, precision)
         copies = share.device * precision.weight_copies, share.device * precision.weight_casts
     if fused:
-        forward, kept = fuse(forward, kept)
+        forward, tensors = fuse(forward, tensors)
         backward, _ = fuse(backward, ())
     name, in_order = f"{model.name}/{kind}", isinstance(model, GraphModel)
     graphs = (
-        lay_out(f"{name}/forward", forward, kept, in_order),
+        lay_out(f"{name}/forward", forward, tensors, in_order),
         lay_out(f"{name}/backward", backward, (), in_order),
     )
     return Layer(kind, count, *graphs, share.whole, share.device, share.experts, *copies)

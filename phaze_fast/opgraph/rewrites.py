@@ -44,10 +44,10 @@ def fuse(
         for source in set(spec.inputs):
             consumers[source] = consumers.get(source, 0) + 1
     fused = list(specs)
-    stands_for: dict[int, int] = {}  # a fused operator -> the product it became part of
+    fused_into: dict[int, int] = {}  # a fused operator -> the product it became part of
     renamed: dict[str, str] = {}
     for i, spec in enumerate(specs):
-        inputs = tuple(stands_for.get(source, source) for source in spec.inputs)
+        inputs = tuple(fused_into.get(source, source) for source in spec.inputs)
         fused[i] = replace(spec, inputs=inputs)
         host = inputs[0]
         original = spec.inputs[0]
@@ -60,10 +60,10 @@ def fuse(
             continue  # its other operand is not there yet when the product runs
         fused[host] = _with_epilogue(fused[host], spec, others)
         fused[i] = replace(fused[i], virtual=True, inputs=(host,))
-        stands_for[i] = host
+        fused_into[i] = host
         renamed[spec.name] = fused[host].name
-    kept = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
-    return fused, kept
+    kept_tensors = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
+    return fused, kept_tensors
 
 
 def _with_epilogue(
@@ -277,13 +277,13 @@ def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[
     if "weight-gradient" not in precision.products:
         return tuple(tensors)
     share = precision.element_bytes / ELEMENT_BYTES
-    kept: list[Tensor] = []
+    kept_tensors: list[Tensor] = []
     for tensor in tensors:
         if tensor.operand == "only":
-            kept.append(replace(tensor, bytes=int(tensor.bytes * share)))
+            kept_tensors.append(replace(tensor, bytes=int(tensor.bytes * share)))
         else:
-            kept.append(tensor)
+            kept_tensors.append(tensor)
         if tensor.operand == "also":
             copy = replace(tensor, name=f"{tensor.name}-cast", bytes=int(tensor.bytes * share))
-            kept.append(copy)
-    return tuple(kept)
+            kept_tensors.append(copy)
+    return tuple(kept_tensors)

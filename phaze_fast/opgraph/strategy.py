@@ -107,20 +107,20 @@ def _expert_tensor(model: TransformerModel, s: Strategy) -> str:
     own, t, ep = s.etp, s.tp, s.ep
     if own is None or own == t:
         return ""
-    what = f"etp: {own} with tp {t} is not accepted"
+    rejected = f"etp: {own} with tp {t} is not accepted"
     if model.moe is None:
-        return f"{what}; {model.name} has no experts"
+        return f"{rejected}; {model.name} has no experts"
     if t % own:
-        return f"{what}; expected a divisor of {t}"
+        return f"{rejected}; expected a divisor of {t}"
     if not s.sequence_parallel:
-        return f"{what} without sequence parallelism, by which devices have rows of their own"
+        return f"{rejected} without sequence parallelism, by which devices have rows of their own"
     if ep % s.expert_parts:
         return (
-            f"{what} with ep {ep}; expected a multiple of {t} / {own} = "
+            f"{rejected} with ep {ep}; expected a multiple of {t} / {own} = "
             f"{s.expert_parts} for the parts of a tensor group, or etp {t}"
         )
     width = model.moe.expert_ffn
-    return f"{what}: it does not divide the experts' width {width}" if width % own else ""
+    return f"{rejected}: it does not divide the experts' width {width}" if width % own else ""
 
 
 def _sequence(model: TransformerModel, s: Strategy) -> str:
@@ -161,10 +161,10 @@ def _context_kind(model: TransformerModel, s: Strategy) -> str:
             "row at once; expected all-gather or ulysses, or fused attention"
         )
     names = {"heads": model.heads // t, "key/value heads": (model.kv_heads or model.heads) // t}
-    for what, count in names.items():
+    for noun, count in names.items():
         if count % cp:
             return (
-                f"cp_kind: ulysses over {cp} devices does not share out the {count} {what} of "
+                f"cp_kind: ulysses over {cp} devices does not share out the {count} {noun} of "
                 f"a device at tp {t}; expected a divisor of {max(1, count)}, or ring "
                 "or all-gather"
             )

@@ -225,7 +225,7 @@ def traced_passes(
     if width > 1:
         forward = forward_specs(layer, forward, width, rows)
         backward = backward_specs(layer, backward, width, rows, samples)
-    kept = tuple(
+    saved_tensors = tuple(
         Tensor(
             tensor.name,
             int(tensor.fixed_bytes + tensor.bytes * samples)
@@ -235,4 +235,4 @@ def traced_passes(
         )
         for tensor in layer.saved
     )
-    return forward, backward, kept
+    return forward, backward, saved_tensors

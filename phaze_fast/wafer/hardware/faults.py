@@ -43,8 +43,8 @@ class FaultMap(Record):
                     f"{there[1]} is not accepted; expected two neighbouring dies"
                 )
         links = [frozenset(link) for link in self.dead_links]
-        for name, given in (("dead_dies", self.dead_dies), ("dead_links", links)):
-            if len(set(given)) < len(given):
+        for name, entries in (("dead_dies", self.dead_dies), ("dead_links", links)):
+            if len(set(entries)) < len(entries):
                 raise ValueError(f"{name}: an entry is given twice; expected each once")
         return self
 
@@ -128,7 +128,7 @@ def sample_faults(
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> maps = sample_faults(load_wafer("dojo-tile-like"), 200, die_fault=0.04)
-    >>> 0.8 < sum(len(each.dead_dies) for each in maps) / 200 < 1.2
+    >>> 0.8 < sum(len(fault_map.dead_dies) for fault_map in maps) / 200 < 1.2
     True
     """
     die_fault = 1.0 - wafer.die_yield if die_fault is None else die_fault

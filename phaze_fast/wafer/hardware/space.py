@@ -259,10 +259,10 @@ def _axis_values(field: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ValueError(f"axes.{field}: {str(values)[:80]} is not accepted; expected a list")
     plain = (value.item() if isinstance(value, np.generic) else value for value in values)
-    found = tuple(_read(field, value, "axes") for value in plain)
-    if len(set(found)) != len(found):
+    axis_values = tuple(_read(field, value, "axes") for value in plain)
+    if len(set(axis_values)) != len(axis_values):
         raise ValueError(f"axes.{field}: a value is given twice")
-    return found
+    return axis_values
 
 
 def _get(record: Record, field: str) -> Any:
@@ -291,15 +291,15 @@ def _split(
     varied: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Part fields into those of the chip, of the die and of the wafer."""
-    found: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
+    groups: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     for field, value in varied.items():
         if field.startswith("die.chip."):
-            found[0][field[9:]] = value
+            groups[0][field[9:]] = value
         elif field.startswith("die."):
-            found[1][field[4:]] = value
+            groups[1][field[4:]] = value
         else:
-            found[2][field] = value
-    return found
+            groups[2][field] = value
+    return groups
 
 
 def _unchecked(plain: dict[str, Any], varied: Mapping[str, Any]) -> Wafer:

@@ -433,14 +433,14 @@ class Wafer(Record):
         """
         chip, reserved = self.chip, self.reserved_bytes
         sram = chip.buffer.capacity_bytes - (0 if chip.hbm else reserved)
-        found = [MemoryTier("sram", sram, chip.buffer_bandwidth_bytes_per_s)]
+        tiers = [MemoryTier("sram", sram, chip.buffer_bandwidth_bytes_per_s)]
         if chip.hbm:
             rate = chip.hbm.bandwidth_bytes_per_s
-            found.append(MemoryTier("dram", chip.hbm.capacity_bytes - reserved, rate))
+            tiers.append(MemoryTier("dram", chip.hbm.capacity_bytes - reserved, rate))
         if self.off_wafer:
             size, rate = self.off_wafer.capacity_bytes, self.off_wafer.bandwidth_bytes_per_s
-            found.append(MemoryTier("stream", size // self.dies, rate / self.dies))
-        return tuple(found)
+            tiers.append(MemoryTier("stream", size // self.dies, rate / self.dies))
+        return tuple(tiers)
 
     # ---- the whole wafer ----
 

@@ -41,7 +41,7 @@ Pair = tuple[Layout, Layout]
 
 def places_of(problem: Problem, layouts: Pair) -> tuple[ClassPlaces, ...] | None:
     """Dies of the stages of both classes; None where they do not fit."""
-    first, second = ((each.width, each.height, each.stages) for each in layouts)
+    first, second = ((layout.width, layout.height, layout.stages) for layout in layouts)
     wafers = problem.wafer.wafer_count // layouts[0].replicas
     return class_places(problem.wafer, (first, second), wafers)
 
@@ -69,22 +69,24 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
             "class: two are not accepted in rank order, for one block or for an encoder-decoder; "
             "expected one"
         )
-    for each in layouts:
-        if fault := _stages_fault(each):
+    for layout in layouts:
+        if fault := _stages_fault(layout):
             return fault
-        if fault := replicas_fault(wafer, problem.training.global_batch, each.replicas):
+        if fault := replicas_fault(wafer, problem.training.global_batch, layout.replicas):
             return fault
-        if not accepts_micro_batch(problem.training.global_batch, each):
-            return micro_batch_fault(problem.training.global_batch, each)
+        if not accepts_micro_batch(problem.training.global_batch, layout):
+            return micro_batch_fault(problem.training.global_batch, layout)
     for name in ("micro_batch", "replicas"):
         wanted, other = getattr(first, name), getattr(second, name)
         if wanted != other:
             return f"{name}: {other} is not accepted; expected {wanted}, as of the first class"
-    given = sum(first.blocks) + sum(second.blocks)
-    if given != work.blocks:
-        return f"blocks: {given} in all are not accepted; expected {work.blocks}"
+    block_count = sum(first.blocks) + sum(second.blocks)
+    if block_count != work.blocks:
+        return f"blocks: {block_count} in all are not accepted; expected {work.blocks}"
     if places_of(problem, layouts) is None:
-        shapes = " and ".join(f"{each.stages} of {each.width} x {each.height}" for each in layouts)
+        shapes = " and ".join(
+            f"{layout.stages} of {layout.width} x {layout.height}" for layout in layouts
+        )
         wafers = wafer.wafer_count // first.replicas
         where = wafer.name if wafers == 1 else f"{wafers} {wafer.name}, each with a stage"
         return f"rectangle: {shapes} dies have no place together on {where}"

@@ -30,8 +30,8 @@ def step_mfu(problem: Problem, found: Evaluation) -> float:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> 0.0 < step_mfu(problem, found) < 1.0
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> 0.0 < step_mfu(problem, scored) < 1.0
     True
     """
     wafer = problem.wafer
@@ -74,8 +74,8 @@ class StepEnergy:
 def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]]:
     """Return the passes of each operator on one die for one micro-batch, forward first."""
     specs = []
-    for op, each in zip(problem.work.operators, encoding.operator_mappings, strict=True):
-        parts = each.partition
+    for op, op_mapping in zip(problem.work.operators, encoding.operator_mappings, strict=True):
+        parts = op_mapping.partition
         sizes = [max(op.limit(role, encoding.layout.micro_batch), 1) for role in ROLES[:4]]
         cut = [parts[role] for role in ROLES[:4]]
         local = -(-np.array([sizes]) // np.array([cut]))
@@ -91,10 +91,10 @@ def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
     work, layout = problem.work, encoding.layout
     blocks = problem.blocks(layout)
     again = [0.0] * len(work.operators)
-    for i, each in enumerate(encoding.operator_mappings):
-        if work.operators[i].part != "block" or "recompute" not in each.output:
+    for i, op_mapping in enumerate(encoding.operator_mappings):
+        if work.operators[i].part != "block" or "recompute" not in op_mapping.output:
             continue
-        codes = each.output * (layout.stages if len(each.output) == 1 else 1)
+        codes = op_mapping.output * (layout.stages if len(op_mapping.output) == 1 else 1)
         count = sum(b for b, code in zip(blocks, codes, strict=True) if code == "recompute")
         ran, todo = {i}, [i] if work.operators[i].output_kept else []
         while todo:
@@ -168,8 +168,8 @@ def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None)
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> energy = step_energy(problem, found)
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> energy = step_energy(problem, scored)
     >>> energy.total_j > energy.operators_j > energy.links_j > 0
     True
     """
@@ -194,8 +194,8 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> abs(sum(causes(problem, found).values()) / found.time_s - 1.0) < 1e-9
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> abs(sum(causes(problem, scored).values()) / scored.time_s - 1.0) < 1e-9
     True
     """
     batches = problem.batches(found.encoding.layout)
@@ -219,15 +219,15 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> block = [row for row in operator_times(problem, found) if row["part"] == "block"]
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> block = [row for row in operator_times(problem, scored) if row["part"] == "block"]
     >>> work_s = sum(row["forward_s"] + row["backward_s"] for row in block)
-    >>> abs(work_s / found.compute_s - 1.0) < 1e-9
+    >>> abs(work_s / scored.compute_s - 1.0) < 1e-9
     True
     """
     classes = found.encoding.classes
     if len(classes) > 1:
-        rows = [_operator_times(problem, each) for each in classes]
+        rows = [_operator_times(problem, stage_class) for stage_class in classes]
         return [{**row, "class": k} for k, some in enumerate(rows) for row in some]
     return _operator_times(problem, found.encoding)
 
@@ -260,10 +260,10 @@ def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
     if len(classes) == 1:
         return [found.compute_s] * len(found.stages)
     seconds = []
-    for each in classes:
-        rows = [row for row in _operator_times(problem, each) if row["part"] == "block"]
+    for stage_class in classes:
+        rows = [row for row in _operator_times(problem, stage_class) if row["part"] == "block"]
         work_s = sum(row["forward_s"] + row["backward_s"] for row in rows)
-        seconds += [work_s] * each.layout.stages
+        seconds += [work_s] * stage_class.layout.stages
     return seconds
 
 
@@ -274,8 +274,8 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> sorted(details(problem, found))
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> sorted(details(problem, scored))
     ['breakdown', 'dies', 'energy', 'energy_j', 'links', 'mfu', 'power_w']
     """
     names = ("mfu", "energy_j", "power_w", "energy", "breakdown", "dies", "links")

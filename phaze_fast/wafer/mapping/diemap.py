@@ -20,7 +20,10 @@ def _placed(
     if second_class is None:
         placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
         return dict(enumerate(placed))
-    first, second = ((each.width, each.height, each.stages) for each in (layout, second_class))
+    first, second = (
+        (class_layout.width, class_layout.height, class_layout.stages)
+        for class_layout in (layout, second_class)
+    )
     places = class_places(wafer, (first, second), wafer.wafer_count // layout.replicas) or ()
     every = [pair for place in places for pair in zip(place.stages, place.wafers, strict=True)]
     return {k: dies for k, (dies, on) in enumerate(every) if on == number}

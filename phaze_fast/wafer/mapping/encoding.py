@@ -156,8 +156,8 @@ def _outputs(c: RuleCase) -> str:
             return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
     count = c.layout.stages if c.op.part == "block" else 1
     if len(c.op_mapping.output) not in (1, count):
-        given = len(c.op_mapping.output)
-        return f"output: {given} values; expected 1, or one for each of {count} stages"
+        output_count = len(c.op_mapping.output)
+        return f"output: {output_count} values; expected 1, or one for each of {count} stages"
     return ""
 
 
@@ -180,12 +180,12 @@ def layout_faults(problem: Problem, layout: Layout) -> list[str]:
     wafers = max(1, wafer.wafer_count // layout.replicas)
     sides = (layout.width, layout.height)
     place = place_fault(wafer, sides, layout.stages, wafers, problem.work.blocks)
-    found = [place] if place else []
+    faults = [place] if place else []
     if not accepts_micro_batch(batch, layout):
-        found.append(micro_batch_fault(batch, layout))
-    elif not found and problem.fault(layout):
-        found.append(problem.fault(layout))
-    return found
+        faults.append(micro_batch_fault(batch, layout))
+    elif not faults and problem.fault(layout):
+        faults.append(problem.fault(layout))
+    return faults
 
 
 Array = np.ndarray[Any, Any]
@@ -220,7 +220,9 @@ class Encoding:
     @property
     def dies(self) -> int:
         """Dies in use."""
-        return sum(each.layout.dies * each.layout.stages for each in self.classes)
+        return sum(
+            stage_class.layout.dies * stage_class.layout.stages for stage_class in self.classes
+        )
 
     @property
     def stages_text(self) -> str:
@@ -231,8 +233,10 @@ class Encoding:
         >>> Encoding(Layout(5, 2, 3, 1), ()).stages_text
         '3 stage(s) of 5 x 2 dies'
         """
-        every = [each.layout for each in self.classes]
-        shapes = [f"{each.stages} stage(s) of {each.width} x {each.height}" for each in every]
+        every = [stage_class.layout for stage_class in self.classes]
+        shapes = [
+            f"{layout.stages} stage(s) of {layout.width} x {layout.height}" for layout in every
+        ]
         return " and ".join(shapes) + " dies"
 
     def compiled(self, problem: Problem) -> Classes:
@@ -249,20 +253,22 @@ class Encoding:
         pair = (self.layout, self.second_class.layout)
         if fault := classes_fault(problem, pair):
             return [fault]
-        return [line for each in self.classes for line in each._faults(problem, [])]
+        return [line for stage_class in self.classes for line in stage_class._faults(problem, [])]
 
     def _faults(self, problem: Problem, found: list[str]) -> list[str]:
         """Check the operators of one class of stages."""
         names = [op.name for op in problem.work.operators]
-        given = [op_mapping.operator for op_mapping in self.operator_mappings]
-        if given != names:
-            missing = [name for name in names if name not in given]
-            extra = [name for name in given if name not in names]
-            twice = [name for name in dict.fromkeys(given) if given.count(name) > 1]
-            what = "in another order"
+        operator_names = [op_mapping.operator for op_mapping in self.operator_mappings]
+        if operator_names != names:
+            missing = [name for name in names if name not in operator_names]
+            extra = [name for name in operator_names if name not in names]
+            twice = [
+                name for name in dict.fromkeys(operator_names) if operator_names.count(name) > 1
+            ]
+            difference = "in another order"
             if missing or extra or twice:
-                what = f"missing {missing}, unknown {extra}, given twice {twice}"
-            found.append(f"operators: {what}; expected each once, as the model has them")
+                difference = f"missing {missing}, unknown {extra}, given twice {twice}"
+            found.append(f"operators: {difference}; expected each once, as the model has them")
         if found:
             return found
         for i, op_mapping in enumerate(self.operator_mappings):
@@ -282,9 +288,9 @@ class Encoding:
         InvalidInputError
             One line per operator that breaks a rule.
         """
-        found = self.faults(problem)
-        if found:
-            raise InvalidInputError("\n".join(found))
+        faults = self.faults(problem)
+        if faults:
+            raise InvalidInputError("\n".join(faults))
 
     # ---- arrays ----
 
@@ -317,7 +323,7 @@ class Encoding:
         """Read the arrays of the kernel."""
         slots = slots_of(layout.width, layout.height)
         by_stage = outputs.reshape(layout.stages, -1)
-        found = []
+        operator_mappings = []
         every = op_mappings["slots"].tolist()
         for i, op in enumerate(problem.work.operators):
             masks = every[i]
@@ -337,7 +343,7 @@ class Encoding:
                 axes.append(tuple(runs))
             codes = by_stage[:, i] if op.part == "block" else by_stage[:1, i]
             names = tuple(OUTPUTS[int(code)] for code in codes)
-            found.append(
+            operator_mappings.append(
                 OperatorMapping(
                     op.name,
                     axes[0],
@@ -347,14 +353,14 @@ class Encoding:
                     MESH_ALGORITHMS[int(op_mappings[i]["algorithm"])],
                 )
             )
-        return cls(layout, tuple(found))
+        return cls(layout, tuple(operator_mappings))
 
     # ---- plain data ----
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return plain data, one mapping per operator and class; `from_list` reads it back."""
         if self.second_class is not None:
-            entries = [each.to_list() for each in self.classes]
+            entries = [stage_class.to_list() for stage_class in self.classes]
             return [{**entry, "class": k} for k, some in enumerate(entries) for entry in some]
         return [
             {
@@ -406,9 +412,9 @@ class Encoding:
 
     @classmethod
     def _class_of(cls, entries: list[tuple[str, Mapping[str, Any]]], source: str) -> Encoding:
-        op_mappings, found = [], set()
+        op_mappings, layouts = [], set()
         for where, entry in entries:
-            found.add(_layout_of(entry, where))
+            layouts.add(_layout_of(entry, where))
             op_mapping = _op_mapping_of(entry, where)
             stated = entry.get("partition", op_mapping.partition)
             if stated != op_mapping.partition:
@@ -417,12 +423,12 @@ class Encoding:
                     f"{op_mapping.partition}"
                 )
             op_mappings.append(op_mapping)
-        if len(found) > 1:
+        if len(layouts) > 1:
             raise InvalidInputError(
                 f"{source}: operators disagree in rectangle, stages or micro_batch; expected one "
                 "layout for all"
             )
-        return cls(found.pop(), tuple(op_mappings))
+        return cls(layouts.pop(), tuple(op_mappings))
 
 
 _OF_LAYOUT = ("rectangle", "stages", "micro_batch", "schedule", "chunks", "replicas", "blocks")
@@ -450,7 +456,7 @@ def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
         raise InvalidInputError(
             f"{where}.blocks: {blocks!r} is not accepted; expected a list, one number per stage"
         )
-    counts = tuple(_whole(each, f"{where}.blocks") for each in blocks)
+    counts = tuple(_whole(count, f"{where}.blocks") for count in blocks)
     return Layout(width, height, stages, micro_batch, schedule, chunks, replicas, counts)
 
 

@@ -236,8 +236,8 @@ def evaluation_of_classes(
 def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
     classes = encoding.compiled(problem)
     outputs: list[Array | None] = []
-    for each, mapping in zip(encoding.classes, classes.mappings, strict=True):
-        op_mappings, kept = each.arrays(problem)
+    for stage_class, mapping in zip(encoding.classes, classes.mappings, strict=True):
+        op_mappings, encoded_outputs = stage_class.arrays(problem)
         mapping.assign(op_mappings)
-        outputs.append(None if choose_outputs else kept)
+        outputs.append(None if choose_outputs else encoded_outputs)
     return evaluation_of_classes(classes, (outputs[0], outputs[1]))

@@ -250,11 +250,15 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
     sides, wafers = (layout.width, layout.height), wafer.wafer_count // replicas
     if fault := place_fault(wafer, sides, layout.stages, wafers, blocks):
         return fault
-    given = layout.blocks
-    bad = len(given) != layout.stages or sum(given) != blocks or min(given, default=1) < 1
-    if given and (bad or layout.schedule == "interleaved"):
+    stage_blocks = layout.blocks
+    bad = (
+        len(stage_blocks) != layout.stages
+        or sum(stage_blocks) != blocks
+        or min(stage_blocks, default=1) < 1
+    )
+    if stage_blocks and (bad or layout.schedule == "interleaved"):
         return (
-            f"blocks: {list(given)} is not accepted; expected at least 1 for each of "
+            f"blocks: {list(stage_blocks)} is not accepted; expected at least 1 for each of "
             f"{layout.stages} stages, {blocks} in all, and no interleaved runs"
         )
     batches = -(-global_batch // replicas // layout.micro_batch)
@@ -277,13 +281,13 @@ def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
 
 
 def _primes(number: int) -> list[int]:
-    found, factor = [], 2
+    factors, factor = [], 2
     while number > 1:
         while number % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             number //= factor
         factor += 1
-    return found
+    return factors
 
 
 def slots_of(width: int, height: int) -> tuple[Run, ...]:
@@ -294,13 +298,13 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
     >>> slots_of(4, 3)
     (Run(axis=0, size=2, stride=1), Run(axis=0, size=2, stride=2), Run(axis=1, size=3, stride=1))
     """
-    found = []
+    slots = []
     for axis, side in enumerate((width, height)):
         stride = 1
         for size in _primes(side):
-            found.append(Run(axis, size, stride))
+            slots.append(Run(axis, size, stride))
             stride *= size
-    return tuple(found)
+    return tuple(slots)
 
 
 def whole_runs(width: int, height: int) -> tuple[Run, ...]:
@@ -396,14 +400,14 @@ def _switch_boundaries(
 
     Of two stages with unequally many dies, the links of the smaller one count.
     """
-    found, stages = [], len(sizes)
+    stage_sends, stages = [], len(sizes)
     for k in range(stages):
         on = chunks - (k == stages - 1) if stages > 1 else 0
         back = chunks - (k == 0) if stages > 1 else 0
         sends = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
         rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in sends)
-        found.append((rate_s, 2.0 * links.hop_s * (on + back)))
-    return tuple(found)
+        stage_sends.append((rate_s, 2.0 * links.hop_s * (on + back)))
+    return tuple(stage_sends)
 
 
 def _boundaries_of_wafers(
@@ -416,14 +420,14 @@ def _boundaries_of_wafers(
     assert wafer.io is not None  # a rule of several wafers
     here, chunks = len(one), layout.chunks
     byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
-    found = []
+    sends = []
     for k in range(layout.stages):
         rate_s, fixed_s = (chunks * value for value in one[k % here])
         for end, last in ((k % here == here - 1, k == layout.stages - 1), (k % here == 0, k == 0)):
             times = (chunks - 1 if last else chunks) if end else 0
             rate_s, fixed_s = rate_s + times * byte_s, fixed_s + times * message_s
-        found.append((rate_s, fixed_s))
-    return tuple(found)
+        sends.append((rate_s, fixed_s))
+    return tuple(sends)
 
 
 def placed_boundaries(
@@ -452,8 +456,8 @@ def layouts(
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
-    >>> every = [each for each in layouts(tile, 24, 375) if each.dies == 25]
-    >>> sorted({each.micro_batch for each in every})
+    >>> every = [layout for layout in layouts(tile, 24, 375) if layout.dies == 25]
+    >>> sorted({layout.micro_batch for layout in every})
     [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid

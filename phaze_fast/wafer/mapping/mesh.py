@@ -197,17 +197,17 @@ def link_loads(
     >>> link_loads(3, 1, [(0, 2, 10.0), (1, 2, 5.0)])[0, :, 0]
     array([10., 15.,  0.])
     """
-    each = np.asarray(flows, dtype=np.float64).reshape(-1, 3)
-    found = _core.mesh_loads(
+    flow_rows = np.asarray(flows, dtype=np.float64).reshape(-1, 3)
+    loads = _core.mesh_loads(
         columns,
         rows,
         _dead_mask(columns, rows, dead),
         _dead_links_mask(columns, rows, dead_links),
-        each[:, 0].astype(np.int32),
-        each[:, 1].astype(np.int32),
-        np.ascontiguousarray(each[:, 2]),
+        flow_rows[:, 0].astype(np.int32),
+        flow_rows[:, 1].astype(np.int32),
+        np.ascontiguousarray(flow_rows[:, 2]),
     )
-    return found.reshape(rows, columns, 4)
+    return loads.reshape(rows, columns, 4)
 
 
 def concurrent_s(
@@ -248,8 +248,8 @@ def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links
     >>> collective_loads(3, 1, [line], Links(1e12, 1e12))[0, :, 0]
     array([1., 2., 0.])
     """
-    found = _core.mesh_collective_loads(columns, rows, links, _items(groups))
-    return found.reshape(rows, columns, 4)
+    loads = _core.mesh_collective_loads(columns, rows, links, _items(groups))
+    return loads.reshape(rows, columns, 4)
 
 
 def _items(groups: Sequence[MeshGroup]) -> list[Any]:

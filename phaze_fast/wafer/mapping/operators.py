@@ -300,9 +300,9 @@ def _operators(
     model: TransformerModel, part: str, builder: LayerBuilder, input_bytes: float
 ) -> list[MeshOperator]:
     """Operators of one part; a block's last operator also keeps `input_bytes` of the next one."""
-    kept: dict[str, float] = {}
+    kept_bytes: dict[str, float] = {}
     for tensor in builder.kept:
-        kept[tensor.producer] = kept.get(tensor.producer, 0.0) + tensor.bytes
+        kept_bytes[tensor.producer] = kept_bytes.get(tensor.producer, 0.0) + tensor.bytes
     whole = {t.producer for t in builder.kept if not (t.statistic or t.name.endswith("-mask"))}
     operators = []
     for position, spec in enumerate(builder.specs):
@@ -317,11 +317,11 @@ def _operators(
         gathered = 0.0
         if spec.kind in ("attention", "batched-gemm"):
             gathered = spec.read_bytes - ELEMENT_BYTES * spec.b * spec.m * spec.k
-        own, output_kept = kept.get(spec.name, 0.0), spec.name in whole
+        own, output_kept = kept_bytes.get(spec.name, 0.0), spec.name in whole
         if part == "block" and position == len(builder.specs) - 1:
             own, output_kept = own + input_bytes, True
         if part == "behind" and position == 0:
-            own += kept.get("input", 0.0)
+            own += kept_bytes.get("input", 0.0)
         operators.append(
             MeshOperator(
                 name=spec.name,
@@ -428,20 +428,20 @@ def _paired(encoder: LayerBuilder, decoder: LayerBuilder) -> LayerBuilder:
     block of the same depth in place of the last one's: the shapes agree. That tensor is kept once,
     as the input of the encoder's next block, and not again for the decoder.
     """
-    made = LayerBuilder(decoder.name)
+    block = LayerBuilder(decoder.name)
     count = len(encoder.specs)
     last = ENCODER + encoder.specs[-1].name
-    made.specs = [replace(spec, name=ENCODER + spec.name) for spec in encoder.specs]
+    block.specs = [replace(spec, name=ENCODER + spec.name) for spec in encoder.specs]
     for spec in decoder.specs:
         outside = count - 1 if spec.name in ("cross-k", "cross-v") else -1
         inputs = tuple(i + count if i >= 0 else outside for i in spec.inputs)
-        made.specs.append(replace(spec, inputs=inputs))
+        block.specs.append(replace(spec, inputs=inputs))
     for tensor in encoder.kept:
         entered = tensor.producer == "input"
         producer = last if entered else ENCODER + tensor.producer
-        made.kept.append(replace(tensor, name=ENCODER + tensor.name, producer=producer))
-    made.kept += [tensor for tensor in decoder.kept if tensor.name != "memory"]
-    return made
+        block.kept.append(replace(tensor, name=ENCODER + tensor.name, producer=producer))
+    block.kept += [tensor for tensor in decoder.kept if tensor.name != "memory"]
+    return block
 
 
 # ---- the workload ----
@@ -492,9 +492,9 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
                 again = spec.kind in _NEEDS_INPUT
                 to = start + position
                 if source >= 0:
-                    made = operators[start + source]
-                    size = boundary if made.name == "weigh" else made.spec.write_bytes
-                    again = again and made.output_kept
+                    producer = operators[start + source]
+                    size = boundary if producer.name == "weigh" else producer.spec.write_bytes
+                    again = again and producer.output_kept
                     edges.append(Edge(start + source, to, "inside", size, again))
                 elif part == "block":
                     home = encoded if to <= encoded else last

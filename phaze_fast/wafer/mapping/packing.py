@@ -54,10 +54,10 @@ class FaultyMesh:
     def near(self, die: Die) -> list[Die]:
         """Working neighbours over working links."""
         x, y = die
-        found = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
+        neighbours = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
         return [
             (u, v)
-            for u, v in found
+            for u, v in neighbours
             if 0 <= u < self.columns
             and 0 <= v < self.rows
             and (u, v) not in self.dead
@@ -67,7 +67,7 @@ class FaultyMesh:
     def regions(self) -> list[FaultyMesh]:
         """Return the connected parts, each with all other dies dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
-        left, found = every - self.dead, []
+        left, parts = every - self.dead, []
         while left:
             open_ones = [min(left, key=lambda d: (d[1], d[0]))]
             part = set(open_ones)
@@ -77,8 +77,8 @@ class FaultyMesh:
                         part.add(die)
                         open_ones.append(die)
             left -= part
-            found.append(FaultyMesh(self.columns, self.rows, frozenset(every - part), self.cut))
-        return sorted(found, key=lambda mesh: len(mesh.dead))
+            parts.append(FaultyMesh(self.columns, self.rows, frozenset(every - part), self.cut))
+        return sorted(parts, key=lambda mesh: len(mesh.dead))
 
 
 def mesh_of(wafer: Wafer) -> FaultyMesh:
@@ -96,15 +96,15 @@ def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list
         (x, y), (u, v) = sorted(link)
         if y in band and v in band:
             blocked.add((x, u))
-    found, x = [], 0
+    first_columns, x = [], 0
     while x + width <= mesh.columns:
         hit = max((a for a, b in blocked if x <= a and b < x + width), default=None)
         if hit is None:
-            found.append(x)
+            first_columns.append(x)
             x += width
         else:
             x = hit + 1
-    return found
+    return first_columns
 
 
 def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
@@ -115,16 +115,16 @@ def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
     for y in reversed(range(rows)):
         taken = len(filled[y]) + most[y + height] if y < len(filled) else 0
         most[y] = max(most[y + 1], taken)
-    found: list[Die] = []
+    corners: list[Die] = []
     y = bands = 0
     while y < len(filled):
         if filled[y] and len(filled[y]) + most[y + height] >= most[y]:
             line = [(x, y) for x in filled[y]]
-            found += line if bands % 2 == 0 else line[::-1]
+            corners += line if bands % 2 == 0 else line[::-1]
             y, bands = y + height, bands + 1
         else:
             y += 1
-    return tuple(found)
+    return tuple(corners)
 
 
 @lru_cache(maxsize=256)
@@ -142,8 +142,8 @@ def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
 
 @lru_cache(maxsize=65536)
 def _tiles(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    found = [bands_in(part, width, height) for part in regions_of(mesh)]
-    return max(found, key=len, default=())
+    corners_by_region = [bands_in(part, width, height) for part in regions_of(mesh)]
+    return max(corners_by_region, key=len, default=())
 
 
 def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
@@ -175,7 +175,7 @@ def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[S
     """For each working die: its neighbours, steps to them, and steps over a neighbour."""
     every = ((x, y) for y in range(mesh.rows) for x in range(mesh.columns))
     near = {die: mesh.near(die) for die in every if die not in mesh.dead}
-    found = {}
+    steps_by_die = {}
     for here, next_to in near.items():
         steps: list[Step] = [(d, (frozenset((here, d)),)) for d in next_to]
         far: list[Step] = [
@@ -183,8 +183,8 @@ def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[S
             for relay in next_to
             for d in near[relay]
         ]
-        found[here] = (next_to, steps, far)
-    return found
+        steps_by_die[here] = (next_to, steps, far)
+    return steps_by_die
 
 
 class _PathSearch:
@@ -200,8 +200,8 @@ class _PathSearch:
     def options(self) -> list[Step]:
         """Next dies and the links to them, the most promising last."""
         _, steps, far = self.near[self.path[-1]]
-        found = self._sorted(steps)
-        return self._sorted(far) + found if self.jumps > 0 else found
+        near_steps = self._sorted(steps)
+        return self._sorted(far) + near_steps if self.jumps > 0 else near_steps
 
     def _sorted(self, steps: list[Step]) -> list[Step]:
         seen, near = self.seen, self.near
@@ -210,7 +210,7 @@ class _PathSearch:
             for step in steps
             if step[0] not in seen and self.used.isdisjoint(step[1])
         ]
-        free.sort(key=lambda each: (each[0], each[1][0]), reverse=True)
+        free.sort(key=lambda option: (option[0], option[1][0]), reverse=True)
         return [step for _, step in free]
 
     def take(self, die: Die, links: tuple[Link, ...]) -> None:
@@ -273,8 +273,8 @@ def _line_in(mesh: FaultyMesh) -> Line:
     for jumps, goal in ((0, most), (_JUMPS, len(alive))):
         for start in starts:
             if len(best.dies) < goal:
-                found = _PathSearch(mesh, start, jumps).longest(goal)
-                best = found if len(found.dies) > len(best.dies) else best
+                path = _PathSearch(mesh, start, jumps).longest(goal)
+                best = path if len(path.dies) > len(best.dies) else best
     return best
 
 
@@ -467,15 +467,15 @@ def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPl
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
-    >>> [len(each.stages) for each in class_places(tile, ((5, 2, 2), (5, 1, 1)))]
+    >>> [len(places.stages) for places in class_places(tile, ((5, 2, 2), (5, 1, 1)))]
     [2, 1]
     >>> class_places(tile, ((5, 2, 2), (5, 2, 1))) is None
     True
-    >>> [each.wafers for each in class_places(tile, ((5, 4, 1), (5, 2, 2)), 2)]
+    >>> [places.wafers for places in class_places(tile, ((5, 4, 1), (5, 2, 2)), 2)]
     [(0,), (1, 1)]
     """
     left = [shapes[0][2], shapes[1][2]]
-    found: list[list[ClassPlaces]] = [[], []]
+    places_by_class: list[list[ClassPlaces]] = [[], []]
     for number in range(wafers):
         here = [0, 0]
         placed = None
@@ -490,9 +490,11 @@ def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPl
             return None
         for which in (0, 1):
             left[which] -= here[which]
-            each = placed[which]
-            found[which].append(ClassPlaces(each.stages, each.hops, (number,) * here[which]))
-    return None if any(left) else (_merged(found[0]), _merged(found[1]))
+            class_on_wafer = placed[which]
+            places_by_class[which].append(
+                ClassPlaces(class_on_wafer.stages, class_on_wafer.hops, (number,) * here[which])
+            )
+    return None if any(left) else (_merged(places_by_class[0]), _merged(places_by_class[1]))
 
 
 def _merged(parts: list[ClassPlaces]) -> ClassPlaces:

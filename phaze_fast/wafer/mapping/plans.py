@@ -116,11 +116,11 @@ def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
     sides: list[list[AxisAssignment]] = []
     for axis in (0, 1):
         count = sum(slot.axis == axis for slot in slots)
-        found = []
+        options = []
         for cut in range(count + 1):
-            found.append(("tensor",) * cut + ("data",) * (count - cut))
-            found.append(("data",) * (count - cut) + ("tensor",) * cut)
-        sides.append(list(dict.fromkeys(found)))
+            options.append(("tensor",) * cut + ("data",) * (count - cut))
+            options.append(("data",) * (count - cut) + ("tensor",) * cut)
+        sides.append(list(dict.fromkeys(options)))
     wanted = []
     for x in sides[0]:
         for y in sides[1]:
@@ -134,7 +134,7 @@ def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
 
 
 def _mask(axis_assignment: Sequence[str], use: str) -> int:
-    return sum(1 << k for k, each in enumerate(axis_assignment) if each == use)
+    return sum(1 << k for k, slot_use in enumerate(axis_assignment) if slot_use == use)
 
 
 def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
@@ -145,8 +145,8 @@ def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
         )
     op_mappings = np.zeros(len(roles), dtype=_core.OP_MAPPING_DTYPE)
     slots = op_mappings["slots"]
-    for i, given in enumerate(roles):
-        for role, mask in given.items():
+    for i, mask_by_role in enumerate(roles):
+        for role, mask in mask_by_role.items():
             slots[i, ROLES.index(role)] = mask
     op_mappings["mode"] = WEIGHTS.index(weights)
     return op_mappings
@@ -333,7 +333,7 @@ def from_types(
 
 def _following(op: MeshOperator, made: str) -> str:
     """Role of an operator without weights whose input was made in a given role."""
-    kept = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
-    if kept in op.roles:
-        return kept
+    role = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
+    if role in op.roles:
+        return role
     return "columns" if "columns" in op.roles and op.spec.kind != "norm" else "batch"

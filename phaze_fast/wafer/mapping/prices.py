@@ -70,12 +70,12 @@ class LeastWork(NamedTuple):
 def alike(operators: Sequence[MeshOperator]) -> list[int]:
     """For each operator the first one of the same kind and size: those cost the same."""
     first: dict[object, int] = {}
-    found = []
+    representatives = []
     for i, op in enumerate(operators):
         bare = replace(op.spec, name="", inputs=())
         key = (bare, op.seq_rows, op.units, op.inner_units)
-        found.append(first.setdefault(key, i))
-    return found
+        representatives.append(first.setdefault(key, i))
+    return representatives
 
 
 @lru_cache(maxsize=512)

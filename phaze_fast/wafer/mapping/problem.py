@@ -171,18 +171,18 @@ class Problem:
         overlap: bool = True,
     ) -> Problem:
         """Return the same problem under other rules; priced operators are shared."""
-        given = (recompute, volume, linear, capacity_bytes)
-        made = Problem(self.model, self.wafer, self.training, *given, self._given, overlap)
-        made._times = self._times
+        settings = (recompute, volume, linear, capacity_bytes)
+        problem = Problem(self.model, self.wafer, self.training, *settings, self._given, overlap)
+        problem._times = self._times
         if not volume and not self.volume:
-            made._tables, made._least = self._tables, self._least
-        return made
+            problem._tables, problem._least = self._tables, self._least
+        return problem
 
     def on(self, wafer: Wafer) -> Problem:
         """Return the same problem on a wafer that differs in faults alone; prices are shared."""
-        made = Problem(self.model, wafer, *self._inputs()[2:])
-        made._times, made._tables, made._least = self._times, self._tables, self._least
-        return made
+        problem = Problem(self.model, wafer, *self._inputs()[2:])
+        problem._times, problem._tables, problem._least = self._times, self._tables, self._least
+        return problem
 
     def _inputs(self) -> tuple[Any, ...]:
         rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
@@ -240,9 +240,9 @@ class Problem:
         for i, shapes in wanted.items():
             spec: Any = self.work.operators[i].parts(np.array(shapes))
             every = passes(spec)
-            specs += [(each, len(shapes)) for each in every]
+            specs += [(p, len(shapes)) for p in every]
             weights = 2.0 * spec.k * spec.n * spec.b if spec.kind == "gemm" else 0.0
-            of_weights = [each.kind == "gemm-weight-gradient" for each in every]
+            of_weights = [p.kind == "gemm-weight-gradient" for p in every]
             priced.append((i, of_weights, spec.read_bytes + spec.write_bytes - weights))
         seconds = operator_costs(self.chip, self.network_chip, specs)[0]
         for i, of_weights, live in priced:
@@ -308,8 +308,8 @@ class Problem:
                 least[op.part] += least_of_each[i]
                 share = float((of_weights / (forward + backward)).max())
                 weight_share = max(weight_share, share)
-            kept = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
-            table.stash_bytes[i, accepted] = op.kept_bytes * kept
+            local_share = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
+            table.stash_bytes[i, accepted] = op.kept_bytes * local_share
             table.live_bytes[i, accepted] = live
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
             experts = local[:, 1] / op.seq_rows if op.expert else 1.0

@@ -33,21 +33,21 @@ def _ports(grid: Die, edges: tuple[str, ...], dead: Dies) -> dict[Die, set[int]]
     """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which bytes enter."""
     columns, rows = grid
     at = {"left": (0, 0), "right": (0, columns - 1), "top": (1, 0), "bottom": (1, rows - 1)}
-    found: dict[Die, set[int]] = {}
+    ports: dict[Die, set[int]] = {}
     for die in ((x, y) for y in range(rows) for x in range(columns)):
         for axis, place in (at[edge] for edge in edges):
             if die[axis] == place and die not in dead:
-                found.setdefault(die, set()).add(axis)
-    return found
+                ports.setdefault(die, set()).add(axis)
+    return ports
 
 
 def _flows(columns: int, shares: dict[Die, float], used: Dies) -> Array:
     """(from, to, bytes) for every die that carries I/O and every die in use."""
     ports = np.array([y * columns + x for x, y in shares], dtype=np.float64)
     dies = np.array([y * columns + x for x, y in used], dtype=np.float64)
-    each = np.repeat(np.array(list(shares.values()), dtype=np.float64), len(dies))
+    flow_bytes = np.repeat(np.array(list(shares.values()), dtype=np.float64), len(dies))
     pairs = np.repeat(ports, len(dies)), np.tile(dies, len(ports))
-    return np.stack([*pairs, each], axis=1)
+    return np.stack([*pairs, flow_bytes], axis=1)
 
 
 def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
@@ -125,10 +125,10 @@ def opposite(loads: Array) -> Array:
     >>> float(opposite(there)[0, 1, 1])
     5.0
     """
-    found = np.zeros_like(loads)
-    found[:, 1:, 1], found[:, :-1, 0] = loads[:, :-1, 0], loads[:, 1:, 1]
-    found[1:, :, 3], found[:-1, :, 2] = loads[:-1, :, 2], loads[1:, :, 3]
-    return found
+    reversed_loads = np.zeros_like(loads)
+    reversed_loads[:, 1:, 1], reversed_loads[:, :-1, 0] = loads[:, :-1, 0], loads[:, 1:, 1]
+    reversed_loads[1:, :, 3], reversed_loads[:-1, :, 2] = loads[:-1, :, 2], loads[1:, :, 3]
+    return reversed_loads
 
 
 def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
@@ -142,7 +142,7 @@ def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
     >>> rate = tile.link_bytes_per_s[1]
-    >>> [round(rate * each, 9) for each in stream_link_s(tile, Layout(5, 5, 1, 1))]
+    >>> [round(rate * seconds, 9) for seconds in stream_link_s(tile, Layout(5, 5, 1, 1))]
     [4.0, 4.0]
     """
     placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
@@ -237,10 +237,10 @@ def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> A
     if one is None:
         return None
     here = len(placed)
-    found = np.zeros((stages, stages, 2))
+    seconds = np.zeros((stages, stages, 2))
     for first in range(0, stages, here):
-        found[first : first + here, first : first + here] = one
-    return found
+        seconds[first : first + here, first : first + here] = one
+    return seconds
 
 
 @lru_cache(maxsize=4096)
@@ -260,7 +260,7 @@ def _cross_stage(
             return None
         every.append(loads / np.where(np.array([x, x, y, y]) > 0.0, [x, x, y, y], 1.0))
     into = np.stack(every)
-    out = np.stack([opposite(each) for each in every])
+    out = np.stack([opposite(stage_loads) for stage_loads in every])
     seconds = np.zeros((len(placed), len(placed), 2))
     for k, dies in enumerate(placed):
         inside = _inside(into[k].shape, dies)
@@ -275,9 +275,9 @@ def _cross_stage(
 
 def _inside(shape: tuple[int, ...], dies: Dies) -> Array:
     """Which links join two dies of a stage."""
-    found = np.zeros(shape, dtype=bool)
+    inside = np.zeros(shape, dtype=bool)
     own = set(dies)
     for x, y in dies:
         for direction, (dx, dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
-            found[y, x, direction] = (x + dx, y + dy) in own
-    return found
+            inside[y, x, direction] = (x + dx, y + dy) in own
+    return inside

@@ -148,13 +148,13 @@ def types_of(
 
 def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
     """Products in the order of the data flow; parallel ones follow one another."""
-    found = []
+    layers = []
     for op in problem.work.operators:
         if op.product:
             rows = float(op.spec.b * op.spec.m * micro_batch)  # of all experts, where there are
             weights = float(op.spec.b * op.spec.k * op.spec.n)
-            found.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
-    return found
+            layers.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
+    return layers
 
 
 def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encoding:
@@ -262,9 +262,9 @@ def is_linear(problem: Problem, layout: Layout) -> bool:
 
 def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
     """Layouts of 1F1B or interleaved pipelines; all, or those of consecutive ranks."""
-    found = problem.layouts()
-    known = (each for each in found if each.schedule != "zb-h1")
-    return [each for each in known if not linear or is_linear(problem, each)]
+    layouts = problem.layouts()
+    known = (layout for layout in layouts if layout.schedule != "zb-h1")
+    return [layout for layout in known if not linear or is_linear(problem, layout)]
 
 
 def megatron_candidates(
@@ -279,17 +279,17 @@ def megatron_candidates(
 
     @cache  # one plan serves many micro-batches, stages and schedules
     def plan(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
-        found = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
-        found.setflags(write=False)
-        return found
+        mapping_array = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
+        mapping_array.setflags(write=False)
+        return mapping_array
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear):
             for shared in (False, True) if t > 1 else (False,):
                 for mode, spread in product(modes, expert_options(problem)):
                     op_mappings = plan(axis_assignment, shared, mode, spread)
-                    for each in codes:
-                        yield op_mappings, each
+                    for output_codes in codes:
+                        yield op_mappings, output_codes
 
     return candidates
 
@@ -302,8 +302,8 @@ def zero3_candidates(
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         op_mappings = zero3_op_mappings(problem, layout, weights)
-        for each in codes:
-            yield op_mappings, each
+        for output_codes in codes:
+            yield op_mappings, output_codes
 
     return candidates
 
@@ -361,7 +361,7 @@ class Baseline:
     @property
     def best(self) -> Evaluation:
         """The faster of `tuned` and `tiled`; what fits comes before what does not."""
-        return min((self.tuned, self.tiled), key=lambda found: found.rank)
+        return min((self.tuned, self.tiled), key=lambda evaluation: evaluation.rank)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -410,9 +410,12 @@ class _Tuner:
         candidates: Candidates,
     ) -> Evaluation | None:
         """Fastest candidate that fits, else the one that exceeds memory least; None without any."""
-        queue = sorted((self.roofline.bound_s(self.problem, each), each) for each in set(wanted))
+        queue = sorted(
+            (self.roofline.bound_s(self.problem, wanted_layout), wanted_layout)
+            for wanted_layout in set(wanted)
+        )
         top: tuple[float, float] = (float("inf"), float("inf"))
-        found: tuple[Layout, Array, Array | None] | None = None
+        best_candidate: tuple[Layout, Array, Array | None] | None = None
         for least, layout in queue:
             if top[0] <= 0.0 and least >= top[1]:
                 break
@@ -430,10 +433,10 @@ class _Tuner:
                 over = float(score["over_bytes"] + score["stream_over_bytes"])
                 rank = (over, float(score["time_s"]))
                 if rank < top:
-                    top, found = rank, (layout, op_mappings, outputs)
-        if found is None:
+                    top, best_candidate = rank, (layout, op_mappings, outputs)
+        if best_candidate is None:
             return None
-        layout, op_mappings, outputs = found
+        layout, op_mappings, outputs = best_candidate
         mapping = self.mapping(layout)
         assert mapping is not None
         mapping.assign(op_mappings)
@@ -452,9 +455,9 @@ def best_candidate(
 def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
     """Tensor parallelism as wide as a node, fewest stages that fit, one sequence at a time."""
     for width in (_NODE, 4, 2, 1):
-        found = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
-        if found is not None:
-            return found
+        evaluation = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
+        if evaluation is not None:
+            return evaluation
     return None
 
 
@@ -474,9 +477,9 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
     for stages in sorted(by_stages):
         most = max(layout.dies for layout in by_stages[stages])
         widest = [layout for layout in by_stages[stages] if layout.dies == most]
-        found = tuner.best(widest, candidates)
-        if found is not None and (best is None or found.rank < best.rank):
-            best = found
+        evaluation = tuner.best(widest, candidates)
+        if evaluation is not None and (best is None or evaluation.rank < best.rank):
+            best = evaluation
         if best is not None and best.fits:
             break
     return best
@@ -487,9 +490,9 @@ def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encodi
 
     @cache  # the same layouts are tried in rank order and in tiles
     def op_mappings_on(layout: Layout) -> Array:
-        found = plan(problem, layout).arrays(problem)[0]
-        found.setflags(write=False)
-        return found
+        mapping_array = plan(problem, layout).arrays(problem)[0]
+        mapping_array.setflags(write=False)
+        return mapping_array
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         yield op_mappings_on(layout), codes
@@ -549,12 +552,12 @@ def baselines(
     >>> from phaze_fast.wafer import load_wafer
     >>> from phaze_fast import models
     >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
-    >>> found = baselines(problem, ["zero3"])["zero3"]
-    >>> found.tuned.time_s <= found.default.time_s
+    >>> plans = baselines(problem, ["zero3"])["zero3"]
+    >>> plans.tuned.time_s <= plans.default.time_s
     True
     """
     tuner = _Tuner(problem)
-    found: dict[str, Baseline] = {}
+    by_name: dict[str, Baseline] = {}
     for name in baselines_on(problem) if names is None else names:
         if name not in baselines_on(problem):
             raise InvalidInputError(
@@ -572,15 +575,15 @@ def baselines(
         tuned = min((tuned, default), key=lambda plan: plan.rank)
         tiled = min((_or(tiled, tuned), tuned), key=lambda plan: plan.rank)
         count = tuner.evaluations - before
-        found[name] = Baseline(name, default, tuned, tiled, count, stands_in)
-    return found
+        by_name[name] = Baseline(name, default, tuned, tiled, count, stands_in)
+    return by_name
 
 
 def _or(wanted: Evaluation | None, *others: Evaluation | None) -> Evaluation:
     """Return the first plan that exists."""
-    for each in (wanted, *others):
-        if each is not None:
-            return each
+    for evaluation in (wanted, *others):
+        if evaluation is not None:
+            return evaluation
     raise InvalidInputError("baselines: no rectangle of this wafer suits any plan")
 
 

@@ -112,7 +112,7 @@ def any_placement_bound(problem: Problem) -> float:
     >>> roofline_s <= any_placement_bound(problem) < 2 * roofline_s
     True
     """
-    shares = {(each.dies, each.micro_batch) for each in problem.layouts()}
+    shares = {(layout.dies, layout.micro_batch) for layout in problem.layouts()}
     operators = problem.work.operators
     least = [float("inf")] * len(operators)
     for dies, micro_batch in sorted(shares):
@@ -138,13 +138,13 @@ def roofline(problem: Problem) -> Roofline:
     True
     """
     spec = optimizer(problem.training.optimizer)
-    each = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
+    parameter_bytes = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
     directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
     off = problem.wafer.off_wafer
     busier = max(directions) if off is not None and off.duplex else sum(directions)
-    kept = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
-    moved = min(busier / each, kept) * (1.0 - 1e-9)
-    state = each * problem.work.parameters
+    streamed_share = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
+    moved = min(busier / parameter_bytes, streamed_share) * (1.0 - 1e-9)
+    state = parameter_bytes * problem.work.parameters
     seconds = dict.fromkeys(PARTS, 0.0)
     if not problem.volume:
         for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
@@ -170,12 +170,12 @@ def _least_s(problem: Problem) -> list[float]:
     every = [passes(op.spec) for op in problem.work.operators]
     flat = [(spec, 1) for some in every for spec in some]
     bounds = iter(estimate_costs(loose("roofline", flat), chip, bounds_only=True).time_s(0)[0])
-    found = []
+    seconds = []
     for spec, *backward in every:
         scaled = sum(float(next(bounds)) for _ in (spec, *backward))
         product_s = 3.0 * spec.flops / chip.peak_flops()
-        found.append(product_s if "gemm" in spec.kind else scaled)
-    return found
+        seconds.append(product_s if "gemm" in spec.kind else scaled)
+    return seconds
 
 
 def tight_bound(

@@ -72,7 +72,9 @@ def assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
 
 def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[float, Pair]:
     """Split blocks by the work of each class; return a bound on the step and the pair."""
-    units = tuple(w.block_s for w, each in zip(work, pair, strict=True) for _ in range(each.stages))
+    units = tuple(
+        w.block_s for w, layout in zip(work, pair, strict=True) for _ in range(layout.stages)
+    )
     ends = (work[0].before_s, work[1].behind_s)
     blocks = balanced_split(problem.work.blocks, units, ends)
     loads = [unit * count for unit, count in zip(units, blocks, strict=True)]
@@ -85,9 +87,9 @@ def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[fl
 def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pair]:
     """Pairs that may take less than a time, the least work first."""
     peak = roofline(problem).work
-    found = []
+    bounded_pairs = []
     for pair in pairs:
-        shares = [each.micro_batch / each.dies for each in pair]
+        shares = [layout.micro_batch / layout.dies for layout in pair]
         rates = [
             peak._replace(
                 before_s=peak.before_s * share,
@@ -98,32 +100,32 @@ def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pai
         ]
         if _shared(problem, pair, rates)[0] >= below_s:
             continue
-        least_s, shared = _shared(problem, pair, [problem.least_work(each) for each in pair])
+        least_s, shared = _shared(problem, pair, [problem.least_work(layout) for layout in pair])
         if least_s < below_s:
-            found.append((least_s, shared))
-    return [pair for _, pair in sorted(found)]
+            bounded_pairs.append((least_s, shared))
+    return [pair for _, pair in sorted(bounded_pairs)]
 
 
 def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _IMPROVED) -> list[Pair]:
     """Return the first pairs that fit on the wafer; two of those that differ in sides alone."""
-    found: list[Pair] = []
+    placed: list[Pair] = []
     seen: list[tuple[Any, ...]] = []
     for pair in pairs:
-        sizes = tuple((each.dies, each.blocks, each.micro_batch) for each in pair)
+        sizes = tuple((layout.dies, layout.blocks, layout.micro_batch) for layout in pair)
         if seen.count(sizes) < 2 and not classes_fault(problem, pair):
             seen.append(sizes)
-            found.append(pair)
-        if len(found) == most:
+            placed.append(pair)
+        if len(placed) == most:
             break
-    return found
+    return placed
 
 
 def _with_blocks(pair: Pair, blocks: Sequence[int]) -> Pair:
     first, second = pair
-    given = tuple(blocks)
+    all_blocks = tuple(blocks)
     return (
-        replace(first, blocks=given[: first.stages]),
-        replace(second, blocks=given[first.stages :]),
+        replace(first, blocks=all_blocks[: first.stages]),
+        replace(second, blocks=all_blocks[first.stages :]),
     )
 
 
@@ -150,11 +152,11 @@ def class_pairs(
     >>> [(a.height, b.height) for a, b in class_pairs(problem, shapes, [16])]
     [(1, 4), (4, 1)]
     """
-    every = [each for each in layouts if each.replicas == replicas]
-    sides = sorted({(each.width, each.height) for each in every})
+    every = [layout for layout in layouts if layout.replicas == replicas]
+    sides = sorted({(layout.width, layout.height) for layout in every})
     wafers = problem.wafer.wafer_count // replicas
     alive = problem.wafer.dies * wafers
-    least = min(alive, max((each.dies * each.stages for each in every), default=0))
+    least = min(alive, max((layout.dies * layout.stages for layout in every), default=0))
     most = min(max(_MOST_STAGES, 2 * wafers), problem.work.blocks, _core.MAX_MAP_STAGES)
     for one, other in permutations(sides, 2):
         a, b = one[0] * one[1], other[0] * other[1]
@@ -168,7 +170,7 @@ def class_pairs(
                         Layout(*other, second, micro_batch, replicas=replicas),
                     )
                     batch = problem.training.global_batch
-                    if all(accepts_micro_batch(batch, each) for each in pair):
+                    if all(accepts_micro_batch(batch, layout) for layout in pair):
                         yield pair
 
 
@@ -178,10 +180,14 @@ def _rank(found: Evaluation) -> Rank:
 
 def _batches_of(known: Sequence[Known]) -> list[Batches]:
     """List micro-batches of the best known layouts, for each number of replicas."""
-    found: dict[int, dict[int, None]] = {}
+    micro_batches: dict[int, dict[int, None]] = {}
     for layout, _ in known:
-        found.setdefault(layout.replicas, {})[layout.micro_batch] = None
-    return [(b, replicas) for replicas, some in found.items() for b in list(some)[:_MICROBATCHES]]
+        micro_batches.setdefault(layout.replicas, {})[layout.micro_batch] = None
+    return [
+        (b, replicas)
+        for replicas, some in micro_batches.items()
+        for b in list(some)[:_MICROBATCHES]
+    ]
 
 
 def ranked_pairs(
@@ -226,9 +232,13 @@ def _improved_isolated(
     problem = classes.problem
     relaxation = mapping.relaxation()
     free, relaxed = relaxation.bound(1.0, 0.0)
-    alike = [m for each, m in known if (each.width, each.height) == (layout.width, layout.height)]
+    same_shape = [
+        m
+        for known_layout, m in known
+        if (known_layout.width, known_layout.height) == (layout.width, layout.height)
+    ]
     whole = replace(layout, blocks=())
-    starts = [relaxed, *alike, *priced_mappings(problem, whole, relaxation, free)]
+    starts = [relaxed, *same_shape, *priced_mappings(problem, whole, relaxation, free)]
     best, chosen, count = (True, float("inf")), relaxed, 0
     for op_mappings in (*starts, *plan_starts(problem, whole)):
         if not assigned(mapping, op_mappings):
@@ -283,8 +293,8 @@ def improved_classes(
     classes = Classes(problem, pair)
     count, some = 0, []
     for which in (0, 1):
-        found, evaluations = _improved_isolated(classes, which, known, steps // _ISOLATED, seed)
-        some.append(found)
+        improved, evaluations = _improved_isolated(classes, which, known, steps // _ISOLATED, seed)
+        some.append(improved)
         count += evaluations
     for turn, loss in enumerate(_LOSSES):
         count += _best_together(classes, some)
@@ -297,7 +307,7 @@ def improved_classes(
 
 def rebalanced(problem: Problem, found: Evaluation) -> Pair:
     """Split blocks again, by the times of the stages of a mapping."""
-    first, second = (each.layout for each in found.encoding.classes)
+    first, second = (stage_class.layout for stage_class in found.encoding.classes)
     border = first.stages
     inner = [stage.load_s / stage.blocks for stage in found.stages]
     ends = [problem.least_work(first).before_s, problem.least_work(second).behind_s]
@@ -350,25 +360,27 @@ def search_classes(
 
     looked_at = []
     chosen = placed_pairs(problem, ranked_pairs(problem, layouts, batches, below_s))
-    for found in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
-        if found is not None:
-            looked_at.append(found[0])
-            count += found[1]
+    for outcome in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
+        if outcome is not None:
+            looked_at.append(outcome[0])
+            count += outcome[1]
     looked_at.sort(key=_rank)
-    again = [rebalanced(problem, found) for found in looked_at[: effort.promising]]
-    for found in pool.map(lambda pair: tried(pair, effort.steps), again):
-        if found is not None:
-            looked_at.append(found[0])
-            count += found[1]
-    fitting = [found for found in looked_at if found.fits and found.time_s < below_s]
+    again = [rebalanced(problem, evaluation) for evaluation in looked_at[: effort.promising]]
+    for outcome in pool.map(lambda pair: tried(pair, effort.steps), again):
+        if outcome is not None:
+            looked_at.append(outcome[0])
+            count += outcome[1]
+    fitting = [
+        evaluation for evaluation in looked_at if evaluation.fits and evaluation.time_s < below_s
+    ]
     return ClassResult(min(fitting, key=_rank, default=None), count)
 
 
 def _batches(problem: Problem, layout: Layout) -> list[Batches]:
     """Micro-batch of a layout and the next smaller one, since two stages keep more of them."""
     share, b = problem.training.global_batch // layout.replicas, layout.micro_batch
-    smaller = [each for each in range(1, b) if share % each == 0][-1:]
-    return [(each, layout.replicas) for each in (b, *smaller)]
+    smaller = [divisor for divisor in range(1, b) if share % divisor == 0][-1:]
+    return [(divisor, layout.replicas) for divisor in (b, *smaller)]
 
 
 class KnownClasses:
@@ -423,12 +435,16 @@ class KnownClasses:
             new = placed_pairs(problem, new, _NEW)
             return self._improved(problem, new, known, pool, self.steps)
 
-        found = [each for batches in _batches(problem, known[0][0]) for each in tried(batches)]
-        if found:  # the best at length, its blocks shared out again
-            best = min(found, key=lambda each: each.time_s)
+        evaluations = [
+            evaluation
+            for batches in _batches(problem, known[0][0])
+            for evaluation in tried(batches)
+        ]
+        if evaluations:  # the best at length, its blocks shared out again
+            best = min(evaluations, key=lambda evaluation: evaluation.time_s)
             steps = _LONGER * self.steps
-            found += self._improved(problem, [rebalanced(problem, best)], known, pool, steps)
-        return min([best_s, *(each.time_s for each in found)])
+            evaluations += self._improved(problem, [rebalanced(problem, best)], known, pool, steps)
+        return min([best_s, *(evaluation.time_s for evaluation in evaluations)])
 
     def _is_new(self, pair: Pair) -> bool:
         return pair not in self.mappings and pair not in self.lost
@@ -437,15 +453,15 @@ class KnownClasses:
         """Return the times of the best known pairs that fit on the wafer."""
         near = [pair for pair, (time_s, _) in self.mappings.items() if time_s < _NEAR * below_s]
         near.sort(key=lambda pair: (self.mappings[pair][0], pair))
-        found = []
+        times_s = []
         for pair in placed_pairs(problem, near[:_PLACED], _SCORED):
             classes = Classes(problem, pair)
             for mapping, op_mappings in zip(classes.mappings, self.mappings[pair][1], strict=True):
                 mapping.assign(op_mappings)
             score = classes.score()
             if score["over_bytes"] + score["stream_over_bytes"] <= 0.0:
-                found.append(score["time_s"])
-        return found
+                times_s.append(score["time_s"])
+        return times_s
 
     def _improved(
         self,
@@ -463,7 +479,7 @@ class KnownClasses:
             except InvalidInputError:  # some operator cannot be split so
                 return None
 
-        found = []
+        fitting = []
         for pair, scored in zip(pairs, pool.map(improved, pairs), strict=True):
             if scored is None or not scored.fits:
                 self.lost.add(pair)  # memory is as short wherever dies are dead
@@ -472,5 +488,5 @@ class KnownClasses:
             arrays = (first.arrays(problem)[0], second.arrays(problem)[0])
             if scored.time_s < self.mappings.get(pair, (float("inf"),))[0]:
                 self.mappings[pair] = (scored.time_s, arrays)
-            found.append(scored)
-        return found
+            fitting.append(scored)
+        return fitting

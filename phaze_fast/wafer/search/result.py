@@ -193,24 +193,26 @@ class MappingResult(Table):
 
     def to_columns(self) -> dict[str, Any]:
         """Return the best mapping and those of the other promising layouts as a table."""
-        return joined_columns([found.to_row() for found in (self.best, *self.runners_up)])
+        return joined_columns([evaluation.to_row() for evaluation in (self.best, *self.runners_up)])
 
     def to_record(self) -> dict[str, Any]:
         """Return all but the problem as plain data that `from_record` reads."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "problem"}
-        kept["bound_s"] = self.bound_s if math.isfinite(self.bound_s) else None
-        kept["best"] = self.best.to_dict()
-        kept["runners_up"] = [found.to_dict() for found in self.runners_up]
-        return kept
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "problem"}
+        record["bound_s"] = self.bound_s if math.isfinite(self.bound_s) else None
+        record["best"] = self.best.to_dict()
+        record["runners_up"] = [evaluation.to_dict() for evaluation in self.runners_up]
+        return record
 
     @classmethod
     def from_record(cls, problem: Problem, data: Mapping[str, Any]) -> MappingResult:
         """Read what `to_record` returned for the same problem."""
-        kept = dict(data)
-        kept["bound_s"] = float("inf") if kept["bound_s"] is None else kept["bound_s"]
-        kept["best"] = Evaluation.from_dict(kept["best"])
-        kept["runners_up"] = tuple(Evaluation.from_dict(each) for each in kept["runners_up"])
-        return cls(problem=problem, **kept)
+        values = dict(data)
+        values["bound_s"] = float("inf") if values["bound_s"] is None else values["bound_s"]
+        values["best"] = Evaluation.from_dict(values["best"])
+        values["runners_up"] = tuple(
+            Evaluation.from_dict(evaluation) for evaluation in values["runners_up"]
+        )
+        return cls(problem=problem, **values)
 
     def __str__(self) -> str:
         sure = f"bound {format_time(self.bound_s)}, gap {self.gap:.1%}"

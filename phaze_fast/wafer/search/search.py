@@ -140,8 +140,8 @@ class _Search:
             tried.bound_s = bound = self.tighten(tried, best, relaxation)
         if bound >= best:
             return tried
-        given = self.starts.get(layout, [])
-        self.start(tried, (relaxed, *given, *plan_starts(self.problem, layout)))
+        known_starts = self.starts.get(layout, [])
+        self.start(tried, (relaxed, *known_starts, *plan_starts(self.problem, layout)))
         if tried.rank[0] and bound < float("inf"):  # memory is short
             self.start(tried, priced_mappings(self.problem, layout, relaxation, free))
         mapping.assign(tried.operator_mappings)
@@ -204,11 +204,11 @@ class _Search:
         mapping.assign(op_mappings)
         began = time.thread_time()
         loss = _LOSSES[seed % len(_LOSSES)]
-        found, _, count = mapping.anneal(seed, self.effort.steps, loss)
+        annealed_mappings, _, count = mapping.anneal(seed, self.effort.steps, loss)
         tried.kernel_s += time.thread_time() - began
         tried.kernel_evaluations += count
         tried.evaluations += count
-        return rank_of(mapping), found
+        return rank_of(mapping), annealed_mappings
 
     def tighten(
         self, tried: Tried, enough_s: float, relaxation: _core.Relaxation | None = None
@@ -237,12 +237,14 @@ class _Search:
         problem = self.problem
         wanted = set(self.starts)
         wanted |= set(problem.layouts() if self.wanted is None else self.wanted)
-        queue = sorted((self.roofline.bound_s(problem, each), each) for each in wanted)
+        queue = sorted((self.roofline.bound_s(problem, layout), layout) for layout in wanted)
         self.count = len(queue)
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never skipped
         if queue and min(queue)[0] == float("inf") == self.below_s:
             self.missing = True
-            return [(0.0, each) for each in sorted((each for _, each in queue), key=_by_memory)]
+            return [
+                (0.0, layout) for layout in sorted((layout for _, layout in queue), key=_by_memory)
+            ]
         return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
@@ -256,15 +258,15 @@ class _Search:
                 self.bounds.append(min(queue[at:])[0])
                 break
             batch = queue[at : at + _BATCH]
-            tasks = [(each, least, best) for least, each in batch if least < best]
+            tasks = [(layout, least, best) for least, layout in batch if least < best]
             self.pruned += len(batch) - len(tasks)
             self.bounds += [least for least, _ in batch if least >= best]
-            given = best
+            batch_limit_s = best
             for tried in pool.map(self.visit, tasks):
                 if tried is None:
                     continue
                 if tried.rank == _LAST:
-                    late = tried.bound_s < given
+                    late = tried.bound_s < batch_limit_s
                     self.unseen += late
                     self.pruned += not late
                     self.bounds.append(tried.bound_s)
@@ -386,16 +388,16 @@ def search_mapping(
     >>> from phaze_fast.wafer import load_wafer
     >>> from phaze_fast import models
     >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
-    >>> found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
-    >>> found.best.fits and found.bound_s <= found.best.time_s
+    >>> result = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
+    >>> result.best.fits and result.bound_s <= result.best.time_s
     True
     """
-    found = _Search(
+    result = _Search(
         problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
     ).run()
-    if found is None:
+    if result is None:
         raise InvalidInputError(no_layout(problem))
-    return found
+    return result
 
 
 def search_below(
@@ -479,21 +481,21 @@ def search_task(
     """
     settings = asdict(replace(effort, budget_s=None, stop=None))
     del settings["budget_s"], settings["stop"]
-    given = {
+    task_data = {
         "effort": settings,
         "seed": seed,
         "below_s": below_s if math.isfinite(below_s) else None,
-        "starts": [found.encoding.to_list() for found in starts],
+        "starts": [evaluation.encoding.to_list() for evaluation in starts],
         "wanted": asdict(wanted) if isinstance(wanted, Layout) else wanted,
     }
-    return Task(search_data, problem, given, effort.budget_s, effort.stop)
+    return Task(search_data, problem, task_data, effort.budget_s, effort.stop)
 
 
 def read_result(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:
     """Read what `search_data` returns: the result, None where bounds prune all; the bound."""
     bound_s = float("inf") if data["bound_s"] is None else float(data["bound_s"])
-    kept = data["result"]
-    return None if kept is None else MappingResult.from_record(problem, kept), bound_s
+    record = data["result"]
+    return None if record is None else MappingResult.from_record(problem, record), bound_s
 
 
 def result_of(problem: Problem, data: Data) -> MappingResult:
@@ -543,7 +545,7 @@ def search_mappings(
     --------
     >>> problems = [Problem("bertlarge", name) for name in ("dram-wafer", "dojo-tile-like")]
     >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
-    >>> [found.best.fits for found in search_mappings(problems, quick)]
+    >>> [result.best.fits for result in search_mappings(problems, quick)]
     [True, True]
     """
     tasks = [search_task(problem, effort or Effort(), seed) for problem in problems]

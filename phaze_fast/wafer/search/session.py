@@ -141,8 +141,8 @@ class Session:
     @property
     def notes(self) -> tuple[str, ...]:
         """Messages about the journal and the store."""
-        kept = [place.notes for place in (self._journal, self._store) if place is not None]
-        return (*self._notes, *(note for some in kept for note in some))
+        note_groups = [place.notes for place in (self._journal, self._store) if place is not None]
+        return (*self._notes, *(note for some in note_groups for note in some))
 
     def run(
         self,
@@ -172,12 +172,12 @@ class Session:
             The first error of a task, or that its worker was lost again and again.
         """
         results = {at: self._found[t.key] for at, t in enumerate(tasks) if t.key in self._found}
-        kept = self._kept({at: t for at, t in enumerate(tasks) if at not in results and t.key})
-        results |= kept
-        self.recalled += len(kept)
-        self._found |= {tasks[at].key: data for at, data in kept.items()}
-        asked = tasks if self.sequential else [replace(task, stop=None) for task in tasks]
-        left = [(at, task) for at, task in enumerate(asked) if at not in results]
+        looked_up = self._kept({at: t for at, t in enumerate(tasks) if at not in results and t.key})
+        results |= looked_up
+        self.recalled += len(looked_up)
+        self._found |= {tasks[at].key: data for at, data in looked_up.items()}
+        runnable = tasks if self.sequential else [replace(task, stop=None) for task in tasks]
+        left = [(at, task) for at, task in enumerate(runnable) if at not in results]
         for at in results:
             if done is not None:
                 done(at)
@@ -200,13 +200,13 @@ class Session:
     def _kept(self, tasks: dict[int, Task]) -> dict[int, Data]:
         """Look results up in the journal, then in the store."""
         rows = self._journal.rows if self._journal is not None else {}
-        found = {at: rows[task.key]["result"] for at, task in tasks.items() if task.key in rows}
-        asked = {task.key.encode(): at for at, task in tasks.items() if at not in found}
-        stored = self._store.get_many(asked) if self._store is not None else {}
+        results = {at: rows[task.key]["result"] for at, task in tasks.items() if task.key in rows}
+        positions = {task.key.encode(): at for at, task in tasks.items() if at not in results}
+        stored = self._store.get_many(positions) if self._store is not None else {}
         for key, value in stored.items():
             with contextlib.suppress(ValueError):
-                found[asked[key]] = json.loads(value)
-        return found
+                results[positions[key]] = json.loads(value)
+        return results
 
     def _keep(self, task: Task, data: Data) -> None:
         if not task.key or data.get("cut"):

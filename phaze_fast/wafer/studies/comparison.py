@@ -73,8 +73,10 @@ class Comparison(Table):
         """Return plain data."""
         return {
             **self.ours.to_dict(),
-            "baselines": {name: each.to_dict() for name, each in self.baselines.items()},
-            "ablations": {name: each.to_dict() for name, each in self.ablations.items()},
+            "baselines": {name: baseline.to_dict() for name, baseline in self.baselines.items()},
+            "ablations": {
+                name: evaluation.to_dict() for name, evaluation in self.ablations.items()
+            },
             "memory_at_equal_speed": {
                 name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
                 for name, e in self.memory_at_equal_speed.items()
@@ -85,8 +87,12 @@ class Comparison(Table):
     def to_columns(self) -> dict[str, Any]:
         """Return ours, every plan of the baselines and every ablation as a table."""
         plans = [("ours", "", self.ours.best)]
-        for name, each in self.baselines.items():
-            variants = (("default", each.default), ("tuned", each.tuned), ("tiled", each.tiled))
+        for name, baseline in self.baselines.items():
+            variants = (
+                ("default", baseline.default),
+                ("tuned", baseline.tuned),
+                ("tiled", baseline.tiled),
+            )
             plans += [(name, variant, found) for variant, found in variants]
         plans += [("ours", name, found) for name, found in self.ablations.items()]
         return joined_columns([{"plan": n, "variant": v, **e.to_row()} for n, v, e in plans])
@@ -103,8 +109,8 @@ def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
     """Tune one system's plans."""
     del means
     name = given["name"]
-    found = baselines(problem, [name])[name]
-    return {"plans": found.to_dict(), "evaluations": found.evaluations}
+    baseline = baselines(problem, [name])[name]
+    return {"plans": baseline.to_dict(), "evaluations": baseline.evaluations}
 
 
 def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
@@ -121,12 +127,12 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
                     )
 
     every = problem.layouts()
-    found = best_candidate(problem, every, candidates)
-    if found is None:
+    evaluation = best_candidate(problem, every, candidates)
+    if evaluation is None:
         raise InvalidInputError(
             f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
         )
-    return found.to_dict()
+    return evaluation.to_dict()
 
 
 def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
@@ -153,8 +159,10 @@ def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> D
     """Bisect the memory limit for the least at which ours is no slower than a baseline."""
     del means
     other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
-    found = min((other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99)
-    low, high = 0.0, min(found.memory_bytes, other.memory_bytes)
+    smallest = min(
+        (other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99
+    )
+    low, high = 0.0, min(smallest.memory_bytes, other.memory_bytes)
     for _ in range(_HALVINGS):
         limit_bytes = 0.5 * (low + high)
         tight = problem.variant(capacity_bytes=limit_bytes)
@@ -168,22 +176,26 @@ def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> D
             if tried.fits and tried.time_s <= other.time_s:
                 fitting.append(tried)
         if fitting:
-            found = min(fitting, key=lambda e: e.memory_bytes)
-            high = min(limit_bytes, found.memory_bytes)
+            smallest = min(fitting, key=lambda e: e.memory_bytes)
+            high = min(limit_bytes, smallest.memory_bytes)
         else:
             low = limit_bytes
-    return found.to_dict()
+    return smallest.to_dict()
 
 
 def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
     known = [Evaluation.from_dict(data) for data in given["known"]]
-    return [_start(problem, found) for found in known if found.encoding.second_class is None]
+    return [
+        _start(problem, evaluation)
+        for evaluation in known
+        if evaluation.encoding.second_class is None
+    ]
 
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
     """Input of the tasks that improve known mappings."""
     return {
-        "known": [found.to_dict() for found in known],
+        "known": [evaluation.to_dict() for evaluation in known],
         "seed": seed,
         "steps": effort.steps,
     }
@@ -227,11 +239,11 @@ def _ablations(
     tasks = _ablation_tasks(problem, ours, effort, seed)
     say("ablations")
     results = session.run(list(tasks.values()))
-    found = {
+    evaluations = {
         name: _evaluation(task, data)
         for (name, task), data in zip(tasks.items(), results, strict=True)
     }
-    return {**found, "no_architecture": ours.best}
+    return {**evaluations, "no_architecture": ours.best}
 
 
 # ---- the comparison ----
@@ -282,10 +294,10 @@ def compare_mappings(
     >>> from phaze_fast import models
     >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
     >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
-    >>> found = compare_mappings(problem, quick, names=["megatron"], ablations=False)
-    >>> found.ours.best.time_s <= found.baselines["megatron"].best.time_s
+    >>> comparison = compare_mappings(problem, quick, names=["megatron"], ablations=False)
+    >>> comparison.ours.best.time_s <= comparison.baselines["megatron"].best.time_s
     True
-    >>> found.to_columns()["variant"]
+    >>> comparison.to_columns()["variant"]
     ['', 'default', 'tuned', 'tiled']
     """
     with session_of(session, executor, threads, resume, cache) as opened:
@@ -323,13 +335,17 @@ def _compare(
         name: Baseline.from_dict(name, data["plans"], data["evaluations"])
         for name, data in zip(names, tuned, strict=True)
     }
-    starts = [found for each in others.values() for found in (each.tuned, each.tiled)]
+    starts = [
+        evaluation
+        for baseline in others.values()
+        for evaluation in (baseline.tuned, baseline.tiled)
+    ]
     say("ours")
     ours = _searched(session, search_task(problem, effort, seed, [*starts, *known]), progress)
     taken = _ablations(session, problem, ours, effort, seed, say) if ablations else {}
     # An ablation searches a part of our space: what it finds there counts for us as well.
-    fitting = [found for found in taken.values() if found.fits]
-    better = min(fitting, key=lambda found: found.time_s, default=ours.best)
+    fitting = [evaluation for evaluation in taken.values() if evaluation.fits]
+    better = min(fitting, key=lambda evaluation: evaluation.time_s, default=ours.best)
     if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
         if better.encoding.second_class is None:
             task = search_task(problem, effort, seed + 1, [better], wanted=better.encoding.layout)
@@ -339,7 +355,7 @@ def _compare(
         taken["no_architecture"] = ours.best
     say("memory at equal speed")
     fits = equal_speed_memory and ours.best.fits
-    rivals = {n: each.best for n, each in others.items() if fits and each.best.fits}
+    rivals = {n: baseline.best for n, baseline in others.items() if fits and baseline.best.fits}
     mine = (ours.best, *ours.runners_up[:2])
     tasks = [
         Task(
@@ -359,7 +375,7 @@ def _quiet(name: str) -> None:
 
 def _merged(first: MappingResult, second: MappingResult) -> MappingResult:
     """Keep the first search's bound and counts, and the better of the two mappings."""
-    best = min((first.best, second.best), key=lambda found: found.rank)
+    best = min((first.best, second.best), key=lambda evaluation: evaluation.rank)
     return replace(
         first,
         best=best,

@@ -61,7 +61,7 @@ class FaultStudy(Table):
 
     def by_spares(self) -> list[dict[str, Any]]:
         """For each number of spare dies: wafers with no more dead ones, and their least rate."""
-        dead = [len(each.dead_dies) for each in self.maps]
+        dead = [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
         for spares in range(max(dead) + 1):
             good = [rate for rate, count in zip(self.rates, dead, strict=True) if count <= spares]
@@ -95,8 +95,8 @@ class FaultStudy(Table):
     def to_columns(self) -> dict[str, Any]:
         """Return the maps as a table: dead dies and links, rates, whether in two classes."""
         return {
-            "dead_dies": [len(each.dead_dies) for each in self.maps],
-            "dead_links": [len(each.dead_links) for each in self.maps],
+            "dead_dies": [len(fault_map.dead_dies) for fault_map in self.maps],
+            "dead_links": [len(fault_map.dead_links) for fault_map in self.maps],
             "per_s": self.rates,
             "two_classes": list(self.classes),
         }
@@ -121,14 +121,14 @@ class _Known:
             if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
         ]
         with ThreadPoolExecutor(thread_count(self.threads)) as pool:
-            given = (problem, problem.layouts(), known, one_s * _GAIN, pool)
-            two_s = self.classes.best(*given)
+            search_args = (problem, problem.layouts(), known, one_s * _GAIN, pool)
+            two_s = self.classes.best(*search_args)
         return min(one_s, two_s), two_s < one_s
 
     def best_of_one_shape(self, problem: Problem) -> float:
         """Time of the best mapping with stages of one shape; infinite where none fits."""
         wafer = problem.wafer
-        found = float("inf")
+        best_s = float("inf")
         placed = [
             (time_s, layout)
             for layout, (time_s, _) in self.mappings.items()
@@ -136,27 +136,27 @@ class _Known:
         ]
         for _, layout in sorted(placed)[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])
-            found = min(found, scored.time_s if scored.fits else found)
-        below = found * _GAIN
+            best_s = min(best_s, scored.time_s if scored.fits else best_s)
+        below = best_s * _GAIN
         every = problem.layouts()
         wanted = [
-            each
-            for each in every
-            if each not in self.mappings and self.lost.get(each, -1.0) < below
+            candidate
+            for candidate in every
+            if candidate not in self.mappings and self.lost.get(candidate, -1.0) < below
         ]
         if not wanted:
-            return found
+            return best_s
         result, _ = search_below(
             problem, below, self.effort, self.seed, self.threads, wanted=wanted
         )
         if result is not None:
-            for each in (result.best, *result.runners_up):
-                self.add(problem, each)
-            found = min(found, result.best.time_s if result.best.fits else found)
+            for evaluation in (result.best, *result.runners_up):
+                self.add(problem, evaluation)
+            best_s = min(best_s, result.best.time_s if result.best.fits else best_s)
         for layout in wanted:
             if layout not in self.mappings:
-                self.lost[layout] = max(self.lost.get(layout, 0.0), min(below, found))
-        return found
+                self.lost[layout] = max(self.lost.get(layout, 0.0), min(below, best_s))
+        return best_s
 
     def add(self, problem: Problem, found: Evaluation) -> None:
         """Keep a mapping that fits."""
@@ -227,10 +227,14 @@ def fault_study(
         maps = sample_faults(problem.wafer, maps, seed, die_fault, link_fault)
     if not maps:
         raise InvalidInputError("maps: none are given; expected at least one")
-    asked = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
-    given = {"maps": [each.to_plain() for each in maps], "effort": asked, "seed": seed}
+    effort_data = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
+    task_data = {
+        "maps": [fault_map.to_plain() for fault_map in maps],
+        "effort": effort_data,
+        "seed": seed,
+    }
     with session_of(session, threads=threads) as opened:
-        data = opened.run([Task(fault_times, problem, given)], progress)[0]
+        data = opened.run([Task(fault_times, problem, task_data)], progress)[0]
     whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])
     seconds = time.perf_counter() - began
     return FaultStudy(

@@ -107,13 +107,13 @@ def capped_s(problem: Problem, found: Evaluation, energy: StepEnergy | None = No
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> capped_s(problem, found) == found.time_s
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> capped_s(problem, scored) == scored.time_s
     True
     >>> tight = Problem("bertlarge", problem.wafer.replace(power_cap_w=2500.0))
-    >>> energy = step_energy(tight, found)
-    >>> slow_s = capped_s(tight, found)
-    >>> slow_s > found.time_s
+    >>> energy = step_energy(tight, scored)
+    >>> slow_s = capped_s(tight, scored)
+    >>> slow_s > scored.time_s
     True
     """
     wafer = problem.wafer
@@ -132,9 +132,9 @@ def _leakage_w(wafer: Wafer) -> float:
 
 
 def _point(result: MappingResult) -> WaferPoint:
-    problem, found = result.problem, result.best
-    wafer, energy = problem.wafer, step_energy(problem, found)
-    time_s = capped_s(problem, found, energy)
+    problem, evaluation = result.problem, result.best
+    wafer, energy = problem.wafer, step_energy(problem, evaluation)
+    time_s = capped_s(problem, evaluation, energy)
     totals = wafer_totals(wafer)
     moving_j = energy.total_j - energy.static_j
     return WaferPoint(
@@ -238,7 +238,7 @@ def search_front(
         queue = sorted(
             ((quickest_s(problem), i, problem))
             for i, problem in enumerate(
-                Problem(model, each, training) for each in space.wafers()[0]
+                Problem(model, wafer, training) for wafer in space.wafers()[0]
             )
         )
         points: list[WaferPoint] = []
@@ -251,9 +251,9 @@ def search_front(
                 for bound_s, _, problem in queue[at : at + _WAVE]
                 if not _dominated(_at_best(problem, bound_s), points, objectives)
             ]
-            answers = opened.run([search_task(each, effort, seed) for each in wave])
+            answers = opened.run([search_task(problem, effort, seed) for problem in wave])
             results = [read_result(*pair)[0] for pair in zip(wave, answers, strict=True)]
-            fitting = [each for each in results if each is not None and each.best.fits]
+            fitting = [result for result in results if result is not None and result.best.fits]
             points += map(_point, fitting)
             looked = min(_WAVE, len(queue) - at)
             front = WaferFront(

@@ -72,8 +72,8 @@ class WaferResult(Table):
     @property
     def gap(self) -> float:
         """Relative gap between the best time and the bound; 1 where nothing fits."""
-        found = self.best.best
-        return max(0.0, 1.0 - self.bound_s / found.time_s) if found.fits else 1.0
+        evaluation = self.best.best
+        return max(0.0, 1.0 - self.bound_s / evaluation.time_s) if evaluation.fits else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -144,9 +144,9 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
                 *_stream(wafer),
             )
         )
-    found = []
+    flags = []
     for i, mine in enumerate(sizes):
-        found.append(
+        flags.append(
             any(
                 j != i
                 and dies[j] == dies[i]
@@ -158,7 +158,7 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
                 for j, other in enumerate(sizes)
             )
         )
-    return found
+    return flags
 
 
 def search_wafers(
@@ -214,10 +214,10 @@ def search_wafers(
     ...     name="few", base="dram-wafer", axes={"columns": [2, 3], "rows": [2]}
     ... )
     >>> quick = Effort(seeds=1, steps=200, promising=1)
-    >>> found = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
-    >>> found.best.problem.wafer.grid, found.contained
+    >>> result = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
+    >>> result.best.problem.wafer.grid, result.contained
     ((3, 2), 1)
-    >>> found.to_columns()["status"]
+    >>> result.to_columns()["status"]
     ['searched']
     """
     began = time.perf_counter()
@@ -230,8 +230,8 @@ def search_wafers(
         )
     inside = contained(wafers)
     base = space.base_index
-    kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
-    problems = {i: Problem(model, wafers[i], training) for i in kept}
+    remaining = [i for i in range(len(wafers)) if not inside[i] or i == base]
+    problems = {i: Problem(model, wafers[i], training) for i in remaining}
     with session_of(session, executor, threads, resume, cache) as opened:
         search = _WaferSearch(opened, problems, effort, seed, progress)
         search.briefly(base)
@@ -243,7 +243,7 @@ def search_wafers(
         bound_s=min([*search.bounds.values(), *([chosen.best.time_s] if chosen.best.fits else [])]),
         wafers=len(wafers),
         rejected={str(rule): count for rule, count in rejected.items()},
-        contained=len(wafers) - len(kept),
+        contained=len(wafers) - len(remaining),
         bounded=search.bounded,
         searched=len(search.found),
         unseen=search.unseen,
@@ -285,7 +285,7 @@ class _WaferSearch:
     @property
     def best(self) -> MappingResult:
         """The fastest mapping so far, or the one that comes closest to fitting."""
-        return min(self.found.values(), key=lambda found: found.best.rank)
+        return min(self.found.values(), key=lambda result: result.best.rank)
 
     @property
     def limit_s(self) -> float:
@@ -313,13 +313,13 @@ class _WaferSearch:
             for i, below_s in limits.items()
         ]
         for i, data in zip(limits, self.session.run(tasks), strict=True):
-            found, bound = read_result(self.problems[i], data)
+            result, bound = read_result(self.problems[i], data)
             self.bounds[i] = max(self.bounds[i], bound)
-            if found is None:
+            if result is None:
                 continue
-            self.evaluations += found.evaluations
-            if i not in self.found or found.best.rank < self.found[i].best.rank:
-                self.found[i] = found
+            self.evaluations += result.evaluations
+            if i not in self.found or result.best.rank < self.found[i].best.rank:
+                self.found[i] = result
 
     def briefly(self, base: int | None) -> None:
         """Search every wafer briefly: the base first, then the most promising, in waves."""
