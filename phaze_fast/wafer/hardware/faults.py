@@ -32,7 +32,7 @@ class FaultMap(Record):
     dead_dies: tuple[RowColumn, ...] = ()
     """Row and column of each die that does not work."""
     dead_links: tuple[tuple[RowColumn, RowColumn], ...] = ()
-    """Two neighbouring dies each, by row and column: the link between them does not work."""
+    """Links that do not work, each as a pair of neighbouring dies by row and column."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -54,9 +54,9 @@ class FaultMap(Record):
         Parameters
         ----------
         wafer
-            Where they are.
+            Wafer that has the faults.
         source
-            What messages call this map.
+            Name of this map in error messages.
 
         Raises
         ------
@@ -104,16 +104,16 @@ def sample_faults(
     die_fault: float | None = None,
     link_fault: float = 0.0,
 ) -> list[FaultMap]:
-    """Draw fault maps: each die and each link fails by itself, with one probability each.
+    """Draw fault maps: dies and links fail independently, each with its own probability.
 
     Parameters
     ----------
     wafer
-        Whose dies and links they are.
+        Wafer whose dies and links may fail.
     count
-        Maps.
+        Number of maps.
     seed
-        The same one gives the same maps on every machine.
+        Random seed; the same seed gives the same maps on every machine.
     die_fault
         Probability that a die does not work; by default 1 less the wafer's `die_yield`.
     link_fault

@@ -46,17 +46,17 @@ class StepEnergy:
     operators_j: float
     """Arithmetic, SRAM and HBM of all operators, recomputed ones included."""
     optimizer_j: float
-    """Weights, gradients and state that the optimiser step moves in the dies' own memory."""
+    """Optimiser traffic in the dies' own memory: weights, gradients and state."""
     links_j: float
-    """Bytes over links between dies, once for every link they pass."""
+    """Traffic on links between dies; a byte counts on every link of its route."""
     stream_j: float
-    """Bytes to and from off the wafer, other wafers included."""
+    """Traffic to and from off-wafer memory and other wafers."""
     static_j: float
     """Static power of all working dies over the step."""
 
     @property
     def total_j(self) -> float:
-        """All of it."""
+        """Sum over all causes."""
         parts = (self.operators_j, self.optimizer_j, self.links_j, self.stream_j)
         return sum(parts) + self.static_j
 
@@ -84,9 +84,9 @@ def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]
 
 
 def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
-    """Count the blocks in which each operator runs once more, over all stages of a class.
+    """Count the recomputations of each operator, in blocks over all stages of a class.
 
-    An operator that keeps nothing runs again with each of its consumers that is recomputed.
+    An operator that stores nothing runs again with each of its recomputed consumers.
     """
     work, layout = problem.work, encoding.layout
     blocks = problem.blocks(layout)
@@ -127,7 +127,7 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
 
 
 def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
-    """Bytes of a step that the optimiser moves on the dies, and that leave or enter the wafer."""
+    """Bytes per step that the optimiser moves on the dies, and that enter or leave the wafer."""
     spec = optimizer(problem.training.optimizer)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
     stepped = streamed = 0.0
@@ -145,7 +145,7 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
 
 
 def _between_wafers(problem: Problem, found: Evaluation) -> float:
-    """Bytes of a step between wafers: sends of stages, and gradient sums of replicas."""
+    """Bytes per step between wafers: sends between stages, and gradient sums of replicas."""
     layout, wafers = found.encoding.layout, problem.wafer.wafer_count
     depth = wafers // layout.replicas
     crossings = (depth - 1) * layout.chunks + (layout.chunks - 1) * (depth > 1)
@@ -160,9 +160,9 @@ def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None)
     Parameters
     ----------
     problem, found
-        The model, the wafer and a mapping that was scored.
+        The model, the wafer and the step; and an evaluated mapping.
     loads
-        What `step_loads` returns; by default it is computed.
+        Result of `step_loads`; computed by default.
 
     Examples
     --------
@@ -205,7 +205,7 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
     return {
         "work_s": work_s,
         "collectives_s": waits_s,
-        # Recomputation, the model's ends, sends to the next stage, streams and gathers not hidden.
+        # Recomputation, embedding and head, sends to the next stage, exposed streams and gathers.
         "other_s": batches * slowest.load_s - work_s - waits_s,
         "bubble_s": max(0.0, found.time_s - found.tail_s - batches * slowest.load_s),
         "tail_s": found.tail_s,
@@ -268,7 +268,7 @@ def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
 
 
 def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
-    """Describe a mapping as plain data; all values are null where it does not fit.
+    """Describe a mapping as plain data; all values are null if it does not fit.
 
     Examples
     --------

@@ -1,8 +1,9 @@
 """A mapping as one operator mapping per operator: rules, JSON and arrays.
 
 An operator mapping says how an operator's dimensions are split along each axis of its rectangle of
-dies, innermost first; what becomes of its output; how its weights are kept; and how its collectives
-run. All blocks of a model share their operator mappings. `RULES` says which are legal.
+dies, innermost first; whether its output is stashed, recomputed or offloaded; how its weights are
+stored; and how its collectives run. All blocks of a model share their operator mappings. `RULES`
+lists the conditions of a legal mapping.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class OperatorMapping:
     y: Runs
     """(role, factor) along a column."""
     output: tuple[str, ...] = ("stash",)
-    """stash, recompute or offload: one for all stages, or one for each."""
+    """stash, recompute or offload: one value for all stages, or one per stage."""
     weights: str = "replicated"
     """One of `WEIGHTS`."""
     collective: str = "auto"
@@ -52,7 +53,7 @@ class OperatorMapping:
 
     @property
     def partition(self) -> dict[str, int]:
-        """Parts of each dimension, and copies."""
+        """Number of parts of each dimension, and number of copies."""
         parts = dict.fromkeys(ROLES, 1)
         for role, factor in (*self.x, *self.y):
             parts[role] *= factor
@@ -61,12 +62,12 @@ class OperatorMapping:
 
 @dataclass(frozen=True)
 class RuleCase:
-    """One operator's mapping, as a rule looks at it."""
+    """Input of a rule: the mapping of one operator."""
 
     problem: Problem
     layout: Layout
     index: int
-    """Of the operator in the problem's list."""
+    """Position of the operator in the problem's list."""
     op_mapping: OperatorMapping
 
     @property
@@ -82,7 +83,7 @@ class MappingRule:
     name: str
     text: str
     broken: Callable[[RuleCase], str]
-    """Returns what is wrong, or an empty string."""
+    """Returns the reason why the mapping is illegal, or an empty string."""
 
 
 def _sides(c: RuleCase) -> str:
@@ -171,11 +172,11 @@ RULES = (
     MappingRule("collective", "a collective runs by an algorithm that is known", _collective),
     MappingRule("output", "what enters a block is kept; ends keep what they make", _outputs),
 )
-"""What makes an operator mapping legal, in the order it is checked."""
+"""Conditions of a legal operator mapping, in the order in which they are checked."""
 
 
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:
-    """Return what is wrong with a layout, one line each; none where it is legal."""
+    """Return the faults of a layout, one line each; empty if it is legal."""
     wafer, batch = problem.wafer, problem.training.global_batch
     wafers = max(1, wafer.wafer_count // layout.replicas)
     sides = (layout.width, layout.height)
@@ -195,8 +196,8 @@ Array = np.ndarray[Any, Any]
 class Encoding:
     """A whole mapping: a layout of the wafer, and one operator mapping per operator.
 
-    Where a pipeline has two classes of stages, this is the first of them; each class has a layout
-    with its own stages and blocks.
+    If a pipeline has two classes of stages, this is the first class and `second_class` the other;
+    each class has a layout with its own stages and blocks.
     """
 
     layout: Layout
@@ -211,7 +212,7 @@ class Encoding:
         return (Encoding(self.layout, self.operator_mappings), self.second_class)
 
     def layouts_dict(self) -> dict[str, Any]:
-        """Return the layout as plain data, that of the second class as `second_class`."""
+        """Return the layout as plain data, the layout of the second class as `second_class`."""
         data = self.layout.to_dict()
         if self.second_class is not None:
             data["second_class"] = self.second_class.layout.to_dict()
@@ -219,7 +220,7 @@ class Encoding:
 
     @property
     def dies(self) -> int:
-        """Dies in use."""
+        """Number of dies in use."""
         return sum(
             stage_class.layout.dies * stage_class.layout.stages for stage_class in self.classes
         )
@@ -247,7 +248,7 @@ class Encoding:
     # ---- legality ----
 
     def faults(self, problem: Problem) -> list[str]:
-        """Return the rules that the mapping breaks, one line each; none where it is legal."""
+        """Return the rules that the mapping breaks, one line each; empty if it is legal."""
         if self.second_class is None:
             return self._faults(problem, layout_faults(problem, self.layout))
         pair = (self.layout, self.second_class.layout)
@@ -281,7 +282,7 @@ class Encoding:
         return found
 
     def check(self, problem: Problem) -> None:
-        """Raise where the mapping is not legal.
+        """Raise an error if the mapping is not legal.
 
         Raises
         ------
@@ -320,7 +321,7 @@ class Encoding:
     def from_arrays(
         cls, problem: Problem, layout: Layout, op_mappings: Array, outputs: Array
     ) -> Encoding:
-        """Read the arrays of the kernel."""
+        """Build a mapping from the arrays of the kernel."""
         slots = slots_of(layout.width, layout.height)
         by_stage = outputs.reshape(layout.stages, -1)
         operator_mappings = []

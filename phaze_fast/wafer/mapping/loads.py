@@ -25,7 +25,7 @@ _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
 def class_counts(
     problem: Problem, encoding: Encoding
 ) -> list[tuple[Encoding, dict[str, list[int]]]]:
-    """List the classes of stages, each with how often every stage has each part of the model."""
+    """List the classes of stages, each with the count of every model part in every stage."""
     classes = encoding.classes
     counted_classes = []
     for k, stage_class in enumerate(classes):
@@ -40,7 +40,7 @@ def class_counts(
 
 
 def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
-    """For each operator: parameters of a die, dies with copies of them, and the weight mode."""
+    """Return for each operator: parameters per die, dies with a copy of them, weight mode."""
     layout = encoding.layout
     by_operator = []
     for i, op_mapping in enumerate(encoding.operator_mappings):
@@ -90,7 +90,7 @@ def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]
 
 
 def _stream_step_loads(problem: Problem, encoding: Encoding, placed: Placed) -> Array:
-    """Link loads of the streams of a step; `placed` has the dies of every stage."""
+    """Link loads of the streams of a step; `placed` lists the dies of every stage."""
     columns, rows = problem.wafer.grid
     total = np.zeros((rows, columns, 4))
     for dies, (read_bytes, written_bytes) in zip(
@@ -105,7 +105,8 @@ def _stream_step_loads(problem: Problem, encoding: Encoding, placed: Placed) -> 
 def _by_part(problem: Problem, encoding: Encoding, links: Links) -> dict[str, Array]:
     """Bytes on the links of one stage's rectangle in a whole step, by part of the model.
 
-    Of a block: for one block. Collectives of a micro-batch are counted for all of them.
+    The part ``block`` is for one block. Collectives of a micro-batch are counted for all
+    micro-batches of the step.
     """
     layout = encoding.layout
     batches = problem.batches(layout)
@@ -169,14 +170,14 @@ def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
 def step_loads(problem: Problem, encoding: Encoding) -> Array:
     """Add up the bytes on each link in one step: collectives, streams, sends between stages.
 
-    Collectives that recomputation repeats are left out, as in `transfers`. On several wafers: the
-    mean over those of one pipeline.
+    Collectives that recomputation repeats are not counted again, as in `transfers`. On several
+    wafers, the result is the mean over the wafers of one pipeline.
 
     Returns
     -------
     numpy.ndarray
-        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. Where switches
-        join the dies: to them, from them, and twice nothing.
+        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. With
+        switches: bytes to them, bytes from them, and two zeros.
 
     Examples
     --------
@@ -220,7 +221,7 @@ def _own_flows(
     placed: Placed,
     links: Links,
 ) -> list[Flow]:
-    """Flows between neighbours of the collectives of one class."""
+    """Flows between neighbouring dies due to the collectives of one class."""
     columns, width = problem.wafer.grid[0], encoding.layout.width
     parts = _by_part(problem, encoding, links)
     flows: list[Flow] = []
@@ -236,7 +237,7 @@ def _own_flows(
 def _on_dies(
     loads: Array, dies: tuple[tuple[int, int], ...], width: int, columns: int
 ) -> list[Flow]:
-    """Bytes on the links of a rectangle, between the dies that it stands on."""
+    """Convert link loads of a rectangle to flows between the dies at which it is placed."""
     flows = []
     for j, i, direction in zip(*np.nonzero(loads), strict=True):
         (x, y), (u, v) = (
@@ -257,7 +258,7 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
     for k, (stage_class, counts) in enumerate(class_counts(problem, encoding)):
         placed, layout = classes.places[k].stages, stage_class.layout
         flows += _own_flows(problem, stage_class, counts, placed, classes.links(k))
-        at = placed[-1] if k == 0 else placed[0]  # exchanges what comes from the other class
+        at = placed[-1] if k == 0 else placed[0]  # redistributes tensors of the other class
         group = MeshGroup(
             "all-to-all",
             size / layout.dies,
@@ -294,7 +295,7 @@ def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
         share = size / stage_class.layout.dies
         for stage in range(stage_class.layout.stages):
             used = sum(counts[part][stage] * parts[part] for part in parts)
-            if at in (border, border + 1):  # exchanges what comes from the other class
+            if at in (border, border + 1):  # redistributes tensors of the other class
                 used += share * (1.0 - 1.0 / stage_class.layout.dies)
             near = [k for k in (at - 1, at + 1) if 0 <= k < len(classes.dies)]
             sends = sum(classes.wafers[k] == classes.wafers[at] for k in near)

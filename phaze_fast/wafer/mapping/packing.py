@@ -1,11 +1,11 @@
-"""Places for the stages of a pipeline between the dead dies and links of a wafer.
+"""Placement of the stages of a pipeline around the dead dies and links of a wafer.
 
 Rectangles are packed in bands of rows: a band starts where most rectangles fit and is filled from
-its left, so that a dead die or link costs the rectangles it lies in and shifts the others. Bands of
-columns are tried as well. A stage that is one die high may also be a line that bends: a piece of a
-long path from die to neighbouring die. Collectives along it use the links of the path and no
-others, so that they cost what they cost on a straight line. Where faults split a wafer, all stages
-stand in one connected part. With switches any dies make up a stage, which counts as a line.
+the left, so that a dead die or link removes the rectangles that contain it and shifts the others.
+Bands of columns are tried as well. A stage that is one die high may also be a bent line: a piece of
+a long path from die to neighbouring die. Collectives along it use only the links of the path, so
+that they cost the same as on a straight line. If faults split a wafer, all stages lie in one
+connected part. With switches any set of dies can be a stage, which counts as a line.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from phaze_fast.wafer.hardware import Wafer
 Die = tuple[int, int]
 Link = frozenset[Die]
 
-_NODES = 4_000  # steps of one path search
-_STARTS = 10  # dies that a path search starts from
-_JUMPS = 2  # times that a path may pass through a die
+_NODES = 4_000  # node limit of one path search
+_STARTS = 10  # dies from which path searches start
+_JUMPS = 2  # steps of a path that may pass through a die
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Line:
     """A path over working dies of a wafer."""
 
     dies: tuple[Die, ...]
-    """In order; neighbours, or with one die between whose links nothing else on the path uses."""
+    """Dies in path order; consecutive dies are neighbours, or have one die between them whose links
+    are not used elsewhere on the path."""
     hops: int
-    """Hops between consecutive dies, at most."""
+    """Largest number of hops between consecutive dies."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,11 @@ def mesh_of(wafer: Wafer) -> FaultyMesh:
 
 
 def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list[int]:
-    """Fill a band of rows from its left, as many as there can be."""
+    """Fill a band of rows with rectangles from the left; return their first columns."""
     band = range(start, start + height)
-    blocked = {(x, x) for x, y in mesh.dead if y in band}  # first and last column that must not be
-    for link in mesh.cut:  # in one rectangle together
+    # First and last columns of dead dies and links: no rectangle may contain both.
+    blocked = {(x, x) for x, y in mesh.dead if y in band}
+    for link in mesh.cut:
         (x, y), (u, v) = sorted(link)
         if y in band and v in band:
             blocked.add((x, u))
@@ -108,7 +110,7 @@ def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list
 
 
 def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of as many rectangles as fit in bands of rows, in boustrophedon order."""
+    """First dies of the rectangles that fit in bands of rows, in boustrophedon order."""
     rows = mesh.rows
     filled = [_free_in_band(mesh, width, height, y) for y in range(max(rows - height + 1, 0))]
     most = [0] * (rows + 1)
@@ -134,7 +136,7 @@ def regions_of(mesh: FaultyMesh) -> tuple[FaultyMesh, ...]:
 
 
 def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of rectangles in bands of rows or of columns, whichever fits more."""
+    """First dies of rectangles in bands of rows or of columns, whichever holds more."""
     across = _bands(mesh, width, height)
     down = tuple((x, y) for y, x in _bands(mesh.turned, height, width))
     return max(across, down, key=len)
@@ -149,8 +151,8 @@ def _tiles(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
 def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
     """First dies of the rectangles that fit between dead dies and links, in boustrophedon order.
 
-    No rectangle has a dead die or link inside. All lie in one connected part of the wafer: where
-    faults split it, in the part that fits most.
+    No rectangle contains a dead die or link. All lie in one connected part of the wafer: if faults
+    split it, in the part that holds most rectangles.
 
     Examples
     --------
@@ -167,7 +169,7 @@ def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
 
 
 Step = tuple[Die, tuple[Link, ...]]
-"""A die, and the links to it."""
+"""The next die of a path, and the links that lead to it."""
 
 
 @lru_cache(maxsize=1024)
@@ -194,7 +196,7 @@ class _PathSearch:
         self.near, self.jumps = _steps_of(mesh), jumps
         self.path, self.seen = [start], {start}
         self.steps: list[tuple[Link, ...]] = [()]
-        """Links that each step uses."""
+        """Links used by each step."""
         self.used: set[Link] = set()
 
     def options(self) -> list[Step]:
@@ -214,7 +216,7 @@ class _PathSearch:
         return [step for _, step in free]
 
     def take(self, die: Die, links: tuple[Link, ...]) -> None:
-        """Go on to a die."""
+        """Extend the path by a die."""
         self.path.append(die)
         self.seen.add(die)
         self.steps.append(links)
@@ -222,7 +224,7 @@ class _PathSearch:
         self.jumps -= len(links) > 1
 
     def back(self) -> None:
-        """Take the last step back."""
+        """Undo the last step."""
         self.seen.discard(self.path.pop())
         links = self.steps.pop()
         self.used.difference_update(links)
@@ -268,7 +270,7 @@ def _line_in(mesh: FaultyMesh) -> Line:
     alive = frozenset(snake) - mesh.dead
     starts = sorted(alive, key=lambda d: (len(mesh.near(d)), d))[:_STARTS]
     even = sum((x + y) % 2 == 0 for x, y in alive)
-    most = min(len(alive), 2 * min(even, len(alive) - even) + 1)  # dies alternate on a mesh
+    most = min(len(alive), 2 * min(even, len(alive) - even) + 1)  # colours alternate along a path
     best = Line((), 1)
     for jumps, goal in ((0, most), (_JUMPS, len(alive))):
         for start in starts:
@@ -279,10 +281,10 @@ def _line_in(mesh: FaultyMesh) -> Line:
 
 
 def longest_line(wafer: Wafer) -> Line:
-    """Find a path over as many dies as possible; boustrophedon where nothing is dead.
+    """Find a path over as many dies as possible; boustrophedon if no die or link is dead.
 
-    Dies of a path alternate in colour, as on a chequerboard. Where one colour has more dies, a step
-    may pass through a die: over links that nothing else on the path uses.
+    The dies of a path alternate in colour, as on a chequerboard. If one colour has more dies, a
+    step may pass through a die, over links that are not used elsewhere on the path.
 
     Examples
     --------
@@ -295,7 +297,7 @@ def longest_line(wafer: Wafer) -> Line:
 
 
 def bends(wafer: Wafer) -> bool:
-    """Whether a line of dies can bend: links exist along both axes."""
+    """Whether a line of dies can bend, that is, links exist along both axes."""
     return all(rate > 0 for rate in wafer.link_bytes_per_s)
 
 
@@ -317,7 +319,7 @@ def stage_capacity(wafer: Wafer, width: int, height: int) -> int:
 
 
 def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, blocks: int) -> str:
-    """Return why stages of one shape do not fit on so many wafers; empty where they do.
+    """Return why stages of one shape do not fit on a number of wafers; empty if they do.
 
     Examples
     --------
@@ -343,7 +345,7 @@ def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, 
 
 
 def is_bent(wafer: Wafer, width: int, height: int, stages: int) -> bool:
-    """Whether so many stages fit only as lines that bend."""
+    """Whether that many stages fit only as bent lines."""
     if wafer.switch is not None:
         return False
     return height == 1 and stages > len(tiles(wafer, width, height))
@@ -358,7 +360,7 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
     >>> stage_dies(load_wafer("dojo-tile-like"), 7, 1, 1)
     (((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (4, 1), (3, 1)),)
     """
-    if wafer.switch is not None:  # whoever works, row by row
+    if wafer.switch is not None:  # working dies, row by row
         columns, rows = wafer.grid
         every = [(x, y) for y in range(rows) for x in range(columns) if wafer.alive(x, y)]
         return tuple(tuple(every[k * width : (k + 1) * width]) for k in range(stages))
@@ -369,13 +371,13 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
 
 
 def rectangle_dies(corner: Die, width: int, height: int) -> tuple[Die, ...]:
-    """List the dies of a rectangle row by row, from its corner of least coordinates."""
+    """List the dies of a rectangle row by row, from the corner with the smallest coordinates."""
     x, y = corner
     return tuple((x + i, y + j) for j in range(height) for i in range(width))
 
 
 Shape = tuple[int, int, int]
-"""Width and height of the stages of a class, and how many they are."""
+"""Width, height and number of the stages of a class."""
 Shapes = tuple[Shape, Shape]
 
 
@@ -384,11 +386,11 @@ class ClassPlaces:
     """Dies of the stages of one class."""
 
     stages: tuple[tuple[Die, ...], ...]
-    """Dies of each, row by row of its rectangle, or along its line."""
+    """Dies of each stage, row by row of its rectangle or along its line."""
     hops: int
-    """Hops between consecutive dies of a line that bends, at most; 0 for rectangles."""
+    """Largest number of hops between consecutive dies of a bent line; 0 for rectangles."""
     wafers: tuple[int, ...] = ()
-    """Index of the wafer of each stage, of those of a pipeline."""
+    """Index of each stage's wafer among the wafers of a pipeline."""
 
 
 _NONE = ClassPlaces((), 0)
@@ -420,7 +422,7 @@ def _pieces(path: Line, start: int, shape: Shape) -> ClassPlaces:
 @lru_cache(maxsize=65536)
 def _on_mesh(mesh: FaultyMesh, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
     for part in regions_of(mesh):
-        for order in (1, -1):  # the first class where it suits it and the other around it, or vv.
+        for order in (1, -1):  # the first class freely and the second around it, or vice versa
             one, other = shapes[::order]
             placed = _class_in(part, one)
             if placed is None:
@@ -457,11 +459,11 @@ def _on_one(wafer: Wafer, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
 
 
 def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPlaces, ...] | None:
-    """Place the stages of two classes; None where they do not fit, or a wafer has no stage.
+    """Place the stages of two classes; None if they do not fit, or a wafer would have no stage.
 
-    One class is packed as if it had the wafer to itself and the other into the remaining dies, as
+    One class is packed as if the other did not exist and the other into the remaining dies, as
     rectangles or as pieces of a path; or both are pieces of one path. Each of several wafers takes
-    as many of the next stages as fit. With switches any working dies make up a stage.
+    as many of the next stages as fit. With switches any working dies can be a stage.
 
     Examples
     --------
@@ -498,7 +500,7 @@ def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPl
 
 
 def _merged(parts: list[ClassPlaces]) -> ClassPlaces:
-    """Merge the stages of a class on all wafers; where one bends, all count as bent."""
+    """Merge the stages of a class on all wafers; if one is bent, all count as bent."""
     return ClassPlaces(
         tuple(dies for part in parts for dies in part.stages),
         max(part.hops for part in parts),

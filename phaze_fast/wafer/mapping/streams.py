@@ -1,10 +1,10 @@
-"""The load of streams to and from off-wafer memory on the links between dies.
+"""Loads that streams to and from off-wafer memory put on the links between dies.
 
-Off-wafer memory is attached to the dies at some edges of the wafer, evenly, and every die in use
-draws equally on each of them. A byte enters at a right angle to its edge, goes straight to the
-column or the row of its die and then along that; from a corner that two edges share, half of the
-bytes take each direction. Bytes that leave use the opposite links of the same routes. Routes avoid
-dead dies and links, as those of all messages do.
+Off-wafer memory is attached evenly to the dies at some edges of the wafer, and every die in use
+reads the same amount from each of them. A byte enters at a right angle to its edge, goes straight
+to the column or row of its die and then along it; at a corner shared by two edges, half of the
+bytes take each direction. Writes use the opposite links of the same routes. Routes avoid dead dies
+and links, as do the routes of all messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Die = tuple[int, int]
 Dies = tuple[Die, ...]
 Cut = tuple[tuple[Die, Die], ...]
 _RULES = ("stream_capacity_bytes", "stream_bytes_per_s", "stream_link_s", "stream_both_s")
-_TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y with rows for columns
+_TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y of the transposed grid
 
 
 def _ports(grid: Die, edges: tuple[str, ...], dead: Dies) -> dict[Die, set[int]]:
@@ -63,7 +63,7 @@ def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
 def _unit_loads(
     grid: Die, edges: tuple[str, ...], dead: Dies, cut: Cut, used: Dies
 ) -> Array | None:
-    """Bytes of each link where every die in use receives one; None where no port is reached."""
+    """Bytes per link if every die in use receives one byte; None if it can reach no I/O die."""
     columns, rows = grid
     ports = _ports(grid, edges, dead)
     if dead or cut:
@@ -95,12 +95,12 @@ def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
     Returns
     -------
     numpy.ndarray or None
-        Shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. None where no die
-        that carries I/O can be reached.
+        Shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. None if no die with
+        I/O can be reached.
 
     Examples
     --------
-    One edge feeds each column; what four dies take passes the link below the first:
+    One edge feeds each column; the bytes for four dies pass the link below the first:
 
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
@@ -116,7 +116,7 @@ def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
 
 
 def opposite(loads: Array) -> Array:
-    """Link loads of the same bytes sent back along their routes.
+    """Return the link loads of the same bytes sent back along their routes.
 
     Examples
     --------
@@ -134,8 +134,8 @@ def opposite(loads: Array) -> Array:
 def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
     """Seconds of the busiest link when every die in use receives one byte from off-wafer memory.
 
-    Sending one byte takes as long; the second number is for receiving one and sending one at once.
-    Both are infinite where off-wafer memory cannot be reached.
+    Sending one byte takes the same time; the second number is for receiving and sending one byte
+    at once. Both are infinite if off-wafer memory cannot be reached.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
 
 
 def stream_link_s_of(wafer: Wafer, used: Dies) -> tuple[float, float]:
-    """Return what `stream_link_s` returns, for a list of dies."""
+    """Return the result of `stream_link_s` for a list of dies."""
     loads = stream_loads(wafer, used)
     if loads is None:
         return float("inf"), float("inf")
@@ -167,7 +167,7 @@ def stream_shares(
 ) -> dict[str, float]:
     """Capacity and bandwidth of off-wafer memory per die in use, as fields of the kernel's rules.
 
-    Idle dies leave their share to the others; `link_s` is what `stream_link_s` returns.
+    Dies in use also get the share of idle dies; `link_s` is the result of `stream_link_s`.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def stream_shares(
 
 
 def layout_cross_stage_s(wafer: Wafer, layout: Layout) -> Array | None:
-    """Return `cross_stage_link_s` of a layout; None where a wafer has one stage, or switches."""
+    """Return `cross_stage_link_s` of a layout; None with one stage per wafer or with switches."""
     here = stages_on(wafer, layout)
     if wafer.switch is not None or here == 1:
         return None
@@ -198,7 +198,7 @@ def layout_cross_stage_s(wafer: Wafer, layout: Layout) -> Array | None:
 
 
 def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array | None:
-    """Seconds that the streams of each stage take on the links of each stage.
+    """Seconds that the streams of each stage occupy the links of each stage.
 
     Parameters
     ----------
@@ -207,16 +207,15 @@ def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> A
     placed
         Dies of each stage on one wafer.
     stages
-        Stages of the whole pipeline; each of several wafers has equally many, and their streams do
-        not interfere.
+        Stages of the whole pipeline; several wafers have equally many each, and streams of
+        different wafers do not interfere.
 
     Returns
     -------
     numpy.ndarray or None
-        Shape (stages, stages, 2): seconds when each die of the second stage receives or sends one
-        byte, and when it does both. They are those of the busiest link inside the first stage or,
-        where both are the same stage, of the busiest link anywhere. None where off-wafer memory is
-        not reached.
+        Shape (stages, stages, 2): seconds if each die of the second stage receives or sends one
+        byte, and if it does both. The busiest link inside the first stage counts or, if both are
+        the same stage, the busiest link anywhere. None if off-wafer memory cannot be reached.
 
     Examples
     --------
@@ -274,7 +273,7 @@ def _cross_stage(
 
 
 def _inside(shape: tuple[int, ...], dies: Dies) -> Array:
-    """Which links join two dies of a stage."""
+    """Mask of the links between two dies of a stage."""
     inside = np.zeros(shape, dtype=bool)
     own = set(dies)
     for x, y in dies:

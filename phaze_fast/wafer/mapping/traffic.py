@@ -20,26 +20,26 @@ class Transfer:
     """One collective of one micro-batch, or of one step."""
 
     operator: str
-    """Whose tensor it is."""
+    """Operator whose tensor is communicated."""
     target: str
-    """Operator it goes to; empty for weights."""
+    """Operator that receives the tensor; empty for weights."""
     when: str
-    """forward, backward, again (kept inputs, for the backward pass) or step."""
+    """forward, backward, again (stored inputs, for the backward pass) or step."""
     op: str
     """all-gather, reduce-scatter, all-reduce or all-to-all."""
     runs: tuple[Run, ...]
-    """Dies of one group."""
+    """Runs of dies that form one group."""
     payload_bytes: float
-    """As `mesh_collective` counts it."""
+    """Payload as defined by `mesh_collective`."""
     hidden: bool
-    """Whether it overlaps with the work of the pass."""
+    """Whether it overlaps with the computation of the pass."""
     overlaps: str = ""
-    """Product with which it may overlap in pieces, where that is shorter; empty where it does not
+    """Product with which it may overlap in pieces, if that is faster; empty if it does not
     overlap."""
 
     @property
     def ranks(self) -> int:
-        """Dies of one group."""
+        """Number of dies of one group."""
         size = 1
         for run in self.runs:
             size *= run.size
@@ -47,13 +47,13 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that one die sends at the least."""
+        """Lower bound of the bytes that one die sends."""
         once = self.payload_bytes * (self.ranks - 1) / self.ranks
         return 2.0 * once if self.op == "all-reduce" else once
 
 
 class _Slots:
-    """Slots of one rectangle, and what each operator does with them."""
+    """Slots of one rectangle, and the role of each slot for every operator."""
 
     def __init__(self, problem: Problem, encoding: Encoding) -> None:
         self.slots = slots_of(encoding.layout.width, encoding.layout.height)
@@ -67,7 +67,7 @@ class _Slots:
         ]
 
     def runs(self, chosen: list[int]) -> tuple[Run, ...]:
-        """Neighbouring slots of one axis are one run."""
+        """Return the runs of some slots; adjacent slots of one axis are merged into one run."""
         merged_runs: list[Run] = []
         for k in chosen:
             slot = self.slots[k]
@@ -117,7 +117,7 @@ _SPLITS = ("batch", "rows", "features", "experts")
 
 
 def _states(op: MeshOperator, table: dict[str, str], roles: list[str]) -> list[str]:
-    """State of a tensor along each slot; rows of an expert operator are experts."""
+    """Return the state of a tensor along each slot; rows of an expert operator are experts."""
     states = [table[role] for role in roles]
     return ["experts" if state == "rows" else state for state in states] if op.expert else states
 
@@ -158,7 +158,7 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
         return _states(ops[target], table, slots.role[target])
 
     homes = {edge.target: edge.source for edge in problem.work.edges if edge.kind == "wrap"}
-    after_it = dict(pairwise(problem.work.chain))  # pays first where consumers share
+    after_it = dict(pairwise(problem.work.chain))  # pays first if consumers share a conversion
     for edge in sorted(problem.work.edges, key=lambda e: after_it.get(e.source) != e.target):
         source, target = ops[edge.source], ops[edge.target]
         overlaps = source.name if source.overlaps == "output" else ""
@@ -168,7 +168,7 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
             overlaps = ""
         source_states = _states(source, _MADE, slots.role[edge.source])
         wants = _states(source, _WANTS_BACK, slots.role[edge.source])
-        if edge.kind == "entry":  # into the layout in which blocks hand tensors on
+        if edge.kind == "entry":  # into the split in which blocks pass tensors on
             home = homes.get(edge.target, problem.work.chain[-1])
             takes = back = [_WANTS_BACK[r] for r in slots.role[home]]
         else:
@@ -189,7 +189,7 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
         for when, before, after in passes:
             key = (edge.source, edge.kind, when, tuple(after if when == "forward" else before))
             if key in paid:
-                continue  # consumers that agree share one conversion
+                continue  # consumers with the same split share one conversion
             paid.add(key)
             for op, chosen, payload in _conversion(slots, before, after, size, limits):
                 move = partial(
@@ -252,13 +252,13 @@ def _own(
 
 
 def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
-    """List every collective of a mapping: of one block, and of the operators before and behind.
+    """List every collective of a mapping: of one block, and of the operators around the blocks.
 
     Forward collectives that recomputation repeats are listed once.
 
     Examples
     --------
-    Megatron-LM's tensor parallelism sums twice forward and twice backward in a block:
+    Megatron-LM's tensor parallelism has two sums per block forward and two backward:
 
     >>> from phaze_fast import models
     >>> from phaze_fast.wafer import Layout, load_wafer, megatron
