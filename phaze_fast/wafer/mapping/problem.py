@@ -259,7 +259,7 @@ class Problem:
         return network_chip(self.wafer)
 
     def price_table(self, dies: int, micro_batch: int) -> PriceTable:
-        """Times, stashed and live bytes and parameters of each operator for each split."""
+        """Return times, stashed and live bytes and parameters per operator and split."""
         key = (dies, micro_batch)
         if key not in self._tables:
             splits = self._splits(dies, micro_batch)
@@ -269,7 +269,7 @@ class Problem:
     def _splits(
         self, dies: int, micro_batch: int
     ) -> dict[int, tuple[Array, Array, list[tuple[int, ...]]]]:
-        """Return accepted table columns, local sizes and shapes by operator, and price the shapes."""
+        """Return accepted table columns, local sizes and shapes by operator; price the shapes."""
         parts = combinations(dies)[2]
         splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]] = {}
         unpriced: dict[int, list[tuple[int, ...]]] = {}

@@ -1,17 +1,17 @@
 """Plans of other systems for a model on a wafer: by default, and tuned within their rules.
 
-Every plan is an encoding, scored by the same evaluator as ours. `default` is the plan of a user who
-follows the system's own advice; `tuned` is the best of everything its rules leave open. Megatron-LM
-and ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups
-in the best tiling (`tiled`).
+Every plan is an encoding, evaluated by the same evaluator as ours. `default` is the plan of a user
+who follows the system's own advice; `tuned` is the best plan that its rules allow. Megatron-LM and
+ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups in
+the best tiling (`tiled`).
 
-AccPar (Song et al., HPCA 2020) cuts the array of accelerators in two again and again. At each cut
-a dynamic program along the layers gives each one of three types - by the batch (I), by the inner
-dimension (II), by the columns (III) - so that communication, and the work that it hides behind,
-cost least. HyPar (Song et al., HPCA 2019) is the same with types I and II and bytes alone. Equal
-parts have equal work, so on equal dies only the bytes decide. Both keep all activations and
-replicate weights over what the batch is split by. The costs are theirs, not ours: a partial sum is
-always made whole, and bytes take the bandwidth of one link.
+AccPar (Song et al., HPCA 2020) bisects the array of accelerators recursively. At each cut a dynamic
+program along the layers assigns one of three types to each layer - split by the batch (I), by the
+inner dimension (II), by the columns (III) - so that the cost of communication and of the
+computation that overlaps it is least. HyPar (Song et al., HPCA 2019) does the same with types I and
+II and counts bytes only. Equal parts have equal work, so on equal dies only the bytes matter. Both
+store all activations and replicate weights over the dies that split the batch. The costs are
+theirs, not ours: a partial sum is always reduced, and bytes take the bandwidth of one link.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.bounds import roofline
 
 TYPES = ("batch", "inner", "columns")
-"""AccPar's types I, II and III by what they cut."""
+"""AccPar's types I, II and III by the dimension that they split."""
 
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One product as AccPar sees it, in elements."""
+    """Tensor sizes of one product in AccPar's cost model, in elements."""
 
     name: str
     inputs: float
-    """F_l: rows times inner dimension; as many as E_l."""
+    """Size of F_l: rows times inner dimension; E_l has the same size."""
     outputs: float
-    """F_(l+1): rows times columns; as many as E_(l+1)."""
+    """Size of F_(l+1): rows times columns; E_(l+1) has the same size."""
     weights: float
 
     def cut(self, kind: str, parts: int) -> LayerSize:
@@ -71,7 +71,7 @@ class LayerSize:
 
 
 def intra_layer(kind: str, layer: LayerSize) -> float:
-    """Elements of the partial sum that a type leaves: dW, F_(l+1) or E_l."""
+    """Elements of the partial sum that a type produces: dW, F_(l+1) or E_l."""
     return {"batch": layer.weights, "inner": layer.outputs, "columns": layer.inputs}[kind]
 
 
@@ -85,7 +85,7 @@ def inter_layer(before: str, after: str, size: float, parts: int = 2) -> float:
     size
         Elements of the tensor between them, the same for F and E.
     parts
-        Equal parts of the cut.
+        Number of equal parts of the cut.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def types_of(
 
     Examples
     --------
-    Large weights and few rows are not cut by the batch:
+    Layers with large weights and few rows are not split by the batch:
 
     >>> types_of([LayerSize("a", 8.0, 8.0, 4096.0), LayerSize("b", 8.0, 8.0, 4096.0)], 2)
     ('columns', 'inner')
@@ -151,7 +151,7 @@ def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
     layers = []
     for op in problem.work.operators:
         if op.product:
-            rows = float(op.spec.b * op.spec.m * micro_batch)  # of all experts, where there are
+            rows = float(op.spec.b * op.spec.m * micro_batch)  # of all experts, if there are any
             weights = float(op.spec.b * op.spec.k * op.spec.n)
             layers.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
     return layers
@@ -215,7 +215,7 @@ def hypar(problem: Problem, layout: Layout) -> Encoding:
 Array = np.ndarray[Any, Any]
 
 Candidate = tuple[Array, Array | None]
-"""Operator mappings, and codes of outputs for one stage (None: chosen exactly)."""
+"""Operator mappings, and output codes for one stage (None: outputs are chosen exactly)."""
 
 Candidates = Callable[[Layout], Iterator[Candidate]]
 """Yields the candidates of a layout."""
@@ -226,11 +226,11 @@ OFF_WAFER = {
     "zero_infinity": "ZeRO-Infinity: replicas, all state and checkpoints off the wafer",
     "weight_streaming": "Cerebras: one stage, all weights streamed, activations on the wafer",
 }
-"""Systems that use memory off the wafer (Ren et al. 2021; Rajbhandari et al. 2021; Lie 2022)."""
+"""Systems that use off-wafer memory (Ren et al. 2021; Rajbhandari et al. 2021; Lie 2022)."""
 
 
 def heads(problem: Problem) -> int:
-    """Units that attention can be split into."""
+    """Return the number of units into which attention can be split."""
     return min(op.units for op in problem.work.operators if op.per_head)
 
 
@@ -261,7 +261,7 @@ def is_linear(problem: Problem, layout: Layout) -> bool:
 
 
 def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """Layouts of 1F1B or interleaved pipelines; all, or those of consecutive ranks."""
+    """Layouts of 1F1B or interleaved pipelines: all, or only those of consecutive ranks."""
     layouts = problem.layouts()
     known = (layout for layout in layouts if layout.schedule != "zb-h1")
     return [layout for layout in known if not linear or is_linear(problem, layout)]
@@ -277,7 +277,7 @@ def megatron_candidates(
     codes = [outputs_of(problem, mode) for mode in outputs]
     modes = tuple(weights)
 
-    @cache  # one plan serves many micro-batches, stages and schedules
+    @cache  # micro-batches, stages and schedules share one plan
     def plan(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
         mapping_array = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
         mapping_array.setflags(write=False)
@@ -297,7 +297,7 @@ def megatron_candidates(
 def zero3_candidates(
     problem: Problem, outputs: Iterable[str], weights: str = "zero3"
 ) -> Candidates:
-    """Replicas on all dies with one weight mode and several outputs."""
+    """Candidates with replicas on all dies, one weight mode and several outputs."""
     codes = [outputs_of(problem, mode) for mode in outputs]
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
@@ -309,7 +309,7 @@ def zero3_candidates(
 
 
 def data_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """One stage, and at least one sequence for every die."""
+    """Layouts with one stage and at least one sequence per die."""
     return [
         layout
         for layout in all_layouts(problem, linear)
@@ -318,7 +318,7 @@ def data_layouts(problem: Problem, linear: bool) -> list[Layout]:
 
 
 def largest(found: list[Layout]) -> list[Layout]:
-    """Keep those with most dies."""
+    """Return the layouts with most dies."""
     most = max((layout.dies for layout in found), default=0)
     return [layout for layout in found if layout.dies == most]
 
@@ -339,7 +339,7 @@ def off_wafer_rules(problem: Problem, name: str, linear: bool) -> tuple[list[Lay
 
 
 BASELINES = ("megatron", "zero3", "accpar", "hypar", *OFF_WAFER)
-"""Other systems; the last ones need memory off the wafer."""
+"""Other systems; the last ones need off-wafer memory."""
 
 _NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its own advice
 
@@ -353,14 +353,14 @@ class Baseline:
     tuned: Evaluation
     """Best plan within its rules, groups in linear rank order."""
     tiled: Evaluation
-    """The same with its groups in the best tiling of the mesh."""
+    """Best plan within its rules, groups in the best tiling of the mesh."""
     evaluations: int
     default_is_tuned: bool = False
-    """Whether the advice gives no plan here, and the tuned one replaces it."""
+    """Whether the advice gives no plan on this wafer, so that the tuned plan is the default."""
 
     @property
     def best(self) -> Evaluation:
-        """The faster of `tuned` and `tiled`; what fits comes before what does not."""
+        """The faster of `tuned` and `tiled`; a plan that fits is preferred to one that does not."""
         return min((self.tuned, self.tiled), key=lambda evaluation: evaluation.rank)
 
     def to_dict(self) -> dict[str, Any]:
@@ -373,14 +373,14 @@ class Baseline:
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
-        """Read what `to_dict` gives."""
+        """Read the output of `to_dict`."""
         plans = {kind: Evaluation.from_dict(data[kind]) for kind in ("default", "tuned", "tiled")}
         stands_in = data["default"]["is_tuned"]
         return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 
 
 class _Tuner:
-    """Scores candidates layout by layout."""
+    """Evaluates candidates layout by layout."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -409,7 +409,7 @@ class _Tuner:
         wanted: Iterable[Layout],
         candidates: Candidates,
     ) -> Evaluation | None:
-        """Fastest candidate that fits, else the one that exceeds memory least; None without any."""
+        """Fastest candidate that fits, else the one that exceeds memory least; None if none."""
         queue = sorted(
             (self.roofline.bound_s(self.problem, wanted_layout), wanted_layout)
             for wanted_layout in set(wanted)
@@ -448,12 +448,12 @@ def best_candidate(
     wanted: Iterable[Layout],
     candidates: Candidates,
 ) -> Evaluation | None:
-    """Score candidates of several layouts; the fastest that fits, or the least over the limit."""
+    """Return the fastest candidate that fits, or the one that exceeds memory least."""
     return _Tuner(problem).best(wanted, candidates)
 
 
 def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
-    """Tensor parallelism as wide as a node, fewest stages that fit, one sequence at a time."""
+    """Tensor parallelism as wide as a node, fewest stages that fit, micro-batches of 1."""
     for width in (_NODE, 4, 2, 1):
         evaluation = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
         if evaluation is not None:
@@ -488,7 +488,7 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
 def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encoding]) -> Candidates:
     codes = outputs_of(problem, "none")
 
-    @cache  # the same layouts are tried in rank order and in tiles
+    @cache  # the same layouts are evaluated in rank order and in tiles
     def op_mappings_on(layout: Layout) -> Array:
         mapping_array = plan(problem, layout).arrays(problem)[0]
         mapping_array.setflags(write=False)
@@ -516,10 +516,10 @@ def _whole_wafer(problem: Problem) -> list[Layout]:
 
 
 def baselines_on(problem: Problem) -> tuple[str, ...]:
-    """Names of the systems that a wafer suits.
+    """Names of the systems that are applicable to a wafer.
 
     Some need off-wafer memory; all but Megatron-LM put the whole model on each of several wafers,
-    whose number then has to divide the batch.
+    whose number then must divide the batch.
 
     Examples
     --------
@@ -536,14 +536,14 @@ def baselines(
     names: Iterable[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Baseline]:
-    """Score other systems' plans of a model on a wafer.
+    """Evaluate other systems' plans of a model on a wafer.
 
     Parameters
     ----------
     problem
         The model, the wafer and the step.
     names
-        Which of `BASELINES`; by default those that the wafer suits.
+        Some of `BASELINES`; by default those that are applicable to the wafer.
     progress
         Called with the name of each before it is tuned.
 
@@ -571,7 +571,7 @@ def baselines(
         stands_in = default is None
         tuned = _or(tuned, tiled, default)
         default = _or(default, tuned)
-        # What a system does without tuning it can do tuned, and in rows it can do in tiles.
+        # Tuning includes the default plan, and tilings include the linear order.
         tuned = min((tuned, default), key=lambda plan: plan.rank)
         tiled = min((_or(tiled, tuned), tuned), key=lambda plan: plan.rank)
         count = tuner.evaluations - before

@@ -32,7 +32,7 @@ Call = Callable[[Problem, Data, "Means"], Data]
 
 @dataclass(frozen=True)
 class Means:
-    """Resources of a task; its result does not depend on them unless the budget ends."""
+    """Resources of a task; its result does not depend on them unless the budget runs out."""
 
     threads: int = 1
     budget_s: float | None = None
@@ -53,11 +53,11 @@ class Task:
     """Seconds after which the call may stop early; its result then has a true `cut` and is not
     cached."""
     stop: Callable[[], bool] | None = None
-    """Called now and then; true to stop early. Only where tasks run one after another."""
+    """Called periodically; if it returns true, the task stops early. Only for sequential tasks."""
 
     @cached_property
     def key(self) -> str:
-        """Hash of all that the result depends on; empty where operators are not a model's."""
+        """Hash of all inputs of the result; empty if operators were given in place of a model's."""
         posed = self.problem.digest
         name = f"{self.call.__module__}.{self.call.__qualname__}"
         return digest([name, posed, self.given]) if posed else ""
@@ -66,7 +66,7 @@ class Task:
 def _answered(
     threads: int, progress: Progress | None, tasks: list[tuple[int, Task]]
 ) -> list[tuple[Data | None, Exception | None]]:
-    """Run tasks; an error is a result as well."""
+    """Run tasks; an error is returned as a result."""
     answers: list[tuple[Data | None, Exception | None]] = []
     for _, task in tasks:
         try:
@@ -83,14 +83,14 @@ class Session:
     Parameters
     ----------
     executor
-        As `phaze_fast.runs.executors.Workers` takes it; None to run tasks one after another here,
-        each with all threads.
+        Executor as accepted by `phaze_fast.runs.executors.Workers`; None to run tasks
+        sequentially in this process, each with all threads.
     threads
-        Of this machine; all cores by default.
+        Threads on this machine; by default all cores.
     resume
-        Directory of a journal: a run that was stopped goes on from it.
+        Directory of a journal, from which a stopped run resumes.
     cache
-        Folder of the store of results; None for none.
+        Folder of the store of results; None to disable it.
 
     Examples
     --------
@@ -150,16 +150,16 @@ class Session:
         progress: Progress | None = None,
         done: Callable[[int], None] | None = None,
     ) -> list[Data]:
-        """Run tasks, or look their results up.
+        """Run tasks, or look up their results.
 
         Parameters
         ----------
         tasks
-            None depends on another.
+            Independent tasks.
         progress
-            Handed to tasks that run one after another here.
+            Passed to tasks that run sequentially in this process.
         done
-            Called with the number of each task that has its result.
+            Called with the position of each task when its result is available.
 
         Returns
         -------
@@ -169,7 +169,7 @@ class Session:
         Raises
         ------
         PhazeError
-            The first error of a task, or that its worker was lost again and again.
+            The first error of a task, or a worker that failed repeatedly.
         """
         results = {at: self._found[t.key] for at, t in enumerate(tasks) if t.key in self._found}
         looked_up = self._kept({at: t for at, t in enumerate(tasks) if at not in results and t.key})

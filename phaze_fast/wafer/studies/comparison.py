@@ -38,16 +38,16 @@ ABLATIONS = {
     "no_placement": "dies numbered row by row and given out in that order",
     "no_architecture": "the wafer as given, not searched",
 }
-"""What each ablation removes."""
+"""Description of each ablation."""
 
 PUBLISHED = {"accpar": 3.1, "zero3": 2.9, "megatron": 1.6}
-"""TMAC's own speed-up over each system, as published (2024)."""
+"""TMAC's own speed-up over each system, as published in 2024."""
 
 PUBLISHED_MEMORY = {"accpar": 3.6, "zero3": 3.1}
-"""TMAC's own savings of memory over AccPar and DeepSpeed, as published (2024)."""
+"""TMAC's own savings of memory over AccPar and DeepSpeed, as published in 2024."""
 
 _HALVINGS = 6
-_LESS = 3  # promising layouts of an ablation, which starts from our best
+_LESS = 3  # promising layouts of an ablation, which starts from our best mapping
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Comparison(Table):
     baselines: dict[str, Baseline]
     ablations: dict[str, Evaluation]
     memory_at_equal_speed: dict[str, Evaluation]
-    """By baseline: our mapping of least memory that is no slower than its best plan."""
+    """Per baseline: our mapping of least memory that is no slower than the baseline's best plan."""
 
     @property
     def best_baseline(self) -> tuple[str, Evaluation] | None:
-        """Name and plan of the fastest tuned baseline that fits; None where none does."""
+        """Name and plan of the fastest tuned baseline that fits; None if none does."""
         fitting = [(b.best.time_s, n) for n, b in self.baselines.items() if b.best.fits]
         if not fitting:
             return None
@@ -114,7 +114,7 @@ def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
 
 
 def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Score Megatron-LM's splits in any tiling, with our weight modes and outputs."""
+    """Evaluate Megatron-LM's splits in any tiling, with our weight modes and outputs."""
     del given, means
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
@@ -136,7 +136,7 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
 
 
 def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Minimise bytes sent in each of our promising layouts; score the fewest by time."""
+    """Minimise bytes sent in each promising layout; evaluate the time of the best mapping."""
     del means
     counting = problem.variant(volume=True)
     best: tuple[float, Evaluation] | None = None
@@ -156,7 +156,7 @@ def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
 
 
 def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Bisect the memory limit for the least at which ours is no slower than a baseline."""
+    """Bisect for the least memory limit at which our mapping is no slower than a baseline."""
     del means
     other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
     smallest = min(
@@ -222,7 +222,7 @@ def _searched(session: Session, task: Task, progress: Progress | None = None) ->
 
 
 def _evaluation(task: Task, data: Data) -> Evaluation:
-    """Read the best mapping of a search, or the one evaluation that a task gives."""
+    """Read the best mapping of a search, or the single evaluation of another task."""
     if "bound_s" not in data:
         return Evaluation.from_dict(data)
     return result_of(task.problem, data).best
@@ -265,7 +265,7 @@ def compare_mappings(
     equal_speed_memory: bool = True,
     session: Session | None = None,
 ) -> Comparison:
-    """Search a mapping, and score other systems' plans and ablations of our search.
+    """Search a mapping, and evaluate other systems' plans and ablations of our search.
 
     Parameters
     ----------
@@ -274,19 +274,19 @@ def compare_mappings(
     effort, seed, threads, progress
         As for `search_mapping`.
     names
-        Which of `BASELINES`; by default those that the wafer suits.
+        Some of `BASELINES`; by default those that are applicable to the wafer.
     ablations
-        Whether to search the ablations, see `ABLATIONS`.
+        Whether to run the ablations, see `ABLATIONS`.
     known
-        Mappings of ours to start from.
+        Known mappings to start our search from.
     report
         Called with the name of each part before it starts.
     executor, resume, cache
         As for `search_wafers`; each part of a comparison is a task.
     equal_speed_memory
-        Whether to search for the least memory that ours needs at the speed of each system.
+        Whether to search for the least memory of our mapping at the speed of each system.
     session
-        An open session to run in; executor, threads, resume and cache are then those of it.
+        An open session to run in, which then determines executor, threads, resume and cache.
 
     Examples
     --------
@@ -343,7 +343,7 @@ def _compare(
     say("ours")
     ours = _searched(session, search_task(problem, effort, seed, [*starts, *known]), progress)
     taken = _ablations(session, problem, ours, effort, seed, say) if ablations else {}
-    # An ablation searches a part of our space: what it finds there counts for us as well.
+    # An ablation searches a subset of our space, so that its mappings are candidates of ours too.
     fitting = [evaluation for evaluation in taken.values() if evaluation.fits]
     better = min(fitting, key=lambda evaluation: evaluation.time_s, default=ours.best)
     if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):

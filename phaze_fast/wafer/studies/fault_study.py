@@ -1,8 +1,8 @@
 """Throughput of a model over many fault maps of one wafer: expected, worst, and with spare dies.
 
-A mapping found for one map is scored on the next wherever its layout fits; new layouts are searched
-only below the best of those, and so are pipelines of two classes of stages. The answers are
-mappings that run, without a bound of their own.
+A mapping found for one map is evaluated on the next if its layout fits; new layouts and pipelines
+of two classes of stages are searched only below the best of those times. The results are feasible
+mappings without a lower bound.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from phaze_fast.wafer.search.session import Data, Means, Progress, Session, Task
 
 Array = np.ndarray[Any, Any]
 
-_SCORED = 4  # known layouts that are scored on each map
-_GAIN = 0.995  # share of the best known time that a new layout has to beat
+_SCORED = 4  # known layouts evaluated on each map
+_GAIN = 0.995  # fraction of the best known time that a new layout must beat
 _QUICK = Effort(seeds=1, steps=300, promising=1)
 
 
@@ -42,7 +42,7 @@ class FaultStudy(Table):
     problem: Problem
     maps: tuple[FaultMap, ...]
     times_s: tuple[float, ...]
-    """Seconds of a step under each map; infinite where no mapping fits."""
+    """Seconds of a step under each map; infinite if no mapping fits."""
     whole_s: float
     """Seconds of a step without faults."""
     seconds: float
@@ -51,7 +51,7 @@ class FaultStudy(Table):
 
     @property
     def rates(self) -> list[float]:
-        """Sequences per second under each map; 0 where no mapping fits."""
+        """Sequences per second under each map; 0 if no mapping fits."""
         return [self.problem.training.global_batch / time_s for time_s in self.times_s]
 
     @property
@@ -60,7 +60,7 @@ class FaultStudy(Table):
         return sum(self.rates) / len(self.rates)
 
     def by_spares(self) -> list[dict[str, Any]]:
-        """For each number of spare dies: wafers with no more dead ones, and their least rate."""
+        """Per number of spare dies: share of wafers with no more dead dies, and their least rate."""
         dead = [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
         for spares in range(max(dead) + 1):
@@ -103,7 +103,7 @@ class FaultStudy(Table):
 
 
 class _Known:
-    """Mappings found so far, by layout, and times that each layout is known not to beat."""
+    """Mappings found so far by layout, and lower bounds on the time of each other layout."""
 
     def __init__(self, effort: Effort, seed: int, threads: int | None) -> None:
         self.effort, self.seed, self.threads = effort, seed, threads
@@ -112,7 +112,7 @@ class _Known:
         self.classes = KnownClasses(effort.steps, seed)
 
     def best(self, problem: Problem) -> tuple[float, bool]:
-        """Time of the best mapping on one wafer (infinite where none fits); if of two classes."""
+        """Time of the best mapping on a wafer (infinite if none fits); whether it has two classes."""
         one_s = self.best_of_one_shape(problem)
         wafer = problem.wafer
         known = [
@@ -126,7 +126,7 @@ class _Known:
         return min(one_s, two_s), two_s < one_s
 
     def best_of_one_shape(self, problem: Problem) -> float:
-        """Time of the best mapping with stages of one shape; infinite where none fits."""
+        """Time of the best mapping with stages of one shape; infinite if none fits."""
         wafer = problem.wafer
         best_s = float("inf")
         placed = [
@@ -159,7 +159,7 @@ class _Known:
         return best_s
 
     def add(self, problem: Problem, found: Evaluation) -> None:
-        """Keep a mapping that fits."""
+        """Store a mapping that fits."""
         if found.fits and found.encoding.second_class is None:
             layout = found.encoding.layout
             self.mappings[layout] = (found.time_s, found.encoding.arrays(problem)[0])
@@ -202,17 +202,17 @@ def fault_study(
     problem
         The model, the wafer and the step; faults of the wafer itself are in every map.
     maps
-        Fault maps, or how many to draw.
+        Fault maps, or the number of maps to draw.
     die_fault, link_fault
-        As for `sample_faults`, where maps are drawn.
+        As for `sample_faults`, if maps are drawn.
     effort
-        How long to search layouts that are new; by default briefly.
+        Effort of the search in new layouts; by default a small one.
     seed, threads
         As for `search_mapping`; the seed is also that of the maps.
     progress
-        Called with maps done, maps in all, and the time under the last one.
+        Called with maps done, total maps, and the time under the last one.
     session
-        An open session to run in; threads are then those of it.
+        An open session to run in, which then determines the threads.
 
     Examples
     --------
