@@ -239,7 +239,8 @@ class _Search:
         wanted |= set(problem.layouts() if self.wanted is None else self.wanted)
         queue = sorted((self.roofline.bound_s(problem, layout), layout) for layout in wanted)
         self.count = len(queue)
-        queue.sort(key=lambda pair: pair[1] not in self.starts)  # layouts with starts are never skipped
+        # Layouts with starts come first, so that they are never skipped.
+        queue.sort(key=lambda pair: pair[1] not in self.starts)
         if queue and min(queue)[0] == float("inf") == self.below_s:
             self.missing = True
             return [

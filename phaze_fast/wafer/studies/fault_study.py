@@ -60,7 +60,7 @@ class FaultStudy(Table):
         return sum(self.rates) / len(self.rates)
 
     def by_spares(self) -> list[dict[str, Any]]:
-        """Per number of spare dies: share of wafers with no more dead dies, and their least rate."""
+        """Per number of spares: share of wafers with no more dead dies, mean and least rates."""
         dead = [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
         for spares in range(max(dead) + 1):
@@ -112,7 +112,7 @@ class _Known:
         self.classes = KnownClasses(effort.steps, seed)
 
     def best(self, problem: Problem) -> tuple[float, bool]:
-        """Time of the best mapping on a wafer (infinite if none fits); whether it has two classes."""
+        """Time of the best mapping on a wafer (infinite if none fits); if it has two classes."""
         one_s = self.best_of_one_shape(problem)
         wafer = problem.wafer
         known = [

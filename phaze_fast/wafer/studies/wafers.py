@@ -120,8 +120,7 @@ def _stream(wafer: Wafer) -> tuple[float, float]:
 
 
 def contained(wafers: Sequence[Wafer]) -> list[bool]:
-    """Return whether each wafer is contained in another of the list; of equal wafers, the first
-    is not.
+    """Return whether each wafer is contained in another; of equal wafers, the first is not.
 
     Examples
     --------
