@@ -477,7 +477,8 @@ def _ernie(f: Fields) -> dict[str, Any]:
 
 
 def _smollm3(f: Fields) -> dict[str, Any]:
-    f.used |= {"no_rope_layers", "no_rope_layer_interval"}  # counted as rotated
+    # Layers without rotation are counted as rotated, a slight overestimate.
+    f.used |= {"no_rope_layers", "no_rope_layer_interval"}
     fields = llama(f)
     return {**fields, **f.windows(fields["layers"]), **_ends(f)}
 

@@ -492,7 +492,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     own = attentions[0]
     out = _out(sk, own)
     fields, used = _projections(sk, own, out)
-    first = sk.above(used[2] if "latent" in fields else used[0])  # the latent vector of keys, or queries
+    first = sk.above(used[2] if "latent" in fields else used[0])  # keys' latent vector, or queries
     position, before = _position(sk, first, out)
     if sk.ops[out].n != hidden:
         raise _refuse("attention that leaves another width than it enters")

@@ -291,7 +291,7 @@ def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
 
 
 def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
-    """(Producing operator, bytes per sample, fixed bytes) of the tensors each segment saves."""
+    """Return (producer, bytes per sample, fixed bytes) of each segment's saved tensors."""
     calls = trace.small.calls
     savers: dict[int, list[int]] = {}
     arrays: dict[int, tuple[Any, Any]] = {}

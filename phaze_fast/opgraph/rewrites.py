@@ -38,7 +38,7 @@ _EPILOGUES = frozenset(
 def fuse(
     specs: list[OperatorSpec], tensors: tuple[Tensor, ...]
 ) -> tuple[list[OperatorSpec], tuple[Tensor, ...]]:
-    """Fuse what can be fused; kept tensors follow the operator that now makes them."""
+    """Fuse operators where possible; stored tensors refer to the operator that produces them."""
     consumers: dict[int, int] = {}
     for spec in specs:
         for source in set(spec.inputs):
@@ -57,7 +57,7 @@ def fuse(
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
-            continue  # its other operand is not there yet when the product runs
+            continue  # its other operand is not available yet when the product runs
         fused[host] = _with_epilogue(fused[host], spec, others)
         fused[i] = replace(fused[i], virtual=True, inputs=(host,))
         fused_into[i] = host
@@ -69,7 +69,7 @@ def fuse(
 def _with_epilogue(
     product: OperatorSpec, epilogue: OperatorSpec, others: tuple[int, ...]
 ) -> OperatorSpec:
-    """Join an element-wise operator to a product: its result is not read back from memory."""
+    """Fuse an element-wise operator onto a product: its result is not read back from memory."""
     extra = max(epilogue.read_bytes - product.write_bytes, 0.0)
     return replace(
         product,
@@ -273,7 +273,7 @@ def quantised(
 
 
 def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
-    """Return the kept tensors where weight gradients read inputs in the low format."""
+    """Return the stored tensors if weight gradients read inputs in the low format."""
     if "weight-gradient" not in precision.products:
         return tuple(tensors)
     share = precision.element_bytes / ELEMENT_BYTES

@@ -43,7 +43,7 @@ class Strategy(Record):
     """Devices that share the experts of a mixture."""
     etp: Count | None = None
     """Devices that share the matrices of each expert, a divisor of `tp`; by default as
-    many. With fewer, expert-parallel groups take in the devices of a tensor group, each of which
+    many. With fewer, expert-parallel groups include the devices of a tensor group, and each device
     sends its own share of the rows."""
     expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
     """Tokens of the busiest device of an expert group over their mean."""
@@ -76,7 +76,7 @@ class Rule:
 
     name: str
     broken: Callable[[TransformerModel, Strategy], str]
-    """Gives what is wrong, or an empty text."""
+    """Returns the reason why the rule is broken, or an empty string."""
 
 
 def _heads(model: TransformerModel, s: Strategy) -> str:
@@ -201,7 +201,7 @@ def _uneven(layer: GraphLayer, width: int) -> str:
 
 
 def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
-    """Return what a graph has no rule for."""
+    """Return the reasons why a graph cannot be split by a strategy."""
     broken = []
     if s.seq is not None and s.seq != model.seq:
         broken.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")
