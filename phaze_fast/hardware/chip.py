@@ -38,11 +38,11 @@ Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class TensorCore(Record):
-    """Matrix units of a chip, all alike."""
+    """Matrix units of a chip, all identical."""
 
     what: ClassVar[str] = "tensor_core"
     count: Count
-    """How many there are (SMs on a GPU)."""
+    """Number of units (SMs on a GPU)."""
     width: Side
     """Columns of one array."""
     depth: Side
@@ -61,7 +61,7 @@ class TensorCore(Record):
 
 
 class VectorCore(Record):
-    """Units for everything that is not a matrix product, all alike."""
+    """Units for all operators other than matrix products, all identical."""
 
     what: ClassVar[str] = "vector_core"
     count: Count
@@ -84,7 +84,7 @@ class Buffer(Record):
 
     what: ClassVar[str] = "buffer"
     capacity_bytes: Bytes
-    """Size; 0 where a chip has only local buffers."""
+    """Capacity; 0 if a chip has only local buffers."""
     bytes_per_cycle: Quantity
     """Bandwidth of all ports together, bytes per clock cycle."""
     port_bytes_per_cycle: Quantity = 0.0
@@ -97,25 +97,25 @@ class Hbm(Record):
 
     what: ClassVar[str] = "hbm"
     capacity_bytes: Bytes
-    """Size of all stacks together."""
+    """Capacity of all stacks together."""
     bandwidth_bytes_per_s: Bandwidth
     """Peak bandwidth of all stacks together."""
     stacks: Count = 1
-    """1,024-bit stacks, each with its PHY and controller."""
+    """Number of 1,024-bit stacks, each with its PHY and controller."""
 
 
 class Links(Record):
-    """Links that leave the package, all alike."""
+    """Links that leave the package, all identical."""
 
     what: ClassVar[str] = "links"
     count: Count
     """How many there are."""
     bandwidth_bytes_per_s: Bandwidth
-    """Of one link in one direction."""
+    """Bandwidth of one link in one direction."""
 
 
 class Accelerator(Record):
-    """One chip (or one wafer), as the cost models see it.
+    """One chip (or one wafer), with the fields that the cost models need.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class Accelerator(Record):
 
     what: ClassVar[str] = "chip"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the chip."""
     clock_hz: Hertz
     """Clock of cores and buffer (boost clock where the vendor rates peaks at it)."""
     tensor_core: TensorCore
@@ -141,7 +141,7 @@ class Accelerator(Record):
     links: Links | None = None
     """SerDes links of the interconnect, whose area and power are counted where they are given."""
     dies: Count = 1
-    """Dies that the logic is cut into."""
+    """Number of dies into which the logic is divided."""
     launch_latency_s: Seconds = 0.0
     """Fixed cost of starting one operator."""
     tuning: Tuning = Tuning()
@@ -149,15 +149,15 @@ class Accelerator(Record):
     process_nm: Quantity | None = None
     """Process node as its maker names it."""
     die_area_mm2: SquareMillimetres | None = None
-    """Published die area, where there is one; `hardware.area` estimates it from the template."""
+    """Published die area, if known; `hardware.area` estimates it from the template."""
     power_w: Watts | None = None
-    """Published board or chip power, where there is one."""
+    """Published board or chip power, if known."""
     usual_fabric: str = ""
-    """Preset of the interconnect these chips are usually connected by, where there is one."""
+    """Preset of the usual interconnect of these chips, if there is one."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
-    """What a reader should know about them."""
+    """Remarks on the figures."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -171,7 +171,7 @@ class Accelerator(Record):
         Raises
         ------
         InvalidInputError
-            Where the chip does not multiply that format.
+            If the chip does not support that format.
         """
         if dtype not in self.tensor_core.rates:
             raise InvalidInputError(
@@ -188,11 +188,11 @@ class Accelerator(Record):
 
     @property
     def calibration(self) -> Calibration:
-        """Whether its times rest on measurements of it, of another chip, or on its data sheet."""
+        """Source of its times: measurements of it, of another chip, or its data sheet."""
         return calibration_of(self.name, self.tuning)
 
     def with_attention(self, kernel: AttentionKernel) -> Self:
-        """Return the same chip with fused attention by another kernel.
+        """Return the same chip with another kernel for fused attention.
 
         Raises
         ------

@@ -60,7 +60,7 @@ class Protocol(Record):
 
     what: ClassVar[str] = "protocol"
     name: str = Field(min_length=1)
-    """What to call it, such as NCCL's LL, LL128 and Simple."""
+    """Name of the protocol, such as NCCL's LL, LL128 and Simple."""
     startup_s: Seconds
     """Start-up of a collective that reaches this tier."""
     step_s: Seconds
@@ -72,9 +72,9 @@ class Protocol(Record):
     operations: Annotated[dict[Operation, tuple[Share, Share]], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
-    """Both shares for collectives that differ, by name."""
+    """Both shares for collectives with other values, by name."""
     most_bytes_per_rank: Bytes = 0
-    """Not used where one rank's part of the vector is larger; 0 = no limit."""
+    """Largest part of the vector per rank for which it is used; 0 = no limit."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -121,11 +121,11 @@ class CollectiveTuning(Record):
     exchange: Annotated[tuple[Protocol, ...], Field(min_length=1, max_length=_core.MAX_PROTOCOLS)]
     """For all-to-all and point-to-point; the last has no limit of bytes."""
     in_switch: InSwitch | None = None
-    """All-reduces in the switch; none where it cannot."""
+    """All-reduces in the switch; none if the switch does not support them."""
     fitted: tuple[str, ...] = ()
     """Constants that were fitted to measurements of this interconnect."""
     sources: tuple[str, ...] = ()
-    """What they were fitted on, or where they come from."""
+    """Measurements that they were fitted on, or other origin."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -182,7 +182,7 @@ _PEAK = "-peak"  # suffix of a preset's name: links at their peak, without a lib
 
 
 class _Level(NamedTuple):
-    """One tier or dimension, as the kernels see it."""
+    """One tier or dimension, with the fields of the kernels' record."""
 
     size: int
     """Units of the level below in one unit; 0 where there is no limit."""
@@ -199,11 +199,11 @@ class _Level(NamedTuple):
 class _FabricBase(Record):
     what: ClassVar[str] = "fabric"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the interconnect."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
-    """What a reader should know about them."""
+    """Remarks on the figures."""
 
     @property
     def capacity(self) -> int | None:
@@ -245,11 +245,11 @@ class FlatFabric(_FabricBase):
     """Every device reaches every other at one bandwidth, through a non-blocking switch."""
 
     kind: Literal["flat"] = "flat"
-    """Which kind of interconnect this is."""
+    """Kind of interconnect."""
     bandwidth_bytes_per_s: Bandwidth
-    """Of one device, per direction."""
+    """Bandwidth of one device, per direction."""
     latency_s: Seconds = 0.0
-    """Of one message."""
+    """Latency of one message."""
 
     @property
     def capacity(self) -> int | None:
@@ -275,13 +275,14 @@ class Tier(Record):
 
     what: ClassVar[str] = "tier"
     name: str = Field(min_length=1)
-    """What one unit is called: node, rack, cluster."""
+    """Name of one unit: node, rack, cluster."""
     size: Count | None = None
     """Units of the tier below (devices, in the first tier) in one unit; none = no limit."""
     bandwidth_bytes_per_s: Bandwidth
-    """Of one device's port, per direction, to devices that share this tier but none below."""
+    """Bandwidth of one device's port, per direction, to devices that share this tier but no lower
+    tier."""
     latency_s: Seconds = 0.0
-    """Of one message at this tier."""
+    """Latency of one message at this tier."""
     oversubscription: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     """Bandwidth of the ports below over that of the uplinks of this tier: 7 where a switch has
     seven times as much going in as going up. All devices send across it at once, so each gets that
@@ -310,7 +311,7 @@ class TieredFabric(_FabricBase):
     """Switches inside switches: devices in a node, nodes in a rack, racks in a cluster."""
 
     kind: Literal["tiered"] = "tiered"
-    """Which kind of interconnect this is."""
+    """Kind of interconnect."""
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1, max_length=_core.MAX_LEVELS)]
     """Innermost first; only the last may be without a size."""
 
@@ -374,9 +375,9 @@ class _GridFabric(_FabricBase):
     dims: Annotated[tuple[Count, ...], Field(min_length=1, max_length=_core.MAX_LEVELS)]
     """Devices along each dimension, the fastest-varying rank coordinate first."""
     link_bandwidth_bytes_per_s: Bandwidth
-    """Of one link, per direction."""
+    """Bandwidth of one link, per direction."""
     hop_latency_s: Seconds = 0.0
-    """Of one hop."""
+    """Latency of one hop."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -431,7 +432,7 @@ class TorusFabric(_GridFabric):
 
     what: ClassVar[str] = "torus"
     kind: Literal["torus"] = "torus"
-    """Which kind of interconnect this is."""
+    """Kind of interconnect."""
     wrap_multiple: Count = 1
     """A dimension closes into a ring only where its size is a multiple of this; others stay open.
     TPU pods built of 4x4x4 blocks wrap at multiples of 4, a TPU v5e pod only at its full side of
@@ -447,7 +448,7 @@ class MeshFabric(_GridFabric):
 
     what: ClassVar[str] = "mesh"
     kind: Literal["mesh"] = "mesh"
-    """Which kind of interconnect this is."""
+    """Kind of interconnect."""
 
 
 AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric

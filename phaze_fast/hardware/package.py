@@ -1,4 +1,4 @@
-"""What dies and HBM stacks share a package, and what that costs."""
+"""Packages of dies and HBM stacks: limits and prices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Package:
 
     dies: int
     die_mm2: float
-    """Of one die, its part of the die-to-die links included."""
+    """Area of one die, its part of the die-to-die links included."""
     package_mm2: float
-    """Of all dies and stacks."""
+    """Area of all dies and stacks."""
     good: float
     """Share of dies that work."""
     dies_usd: float
@@ -32,7 +32,7 @@ class Package:
 
     @property
     def usd(self) -> float:
-        """All together."""
+        """Total price in dollars."""
         return self.dies_usd + self.hbm_usd + self.interposer_usd
 
 
@@ -51,25 +51,25 @@ class PackageModel(Record):
     reticle_mm2: SquareMillimetres = 858.0
     """Largest die: the 26 mm x 33 mm field of a lithography scanner."""
     interposer_mm2: SquareMillimetres = 2700.0
-    """Room for dies and stacks: 3.3 reticles, TSMC CoWoS-S as announced for 2023."""
+    """Usable area for dies and stacks: 3.3 reticles, TSMC CoWoS-S as announced for 2023."""
     hbm_footprint_mm2: SquareMillimetres = 110.0
-    """Of one stack: about 10 mm x 11 mm, JEDEC HBM2E."""
+    """Area of one stack: about 10 mm x 11 mm, JEDEC HBM2E."""
     links_share: Quantity = 0.1
-    """Area that die-to-die links add where there are several dies. Naffziger et al., ISCA 2021:
+    """Fraction of area that die-to-die links add to several dies. Naffziger et al., ISCA 2021:
     four dies of 213 mm2 instead of one of 777 mm2, 10% more."""
     interposer_usd_per_mm2: Quantity = 0.05
     """Silicon interposer, bonding and substrate. Assumption."""
 
     def fits(self, area_mm2: Array, dies: Array, stacks: Array) -> Array:
-        """Whether packages hold chips of an area (links between dies included) on so many dies."""
+        """Whether chips of an area (links between dies included) on a number of dies fit."""
         total = area_mm2 + stacks * self.hbm_footprint_mm2
-        found: Array = (area_mm2 / np.maximum(dies, 1) <= self.reticle_mm2) & (
+        fitting: Array = (area_mm2 / np.maximum(dies, 1) <= self.reticle_mm2) & (
             total <= self.interposer_mm2
         )
-        return found
+        return fitting
 
     def complaint(self, area_mm2: float, dies: int, stacks: int) -> str:
-        """Say what is too large for a package; empty where it fits."""
+        """Return what is too large for a package; empty if it fits."""
         die = area_mm2 / max(dies, 1)
         if die > self.reticle_mm2:
             return (
@@ -97,20 +97,20 @@ class PackageModel(Record):
         Parameters
         ----------
         area_mm2
-            Of all dies of a chip together, links between them included.
+            Area of all dies of a chip together, links between them included.
         dies, stacks, hbm_bytes
-            Of each chip.
+            Number of dies, number of HBM stacks and HBM capacity of each chip.
         prices
-            Of wafers and HBM.
+            Prices of wafers and HBM.
         """
         prices = Prices() if prices is None else prices
         count = np.maximum(dies, 1)
         silicon = count * prices.die_usd(area_mm2 / count)
         total = area_mm2 + stacks * self.hbm_footprint_mm2
-        found: Array = (
+        dollars: Array = (
             silicon + prices.hbm_usd_per_gib * hbm_bytes / GIB + self.interposer_usd_per_mm2 * total
         )
-        return found
+        return dollars
 
     def package(
         self,
@@ -120,12 +120,12 @@ class PackageModel(Record):
         dies: int = 1,
         prices: Prices | None = None,
     ) -> Package:
-        """Put logic of an area, on so many dies, and HBM on an interposer.
+        """Return a package: logic of an area on a number of dies, and HBM, on an interposer.
 
         Raises
         ------
         InfeasibleError
-            Where a die is larger than a reticle, or the package than the interposer.
+            If a die is larger than a reticle, or the package than the interposer.
         """
         for name, value in (("dies", dies), ("stacks", stacks)):
             least = 1 if name == "dies" else 0

@@ -1,4 +1,4 @@
-"""What the silicon and the HBM of a device cost to buy, in dollars."""
+"""Purchase price of the silicon and the HBM of a device, in dollars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Prices(Record):
-    """What wafers and memory cost. Assumptions, to be replaced by whoever knows better.
+    """Prices of wafers and memory. Assumptions, to be replaced by better figures.
 
     Examples
     --------
@@ -29,7 +29,7 @@ class Prices(Record):
     wafer_mm: Quantity = 300.0
     """Diameter of a wafer."""
     defects_per_cm2: Quantity = 0.09
-    """Of a mature 7 nm process, as its maker has published it."""
+    """Defect density of a mature 7 nm process, as published by its maker."""
     cluster: Quantity = 3.0
     """How defects cluster: the exponent of the negative binomial yield model."""
     hbm_usd_per_gib: Quantity = 10.0
@@ -69,7 +69,7 @@ class Prices(Record):
 
 
 class RunningCosts(Record):
-    """What it costs to own and run devices. Assumptions, to be replaced by whoever knows better.
+    """Costs of owning and running devices. Assumptions, to be replaced by better figures.
 
     Examples
     --------
@@ -79,20 +79,21 @@ class RunningCosts(Record):
 
     what: ClassVar[str] = "running costs"
     years: Quantity = 4.0
-    """Over which devices are paid off. Assumption: four years, as cloud operators state."""
+    """Depreciation period of devices. Assumption: four years, as cloud operators state."""
     used: Quantity = 0.9
     """Share of that time in which they train. Assumption."""
     usd_per_kwh: Quantity = 0.08
     """Electricity. Assumption: about the price that industry pays in the United States."""
     overhead: Quantity = 1.1
-    """Energy of the building over that of the devices. Google, Environmental Report 2023: 1.10."""
+    """Power usage effectiveness (PUE): energy of the building over that of the devices. Google,
+    Environmental Report 2023: 1.10."""
 
     @property
     def seconds(self) -> float:
-        """Seconds in which a device trains before it is paid off."""
+        """Seconds of training over the depreciation period of a device."""
         return self.years * 365.25 * 86400.0 * self.used
 
     @property
     def usd_per_joule(self) -> float:
-        """Dollars of a joule that a device draws."""
+        """Dollars per joule drawn by a device."""
         return self.usd_per_kwh / 3.6e6 * self.overhead

@@ -47,7 +47,7 @@ class ProcessNode:
     wafer_usd: float
     """Khan and Mann, AI Chips, CSET 2020, table 9: price of a processed 300 mm wafer."""
     defects_per_cm2: float
-    """0.09 for a mature 7 nm process, as its maker published; others are assumed alike."""
+    """0.09 for a mature 7 nm process, as its maker published; assumed equal for other nodes."""
 
     @property
     def logic_growth(self) -> float:
@@ -110,7 +110,7 @@ _LINK_BYTE_MM2 = (1.888 + 74.632e6 / _TRANSISTORS_PER_MM2) / 25e9
 
 
 class AreaTerms(Record):
-    """Which terms an area has beyond the published formula.
+    """Terms of a chip's area beyond the published formula.
 
     Examples
     --------
@@ -132,11 +132,11 @@ class AreaTerms(Record):
     formats: bool = False
     """Count what FP8 adds to the multipliers of chips that have it."""
     network_mm2_per_port_byte: Quantity = _PORT_BYTE_MM2
-    """Per core and byte/cycle of its port. LLMCompass (ISCA 2024): 44.3 M transistors per core of
-    64 B/cycle at 96.3 M transistors/mm2."""
+    """Area per core and byte/cycle of its port. LLMCompass (ISCA 2024): 44.3 M transistors per core
+    of 64 B/cycle at 96.3 M transistors/mm2."""
     hbm_mm2_per_stack: Quantity = _HBM_STACK_MM2
-    """Per 1,024-bit stack. LLMCompass (ISCA 2024): HBM2e PHY 10.45 mm2 + controller 5.74 mm2; of
-    other generations the same, an assumption."""
+    """Area per 1,024-bit stack. LLMCompass (ISCA 2024): HBM2e PHY 10.45 mm2 + controller 5.74 mm2;
+    assumed equal for other generations."""
     control_mm2_per_lane: Quantity = _CONTROL_LANE_MM2 + _REGISTERS_LANE_MM2
     """Per vector lane. LLMCompass (ISCA 2024): control 0.0103 mm2, 2 KiB of registers with 4 ports
     0.0122 mm2."""
@@ -162,7 +162,7 @@ class AreaTerms(Record):
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """What the kernels take, in the order of their record; zero where a term is off."""
+        """Values for the kernels in the order of their record; zero if a term is off."""
         node = process_node(self.process_nm)
         logic = 1.0 + node.logic_growth
 
@@ -221,7 +221,7 @@ class EnergyTable(Record):
 
     what: ClassVar[str] = "energy table"
     name: str
-    """What to call it."""
+    """Name of the table."""
     mac_j: Quantity
     """One bf16 multiply with fp32 accumulate."""
     vector_op_j: Quantity
@@ -275,7 +275,7 @@ def area_batch(
     chips
         Accelerators, or an array of ``_core.CHIP_DTYPE`` such as `ArchitectureSpace.chips` gives.
     terms
-        Which terms to count.
+        Terms to count.
     threads
         At most this many threads, by default all cores; the result does not depend on it.
 
@@ -356,9 +356,9 @@ def energy_table_at(nm: float) -> EnergyTable:
     if nm == REFERENCE_NM:
         return usual
     old = energy_table("45nm")
-    way = math.log(process_node(nm).nm / REFERENCE_NM) / math.log(45.0 / REFERENCE_NM)
+    exponent = math.log(process_node(nm).nm / REFERENCE_NM) / math.log(45.0 / REFERENCE_NM)
     scaled = {
-        name: getattr(usual, name) * (getattr(old, name) / getattr(usual, name)) ** way
+        name: getattr(usual, name) * (getattr(old, name) / getattr(usual, name)) ** exponent
         for name in _SCALED
     }
     return usual.replace(name=f"{nm:g}nm", **scaled)
@@ -379,16 +379,16 @@ class ChipPower:
     clock_share: float
     volts: float
     dynamic_w: float
-    """Of logic and SRAM, every unit busy."""
+    """Dynamic power of logic and SRAM with every unit busy."""
     leakage_w: float
     hbm_w: float
-    """At full bandwidth."""
+    """Power of HBM at full bandwidth."""
     links_w: float
-    """At full bandwidth; SerDes run at a clock of their own."""
+    """Power of links at full bandwidth; SerDes have their own clock."""
 
     @property
     def total_w(self) -> float:
-        """All together."""
+        """Total power."""
         return self.dynamic_w + self.leakage_w + self.hbm_w + self.links_w
 
 
@@ -407,12 +407,12 @@ class PowerModel(Record):
 
     what: ClassVar[str] = "power model"
     volts: Quantity = 0.75
-    """At the rated clock. Assumption: a nominal supply of 7 nm logic."""
+    """Supply voltage at the rated clock. Assumption: a nominal supply of 7 nm logic."""
     least_volts: Quantity = 0.55
-    """Below which it does not work. Assumption."""
+    """Lowest voltage at which the logic works. Assumption."""
     least_volts_at: Quantity = 0.5
-    """Share of the rated clock that the least voltage is enough for. Assumption: voltage rises
-    linearly from there."""
+    """Share of the rated clock that the lowest voltage supports. Assumption: voltage rises linearly
+    from there."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -429,9 +429,9 @@ class PowerModel(Record):
         return self
 
     def _volts(self, share: Any) -> Any:
-        """Volts that a share of the rated clock needs, or shares do."""
-        way = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
-        return self.least_volts + way * (self.volts - self.least_volts)
+        """Voltage required by one share of the rated clock, or by an array of shares."""
+        fraction = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
+        return self.least_volts + fraction * (self.volts - self.least_volts)
 
     def at(
         self,

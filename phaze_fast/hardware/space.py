@@ -57,7 +57,7 @@ class SpaceChunk:
     chips: Array
     """Chip records, dtype ``_core.CHIP_DTYPE``."""
     area_mm2: Array
-    """Area of each, with the terms of the space's limit."""
+    """Area of each chip, with the terms of the space's area limit."""
 
     def where(self, keep: Array) -> SpaceChunk:
         """Return the points that a mask keeps."""
@@ -70,8 +70,8 @@ class SpaceChunk:
 class ArchitectureSpace:
     """The chips of a `SpaceSpec` that pass its filter, in grid order.
 
-    Nothing is enumerated until it is asked for. Slices and selections are spaces again. Two spaces
-    with the same content are equal and hash alike.
+    Points are enumerated lazily. Slices and selections are spaces too. Two spaces with the same
+    content are equal and have the same hash.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class ArchitectureSpace:
     """
 
     def __init__(self, spec: SpaceSpec, selection: Array | None = None) -> None:
-        """Describe a space; `selection`, where given, lists the grid positions it keeps."""
+        """Create a space; `selection`, if given, lists its grid positions."""
         self.spec = spec
         self._selection = selection
 
@@ -130,8 +130,8 @@ class ArchitectureSpace:
         """Return the published grid with every area counted, and ports of 64 to 512 bytes.
 
         The published formula leaves out the network between cores and buffer and the HBM PHYs, and
-        a search goes where a cost is missing. Here a chip may be as large as the TPUv4-like one is
-        with both, 380.39 mm2, and what a core reads from the buffer per cycle is searched as well.
+        a search exploits missing costs. Here a chip may be as large as the TPUv4-like one with
+        both, 380.39 mm2, and the bytes per cycle of a core's port are an axis as well.
         """
         spec = cls.published().spec
         largest = area(spec.base, FULL_AREA).total_mm2
@@ -147,7 +147,7 @@ class ArchitectureSpace:
 
     @classmethod
     def every_term(cls) -> ArchitectureSpace:
-        """Return a space without free lunches: every area term, a package, a power cap, new axes.
+        """Return a space with all costs: every area term, a package, a power cap, more axes.
 
         Cores and buffer as published, with HBM2e or HBM3 in 2 to 6 stacks, 6 or 12 links and one
         or two dies. A chip may be as large as the TPUv4-like one is with every term and six links
@@ -190,7 +190,7 @@ class ArchitectureSpace:
 
     @property
     def selection(self) -> Array | None:
-        """Grid positions that it keeps, where it is a part of a space."""
+        """Grid positions of its points, if it is a part of a space."""
         return self._selection
 
     # ---- content ----
@@ -201,7 +201,7 @@ class ArchitectureSpace:
         return self.spec.grid_size
 
     def chunks(self, size: int = _CHUNK) -> Iterator[SpaceChunk]:
-        """Enumerate the space in pieces of at most `size` grid points; nothing is kept."""
+        """Enumerate the space in chunks of at most `size` grid points, without caching."""
         if size < 1:
             raise InvalidInputError(f"size: {size} is not accepted; expected a number >= 1")
         limit, terms = self.spec.area, self.spec.area_terms
@@ -227,12 +227,12 @@ class ArchitectureSpace:
 
     @property
     def _late_power(self) -> bool:
-        """Whether power is limited after the grid's filter, which knows no stacks and no clocks."""
+        """Whether power is limited after the grid's filter, which ignores stacks and clocks."""
         slow = self.spec.above_power == "slow"
         return self.spec.max_power_w is not None and (slow or "hbm.generation" in self.spec.axes)
 
     def _limited(self, chunk: SpaceChunk) -> SpaceChunk:
-        """Count stacks, lower clocks and apply the limits that the grid's filter does not know."""
+        """Count stacks, lower clocks and apply the limits that the grid's filter ignores."""
         spec = self.spec
         if not len(chunk.index):
             return chunk
@@ -278,11 +278,14 @@ class ArchitectureSpace:
             return f"{spec.name}: no package holds any of its chips; of the smallest, {reason}"
         if spec.max_power_w is not None and len(free := without(max_power_w=None)):
             least_w = PowerModel().idle_w(free.chips, terms=spec.area_terms)
-            what = "leakage, links and HBM alone"
+            consumer = "leakage, links and HBM alone"
             if spec.above_power == "drop":
-                least_w, what = power_batch(free.chips, terms=spec.area_terms), "a chip at its peak"
+                least_w, consumer = (
+                    power_batch(free.chips, terms=spec.area_terms),
+                    "a chip at its peak",
+                )
             return (
-                f"{spec.name}: max_power_w {spec.max_power_w:g} W leaves no chip; {what} take "
+                f"{spec.name}: max_power_w {spec.max_power_w:g} W leaves no chip; {consumer} take "
                 f"{float(least_w.min()):.1f} W at least"
             )
         if spec.area is not None and len(free := without(area=None)):
@@ -385,7 +388,7 @@ class ArchitectureSpace:
                 key = key.astype(np.int64)
         picked = np.ascontiguousarray(self.index[key])
         if np.array_equal(picked, self.index):
-            return self  # all of it, in order: the same space
+            return self  # all points in order: the same space
         if len(np.unique(picked)) != len(picked):
             raise InvalidInputError("index: a position is given twice; a space holds a chip once")
         picked.setflags(write=False)

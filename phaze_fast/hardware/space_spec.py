@@ -46,10 +46,10 @@ HBM_GENERATIONS = {
     "hbm3": HbmGeneration(819.2e9, 16 * GIB, "JEDEC JESD238: 6.4 Gb/s a pin, 8 dies of 16 Gb"),
     "hbm3e": HbmGeneration(1177.6e9, 24 * GIB, "Micron, HBM3E, 2023: 9.2 Gb/s a pin, 8 x 24 Gb"),
 }
-"""What one stack carries and holds, by generation."""
+"""Bandwidth and capacity of one stack, by generation."""
 
 FORMATS = ("bf16", "fp8")
-"""What the arrays multiply fastest: a step computes in it."""
+"""Number formats of the products of a step."""
 FP8_RATE = 2.0
 """Products in FP8 per product in bf16, as on the H100."""
 
@@ -163,20 +163,20 @@ _AXES_SCHEMA = WithJsonSchema(
 
 
 class AreaLimit(Record):
-    """Which areas a space keeps."""
+    """Range of accepted chip areas."""
 
     what: ClassVar[str] = "area limit"
     max_mm2: SquareMillimetres
-    """Largest area kept."""
+    """Largest accepted area."""
     min_fraction: Annotated[Quantity, Field(le=1)] = 0.0
-    """Smallest area kept, as a fraction of the largest."""
+    """Smallest accepted area, as a fraction of the largest."""
     keep_small_single_core: Annotated[bool, Field(strict=True)] = False
     """Waive the smallest area where a chip has one tensor or one vector core, as PHAZE does."""
     terms: AreaTerms = PUBLISHED_AREA
-    """Which terms the area has."""
+    """Terms of the area."""
     follows_base: Annotated[bool, Field(strict=True)] = False
-    """Whether `max_mm2` stands for what the base chip takes, so that it grows with a term's area
-    where that is varied; else it is a number of mm2 that stays."""
+    """Whether `max_mm2` represents the area of the base chip, so that it grows with the area of a
+    term that is varied; else it is a fixed number of mm2."""
 
 
 class SpaceSpec(Record):
@@ -193,9 +193,9 @@ class SpaceSpec(Record):
 
     what: ClassVar[str] = "space"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the space."""
     base: Annotated[Accelerator, NamedOr()]
-    """The chip that gives every field which is no axis; in a file also a preset's name."""
+    """The chip that supplies every field without an axis; in a file also a preset's name."""
     axes: Annotated[
         dict[str, tuple[float | str, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA
     ]
@@ -208,9 +208,9 @@ class SpaceSpec(Record):
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
-    """Fields that take another field's value, for example vector lanes = array width."""
+    """Fields that copy the value of another field, for example vector lanes = array width."""
     area: AreaLimit | None = None
-    """Keep chips whose area lies within this."""
+    """Keep chips whose area lies within this range."""
     max_power_w: Watts | None = None
     """Keep chips whose peak power (energy table '7nm') is at most this."""
     above_power: Literal["drop", "slow"] = "drop"
@@ -267,7 +267,7 @@ class SpaceSpec(Record):
         return self
 
     def _check_parts(self) -> None:
-        """Refuse axes over what the base does not have, or what another axis gives."""
+        """Refuse axes over parts that the base lacks, or over fields that another axis sets."""
         fields = (*self.axes, *self.ties)
         for part in ("hbm", "links"):
             if any(f.startswith(f"{part}.") for f in fields) and getattr(self.base, part) is None:
@@ -287,11 +287,11 @@ class SpaceSpec(Record):
 
     @property
     def varies_step(self) -> bool:
-        """Whether chips differ in what the step runs over or computes in, not in rates alone."""
+        """Whether chips differ in links or number format, not only in rates."""
         return bool({"links.count", "links.bandwidth_bytes_per_s", "format"} & set(self.axes))
 
     def digest(self) -> str:
-        """Return a hash of the content, in which the order of the axes counts."""
+        """Return a hash of the content; it depends on the order of the axes."""
         return digest([super().digest(), list(self.axes)])
 
     @property
@@ -407,6 +407,6 @@ def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Acceler
         own[part] = getattr(base, part).model_copy(update=changes)
     # These describe the base, not this chip.
     own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
-    if base.tuning.fitted:  # nobody measured this chip
+    if base.tuning.fitted:  # this chip was not measured
         own["tuning"] = base.tuning.model_copy(update={"fitted": (), "carried_from": base.name})
     return base.model_copy(update=own)

@@ -63,7 +63,7 @@ _OPERATIONS = {
 
 
 class FunctionCost(Record):
-    """What one vector function costs on a chip; see docs/cost.md."""
+    """Cost of one vector function on a chip; see docs/cost.md."""
 
     what: ClassVar[str] = "function"
     ops_per_element: Quantity | None = None
@@ -73,9 +73,9 @@ class FunctionCost(Record):
     launches: Quantity = 1.0
     """Number of kernels it consists of."""
     byte_factor: Quantity = 1.0
-    """How often its inputs and outputs are moved."""
+    """Number of times its inputs and outputs are moved."""
     row_limit: Annotated[int, Field(strict=True, ge=0, le=2**40)] = 0
-    """Rows of more elements do not stay on the core; 0 = no limit."""
+    """Longest row, in elements, that stays on the core; 0 = no limit."""
     long_ops: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
     """Factor on the operations of longer rows."""
     long_bytes: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
@@ -89,7 +89,7 @@ class AttentionTuning(Record):
     efficiency: Share = 1.0
     """Share of a core's peak that its products reach, forward."""
     ops_per_score: Quantity = 8.0
-    """Lane operations per score: on a GPU an exponential, of which an SM starts 16 per cycle."""
+    """Lane operations per score: on a GPU an exponential; an SM starts 16 of these per cycle."""
     backward_efficiency: Share = 1.0
     """Share of a core's peak, backward."""
     backward_ops_per_score: Quantity = 16.0
@@ -219,7 +219,7 @@ class Tuning(Record):
     """Chip whose fitted constants are used here where this one's were not measured; empty where
     none are."""
     sources: tuple[str, ...] = ()
-    """What they were fitted on."""
+    """Measurements that they were fitted on."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -357,16 +357,16 @@ def _function_row(name: str, cost: FunctionCost | None) -> tuple[float, ...]:
     )
 
 
-# ---- what times rest on ----
+# ---- calibration ----
 
 
 CalibrationState = Literal["fitted", "partly fitted", "carried over", "not fitted"]
-"""How far the constants of a chip's `tuning` come from measurements of that chip."""
+"""Extent to which the constants of a chip's `tuning` come from measurements of that chip."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far a chip's times rest on measurements.
+    """Extent to which a chip's times are based on measurements.
 
     Examples
     --------
@@ -410,7 +410,7 @@ def _carried(name: str, source: str) -> str:
 
 
 def calibration_of(name: str, tuning: Tuning) -> Calibration:
-    """Return how far the times of a chip with this name and tuning rest on measurements.
+    """Return the calibration of a chip with this name and tuning.
 
     Examples
     --------

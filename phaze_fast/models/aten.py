@@ -1,6 +1,6 @@
 """ATen operators: the kind and the sizes of work of each, from its name and the arrays it reads.
 
-A name stands for all overloads, and for the form that writes in place.
+A name covers all overloads and the in-place form.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ KNOWN = frozenset({*_KINDS, *_PRODUCTS, *_OTHERS, "convolution_weight", _SOLVED}
 
 @dataclass(frozen=True)
 class Figures:
-    """What one operator costs, for the samples it was traced with."""
+    """Work of one operator, for the samples it was traced with."""
 
     kind: str
     function: str
@@ -117,7 +117,7 @@ def _product(call: Any) -> Figures:
     flops = None
     if call.name == "_grouped_mm":
         sizes = _grouped(a, b)
-        flops = 2.0 * a[-2] * a[-1] * b[-1]  # the last rows of a group may be few
+        flops = 2.0 * a[-2] * a[-1] * b[-1]  # the last group may have fewer rows
     else:
         count = a[0] if len(a) == 3 else 1
         m, k, n = a[-2], a[-1], b[-1]
@@ -148,17 +148,17 @@ def _triangular(call: Any) -> Figures:
 
 
 def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Sizes of a product of groups of rows; tokens are taken to spread evenly."""
+    """Sizes of a grouped product; tokens are assumed to spread evenly over the groups."""
     if len(b) == 3:
         return b[0], -(-a[-2] // b[0]), b[-1], a[-1]
-    return 1, a[-2], b[-1], a[-1]  # each group's share of the inner dimension is its own
+    return 1, a[-2], b[-1], a[-1]  # each group has its own part of the inner dimension
 
 
 def _attention(call: Any) -> Figures:
     q, k, v = (array.shape for array in call.reads[:3])
     pairs, keys, width = math.prod(q[:-2]), float(k[-2]), q[-1] + v[-1]
     window = int(call.options.get("window", 0))
-    if window:  # each query meets the mean number of keys that it sees
+    if window:  # each query attends to the mean number of visible keys
         keys = window - window * (window - 1) / (2.0 * q[-2])
     flops = (5.0 if call.backward else 2.0) * pairs * q[-2] * keys * width
     kind = "attention-backward" if call.backward else "attention"
@@ -193,7 +193,7 @@ def _convolution(call: Any) -> Figures:
     kind, sizes = turned[call.name]
     flops, bias = 2.0 * math.prod(sizes), len(call.reads) == 3
     read, write = _bytes(call.reads), _bytes(call.writes)
-    if weights[1] == 1 and n == 1:  # one filter a channel: no matrix is worth forming
+    if weights[1] == 1 and n == 1:  # one filter per channel: not computed as a matrix product
         columns = out[-1]
         rows = max(math.prod(sizes) // columns, 1)
         return Figures("multiply", "multiply", (1, rows, columns, 0), flops, read, write)
@@ -204,7 +204,7 @@ def _vector(call: Any) -> Figures:
     kind, function = _KINDS[call.name]
     largest = max((*call.reads, *call.writes), key=lambda array: array.elements)
     read, write = _bytes(call.reads), _bytes(call.writes)
-    if kind == "embedding":  # of the table, the rows that are looked up
+    if kind == "embedding":  # only the rows of the table that are looked up
         largest, read = call.writes[0], _bytes(call.writes[:1]) + _bytes(call.reads[1:])
     elif kind == "embedding-backward":
         largest = call.reads[0]

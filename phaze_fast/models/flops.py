@@ -1,4 +1,4 @@
-"""Floating-point operations that training a model asks for, by the formulas of the field.
+"""Floating-point operations of training a model, by published formulas.
 
 A multiply-accumulate counts as two operations, the backward pass as two forward passes, and only
 matrix products count: 6 operations for each token and each weight it is multiplied by, and 12 L H
@@ -20,7 +20,7 @@ _PASSES = 3.0  # forward, and backward twice as much
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Operations of some sequences, forward and backward, nothing recomputed.
+    """Operations of some sequences, forward and backward, without recomputation.
 
     Examples
     --------
@@ -31,21 +31,21 @@ class ModelFlops:
     """
 
     tokens: int
-    """Tokens of these sequences; of an encoder-decoder, those of one side."""
+    """Tokens of these sequences; for an encoder-decoder, those of one side."""
     weights: float
     """Products with weights: 6 operations per token and weight."""
     attention: float
     """Products of queries with keys and of scores with values, every token with every other."""
     attention_causal: float
-    """The same where a mask leaves out half of them, as fused kernels compute it."""
+    """The same with a causal mask, which leaves out half of the pairs, as in fused kernels."""
     forward_blocks: float
     """One forward pass of the blocks alone, attention in full: what full recomputation adds."""
     forward_blocks_causal: float
-    """The same with the mask."""
+    """The same with a causal mask."""
 
     @property
     def total(self) -> float:
-        """Products with weights and attention in full: the operations that MFU is counted in."""
+        """Products with weights and attention in full: the operations that MFU counts."""
         return self.weights + self.attention
 
     @property
@@ -103,7 +103,7 @@ def visible_keys(model: TransformerModel, seq: int) -> float:
 
 
 def _patch_weights(model: TransformerModel) -> int:
-    """Weights that every patch is multiplied by; a class token is no patch."""
+    """Weights that every patch is multiplied by; a class token is not a patch."""
     if model.patches is None:
         return 0
     return model.patches.size**2 * model.patches.channels * model.hidden
@@ -122,9 +122,9 @@ def _end_weights(model: TransformerModel) -> int:
 def multiplied_parameters(model: TransformerModel) -> int:
     """Count the weights that one token is multiplied by: the N of 6N.
 
-    Of a mixture of experts those the token visits, its router included. The head counts whether or
-    not its weights are tied to the embedding; looking up an embedding multiplies nothing, and
-    neither do biases and norms. A classifier sees one token per sequence and is left out.
+    In a mixture of experts these include the experts that the token visits and the router. The head
+    counts whether or not its weights are tied to the embedding; embedding look-ups, biases and
+    norms do not count. A classifier sees one token per sequence and is left out.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def multiplied_parameters(model: TransformerModel) -> int:
 def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
     """Operations of one sequence's attention in one forward pass: in full, and masked.
 
-    A window counts in both as the tokens that are seen; explicit attention computes every score.
+    A window counts in both as the visible tokens; explicit attention computes every score.
     """
     width = 4.0 * model.query_width
     if model.latent is not None:
@@ -188,16 +188,16 @@ def model_flops(
     Parameters
     ----------
     model
-        What is trained.
+        The model to train.
     seq
-        Tokens of a sequence, by default the model's; of an encoder-decoder, of either side.
+        Sequence length in tokens, by default the model's; for an encoder-decoder, of either side.
     sequences
-        How many, such as those of one step.
+        Number of sequences, for example those of one step.
 
     Raises
     ------
     InvalidInputError
-        Where `seq` or `sequences` is no whole number of at least 1.
+        If `seq` or `sequences` is not a whole number of at least 1.
 
     Examples
     --------

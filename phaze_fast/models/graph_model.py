@@ -44,7 +44,7 @@ OperatorKind = Literal[
     "cross-entropy-backward",
 ]
 PRODUCTS = frozenset({"gemm", "batched-gemm", "attention"})
-"""Forward kinds whose work is products."""
+"""Forward kinds that compute products."""
 
 Split = Literal["no", "columns", "rows", "inside", "vocabulary"]
 
@@ -54,63 +54,62 @@ class GraphOperator(Record):
 
     what: ClassVar[str] = "operator"
     name: str = Field(min_length=1)
-    """Unique within its pass."""
+    """Name, unique within its pass."""
     kind: OperatorKind
-    """What it is; a convolution is the product it computes."""
+    """Kind of operator; a convolution has the kind of the product that it computes."""
     function: str = ""
-    """What a norm, an activation or an element-wise operator computes, where that is known."""
+    """Function of a norm, an activation or an element-wise operator, if known."""
     inputs: tuple[_Position, ...] = (-1,)
-    """Positions of the operators of this pass it reads from; -1: what enters the layer's pass."""
+    """Positions of the operators of this pass that it reads from; -1: the input of the pass."""
     b: Count = 1
-    """Number of independent products; of attention, heads."""
+    """Number of independent products; for attention, heads."""
     m: _Whole = 0
-    """Rows of the result; of attention, queries."""
+    """Rows of the result; for attention, queries."""
     n: _Whole = 0
-    """Columns of the result; of attention, keys."""
+    """Columns of the result; for attention, keys."""
     k: _Whole = 0
-    """Inner dimension of a product; of attention, the mean width of keys and values."""
+    """Inner dimension of a product; for attention, the mean width of keys and values."""
     scales: Literal["b", "m", "n", "k", "none"] = "m"
-    """Dimension that grows with the samples."""
+    """Dimension that grows with the number of samples."""
     flops: Quantity = 0.0
-    """Of products, two per multiply-accumulate."""
+    """FLOPs of products, two per multiply-accumulate."""
     read_bytes: Quantity = 0.0
-    """Of activations."""
+    """Bytes of activations read."""
     write_bytes: Quantity = 0.0
-    """Of activations."""
+    """Bytes of activations written."""
     fixed_read_bytes: Quantity = 0.0
-    """Whatever the samples, such as weights."""
+    """Bytes read independently of the number of samples, such as weights."""
     fixed_write_bytes: Quantity = 0.0
-    """Whatever the samples, such as weight gradients."""
+    """Bytes written independently of the number of samples, such as weight gradients."""
     causal: bool = False
-    """Whether attention leaves out what a causal mask hides; of an element-wise operator on scores,
-    whether it lays such a mask over them."""
+    """Whether attention skips the scores that a causal mask hides; for an element-wise operator on
+    scores, whether it applies such a mask."""
     window: _Whole = 0
-    """Keys that a query sees at most, itself among them, where a causal mask hides those farther
-    before it; 0: none are."""
+    """Window of a causal mask: the most keys that a query sees, its own included; 0: no window."""
     bias: bool = False
     """Whether a product adds a bias."""
     weights: _Whole = 0
-    """Elements of the parameters that it reads."""
+    """Number of elements of the parameters that it reads."""
     forward: _Position = -1
-    """Of a backward operator: the forward one it belongs to."""
+    """For a backward operator, the position of its forward operator."""
     split: Split = "no"
-    """How tensor-parallel devices share it: weights by columns or by rows, what lies between two
-    such products, or a vocabulary."""
+    """Role in a tensor-parallel split: weights split by columns or by rows, an operator between
+    two such products, or split by the vocabulary."""
 
 
 class SavedTensor(Record):
-    """What the forward pass of a layer keeps for the backward pass."""
+    """A tensor that the forward pass of a layer stores for the backward pass."""
 
     what: ClassVar[str] = "tensor"
     name: str = Field(min_length=1)
     bytes: Quantity = 0.0
-    """Of one sample."""
+    """Bytes per sample."""
     fixed_bytes: Quantity = 0.0
-    """Whatever the samples."""
+    """Bytes that do not depend on the number of samples."""
     producer: _Position = -1
-    """Forward operator that makes it; -1: what enters the layer."""
+    """Forward operator that produces it; -1: the input of the layer."""
     split: bool = False
-    """Whether tensor-parallel devices share it."""
+    """Whether it is sharded over tensor-parallel devices."""
 
 
 class GraphLayer(Record):
@@ -118,21 +117,21 @@ class GraphLayer(Record):
 
     what: ClassVar[str] = "layer"
     name: str = Field(min_length=1)
-    """Path of the first such module, or ``embedding`` and ``head`` for what lies around them."""
+    """Path of the first such module, or ``embedding`` and ``head`` for the layers around them."""
     count: Count
-    """How often the model has it."""
+    """Number of such layers in the model."""
     parameters: _Whole
-    """Of one; a parameter counts in the first layer that reads it."""
+    """Parameters of one such layer; a parameter counts in the first layer that reads it."""
     forward: tuple[GraphOperator, ...]
-    """In topological order."""
+    """Forward operators in topological order."""
     backward: tuple[GraphOperator, ...] = ()
-    """In topological order."""
+    """Backward operators in topological order."""
     saved: tuple[SavedTensor, ...] = ()
-    """Each storage once."""
+    """Saved tensors, each storage once."""
     output_bytes: Quantity = 0.0
-    """That later layers read, of one sample."""
+    """Bytes per sample that later layers read."""
     unsplit: str = ""
-    """Why tensor-parallel devices cannot share it; empty where they can."""
+    """Why the layer cannot be split over tensor-parallel devices; empty if it can."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -151,7 +150,7 @@ class GraphLayer(Record):
 
 
 class GraphModel(Record):
-    """A model given by its operators; every stage takes it as it takes a transformer.
+    """A model given by its operators; accepted wherever a transformer is.
 
     Examples
     --------
@@ -164,23 +163,23 @@ class GraphModel(Record):
 
     what: ClassVar[str] = "graph"
     format: Literal["phaze-fast graph"] = "phaze-fast graph"
-    """What the file is."""
+    """Identifier of the file format."""
     version: Literal[1] = 1
-    """Of the format; a change that older readers would misread raises it."""
+    """Version of the format; raised by changes that older readers would misread."""
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the model."""
     seq: Count = 1
-    """Tokens of a sample, as it was traced; 1 where samples are no sequences."""
+    """Tokens per sample as traced; 1 if samples are not sequences."""
     layers: tuple[GraphLayer, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
     """Each kind of layer once."""
     order: tuple[_Whole, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
     """Positions in `layers`, in order of execution."""
     edges: tuple[tuple[_Whole, _Whole], ...] = ()
-    """Pairs of positions in `order`: the second reads what the first makes."""
+    """Pairs of positions in `order`: the second layer reads the output of the first."""
     as_traced: bool = False
-    """Whether to plan these operators as they are, also where they make up a transformer."""
+    """Whether to plan these operators as they are, even if they form a transformer."""
     notes: str = ""
-    """What a reader should know."""
+    """Remarks."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -200,17 +199,17 @@ class GraphModel(Record):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data: the format and its version, and fields that hold no default."""
+        """Return plain data: the format, its version, and fields that differ from their default."""
         return {"format": self.format, "version": self.version, **super().to_dict()}
 
     @property
     def blocks(self) -> int:
-        """Layers that are neither the embedding nor the head."""
+        """Number of layers that are neither the embedding nor the head."""
         return sum(x.count for x in self.layers if x.name not in ("embedding", "head"))
 
     @property
     def widest_split(self) -> int:
-        """Tensor-parallel devices that may be tried; what does not divide evenly is refused."""
+        """Largest tensor-parallel width to try; widths that do not divide evenly are refused."""
         return 2**20 if any(not layer.unsplit for layer in self.layers) else 1
 
     def parameters(self) -> int:
@@ -218,7 +217,7 @@ class GraphModel(Record):
         return sum(layer.count * layer.parameters for layer in self.layers)
 
     def active_parameters(self) -> int:
-        """All parameters: which of them a token visits is not known of a graph."""
+        """All parameters, since a graph does not show which of them a token visits."""
         return self.parameters()
 
     def parameters_by_part(self) -> dict[str, int]:
@@ -241,7 +240,7 @@ class GraphModel(Record):
 
     @property
     def is_chain(self) -> bool:
-        """Whether every layer feeds only the next."""
+        """Whether every layer feeds only the next layer."""
         return all(b == a + 1 for a, b in self.edges)
 
     def __str__(self) -> str:

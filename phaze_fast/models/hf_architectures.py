@@ -26,12 +26,12 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_GELU_BY_STEPS = ("gelu_new", "gelu_fast")  # transformers writes them operator by operator
+_GELU_BY_STEPS = ("gelu_new", "gelu_fast")  # transformers computes them operator by operator
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 
 
 class NotModelledError(InvalidInputError):
-    """A feature that records do not hold; PyTorch may be able to trace it."""
+    """A feature that records cannot describe; PyTorch may be able to trace it."""
 
 
 @cache
@@ -43,7 +43,7 @@ def _data(name: str) -> Any:
 
 
 class Fields:
-    """A configuration whose fields are ticked off as they are used."""
+    """A configuration that records which of its fields were used."""
 
     def __init__(self, data: Mapping[str, Any], source: str) -> None:
         self.data = dict(data)
@@ -53,10 +53,10 @@ class Fields:
         self.defaults: Mapping[str, Any] = _data("hf_defaults.json").get(data["model_type"], {})
         spellings = _data("hf_aliases.json").get(data["model_type"], {})
         self._other = spellings | {native: alias for alias, native in spellings.items()}
-        """Second names of fields that transformers takes, in both directions."""
+        """Alternative names of fields that transformers accepts, in both directions."""
 
     def take(self, name: str, default: Any = ...) -> Any:
-        """Value of a field, or its default; a field without one must be given."""
+        """Value of a field, or its default; a field without a default must be given."""
         other = self._other.get(name, name)
         self.used.update((name, other))
         at = name if name in self.data or other not in self.data else other
@@ -82,7 +82,7 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """Whether something is so."""
+        """Value of a boolean field."""
         value = self.take(name, default)
         if not isinstance(value, bool):
             raise InvalidInputError(
@@ -114,11 +114,11 @@ class Fields:
 
     def drops(self, *names: str) -> bool:
         """Whether any of several dropouts is on."""
-        taken = [bool(self.take(name, 0.0)) for name in names]  # every one is ticked off
+        taken = [bool(self.take(name, 0.0)) for name in names]  # marks every field as used
         return any(taken)
 
     def windows(self, layers: int, every: int | None = None) -> dict[str, Any]:
-        """Window of attention, and the layers without: listed, or each `every`-th one."""
+        """Attention window, and the layers without it: listed, or every `every`-th layer."""
         window, kinds = self.take("sliding_window", None), self.take("layer_types", None)
         pattern = self.take(self.first("sliding_window_pattern", "_sliding_window_pattern"), None)
         listed = kinds or []
@@ -156,7 +156,7 @@ class Fields:
                 )
 
     def finish(self) -> None:
-        """Refuse fields that were neither used nor are known to be irrelevant."""
+        """Refuse fields that were not used and are not known to be irrelevant."""
         idle = _data("hf_idle.txt")
         for name, value in self.data.items():
             if name not in self.used and name not in idle and value not in (None, False):
@@ -207,7 +207,7 @@ def _llama(f: Fields) -> dict[str, Any]:
 
 
 def _like_llama(every: int | None = None, **fixed: Any) -> Reader:
-    """Llama with windows and other fixed fields; each `every`-th layer sees all tokens."""
+    """Return a reader for Llama with windows and fixed fields; every `every`-th layer sees all."""
 
     def read(f: Fields) -> dict[str, Any]:
         fields = llama(f)
@@ -302,7 +302,7 @@ def _falcon(f: Fields) -> dict[str, Any]:
 
 
 def _cohere(f: Fields) -> dict[str, Any]:
-    f.used.add("logit_scale")  # one multiplication of the logits, which the product can hold
+    f.used.add("logit_scale")  # a factor on the logits, which can be folded into the product
     fields = llama(f)
     return {
         **fields,
@@ -457,7 +457,7 @@ def _opt(f: Fields) -> dict[str, Any]:
         "heads": f.whole("num_attention_heads"),
         "ffn": f.whole("ffn_dim"),
         "vocab": f.whole("vocab_size"),
-        "max_positions": longest + 2,  # the table keeps two rows for padding
+        "max_positions": longest + 2,  # two rows of the table are for padding
         "seq": longest,
         "activation": f.activation("activation_function", "relu"),
         "dropout": f.drops("dropout", "attention_dropout", "activation_dropout"),
@@ -477,7 +477,8 @@ def _ernie(f: Fields) -> dict[str, Any]:
 
 
 def _smollm3(f: Fields) -> dict[str, Any]:
-    f.used |= {"no_rope_layers", "no_rope_layer_interval"}  # rotated as the others: a little more
+    # Layers without rotation are counted as rotated, a slight overestimate.
+    f.used |= {"no_rope_layers", "no_rope_layer_interval"}
     fields = llama(f)
     return {**fields, **f.windows(fields["layers"]), **_ends(f)}
 
@@ -524,7 +525,7 @@ DECODERS: dict[str, Reader] = {
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
 }
-"""How each architecture is read."""
+"""Reader of each architecture."""
 
 
 # ---- mixtures of experts, with and without latent attention ----
@@ -535,14 +536,14 @@ _ROUTING = {
     "routed_scaling_factor", "rope_interleave", "qk_head_dim", "aux_loss_alpha", "ep_size",
     "moe_layer_freq", "num_nextn_predict_layers", "clip_qkv", "swiglu_alpha", "swiglu_limit",
 }  # fmt: skip
-# They scale or choose among figures that are there anyway. Weights for predicting further tokens
-# (num_nextn_predict_layers) are not part of transformers' model.
+# These fields scale values or select experts and add no operators. Weights for multi-token
+# prediction (num_nextn_predict_layers) are not part of transformers' model.
 
 
 def _experts(
     f: Fields, width: int, experts: str, top_k: str = "num_experts_per_tok"
 ) -> dict[str, Any]:
-    """Experts of a width; the fields that give their number, and how many a token visits."""
+    """Return experts of a width, given the fields for their number and for experts per token."""
     return {"experts": f.whole(experts), "top_k": f.whole(top_k), "expert_ffn": width}
 
 
@@ -630,7 +631,7 @@ def _glm4_moe(f: Fields) -> dict[str, Any]:
 
 
 def _routed(read: Reader) -> Reader:
-    """Tick off what changes the choice of experts and no operator."""
+    """Mark fields that affect the choice of experts, but no operator, as used."""
 
     def reader(f: Fields) -> dict[str, Any]:
         f.used |= _ROUTING
@@ -653,7 +654,7 @@ EXPERTS: dict[str, Reader] = {
         "qwen3_moe": lambda f: _qwen_moe(f, qk_norm="head"),
     }.items()
 }
-"""How each architecture is read."""
+"""Reader of each architecture."""
 
 
 # ---- encoders and encoder-decoders ----
@@ -682,21 +683,21 @@ def _bert(f: Fields) -> dict[str, Any]:
 
 
 _NORMS_BEFORE = {"norm_position": "pre", "embedding_norm": False, "final_norm": True}
-"""BERT as Megatron-LM has it: norms before the sub-layers and after the last block."""
+"""BERT as in Megatron-LM: norms before the sub-layers and after the last block."""
 
 
 def _roberta(f: Fields) -> dict[str, Any]:
     f.used.add("pad_token_id")
-    fields = _bert(f)  # the table keeps rows up to the padding token's for padding
+    fields = _bert(f)  # rows up to the padding token's are for padding
     return {**fields, "seq": max(1, fields["max_positions"] - 2)}
 
 
 def _t5(f: Fields) -> dict[str, Any]:
     kind = f.take("feed_forward_proj", "relu")
-    # Decoder outputs are scaled before tied logits, which the gain of the last norm can hold.
+    # Decoder outputs are scaled before tied logits; the factor can be folded into the last norm.
     f.used |= {"is_gated_act", "dense_act_fn", "scale_decoder_outputs"}
     gated = str(kind).startswith("gated-")
-    # transformers reads the gated form as the GELU that it calls new.
+    # transformers uses gelu_new for the gated form.
     name = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
     f.take("relative_attention_max_distance", 128)
     f.used.add("tie_word_embeddings")  # transformers always ties them
@@ -760,4 +761,4 @@ ENCODERS: dict[str, Reader] = {
     "vit": _vit,
     "xlm-roberta": _roberta,
 }
-"""How each architecture is read."""
+"""Reader of each architecture."""

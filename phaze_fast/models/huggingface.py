@@ -1,4 +1,4 @@
-"""Transformers read from a HuggingFace ``config.json``; what is not modelled is refused.
+"""Transformers read from a HuggingFace ``config.json``; features not modelled are refused.
 
 Every field of a configuration is either used, known to change no operator, or refused: none is
 ignored silently. An architecture without a record of its own is built on the meta device and
@@ -88,13 +88,13 @@ def trace_hf(
     data
         The configuration.
     name
-        What to call it.
+        Name of the model.
     source
-        Where it comes from, for messages.
+        Origin of the configuration, for messages.
     seq
-        Tokens of a sequence; by default the context window, at most `longest`.
+        Sequence length in tokens; by default the context window, at most `longest`.
     longest
-        See `seq`.
+        Upper limit of the default of `seq`.
     """
     module = hf_module(data, source)
     import torch
@@ -105,7 +105,7 @@ def trace_hf(
     tokens = seq if seq is not None else min(int(window), longest)
     ids = torch.empty((2, tokens), dtype=torch.long, device="meta")
     module.train()
-    if getattr(config, "is_encoder_decoder", False):  # any token will do to start with
+    if getattr(config, "is_encoder_decoder", False):  # any start token will do
         for field in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, field, None) is None:
                 setattr(config, field, 0)

@@ -17,7 +17,7 @@ from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.transformer import TransformerModel
 
 Model = TransformerModel | GraphModel
-"""What is trained: a transformer by its fields, or any model by its graph."""
+"""A model to train: a transformer given by its fields, or any model given by its graph."""
 
 _MEGATRON_GPT: dict[str, Any] = {"dropout": True, "fused_qkv": True}
 _MEGATRON_BERT: dict[str, Any] = {
@@ -95,8 +95,8 @@ def load(name_or_path: str | Path) -> Model:
     """Load a model by preset name, or from a YAML or JSON file.
 
     A JSON file with a ``model_type``, or a folder with a ``config.json``, is read as a HuggingFace
-    configuration; one with a ``format`` as a graph, such as ``phaze-fast trace`` writes. Upper and
-    lower case of a preset's name are the same.
+    configuration; one with a ``format`` as a graph, such as ``phaze-fast trace`` writes. Preset
+    names are case-insensitive.
 
     Raises
     ------

@@ -1,10 +1,9 @@
-"""A traced graph recognised as a transformer, by its operators alone.
+"""Recognition of a traced graph as a transformer, by its operators alone.
 
-A training library with fused kernels does not run the operators that a trace shows one by one; it
-runs the norms, rotations and losses that they make up. Where every operator of a graph has its
-place in a transformer, and parameters and FLOPs come out the same, the graph is planned as that
-transformer; else as the operators it has. Names of modules are not read, only which ATen operator
-each one is.
+A training library with fused kernels does not run the operators of a trace one by one; it runs the
+norms, rotations and losses that they form. If every operator of a graph can be attributed to a part
+of a transformer, and parameters and FLOPs agree, the graph is planned as that transformer;
+otherwise as its own operators. Names of modules are not used, only the ATen operators.
 """
 
 from __future__ import annotations
@@ -38,38 +37,38 @@ _ROUTING = frozenset(_ROUTES.split())
 _ROTATES = frozenset({"cat", "stack", "neg", "view_as_complex", "complex"})
 _CHOICES = frozenset({"topk", "sort", "argsort", "histc", "bincount", "one_hot", "cumsum"})
 ENTERS = -1
-"""Stands for what enters a layer."""
+"""Position of the input of a layer."""
 
 
 class NotATransformerError(Exception):
-    """A layer that no field of a transformer describes; the text says why."""
+    """A layer that the fields of a transformer cannot describe; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm: one operator, or the row of them that it is written as."""
+    """A norm: one operator, or a sequence of operators that compute it."""
 
     last: int
-    """Operator that makes its rows."""
+    """Operator that produces the normalised rows."""
     above: frozenset[int]
-    """What it normalises."""
+    """Operators whose outputs it normalises."""
     width: int
     function: str
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention, fused or written as scores, softmax and mix."""
+    """Attention, fused or explicit: scores, softmax, and the product with values."""
 
     last: int
-    """Operator that makes its result."""
+    """Operator that produces its result."""
     queries: tuple[int, ...]
-    """Products that make queries; likewise keys and values."""
+    """Products that produce the queries; likewise below for keys and values."""
     keys: tuple[int, ...]
     values: tuple[int, ...]
     heads: int
     width: int
-    """Of a head; the mean of keys' and values' where they differ."""
+    """Width of a head; the mean of the widths of keys and values if they differ."""
     length: int
     causal: bool
     window: int
@@ -80,23 +79,23 @@ class Attention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Products up, a non-linearity, a product down."""
+    """Feed-forward: up-projections, a non-linearity, a down-projection."""
 
     ups: tuple[int, ...]
     down: int
     curve: str
     by_steps: bool
     rows: int
-    """Rows that the non-linearity works on."""
+    """Number of rows of the non-linearity."""
 
 
 def aten(op: GraphOperator) -> str:
-    """Name of the ATen operator, which ends an operator's name."""
+    """Name of the ATen operator, the last part of an operator's name."""
     return op.name.rsplit(".", 1)[-1].split("-")[0]
 
 
 class Skeleton:
-    """A layer's products, attentions, norms and non-linearities, and what feeds each."""
+    """A layer's products, attentions, norms and non-linearities, and the inputs of each."""
 
     def __init__(self, layer: GraphLayer) -> None:
         self.layer, self.ops = layer, layer.forward
@@ -113,7 +112,7 @@ class Skeleton:
     # ---- walking up ----
 
     def _walk(self, start: Iterable[int], stops: Iterable[int]) -> tuple[frozenset[int], list[int]]:
-        """Walk against the data; give the operators at which that stops, and those passed."""
+        """Walk upstream; return the operators at which the walk stops, and those passed."""
         ends, passed, reached = frozenset(stops), [], set()
         waiting = list(start)
         while waiting:
@@ -126,12 +125,12 @@ class Skeleton:
         return frozenset(reached), passed
 
     def _is_constant(self, at: int) -> bool:
-        """Whether an operator works on parameters and constants alone."""
+        """Whether an operator reads only parameters and constants."""
         op = self.ops[at]
         return op.scales == "none" and op.kind != "embedding" and not op.flops
 
     def _chooses(self, at: int) -> bool:
-        """Whether an operator makes positions rather than rows."""
+        """Whether an operator outputs positions rather than rows."""
         return self.names[at] in _CHOICES
 
     def above(self, at: int) -> frozenset[int]:
@@ -139,11 +138,11 @@ class Skeleton:
         return self._walk(self.ops[at].inputs, self._stops)[0]
 
     def products_above(self, at: int) -> tuple[int, ...]:
-        """Products with weights that feed an operator, norms passed."""
+        """Products with weights that feed an operator, directly or through norms."""
         return tuple(sorted(self._walk([at], self.gemms)[0]))
 
     def depends(self, at: int, on: int) -> bool:
-        """Whether an operator's result depends on another's."""
+        """Whether an operator's result depends on that of another operator."""
         return on in self._walk([at], [on])[0]
 
     # ---- norms ----
@@ -158,7 +157,7 @@ class Skeleton:
         return norms
 
     def _written_out(self, root: int) -> Norm:
-        """Read a norm that is a row of operators around a reciprocal root of a mean of squares."""
+        """Read a norm that is computed by operators around a reciprocal root of a mean square."""
         mean = root
         while self.names[mean] != "mean":
             mean = max(self.ops[mean].inputs)
@@ -184,13 +183,13 @@ class Skeleton:
         return Norm(norm.last, self.above(norm.last), norm.width, norm.function)
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
-        """Return the norm that alone feeds an operator, or None."""
+        """Return the norm that is the only input of an operator, or None."""
         return next((n for n in self.norms if labels == {n.last}), None)
 
     # ---- attention ----
 
     def attentions(self) -> list[Attention]:
-        """Attentions in order."""
+        """Attentions in order of execution."""
         attentions = []
         for at, op in enumerate(self.ops):
             if op.kind == "attention":
@@ -260,7 +259,7 @@ class Skeleton:
         )
 
     def biased(self, at: int) -> bool:
-        """Whether a bias is added to a product, by the product itself or right after it."""
+        """Whether a bias is added to a product, by the product itself or directly after it."""
         width = self.ops[at].n
         return self.ops[at].bias or any(
             self.names[i] == "add" and op.inputs == (at,) and op.weights == width
@@ -270,7 +269,7 @@ class Skeleton:
     # ---- feed-forward ----
 
     def feed_forward(self, down: int) -> FeedForward:
-        """Read what stands before a product down."""
+        """Read the feed-forward that ends in a down-projection."""
         ends, passed = self._walk(self.ops[down].inputs, self.gemms)
         curves = [at for at in passed if self.ops[at].kind == "activation"]
         if not curves or ENTERS in ends:
@@ -288,19 +287,19 @@ class Skeleton:
         self._explained |= set(curves)
         return FeedForward(tuple(sorted(ends)), down, curve, by_steps, self.ops[curves[0]].m)
 
-    # ---- what is left ----
+    # ---- unexplained operators ----
 
     def explain(self, operators: Iterable[int]) -> None:
-        """Note operators that are accounted for."""
+        """Mark operators as accounted for."""
         self._explained |= set(operators)
 
     @property
     def drops(self) -> bool:
-        """Whether anything is dropped at random."""
+        """Whether the layer has dropout."""
         return any(op.kind == "dropout" for op in self.ops)
 
     def check(self, routed: bool = False) -> None:
-        """Refuse a layer with an operator that nothing accounts for."""
+        """Refuse a layer with an operator that is not accounted for."""
         known = _PASSED | (_ROUTING if routed else frozenset())
         norms = {"rsqrt"}
         for at, op in enumerate(self.ops):
@@ -329,7 +328,7 @@ def _biased(sk: Skeleton, products: tuple[int, ...]) -> bool:
 
 
 def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Fields of the products that make queries, keys and values, and those products."""
+    """Fields of the query, key and value projections, and these products."""
     wide = sk.ops[a.queries[0]].n
     if a.queries == a.keys == a.values and len(a.queries) == 1:
         apart = wide - a.heads * a.width
@@ -355,7 +354,7 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
 
 
 def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Read keys and values made from one narrow vector (DeepSeek-V2, section 2.1)."""
+    """Read latent attention: keys and values from one narrow vector (DeepSeek-V2, section 2.1)."""
     (up,), (query,) = a.values, a.queries
     down = next(at for at in a.keys if at != up)
     rank, value = sk.ops[up].k, sk.ops[out].k // a.heads
@@ -405,7 +404,7 @@ def _dense(sk: Skeleton, ff: FeedForward) -> dict[str, Any]:
 
 
 def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[str, Any]:
-    """Fields of a mixture of experts: grouped products, a router, what every token visits."""
+    """Fields of a mixture of experts: grouped products, a router, shared experts."""
     grouped = [at for at in rest if sk.names[at] == "_grouped_mm"]
     down = next((at for at in grouped if sk.ops[at].n == hidden and at == grouped[-1]), None)
     if down is None:
@@ -444,7 +443,7 @@ def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[st
 
 
 def _position(sk: Skeleton, first: frozenset[int], out: int) -> tuple[str, Norm | None]:
-    """Where norms stand around a sub-layer whose products read `first` and end in `out`."""
+    """Position of the norms of a sub-layer whose products read `first` and end in `out`."""
     before = sk.norm_at(first)
     after = any(norm.above == {out} for norm in sk.norms)
     if before is not None:
@@ -459,7 +458,7 @@ def _position(sk: Skeleton, first: frozenset[int], out: int) -> tuple[str, Norm 
 
 
 def _check_trained(layer: GraphLayer) -> None:
-    """Refuse a block that is not trained whole, computed again, or not in 16 bits."""
+    """Refuse a block that is not fully trained, uses recomputation, or is not in 16 bits."""
     products = [op for op in layer.forward if op.kind == "gemm"]
     gradients = ("gemm-input-gradient", "gemm-weight-gradient")
     back = sum(op.flops for op in layer.backward if op.kind in gradients)
@@ -483,7 +482,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     Raises
     ------
     NotATransformerError
-        Where some operator has no place in such a block.
+        If some operator cannot be part of such a block.
     """
     sk = Skeleton(layer)
     _check_trained(layer)
@@ -493,7 +492,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     own = attentions[0]
     out = _out(sk, own)
     fields, used = _projections(sk, own, out)
-    first = sk.above(used[2] if "latent" in fields else used[0])  # keys' vector, or queries
+    first = sk.above(used[2] if "latent" in fields else used[0])  # keys' latent vector, or queries
     position, before = _position(sk, first, out)
     if sk.ops[out].n != hidden:
         raise _refuse("attention that leaves another width than it enters")
@@ -537,7 +536,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
 
 
 def _cross(sk: Skeleton, a: Attention, fields: dict[str, Any]) -> set[int]:
-    """Check a second attention, to what an encoder made; give its products."""
+    """Check a cross-attention to the encoder's output; return its products."""
     out = _out(sk, a)
     again, used = _projections(sk, a, out)
     same = all(again[name] == fields[name] for name in ("kv_heads", "head_dim", "qkv_bias"))
@@ -547,7 +546,7 @@ def _cross(sk: Skeleton, a: Attention, fields: dict[str, Any]) -> set[int]:
 
 
 def _count_norms(sk: Skeleton, fields: dict[str, Any], cross: bool, before: Norm | None) -> bool:
-    """Check that all norms are accounted for; say whether queries and keys have some."""
+    """Check that all norms are accounted for; return whether queries and keys have norms."""
     functions = {norm.function for norm in sk.norms}
     if len(functions) != 1:
         raise _refuse("norms of several kinds in a block")
@@ -578,7 +577,7 @@ _OF_A_LAYER = ("cross", "window", "drops", "normed", "buckets", "explicit", "rot
 
 
 def _embedding(layer: GraphLayer, vocab: int, seq: int) -> dict[str, Any]:
-    """Fields of what stands before the blocks."""
+    """Fields of the layer before the blocks."""
     sk = Skeleton(layer)
     tables = [at for at, op in enumerate(sk.ops) if op.kind == "embedding" and op.weights]
     if not tables or sk.gemms:
@@ -603,7 +602,7 @@ def _embedding(layer: GraphLayer, vocab: int, seq: int) -> dict[str, Any]:
 
 
 def _head(layer: GraphLayer) -> dict[str, Any]:
-    """Fields of what follows the blocks."""
+    """Fields of the layer after the blocks."""
     sk = Skeleton(layer)
     if not set(_LOSS) <= set(sk.names):
         raise NotATransformerError("a head without a loss over a vocabulary")
@@ -636,7 +635,7 @@ def _head(layer: GraphLayer) -> dict[str, Any]:
 
 
 def _between(layer: GraphLayer) -> bool:
-    """Whether a layer is the end of an encoder and the start of a decoder: a norm, a table."""
+    """Whether a layer is the end of an encoder and the start of a decoder: a norm and a table."""
     sk = Skeleton(layer)
     tables = [at for at, op in enumerate(sk.ops) if op.kind == "embedding"]
     if sk.gemms or len(sk.norms) > 1 or any(sk.ops[at].weights for at in tables):
@@ -647,7 +646,7 @@ def _between(layer: GraphLayer) -> bool:
 
 
 def _common(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Fields that all blocks share; the width of the dense ones is theirs."""
+    """Fields that all blocks share; the feed-forward width is that of the dense blocks."""
     dense = [block for block in blocks if "moe" not in block]
     common: dict[str, Any] = {}
     for block in blocks:
@@ -686,7 +685,7 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
     windows = {block["window"] for block in decoder} - {0}
     if len(windows) > 1 or (encoder and windows):
         raise NotATransformerError("windows of several widths")
-    # What a bias of relative positions hides is not seen; a decoder's is causal by its nature.
+    # A mask inside a relative-position bias is not visible; a decoder's attention is causal.
     causal = {block["causal"] or bool(encoder) for block in decoder}
     if len(causal) > 1:
         raise NotATransformerError("blocks of which some are causal")
@@ -705,7 +704,7 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
 
 
 def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bool]:
-    """Fields of the transformer, those that parameters alone tell apart, and if it is explicit."""
+    """Fields of the transformer, those that only parameters determine, and if it is explicit."""
     if len(graph.order) < 3:
         raise NotATransformerError("no repeated layers")
     head = _head(graph.layers[graph.order[-1]])
@@ -740,10 +739,10 @@ def _candidates(graph: GraphModel) -> Iterator[TransformerModel]:
 
 
 def _same_flops(graph: GraphModel, model: TransformerModel, explicit: bool) -> bool:
-    if explicit:  # every score is computed, also those that a window hides
+    if explicit:  # every score is computed, even if a window hides it
         model = model.replace(attention="eager")
     own, other = model_flops(graph), model_flops(model)
-    slack = 1e-9 if model.moe is None else 0.05  # tokens fill up the last row of each expert
+    slack = 1e-9 if model.moe is None else 0.05  # rows of each expert are rounded up
     return all(
         abs(a - b) <= slack * b
         for a, b in ((own.weights, other.weights), (own.attention, other.attention))
@@ -760,10 +759,10 @@ def _outcome(graph: GraphModel) -> tuple[TransformerModel | None, str]:
 
 
 def recognised(graph: GraphModel) -> TransformerModel | None:
-    """Return the transformer that a graph is, or None."""
+    """Return the transformer that a graph describes, or None."""
     return None if graph.as_traced else _outcome(graph)[0]
 
 
 def why_not_recognised(graph: GraphModel) -> str:
-    """Say why a graph is planned as the operators it has; empty where it is a transformer."""
+    """Return why a graph is not recognised as a transformer; empty if it is."""
     return "it is to be planned as it was traced" if graph.as_traced else _outcome(graph)[1]

@@ -1,14 +1,14 @@
 """PyTorch modules as graphs: one training step, recorded on the meta device and cut into layers.
 
-A layer is a numbered child of a container (``h.0``, ``layers.3``): what runs between two of them
-becomes a layer of its own. Layers of the same operators, parameters and kept arrays are one kind.
-Two recordings, of 2 and of 4 samples, tell what grows with the samples.
+A layer is a numbered child of a container (``h.0``, ``layers.3``); operators that run between two
+of them form a separate layer. Layers with the same operators, parameters and saved arrays are of
+one kind. Two recordings, of 2 and of 4 samples, show which sizes grow with the samples.
 
-Tensor-parallel devices share two products as Megatron-LM splits them, the first by columns and the
-second by rows, where the region between them is closed: nothing else reads it, nothing else enters
-it, and nothing in it reduces over the columns that are split. Logits are split by their vocabulary
-up to the loss, and so is the table that tokens are looked up in. Experts computed as grouped
-products are split in the same way, each of them.
+Tensor-parallel devices split pairs of products as Megatron-LM does, the first by columns and the
+second by rows, if the region between them is closed: its tensors have no other reader, it has no
+other input, and no operator in it reduces over the split columns. Logits are split by the
+vocabulary up to the loss, and so is the token embedding table. Experts computed as grouped products
+are split likewise, each of them.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def _reduces(op: GraphOperator) -> bool:
 
 
 def _begins(operators: tuple[GraphOperator, ...], row: int, at: int) -> bool:
-    """Whether an input only says where groups of rows begin: one number for each product."""
+    """Whether an input only holds the offsets of row groups: one number per product."""
     groups, source = operators[row].b, operators[at]
     size = source.write_bytes + source.fixed_write_bytes
     return at >= 0 and groups > 1 and size <= _WIDEST_NUMBER * groups
 
 
 class _Region:
-    """What lies between some products split by columns and one that is split by rows."""
+    """The operators between products split by columns and a product split by rows."""
 
     def __init__(self, operators: tuple[GraphOperator, ...], row: int) -> None:
         self.row = row
@@ -74,7 +74,7 @@ class _Region:
                 waiting += operators[at].inputs
 
     def fits(self, operators: tuple[GraphOperator, ...], consumers: list[set[int]]) -> bool:
-        """Whether nothing leaves it, and nothing in it needs all columns."""
+        """Whether no tensor leaves the region and no operator in it needs all columns."""
         if not self.closed or not self.columns:
             return False
         own = self.inside | {self.row}
@@ -87,7 +87,7 @@ class _Region:
 
 
 def _vocabulary(operators: tuple[GraphOperator, ...], consumers: list[set[int]]) -> dict[int, str]:
-    """Roles of a table that is looked up, and of logits and what follows them up to the loss."""
+    """Roles of an embedding table, and of logits and the operators after them up to the loss."""
     tables = [at for at, op in enumerate(operators) if op.kind == "embedding" and op.weights]
     roles = {}
     if tables:  # smaller ones, of positions and segments, are whole on every device
@@ -95,21 +95,21 @@ def _vocabulary(operators: tuple[GraphOperator, ...], consumers: list[set[int]])
     for at, op in enumerate(operators):
         if op.kind != "gemm":
             continue
-        behind: set[int] = set()
+        downstream: set[int] = set()
         waiting = [at]
         while waiting:
-            for reader in consumers[waiting.pop()] - behind:
-                behind.add(reader)
+            for reader in consumers[waiting.pop()] - downstream:
+                downstream.add(reader)
                 waiting.append(reader)
-        kinds = {operators[reader].kind for reader in behind}
+        kinds = {operators[reader].kind for reader in downstream}
         if "softmax" in kinds and not kinds & {"gemm", "attention", "batched-gemm"}:
             roles[at] = "vocabulary"
-            roles |= {r: "inside" for r in behind if operators[r].n == op.n}
+            roles |= {r: "inside" for r in downstream if operators[r].n == op.n}
     return roles
 
 
 def with_split(layer: GraphLayer) -> GraphLayer:
-    """Mark how tensor-parallel devices share a layer's operators, or say why they cannot."""
+    """Mark the tensor-parallel split of a layer's operators, or the reason why there is none."""
     operators = layer.forward
     consumers = _consumers(operators)
     roles: dict[int, str] = {}
@@ -147,8 +147,8 @@ Children = Mapping[str, tuple[str, tuple[str, ...]]]
 def layer_paths(modules: Children) -> frozenset[str]:
     """Paths of numbered children that are layers.
 
-    A row of bare operators of several classes, such as a linear, an activation and a linear, is
-    no stack of layers.
+    A sequence of plain operators of several classes, such as a linear, an activation and a linear,
+    is not a stack of layers.
     """
     paths: set[str] = set()
     for path, (_, children) in modules.items():
@@ -160,7 +160,7 @@ def layer_paths(modules: Children) -> frozenset[str]:
 
 
 class _Trace:
-    """Two recordings of one step, and where each operator belongs."""
+    """Two recordings of one step, and the layer of each operator."""
 
     def __init__(self, name: str, small: Any, large: Any, layers: frozenset[str]) -> None:
         self.name, self.small, self.large, self.layers = name, small, large, layers
@@ -188,7 +188,7 @@ class _Trace:
         self.segments = self._segments()
         self.owner = {at: s for s, (_, run) in enumerate(self.segments) for at in run}
         self.origin: dict[int, int] = {}
-        """Forward operator that each backward one belongs to."""
+        """Forward operator of each backward operator."""
         self._place_backward()
 
     def call_of(self, path: Sequence[tuple[int, str]]) -> tuple[int, str]:
@@ -218,7 +218,7 @@ class _Trace:
     # ---- sizes ----
 
     def operator(self, at: int, name: str, inputs: tuple[int, ...], weights: int) -> dict[str, Any]:
-        """Fields of one operator: the part per sample, and the constant part."""
+        """Fields of one operator: the per-sample part and the constant part of each size."""
         one, two = self.figures[at], self.more[at]
         grown = [d for d, a, b in zip("bmnk", one.sizes, two.sizes, strict=True) if b != a]
         scales = grown[0] if len(grown) == 1 else "none"
@@ -255,13 +255,13 @@ class _Trace:
 
 
 def _per_sample(two: float, four: float) -> tuple[float, float]:
-    """Return the part per sample and the constant part of figures of two and four samples."""
+    """Return the per-sample and the constant part, given values for two and four samples."""
     grows = max((four - two) / 2.0, 0.0)
     return grows, max(two - 2.0 * grows, 0.0)
 
 
 def _names(trace: _Trace, positions: Sequence[int], layer: str) -> list[str]:
-    """Names within a layer: module path from there, and operator."""
+    """Names within a layer: module path relative to the layer, and operator."""
     taken: Counter[str] = Counter()
     names = []
     for at in positions:
@@ -276,7 +276,7 @@ def _names(trace: _Trace, positions: Sequence[int], layer: str) -> list[str]:
 
 
 def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
-    """Elements of the parameters that each operator is the first to read; and of the others."""
+    """Elements of the parameters that each operator is the first to read, and of unread ones."""
     recorder, seen, elements = trace.small, set(), {}
     for at in trace.forward:
         total = 0
@@ -291,7 +291,7 @@ def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
 
 
 def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
-    """(Operator that makes it, bytes of a sample, fixed bytes) of what each segment keeps."""
+    """Return (producer, bytes per sample, fixed bytes) of each segment's saved tensors."""
     calls = trace.small.calls
     savers: dict[int, list[int]] = {}
     arrays: dict[int, tuple[Any, Any]] = {}
@@ -353,7 +353,7 @@ def _backward(
 
 
 def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
-    """Make the operators' names unique; the suffixes of gradients stay at the end."""
+    """Make the operators' names unique; suffixes of gradients stay at the end."""
     taken: Counter[str] = Counter()
     renamed = []
     for op in operators:
@@ -443,17 +443,17 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
     """
     trace = _Trace(name, small, large, layer_paths(modules))
     weights, rest = _weights(trace)
-    kept = _saved(trace)
+    saved = _saved(trace)
     count = len(trace.segments)
-    alike: dict[Any, list[tuple[int, GraphLayer]]] = {}
+    layers_by_kind: dict[Any, list[tuple[int, GraphLayer]]] = {}
     for segment in range(count):
         extra = rest if segment == count - 1 else 0
         title = _title(trace, segment)
-        made = _layer(trace, segment, title, weights, extra, kept.get(segment, ()))
-        alike.setdefault(_kind_key(made), []).append((segment, made))
+        new_layer = _layer(trace, segment, title, weights, extra, saved.get(segment, ()))
+        layers_by_kind.setdefault(_kind_key(new_layer), []).append((segment, new_layer))
     layers: list[GraphLayer] = []
     order = [0] * count
-    for at, members in enumerate(alike.values()):
+    for at, members in enumerate(layers_by_kind.values()):
         common = Counter(len(layer.backward) for _, layer in members).most_common(1)[0][0]
         usual = next(layer for _, layer in members if len(layer.backward) == common)
         most = max(layer.output_bytes for _, layer in members)
@@ -489,37 +489,37 @@ def _torch() -> Any:
 
 @contextmanager
 def _on_meta(module: Any, dtype: Any) -> Iterator[None]:
-    """Let a module's parameters and buffers be shapes; it is left as it was."""
+    """Move a module's parameters and buffers to the meta device; restore them on exit."""
     torch = _torch()
     swapped: list[tuple[dict[str, Any], str, Any]] = []
-    made: dict[int, Any] = {}
+    meta_tensors: dict[int, Any] = {}
 
     def shape_of(tensor: Any) -> Any:
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         return torch.empty_like(tensor, device="meta", dtype=kind)
 
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                if id(tensor) not in made:
+                if id(tensor) not in meta_tensors:
                     shape = shape_of(tensor)
-                    if held is part._parameters:
+                    if tensors is part._parameters:
                         shape = torch.nn.Parameter(shape, requires_grad=tensor.requires_grad)
-                    made[id(tensor)] = shape
-                swapped.append((held, name, tensor))
-                held[name] = made[id(tensor)]
+                    meta_tensors[id(tensor)] = shape
+                swapped.append((tensors, name, tensor))
+                tensors[name] = meta_tensors[id(tensor)]
     try:
         yield
     finally:
-        for held, name, tensor in swapped:
-            held[name] = tensor
+        for tensors, name, tensor in swapped:
+            tensors[name] = tensor
 
 
 @contextmanager
 def _without_warnings_of_padding(module: Any) -> Iterator[None]:
-    """Leave out a check of transformers that looks at token ids only to warn."""
+    """Disable a check of transformers that reads token ids only to emit a warning."""
     name = "warn_if_padding_and_no_attention_mask"
     parts = [part for part in module.modules() if hasattr(type(part), name)]
     for part in parts:
@@ -532,14 +532,14 @@ def _without_warnings_of_padding(module: Any) -> Iterator[None]:
 
 
 GROUPED = "experts as grouped products (transformers' experts_implementation 'grouped_mm')"
-"""What a traced graph notes where its experts were recorded in another way than they would run."""
+"""Note in a traced graph whose experts were recorded as grouped products instead of a loop."""
 
 
 @contextmanager
 def _grouped_experts(module: Any) -> Iterator[bool]:
     """Run experts of transformers as grouped products; their loop over experts depends on data.
 
-    Gives whether anything was changed; the module is left as it was.
+    Yields whether anything was changed; the module is restored on exit.
     """
     changed: list[tuple[Any, Any]] = []
     for part in module.modules():
@@ -556,7 +556,7 @@ def _grouped_experts(module: Any) -> Iterator[bool]:
 
 
 def _samples(value: Any, size: int, count: int, dtype: Any) -> Any:
-    """Shape `count` samples like an example of `size`."""
+    """Return `count` samples shaped like an example of `size` samples."""
     torch = _torch()
     if isinstance(value, tuple | list):
         return type(value)(_samples(one, size, count, dtype) for one in value)
@@ -586,7 +586,7 @@ def from_torch(
     name: str | None = None,
     dtype: Any = "bfloat16",
 ) -> GraphModel:
-    """Read a PyTorch module: the operators of its training step, its layers, what it keeps.
+    """Read a PyTorch module: the operators of its training step, its layers, its saved tensors.
 
     The step runs on the meta device: no weight is read and none is allocated. The first dimension
     of the example inputs is that of the samples.
@@ -594,28 +594,28 @@ def from_torch(
     Parameters
     ----------
     module
-        A ``torch.nn.Module``. Where its output has a ``loss``, or is one number, that is what is
+        A ``torch.nn.Module``. If its output has a ``loss``, or is one number, that is
         differentiated; else the sum of its outputs.
     example_inputs
         Positional arguments of its ``forward``.
     example_kwargs
         Arguments by name; for a HuggingFace decoder ``{"labels": ids, "use_cache": False}``.
     name
-        What to call it; by default its class.
+        Name of the model; by default the name of its class.
     dtype
-        Of parameters and floating-point inputs; None = as they are.
+        Number format of parameters and floating-point inputs; None = unchanged.
 
     Returns
     -------
     GraphModel
         Each kind of layer once. Layers are the numbered children of the outermost container that
-        has them; what runs before, between and after them is a layer of its own.
+        has them; operators before, between and after them form separate layers.
 
     Raises
     ------
     InvalidInputError
-        Where an operator is not modelled, or the step cannot run without data; the message names
-        it and the source line.
+        If an operator is not modelled, or the step cannot run without data; the message names it
+        and the source line.
     MissingExtraError
         Where PyTorch is not installed.
 
@@ -640,9 +640,9 @@ def from_torch(
 
     kwargs = dict(example_kwargs or {})
     title = name or type(module).__name__
-    given = list(_tensors([*example_inputs, *kwargs.values()]))
-    size = given[0].shape[0] if given and given[0].dim() else 1
-    ids = next((x for x in given if not x.is_floating_point() and x.dim() == 2), None)
+    input_tensors = list(_tensors([*example_inputs, *kwargs.values()]))
+    size = input_tensors[0].shape[0] if input_tensors and input_tensors[0].dim() else 1
+    ids = next((x for x in input_tensors if not x.is_floating_point() and x.dim() == 2), None)
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     recorded: list[Any] = []
     with (
@@ -661,5 +661,5 @@ def from_torch(
         for path, part in module.named_modules(remove_duplicate=False)
     }
     seq = 1 if ids is None else int(ids.shape[1])
-    found = layered(title, recorded[0], recorded[1], modules, seq)
-    return found.replace(notes=GROUPED) if regrouped else found
+    graph = layered(title, recorded[0], recorded[1], modules, seq)
+    return graph.replace(notes=GROUPED) if regrouped else graph

@@ -1,8 +1,8 @@
 """Every operator that a training step of a PyTorch module runs, forward and backward.
 
 The step runs once on the meta device, where tensors have shapes and no data. A dispatch mode sees
-each ATen operator that PyTorch itself executes, below autograd; arrays are told apart by their
-storage, so that views need no rules of their own; a hook sees what autograd keeps.
+each ATen operator that PyTorch itself executes, below autograd; arrays are identified by their
+storage, so that views need no special rules; a hook sees the tensors that autograd saves.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from phaze_fast.errors import InvalidInputError
 # ---- values that depend on no input: positions and masks ----
 
 
-_MOST = {torch.bool: 2**28}  # elements of a constant whose values are followed, by type
+_MOST = {torch.bool: 2**28}  # largest constant whose values are tracked, in elements by type
 _MOST_OF_OTHERS = 2**24
-_MOST_BYTES = 2**30  # of all of them
-_HIDDEN = -1e4  # scores that are lowered by more are those of hidden keys
+_MOST_BYTES = 2**30  # limit for all constants together
+_HIDDEN = -1e4  # scores lowered by more than this belong to masked keys
 _CHANCE = frozenset({"rand", "rand_like", "randn", "randn_like", "randint", "bernoulli", "uniform"})
 
 
 class Constants:
-    """Values of arrays that depend on no input.
+    """Values of arrays that do not depend on any input.
 
-    Control flow may depend on them, as on anything that is the same in every step. Random numbers
-    are the lowest of their range, or the highest: two recordings show whether control flow depends
-    on them.
+    Control flow may depend on them, since they are the same in every step. Random numbers are
+    replaced by the lowest or the highest value of their range: two recordings show whether control
+    flow depends on them.
 
     Parameters
     ----------
     highest
-        Whether random numbers are the highest of their range.
+        Whether random numbers take the highest value of their range.
     """
 
     def __init__(self, highest: bool = False) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}  # by identity, as long as it lives
+        self._known: dict[int, tuple[Any, Any]] = {}  # by identity, during the array's lifetime
         self._chance = 1.0 - 2.0**-24 if highest else 0.0
         self._drawn: dict[int, str] = {}
         self.random_lines: list[str] = []
-        """Source lines at which a number was read that depends on chance."""
+        """Source lines at which a number was read that depends on random values."""
 
     def _of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -68,7 +68,7 @@ class Constants:
         return value
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Compute what an operator on constants gives, where that is small and known."""
+        """Compute the result of an operator on constants, if it is small and known."""
         outputs = out if isinstance(out, tuple | list) else (out,)
         if self._held_bytes() > _MOST_BYTES or any(
             not isinstance(x, torch.Tensor) or x.numel() > _MOST.get(x.dtype, _MOST_OF_OTHERS)
@@ -78,17 +78,17 @@ class Constants:
         name = func.overloadpacket.__name__.removesuffix("_")
         drawn = name in _CHANCE or any(id(x) in self._drawn for x in (*args, *kwargs.values()))
         try:
-            given = {key: self._of(value) for key, value in kwargs.items()}
-            if "device" in given:
-                given["device"] = "cpu"
+            constant_kwargs = {key: self._of(value) for key, value in kwargs.items()}
+            if "device" in constant_kwargs:
+                constant_kwargs["device"] = "cpu"
             if name in _CHANCE:
-                made: Any = torch.full(tuple(out.shape), self._chance, dtype=torch.float32)
-                made = made.to(out.dtype)
+                computed: Any = torch.full(tuple(out.shape), self._chance, dtype=torch.float32)
+                computed = computed.to(out.dtype)
             else:
-                made = func(*self._of(tuple(args)), **given)
+                computed = func(*self._of(tuple(args)), **constant_kwargs)
         except (KeyError, RuntimeError, NotImplementedError):
-            return  # it depends on an input, or has no values
-        values = made if isinstance(made, tuple | list) else (made,)
+            return  # it depends on an input, or its values are unknown
+        values = computed if isinstance(computed, tuple | list) else (computed,)
         for tensor, value in zip(outputs, values, strict=True):
             key = id(tensor)
             self._known[key] = (weakref.ref(tensor, partial(self._forget, key)), value)
@@ -112,9 +112,9 @@ class Constants:
         return self._of(tensor).item()
 
     def mask(self, tensor: Any, either: bool = False) -> dict[str, Any]:
-        """Say what a mask of scores hides: all that follows a token, or what is far before it.
+        """Return whether a mask of scores is causal, and its window.
 
-        With `either`, a mask may also be true where scores are hidden.
+        With `either`, a mask may also be true at the hidden scores.
         """
         try:
             values = self._of(tensor)
@@ -136,7 +136,7 @@ class Constants:
 
 
 def _pattern(plane: Any) -> dict[str, Any]:
-    """Say whether a square mask is causal, and how many keys the last query sees of a window."""
+    """Return whether a square mask is causal, and how many keys the last query of a window sees."""
     keys, shown = plane.shape[0], plane.to(torch.uint8)
     counts, order = shown.sum(1), torch.arange(plane.shape[0])
     seen = int(counts[-1])
@@ -155,11 +155,11 @@ def _pattern(plane: Any) -> dict[str, Any]:
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Fused attention as one operator forward and one backward, keeping what such kernels keep."""
+    """Fused attention as one forward and one backward operator, which saves the usual tensors."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
-        """Note the operator."""
+        """Record the operator."""
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums)
@@ -170,20 +170,20 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Note its gradient."""
+        """Record its gradient."""
         q, k, v, out, sums = ctx.saved_tensors
-        made = [torch.empty_like(x) for x in (q, k, v)]
+        gradients = [torch.empty_like(x) for x in (q, k, v)]
         recorder = ctx.recorder
         reads = recorder.arrays([q, k, v, out, sums, gradient])
-        recorder.add("attention_backward", reads, recorder.arrays(made), ctx.seen)
-        return (*made, None, None)
+        recorder.add("attention_backward", reads, recorder.arrays(gradients), ctx.seen)
+        return (*gradients, None, None)
 
 
 _DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
 
 
 class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Takes fused attention and dropout before PyTorch takes them apart.
+    """Intercepts fused attention and dropout before PyTorch decomposes them.
 
     On GPUs dropout is one kernel; on the meta device it would be several.
     """
@@ -209,9 +209,9 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
-        given = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
-        mask = given.get("attn_mask")
-        seen = {"causal": bool(given.get("is_causal")), "dropout": bool(given.get("dropout_p"))}
+        options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
+        mask = options.get("attn_mask")
+        seen = {"causal": bool(options.get("is_causal")), "dropout": bool(options.get("dropout_p"))}
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
@@ -220,7 +220,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
 
 class _Loss(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """A number that all outputs go into, where a module gives no loss; it costs nothing."""
+    """A scalar that depends on all outputs, for modules without a loss; it costs nothing."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Any) -> Any:
@@ -247,7 +247,7 @@ def _floats(output: Any) -> Iterator[Any]:
 
 
 def loss_of(output: Any) -> Any:
-    """Return the scalar of a module's output to differentiate; None where there is none."""
+    """Return the scalar of a module's output to differentiate; None if there is none."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, dict):
         loss = output.get("loss")
@@ -265,7 +265,7 @@ def loss_of(output: Any) -> Any:
 
 
 Modules = tuple[tuple[int, str], ...]
-"""Modules that run, outermost first: number of the call, and path of the module."""
+"""Running modules, outermost first: number of the call, and path of the module."""
 
 
 @dataclass(frozen=True)
@@ -276,12 +276,12 @@ class Array:
     shape: tuple[int, ...]
     item_bytes: int
     held_bytes: int
-    """Of its storage."""
+    """Bytes of its storage."""
     parameter: bool = False
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -289,20 +289,20 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """That reading it moves: an expanded array is read once."""
+        """Bytes moved by reading it; an expanded array is read once."""
         return min(self.elements * self.item_bytes, self.held_bytes)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator as it ran."""
+    """One recorded operator."""
 
     name: str
-    """ATen's, without overload and the mark of writing in place."""
+    """ATen name, without overload and in-place suffix."""
     reads: tuple[Array, ...]
     writes: tuple[Array, ...]
     sources: tuple[int, ...]
-    """Operators that made what it reads; -1: the module's input."""
+    """Operators that produced its inputs; -1: the module's input."""
     backward: bool
     path: Modules
     sequence: int
@@ -314,14 +314,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Saved:
-    """What autograd keeps."""
+    """A tensor saved by autograd."""
 
     array: Array
     before: int
-    """Operators that ran before it was kept."""
+    """Number of operators that ran before it was saved."""
     path: Modules
     source: int
-    """Operator that made it; -1: an input; -2: a constant."""
+    """Operator that produced it; -1: an input; -2: a constant."""
 
 
 _MAKERS = """
@@ -331,7 +331,7 @@ _MAKERS = """
     """
 _CREATORS = frozenset(_MAKERS.split())
 _MOST_CALLS = 200_000
-"""Operators of one step; a hundred layers of a transformer have some ten thousand."""
+"""Most operators of one step; a transformer of a hundred layers has about ten thousand."""
 _COPIES = frozenset({"_to_copy", "clone"})
 _MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -361,7 +361,7 @@ def _failing_line(error: BaseException) -> str:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Notes operators as they run."""
+    """Records operators as they run."""
 
     def __init__(self, module: Any, highest: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -375,13 +375,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self.parameters: dict[int, int] = {}
         """Elements of each parameter, by storage."""
         self.copies: dict[int, int] = {}
-        """Storages of casts of parameters, and the parameter each was made from."""
+        """Storages of casts of parameters, and the parameter of each cast."""
         self._path: list[tuple[int, str]] = []
         self._entered = 0
         self._made: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
         self.constants = Constants(highest)
-        self._kept: set[int] = set()  # storages of what autograd keeps
-        self._alive: list[Any] = []  # a storage that is freed could be taken for another
+        self._kept: set[int] = set()  # storages of the tensors that autograd saves
+        self._alive: list[Any] = []  # the address of a freed storage could be reused
         for part in module.parameters():
             self._note(part)
             self.parameters[part.untyped_storage()._cdata] = part.numel()
@@ -401,7 +401,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         )
 
     def arrays(self, values: Any) -> list[Array]:
-        """Note the tensors among values."""
+        """Record the tensors among values."""
         arrays = []
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -411,7 +411,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         return arrays
 
     def enter_inputs(self, values: Any) -> None:
-        """Note the floating-point inputs: what is computed from them counts."""
+        """Record the floating-point inputs; operators that depend on them count."""
         for value in values:
             if isinstance(value, torch.Tensor) and (
                 value.is_floating_point() or value.is_complex()
@@ -425,7 +425,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
     # ---- operators ----
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and note it."""
+        """Run an operator and record it."""
         kwargs = kwargs or {}
         reads = self.arrays([*args, *kwargs.values()])
         constant = not any(map(self.counts, reads))
@@ -438,10 +438,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if constant:
             self.constants.follow(func, args, kwargs, out)
         writes = self.arrays(out if isinstance(out, tuple | list) else [out])
-        held = {array.storage for array in reads}
-        view = not mutable and bool(writes) and all(array.storage in held for array in writes)
+        read_storages = {array.storage for array in reads}
+        view = (
+            not mutable and bool(writes) and all(array.storage in read_storages for array in writes)
+        )
         if view or name in _CREATORS or constant:
-            if self.backward and not view:  # the first gradient, and zeros in place of others
+            if self.backward and not view:  # the first gradient, and zeros for absent ones
                 for array in writes:
                     self._made.setdefault(array.storage, -1)
             return out
@@ -459,45 +461,47 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         return out
 
     def _refuse_overwriting(self, name: str, args: Any) -> None:
-        """Refuse to write over parameters, and over what the backward pass will read."""
+        """Refuse in-place writes to parameters and to tensors that the backward pass reads."""
         if not args or not isinstance(args[0], torch.Tensor):
             return
         array = self._note(args[0])
-        what = "parameters" if array.parameter else "what the backward pass reads"
+        target = "parameters" if array.parameter else "what the backward pass reads"
         if array.parameter or array.storage in self._kept:
             raise InvalidInputError(
-                f"{self.title}: aten.{name} ({_calling_line()}) writes {what} in place, which is "
+                f"{self.title}: aten.{name} ({_calling_line()}) writes {target} in place, which is "
                 "not modelled"
             )
 
     def _hidden(self, args: Any, writes: list[Array]) -> dict[str, Any]:
-        """Say what a constant mask among an operator's arguments hides of square scores."""
+        """Describe a constant mask of square scores among an operator's arguments."""
         shape = writes[0].shape if writes else ()
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return {}
         for value in args:
             if isinstance(value, torch.Tensor) and tuple(value.shape[-2:]) == shape[-2:]:
                 seen = not self.counts(self._note(value))
-                found = self.constants.mask(value, either=True) if seen else {}
-                if found:
-                    return found
+                hidden = self.constants.mask(value, either=True) if seen else {}
+                if hidden:
+                    return hidden
         return {}
 
     def _convolution_gradients(self, args: Any, out: Any) -> None:
-        """Note the gradients of a convolution's input and of its weights as an operator each."""
+        """Record the gradients of a convolution's input and weights as separate operators."""
         options = {"groups": args[9], "transposed": args[7]}
         gradient, x, weights = self.arrays(args[:3])
         shapes = {"x": x.shape, "weights": weights.shape, "out": gradient.shape}
         wanted = (("input", weights, out[0]), ("weight", x, out[1]))
-        for what, other, made in wanted:
-            if made is not None:
-                written = self.arrays([made])
-                self.add(f"convolution_{what}", [gradient, other], written, {**options, **shapes})
+        for operand, other, computed in wanted:
+            if computed is not None:
+                written = self.arrays([computed])
+                self.add(
+                    f"convolution_{operand}", [gradient, other], written, {**options, **shapes}
+                )
 
     def add(
         self, name: str, reads: list[Array], writes: list[Array], options: dict[str, Any]
     ) -> None:
-        """Note an operator; refuse more than `_MOST_CALLS`."""
+        """Record an operator; refuse more than `_MOST_CALLS`."""
         if len(self.calls) >= _MOST_CALLS:
             line = "" if self.backward else f" ({_calling_line()})"
             raise InvalidInputError(
@@ -528,7 +532,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         return -1 if node is None else int(node._sequence_nr())
 
     def keep(self, tensor: Any) -> Any:
-        """Note what autograd keeps; parameters are there anyway."""
+        """Record a tensor that autograd saves; parameters are not counted."""
         if not self.backward and isinstance(tensor, torch.Tensor):
             array = self._note(tensor)
             if not array.parameter:
@@ -541,7 +545,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Know which module runs."""
+        """Track which module is running."""
 
         def enter(module: Any, _: Any) -> None:
             self._entered += 1
@@ -559,7 +563,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
 
 @contextmanager
 def _no_custom_gradients(name: str) -> Iterator[None]:
-    """Refuse autograd functions of one's own: what they keep on their own account is not seen."""
+    """Refuse custom autograd functions: tensors that they save themselves are not visible."""
     function: Any = torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -585,14 +589,15 @@ def record_step(
     kwargs: dict[str, Any],
     highest: bool = False,
 ) -> Recorder:
-    """Run one forward and backward pass of a module on the meta device and note its operators.
+    """Run one forward and backward pass of a module on the meta device and record its operators.
 
-    Random numbers that control flow may depend on are the lowest of their range, or the `highest`.
+    Random numbers that control flow may depend on take the lowest value of their range, or the
+    highest if `highest`.
 
     Raises
     ------
     InvalidInputError
-        Where it cannot run without data; the message gives the source line.
+        If it cannot run without data; the message gives the source line.
     """
     recorder = Recorder(module, highest)
     recorder.title = name

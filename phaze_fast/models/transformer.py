@@ -1,7 +1,7 @@
 """Transformers as validated records, and their parameters by part.
 
-One record covers encoders, decoders and encoder-decoders, dense and mixture-of-experts. What no
-field of it describes is refused by name (`from_hf`).
+One record covers encoders, decoders and encoder-decoders, dense and mixture-of-experts. `from_hf`
+refuses features that no field describes, by name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MOST_BLOCKS = 4094
 """Most blocks of a model: plans have at most 4,096 layers, the embedding and the head included."""
 
 Blocks = Annotated[int, Field(strict=True, ge=1, le=MOST_BLOCKS)]
-"""How many blocks a model has."""
+"""Number of blocks of a model."""
 
 _Any = Annotated[int, Field(strict=True, ge=0)]
 
 
 class MixtureOfExperts(Record):
-    """A mixture of experts: feed-forward layers, of which each token visits a few."""
+    """A mixture of experts: each token visits a few of several feed-forward networks."""
 
     what: ClassVar[str] = "moe"
     experts: Count
@@ -34,30 +34,30 @@ class MixtureOfExperts(Record):
     shared_experts: _Any = 0
     """Experts of the same width that every token visits; they run as one."""
     shared_ffn: Side | None = None
-    """Width of what every token visits, where it is no multiple of an expert's."""
+    """Width of the shared experts together, if it is not a multiple of `ffn`."""
     shared_gate: bool = False
-    """Whether a weight per token scales what the shared experts give."""
+    """Whether the output of the shared experts is scaled by a gate per token."""
     router_bias: bool = False
     """Bias of the router."""
     capacity_factor: Annotated[Quantity, Field(gt=0)] | None = None
-    """Tokens an expert accepts over the even share; none = as many as come."""
+    """Capacity of an expert in tokens, relative to the even share; none = no limit."""
     dense_layers: _Any = 0
-    """Leading layers that keep the dense feed-forward of `ffn`."""
+    """Number of leading layers with the dense feed-forward of width `ffn`."""
     dense_at: tuple[_Any, ...] = ()
-    """Other layers that keep it, by position from 0."""
+    """Other layers with the dense feed-forward, by position from 0."""
     moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
-    """Separate kernels that reorder rows before the experts: by target device (1), and also by
-    expert on arrival (2); each is undone after the experts."""
+    """Number of separate kernels that reorder rows before the experts: by target device (1), and
+    also by expert on arrival (2); each is undone after the experts."""
     tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
     """Rows of a tile of the grouped products: a tile with rows of two experts is computed for both,
     so that each expert takes about one tile more than it has rows for; 0 where they are equal."""
     sent_once: bool = False
-    """Whether a token goes once to a node, or to a device of its own node, however many of its
-    experts are there; else once for each expert."""
+    """Whether a token is sent once per node, or once per device within its own node, for all of its
+    experts there; else once per expert."""
 
     @property
     def shared_width(self) -> int:
-        """Width of the shared experts together; 0 where there are none."""
+        """Width of the shared experts together; 0 if there are none."""
         return self.shared_ffn or self.shared_experts * self.expert_ffn
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class LatentAttention(Record):
     plain_width: Side
     """Width of the part of a head's queries and keys that is not rotated."""
     rotary_width: Side
-    """Width of the part that is; its key is shared by all heads."""
+    """Width of the rotated part; its key is shared by all heads."""
     value_width: Side
     """Width of a head's values."""
 
@@ -101,9 +101,9 @@ class Patches(Record):
     size: Side
     """Pixels along a side of a patch."""
     channels: Side = 3
-    """Colours of a pixel."""
+    """Colour channels of a pixel."""
     class_token: bool = True
-    """Whether a learned token stands before the patches."""
+    """Whether a learned class token precedes the patches."""
 
 
 Activation = Literal["gelu", "relu", "silu"]
@@ -111,7 +111,7 @@ Activation = Literal["gelu", "relu", "silu"]
 
 
 class TransformerModel(Record):
-    """A transformer, as the operator graphs see it.
+    """A transformer, with the fields that operator graphs need.
 
     Examples
     --------
@@ -123,13 +123,13 @@ class TransformerModel(Record):
 
     what: ClassVar[str] = "model"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the model."""
     layers: Blocks
-    """Blocks; of an encoder-decoder, those of the decoder."""
+    """Number of blocks; for an encoder-decoder, those of the decoder."""
     hidden: Side
     """Width of the residual stream."""
     heads: Side
-    """Query heads."""
+    """Number of query heads."""
     kv_heads: Side | None = None
     """Key and value heads; fewer than `heads` is grouped-query, one is multi-query attention."""
     head_dim: Side | None = None
@@ -137,11 +137,11 @@ class TransformerModel(Record):
     ffn: Side
     """Width of the feed-forward layer."""
     vocab: Annotated[int, Field(strict=True, ge=0)]
-    """Rows of the token embedding as allocated, padding included; 0 where there is none."""
+    """Rows of the token embedding as allocated, padding included; 0 if there is none."""
     seq: Count
     """Default sequence length of a step."""
     causal: bool = True
-    """Whether a token sees only those before it (the decoder, of an encoder-decoder)."""
+    """Whether a token attends only to earlier tokens (in the decoder of an encoder-decoder)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Normalisation; a layernorm has a bias and a gain."""
     norm_bias: bool = True
@@ -149,8 +149,8 @@ class TransformerModel(Record):
     norm_gain: bool = True
     """Whether norms have parameters at all."""
     norm_position: Literal["pre", "post", "output", "sandwich"] = "pre"
-    """Before each sub-layer; after its residual sum as in BERT; on its output before the sum as in
-    OLMo 2; or before it and on its output as in Gemma 2."""
+    """Position of the norms: before each sub-layer; after its residual sum as in BERT; on its
+    output before the sum as in OLMo 2; or before it and on its output as in Gemma 2."""
     parallel: Literal["no", "one-norm", "two-norms"] = "no"
     """Whether attention and feed-forward read the same input in parallel, as in GPT-NeoX, and
     whether each has a norm of its own."""
@@ -161,7 +161,7 @@ class TransformerModel(Record):
     gated: bool = False
     """Whether a second projection gates the first, as in SwiGLU."""
     fused_gate: bool = False
-    """Whether one projection makes the gate and what it gates together, as in Phi-3."""
+    """Whether one projection computes both the gate and the gated values, as in Phi-3."""
     positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
     """Position encoding."""
     max_positions: Count | None = None
@@ -181,70 +181,70 @@ class TransformerModel(Record):
     ffn_bias: bool = True
     """Bias of the feed-forward projections."""
     qk_norm: Literal["no", "head", "width"] = "no"
-    """Norms of queries and keys: one gain for all heads, or one that is as wide as all of them."""
+    """Norms of queries and keys: one gain for all heads, or one as wide as all heads together."""
     sinks: bool = False
-    """Whether each head has a learned score that no key has, as in gpt-oss."""
+    """Whether each head has a learned attention sink (a score without a key), as in gpt-oss."""
     window: Count | None = None
-    """Tokens a token sees, itself among them; none = all before it."""
+    """Number of tokens a token attends to, itself included; none = all before it."""
     full_attention_layers: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
-    """Layers, by position from 0, that see all tokens though there is a window."""
+    """Layers, by position from 0, that attend to all tokens in spite of the window."""
     latent: LatentAttention | None = None
     """Latent attention in place of `kv_heads` and `head_dim`; absent in most models."""
     score_cap: bool = False
     """Whether scores are soft-capped by a tanh, as in Gemma 2."""
     logit_cap: bool = False
-    """Whether logits are."""
+    """Whether logits are soft-capped by a tanh."""
     dropout: bool = False
-    """Whether training drops activations, so that masks are kept for the backward pass."""
+    """Whether training uses dropout, so that masks are stored for the backward pass."""
     attention: Literal["flash", "eager"] = "flash"
-    """Fused attention, or explicit softmax(QK^T)V that keeps its scores."""
+    """Fused attention, or explicit softmax(QK^T)V that stores its scores."""
     attention_block: Count = 1
-    """Queries, and keys, that fused attention takes at a time; a block that a window masks partly
-    is computed whole."""
+    """Block size of fused attention in queries and keys; a block that a window masks in part is
+    computed in full."""
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
-    """Bytes moved for each parameter in every backward pass to add its gradient to those of earlier
-    micro-batches, by kernels of their own."""
+    """Bytes moved per parameter in every backward pass to add its gradient to those of earlier
+    micro-batches, by separate kernels."""
     gradient_sums: Literal["free", "fused", "kernels"] = "free"
-    """How gradients of one tensor from several operators are added up: by kernels of their own, in
-    the kernel that reads the sum, or at no cost."""
+    """How gradients of one tensor from several operators are added up: by separate kernels, in the
+    kernel that reads the sum, or at no cost."""
     copied_bytes: tuple[Quantity, Quantity] = (0.0, 0.0)
-    """Bytes moved for each parameter in a forward and in a backward pass to lay out what replicas
-    gather, and gradients that they are about to add up."""
+    """Bytes moved per parameter in a forward and in a backward pass to copy gathered weights into
+    place, and gradients before they are reduced over replicas."""
     one_hot_embedding: bool = False
     """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
-    """Whether what tensor-parallel devices gather, or are about to add up and scatter, along
-    sequences is copied once for that."""
+    """Whether tensors that tensor-parallel devices gather, or reduce and scatter, along sequences
+    are copied once for that."""
     softmax_multiple: Count = 1
-    """Pairs of sequence and head that explicit attention's fused softmax takes at a time; where a
-    device has no multiple of them, softmax is computed operator by operator in fp32."""
+    """Number of (sequence, head) pairs per block of explicit attention's fused softmax; if a
+    device's pairs are not a multiple of it, softmax is computed operator by operator in fp32."""
     fused_qkv: bool = False
-    """Whether one projection makes queries, keys and values together."""
+    """Whether one projection computes queries, keys and values together."""
     kv_expanded: bool = False
-    """Whether keys and values are copied to every query head first, as PyTorch's attention does
-    unless it knows that heads are grouped; matters for what is kept."""
+    """Whether keys and values are first copied to every query head, as PyTorch's attention does
+    unless it knows that heads are grouped; it affects the stored tensors."""
     gelu_new: bool = False
-    """Whether GELU is the tanh form that HuggingFace calls ``gelu_new``, whose own code is a row of
-    elementwise operators."""
+    """Whether GELU is the tanh form that HuggingFace calls ``gelu_new`` and computes as a sequence
+    of element-wise operators."""
     gelu_by_steps: bool = False
-    """Whether GELU is computed operator by operator, which keeps what each of them made."""
+    """Whether GELU is computed operator by operator, which stores each intermediate result."""
     fused_activation: bool = False
-    """Whether a gated activation is one kernel, which keeps what enters it and nothing of its
-    own."""
+    """Whether a gated activation is one kernel, which stores its inputs and no intermediate
+    results."""
     norm_by_steps: bool = False
-    """Whether an RMS norm is computed operator by operator, which keeps its input in fp32 and the
+    """Whether an RMS norm is computed operator by operator, which stores its input in fp32 and the
     scaled rows."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
-    """How often a loss that is not one fused kernel moves its fp32 logits through memory, forward
-    and backward together; 0 = fused, on bf16 logits."""
+    """Number of passes over the fp32 logits in memory by a loss that is not one fused kernel,
+    forward and backward together; 0 = fused, on bf16 logits."""
     logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] = 4
-    """Bytes that each logit takes while the loss is computed, copies and gradients included."""
+    """Peak bytes per logit while the loss is computed, copies and gradients included."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts; absent in dense models."""
     encoder_layers: Annotated[int, Field(strict=True, ge=0, le=MOST_BLOCKS)] = 0
     """Blocks of the encoder; the decoder then attends to its output as well."""
     head: Literal["lm", "mlm", "classifier", "none"] = "lm"
-    """What follows the blocks: next-token logits, BERT's transform and logits, or classes."""
+    """Layers after the blocks: next-token logits, BERT's transform and logits, or a classifier."""
     classes: Annotated[int, Field(strict=True, ge=0)] = 0
     """Outputs of a classifier."""
     head_bias: bool = False
@@ -252,13 +252,13 @@ class TransformerModel(Record):
     tied_embeddings: bool = True
     """Whether the logits use the token embedding's weights."""
     published_parameters: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Parameter count as published, where one is; digits not published are zero."""
+    """Published parameter count, if any; unpublished digits are zero."""
     published_digits: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """How many of its leading digits are published; none = all of them."""
+    """Number of published leading digits of that count; none = all."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
-    """What a reader should know about them."""
+    """Remarks on the figures."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -303,7 +303,7 @@ class TransformerModel(Record):
 
     @property
     def head_width(self) -> int:
-        """Width of one head; of latent attention, the mean of that of its keys and its values."""
+        """Width of one head; for latent attention, the mean of the widths of keys and values."""
         if self.latent is not None:
             return (self.latent.query_width + self.latent.value_width) // 2
         return self.hidden // self.heads if self.head_dim is None else self.head_dim
@@ -320,14 +320,14 @@ class TransformerModel(Record):
 
     @property
     def widest_split(self) -> int:
-        """Tensor-parallel devices there is work for: as many as heads."""
+        """Largest tensor-parallel width: the number of heads."""
         return self.heads
 
     # ---- layers ----
 
     @property
     def blocks(self) -> int:
-        """Layers that are neither the embedding nor the head."""
+        """Number of layers that are neither the embedding nor the head."""
         return self.layers + self.encoder_layers
 
     def is_windowed(self, layer: int, seq: int) -> bool:
@@ -357,7 +357,7 @@ class TransformerModel(Record):
 
     @property
     def block_norms(self) -> int:
-        """Norms of one block, those of a decoder's cross-attention not counted."""
+        """Number of norms of one block, without those of a decoder's cross-attention."""
         if self.parallel != "no":
             return 1 if self.parallel == "one-norm" else 2
         return 4 if self.norm_position == "sandwich" else 2
@@ -413,7 +413,7 @@ class TransformerModel(Record):
 
     @property
     def shared_parameters(self) -> int:
-        """Parameters of what every token visits in a mixture, its gate included."""
+        """Parameters of the shared experts of a mixture, their gate included."""
         if self.moe is None or not self.moe.shared_width:
             return 0
         return self.ffn_parameters(self.moe.shared_width) + self.moe.shared_gate * self.hidden
@@ -466,7 +466,7 @@ class TransformerModel(Record):
         return sum(self.parameters_by_part().values())
 
     def active_parameters(self) -> int:
-        """Return the parameters that one token visits: all except the experts it is not sent to.
+        """Return the parameters used by one token: all except the experts it is not routed to.
 
         Examples
         --------

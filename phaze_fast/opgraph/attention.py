@@ -199,7 +199,7 @@ def _explicit(block: BlockBuilder, prefix: str, q: int, k: int, v: int, causal: 
 def _softmax_steps(block: BlockBuilder, prefix: str, x: int, rows: int) -> int:
     """Cast to fp32, scale, mask, softmax, cast back: what runs where a fused kernel cannot.
 
-    The softmax of fp32 scores is kept for its gradient.
+    The softmax of fp32 scores is stored for its gradient.
     """
     elements = rows * block.shapes.seq
     for step, read, written in _SOFTMAX_STEPS:
@@ -287,7 +287,7 @@ def exchange(
     query_bytes: float,
     kv_bytes: float,
 ) -> Exchanged:
-    """Write what brings queries, keys and values together.
+    """Add the collectives that bring queries, keys and values together.
 
     Parameters
     ----------
@@ -319,7 +319,7 @@ def exchange(
 
 
 def exchange_back(block: BlockBuilder, prefix: str, context: int, query_bytes: float) -> int:
-    """Write what brings a device's own rows of all heads back after attention."""
+    """Add the collective that returns a device's own rows of all heads after attention."""
     if _kind(block) != "ulysses":
         return context
     swap = ("all-to-all", query_bytes, "context")

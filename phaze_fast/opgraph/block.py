@@ -76,7 +76,7 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
     Parameters
     ----------
     model, strategy
-        What is trained, and how a layer is split.
+        The model to train, and how a layer is split.
     kind
         One of `block_kinds`, ``encoder-block`` or ``decoder-block``.
 
@@ -155,7 +155,7 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
 def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     """Write what follows the blocks: final norm, logits, cross-entropy.
 
-    Logits are split over the vocabulary; their fp32 values are kept for the backward pass
+    Logits are split over the vocabulary; their fp32 values are stored for the backward pass
     (Korthikanti et al. 2022, section 4.3: 4sbh (1 + v/h) for the head, all of it divided by t with
     sequence parallelism).
     """

@@ -20,18 +20,18 @@ ELEMENT_BYTES = 2  # bf16 activations and weights
 
 @dataclass(frozen=True)
 class Tensor:
-    """Something the forward pass keeps for the backward pass."""
+    """A tensor that the forward pass stores for the backward pass."""
 
     name: str
     bytes: int
     producer: str
-    """Operator that makes it, or ``input`` for what enters the layer."""
+    """Operator that produces it, or ``input`` for the input of the layer."""
     statistic: bool = False
     """Whether closed forms leave it out: row statistics, random states, a shared mask."""
     operand: Literal["", "only", "also"] = ""
     """Whether a product with weights reads it, and nothing else, or others too."""
     instead_of: str = ""
-    """Operator in whose place it is kept: where that is computed again, and not otherwise."""
+    """Operator whose output it replaces: it is stored only if that operator is recomputed."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class OperatorSpec:
     gradient: tuple[str, float, str] | None = None
     """Collective, payload and group of the backward pass, for the ends of a parallel region."""
     function: str = ""
-    """What it computes, where its kind leaves that open; see `opgraph.functions`."""
+    """Function that it computes, if its kind does not determine it; see `opgraph.functions`."""
     regather: bool = False
     """Whether gradients that read its output gather it again before they can start."""
     sources: int = 1
-    """Of a collective: how many of its inputs, from the first, get gradients."""
+    """For a collective: number of its inputs, from the first, that receive gradients."""
     format: str = ""
     """Number format of a product's operands; empty: that of activations."""
     of_data: bool = False
@@ -115,10 +115,10 @@ class LayerBuilder:
         operand: Literal["", "only", "also"] = "",
         instead_of: int = -1,
     ) -> None:
-        """Note that the output of an operator (or -1, the input) is needed again.
+        """Record that the output of an operator (or -1, the input) is stored for the backward pass.
 
-        Where it is kept `instead_of` what another operator made, it is needed only to compute that
-        again.
+        If it is stored `instead_of` the output of another operator, it is needed only to recompute
+        that output.
         """
         while producer >= 0 and self.specs[producer].virtual:  # it is spliced out of the graph
             producer = self.specs[producer].inputs[0]
@@ -160,7 +160,7 @@ class LayerBuilder:
     ) -> int:
         """Add `count` independent products, each with weights of its own.
 
-        `more` rows of each are computed in vain.
+        `more` rows of each are computed as padding.
         """
         spec = self.specs[self.linear(name, x, rows, inner, cols, bias=False)]
         self.specs[-1] = replace(
@@ -223,7 +223,7 @@ class LayerBuilder:
         regather: bool = False,
         after: tuple[int, ...] = (),
     ) -> int:
-        """Add an end of a parallel region: its collective forward, and that of its gradient.
+        """Add a boundary of a parallel region: its collective forward, and that of its gradient.
 
         It waits for the operators in `after` as well, to which no gradient flows back.
         """
@@ -246,13 +246,13 @@ class LayerBuilder:
         )
 
 
-FLOAT_BYTES = 4  # statistics are kept in fp32
+FLOAT_BYTES = 4  # statistics are stored in fp32
 
 
 def keep_norm_input(
     builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, norm: int
 ) -> None:
-    """Keep what a norm's gradient reads: its input `x`, or copies that its own operators made."""
+    """Store the tensors that a norm's gradient reads: its input `x`, or copies of it."""
     if model.norm_by_steps:
         builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, norm)
         builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, norm)
@@ -349,7 +349,7 @@ class BlockBuilder(LayerBuilder):
         return self.vector(f"{name}-residual", "residual", (x, skip), rows, hidden, reads=2)
 
     def keep_input(self, name: str, x: int, routed: bool = False) -> None:
-        """Keep what a sub-layer's first projections read, and a router where it is `routed`."""
+        """Store the input of a sub-layer's first projections, and of a router if `routed`."""
         self.keep(
             f"{name}-input",
             ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden,

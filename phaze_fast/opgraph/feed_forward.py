@@ -54,7 +54,7 @@ def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, w
 def _gelu_steps(block: BlockBuilder, prefix: str, x: int, rows: int, width: int) -> int:
     """Cube, scale, add, scale, tanh, add, halve: all but the last product of GELU.
 
-    What the gradients of cube, tanh and the two products need is kept.
+    Tensors that the gradients of cube, tanh and the two products need are stored.
     """
     size = ELEMENT_BYTES * rows * width
     for step, reads in _GELU_STEPS.items():
@@ -66,7 +66,7 @@ def _gelu_steps(block: BlockBuilder, prefix: str, x: int, rows: int, width: int)
 
 
 def own_experts(block: BlockBuilder) -> bool:
-    """Whether experts are split over fewer devices than all else."""
+    """Whether experts are split over fewer devices than other operators."""
     return block.strategy.expert_width < block.strategy.tp
 
 
@@ -80,7 +80,7 @@ def experts(block: BlockBuilder, x: int) -> int:
 def experts_of_rows(block: BlockBuilder, x: int) -> int:
     """Write the same where each part of a tensor group sends its own share of the rows.
 
-    What every token visits is in a tensor-parallel region of its own.
+    Shared experts are in a separate tensor-parallel region.
     """
     moe, rows = _mixture(block), block.shapes.rows // block.strategy.expert_parts
     out = _routed(block, moe, block.enter_experts("experts", x, rows), rows)
@@ -112,7 +112,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
     routed = max(1, int(own_rows * moe.top_k * factor))  # an expert takes at least one token
     sent = -(-routed // moe.experts) * moe.experts
-    # What the busiest device gets; no more than all there is. A capacity is the same for all.
+    # Rows of the busiest device, at most all rows. A capacity is the same for all devices.
     busy = min(block.strategy.expert_imbalance, ep) if moe.capacity_factor is None else 1.0
     payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
@@ -142,7 +142,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
 
 
 def _moved(block: BlockBuilder, name: str, inputs: tuple[int, ...], read: int, written: int) -> int:
-    """Copy rows in another order; each that is read may be written several times."""
+    """Copy rows in another order; each row may be written several times."""
     hidden = block.model.hidden
     read_bytes = float(ELEMENT_BYTES * hidden * read)
     return block.vector(
@@ -151,7 +151,7 @@ def _moved(block: BlockBuilder, name: str, inputs: tuple[int, ...], read: int, w
 
 
 def _shared(block: BlockBuilder, moe: MixtureOfExperts, x: int, out: int) -> int:
-    """Add what every token visits to what the routed experts give."""
+    """Add the output of the shared experts to that of the routed experts."""
     s, m, shared = block.shapes, block.model, _visited_by_all(block, moe, x)
     return block.vector("shared-sum", "residual", (out, shared), s.rows, m.hidden, reads=2)
 

@@ -23,24 +23,24 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
         How gradients that reach one tensor from several operators are added up: ``free``, by
         ``kernels`` of their own, or ``fused`` into the kernel that reads them.
     """
-    made: list[OperatorSpec] = []
+    operators: list[OperatorSpec] = []
     arriving: dict[int, list[int]] = {}  # operator -> gradients of its output, one per consumer
     gathered: dict[int, int] = {}  # operator -> its output gathered again, once for all who need it
     for i in reversed(range(len(specs))):
         spec = specs[i]
-        upstream = _summed(made, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
+        upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
             again = replace(specs[needed], name=f"{specs[needed].name}-again", inputs=(-1,))
-            made.append(again)
-            gathered[needed] = len(made) - 1
+            operators.append(again)
+            gathered[needed] = len(operators) - 1
         whole = None if needed is None else gathered[needed]
-        for slot, gradient in _gradients_of(spec, upstream, whole, made):
+        for slot, gradient in _gradients_of(spec, upstream, whole, operators):
             source = spec.inputs[slot]
             if source >= 0 or spec.kind in _OF_ROWS:
                 arriving.setdefault(source, []).append(gradient)
-    _summed(made, "input", arriving.get(-1, []), _input_bytes(specs), sums)
-    return made
+    _summed(operators, "input", arriving.get(-1, []), _input_bytes(specs), sums)
+    return operators
 
 
 _OF_ROWS = ("norm", "residual", "dropout")
@@ -80,7 +80,7 @@ def _summed(
 
 
 def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None:
-    """Return the input that gradients need in full though it is kept sharded, if any."""
+    """Return the input that gradients need in full although it is stored sharded, if any."""
     for source in dict.fromkeys(spec.inputs):
         if source < 0 or not specs[source].regather:
             continue
@@ -94,7 +94,7 @@ def _gradients_of(
 ) -> list[tuple[int, int]]:
     """Append an operator's gradient operators to `made`; return pairs (input slot, its gradient).
 
-    `gathered` is the position where an input that is kept sharded is gathered again.
+    `gathered` is the position at which an input that is stored sharded is gathered again.
     """
 
     def add(new: OperatorSpec) -> int:
@@ -214,7 +214,7 @@ def _product_gradients(
 
 
 _OWN_OUTPUT = frozenset({"attention", "softmax", "dropout", "norm"})
-"""Kinds whose gradient reads what their forward pass wrote."""
+"""Kinds whose gradient reads the output of the forward pass."""
 
 
 def _base(name: str) -> str:
@@ -226,7 +226,7 @@ def _base(name: str) -> str:
 
 
 def _last_uses(forward: OpGraph, backward: OpGraph) -> dict[str, int]:
-    """Position of the last backward operator that reads what a forward operator made."""
+    """Position of the last backward operator that reads the output of each forward operator."""
     gradient_of: dict[str, int] = {}
     for i, name in enumerate(backward.names):
         gradient_of[_base(name)] = max(i, gradient_of.get(_base(name), -1))
@@ -243,9 +243,9 @@ def _last_uses(forward: OpGraph, backward: OpGraph) -> dict[str, int]:
 
 
 def _last_readers(backward: OpGraph) -> dict[int, int]:
-    """Position of the last operator that reads what each makes.
+    """Position of the last operator that reads the output of each operator.
 
-    Sums of gradients are made in place: what they read is there until the sum is read.
+    Sums of gradients are in place: their inputs live until the sum is read.
     """
     readers: dict[int, int] = {}
     for source, reader in sorted(backward.edges(), key=lambda edge: -edge[0]):
@@ -255,11 +255,10 @@ def _last_readers(backward: OpGraph) -> dict[int, int]:
 
 
 def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
-    """Return the peak bytes of a layer's backward pass beyond what its forward pass kept.
+    """Return the peak bytes of a layer's backward pass beyond the tensors its forward pass stored.
 
-    Operators run in the order in which they stand. Each writes the gradients of its inputs, which
-    go when the last operator that reads them has run, as does a kept tensor. Gradients of weights
-    are not counted.
+    Operators run in graph order. Each writes the gradients of its inputs, which are freed after the
+    last operator that reads them, as are stored tensors. Gradients of weights are not counted.
 
     Examples
     --------
@@ -270,7 +269,7 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
     2.0
     """
     uses = _last_uses(forward, backward)
-    freed = [0.0] * (len(backward) + 1)  # of what was kept, after each operator
+    freed = [0.0] * (len(backward) + 1)  # bytes of stored tensors freed after each operator
     for tensor in forward.tensors:
         if tensor.producer != "input" and not tensor.instead_of:
             freed[uses.get(tensor.producer, len(backward) - 1)] += tensor.bytes

@@ -1,4 +1,4 @@
-"""Operator graphs as arrays: operators, CSR edges, kept tensors, sets of recomputed operators."""
+"""Operator graphs as arrays: operators, CSR edges, stored tensors, sets of recomputed operators."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Array = np.ndarray[Any, Any]
 _COMPUTED: tuple[str, ...] = get_args(OperatorKind)
 _BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")
 KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
-"""What an operator is: forward kinds, collectives, backward kinds."""
+"""Kinds of operators: forward kinds, collectives, backward kinds."""
 UNITS = ("TC", "VC", "TC+VC", "NET")
 GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
 FORMATS = ("", "fp8", "fp4", "int8")
@@ -53,7 +53,7 @@ FORMATS = ("", "fp8", "fp4", "int8")
 CAST = "-cast"
 """Suffix of the names of casts to a low format."""
 PASSING_CAST = f"-pass{CAST}"
-"""Suffix of the names of casts that are not kept after the product that reads them."""
+"""Suffix of the names of casts that are freed after the product that reads them."""
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 
@@ -70,7 +70,7 @@ class OpGraph(Brief):
     indptr, indices
         Edges in CSR form: successors of i are ``indices[indptr[i]:indptr[i + 1]]``.
     tensors
-        What the forward pass keeps; empty in a backward graph.
+        Tensors that the forward pass stores; empty in a backward graph.
     """
 
     name: str
@@ -80,8 +80,8 @@ class OpGraph(Brief):
     indices: Array
     tensors: tuple[Tensor, ...] = ()
     in_order: bool = False
-    """Whether operators run one after another as they stand, each on all cores, as a traced
-    program runs them; else a schedule is sought."""
+    """Whether operators run one after another in graph order, each on all cores, as in a traced
+    program; else a schedule is searched."""
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -104,7 +104,7 @@ class OpGraph(Brief):
     def stashed_bytes(
         self, recompute: str | Iterable[str] = "none", statistics: bool = True
     ) -> int:
-        """Bytes kept for the backward pass of one micro-batch.
+        """Bytes stored for the backward pass of one micro-batch.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class OpGraph(Brief):
             ``none``, ``selective`` (the attention scores), ``full`` (all but the input), ``needed``
             (the same, by the operators that the backward pass needs: not the last product), sets of
             `RECOMPUTE_SETS` joined by ``+``, or names of operators whose outputs are computed again
-            instead of kept.
+            instead of stored.
         statistics
             Whether to count row statistics, random states and masks shared by all heads.
         """
@@ -167,14 +167,14 @@ class OpGraph(Brief):
         return chosen
 
 
-@lru_cache(maxsize=4096)  # asked again for every batch of chips
+@lru_cache(maxsize=4096)  # called again for every batch of chips
 def _in_sets(
     names: tuple[str, ...], recompute: str, casts: tuple[tuple[str, frozenset[str]], ...]
 ) -> frozenset[str]:
     """Names of operators that belong to sets of `RECOMPUTE_SETS` joined by ``+``.
 
-    What is cast to a low format is cast again where it is computed again and, where the cast was
-    not kept, where a product that reads it is.
+    A cast to a low format is repeated if its input is recomputed and, if the cast was not stored,
+    if a product that reads it is recomputed.
     """
     check_recompute(recompute)
     sets = [RECOMPUTE_SETS[name] for name in recompute.split("+")]

@@ -30,18 +30,18 @@ class Share:
     """Parameters of one layer."""
 
     whole: int
-    """Over all devices."""
+    """Parameters over all devices."""
     device: int
-    """That one device holds; norms and row-wise biases are on every one."""
+    """Parameters on one device; norms and row-wise biases are replicated on every device."""
     experts: int = 0
-    """Of those, the routed experts', which expert-parallel devices share out."""
+    """The part of `device` in routed experts, distributed over expert-parallel devices."""
 
 
 def _attention(model: TransformerModel, strategy: Strategy) -> int:
     """Attention parameters of one device, its norm not counted."""
     s, t = shapes(model, strategy), strategy.tp
     latent = model.latent
-    if latent is not None:  # what is split by heads; the rest is whole on every device
+    if latent is not None:  # split by heads; the rest is replicated on every device
         rank = latent.query_rank or model.hidden
         split = model.heads * (
             rank * latent.query_width
@@ -113,11 +113,11 @@ class Layer:
     forward: OpGraph
     backward: OpGraph
     parameters: int
-    """Of one such layer, over all devices."""
+    """Parameters of one such layer, over all devices."""
     device_parameters: int
-    """Of one such layer that one device holds; norms and row-wise biases are on every one."""
+    """Parameters of one such layer on one device; norms and row-wise biases are replicated."""
     expert_parameters: int = 0
-    """Of those, the experts', which expert-parallel devices share out: each is on one of them."""
+    """The part of `device_parameters` in experts; each expert is on one expert-parallel device."""
     copy_bytes: float = 0.0
     """Bytes of a copy of its weights in a smaller format, on one device."""
     cast_bytes: float = 0.0
@@ -125,7 +125,7 @@ class Layer:
 
     @cached_property
     def work_bytes(self) -> float:
-        """Peak memory of its backward pass, in bytes, beyond what its forward pass kept."""
+        """Peak memory of its backward pass in bytes, beyond the tensors its forward pass stored."""
         return backward_work_bytes(self.forward, self.backward)
 
 
@@ -146,7 +146,7 @@ class LayerGraph(Brief):
     """Bytes between two stages for one micro-batch, one direction, per device; the largest of any
     border."""
     copied_parameters: int = 0
-    """Of the embedding that the last stage copies, where logits are tied to it; of one device."""
+    """Parameters per device of the embedding copy on the last stage, if logits are tied to it."""
 
     @property
     def flops(self) -> float:
@@ -222,19 +222,19 @@ def _layer(
     fused: bool = False,
 ) -> Layer:
     """Return a kind of layer; products of boundary layers stay in bf16."""
-    forward, backward, kept = passes
+    forward, backward, tensors = passes
     copies = (0.0, 0.0)
     if precision is not None and kind not in _BOUNDARY_LAYERS:
         backward = quantised(backward, precision, width, forward)
         forward = quantised(forward, precision, width)
-        kept = quantised_tensors(kept, precision)
+        tensors = quantised_tensors(tensors, precision)
         copies = share.device * precision.weight_copies, share.device * precision.weight_casts
     if fused:
-        forward, kept = fuse(forward, kept)
+        forward, tensors = fuse(forward, tensors)
         backward, _ = fuse(backward, ())
     name, in_order = f"{model.name}/{kind}", isinstance(model, GraphModel)
     graphs = (
-        lay_out(f"{name}/forward", forward, kept, in_order),
+        lay_out(f"{name}/forward", forward, tensors, in_order),
         lay_out(f"{name}/backward", backward, (), in_order),
     )
     return Layer(kind, count, *graphs, share.whole, share.device, share.experts, *copies)
@@ -267,7 +267,7 @@ def layer_graph(
     Parameters
     ----------
     model
-        What is trained.
+        The model to train.
     strategy
         How a layer is split over devices; by default not at all.
     fused

@@ -38,16 +38,16 @@ _EPILOGUES = frozenset(
 def fuse(
     specs: list[OperatorSpec], tensors: tuple[Tensor, ...]
 ) -> tuple[list[OperatorSpec], tuple[Tensor, ...]]:
-    """Fuse what can be fused; kept tensors follow the operator that now makes them."""
+    """Fuse operators where possible; stored tensors refer to the operator that produces them."""
     consumers: dict[int, int] = {}
     for spec in specs:
         for source in set(spec.inputs):
             consumers[source] = consumers.get(source, 0) + 1
     fused = list(specs)
-    stands_for: dict[int, int] = {}  # a fused operator -> the product it became part of
+    fused_into: dict[int, int] = {}  # a fused operator -> the product it became part of
     renamed: dict[str, str] = {}
     for i, spec in enumerate(specs):
-        inputs = tuple(stands_for.get(source, source) for source in spec.inputs)
+        inputs = tuple(fused_into.get(source, source) for source in spec.inputs)
         fused[i] = replace(spec, inputs=inputs)
         host = inputs[0]
         original = spec.inputs[0]
@@ -57,19 +57,19 @@ def fuse(
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
-            continue  # its other operand is not there yet when the product runs
+            continue  # its other operand is not available yet when the product runs
         fused[host] = _with_epilogue(fused[host], spec, others)
         fused[i] = replace(fused[i], virtual=True, inputs=(host,))
-        stands_for[i] = host
+        fused_into[i] = host
         renamed[spec.name] = fused[host].name
-    kept = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
-    return fused, kept
+    kept_tensors = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
+    return fused, kept_tensors
 
 
 def _with_epilogue(
     product: OperatorSpec, epilogue: OperatorSpec, others: tuple[int, ...]
 ) -> OperatorSpec:
-    """Join an element-wise operator to a product: its result is not read back from memory."""
+    """Fuse an element-wise operator onto a product: its result is not read back from memory."""
     extra = max(epilogue.read_bytes - product.write_bytes, 0.0)
     return replace(
         product,
@@ -273,17 +273,17 @@ def quantised(
 
 
 def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
-    """Return the kept tensors where weight gradients read inputs in the low format."""
+    """Return the stored tensors if weight gradients read inputs in the low format."""
     if "weight-gradient" not in precision.products:
         return tuple(tensors)
     share = precision.element_bytes / ELEMENT_BYTES
-    kept: list[Tensor] = []
+    kept_tensors: list[Tensor] = []
     for tensor in tensors:
         if tensor.operand == "only":
-            kept.append(replace(tensor, bytes=int(tensor.bytes * share)))
+            kept_tensors.append(replace(tensor, bytes=int(tensor.bytes * share)))
         else:
-            kept.append(tensor)
+            kept_tensors.append(tensor)
         if tensor.operand == "also":
             copy = replace(tensor, name=f"{tensor.name}-cast", bytes=int(tensor.bytes * share))
-            kept.append(copy)
-    return tuple(kept)
+            kept_tensors.append(copy)
+    return tuple(kept_tensors)

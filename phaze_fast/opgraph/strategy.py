@@ -43,7 +43,7 @@ class Strategy(Record):
     """Devices that share the experts of a mixture."""
     etp: Count | None = None
     """Devices that share the matrices of each expert, a divisor of `tp`; by default as
-    many. With fewer, expert-parallel groups take in the devices of a tensor group, each of which
+    many. With fewer, expert-parallel groups include the devices of a tensor group, and each device
     sends its own share of the rows."""
     expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
     """Tokens of the busiest device of an expert group over their mean."""
@@ -76,7 +76,7 @@ class Rule:
 
     name: str
     broken: Callable[[TransformerModel, Strategy], str]
-    """Gives what is wrong, or an empty text."""
+    """Returns the reason why the rule is broken, or an empty string."""
 
 
 def _heads(model: TransformerModel, s: Strategy) -> str:
@@ -107,20 +107,20 @@ def _expert_tensor(model: TransformerModel, s: Strategy) -> str:
     own, t, ep = s.etp, s.tp, s.ep
     if own is None or own == t:
         return ""
-    what = f"etp: {own} with tp {t} is not accepted"
+    rejected = f"etp: {own} with tp {t} is not accepted"
     if model.moe is None:
-        return f"{what}; {model.name} has no experts"
+        return f"{rejected}; {model.name} has no experts"
     if t % own:
-        return f"{what}; expected a divisor of {t}"
+        return f"{rejected}; expected a divisor of {t}"
     if not s.sequence_parallel:
-        return f"{what} without sequence parallelism, by which devices have rows of their own"
+        return f"{rejected} without sequence parallelism, by which devices have rows of their own"
     if ep % s.expert_parts:
         return (
-            f"{what} with ep {ep}; expected a multiple of {t} / {own} = "
+            f"{rejected} with ep {ep}; expected a multiple of {t} / {own} = "
             f"{s.expert_parts} for the parts of a tensor group, or etp {t}"
         )
     width = model.moe.expert_ffn
-    return f"{what}: it does not divide the experts' width {width}" if width % own else ""
+    return f"{rejected}: it does not divide the experts' width {width}" if width % own else ""
 
 
 def _sequence(model: TransformerModel, s: Strategy) -> str:
@@ -161,10 +161,10 @@ def _context_kind(model: TransformerModel, s: Strategy) -> str:
             "row at once; expected all-gather or ulysses, or fused attention"
         )
     names = {"heads": model.heads // t, "key/value heads": (model.kv_heads or model.heads) // t}
-    for what, count in names.items():
+    for noun, count in names.items():
         if count % cp:
             return (
-                f"cp_kind: ulysses over {cp} devices does not share out the {count} {what} of "
+                f"cp_kind: ulysses over {cp} devices does not share out the {count} {noun} of "
                 f"a device at tp {t}; expected a divisor of {max(1, count)}, or ring "
                 "or all-gather"
             )
@@ -201,7 +201,7 @@ def _uneven(layer: GraphLayer, width: int) -> str:
 
 
 def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
-    """Return what a graph has no rule for."""
+    """Return the reasons why a graph cannot be split by a strategy."""
     broken = []
     if s.seq is not None and s.seq != model.seq:
         broken.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")

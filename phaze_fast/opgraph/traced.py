@@ -13,7 +13,7 @@ _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 
 
 def rows_shared(layer: GraphLayer) -> bool:
-    """Whether what is outside of split regions works row by row, so that devices can share rows."""
+    """Whether operators outside of split regions are row-wise, so that devices can share rows."""
     outside = {op.kind for op in layer.forward if op.split == "no"}
     return not outside & {"attention", "batched-gemm"}
 
@@ -217,7 +217,7 @@ def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
 def traced_passes(
     layer: GraphLayer, strategy: Strategy
 ) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
-    """Return the operators of a traced layer on one device, both passes, and what it keeps."""
+    """Return the operators of both passes of a traced layer on one device, and stored tensors."""
     samples, width = strategy.micro_batch, strategy.tp
     rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
     forward = [operator_spec(op, samples) for op in layer.forward]
@@ -225,7 +225,7 @@ def traced_passes(
     if width > 1:
         forward = forward_specs(layer, forward, width, rows)
         backward = backward_specs(layer, backward, width, rows, samples)
-    kept = tuple(
+    saved_tensors = tuple(
         Tensor(
             tensor.name,
             int(tensor.fixed_bytes + tensor.bytes * samples)
@@ -235,4 +235,4 @@ def traced_passes(
         )
         for tensor in layer.saved
     )
-    return forward, backward, kept
+    return forward, backward, saved_tensors

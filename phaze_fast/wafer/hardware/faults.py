@@ -32,7 +32,7 @@ class FaultMap(Record):
     dead_dies: tuple[RowColumn, ...] = ()
     """Row and column of each die that does not work."""
     dead_links: tuple[tuple[RowColumn, RowColumn], ...] = ()
-    """Two neighbouring dies each, by row and column: the link between them does not work."""
+    """Links that do not work, each as a pair of neighbouring dies by row and column."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -43,8 +43,8 @@ class FaultMap(Record):
                     f"{there[1]} is not accepted; expected two neighbouring dies"
                 )
         links = [frozenset(link) for link in self.dead_links]
-        for name, given in (("dead_dies", self.dead_dies), ("dead_links", links)):
-            if len(set(given)) < len(given):
+        for name, entries in (("dead_dies", self.dead_dies), ("dead_links", links)):
+            if len(set(entries)) < len(entries):
                 raise ValueError(f"{name}: an entry is given twice; expected each once")
         return self
 
@@ -54,9 +54,9 @@ class FaultMap(Record):
         Parameters
         ----------
         wafer
-            Where they are.
+            Wafer that has the faults.
         source
-            What messages call this map.
+            Name of this map in error messages.
 
         Raises
         ------
@@ -104,16 +104,16 @@ def sample_faults(
     die_fault: float | None = None,
     link_fault: float = 0.0,
 ) -> list[FaultMap]:
-    """Draw fault maps: each die and each link fails by itself, with one probability each.
+    """Draw fault maps: dies and links fail independently, each with its own probability.
 
     Parameters
     ----------
     wafer
-        Whose dies and links they are.
+        Wafer whose dies and links may fail.
     count
-        Maps.
+        Number of maps.
     seed
-        The same one gives the same maps on every machine.
+        Random seed; the same seed gives the same maps on every machine.
     die_fault
         Probability that a die does not work; by default 1 less the wafer's `die_yield`.
     link_fault
@@ -128,7 +128,7 @@ def sample_faults(
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> maps = sample_faults(load_wafer("dojo-tile-like"), 200, die_fault=0.04)
-    >>> 0.8 < sum(len(each.dead_dies) for each in maps) / 200 < 1.2
+    >>> 0.8 < sum(len(fault_map.dead_dies) for fault_map in maps) / 200 < 1.2
     True
     """
     die_fault = 1.0 - wafer.die_yield if die_fault is None else die_fault

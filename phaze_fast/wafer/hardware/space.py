@@ -1,4 +1,4 @@
-"""Every wafer, over values of some of its fields, that breaks no rule."""
+"""Spaces of wafers: a grid over some fields of a wafer, without the points that break a rule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from phaze_fast.wafer.hardware.wafer import Die, Rule, Wafer, broken_rules, load
 _R = TypeVar("_R", bound=Record)
 
 _MAX_GRID = 1_000_000
-# What is no axis: texts and lists, what describes a product, and memory that the die places itself.
+# Fields that cannot be axes: texts and lists, descriptions of a product, and memory that the die
+# places itself.
 _NO_AXIS = {"name", "sources", "notes", "dead", "reticle_mm", "rates", "tuning", "hbm"}
 _NO_AXIS |= {"dead_links", "process_nm", "die_area_mm2", "power_w"}
 _ACCEPTED = (
@@ -75,16 +76,16 @@ class WaferSpace(Record):
 
     what: ClassVar[str] = "wafer space"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the space."""
     base: Annotated[Wafer, NamedOr(), BeforeValidator(_named_wafer)]
-    """The wafer that gives every field which is no axis; in a file also a preset's name."""
+    """The wafer that supplies every field without an axis; in a file also a preset's name."""
     axes: Annotated[dict[str, tuple[Any, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
     """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``; the last axis runs
     fastest."""
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
-    """Fields that take another field's value, for example vector cores = tensor cores."""
+    """Fields that copy the value of another field, for example vector cores = tensor cores."""
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -119,23 +120,23 @@ class WaferSpace(Record):
         return self
 
     def digest(self) -> str:
-        """Return a hash of the content, in which the order of the axes counts."""
+        """Return a hash of the content; it depends on the order of the axes."""
         return digest([super().digest(), list(self.axes)])
 
     @property
     def grid_size(self) -> int:
-        """Points of the grid before any rule."""
+        """Number of grid points before any rule is applied."""
         return math.prod(len(values) for values in self.axes.values())
 
     def wafers(self) -> tuple[tuple[Wafer, ...], dict[Rule, int]]:
         """Enumerate the grid: the wafers that break no rule, and how many points break each.
 
-        A point that breaks two rules counts under both. Wafers keep grid order and are made once.
+        A point that breaks two rules counts under both. Wafers are in grid order and cached.
 
         Raises
         ------
         InvalidInputError
-            Where two values together are no valid chip, for example a buffer without bandwidth.
+            If a combination of values is not a valid chip, for example a buffer without bandwidth.
 
         Examples
         --------
@@ -152,7 +153,7 @@ class WaferSpace(Record):
 
     @property
     def base_index(self) -> int | None:
-        """Position in `wafers` of the point that is the base; none where the grid leaves it out.
+        """Position of the base in `wafers`; None if it is not a point of the grid.
 
         Examples
         --------
@@ -183,7 +184,7 @@ class WaferSpace(Record):
         return _Found(tuple(wafers), tuple(index), rejected, base)
 
     def _points(self) -> Iterator[tuple[tuple[Any, ...], Wafer]]:
-        """Values of each point in grid order, and its wafer with no rule checked."""
+        """Yield the values of each point in grid order, and its wafer before rules are checked."""
         base = self.base
         plain = {name: getattr(base, name) for name in Wafer.model_fields}
         plain.update(sources=(), notes="")  # these describe the base
@@ -217,7 +218,7 @@ class _Found:
 
 @cache
 def _readers() -> dict[str, TypeAdapter[Any]]:
-    """Every field that can be an axis, with what reads its values."""
+    """Return every field that can be an axis, with the validator of its values."""
     return dict(_fields_of(Wafer, ""))
 
 
@@ -259,10 +260,10 @@ def _axis_values(field: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ValueError(f"axes.{field}: {str(values)[:80]} is not accepted; expected a list")
     plain = (value.item() if isinstance(value, np.generic) else value for value in values)
-    found = tuple(_read(field, value, "axes") for value in plain)
-    if len(set(found)) != len(found):
+    axis_values = tuple(_read(field, value, "axes") for value in plain)
+    if len(set(axis_values)) != len(axis_values):
         raise ValueError(f"axes.{field}: a value is given twice")
-    return found
+    return axis_values
 
 
 def _get(record: Record, field: str) -> Any:
@@ -273,7 +274,7 @@ def _get(record: Record, field: str) -> Any:
 
 
 def _with(record: _R, varied: Mapping[str, Any]) -> _R:
-    """Copy a record with some fields changed, also within the records it holds."""
+    """Copy a record with some fields changed, nested records included."""
     changes: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     for field, value in varied.items():
@@ -290,24 +291,24 @@ def _with(record: _R, varied: Mapping[str, Any]) -> _R:
 def _split(
     varied: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Part fields into those of the chip, of the die and of the wafer."""
-    found: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
+    """Group fields into those of the chip, of the die and of the wafer."""
+    groups: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     for field, value in varied.items():
         if field.startswith("die.chip."):
-            found[0][field[9:]] = value
+            groups[0][field[9:]] = value
         elif field.startswith("die."):
-            found[1][field[4:]] = value
+            groups[1][field[4:]] = value
         else:
-            found[2][field] = value
-    return found
+            groups[2][field] = value
+    return groups
 
 
 def _unchecked(plain: dict[str, Any], varied: Mapping[str, Any]) -> Wafer:
-    """Make a wafer of valid parts that may break rules."""
+    """Build a wafer from valid parts without checking the rules of manufacture."""
     fields = dict(plain)
     for field, value in varied.items():
         head, _, rest = field.partition(".")
-        if rest:  # rules and off_wafer hold no records
+        if rest:  # rules and off_wafer have no nested records
             value = fields[head].replace(**{rest: value})
         fields[head] = value
     return Wafer.model_construct(**fields)
@@ -317,7 +318,7 @@ def _varied_chip(base: Accelerator, varied: Mapping[str, Any]) -> Accelerator:
     if not varied:
         return base
     name = f"{base.name}: {_describe(varied, varied.values())}"
-    about = {"die_area_mm2": None, "power_w": None, "sources": (), "notes": ""}  # the base's
+    about = {"die_area_mm2": None, "power_w": None, "sources": (), "notes": ""}  # of the base
     return _with(base, {"name": name, **about, **varied})
 
 

@@ -17,17 +17,17 @@ _BOND_YIELD = 0.99
 
 @dataclass(frozen=True)
 class WaferTotals:
-    """What a wafer draws at most and costs."""
+    """Peak power, yield and cost of a wafer."""
 
     die_peak_w: float
-    """Of one die with every unit busy and every memory at its full rate."""
+    """Power of one die with every unit busy and every memory at its full rate."""
     peak_w: float
-    """Of all dies that work."""
+    """Power of all working dies."""
     assembly_yield: float
-    """Wafers with no more dead dies than there are spares: after bonding tested dies, or of the
-    monolithic wafer itself."""
+    """Share of wafers with at most as many dead dies as spares: after bonding of tested dies, or
+    after fabrication of a monolithic wafer."""
     cost_usd: float
-    """Silicon, memory stacks and the carrier of one good wafer."""
+    """Cost of one good wafer: silicon, memory stacks and carrier."""
 
     def to_dict(self) -> dict[str, float]:
         """Return plain data."""
@@ -35,7 +35,7 @@ class WaferTotals:
 
 
 def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:
-    """Power of one die; SRAM that is local to cores and stands as a buffer as well counts once."""
+    """Power of one die; SRAM that is both core-local memory and the buffer is counted once."""
     chip, die = wafer.chip, wafer.die
     cycles = (
         chip.tensor_core.macs_per_cycle * table.mac_j
@@ -48,14 +48,14 @@ def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:
         memory_w = sram * table.local_byte_j + die.network_bytes_per_s * table.buffer_byte_j
     hbm_w = chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j if chip.hbm else 0.0
     x, y = wafer.link_bytes_per_s
-    sent = 2.0 * (x + y) if wafer.switch is None else 2.0 * x  # by its four edges; up and down
+    sent = 2.0 * (x + y) if wafer.switch is None else 2.0 * x  # over four edges, or up and down
     links_w = sent * wafer.rules.d2d_byte_j
     static_w = table.static_w_per_mm2 * die.outline_mm2
     return cycles * chip.clock_hz + memory_w + hbm_w + links_w + static_w
 
 
 def _at_most(count: int, of: int, fault: float) -> float:
-    """Probability that at most so many of several fail."""
+    """Probability that at most `count` of `of` units fail."""
     chances = (math.comb(of, k) * fault**k * (1.0 - fault) ** (of - k) for k in range(count + 1))
     return min(1.0, sum(chances))
 
@@ -75,11 +75,11 @@ def wafer_totals(
     Parameters
     ----------
     wafer
-        Of which its dead dies are left out of the power, not of the cost.
+        The wafer; its dead dies draw no power but are part of the cost.
     spares
-        Dies that may be dead in a wafer that counts as good.
+        Number of dead dies up to which a wafer counts as good.
     prices, table
-        What wafers and memory cost, and the energy of each event.
+        Prices of wafers and memory, and the energy of each event.
 
     Examples
     --------

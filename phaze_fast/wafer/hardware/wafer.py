@@ -1,9 +1,9 @@
 """A wafer: a mesh of dies, and the rules of manufacture that it must meet.
 
 A wafer is a grid of equal dies, each linked to its four neighbours. Links and memory stacks share
-the edges of a die, its circuits share its area, and stacks stand between rows of dies: more memory
-next to a die means fewer dies. Columns are counted from the left, rows from the top. Columns of
-dies stand a gap apart; between rows, and outside the first and the last row, stand stacks as well.
+the edges of a die, its circuits share its area, and stacks lie between rows of dies: more memory
+next to a die means fewer dies. Columns are counted from the left, rows from the top. Adjacent
+columns are separated by a gap; stacks lie between rows and outside the first and the last row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Rule = Literal[
     "dead_links",
     "switch",
 ]
-"""What a wafer can break."""
+"""Names of the rules of manufacture."""
 
 _SLACK = 1 + 1e-9  # lengths are sums of rounded numbers
 
@@ -78,20 +78,20 @@ class WaferRules(Record):
 
     what: ClassVar[str] = "wafer rules"
     reticle_mm: tuple[Millimetres, Millimetres] = (26.0, 33.0)
-    """Largest die, either way round: the field of a lithography scanner."""
+    """Largest die in either orientation: the field of a lithography scanner."""
     window_mm: Millimetres = 215.0
-    """Side of the square window in the wafer; that of a Cerebras WSE, 46,225 mm2."""
+    """Side of the usable square of the wafer; by default that of a Cerebras WSE, 46,225 mm2."""
     d2d_module_mm: Millimetres = 0.55
-    """Edge that one die-to-die module takes."""
+    """Length of die edge that one die-to-die module occupies."""
     d2d_module_bytes_per_s: Bandwidth = 512e9
     """Bandwidth of one module per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
     d2d_reach_mm: Millimetres = 2.0
     """Distance between two dies up to which a module has that rate: UCIe's advanced packages."""
     d2d_far_mm: Millimetres = 25.0
-    """Distance that links bridge at most: UCIe's standard packages."""
+    """Longest distance that a link can span: UCIe's standard packages."""
     d2d_far_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.17
-    """Of a module's rate that the same edge carries beyond its reach: UCIe 1.0 gives 224 GB/s per
-    mm of edge on standard packages and 1,317 on advanced ones, both at 32 GT/s."""
+    """Fraction of a module's rate that is left beyond its reach: UCIe 1.0 gives 224 GB/s per mm of
+    edge on standard packages and 1,317 on advanced ones, both at 32 GT/s."""
     d2d_byte_j: Quantity = 4e-12
     """Energy of a byte over one die-to-die link: 0.5 pJ per bit, UCIe 1.0's figure for standard
     packages; advanced ones need half of it."""
@@ -99,16 +99,16 @@ class WaferRules(Record):
     """Area of one module. Assumed: both its directions at the 1,350 GB/s per mm2 that UCIe 1.0
     gives for advanced packages at 45 um bump pitch."""
     hbm_stack_mm: Millimetres = 8.5
-    """Edge that one memory stack takes: its 7.75 mm side and clearance."""
+    """Length of die edge that one memory stack occupies: its 7.75 mm side and clearance."""
     hbm_stack_depth_mm: Millimetres = 11.87
-    """How far a stack reaches out from the edge. Assumed: the long side of the HBM2 package,
+    """Depth of a stack, measured from the edge. Assumed: the long side of the HBM2 package,
     7.75 mm x 11.87 mm, the short side along the die."""
     hbm_stack_bytes: Bytes = 16_000_000_000
-    """Size of one stack."""
+    """Capacity of one stack."""
     hbm_stack_bytes_per_s: Bandwidth = 819e9
     """Bandwidth of one stack: 1,024 bits at 6.4 Gb/s, as in HBM3."""
     defect_clustering: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 2.0
-    """Alpha of the negative binomial yield; the ITRS uses 2, and a large one is Poisson's."""
+    """Alpha of the negative binomial yield model; 2 in the ITRS, Poisson for large values."""
 
 
 class Die(Record):
@@ -127,8 +127,8 @@ class Die(Record):
     height_mm: DieSide
     """Length of the left and right edges."""
     chip: Annotated[Accelerator, NamedOr(), BeforeValidator(_named_chip)]
-    """What it computes with, without HBM; the buffer is the die's SRAM. In a file also a preset's
-    name."""
+    """Compute units of the die, without HBM; the buffer is the die's SRAM. In a file also a
+    preset's name."""
     d2d_modules_x: FewOrNone
     """Die-to-die modules on each of the left and right edges."""
     d2d_modules_y: FewOrNone
@@ -140,7 +140,7 @@ class Die(Record):
     operands over it; all other operands stay in the cores' own SRAM. None = as fast as the buffer,
     which then is one memory that all cores share."""
     published: Annotated[bool, Field(strict=True)] = False
-    """Whether it is the die of a product, to which the area rule does not apply."""
+    """Whether it is a published product; the area rule then does not apply."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -158,7 +158,7 @@ class Die(Record):
 
     @property
     def outline_mm2(self) -> float:
-        """Area that its edges enclose."""
+        """Area of the die's outline."""
         return self.width_mm * self.height_mm
 
     @cached_property
@@ -167,7 +167,7 @@ class Die(Record):
         return _circuits_mm2(self.chip) + self.hbm_stacks * FULL_AREA.hbm_mm2_per_stack
 
 
-@lru_cache(maxsize=4096)  # a space has many dies with one chip
+@lru_cache(maxsize=4096)  # many dies of a space share one chip
 def _circuits_mm2(chip: Accelerator) -> float:
     return area(chip, FULL_AREA).total_mm2
 
@@ -204,13 +204,13 @@ class OffWafer(Record):
 
     what: ClassVar[str] = "off-wafer memory"
     capacity_bytes: Bytes
-    """Size, for the whole wafer."""
+    """Capacity, for the whole wafer."""
     bandwidth_bytes_per_s: Bandwidth
-    """Per direction, for the whole wafer."""
+    """Bandwidth per direction, for the whole wafer."""
     duplex: Annotated[bool, Field(strict=True)] = True
-    """Whether both directions have that bandwidth at once; false where they share it."""
+    """Whether both directions reach that bandwidth at once; if false, they share it."""
     edges: Annotated[tuple[Edge, ...], AfterValidator(_edges_in_order)] = EDGES
-    """Edges of the wafer whose dies carry its bandwidth, evenly: left, right, top, bottom."""
+    """Edges of the wafer whose dies carry its traffic in equal shares: left, right, top, bottom."""
 
 
 class WaferIo(Record):
@@ -218,9 +218,9 @@ class WaferIo(Record):
 
     what: ClassVar[str] = "wafer I/O"
     bandwidth_bytes_per_s: Bandwidth
-    """Per direction, for the whole wafer."""
+    """Bandwidth per direction, for the whole wafer."""
     latency_s: Seconds = 1e-6
-    """Of one message."""
+    """Latency of one message."""
 
 
 class WaferSwitch(Record):
@@ -231,7 +231,7 @@ class WaferSwitch(Record):
 
     what: ClassVar[str] = "wafer switch"
     bandwidth_bytes_per_s: Bandwidth
-    """Of one die's links to the switches together, per direction."""
+    """Bandwidth of all links from one die to the switches, per direction."""
     sums: Annotated[bool, Field(strict=True)] = True
     """Whether switches reduce in the network, so that an all-reduce sends each byte once."""
 
@@ -241,9 +241,9 @@ class MemoryTier:
     """One memory tier of one die."""
 
     name: Literal["sram", "dram", "stream"]
-    """On the die, next to the die, or off the wafer."""
+    """Location: on the die, next to the die, or off the wafer."""
     capacity_bytes: int
-    """Bytes per working die, without the reserve."""
+    """Bytes per working die, reserved bytes excluded."""
     bandwidth_bytes_per_s: float
     """Bytes per second and working die."""
 
@@ -263,17 +263,17 @@ class Wafer(Record):
 
     what: ClassVar[str] = "wafer"
     name: str = Field(min_length=1)
-    """What to call it."""
+    """Name of the wafer."""
     die: Die
-    """Every die."""
+    """The die, the same at every position."""
     columns: Count | None = None
     """Dies along the width; none = as many as fit the window."""
     rows: Count | None = None
     """Dies along the height; none = as many as fit the window."""
     gap_mm: Quantity = 0.5
-    """Between neighbouring dies, or between a die and its neighbour's stacks."""
+    """Distance between neighbouring dies, or between a die and its neighbour's stacks."""
     hop_latency_s: Seconds = 100e-9
-    """Of one hop from die to die, crossing a die included."""
+    """Latency of one hop from die to die, crossing a die included."""
     dead: Annotated[tuple[Position, ...], AfterValidator(_in_order)] = ()
     """Column and row of each die that does not work."""
     dead_links: Annotated[tuple[Link, ...], AfterValidator(_links_in_order)] = ()
@@ -281,9 +281,10 @@ class Wafer(Record):
     switch: WaferSwitch | None = None
     """Switches between the dies; none for a mesh of links between neighbours."""
     defects_per_cm2: Quantity = 0.0
-    """Of the process; 0 also where spare cores repair what is broken."""
+    """Defect density of the process; 0 also if spare cores repair all defects."""
     known_good_dies: Annotated[bool, Field(strict=True)] = True
-    """Assembled from tested dies, so that none is expected dead; false where it is monolithic."""
+    """Whether it is assembled from tested dies, so that no die is expected to be dead; false for a
+    monolithic wafer."""
     off_wafer: OffWafer | None = None
     """Memory that the wafer streams from."""
     io: WaferIo | None = None
@@ -291,9 +292,9 @@ class Wafer(Record):
     wafer_count: Count = 1
     """Number of such wafers that train one model together, linked by their `io`."""
     power_cap_w: Watts | None = None
-    """Power that can be supplied to all dies together and cooled; none = no limit."""
+    """Limit of power delivery and cooling for all dies together; none = no limit."""
     reserved_bytes: Bytes = 0
-    """Bytes of each die's memory that are not for the model."""
+    """Bytes of each die's memory that the model cannot use."""
     rules: WaferRules = WaferRules()
     """Rules of manufacture."""
     sources: tuple[str, ...] = ()
@@ -325,21 +326,21 @@ class Wafer(Record):
 
     @property
     def positions(self) -> int:
-        """Places for dies, dead ones included."""
+        """Number of die positions, dead dies included."""
         return math.prod(self.grid)
 
     @cached_property
     def dies(self) -> int:
-        """Dies that work."""
+        """Number of working dies."""
         return self.positions - len(self.dead)
 
     def alive(self, column: int, row: int) -> bool:
-        """Say whether the die at a place works.
+        """Return whether the die at a position works.
 
         Raises
         ------
         InvalidInputError
-            Where the place is outside the grid.
+            If the position is outside the grid.
 
         Examples
         --------
@@ -390,7 +391,7 @@ class Wafer(Record):
 
     @cached_property
     def chip(self) -> Accelerator:
-        """One die as the cost models see it, its memory stacks filled in."""
+        """One die as a chip for the cost models, its memory stacks included as HBM."""
         stacks, rules = self.die.hbm_stacks, self.rules
         if not stacks:
             return self.die.chip
@@ -405,7 +406,7 @@ class Wafer(Record):
     def link_bytes_per_s(self) -> tuple[float, float]:
         """Bandwidth between neighbours of a row (x) and of a column (y), per direction.
 
-        Beyond the reach of a module, as across a band of memory stacks, an edge carries less. With
+        Beyond the reach of a module, for example across memory stacks, the rate is lower. With
         switches, both are the bandwidth of a die's links to them.
         """
         die, rules = self.die, self.rules
@@ -420,11 +421,11 @@ class Wafer(Record):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of one die that a model can use: HBM if it has any, else SRAM."""
+        """Usable memory of one die in bytes: HBM if it has any, else SRAM."""
         return local_bytes(self) - self.reserved_bytes
 
     def tiers(self) -> tuple[MemoryTier, ...]:
-        """Memory tiers of one working die, nearest first, without the reserve.
+        """Memory tiers of one working die, nearest first, reserved bytes excluded.
 
         Examples
         --------
@@ -433,14 +434,14 @@ class Wafer(Record):
         """
         chip, reserved = self.chip, self.reserved_bytes
         sram = chip.buffer.capacity_bytes - (0 if chip.hbm else reserved)
-        found = [MemoryTier("sram", sram, chip.buffer_bandwidth_bytes_per_s)]
+        tiers = [MemoryTier("sram", sram, chip.buffer_bandwidth_bytes_per_s)]
         if chip.hbm:
             rate = chip.hbm.bandwidth_bytes_per_s
-            found.append(MemoryTier("dram", chip.hbm.capacity_bytes - reserved, rate))
+            tiers.append(MemoryTier("dram", chip.hbm.capacity_bytes - reserved, rate))
         if self.off_wafer:
             size, rate = self.off_wafer.capacity_bytes, self.off_wafer.bandwidth_bytes_per_s
-            found.append(MemoryTier("stream", size // self.dies, rate / self.dies))
-        return tuple(found)
+            tiers.append(MemoryTier("stream", size // self.dies, rate / self.dies))
+        return tuple(tiers)
 
     # ---- the whole wafer ----
 
@@ -496,7 +497,7 @@ def local_bytes(wafer: Wafer) -> int:
 
 
 def _bands(wafer: Wafer) -> tuple[float, float]:
-    """Height that stacks take between two rows of dies, and outside the first and last row.
+    """Height of the stacks between two rows of dies, and outside the first and last row.
 
     The stacks of facing edges share a band where they fit side by side.
     """
@@ -520,7 +521,7 @@ def gaps_mm(wafer: Wafer) -> tuple[float, float]:
 
 
 def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
-    """Width and height in mm that so many columns and rows of dies take, stacks included.
+    """Width and height in mm of a grid of dies, stacks included.
 
     Examples
     --------
@@ -535,7 +536,7 @@ def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
 
 
 def fitting(wafer: Wafer) -> tuple[int, int]:
-    """Columns and rows of dies that fit the window.
+    """Largest numbers of columns and rows of dies that fit the wafer's window.
 
     Examples
     --------
@@ -555,9 +556,9 @@ def fitting(wafer: Wafer) -> tuple[int, int]:
 
 
 def broken_rules(wafer: Wafer) -> list[tuple[Rule, str]]:
-    """List every rule that a wafer breaks, with what it has and what is accepted.
+    """List every rule that a wafer breaks, with the actual and the accepted values.
 
-    A wafer that was validated breaks none; this is for those that were only constructed.
+    A validated wafer breaks none; this checks wafers that were constructed without validation.
 
     Examples
     --------

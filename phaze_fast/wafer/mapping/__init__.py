@@ -1,1 +1,1 @@
-"""What a mapping of a model on a wafer is, and what one step of it takes."""
+"""Mappings of a model on a wafer, and the time, memory and energy of one training step."""

@@ -3,12 +3,12 @@
 The stages of the first class come first. The kernel for stages of one shape evaluates each class,
 given the number of stages before and after and the time they take; one formula gives the step. At
 the border between the classes every die of one sends an equal share to every die of the other, and
-the receiving dies exchange it among themselves into the split that their operators want; the
-gradient goes back likewise. Streams of one class over the links of the other are charged to
+the receiving dies redistribute it into the split that their operators require; the gradient
+returns in the same manner. Streams of one class over the links of the other are charged to
 both.
 
 On several wafers, a pipeline's stages follow one another from wafer to wafer, over the wafers' I/O.
-With switches, classes differ in the number of dies of a stage alone.
+With switches, classes differ only in the number of dies per stage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Pair = tuple[Layout, Layout]
 
 def places_of(problem: Problem, layouts: Pair) -> tuple[ClassPlaces, ...] | None:
     """Dies of the stages of both classes; None where they do not fit."""
-    first, second = ((each.width, each.height, each.stages) for each in layouts)
+    first, second = ((layout.width, layout.height, layout.stages) for layout in layouts)
     wafers = problem.wafer.wafer_count // layouts[0].replicas
     return class_places(problem.wafer, (first, second), wafers)
 
@@ -69,22 +69,24 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
             "class: two are not accepted in rank order, for one block or for an encoder-decoder; "
             "expected one"
         )
-    for each in layouts:
-        if fault := _stages_fault(each):
+    for layout in layouts:
+        if fault := _stages_fault(layout):
             return fault
-        if fault := replicas_fault(wafer, problem.training.global_batch, each.replicas):
+        if fault := replicas_fault(wafer, problem.training.global_batch, layout.replicas):
             return fault
-        if not accepts_micro_batch(problem.training.global_batch, each):
-            return micro_batch_fault(problem.training.global_batch, each)
+        if not accepts_micro_batch(problem.training.global_batch, layout):
+            return micro_batch_fault(problem.training.global_batch, layout)
     for name in ("micro_batch", "replicas"):
         wanted, other = getattr(first, name), getattr(second, name)
         if wanted != other:
             return f"{name}: {other} is not accepted; expected {wanted}, as of the first class"
-    given = sum(first.blocks) + sum(second.blocks)
-    if given != work.blocks:
-        return f"blocks: {given} in all are not accepted; expected {work.blocks}"
+    block_count = sum(first.blocks) + sum(second.blocks)
+    if block_count != work.blocks:
+        return f"blocks: {block_count} in all are not accepted; expected {work.blocks}"
     if places_of(problem, layouts) is None:
-        shapes = " and ".join(f"{each.stages} of {each.width} x {each.height}" for each in layouts)
+        shapes = " and ".join(
+            f"{layout.stages} of {layout.width} x {layout.height}" for layout in layouts
+        )
         wafers = wafer.wafer_count // first.replicas
         where = wafer.name if wafers == 1 else f"{wafers} {wafer.name}, each with a stage"
         return f"rectangle: {shapes} dies have no place together on {where}"
@@ -105,7 +107,7 @@ def _stages_fault(layout: Layout) -> str:
 
 @dataclass(frozen=True)
 class ClassTimes:
-    """Times of the stages of one class, without waiting for streams of the other."""
+    """Times of the stages of one class, without delays by streams of the other class."""
 
     sum_s: float
     slowest_s: float
@@ -128,7 +130,7 @@ class Classes:
     Raises
     ------
     InvalidInputError
-        Where they do not fit on the wafer, or some operator cannot be split over so many dies.
+        If they do not fit on the wafer, or an operator cannot be split over that many dies.
 
     Examples
     --------
@@ -144,7 +146,7 @@ class Classes:
             raise InvalidInputError(fault)
         self.problem, self.layouts = problem, layouts
         placed = places_of(problem, layouts)
-        assert placed is not None  # no fault
+        assert placed is not None  # classes_fault found no fault
         self.places = placed
         self.mappings = (self._compiled(0), self._compiled(1))
 
@@ -201,7 +203,7 @@ class Classes:
             sends += placed_boundaries(wafer, self.dies[stages], border - stages.start)
         for k in range(len(self.dies) - 1):
             if self.wafers[k] != self.wafers[k + 1]:
-                assert wafer.io is not None  # a rule of several wafers
+                assert wafer.io is not None  # several wafers require io
                 for end in (k, k + 1):
                     rate_s, fixed_s = sends[end]
                     rate_s += 1.0 / wafer.io.bandwidth_bytes_per_s
@@ -209,7 +211,7 @@ class Classes:
         return sends
 
     def _exchange_s(self, which: int) -> float:
-        """Seconds in which the dies of a stage exchange the tensor that enters it."""
+        """Seconds that the dies of a stage take to redistribute the tensor that enters it."""
         layout = self.layouts[which]
         size = self.problem.work.boundary_bytes * layout.micro_batch / layout.dies
         runs = whole_runs(layout.width, layout.height)
@@ -233,7 +235,7 @@ class Classes:
         used = [tuple(die for dies in self.dies[some] for die in dies) for some in self.by_wafer]
         link_s = zip(*(stream_link_s_of(problem.wafer, dies) for dies in used), strict=True)
         into_s, both_s = map(max, link_s)
-        # Of the wafers of the class, the one with most dies in use counts.
+        # The wafer of the class with most dies in use decides.
         most = max(len(used[number]) for number in self.places[which].wafers)
         shares = stream_shares(problem.wafer, problem.stream, most, (into_s, both_s))
         for name, value in shares.items():

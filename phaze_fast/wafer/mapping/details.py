@@ -30,8 +30,8 @@ def step_mfu(problem: Problem, found: Evaluation) -> float:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> 0.0 < step_mfu(problem, found) < 1.0
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> 0.0 < step_mfu(problem, scored) < 1.0
     True
     """
     wafer = problem.wafer
@@ -46,17 +46,17 @@ class StepEnergy:
     operators_j: float
     """Arithmetic, SRAM and HBM of all operators, recomputed ones included."""
     optimizer_j: float
-    """Weights, gradients and state that the optimiser step moves in the dies' own memory."""
+    """Optimiser traffic in the dies' own memory: weights, gradients and state."""
     links_j: float
-    """Bytes over links between dies, once for every link they pass."""
+    """Traffic on links between dies; a byte counts on every link of its route."""
     stream_j: float
-    """Bytes to and from off the wafer, other wafers included."""
+    """Traffic to and from off-wafer memory and other wafers."""
     static_j: float
     """Static power of all working dies over the step."""
 
     @property
     def total_j(self) -> float:
-        """All of it."""
+        """Sum over all causes."""
         parts = (self.operators_j, self.optimizer_j, self.links_j, self.stream_j)
         return sum(parts) + self.static_j
 
@@ -74,8 +74,8 @@ class StepEnergy:
 def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]]:
     """Return the passes of each operator on one die for one micro-batch, forward first."""
     specs = []
-    for op, each in zip(problem.work.operators, encoding.operator_mappings, strict=True):
-        parts = each.partition
+    for op, op_mapping in zip(problem.work.operators, encoding.operator_mappings, strict=True):
+        parts = op_mapping.partition
         sizes = [max(op.limit(role, encoding.layout.micro_batch), 1) for role in ROLES[:4]]
         cut = [parts[role] for role in ROLES[:4]]
         local = -(-np.array([sizes]) // np.array([cut]))
@@ -84,17 +84,17 @@ def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]
 
 
 def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
-    """Count the blocks in which each operator runs once more, over all stages of a class.
+    """Count the recomputations of each operator, in blocks over all stages of a class.
 
-    An operator that keeps nothing runs again with each of its consumers that is recomputed.
+    An operator that stores nothing runs again with each of its recomputed consumers.
     """
     work, layout = problem.work, encoding.layout
     blocks = problem.blocks(layout)
     again = [0.0] * len(work.operators)
-    for i, each in enumerate(encoding.operator_mappings):
-        if work.operators[i].part != "block" or "recompute" not in each.output:
+    for i, op_mapping in enumerate(encoding.operator_mappings):
+        if work.operators[i].part != "block" or "recompute" not in op_mapping.output:
             continue
-        codes = each.output * (layout.stages if len(each.output) == 1 else 1)
+        codes = op_mapping.output * (layout.stages if len(op_mapping.output) == 1 else 1)
         count = sum(b for b, code in zip(blocks, codes, strict=True) if code == "recompute")
         ran, todo = {i}, [i] if work.operators[i].output_kept else []
         while todo:
@@ -127,7 +127,7 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
 
 
 def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
-    """Bytes of a step that the optimiser moves on the dies, and that leave or enter the wafer."""
+    """Bytes per step that the optimiser moves on the dies, and that enter or leave the wafer."""
     spec = optimizer(problem.training.optimizer)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
     stepped = streamed = 0.0
@@ -145,7 +145,7 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
 
 
 def _between_wafers(problem: Problem, found: Evaluation) -> float:
-    """Bytes of a step between wafers: sends of stages, and gradient sums of replicas."""
+    """Bytes per step between wafers: sends between stages, and gradient sums of replicas."""
     layout, wafers = found.encoding.layout, problem.wafer.wafer_count
     depth = wafers // layout.replicas
     crossings = (depth - 1) * layout.chunks + (layout.chunks - 1) * (depth > 1)
@@ -160,16 +160,16 @@ def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None)
     Parameters
     ----------
     problem, found
-        The model, the wafer and a mapping that was scored.
+        The model, the wafer and the step; and an evaluated mapping.
     loads
-        What `step_loads` returns; by default it is computed.
+        Result of `step_loads`; computed by default.
 
     Examples
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> energy = step_energy(problem, found)
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> energy = step_energy(problem, scored)
     >>> energy.total_j > energy.operators_j > energy.links_j > 0
     True
     """
@@ -194,8 +194,8 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> abs(sum(causes(problem, found).values()) / found.time_s - 1.0) < 1e-9
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> abs(sum(causes(problem, scored).values()) / scored.time_s - 1.0) < 1e-9
     True
     """
     batches = problem.batches(found.encoding.layout)
@@ -205,7 +205,7 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
     return {
         "work_s": work_s,
         "collectives_s": waits_s,
-        # Recomputation, the model's ends, sends to the next stage, streams and gathers not hidden.
+        # Recomputation, embedding and head, sends to the next stage, exposed streams and gathers.
         "other_s": batches * slowest.load_s - work_s - waits_s,
         "bubble_s": max(0.0, found.time_s - found.tail_s - batches * slowest.load_s),
         "tail_s": found.tail_s,
@@ -219,15 +219,15 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> block = [row for row in operator_times(problem, found) if row["part"] == "block"]
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> block = [row for row in operator_times(problem, scored) if row["part"] == "block"]
     >>> work_s = sum(row["forward_s"] + row["backward_s"] for row in block)
-    >>> abs(work_s / found.compute_s - 1.0) < 1e-9
+    >>> abs(work_s / scored.compute_s - 1.0) < 1e-9
     True
     """
     classes = found.encoding.classes
     if len(classes) > 1:
-        rows = [_operator_times(problem, each) for each in classes]
+        rows = [_operator_times(problem, stage_class) for stage_class in classes]
         return [{**row, "class": k} for k, some in enumerate(rows) for row in some]
     return _operator_times(problem, found.encoding)
 
@@ -260,22 +260,22 @@ def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
     if len(classes) == 1:
         return [found.compute_s] * len(found.stages)
     seconds = []
-    for each in classes:
-        rows = [row for row in _operator_times(problem, each) if row["part"] == "block"]
+    for stage_class in classes:
+        rows = [row for row in _operator_times(problem, stage_class) if row["part"] == "block"]
         work_s = sum(row["forward_s"] + row["backward_s"] for row in rows)
-        seconds += [work_s] * each.layout.stages
+        seconds += [work_s] * stage_class.layout.stages
     return seconds
 
 
 def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
-    """Describe a mapping as plain data; all values are null where it does not fit.
+    """Describe a mapping as plain data; all values are null if it does not fit.
 
     Examples
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> sorted(details(problem, found))
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> sorted(details(problem, scored))
     ['breakdown', 'dies', 'energy', 'energy_j', 'links', 'mfu', 'power_w']
     """
     names = ("mfu", "energy_j", "power_w", "energy", "breakdown", "dies", "links")

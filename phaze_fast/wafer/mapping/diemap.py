@@ -20,7 +20,10 @@ def _placed(
     if second_class is None:
         placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
         return dict(enumerate(placed))
-    first, second = ((each.width, each.height, each.stages) for each in (layout, second_class))
+    first, second = (
+        (class_layout.width, class_layout.height, class_layout.stages)
+        for class_layout in (layout, second_class)
+    )
     places = class_places(wafer, (first, second), wafer.wafer_count // layout.replicas) or ()
     every = [pair for place in places for pair in zip(place.stages, place.wafers, strict=True)]
     return {k: dies for k, (dies, on) in enumerate(every) if on == number}
@@ -31,8 +34,8 @@ def stage_grid(
 ) -> list[list[int]]:
     """Stage of each die, row by row; -1 where it is idle, -2 where it is dead.
 
-    `second_class` is the layout of the second class of stages, where there is one, and `number` the
-    index of the wafer in a pipeline; with one class of stages all wafers are alike.
+    `second_class` is the layout of the second class of stages, if there is one, and `number` the
+    index of the wafer in a pipeline; with one class of stages all wafers have the same map.
 
     Examples
     --------
@@ -78,10 +81,10 @@ def die_map(wafer: Wafer, layout: Layout, second_class: Layout | None = None) ->
 
 
 def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:
-    """Draw the links between dies: 1 to 9 by how much of the busiest link's time each is busy.
+    """Draw the links between dies: 1 to 9 by busy time relative to the busiest link.
 
     The busier direction counts; `.` carries nothing, `x` is dead, `o` is a die and `X` a dead one.
-    Where switches join the dies: each die's link to them.
+    With switches: each die's link to them.
 
     Parameters
     ----------

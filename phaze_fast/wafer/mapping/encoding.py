@@ -1,8 +1,9 @@
 """A mapping as one operator mapping per operator: rules, JSON and arrays.
 
 An operator mapping says how an operator's dimensions are split along each axis of its rectangle of
-dies, innermost first; what becomes of its output; how its weights are kept; and how its collectives
-run. All blocks of a model share their operator mappings. `RULES` says which are legal.
+dies, innermost first; whether its output is stashed, recomputed or offloaded; how its weights are
+stored; and how its collectives run. All blocks of a model share their operator mappings. `RULES`
+lists the conditions of a legal mapping.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class OperatorMapping:
     y: Runs
     """(role, factor) along a column."""
     output: tuple[str, ...] = ("stash",)
-    """stash, recompute or offload: one for all stages, or one for each."""
+    """stash, recompute or offload: one value for all stages, or one per stage."""
     weights: str = "replicated"
     """One of `WEIGHTS`."""
     collective: str = "auto"
@@ -52,7 +53,7 @@ class OperatorMapping:
 
     @property
     def partition(self) -> dict[str, int]:
-        """Parts of each dimension, and copies."""
+        """Number of parts of each dimension, and number of copies."""
         parts = dict.fromkeys(ROLES, 1)
         for role, factor in (*self.x, *self.y):
             parts[role] *= factor
@@ -61,12 +62,12 @@ class OperatorMapping:
 
 @dataclass(frozen=True)
 class RuleCase:
-    """One operator's mapping, as a rule looks at it."""
+    """Input of a rule: the mapping of one operator."""
 
     problem: Problem
     layout: Layout
     index: int
-    """Of the operator in the problem's list."""
+    """Position of the operator in the problem's list."""
     op_mapping: OperatorMapping
 
     @property
@@ -82,7 +83,7 @@ class MappingRule:
     name: str
     text: str
     broken: Callable[[RuleCase], str]
-    """Returns what is wrong, or an empty string."""
+    """Returns the reason why the mapping is illegal, or an empty string."""
 
 
 def _sides(c: RuleCase) -> str:
@@ -156,8 +157,8 @@ def _outputs(c: RuleCase) -> str:
             return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
     count = c.layout.stages if c.op.part == "block" else 1
     if len(c.op_mapping.output) not in (1, count):
-        given = len(c.op_mapping.output)
-        return f"output: {given} values; expected 1, or one for each of {count} stages"
+        output_count = len(c.op_mapping.output)
+        return f"output: {output_count} values; expected 1, or one for each of {count} stages"
     return ""
 
 
@@ -171,21 +172,21 @@ RULES = (
     MappingRule("collective", "a collective runs by an algorithm that is known", _collective),
     MappingRule("output", "what enters a block is kept; ends keep what they make", _outputs),
 )
-"""What makes an operator mapping legal, in the order it is checked."""
+"""Conditions of a legal operator mapping, in the order in which they are checked."""
 
 
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:
-    """Return what is wrong with a layout, one line each; none where it is legal."""
+    """Return the faults of a layout, one line each; empty if it is legal."""
     wafer, batch = problem.wafer, problem.training.global_batch
     wafers = max(1, wafer.wafer_count // layout.replicas)
     sides = (layout.width, layout.height)
     place = place_fault(wafer, sides, layout.stages, wafers, problem.work.blocks)
-    found = [place] if place else []
+    faults = [place] if place else []
     if not accepts_micro_batch(batch, layout):
-        found.append(micro_batch_fault(batch, layout))
-    elif not found and problem.fault(layout):
-        found.append(problem.fault(layout))
-    return found
+        faults.append(micro_batch_fault(batch, layout))
+    elif not faults and problem.fault(layout):
+        faults.append(problem.fault(layout))
+    return faults
 
 
 Array = np.ndarray[Any, Any]
@@ -195,8 +196,8 @@ Array = np.ndarray[Any, Any]
 class Encoding:
     """A whole mapping: a layout of the wafer, and one operator mapping per operator.
 
-    Where a pipeline has two classes of stages, this is the first of them; each class has a layout
-    with its own stages and blocks.
+    If a pipeline has two classes of stages, this is the first class and `second_class` the other;
+    each class has a layout with its own stages and blocks.
     """
 
     layout: Layout
@@ -211,7 +212,7 @@ class Encoding:
         return (Encoding(self.layout, self.operator_mappings), self.second_class)
 
     def layouts_dict(self) -> dict[str, Any]:
-        """Return the layout as plain data, that of the second class as `second_class`."""
+        """Return the layout as plain data, the layout of the second class as `second_class`."""
         data = self.layout.to_dict()
         if self.second_class is not None:
             data["second_class"] = self.second_class.layout.to_dict()
@@ -219,8 +220,10 @@ class Encoding:
 
     @property
     def dies(self) -> int:
-        """Dies in use."""
-        return sum(each.layout.dies * each.layout.stages for each in self.classes)
+        """Number of dies in use."""
+        return sum(
+            stage_class.layout.dies * stage_class.layout.stages for stage_class in self.classes
+        )
 
     @property
     def stages_text(self) -> str:
@@ -231,8 +234,10 @@ class Encoding:
         >>> Encoding(Layout(5, 2, 3, 1), ()).stages_text
         '3 stage(s) of 5 x 2 dies'
         """
-        every = [each.layout for each in self.classes]
-        shapes = [f"{each.stages} stage(s) of {each.width} x {each.height}" for each in every]
+        every = [stage_class.layout for stage_class in self.classes]
+        shapes = [
+            f"{layout.stages} stage(s) of {layout.width} x {layout.height}" for layout in every
+        ]
         return " and ".join(shapes) + " dies"
 
     def compiled(self, problem: Problem) -> Classes:
@@ -243,26 +248,28 @@ class Encoding:
     # ---- legality ----
 
     def faults(self, problem: Problem) -> list[str]:
-        """Return the rules that the mapping breaks, one line each; none where it is legal."""
+        """Return the rules that the mapping breaks, one line each; empty if it is legal."""
         if self.second_class is None:
             return self._faults(problem, layout_faults(problem, self.layout))
         pair = (self.layout, self.second_class.layout)
         if fault := classes_fault(problem, pair):
             return [fault]
-        return [line for each in self.classes for line in each._faults(problem, [])]
+        return [line for stage_class in self.classes for line in stage_class._faults(problem, [])]
 
     def _faults(self, problem: Problem, found: list[str]) -> list[str]:
         """Check the operators of one class of stages."""
         names = [op.name for op in problem.work.operators]
-        given = [op_mapping.operator for op_mapping in self.operator_mappings]
-        if given != names:
-            missing = [name for name in names if name not in given]
-            extra = [name for name in given if name not in names]
-            twice = [name for name in dict.fromkeys(given) if given.count(name) > 1]
-            what = "in another order"
+        operator_names = [op_mapping.operator for op_mapping in self.operator_mappings]
+        if operator_names != names:
+            missing = [name for name in names if name not in operator_names]
+            extra = [name for name in operator_names if name not in names]
+            twice = [
+                name for name in dict.fromkeys(operator_names) if operator_names.count(name) > 1
+            ]
+            difference = "in another order"
             if missing or extra or twice:
-                what = f"missing {missing}, unknown {extra}, given twice {twice}"
-            found.append(f"operators: {what}; expected each once, as the model has them")
+                difference = f"missing {missing}, unknown {extra}, given twice {twice}"
+            found.append(f"operators: {difference}; expected each once, as the model has them")
         if found:
             return found
         for i, op_mapping in enumerate(self.operator_mappings):
@@ -275,16 +282,16 @@ class Encoding:
         return found
 
     def check(self, problem: Problem) -> None:
-        """Raise where the mapping is not legal.
+        """Raise an error if the mapping is not legal.
 
         Raises
         ------
         InvalidInputError
             One line per operator that breaks a rule.
         """
-        found = self.faults(problem)
-        if found:
-            raise InvalidInputError("\n".join(found))
+        faults = self.faults(problem)
+        if faults:
+            raise InvalidInputError("\n".join(faults))
 
     # ---- arrays ----
 
@@ -314,10 +321,10 @@ class Encoding:
     def from_arrays(
         cls, problem: Problem, layout: Layout, op_mappings: Array, outputs: Array
     ) -> Encoding:
-        """Read the arrays of the kernel."""
+        """Build a mapping from the arrays of the kernel."""
         slots = slots_of(layout.width, layout.height)
         by_stage = outputs.reshape(layout.stages, -1)
-        found = []
+        operator_mappings = []
         every = op_mappings["slots"].tolist()
         for i, op in enumerate(problem.work.operators):
             masks = every[i]
@@ -337,7 +344,7 @@ class Encoding:
                 axes.append(tuple(runs))
             codes = by_stage[:, i] if op.part == "block" else by_stage[:1, i]
             names = tuple(OUTPUTS[int(code)] for code in codes)
-            found.append(
+            operator_mappings.append(
                 OperatorMapping(
                     op.name,
                     axes[0],
@@ -347,14 +354,14 @@ class Encoding:
                     MESH_ALGORITHMS[int(op_mappings[i]["algorithm"])],
                 )
             )
-        return cls(layout, tuple(found))
+        return cls(layout, tuple(operator_mappings))
 
     # ---- plain data ----
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return plain data, one mapping per operator and class; `from_list` reads it back."""
         if self.second_class is not None:
-            entries = [each.to_list() for each in self.classes]
+            entries = [stage_class.to_list() for stage_class in self.classes]
             return [{**entry, "class": k} for k, some in enumerate(entries) for entry in some]
         return [
             {
@@ -406,9 +413,9 @@ class Encoding:
 
     @classmethod
     def _class_of(cls, entries: list[tuple[str, Mapping[str, Any]]], source: str) -> Encoding:
-        op_mappings, found = [], set()
+        op_mappings, layouts = [], set()
         for where, entry in entries:
-            found.add(_layout_of(entry, where))
+            layouts.add(_layout_of(entry, where))
             op_mapping = _op_mapping_of(entry, where)
             stated = entry.get("partition", op_mapping.partition)
             if stated != op_mapping.partition:
@@ -417,12 +424,12 @@ class Encoding:
                     f"{op_mapping.partition}"
                 )
             op_mappings.append(op_mapping)
-        if len(found) > 1:
+        if len(layouts) > 1:
             raise InvalidInputError(
                 f"{source}: operators disagree in rectangle, stages or micro_batch; expected one "
                 "layout for all"
             )
-        return cls(found.pop(), tuple(op_mappings))
+        return cls(layouts.pop(), tuple(op_mappings))
 
 
 _OF_LAYOUT = ("rectangle", "stages", "micro_batch", "schedule", "chunks", "replicas", "blocks")
@@ -450,7 +457,7 @@ def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
         raise InvalidInputError(
             f"{where}.blocks: {blocks!r} is not accepted; expected a list, one number per stage"
         )
-    counts = tuple(_whole(each, f"{where}.blocks") for each in blocks)
+    counts = tuple(_whole(count, f"{where}.blocks") for count in blocks)
     return Layout(width, height, stages, micro_batch, schedule, chunks, replicas, counts)
 
 

@@ -1,6 +1,6 @@
-"""Step time and memory of a mapping on a wafer, and what it is over by.
+"""Step time and memory of a mapping on a wafer, and the bytes by which it exceeds memory.
 
-What does not fit is a result with a reason, not an error.
+A mapping that does not fit is a result with a reason, not an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from phaze_fast.wafer.mapping.problem import Problem
 Array = np.ndarray[Any, Any]
 
 _WHOLE = ("time_s", "tail_s", "memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
-_SCORE = (*_WHOLE, "compute_s", "blocking_s", "hidden_s")  # of `_core.MAP_SCORE_DTYPE`
+_SCORE = (*_WHOLE, "compute_s", "blocking_s", "hidden_s")  # fields of `_core.MAP_SCORE_DTYPE`
 _STAGE = ("load_s", "memory_bytes", "state_bytes", "activation_bytes")
 
 
@@ -36,7 +36,7 @@ class StageUse:
     state_bytes: float
     """Weights, gradients and optimiser state."""
     activation_bytes: float
-    """Activations kept for the backward pass, of all micro-batches in flight."""
+    """Activations stored for the backward pass, for all micro-batches in flight."""
     blocks: int
 
 
@@ -48,21 +48,21 @@ class Evaluation:
     time_s: float
     """Seconds of one training step, as if memory had no limit."""
     memory_bytes: float
-    """Bytes of the fullest die, in the wafer's local tier."""
+    """Peak memory of any die in the wafer's local tier, bytes."""
     over_bytes: float
-    """Bytes by which that exceeds the local tier; 0 where it fits."""
+    """Bytes by which that exceeds the capacity of the local tier; 0 if it fits."""
     stream_bytes: float
-    """Bytes in off-wafer memory, a die's share."""
+    """Bytes in off-wafer memory per die in use."""
     stream_over_bytes: float
     compute_s: float
-    """Work of one block and micro-batch, forward and backward, without recomputation. This and the
-    next two are those of the class with the slowest stage, where there are two classes."""
+    """Compute time of one block and micro-batch, forward and backward, without recomputation. With
+    two classes, this and the next two fields are those of the class with the slowest stage."""
     blocking_s: float
-    """Collectives of a block that work waits for."""
+    """Time of the exposed collectives of a block."""
     hidden_s: float
-    """Collectives of a block that overlap with work."""
+    """Time of the collectives of a block that overlap with compute."""
     tail_s: float
-    """Gradient sums and optimiser step after the last micro-batch."""
+    """Time of gradient sums and optimiser step after the last micro-batch."""
     stages: tuple[StageUse, ...]
     tier: str
     """Name of the local tier."""
@@ -75,12 +75,12 @@ class Evaluation:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Bytes over in all tiers, then seconds: the smaller of two is the better mapping."""
+        """Bytes over the limits of all tiers, then seconds; smaller is better."""
         return (self.over_bytes + self.stream_over_bytes, self.time_s)
 
     @property
     def reason(self) -> str:
-        """Why it does not fit; empty where it does."""
+        """Reason why it does not fit; empty if it does."""
         if self.over_bytes > 0.0:
             return (
                 f"OOM: {format_bytes(self.over_bytes)} over {format_bytes(self.capacity_bytes)} of "
@@ -99,7 +99,7 @@ class Evaluation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; time is null where it does not fit."""
+        """Return plain data; time is null if it does not fit."""
         return {
             "status": "ok" if self.fits else "oom",
             "time_s": self.time_s if self.fits else None,
@@ -124,7 +124,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
-        """Read what `to_dict` returns."""
+        """Read the output of `to_dict`."""
         return cls(
             encoding=Encoding.from_list(data["encoding"]),
             time_s=data["time_without_limit_s"],
@@ -155,7 +155,7 @@ class Evaluation:
 def evaluation_of(
     problem: Problem, layout: Layout, mapping: _core.Mapping, outputs: Array | None = None
 ) -> Evaluation:
-    """Score a compiled mapping; outputs are chosen exactly unless given."""
+    """Evaluate a compiled mapping; outputs are chosen exactly unless given."""
     score = mapping.score(outputs)[0]
     stages, chosen = mapping.stages(outputs)
     encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), chosen)
@@ -172,14 +172,14 @@ def evaluation_of(
 
 
 def score_op_mappings(problem: Problem, layout: Layout, op_mappings: Array) -> Evaluation:
-    """Score operator mappings in one layout, outputs chosen exactly."""
+    """Evaluate operator mappings in one layout; outputs are chosen exactly."""
     mapping = problem.mapping(layout)
     mapping.assign(op_mappings)
     return evaluation_of(problem, layout, mapping)
 
 
 def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False) -> Evaluation:
-    """Score one mapping.
+    """Evaluate one mapping.
 
     Parameters
     ----------
@@ -188,8 +188,8 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     encoding
         The mapping; it must be legal.
     choose_outputs
-        Whether to choose exactly which outputs are kept, recomputed or moved off the wafer, instead
-        of as encoded.
+        Whether to choose exactly which outputs are stashed, recomputed or offloaded, instead of
+        using the outputs of the encoding.
 
     Raises
     ------
@@ -217,7 +217,7 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
 def evaluation_of_classes(
     classes: Classes, outputs: tuple[Array | None, Array | None] = (None, None)
 ) -> Evaluation:
-    """Score two compiled classes of stages; outputs are chosen exactly unless given."""
+    """Evaluate two compiled classes of stages; outputs are chosen exactly unless given."""
     score: dict[str, Any] = classes.score(outputs)
     parts = []
     for which, layout in enumerate(classes.layouts):
@@ -236,8 +236,8 @@ def evaluation_of_classes(
 def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
     classes = encoding.compiled(problem)
     outputs: list[Array | None] = []
-    for each, mapping in zip(encoding.classes, classes.mappings, strict=True):
-        op_mappings, kept = each.arrays(problem)
+    for stage_class, mapping in zip(encoding.classes, classes.mappings, strict=True):
+        op_mappings, encoded_outputs = stage_class.arrays(problem)
         mapping.assign(op_mappings)
-        outputs.append(None if choose_outputs else kept)
+        outputs.append(None if choose_outputs else encoded_outputs)
     return evaluation_of_classes(classes, (outputs[0], outputs[1]))

@@ -1,7 +1,8 @@
 """Layouts: which dies of a wafer form the stages of a pipeline, and how the pipeline runs.
 
-Stages of one pipeline are alike but for the ends, so that a step has a closed form: with m
-micro-batches, t the slowest stage and t_k, w_k what a stage and its weight gradients take,
+All stages of a pipeline except the first and the last are equal, so that a step has a closed form:
+with m micro-batches, t the time of the slowest stage, and t_k and w_k the times of stage k and of
+its weight gradients,
 
     1F1B          m t + sum of the other t_k
     interleaved   m t + sum of the other t_k / v, sends v times as often (Narayanan et al. 2021)
@@ -37,7 +38,7 @@ SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "zb-h1", "interleaved")
 """Pipeline schedules that wafers accept, as docs/pipelines.md describes them."""
 
 _MAX_CHUNKS = 4
-_MAX_PADDING = 0.1  # of the batch
+_MAX_PADDING = 0.1  # fraction of the batch
 
 
 @dataclass(frozen=True, order=True)
@@ -45,19 +46,19 @@ class Layout:
     """Shape and number of the stages of a pipeline, its schedule and micro-batch."""
 
     width: int
-    """Dies of a stage along a row."""
+    """Number of dies of a stage along a row."""
     height: int
-    """Dies of a stage along a column."""
+    """Number of dies of a stage along a column."""
     stages: int
-    """Stages of one pipeline, one rectangle or line of dies each."""
+    """Number of stages of one pipeline; a stage is a rectangle or a line of dies."""
     micro_batch: int
-    """Sequences a stage works on at once."""
+    """Sequences of one micro-batch."""
     schedule: str = "1f1b"
     """A name of `SCHEDULES`."""
     chunks: int = 1
-    """Model chunks of a stage; more than one where the schedule is interleaved."""
+    """Model chunks per stage; more than one only if the schedule is interleaved."""
     replicas: int = 1
-    """Data-parallel pipelines, each on an equal share of the wafers."""
+    """Number of data-parallel pipelines, each on an equal share of the wafers."""
     blocks: tuple[int, ...] = ()
     """Blocks of each stage; empty for an even split."""
 
@@ -80,7 +81,7 @@ class Layout:
 
 
 def schedule_fault(schedule: str, chunks: int, stages: int, blocks: int, batches: int) -> str:
-    """Return why a pipeline cannot have a schedule; empty where it can.
+    """Return why a pipeline cannot run a schedule; empty if it can.
 
     Examples
     --------
@@ -130,7 +131,7 @@ def schedules(stages: int, blocks: int, batches: int) -> Iterator[tuple[str, int
 
 @lru_cache(maxsize=4096)
 def even_split(blocks: int, stages: int) -> tuple[int, ...]:
-    """Blocks of each stage, equal up to one; the first and the last stage get the fewer."""
+    """Blocks of each stage, equal up to one; the first and last stages get the smaller number."""
     base, more = divmod(blocks, stages)
     order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
     extra = set(order[:more])
@@ -139,7 +140,7 @@ def even_split(blocks: int, stages: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[int, ...]:
-    """Blocks of each stage such that the slowest stage has least work; at least one for each.
+    """Return the blocks per stage, at least one each, that minimise the slowest stage's work.
 
     `ends` is the additional work of the first and the last stage, in blocks.
 
@@ -157,7 +158,7 @@ def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[
 def balanced_split(
     blocks: int, units: tuple[float, ...], ends: tuple[float, float]
 ) -> tuple[int, ...]:
-    """Blocks of each stage such that the slowest stage has least work; at least one for each.
+    """Return the blocks per stage, at least one each, that minimise the slowest stage's time.
 
     `units` is the time of a block on each stage, `ends` the additional time of the first and the
     last stage.
@@ -195,9 +196,9 @@ def stages_on(wafer: Wafer, layout: Layout) -> int:
 def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
     """Whether a step can be split into a layout's micro-batches.
 
-    A micro-batch divides the batch. Where the dies of a stage do not divide the batch, it may also
-    be a multiple of the dies, so that all dies can have equally many sequences: the smallest one
-    for the number of micro-batches, with at most a tenth of the batch as padding.
+    A micro-batch must divide the batch. If the number of dies of a stage does not divide the batch,
+    it may also be a multiple of that number, so that all dies get equally many sequences: the
+    smallest multiple for its number of micro-batches, with at most 10% of the batch as padding.
 
     Examples
     --------
@@ -213,12 +214,12 @@ def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
     padded = -(-global_batch // b) * b
     if b % layout.dies or global_batch % layout.dies == 0:
         return False
-    smaller = (b - layout.dies) * (padded // b)  # as many micro-batches of fewer sequences
+    smaller = (b - layout.dies) * (padded // b)  # the same number of smaller micro-batches
     return smaller < global_batch and padded <= (1.0 + _MAX_PADDING) * global_batch
 
 
 def micro_batch_fault(global_batch: int, layout: Layout) -> str:
-    """Return what is wrong with a micro-batch."""
+    """Return why a micro-batch is not accepted."""
     share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
     return (
         f"micro_batch: {layout.micro_batch} is not accepted; expected a divisor of the global "
@@ -228,7 +229,7 @@ def micro_batch_fault(global_batch: int, layout: Layout) -> str:
 
 
 def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
-    """Return why there cannot be so many pipelines; empty where there can."""
+    """Return why a number of replicas is not accepted; empty if it is."""
     if wafer.wafer_count % replicas == 0 and global_batch % replicas == 0:
         return ""
     return (
@@ -238,7 +239,7 @@ def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
 
 
 def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -> str:
-    """Return why a wafer does not accept a layout; empty where it does."""
+    """Return why a wafer does not accept a layout; empty if it does."""
     replicas = layout.replicas
     if fault := replicas_fault(wafer, global_batch, replicas):
         return fault
@@ -250,11 +251,15 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
     sides, wafers = (layout.width, layout.height), wafer.wafer_count // replicas
     if fault := place_fault(wafer, sides, layout.stages, wafers, blocks):
         return fault
-    given = layout.blocks
-    bad = len(given) != layout.stages or sum(given) != blocks or min(given, default=1) < 1
-    if given and (bad or layout.schedule == "interleaved"):
+    stage_blocks = layout.blocks
+    bad = (
+        len(stage_blocks) != layout.stages
+        or sum(stage_blocks) != blocks
+        or min(stage_blocks, default=1) < 1
+    )
+    if stage_blocks and (bad or layout.schedule == "interleaved"):
         return (
-            f"blocks: {list(given)} is not accepted; expected at least 1 for each of "
+            f"blocks: {list(stage_blocks)} is not accepted; expected at least 1 for each of "
             f"{layout.stages} stages, {blocks} in all, and no interleaved runs"
         )
     batches = -(-global_batch // replicas // layout.micro_batch)
@@ -262,7 +267,7 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
 
 
 def refuse_micro_batch(global_batch: int, layout: Layout) -> None:
-    """Raise where a step cannot be split into a layout's micro-batches."""
+    """Raise an error if a step cannot be split into a layout's micro-batches."""
     if not accepts_micro_batch(global_batch, layout):
         raise InvalidInputError(micro_batch_fault(global_batch, layout))
 
@@ -277,13 +282,13 @@ def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
 
 
 def _primes(number: int) -> list[int]:
-    found, factor = [], 2
+    factors, factor = [], 2
     while number > 1:
         while number % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             number //= factor
         factor += 1
-    return found
+    return factors
 
 
 def slots_of(width: int, height: int) -> tuple[Run, ...]:
@@ -294,13 +299,13 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
     >>> slots_of(4, 3)
     (Run(axis=0, size=2, stride=1), Run(axis=0, size=2, stride=2), Run(axis=1, size=3, stride=1))
     """
-    found = []
+    slots = []
     for axis, side in enumerate((width, height)):
         stride = 1
         for size in _primes(side):
-            found.append(Run(axis, size, stride))
+            slots.append(Run(axis, size, stride))
             stride *= size
-    return tuple(found)
+    return tuple(slots)
 
 
 def whole_runs(width: int, height: int) -> tuple[Run, ...]:
@@ -315,9 +320,9 @@ def whole_runs(width: int, height: int) -> tuple[Run, ...]:
 
 
 def links_of(wafer: Wafer, layout: Layout) -> Links:
-    """Links between neighbouring dies of a stage; a line that bends has the slower of both kinds.
+    """Links between neighbouring dies of a stage; a bent line has the rate of the slower axis.
 
-    With switches: the link of each die to them.
+    With switches: the link from each die to them.
     """
     x, y = wafer.link_bytes_per_s
     if wafer.switch is not None:
@@ -338,12 +343,12 @@ def _boundaries(
     chunks: int,
     border: int = -1,
 ) -> tuple[tuple[float, float], ...]:
-    """Price what stages send; after stage `border` they have another shape."""
+    """Price the sends between stages; stages after `border` have another shape."""
     columns, rows = grid
     stages = len(placed)
     flows = []
     pairs = [(k, k + 1, chunks) for k in range(stages - 1)]
-    if chunks > 1 and stages > 1:  # from the last stage's run of blocks to the first one's next
+    if chunks > 1 and stages > 1:  # from the last stage back to the first stage's next chunk
         pairs.append((stages - 1, 0, chunks - 1))
     for first, second, _ in pairs:
         pair = placed[first], placed[second]
@@ -365,7 +370,7 @@ def _boundaries(
         for direction, sender in ((0, first), (1, second)):
             some = flows[2 * k + direction]
             sends[sender] += times * float(total[loads(some) > 0].max())
-            apart = some if first == border else some[:1]  # all others have as many hops
+            apart = some if first == border else some[:1]  # all others have the same number of hops
             hops[sender] += times * max(int((loads([flow]) > 0).sum()) for flow in apart)
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
@@ -373,7 +378,7 @@ def _boundaries(
 def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
     """Seconds per byte, and fixed seconds, that each stage takes to send tensors and gradients.
 
-    All stages send at once; the most loaded link of a route and its hops count.
+    All stages send at once; the time is set by the most loaded link of a route and its hops.
     """
     x, y = wafer.link_bytes_per_s
     here = stages_on(wafer, layout)
@@ -394,42 +399,42 @@ def _switch_boundaries(
 ) -> tuple[tuple[float, float], ...]:
     """Price sends over switches: each die's link carries its share of its stage's tensors.
 
-    Of two stages with unequally many dies, the links of the smaller one count.
+    If two stages have different numbers of dies, the links of the smaller stage decide.
     """
-    found, stages = [], len(sizes)
+    stage_sends, stages = [], len(sizes)
     for k in range(stages):
         on = chunks - (k == stages - 1) if stages > 1 else 0
         back = chunks - (k == 0) if stages > 1 else 0
         sends = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
         rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in sends)
-        found.append((rate_s, 2.0 * links.hop_s * (on + back)))
-    return tuple(found)
+        stage_sends.append((rate_s, 2.0 * links.hop_s * (on + back)))
+    return tuple(stage_sends)
 
 
 def _boundaries_of_wafers(
     wafer: Wafer, layout: Layout, one: tuple[tuple[float, float], ...]
 ) -> tuple[tuple[float, float], ...]:
-    """Price sends on several wafers: on each as on one, and its end stages send to the next wafer.
+    """Price sends on several wafers; the end stages of each also send to the adjacent wafers.
 
-    Interleaved chunks pass every wafer again, from the last one to the first.
+    Interleaved chunks visit all wafers repeatedly, returning from the last wafer to the first.
     """
-    assert wafer.io is not None  # a rule of several wafers
+    assert wafer.io is not None  # several wafers require io
     here, chunks = len(one), layout.chunks
     byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
-    found = []
+    sends = []
     for k in range(layout.stages):
         rate_s, fixed_s = (chunks * value for value in one[k % here])
         for end, last in ((k % here == here - 1, k == layout.stages - 1), (k % here == 0, k == 0)):
             times = (chunks - 1 if last else chunks) if end else 0
             rate_s, fixed_s = rate_s + times * byte_s, fixed_s + times * message_s
-        found.append((rate_s, fixed_s))
-    return tuple(found)
+        sends.append((rate_s, fixed_s))
+    return tuple(sends)
 
 
 def placed_boundaries(
     wafer: Wafer, placed: tuple[tuple[tuple[int, int], ...], ...], border: int
 ) -> tuple[tuple[float, float], ...]:
-    """Return `boundaries` of placed stages of two shapes: those up to `border`, and the others.
+    """Return `boundaries` for placed stages of two shapes: one up to `border`, one after it.
 
     At the border every die sends an equal share to every die of the next stage.
     """
@@ -445,21 +450,21 @@ def layouts(
 ) -> Iterator[Layout]:
     """List every layout: rectangle, number of stages, micro-batch, schedule, blocks of each stage.
 
-    Blocks are split evenly and, where that differs, such that the slowest stage has least work;
-    `ends` is the work before and behind the blocks, in blocks.
+    Blocks are split evenly and, if that differs, such that the slowest stage has least work;
+    `ends` is the work of the layers before and after the blocks, in blocks.
 
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
-    >>> every = [each for each in layouts(tile, 24, 375) if each.dies == 25]
-    >>> sorted({each.micro_batch for each in every})
+    >>> every = [layout for layout in layouts(tile, 24, 375) if layout.dies == 25]
+    >>> sorted({layout.micro_batch for layout in every})
     [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid
     x, y = wafer.link_bytes_per_s
-    columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
-    rows = 1 if wafer.switch is not None else rows  # whichever dies, they count as a line
+    columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # without links, no groups
+    rows = 1 if wafer.switch is not None else rows  # any set of dies counts as a line
     for height in range(1, rows + 1):
         longest = columns if height > 1 or not (x > 0 and y > 0) else max(columns, wafer.dies)
         for width in range(1, longest + 1):
@@ -480,7 +485,7 @@ def _pipelines(
     replicas: int,
     ends: tuple[float, float],
 ) -> Iterator[Layout]:
-    """List the layouts of one rectangle with so many data-parallel pipelines."""
+    """List the layouts of one rectangle for one number of data-parallel pipelines."""
     depth, share = wafer.wafer_count // replicas, global_batch // replicas
     x, y = wafer.link_bytes_per_s
     places = (

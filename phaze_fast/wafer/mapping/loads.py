@@ -25,30 +25,32 @@ _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
 def class_counts(
     problem: Problem, encoding: Encoding
 ) -> list[tuple[Encoding, dict[str, list[int]]]]:
-    """List the classes of stages, each with how often every stage has each part of the model."""
+    """List the classes of stages, each with the count of every model part in every stage."""
     classes = encoding.classes
-    found = []
-    for k, each in enumerate(classes):
-        others = [0] * (each.layout.stages - 1)
+    counted_classes = []
+    for k, stage_class in enumerate(classes):
+        others = [0] * (stage_class.layout.stages - 1)
         counts = {
             "before": [int(k == 0), *others],
-            "block": list(problem.blocks(each.layout)),
+            "block": list(problem.blocks(stage_class.layout)),
             "behind": [*others, int(k == len(classes) - 1)],
         }
-        found.append((each, counts))
-    return found
+        counted_classes.append((stage_class, counts))
+    return counted_classes
 
 
 def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
-    """For each operator: parameters of a die, dies with copies of them, and the weight mode."""
+    """Return for each operator: parameters per die, dies with a copy of them, weight mode."""
     layout = encoding.layout
-    found = []
-    for i, each in enumerate(encoding.operator_mappings):
-        parts = each.partition
+    by_operator = []
+    for i, op_mapping in enumerate(encoding.operator_mappings):
+        parts = op_mapping.partition
         mine = problem.parameters(i, layout.dies, layout.micro_batch, parts)
         rows = 1 if problem.work.operators[i].expert else parts["rows"]
-        found.append((mine, float(parts["batch"] * rows * parts["copies"]), each.weights))
-    return found
+        by_operator.append(
+            (mine, float(parts["batch"] * rows * parts["copies"]), op_mapping.weights)
+        )
+    return by_operator
 
 
 def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
@@ -59,54 +61,61 @@ def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
     numpy.ndarray
         Shape (stages, 2): read, written.
     """
-    return np.concatenate([_streamed(problem, *each) for each in class_counts(problem, encoding)])
+    return np.concatenate(
+        [_streamed(problem, *counted_class) for counted_class in class_counts(problem, encoding)]
+    )
 
 
 def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]) -> Array:
     """Streamed bytes of the stages of one class."""
     layout, work = encoding.layout, problem.work
     batches = problem.batches(layout)
-    found = np.zeros((layout.stages, 2))
+    streamed = np.zeros((layout.stages, 2))
     for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
         op, mapped = work.operators[i], encoding.operator_mappings[i]
         times = np.array(counts[op.part], dtype=np.float64)[:, None]
         weights, gradients = problem.weight_bytes * mine / among, problem.gradient_bytes * mine
-        given = gradients / among * batches
+        written_bytes = gradients / among * batches
         if mode == "stream":
-            found += times * (2.0 * weights * batches, given)
+            streamed += times * (2.0 * weights * batches, written_bytes)
         elif mode == "offload":
-            found += times * (weights, given)
+            streamed += times * (weights, written_bytes)
         if op.part == "block" and "offload" in mapped.output:
             codes = mapped.output * (layout.stages if len(mapped.output) == 1 else 1)
             parts = mapped.partition
             size = op.kept_bytes * layout.micro_batch * batches
             size /= parts["batch"] * parts["rows"] * parts["columns"]
-            found += times * [[size * (code == "offload")] for code in codes]
-    return found
+            streamed += times * [[size * (code == "offload")] for code in codes]
+    return streamed
 
 
 def _stream_step_loads(problem: Problem, encoding: Encoding, placed: Placed) -> Array:
-    """Link loads of the streams of a step; `placed` has the dies of every stage."""
+    """Link loads of the streams of a step; `placed` lists the dies of every stage."""
     columns, rows = problem.wafer.grid
     total = np.zeros((rows, columns, 4))
-    for dies, (taken, given) in zip(placed, streamed_bytes(problem, encoding), strict=True):
+    for dies, (read_bytes, written_bytes) in zip(
+        placed, streamed_bytes(problem, encoding), strict=True
+    ):
         unit = stream_loads(problem.wafer, dies)
         if unit is not None:
-            total += taken * unit + given * opposite(unit)
+            total += read_bytes * unit + written_bytes * opposite(unit)
     return total
 
 
 def _by_part(problem: Problem, encoding: Encoding, links: Links) -> dict[str, Array]:
     """Bytes on the links of one stage's rectangle in a whole step, by part of the model.
 
-    Of a block: for one block. Collectives of a micro-batch are counted for all of them.
+    The part ``block`` is for one block. Collectives of a micro-batch are counted for all
+    micro-batches of the step.
     """
     layout = encoding.layout
     batches = problem.batches(layout)
     parts = {op.name: op.part for op in problem.work.operators}
-    algorithms = {each.operator: each.collective for each in encoding.operator_mappings}
+    algorithms = {
+        op_mapping.operator: op_mapping.collective for op_mapping in encoding.operator_mappings
+    }
     shape = (layout.height, layout.width, 4)
-    found = {part: np.zeros(shape) for part in ("before", "block", "behind")}
+    loads_by_part = {part: np.zeros(shape) for part in ("before", "block", "behind")}
     rectangle = (0, 0, layout.width, layout.height)
 
     def loads(move: Transfer) -> Array:
@@ -118,8 +127,8 @@ def _by_part(problem: Problem, encoding: Encoding, links: Links) -> dict[str, Ar
         part = parts[move.operator]
         if part == "block" and parts.get(move.target, "block") == "behind":
             part = "behind"
-        found[part] += loads(move) * (1 if move.when == "step" else batches)
-    return found
+        loads_by_part[part] += loads(move) * (1 if move.when == "step" else batches)
+    return loads_by_part
 
 
 def _to_switches(problem: Problem, encoding: Encoding) -> dict[str, float]:
@@ -127,15 +136,15 @@ def _to_switches(problem: Problem, encoding: Encoding) -> dict[str, float]:
     batches = problem.batches(encoding.layout)
     assert problem.wafer.switch is not None
     parts = {op.name: op.part for op in problem.work.operators}
-    found = dict.fromkeys(("before", "block", "behind"), 0.0)
+    bytes_by_part = dict.fromkeys(("before", "block", "behind"), 0.0)
     for move in transfers(problem, encoding):
         part = parts[move.operator]
         if part == "block" and parts.get(move.target, "block") == "behind":
             part = "behind"
         summed = move.op == "all-reduce" and problem.wafer.switch.sums
         sent = move.payload_bytes if summed else move.sent_bytes
-        found[part] += sent * (1 if move.when == "step" else batches)
-    return found
+        bytes_by_part[part] += sent * (1 if move.when == "step" else batches)
+    return bytes_by_part
 
 
 def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
@@ -161,14 +170,14 @@ def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
 def step_loads(problem: Problem, encoding: Encoding) -> Array:
     """Add up the bytes on each link in one step: collectives, streams, sends between stages.
 
-    Collectives that recomputation repeats are left out, as in `transfers`. On several wafers: the
-    mean over those of one pipeline.
+    Collectives that recomputation repeats are not counted again, as in `transfers`. On several
+    wafers, the result is the mean over the wafers of one pipeline.
 
     Returns
     -------
     numpy.ndarray
-        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. Where switches
-        join the dies: to them, from them, and twice nothing.
+        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. With
+        switches: bytes to them, bytes from them, and two zeros.
 
     Examples
     --------
@@ -212,7 +221,7 @@ def _own_flows(
     placed: Placed,
     links: Links,
 ) -> list[Flow]:
-    """Flows between neighbours of the collectives of one class."""
+    """Flows between neighbouring dies due to the collectives of one class."""
     columns, width = problem.wafer.grid[0], encoding.layout.width
     parts = _by_part(problem, encoding, links)
     flows: list[Flow] = []
@@ -228,7 +237,7 @@ def _own_flows(
 def _on_dies(
     loads: Array, dies: tuple[tuple[int, int], ...], width: int, columns: int
 ) -> list[Flow]:
-    """Bytes on the links of a rectangle, between the dies that it stands on."""
+    """Convert link loads of a rectangle to flows between the dies at which it is placed."""
     flows = []
     for j, i, direction in zip(*np.nonzero(loads), strict=True):
         (x, y), (u, v) = (
@@ -246,10 +255,10 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
     classes = encoding.compiled(problem)
     flows: list[Flow] = []
     size = problem.work.boundary_bytes * problem.batches(first) * first.micro_batch
-    for k, (each, counts) in enumerate(class_counts(problem, encoding)):
-        placed, layout = classes.places[k].stages, each.layout
-        flows += _own_flows(problem, each, counts, placed, classes.links(k))
-        at = placed[-1] if k == 0 else placed[0]  # exchanges what comes from the other class
+    for k, (stage_class, counts) in enumerate(class_counts(problem, encoding)):
+        placed, layout = classes.places[k].stages, stage_class.layout
+        flows += _own_flows(problem, stage_class, counts, placed, classes.links(k))
+        at = placed[-1] if k == 0 else placed[0]  # redistributes tensors of the other class
         group = MeshGroup(
             "all-to-all",
             size / layout.dies,
@@ -281,13 +290,13 @@ def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
     border = first.layout.stages - 1
     loads = np.zeros((rows, columns, 4))
     at = 0
-    for each, counts in class_counts(problem, encoding):
-        parts = _to_switches(problem, each)
-        share = size / each.layout.dies
-        for stage in range(each.layout.stages):
+    for stage_class, counts in class_counts(problem, encoding):
+        parts = _to_switches(problem, stage_class)
+        share = size / stage_class.layout.dies
+        for stage in range(stage_class.layout.stages):
             used = sum(counts[part][stage] * parts[part] for part in parts)
-            if at in (border, border + 1):  # exchanges what comes from the other class
-                used += share * (1.0 - 1.0 / each.layout.dies)
+            if at in (border, border + 1):  # redistributes tensors of the other class
+                used += share * (1.0 - 1.0 / stage_class.layout.dies)
             near = [k for k in (at - 1, at + 1) if 0 <= k < len(classes.dies)]
             sends = sum(classes.wafers[k] == classes.wafers[at] for k in near)
             for x, y in classes.dies[at]:

@@ -14,7 +14,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 Array = np.ndarray[Any, Any]
 
 MESH_ALGORITHMS: tuple[str, ...] = _core.MESH_ALGORITHMS
-"""How a collective can run on a mesh; ``auto`` takes the fastest."""
+"""Collective algorithms on a mesh; ``auto`` selects the fastest."""
 
 _OPS = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 _ALGORITHMS = {name: code for code, name in enumerate(MESH_ALGORITHMS)}
@@ -22,35 +22,35 @@ _MESH_OPS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
 
 
 class Run(NamedTuple):
-    """Members along one axis of the mesh."""
+    """Members of a group along one axis of the mesh."""
 
     axis: int
     """0 along a row, 1 along a column."""
     size: int
-    """Members, at least 2."""
+    """Number of members, at least 2."""
     stride: int = 1
-    """Dies from one member to the next; the groups between share its links."""
+    """Distance from one member to the next, in dies; interleaved groups share the links."""
 
 
 FABRICS = ("mesh", "switch", "summing-switch")
-"""What joins dies: links to neighbours, or switches that may sum what passes them."""
+"""Interconnects of the dies: links to neighbours, switches, or switches that reduce."""
 
 
 class Links(NamedTuple):
     """Links of a mesh, or of dies to switches."""
 
     x_bytes_per_s: float
-    """Of one link along a row, per direction."""
+    """Bandwidth of one link along a row, per direction."""
     y_bytes_per_s: float
-    """Of one link along a column, per direction."""
+    """Bandwidth of one link along a column, per direction."""
     hop_s: float = 0.0
-    """Of one hop."""
+    """Latency of one hop."""
     fabric: int = 0
-    """Position in `FABRICS`; of switches, each die has one link of `x_bytes_per_s`."""
+    """Position in `FABRICS`; with switches, each die has one link of `x_bytes_per_s`."""
 
 
 class MeshTime(NamedTuple):
-    """Seconds of a collective, and the algorithm that takes them."""
+    """Time of a collective in seconds, and its algorithm."""
 
     time_s: float
     algorithm: str
@@ -63,11 +63,11 @@ class MeshGroup:
     op: str
     """all-reduce, reduce-scatter, all-gather or all-to-all."""
     bytes: float
-    """The vector each die holds, as `collective` counts it."""
+    """Bytes of each die's vector, as in `mesh_collective`."""
     runs: tuple[Run, ...]
-    """Which dies form a group."""
+    """Runs whose product is a group."""
     rectangle: tuple[int, int, int, int]
-    """Column and row of its first die, width and height."""
+    """The rectangle: column and row of its first die, width and height."""
     algorithm: str = "auto"
     """One of `MESH_ALGORITHMS`."""
 
@@ -98,19 +98,19 @@ def mesh_collective(
     op
         all-reduce, reduce-scatter, all-gather or all-to-all.
     payload_bytes
-        The vector of each die: what an all-reduce sums, what a reduce-scatter starts from, what
-        an all-gather ends with, what an all-to-all sends.
+        Bytes of each die's vector: the input of an all-reduce, a reduce-scatter or an
+        all-to-all, the output of an all-gather.
     runs
-        A group is the product of its runs; none is a group of one.
+        A group is the product of its runs; an empty sequence is a group of one die.
     links
         Bandwidth and latency of the mesh.
     algorithm
-        One of `MESH_ALGORITHMS`; where it cannot run, the ordered one stands in.
+        One of `MESH_ALGORITHMS`; if it cannot run, ``ordered`` is used instead.
 
     Raises
     ------
     InvalidInputError
-        Where an argument is out of range.
+        If an argument is out of range.
 
     Examples
     --------
@@ -174,18 +174,18 @@ def link_loads(
     dead: Sequence[tuple[int, int]] = (),
     dead_links: Sequence[tuple[tuple[int, int], tuple[int, int]]] = (),
 ) -> Array:
-    """Add up what each link carries when all flows run at once.
+    """Add up the bytes on each link when all flows run at once.
 
     Parameters
     ----------
     columns, rows
-        Dies of the mesh.
+        Size of the mesh in dies.
     flows
         (from, to, bytes) each, or an array of such rows; dies are counted row by row.
     dead
-        (column, row) of dies that nothing passes through.
+        (column, row) of dies that routes must avoid.
     dead_links
-        Pairs of neighbours, each a (column, row), between which nothing passes.
+        Pairs of neighbours, each a (column, row), whose link routes must avoid.
 
     Returns
     -------
@@ -197,17 +197,17 @@ def link_loads(
     >>> link_loads(3, 1, [(0, 2, 10.0), (1, 2, 5.0)])[0, :, 0]
     array([10., 15.,  0.])
     """
-    each = np.asarray(flows, dtype=np.float64).reshape(-1, 3)
-    found = _core.mesh_loads(
+    flow_rows = np.asarray(flows, dtype=np.float64).reshape(-1, 3)
+    loads = _core.mesh_loads(
         columns,
         rows,
         _dead_mask(columns, rows, dead),
         _dead_links_mask(columns, rows, dead_links),
-        each[:, 0].astype(np.int32),
-        each[:, 1].astype(np.int32),
-        np.ascontiguousarray(each[:, 2]),
+        flow_rows[:, 0].astype(np.int32),
+        flow_rows[:, 1].astype(np.int32),
+        np.ascontiguousarray(flow_rows[:, 2]),
     )
-    return found.reshape(rows, columns, 4)
+    return loads.reshape(rows, columns, 4)
 
 
 def concurrent_s(
@@ -221,7 +221,7 @@ def concurrent_s(
 
     Examples
     --------
-    Two rows that gather at once do not disturb each other; twice the same row does:
+    Gathers in two rows do not interfere; two gathers in the same row do:
 
     >>> links = Links(1e12, 1e12)
     >>> rows = [MeshGroup("all-gather", 4e9, (Run(0, 4),), (0, y, 4, 1)) for y in (0, 1)]
@@ -235,7 +235,7 @@ def concurrent_s(
 
 
 def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links: Links) -> Array:
-    """Add up what each link carries of collectives, all their phases together.
+    """Add up the bytes that collectives put on each link, over all their phases.
 
     Returns
     -------
@@ -248,12 +248,12 @@ def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links
     >>> collective_loads(3, 1, [line], Links(1e12, 1e12))[0, :, 0]
     array([1., 2., 0.])
     """
-    found = _core.mesh_collective_loads(columns, rows, links, _items(groups))
-    return found.reshape(rows, columns, 4)
+    loads = _core.mesh_collective_loads(columns, rows, links, _items(groups))
+    return loads.reshape(rows, columns, 4)
 
 
 def _items(groups: Sequence[MeshGroup]) -> list[Any]:
-    """Write collectives as the kernels take them."""
+    """Convert collectives to the tuples that the kernels take."""
     return [
         (
             _code(_OPS, g.op, "op", _MESH_OPS),

@@ -1,4 +1,4 @@
-"""A model's operators as a mesh of dies can split them: sizes, limits, edges."""
+"""The operators of a model and how a mesh of dies can split them: sizes, limits, edges."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
 
 PARTS = ("before", "block", "behind")
-"""Where an operator stands: before the blocks, in each of them, or behind them."""
+"""Part of the model to which an operator belongs: before the blocks, in each block, after them."""
 
 ROLES: tuple[str, ...] = _core.ROLES
-"""What a slot of the mesh can do for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
+"""Roles of a mesh slot for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
 
 WEIGHTS: tuple[str, ...] = _core.WEIGHT_MODES
-"""How weights, gradients and optimiser state are kept, in the order of their codes."""
+"""Storage modes of weights, gradients and optimiser state, in the order of their codes."""
 
 OUTPUTS: tuple[str, ...] = _core.OUTPUTS
-"""What becomes of an operator's output until the backward pass, in the order of their codes."""
+"""Treatments of an operator's output until the backward pass, in the order of their codes."""
 
 EDGE_KINDS: tuple[str, ...] = _core.EDGE_KINDS
 """Kinds of edges between operators, in the order of their codes; see `Edge`."""
@@ -35,10 +35,10 @@ OVERLAPS = ("", "input", "output")
 """The tensor whose collective may overlap with a product, in the order of their codes."""
 
 PIECES = 4
-"""Pieces of a collective of activations that overlaps with a product."""
+"""Number of pieces of an activation collective that overlaps with a product."""
 
 ROW_WISE = ("proj", "down", "expert-down", "shared-down")
-"""Products whose inner dimension Megatron-LM splits: partial sums leave them."""
+"""Products whose inner dimension Megatron-LM splits, so that they output partial sums."""
 
 ENCODER = "encoder-"
 """Prefix of the names of an encoder's operators in an encoder-decoder."""
@@ -72,7 +72,7 @@ def plain_name(name: str) -> str:
 class MeshOperator:
     """One operator of a model, for one sequence.
 
-    `columns` are split in whole units: heads where it works on heads, else single columns.
+    Columns are split in whole units: heads if it works on heads, else single columns.
     """
 
     name: str
@@ -81,20 +81,20 @@ class MeshOperator:
     seq_rows: int
     """Rows of one sequence."""
     units: int
-    """Units its columns can be split into."""
+    """Number of units into which its columns can be split."""
     inner_units: int
-    """Units its inner dimension can be split into; 0 where it has none."""
+    """Number of units into which its inner dimension can be split; 0 if it has none."""
     kept_bytes: float
     """Bytes of its output that the backward pass needs, for one sequence."""
     output_kept: bool
-    """Whether those are the output itself, not only a mask or statistics."""
+    """Whether these bytes are the output itself, not only a mask or statistics."""
     parameters: int
     stat_bytes: float
-    """Statistics summed over split columns, forward and backward, for one sequence."""
+    """Bytes of statistics summed over split columns, forward and backward, for one sequence."""
     gather_bytes: float
-    """Keys and values that split rows must gather, for one sequence."""
+    """Bytes of keys and values that must be gathered if rows are split, for one sequence."""
     expert: bool = False
-    """Whether its rows are experts, each with weights and tokens of its own."""
+    """Whether its rows are experts, each with its own weights and tokens."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -115,16 +115,16 @@ class MeshOperator:
 
     @property
     def per_head(self) -> bool:
-        """Whether it is a product of attention, of which every head is one."""
+        """Whether it is an attention product, computed once per head."""
         return self.spec.kind in ("attention", "batched-gemm")
 
     def limit(self, role: str, micro_batch: int) -> int:
-        """Into how many parts a dimension can be cut at most."""
+        """Largest number of parts into which a dimension can be split."""
         sizes = {"batch": micro_batch, "rows": self.seq_rows, "columns": self.units}
         return sizes.get(role, self.inner_units)
 
     def shapes(self, local: Array) -> Array:
-        """Reduce rows of local (sequences, rows, units, inner) to sizes that decide the cost."""
+        """Map rows of local (sequences, rows, units, inner) to the sizes that set the cost."""
         sequences, rows, units, inner = local.T
         if self.expert:
             return np.stack([sequences, rows, units, inner], axis=1)
@@ -137,7 +137,7 @@ class MeshOperator:
         return np.stack([sequences * rows, units, inner], axis=1)
 
     def parts(self, shapes: Array) -> OperatorSpec:
-        """Return the operator that each row of `shapes` is: one spec whose sizes are arrays."""
+        """Return the operators of all rows of `shapes` as one spec whose sizes are arrays."""
         sizes: Any = shapes.astype(np.float64).T
         spec = self.spec
         if self.expert:
@@ -171,7 +171,7 @@ class MeshOperator:
     def _experts(
         self, spec: OperatorSpec, sequences: Any, experts: Any, units: Any, inner: Any
     ) -> OperatorSpec:
-        """Return parts of experts' products, or of an operator on their tokens."""
+        """Return the local part of expert products, or of an operator on their tokens."""
         tokens = sequences * (spec.m if self.product else spec.m // self.seq_rows)
         n = units * (spec.n // self.units)
         if self.product:
@@ -204,7 +204,7 @@ class MeshOperator:
 
     @cached_property
     def _query_bytes(self) -> float:
-        """Of what it reads, the part that follows its rows."""
+        """Bytes it reads that scale with its rows."""
         return float(ELEMENT_BYTES * self.spec.b * self.spec.m * self.spec.k)
 
 
@@ -215,10 +215,10 @@ class Edge:
     source: int
     target: int
     kind: str
-    """inside, entry (into the first block), wrap (to the next block), exit (to what is behind)."""
+    """inside, entry (into the first block), wrap (to the next block), exit (out of the last)."""
     bytes: float
     again: bool
-    """Whether the backward pass needs it once more in its consumer's split."""
+    """Whether the backward pass needs it again in the split of its consumer."""
 
 
 @dataclass(frozen=True)
@@ -230,25 +230,25 @@ class Workload:
     operators: tuple[MeshOperator, ...]
     edges: tuple[Edge, ...]
     chain: tuple[int, ...]
-    """Operators of a block from its first to its last, each fed by the one before."""
+    """Positions of a block's operators on the path from its first to its last operator."""
     boundary_bytes: float
-    """Of the tensor between two blocks, for one sequence."""
+    """Bytes of the tensor between two blocks, for one sequence."""
     blocks: int
-    """Blocks of the model."""
+    """Number of blocks of the model."""
 
     @property
     def encodes(self) -> bool:
-        """Whether a block joins an encoder's and a decoder's: then one stage has all blocks."""
+        """Whether a block is an encoder and a decoder block; one stage then has all blocks."""
         return bool(self.model.encoder_layers)
 
     @cached_property
     def entering(self) -> frozenset[int]:
-        """Operators whose outputs enter the next block, and are kept."""
+        """Operators whose outputs enter the next block and are stored."""
         return frozenset(edge.source for edge in self.edges if edge.kind == "wrap")
 
     @property
     def ends(self) -> tuple[float, float]:
-        """FLOPs of the operators before and behind the blocks, relative to one block."""
+        """FLOPs of the operators before and after the blocks, relative to one block."""
         flops = dict.fromkeys(PARTS, 0.0)
         for op in self.operators:
             flops[op.part] += op.spec.flops
@@ -299,10 +299,10 @@ def _parameters(model: TransformerModel, spec: OperatorSpec) -> int:
 def _operators(
     model: TransformerModel, part: str, builder: LayerBuilder, input_bytes: float
 ) -> list[MeshOperator]:
-    """Operators of one part; a block's last operator also keeps `input_bytes` of the next one."""
-    kept: dict[str, float] = {}
+    """Operators of one part; a block's last operator also stores `input_bytes` of the next."""
+    kept_bytes: dict[str, float] = {}
     for tensor in builder.kept:
-        kept[tensor.producer] = kept.get(tensor.producer, 0.0) + tensor.bytes
+        kept_bytes[tensor.producer] = kept_bytes.get(tensor.producer, 0.0) + tensor.bytes
     whole = {t.producer for t in builder.kept if not (t.statistic or t.name.endswith("-mask"))}
     operators = []
     for position, spec in enumerate(builder.specs):
@@ -317,11 +317,11 @@ def _operators(
         gathered = 0.0
         if spec.kind in ("attention", "batched-gemm"):
             gathered = spec.read_bytes - ELEMENT_BYTES * spec.b * spec.m * spec.k
-        own, output_kept = kept.get(spec.name, 0.0), spec.name in whole
+        own, output_kept = kept_bytes.get(spec.name, 0.0), spec.name in whole
         if part == "block" and position == len(builder.specs) - 1:
             own, output_kept = own + input_bytes, True
         if part == "behind" and position == 0:
-            own += kept.get("input", 0.0)
+            own += kept_bytes.get("input", 0.0)
         operators.append(
             MeshOperator(
                 name=spec.name,
@@ -341,14 +341,14 @@ def _operators(
     return operators
 
 
-# ---- blocks as a mesh sees them ----
+# ---- blocks ----
 
 
 def _routed(builder: LayerBuilder) -> LayerBuilder:
     """Rewrite the dispatch and combine of a block's experts.
 
-    An operator of its own, `dispatch`, copies tokens for their experts: its output is what the
-    all-to-all sends. What comes back is weighted on arrival, so that `combine` is dropped.
+    A separate operator `dispatch` copies tokens for their experts; its output is the payload of
+    the all-to-all. Returned tokens are weighted on arrival, so that `combine` is dropped.
     """
     names = [spec.name for spec in builder.specs]
     if "dispatch" not in names:
@@ -384,12 +384,12 @@ def _routed(builder: LayerBuilder) -> LayerBuilder:
 
 
 def _check_blocks(model: TransformerModel) -> None:
-    """Raise where blocks are of several kinds, or of one that a mesh cannot split.
+    """Raise an error if blocks are of several kinds, or of a kind that a mesh cannot split.
 
     Raises
     ------
     InvalidInputError
-        Naming what is accepted.
+        The message names the accepted models.
     """
     unusual = (
         model.window is not None
@@ -421,27 +421,27 @@ def _mesh_block(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
 
 
 def _paired(encoder: LayerBuilder, decoder: LayerBuilder) -> LayerBuilder:
-    """Join an encoder's block and a decoder's into one.
+    """Merge an encoder block and a decoder block into one.
 
-    All encoder blocks run before all decoder blocks; where one stage has both, the order makes no
-    difference to its time or memory. The decoder's cross-attention takes the output of the encoder
-    block of the same depth in place of the last one's: the shapes agree. That tensor is kept once,
-    as the input of the encoder's next block, and not again for the decoder.
+    All encoder blocks run before all decoder blocks; if one stage has both, the order does not
+    affect its time or memory. The decoder's cross-attention reads the output of the encoder block
+    of the same depth instead of the last one: the shapes agree. That tensor is stored once, as the
+    input of the encoder's next block, and not again for the decoder.
     """
-    made = LayerBuilder(decoder.name)
+    block = LayerBuilder(decoder.name)
     count = len(encoder.specs)
     last = ENCODER + encoder.specs[-1].name
-    made.specs = [replace(spec, name=ENCODER + spec.name) for spec in encoder.specs]
+    block.specs = [replace(spec, name=ENCODER + spec.name) for spec in encoder.specs]
     for spec in decoder.specs:
         outside = count - 1 if spec.name in ("cross-k", "cross-v") else -1
         inputs = tuple(i + count if i >= 0 else outside for i in spec.inputs)
-        made.specs.append(replace(spec, inputs=inputs))
+        block.specs.append(replace(spec, inputs=inputs))
     for tensor in encoder.kept:
         entered = tensor.producer == "input"
         producer = last if entered else ENCODER + tensor.producer
-        made.kept.append(replace(tensor, name=ENCODER + tensor.name, producer=producer))
-    made.kept += [tensor for tensor in decoder.kept if tensor.name != "memory"]
-    return made
+        block.kept.append(replace(tensor, name=ENCODER + tensor.name, producer=producer))
+    block.kept += [tensor for tensor in decoder.kept if tensor.name != "memory"]
+    return block
 
 
 # ---- the workload ----
@@ -455,12 +455,12 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
     model
         Blocks of one kind, dense or all with experts; or an encoder's and a decoder's.
     seq
-        Tokens of a sequence; by default the model's.
+        Sequence length in tokens; by default the model's.
 
     Raises
     ------
     InvalidInputError
-        Where the model has experts in some blocks only, or image patches, windows and the like.
+        If the model has experts in only some blocks, or features such as image patches or windows.
 
     Examples
     --------
@@ -492,9 +492,9 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
                 again = spec.kind in _NEEDS_INPUT
                 to = start + position
                 if source >= 0:
-                    made = operators[start + source]
-                    size = boundary if made.name == "weigh" else made.spec.write_bytes
-                    again = again and made.output_kept
+                    producer = operators[start + source]
+                    size = boundary if producer.name == "weigh" else producer.spec.write_bytes
+                    again = again and producer.output_kept
                     edges.append(Edge(start + source, to, "inside", size, again))
                 elif part == "block":
                     home = encoded if to <= encoded else last
@@ -518,6 +518,6 @@ def _chain(specs: list[OperatorSpec], start: int) -> tuple[int, ...]:
     """Follow first inputs from the last operator back to a block's input."""
     path = [len(specs) - 1]
     while (inputs := specs[path[-1]].inputs)[0] >= 0:
-        # Cross-attention: its keys, which lead back through the encoder's block.
+        # Cross-attention: follow its keys, which lead back through the encoder block.
         path.append(inputs[specs[path[-1]].name == "cross-attention"])
     return tuple(start + at for at in reversed(path))

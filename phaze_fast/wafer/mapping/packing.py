@@ -1,11 +1,11 @@
-"""Places for the stages of a pipeline between the dead dies and links of a wafer.
+"""Placement of the stages of a pipeline around the dead dies and links of a wafer.
 
 Rectangles are packed in bands of rows: a band starts where most rectangles fit and is filled from
-its left, so that a dead die or link costs the rectangles it lies in and shifts the others. Bands of
-columns are tried as well. A stage that is one die high may also be a line that bends: a piece of a
-long path from die to neighbouring die. Collectives along it use the links of the path and no
-others, so that they cost what they cost on a straight line. Where faults split a wafer, all stages
-stand in one connected part. With switches any dies make up a stage, which counts as a line.
+the left, so that a dead die or link removes the rectangles that contain it and shifts the others.
+Bands of columns are tried as well. A stage that is one die high may also be a bent line: a piece of
+a long path from die to neighbouring die. Collectives along it use only the links of the path, so
+that they cost the same as on a straight line. If faults split a wafer, all stages lie in one
+connected part. With switches any set of dies can be a stage, which counts as a line.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from phaze_fast.wafer.hardware import Wafer
 Die = tuple[int, int]
 Link = frozenset[Die]
 
-_NODES = 4_000  # steps of one path search
-_STARTS = 10  # dies that a path search starts from
-_JUMPS = 2  # times that a path may pass through a die
+_NODES = 4_000  # node limit of one path search
+_STARTS = 10  # dies from which path searches start
+_JUMPS = 2  # steps of a path that may pass through a die
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Line:
     """A path over working dies of a wafer."""
 
     dies: tuple[Die, ...]
-    """In order; neighbours, or with one die between whose links nothing else on the path uses."""
+    """Dies in path order; consecutive dies are neighbours, or have one die between them whose links
+    are not used elsewhere on the path."""
     hops: int
-    """Hops between consecutive dies, at most."""
+    """Largest number of hops between consecutive dies."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ class FaultyMesh:
     def near(self, die: Die) -> list[Die]:
         """Working neighbours over working links."""
         x, y = die
-        found = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
+        neighbours = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
         return [
             (u, v)
-            for u, v in found
+            for u, v in neighbours
             if 0 <= u < self.columns
             and 0 <= v < self.rows
             and (u, v) not in self.dead
@@ -67,7 +68,7 @@ class FaultyMesh:
     def regions(self) -> list[FaultyMesh]:
         """Return the connected parts, each with all other dies dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
-        left, found = every - self.dead, []
+        left, parts = every - self.dead, []
         while left:
             open_ones = [min(left, key=lambda d: (d[1], d[0]))]
             part = set(open_ones)
@@ -77,8 +78,8 @@ class FaultyMesh:
                         part.add(die)
                         open_ones.append(die)
             left -= part
-            found.append(FaultyMesh(self.columns, self.rows, frozenset(every - part), self.cut))
-        return sorted(found, key=lambda mesh: len(mesh.dead))
+            parts.append(FaultyMesh(self.columns, self.rows, frozenset(every - part), self.cut))
+        return sorted(parts, key=lambda mesh: len(mesh.dead))
 
 
 def mesh_of(wafer: Wafer) -> FaultyMesh:
@@ -89,42 +90,43 @@ def mesh_of(wafer: Wafer) -> FaultyMesh:
 
 
 def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list[int]:
-    """Fill a band of rows from its left, as many as there can be."""
+    """Fill a band of rows with rectangles from the left; return their first columns."""
     band = range(start, start + height)
-    blocked = {(x, x) for x, y in mesh.dead if y in band}  # first and last column that must not be
-    for link in mesh.cut:  # in one rectangle together
+    # First and last columns of dead dies and links: no rectangle may contain both.
+    blocked = {(x, x) for x, y in mesh.dead if y in band}
+    for link in mesh.cut:
         (x, y), (u, v) = sorted(link)
         if y in band and v in band:
             blocked.add((x, u))
-    found, x = [], 0
+    first_columns, x = [], 0
     while x + width <= mesh.columns:
         hit = max((a for a, b in blocked if x <= a and b < x + width), default=None)
         if hit is None:
-            found.append(x)
+            first_columns.append(x)
             x += width
         else:
             x = hit + 1
-    return found
+    return first_columns
 
 
 def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of as many rectangles as fit in bands of rows, in boustrophedon order."""
+    """First dies of the rectangles that fit in bands of rows, in boustrophedon order."""
     rows = mesh.rows
     filled = [_free_in_band(mesh, width, height, y) for y in range(max(rows - height + 1, 0))]
     most = [0] * (rows + 1)
     for y in reversed(range(rows)):
         taken = len(filled[y]) + most[y + height] if y < len(filled) else 0
         most[y] = max(most[y + 1], taken)
-    found: list[Die] = []
+    corners: list[Die] = []
     y = bands = 0
     while y < len(filled):
         if filled[y] and len(filled[y]) + most[y + height] >= most[y]:
             line = [(x, y) for x in filled[y]]
-            found += line if bands % 2 == 0 else line[::-1]
+            corners += line if bands % 2 == 0 else line[::-1]
             y, bands = y + height, bands + 1
         else:
             y += 1
-    return tuple(found)
+    return tuple(corners)
 
 
 @lru_cache(maxsize=256)
@@ -134,7 +136,7 @@ def regions_of(mesh: FaultyMesh) -> tuple[FaultyMesh, ...]:
 
 
 def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of rectangles in bands of rows or of columns, whichever fits more."""
+    """First dies of rectangles in bands of rows or of columns, whichever holds more."""
     across = _bands(mesh, width, height)
     down = tuple((x, y) for y, x in _bands(mesh.turned, height, width))
     return max(across, down, key=len)
@@ -142,15 +144,15 @@ def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
 
 @lru_cache(maxsize=65536)
 def _tiles(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    found = [bands_in(part, width, height) for part in regions_of(mesh)]
-    return max(found, key=len, default=())
+    corners_by_region = [bands_in(part, width, height) for part in regions_of(mesh)]
+    return max(corners_by_region, key=len, default=())
 
 
 def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
     """First dies of the rectangles that fit between dead dies and links, in boustrophedon order.
 
-    No rectangle has a dead die or link inside. All lie in one connected part of the wafer: where
-    faults split it, in the part that fits most.
+    No rectangle contains a dead die or link. All lie in one connected part of the wafer: if faults
+    split it, in the part that holds most rectangles.
 
     Examples
     --------
@@ -167,7 +169,7 @@ def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
 
 
 Step = tuple[Die, tuple[Link, ...]]
-"""A die, and the links to it."""
+"""The next die of a path, and the links that lead to it."""
 
 
 @lru_cache(maxsize=1024)
@@ -175,7 +177,7 @@ def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[S
     """For each working die: its neighbours, steps to them, and steps over a neighbour."""
     every = ((x, y) for y in range(mesh.rows) for x in range(mesh.columns))
     near = {die: mesh.near(die) for die in every if die not in mesh.dead}
-    found = {}
+    steps_by_die = {}
     for here, next_to in near.items():
         steps: list[Step] = [(d, (frozenset((here, d)),)) for d in next_to]
         far: list[Step] = [
@@ -183,8 +185,8 @@ def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[S
             for relay in next_to
             for d in near[relay]
         ]
-        found[here] = (next_to, steps, far)
-    return found
+        steps_by_die[here] = (next_to, steps, far)
+    return steps_by_die
 
 
 class _PathSearch:
@@ -194,14 +196,14 @@ class _PathSearch:
         self.near, self.jumps = _steps_of(mesh), jumps
         self.path, self.seen = [start], {start}
         self.steps: list[tuple[Link, ...]] = [()]
-        """Links that each step uses."""
+        """Links used by each step."""
         self.used: set[Link] = set()
 
     def options(self) -> list[Step]:
         """Next dies and the links to them, the most promising last."""
         _, steps, far = self.near[self.path[-1]]
-        found = self._sorted(steps)
-        return self._sorted(far) + found if self.jumps > 0 else found
+        near_steps = self._sorted(steps)
+        return self._sorted(far) + near_steps if self.jumps > 0 else near_steps
 
     def _sorted(self, steps: list[Step]) -> list[Step]:
         seen, near = self.seen, self.near
@@ -210,11 +212,11 @@ class _PathSearch:
             for step in steps
             if step[0] not in seen and self.used.isdisjoint(step[1])
         ]
-        free.sort(key=lambda each: (each[0], each[1][0]), reverse=True)
+        free.sort(key=lambda option: (option[0], option[1][0]), reverse=True)
         return [step for _, step in free]
 
     def take(self, die: Die, links: tuple[Link, ...]) -> None:
-        """Go on to a die."""
+        """Extend the path by a die."""
         self.path.append(die)
         self.seen.add(die)
         self.steps.append(links)
@@ -222,7 +224,7 @@ class _PathSearch:
         self.jumps -= len(links) > 1
 
     def back(self) -> None:
-        """Take the last step back."""
+        """Undo the last step."""
         self.seen.discard(self.path.pop())
         links = self.steps.pop()
         self.used.difference_update(links)
@@ -268,21 +270,21 @@ def _line_in(mesh: FaultyMesh) -> Line:
     alive = frozenset(snake) - mesh.dead
     starts = sorted(alive, key=lambda d: (len(mesh.near(d)), d))[:_STARTS]
     even = sum((x + y) % 2 == 0 for x, y in alive)
-    most = min(len(alive), 2 * min(even, len(alive) - even) + 1)  # dies alternate on a mesh
+    most = min(len(alive), 2 * min(even, len(alive) - even) + 1)  # colours alternate along a path
     best = Line((), 1)
     for jumps, goal in ((0, most), (_JUMPS, len(alive))):
         for start in starts:
             if len(best.dies) < goal:
-                found = _PathSearch(mesh, start, jumps).longest(goal)
-                best = found if len(found.dies) > len(best.dies) else best
+                path = _PathSearch(mesh, start, jumps).longest(goal)
+                best = path if len(path.dies) > len(best.dies) else best
     return best
 
 
 def longest_line(wafer: Wafer) -> Line:
-    """Find a path over as many dies as possible; boustrophedon where nothing is dead.
+    """Find a path over as many dies as possible; boustrophedon if no die or link is dead.
 
-    Dies of a path alternate in colour, as on a chequerboard. Where one colour has more dies, a step
-    may pass through a die: over links that nothing else on the path uses.
+    The dies of a path alternate in colour, as on a chequerboard. If one colour has more dies, a
+    step may pass through a die, over links that are not used elsewhere on the path.
 
     Examples
     --------
@@ -295,7 +297,7 @@ def longest_line(wafer: Wafer) -> Line:
 
 
 def bends(wafer: Wafer) -> bool:
-    """Whether a line of dies can bend: links exist along both axes."""
+    """Whether a line of dies can bend, that is, links exist along both axes."""
     return all(rate > 0 for rate in wafer.link_bytes_per_s)
 
 
@@ -317,7 +319,7 @@ def stage_capacity(wafer: Wafer, width: int, height: int) -> int:
 
 
 def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, blocks: int) -> str:
-    """Return why stages of one shape do not fit on so many wafers; empty where they do.
+    """Return why stages of one shape do not fit on a number of wafers; empty if they do.
 
     Examples
     --------
@@ -343,7 +345,7 @@ def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, 
 
 
 def is_bent(wafer: Wafer, width: int, height: int, stages: int) -> bool:
-    """Whether so many stages fit only as lines that bend."""
+    """Whether that many stages fit only as bent lines."""
     if wafer.switch is not None:
         return False
     return height == 1 and stages > len(tiles(wafer, width, height))
@@ -358,7 +360,7 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
     >>> stage_dies(load_wafer("dojo-tile-like"), 7, 1, 1)
     (((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (4, 1), (3, 1)),)
     """
-    if wafer.switch is not None:  # whoever works, row by row
+    if wafer.switch is not None:  # working dies, row by row
         columns, rows = wafer.grid
         every = [(x, y) for y in range(rows) for x in range(columns) if wafer.alive(x, y)]
         return tuple(tuple(every[k * width : (k + 1) * width]) for k in range(stages))
@@ -369,13 +371,13 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
 
 
 def rectangle_dies(corner: Die, width: int, height: int) -> tuple[Die, ...]:
-    """List the dies of a rectangle row by row, from its corner of least coordinates."""
+    """List the dies of a rectangle row by row, from the corner with the smallest coordinates."""
     x, y = corner
     return tuple((x + i, y + j) for j in range(height) for i in range(width))
 
 
 Shape = tuple[int, int, int]
-"""Width and height of the stages of a class, and how many they are."""
+"""Width, height and number of the stages of a class."""
 Shapes = tuple[Shape, Shape]
 
 
@@ -384,11 +386,11 @@ class ClassPlaces:
     """Dies of the stages of one class."""
 
     stages: tuple[tuple[Die, ...], ...]
-    """Dies of each, row by row of its rectangle, or along its line."""
+    """Dies of each stage, row by row of its rectangle or along its line."""
     hops: int
-    """Hops between consecutive dies of a line that bends, at most; 0 for rectangles."""
+    """Largest number of hops between consecutive dies of a bent line; 0 for rectangles."""
     wafers: tuple[int, ...] = ()
-    """Index of the wafer of each stage, of those of a pipeline."""
+    """Index of each stage's wafer among the wafers of a pipeline."""
 
 
 _NONE = ClassPlaces((), 0)
@@ -420,7 +422,7 @@ def _pieces(path: Line, start: int, shape: Shape) -> ClassPlaces:
 @lru_cache(maxsize=65536)
 def _on_mesh(mesh: FaultyMesh, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
     for part in regions_of(mesh):
-        for order in (1, -1):  # the first class where it suits it and the other around it, or vv.
+        for order in (1, -1):  # the first class freely and the second around it, or vice versa
             one, other = shapes[::order]
             placed = _class_in(part, one)
             if placed is None:
@@ -457,25 +459,25 @@ def _on_one(wafer: Wafer, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
 
 
 def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPlaces, ...] | None:
-    """Place the stages of two classes; None where they do not fit, or a wafer has no stage.
+    """Place the stages of two classes; None if they do not fit, or a wafer would have no stage.
 
-    One class is packed as if it had the wafer to itself and the other into the remaining dies, as
+    One class is packed as if the other did not exist and the other into the remaining dies, as
     rectangles or as pieces of a path; or both are pieces of one path. Each of several wafers takes
-    as many of the next stages as fit. With switches any working dies make up a stage.
+    as many of the next stages as fit. With switches any working dies can be a stage.
 
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
-    >>> [len(each.stages) for each in class_places(tile, ((5, 2, 2), (5, 1, 1)))]
+    >>> [len(places.stages) for places in class_places(tile, ((5, 2, 2), (5, 1, 1)))]
     [2, 1]
     >>> class_places(tile, ((5, 2, 2), (5, 2, 1))) is None
     True
-    >>> [each.wafers for each in class_places(tile, ((5, 4, 1), (5, 2, 2)), 2)]
+    >>> [places.wafers for places in class_places(tile, ((5, 4, 1), (5, 2, 2)), 2)]
     [(0,), (1, 1)]
     """
     left = [shapes[0][2], shapes[1][2]]
-    found: list[list[ClassPlaces]] = [[], []]
+    places_by_class: list[list[ClassPlaces]] = [[], []]
     for number in range(wafers):
         here = [0, 0]
         placed = None
@@ -490,13 +492,15 @@ def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPl
             return None
         for which in (0, 1):
             left[which] -= here[which]
-            each = placed[which]
-            found[which].append(ClassPlaces(each.stages, each.hops, (number,) * here[which]))
-    return None if any(left) else (_merged(found[0]), _merged(found[1]))
+            class_on_wafer = placed[which]
+            places_by_class[which].append(
+                ClassPlaces(class_on_wafer.stages, class_on_wafer.hops, (number,) * here[which])
+            )
+    return None if any(left) else (_merged(places_by_class[0]), _merged(places_by_class[1]))
 
 
 def _merged(parts: list[ClassPlaces]) -> ClassPlaces:
-    """Merge the stages of a class on all wafers; where one bends, all count as bent."""
+    """Merge the stages of a class on all wafers; if one is bent, all count as bent."""
     return ClassPlaces(
         tuple(dies for part in parts for dies in part.stages),
         max(part.hops for part in parts),

@@ -1,7 +1,7 @@
 """Plans of Megatron-LM, DeepSpeed and others as mappings.
 
-A plan assigns each slot of the rectangle to tensor or to data parallelism; `PATTERNS` says what a
-tensor-parallel slot does for each operator.
+A plan assigns each slot of the rectangle to tensor or to data parallelism; `PATTERNS` gives the
+role of a tensor-parallel slot for each operator.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from phaze_fast.wafer.mapping.problem import Problem
 
 Array = np.ndarray[Any, Any]
 AxisAssignment = tuple[str, ...]
-"""What each slot does for a plan: ``tensor`` or ``data``."""
+"""Use of each slot in a plan: ``tensor`` or ``data``."""
 
 RECOMPUTE = ("none", "selective", "full")
 
 OFFLOADED = ("offload", "full-offload")
-"""Every output of a block off the wafer; or only its input, and all else recomputed."""
+"""Offload modes: every output of a block, or only its input with the rest recomputed."""
 
 _FEED_FORWARD = ("up", "gate", "expert-up", "expert-gate", "shared-up", "shared-gate")
 _COLUMN_WISE = ("q", "k", "v", "qkv", *_FEED_FORWARD, "logits")
@@ -48,8 +48,8 @@ PATTERNS: Mapping[str, str] = {
     "embedding": "inner",
     "loss": "columns",
 }
-"""Role of a tensor-parallel slot, by where an operator stands (Shoeybi et al. 2019; Korthikanti et
-al. 2022)."""
+"""Role of a tensor-parallel slot, by the operator's position in the block (Shoeybi et al. 2019;
+Korthikanti et al. 2022)."""
 
 
 def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
@@ -66,7 +66,7 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     in_block = in_block and op.name != "weigh"  # after the experts' region
     if in_block:
         return PATTERNS["inside the region"]
-    if op.product:  # the head's own transform: Megatron-LM holds it whole on every device
+    if op.product:  # the head's transform, which Megatron-LM replicates on every device
         return "rows"
     outside = "outside, sequence-parallel" if sequence_parallel else "outside the region"
     return PATTERNS[outside]
@@ -80,7 +80,7 @@ def linear_axis_assignment(layout: Layout, tp: int) -> AxisAssignment:
     Raises
     ------
     InvalidInputError
-        Where the width is no product of the innermost slots.
+        If the width is not a product of the innermost slots.
 
     Examples
     --------
@@ -116,11 +116,11 @@ def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
     sides: list[list[AxisAssignment]] = []
     for axis in (0, 1):
         count = sum(slot.axis == axis for slot in slots)
-        found = []
+        options = []
         for cut in range(count + 1):
-            found.append(("tensor",) * cut + ("data",) * (count - cut))
-            found.append(("data",) * (count - cut) + ("tensor",) * cut)
-        sides.append(list(dict.fromkeys(found)))
+            options.append(("tensor",) * cut + ("data",) * (count - cut))
+            options.append(("data",) * (count - cut) + ("tensor",) * cut)
+        sides.append(list(dict.fromkeys(options)))
     wanted = []
     for x in sides[0]:
         for y in sides[1]:
@@ -134,19 +134,19 @@ def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
 
 
 def _mask(axis_assignment: Sequence[str], use: str) -> int:
-    return sum(1 << k for k, each in enumerate(axis_assignment) if each == use)
+    return sum(1 << k for k, slot_use in enumerate(axis_assignment) if slot_use == use)
 
 
 def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
-    """Convert the slots of each role (as bits, one dictionary per operator) to an array."""
+    """Convert the slots of each role (bit masks, one dictionary per operator) to an array."""
     if weights not in WEIGHTS:
         raise InvalidInputError(
             f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
         )
     op_mappings = np.zeros(len(roles), dtype=_core.OP_MAPPING_DTYPE)
     slots = op_mappings["slots"]
-    for i, given in enumerate(roles):
-        for role, mask in given.items():
+    for i, mask_by_role in enumerate(roles):
+        for role, mask in mask_by_role.items():
             slots[i, ROLES.index(role)] = mask
     op_mappings["mode"] = WEIGHTS.index(weights)
     return op_mappings
@@ -155,13 +155,13 @@ def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
 def encode(
     problem: Problem, layout: Layout, op_mappings: Array, recompute: str | Sequence[str] = "none"
 ) -> Encoding:
-    """Return operator mappings with a mode of recomputation as an encoding."""
+    """Return operator mappings with a recompute mode as an encoding."""
     outputs = np.tile(outputs_of(problem, recompute), layout.stages)
     return Encoding.from_arrays(problem, layout, op_mappings, outputs)
 
 
 def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
-    """Codes of `OUTPUTS` for each operator, by mode or by names of recomputed operators."""
+    """Return a code of `OUTPUTS` per operator, given a mode or the recomputed operators."""
     codes = np.zeros(len(problem.work.operators), dtype=np.uint8)
     if recompute == "none":
         return codes
@@ -194,7 +194,7 @@ def megatron(
     weights: str = "replicated",
     axis_assignment: AxisAssignment | None = None,
 ) -> Encoding:
-    """Return a Megatron-LM plan: columns then rows of each pair of products, replicas over data.
+    """Return a Megatron-LM plan: each pair of products split by columns, then rows; data replicas.
 
     Parameters
     ----------
@@ -204,15 +204,15 @@ def megatron(
         Rectangles of tensor-parallel width times replicas dies, and stages of the pipeline; its
         micro-batch is that of all replicas together.
     tp
-        Dies that share each matrix.
+        Tensor-parallel width: dies that share each matrix.
     sequence_parallel
-        Whether they also share the rows of norms, residuals and dropouts.
+        Whether these dies also share the rows of norms, residuals and dropouts.
     recompute
         none, selective or full.
     weights
-        How replicas keep them: replicated, or zero1 (Megatron-LM's distributed optimizer).
+        Weight mode of the replicas: replicated, or zero1 (Megatron-LM's distributed optimizer).
     axis_assignment
-        Which slots are the tensor's; by default the innermost in rank order.
+        Use of each slot; by default the innermost slots in rank order are tensor-parallel.
 
     Examples
     --------
@@ -248,7 +248,7 @@ def megatron_op_mappings(
 
 
 def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding:
-    """Return a DeepSpeed ZeRO-3 plan: replicas only, all of their state sharded.
+    """Return a DeepSpeed ZeRO-3 plan: data parallelism only, with all state sharded.
 
     Examples
     --------
@@ -262,13 +262,13 @@ def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding
 
 
 def zero3_op_mappings(problem: Problem, layout: Layout, weights: str = "zero3") -> Array:
-    """Operator mappings that split the batch over all dies; state is kept as `weights` says."""
+    """Operator mappings that split the batch over all dies, with the weight mode `weights`."""
     every = (1 << len(slots_of(layout.width, layout.height))) - 1
     return op_mappings_of([{"batch": every} for _ in problem.work.operators], weights)
 
 
 def expert_options(problem: Problem) -> tuple[bool, ...]:
-    """Whether replicas split the experts: both options where the model has experts."""
+    """Options for splitting the experts over replicas: both if the model has experts."""
     return (False, True) if any(op.expert for op in problem.work.operators) else (False,)
 
 
@@ -302,11 +302,11 @@ def from_types(
     Parameters
     ----------
     problem, layout
-        As elsewhere.
+        The model, the wafer and the step; and the layout of the stages.
     types
         For each slot: role (batch, inner or columns: AccPar's types I, II and III) by operator.
     weights
-        How weights are kept; AccPar and HyPar replicate them.
+        Weight mode; AccPar and HyPar replicate weights.
     """
     names = [op.name for op in problem.work.operators]
     feeds: dict[int, int] = {}
@@ -332,8 +332,8 @@ def from_types(
 
 
 def _following(op: MeshOperator, made: str) -> str:
-    """Role of an operator without weights whose input was made in a given role."""
-    kept = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
-    if kept in op.roles:
-        return kept
+    """Role of an operator without weights whose input was produced in the role `made`."""
+    role = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
+    if role in op.roles:
+        return role
     return "columns" if "columns" in op.roles and op.spec.kind != "norm" else "batch"

@@ -1,4 +1,4 @@
-"""What operators cost on one die, and the splits that tables of prices have columns for."""
+"""Costs of operators on one die, and the splits that are the columns of price tables."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from phaze_fast.wafer.mapping.operators import MeshOperator
 Array = np.ndarray[Any, Any]
 
 Times = dict[int, dict[tuple[int, ...], list[float]]]
-"""By operator and local shape: seconds forward, backward, of its weight gradient; live bytes."""
+"""Per operator and local shape: seconds of the forward pass, of the backward pass and of the weight
+gradient; live bytes."""
 
 
 @lru_cache(maxsize=16)
 def priced_times(chip: str, model: str, seq: int) -> Times:
-    """Give what is priced already on one die, to be added to."""
-    del chip, model, seq  # the key
+    """Return the cache of prices on one die; callers add to it."""
+    del chip, model, seq  # the cache key
     return {}
 
 
@@ -37,11 +38,11 @@ class PriceTable(NamedTuple):
     forward_s: Array
     backward_s: Array
     stash_bytes: Array
-    """Kept of the output for the backward pass."""
+    """Bytes of the output that are stored for the backward pass."""
     live_bytes: Array
-    """Inputs and outputs while the operator runs, without weights."""
+    """Bytes of inputs and outputs while the operator runs, without weights."""
     parameters: Array
-    """Of the weights that a die works with."""
+    """Number of parameters that a die works with."""
     weight_grad_s: Array
     """The part of `backward_s` spent on weight gradients."""
 
@@ -51,36 +52,36 @@ class PriceTable(NamedTuple):
         return cls(*(np.zeros((operators, splits)) for _ in cls._fields))
 
     def columns(self) -> dict[str, Array]:
-        """Return each table by name, flat, as the compiled kernel takes it."""
+        """Return each table by name as a flat array for the compiled kernel."""
         return {name: table.reshape(-1) for name, table in self._asdict().items()}
 
 
 class LeastWork(NamedTuple):
-    """Seconds of a micro-batch where each operator is split at its best."""
+    """Seconds of a micro-batch with each operator at its fastest split."""
 
     before_s: float
     block_s: float
     behind_s: float
     weight_share: float
-    """The most of any operator's work that its weight gradient is, however it is split."""
+    """Largest share of the weight gradient in any operator's time, over all splits."""
     operators_s: tuple[float, ...] = ()
-    """Of each operator, as the model has them."""
+    """Seconds of each operator, in model order."""
 
 
 def alike(operators: Sequence[MeshOperator]) -> list[int]:
-    """For each operator the first one of the same kind and size: those cost the same."""
+    """Return for each operator the first one of the same kind and size, which costs the same."""
     first: dict[object, int] = {}
-    found = []
+    representatives = []
     for i, op in enumerate(operators):
         bare = replace(op.spec, name="", inputs=())
         key = (bare, op.seq_rows, op.units, op.inner_units)
-        found.append(first.setdefault(key, i))
-    return found
+        representatives.append(first.setdefault(key, i))
+    return representatives
 
 
 @lru_cache(maxsize=512)
 def combinations(dies: int) -> tuple[Array, Array, Array]:
-    """Divisors of a count of dies, the column of each (B, M, N, K), and the splits in order."""
+    """Return the divisors of `dies`, the column of each (B, M, N, K), and the splits in order."""
     divisors = [d for d in range(1, dies + 1) if dies % d == 0]
     column = np.full(len(divisors) ** 4, -1, dtype=np.int32)
     splits: list[tuple[int, ...]] = []
@@ -92,7 +93,7 @@ def combinations(dies: int) -> tuple[Array, Array, Array]:
 
 
 def combination(dies: int, factors: tuple[int, ...]) -> int:
-    """Column of the tables in which a split into (B, M, N, K) parts stands."""
+    """Return the table column of a split into (B, M, N, K) parts."""
     divisors, column, _ = combinations(dies)
     at = 0
     for factor in factors:
@@ -101,7 +102,7 @@ def combination(dies: int, factors: tuple[int, ...]) -> int:
 
 
 def network_chip(wafer: Wafer) -> Accelerator:
-    """Give a die as products see it: its shared buffer is as fast as the die's network.
+    """Return the die for pricing products: its shared buffer has the rate of the die's network.
 
     Examples
     --------
@@ -118,7 +119,7 @@ def network_chip(wafer: Wafer) -> Accelerator:
 
 
 def _shares(spec: OperatorSpec) -> bool:
-    """Whether cores share operands of an operator."""
+    """Whether the cores share the operands of an operator."""
     return "gemm" in spec.kind or spec.kind.startswith("attention")
 
 
@@ -127,14 +128,14 @@ def operator_costs(
 ) -> tuple[Array, Array]:
     """Seconds, and joules without static power, of operators on one die.
 
-    Products share their operands over the die's network; all else stays in the cores' SRAM.
+    Products share their operands over the die's network; other operands stay in the cores' SRAM.
 
     Parameters
     ----------
     chip, network
-        The die, and the die as products see it; see `network_chip`.
+        The die, and the die for pricing products; see `network_chip`.
     specs
-        Operators, each with the number of shapes that its sizes hold.
+        Operators, each with the number of shapes in its size arrays.
     """
     graph = loose("wafer", specs)
     costs = estimate_costs(graph, chip)

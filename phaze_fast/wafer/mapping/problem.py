@@ -67,9 +67,9 @@ class WaferTraining:
     """
 
     global_batch: int = 512
-    """Sequences of one step."""
+    """Global batch: sequences per step."""
     seq: int | None = None
-    """Tokens of a sequence; by default the model's."""
+    """Sequence length in tokens; by default the model's."""
     optimizer: str = "adam-bf16-grad"
     """A name of `phaze_fast.memory.OPTIMIZERS`; by default ZeRO's 16 bytes per parameter."""
 
@@ -92,22 +92,23 @@ class Problem:
     Parameters
     ----------
     model
-        What is trained, or a preset's name.
+        The model to train, or a preset's name.
     wafer
-        What it is trained on, or a preset's name.
+        The wafer to train on, or a preset's name.
     training
         Batch, sequence length and optimiser.
     recompute
         Whether the backward pass may recompute outputs.
     volume
-        Whether the objective is communication volume: a collective costs the bytes a die sends,
-        everything else costs nothing.
+        Whether the objective is communication volume: a collective costs the bytes that a die
+        sends, and everything else is free.
     linear
-        Whether dies are numbered row by row and assigned in that order, tensor splits innermost.
+        Whether dies are numbered row by row and assigned in that order, tensor-parallel splits
+        innermost.
     capacity_bytes
-        Bytes of each die's local memory that a mapping may use; by default all of it.
+        Usable local memory per die in bytes; by default all of it.
     overlap
-        Whether collectives of activations may overlap, in pieces, with the product before or after.
+        Whether activation collectives may overlap, in pieces, with the preceding or next product.
     work
         Operators to map; by default those of the model.
 
@@ -170,30 +171,30 @@ class Problem:
         capacity_bytes: float | None = None,
         overlap: bool = True,
     ) -> Problem:
-        """Return the same problem under other rules; priced operators are shared."""
-        given = (recompute, volume, linear, capacity_bytes)
-        made = Problem(self.model, self.wafer, self.training, *given, self._given, overlap)
-        made._times = self._times
+        """Return the same problem under other rules; prices of operators are shared."""
+        settings = (recompute, volume, linear, capacity_bytes)
+        problem = Problem(self.model, self.wafer, self.training, *settings, self._given, overlap)
+        problem._times = self._times
         if not volume and not self.volume:
-            made._tables, made._least = self._tables, self._least
-        return made
+            problem._tables, problem._least = self._tables, self._least
+        return problem
 
     def on(self, wafer: Wafer) -> Problem:
-        """Return the same problem on a wafer that differs in faults alone; prices are shared."""
-        made = Problem(self.model, wafer, *self._inputs()[2:])
-        made._times, made._tables, made._least = self._times, self._tables, self._least
-        return made
+        """Return the same problem on a wafer that differs only in faults; prices are shared."""
+        problem = Problem(self.model, wafer, *self._inputs()[2:])
+        problem._times, problem._tables, problem._least = self._times, self._tables, self._least
+        return problem
 
     def _inputs(self) -> tuple[Any, ...]:
         rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
         return (self.model, self.wafer, self.training, *rules, self._given, self.overlap)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Problem, self._inputs()  # what is compiled or priced stays where it is
+        return Problem, self._inputs()  # caches are not pickled
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the content, the same on every machine; empty where operators were given."""
+        """Hash of the content, the same on every machine; empty if operators were given."""
         if self._given is not None:
             return ""
         model, wafer, training, *rules, _, overlap = self._inputs()
@@ -201,7 +202,7 @@ class Problem:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Weight modes that the wafer accepts, some of `WEIGHTS`."""
+        """Weight modes that the wafer accepts, a subset of `WEIGHTS`."""
         return WEIGHTS if self.stream is not None else WEIGHTS[:4]
 
     def accepted_outputs(self, op: int) -> tuple[str, ...]:
@@ -218,12 +219,12 @@ class Problem:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one parameter as the passes read it."""
+        """Bytes per parameter as read by the forward and backward passes."""
         return float(optimizer(self.training.optimizer).weight_bytes)
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes of one parameter's gradient."""
+        """Bytes of the gradient per parameter."""
         return float(optimizer(self.training.optimizer).gradient_bytes)
 
     def parameters(self, op: int, dies: int, micro_batch: int, parts: dict[str, int]) -> float:
@@ -234,15 +235,15 @@ class Problem:
     # ---- prices of local operators ----
 
     def _price(self, wanted: dict[int, list[tuple[int, ...]]]) -> None:
-        """Price local shapes of operators: the forward pass, and all gradients together."""
+        """Price local shapes of operators: the forward pass, and the sum of all gradients."""
         specs: list[tuple[OperatorSpec, int]] = []
         priced: list[tuple[int, list[bool], Array]] = []
         for i, shapes in wanted.items():
             spec: Any = self.work.operators[i].parts(np.array(shapes))
             every = passes(spec)
-            specs += [(each, len(shapes)) for each in every]
+            specs += [(p, len(shapes)) for p in every]
             weights = 2.0 * spec.k * spec.n * spec.b if spec.kind == "gemm" else 0.0
-            of_weights = [each.kind == "gemm-weight-gradient" for each in every]
+            of_weights = [p.kind == "gemm-weight-gradient" for p in every]
             priced.append((i, of_weights, spec.read_bytes + spec.write_bytes - weights))
         seconds = operator_costs(self.chip, self.network_chip, specs)[0]
         for i, of_weights, live in priced:
@@ -254,11 +255,11 @@ class Problem:
 
     @cached_property
     def network_chip(self) -> Accelerator:
-        """One die as products see it: the buffer's bandwidth is that of the die's network."""
+        """The die for pricing products: its buffer has the bandwidth of the die's network."""
         return network_chip(self.wafer)
 
     def price_table(self, dies: int, micro_batch: int) -> PriceTable:
-        """Work, kept and live bytes and parameters of each operator under each split over dies."""
+        """Return times, stashed and live bytes and parameters per operator and split."""
         key = (dies, micro_batch)
         if key not in self._tables:
             splits = self._splits(dies, micro_batch)
@@ -268,7 +269,7 @@ class Problem:
     def _splits(
         self, dies: int, micro_batch: int
     ) -> dict[int, tuple[Array, Array, list[tuple[int, ...]]]]:
-        """List accepted columns of the table, local sizes and shapes by operator; price them."""
+        """Return accepted table columns, local sizes and shapes by operator; price the shapes."""
         parts = combinations(dies)[2]
         splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]] = {}
         unpriced: dict[int, list[tuple[int, ...]]] = {}
@@ -308,8 +309,8 @@ class Problem:
                 least[op.part] += least_of_each[i]
                 share = float((of_weights / (forward + backward)).max())
                 weight_share = max(weight_share, share)
-            kept = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
-            table.stash_bytes[i, accepted] = op.kept_bytes * kept
+            local_share = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
+            table.stash_bytes[i, accepted] = op.kept_bytes * local_share
             table.live_bytes[i, accepted] = live
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
             experts = local[:, 1] / op.seq_rows if op.expert else 1.0
@@ -364,10 +365,10 @@ class Problem:
         link_s = stream_link_s(wafer, layout) if stream and not self.volume else (0.0, 0.0)
         used = layout.dies * stages_on(wafer, layout)
         hbm, sram_rate = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
-        # Read and written once each: weights, gradients (read only) and state.
+        # Weights and state are read and written once, gradients are only read.
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
         values = {
-            "x_bytes_per_s": links.x_bytes_per_s or 1.0,  # layouts use no link that is missing
+            "x_bytes_per_s": links.x_bytes_per_s or 1.0,  # layouts never use a missing link
             "y_bytes_per_s": links.y_bytes_per_s or 1.0,
             "hop_s": links.hop_s,
             "capacity_bytes": self.capacity_bytes,
@@ -404,11 +405,11 @@ class Problem:
         return np.array(sent) / layout.dies
 
     def batches(self, layout: Layout) -> int:
-        """Micro-batches of a pipeline; the last is padded where the batch is no multiple."""
+        """Micro-batches per pipeline and step; the last one is padded if necessary."""
         return -(-self.training.global_batch // layout.replicas // layout.micro_batch)
 
     def outer_tail_s(self, layout: Layout) -> float:
-        """Seconds in which replicas on several wafers sum their gradients after a step."""
+        """Seconds that replicas on several wafers take to sum their gradients after a step."""
         if layout.replicas == 1 or self.volume:
             return 0.0
         blocks, here = self.blocks(layout), stages_on(self.wafer, layout)
@@ -416,10 +417,10 @@ class Problem:
         return self.replica_sums_s(layout.replicas, by_wafer)
 
     def replica_sums_s(self, replicas: int, blocks: Sequence[int]) -> float:
-        """Seconds in which replicas sum their gradients, in a ring over the wafers' I/O.
+        """Seconds that replicas take to sum their gradients in a ring over the wafers' I/O.
 
-        Each wafer has summed the gradients of its own dies before; the wafer with most parameters
-        decides. `blocks` counts the blocks on each wafer of a pipeline.
+        Each wafer first sums the gradients of its own dies; the wafer with most parameters
+        determines the time. `blocks` counts the blocks on each wafer of a pipeline.
         """
         io, counts = self.wafer.io, dict.fromkeys(PARTS, 0)
         if io is None:
@@ -442,7 +443,7 @@ class Problem:
         return filter(lambda layout: layout.stages == 1, every) if self.work.encodes else every
 
     def fault(self, layout: Layout) -> str:
-        """Return why the model cannot run in a layout; empty where it can."""
+        """Return why the model cannot run in a layout; empty if it can."""
         if self.work.encodes and layout.stages > 1:
             return f"stages: {layout.stages} is not accepted for an encoder-decoder; expected 1"
         return layout_fault(self.wafer, self.work.blocks, self.training.global_batch, layout)
@@ -453,7 +454,7 @@ class Problem:
         Raises
         ------
         InvalidInputError
-            Where some operator cannot be split over that many dies at all.
+            If some operator cannot be split over that many dies.
         """
         refuse_micro_batch(self.training.global_batch, layout)
         if fault := self.fault(layout):
@@ -465,7 +466,7 @@ class Problem:
     def compiled(
         self, layout: Layout, rules: Array, boundary_s: Array, cross_stage_s: Array | None
     ) -> _core.Mapping:
-        """Compile the evaluator of stages that may be one class of a longer pipeline.
+        """Compile the evaluator of stages, which may be one class of a longer pipeline.
 
         Parameters
         ----------
@@ -476,12 +477,12 @@ class Problem:
         boundary_s
             Seconds per byte that each stage takes to send tensors and gradients.
         cross_stage_s
-            What `cross_stage_link_s` returns; None where no stage streams over another's links.
+            Result of `cross_stage_link_s`; None if no stage streams over another stage's links.
 
         Raises
         ------
         InvalidInputError
-            Where some operator cannot be split over that many dies at all.
+            If some operator cannot be split over that many dies.
         """
         divisors, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]

@@ -1,10 +1,10 @@
-"""The load of streams to and from off-wafer memory on the links between dies.
+"""Loads that streams to and from off-wafer memory put on the links between dies.
 
-Off-wafer memory is attached to the dies at some edges of the wafer, evenly, and every die in use
-draws equally on each of them. A byte enters at a right angle to its edge, goes straight to the
-column or the row of its die and then along that; from a corner that two edges share, half of the
-bytes take each direction. Bytes that leave use the opposite links of the same routes. Routes avoid
-dead dies and links, as those of all messages do.
+Off-wafer memory is attached evenly to the dies at some edges of the wafer, and every die in use
+reads the same amount from each of them. A byte enters at a right angle to its edge, goes straight
+to the column or row of its die and then along it; at a corner shared by two edges, half of the
+bytes take each direction. Writes use the opposite links of the same routes. Routes avoid dead dies
+and links, as do the routes of all messages.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ Die = tuple[int, int]
 Dies = tuple[Die, ...]
 Cut = tuple[tuple[Die, Die], ...]
 _RULES = ("stream_capacity_bytes", "stream_bytes_per_s", "stream_link_s", "stream_both_s")
-_TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y with rows for columns
+_TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y of the transposed grid
 
 
 def _ports(grid: Die, edges: tuple[str, ...], dead: Dies) -> dict[Die, set[int]]:
     """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which bytes enter."""
     columns, rows = grid
     at = {"left": (0, 0), "right": (0, columns - 1), "top": (1, 0), "bottom": (1, rows - 1)}
-    found: dict[Die, set[int]] = {}
+    ports: dict[Die, set[int]] = {}
     for die in ((x, y) for y in range(rows) for x in range(columns)):
         for axis, place in (at[edge] for edge in edges):
             if die[axis] == place and die not in dead:
-                found.setdefault(die, set()).add(axis)
-    return found
+                ports.setdefault(die, set()).add(axis)
+    return ports
 
 
 def _flows(columns: int, shares: dict[Die, float], used: Dies) -> Array:
     """(from, to, bytes) for every die that carries I/O and every die in use."""
     ports = np.array([y * columns + x for x, y in shares], dtype=np.float64)
     dies = np.array([y * columns + x for x, y in used], dtype=np.float64)
-    each = np.repeat(np.array(list(shares.values()), dtype=np.float64), len(dies))
+    flow_bytes = np.repeat(np.array(list(shares.values()), dtype=np.float64), len(dies))
     pairs = np.repeat(ports, len(dies)), np.tile(dies, len(ports))
-    return np.stack([*pairs, each], axis=1)
+    return np.stack([*pairs, flow_bytes], axis=1)
 
 
 def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
@@ -63,7 +63,7 @@ def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
 def _unit_loads(
     grid: Die, edges: tuple[str, ...], dead: Dies, cut: Cut, used: Dies
 ) -> Array | None:
-    """Bytes of each link where every die in use receives one; None where no port is reached."""
+    """Bytes per link if every die in use receives one byte; None if it can reach no I/O die."""
     columns, rows = grid
     ports = _ports(grid, edges, dead)
     if dead or cut:
@@ -95,12 +95,12 @@ def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
     Returns
     -------
     numpy.ndarray or None
-        Shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. None where no die
-        that carries I/O can be reached.
+        Shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. None if no die with
+        I/O can be reached.
 
     Examples
     --------
-    One edge feeds each column; what four dies take passes the link below the first:
+    One edge feeds each column; the bytes for four dies pass the link below the first:
 
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
@@ -116,7 +116,7 @@ def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
 
 
 def opposite(loads: Array) -> Array:
-    """Link loads of the same bytes sent back along their routes.
+    """Return the link loads of the same bytes sent back along their routes.
 
     Examples
     --------
@@ -125,24 +125,24 @@ def opposite(loads: Array) -> Array:
     >>> float(opposite(there)[0, 1, 1])
     5.0
     """
-    found = np.zeros_like(loads)
-    found[:, 1:, 1], found[:, :-1, 0] = loads[:, :-1, 0], loads[:, 1:, 1]
-    found[1:, :, 3], found[:-1, :, 2] = loads[:-1, :, 2], loads[1:, :, 3]
-    return found
+    reversed_loads = np.zeros_like(loads)
+    reversed_loads[:, 1:, 1], reversed_loads[:, :-1, 0] = loads[:, :-1, 0], loads[:, 1:, 1]
+    reversed_loads[1:, :, 3], reversed_loads[:-1, :, 2] = loads[:-1, :, 2], loads[1:, :, 3]
+    return reversed_loads
 
 
 def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
     """Seconds of the busiest link when every die in use receives one byte from off-wafer memory.
 
-    Sending one byte takes as long; the second number is for receiving one and sending one at once.
-    Both are infinite where off-wafer memory cannot be reached.
+    Sending one byte takes the same time; the second number is for receiving and sending one byte
+    at once. Both are infinite if off-wafer memory cannot be reached.
 
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like")
     >>> rate = tile.link_bytes_per_s[1]
-    >>> [round(rate * each, 9) for each in stream_link_s(tile, Layout(5, 5, 1, 1))]
+    >>> [round(rate * seconds, 9) for seconds in stream_link_s(tile, Layout(5, 5, 1, 1))]
     [4.0, 4.0]
     """
     placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
@@ -150,7 +150,7 @@ def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
 
 
 def stream_link_s_of(wafer: Wafer, used: Dies) -> tuple[float, float]:
-    """Return what `stream_link_s` returns, for a list of dies."""
+    """Return the result of `stream_link_s` for a list of dies."""
     loads = stream_loads(wafer, used)
     if loads is None:
         return float("inf"), float("inf")
@@ -167,7 +167,7 @@ def stream_shares(
 ) -> dict[str, float]:
     """Capacity and bandwidth of off-wafer memory per die in use, as fields of the kernel's rules.
 
-    Idle dies leave their share to the others; `link_s` is what `stream_link_s` returns.
+    Dies in use also get the share of idle dies; `link_s` is the result of `stream_link_s`.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def stream_shares(
 
 
 def layout_cross_stage_s(wafer: Wafer, layout: Layout) -> Array | None:
-    """Return `cross_stage_link_s` of a layout; None where a wafer has one stage, or switches."""
+    """Return `cross_stage_link_s` of a layout; None with one stage per wafer or with switches."""
     here = stages_on(wafer, layout)
     if wafer.switch is not None or here == 1:
         return None
@@ -198,7 +198,7 @@ def layout_cross_stage_s(wafer: Wafer, layout: Layout) -> Array | None:
 
 
 def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array | None:
-    """Seconds that the streams of each stage take on the links of each stage.
+    """Seconds that the streams of each stage occupy the links of each stage.
 
     Parameters
     ----------
@@ -207,16 +207,15 @@ def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> A
     placed
         Dies of each stage on one wafer.
     stages
-        Stages of the whole pipeline; each of several wafers has equally many, and their streams do
-        not interfere.
+        Stages of the whole pipeline; several wafers have equally many each, and streams of
+        different wafers do not interfere.
 
     Returns
     -------
     numpy.ndarray or None
-        Shape (stages, stages, 2): seconds when each die of the second stage receives or sends one
-        byte, and when it does both. They are those of the busiest link inside the first stage or,
-        where both are the same stage, of the busiest link anywhere. None where off-wafer memory is
-        not reached.
+        Shape (stages, stages, 2): seconds if each die of the second stage receives or sends one
+        byte, and if it does both. The busiest link inside the first stage counts or, if both are
+        the same stage, the busiest link anywhere. None if off-wafer memory cannot be reached.
 
     Examples
     --------
@@ -237,10 +236,10 @@ def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> A
     if one is None:
         return None
     here = len(placed)
-    found = np.zeros((stages, stages, 2))
+    seconds = np.zeros((stages, stages, 2))
     for first in range(0, stages, here):
-        found[first : first + here, first : first + here] = one
-    return found
+        seconds[first : first + here, first : first + here] = one
+    return seconds
 
 
 @lru_cache(maxsize=4096)
@@ -260,7 +259,7 @@ def _cross_stage(
             return None
         every.append(loads / np.where(np.array([x, x, y, y]) > 0.0, [x, x, y, y], 1.0))
     into = np.stack(every)
-    out = np.stack([opposite(each) for each in every])
+    out = np.stack([opposite(stage_loads) for stage_loads in every])
     seconds = np.zeros((len(placed), len(placed), 2))
     for k, dies in enumerate(placed):
         inside = _inside(into[k].shape, dies)
@@ -274,10 +273,10 @@ def _cross_stage(
 
 
 def _inside(shape: tuple[int, ...], dies: Dies) -> Array:
-    """Which links join two dies of a stage."""
-    found = np.zeros(shape, dtype=bool)
+    """Mask of the links between two dies of a stage."""
+    inside = np.zeros(shape, dtype=bool)
     own = set(dies)
     for x, y in dies:
         for direction, (dx, dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
-            found[y, x, direction] = (x + dx, y + dy) in own
-    return found
+            inside[y, x, direction] = (x + dx, y + dy) in own
+    return inside

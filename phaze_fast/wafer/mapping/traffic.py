@@ -20,26 +20,26 @@ class Transfer:
     """One collective of one micro-batch, or of one step."""
 
     operator: str
-    """Whose tensor it is."""
+    """Operator whose tensor is communicated."""
     target: str
-    """Operator it goes to; empty for weights."""
+    """Operator that receives the tensor; empty for weights."""
     when: str
-    """forward, backward, again (kept inputs, for the backward pass) or step."""
+    """forward, backward, again (stored inputs, for the backward pass) or step."""
     op: str
     """all-gather, reduce-scatter, all-reduce or all-to-all."""
     runs: tuple[Run, ...]
-    """Dies of one group."""
+    """Runs of dies that form one group."""
     payload_bytes: float
-    """As `mesh_collective` counts it."""
+    """Payload as defined by `mesh_collective`."""
     hidden: bool
-    """Whether it overlaps with the work of the pass."""
+    """Whether it overlaps with the computation of the pass."""
     overlaps: str = ""
-    """Product with which it may overlap in pieces, where that is shorter; empty where it does not
+    """Product with which it may overlap in pieces, if that is faster; empty if it does not
     overlap."""
 
     @property
     def ranks(self) -> int:
-        """Dies of one group."""
+        """Number of dies of one group."""
         size = 1
         for run in self.runs:
             size *= run.size
@@ -47,13 +47,13 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that one die sends at the least."""
+        """Lower bound of the bytes that one die sends."""
         once = self.payload_bytes * (self.ranks - 1) / self.ranks
         return 2.0 * once if self.op == "all-reduce" else once
 
 
 class _Slots:
-    """Slots of one rectangle, and what each operator does with them."""
+    """Slots of one rectangle, and the role of each slot for every operator."""
 
     def __init__(self, problem: Problem, encoding: Encoding) -> None:
         self.slots = slots_of(encoding.layout.width, encoding.layout.height)
@@ -67,19 +67,21 @@ class _Slots:
         ]
 
     def runs(self, chosen: list[int]) -> tuple[Run, ...]:
-        """Neighbouring slots of one axis are one run."""
-        found: list[Run] = []
+        """Return the runs of some slots; adjacent slots of one axis are merged into one run."""
+        merged_runs: list[Run] = []
         for k in chosen:
             slot = self.slots[k]
             if (
-                found
-                and found[-1].axis == slot.axis
-                and (found[-1].stride * found[-1].size == slot.stride)
+                merged_runs
+                and merged_runs[-1].axis == slot.axis
+                and (merged_runs[-1].stride * merged_runs[-1].size == slot.stride)
             ):
-                found[-1] = Run(slot.axis, found[-1].size * slot.size, found[-1].stride)
+                merged_runs[-1] = Run(
+                    slot.axis, merged_runs[-1].size * slot.size, merged_runs[-1].stride
+                )
             else:
-                found.append(slot)
-        return tuple(found)
+                merged_runs.append(slot)
+        return tuple(merged_runs)
 
     def size(self, chosen: list[int]) -> int:
         product = 1
@@ -115,9 +117,9 @@ _SPLITS = ("batch", "rows", "features", "experts")
 
 
 def _states(op: MeshOperator, table: dict[str, str], roles: list[str]) -> list[str]:
-    """State of a tensor along each slot; rows of an expert operator are experts."""
-    found = [table[role] for role in roles]
-    return ["experts" if each == "rows" else each for each in found] if op.expert else found
+    """Return the state of a tensor along each slot; rows of an expert operator are experts."""
+    states = [table[role] for role in roles]
+    return ["experts" if state == "rows" else state for state in states] if op.expert else states
 
 
 def _conversion(
@@ -125,17 +127,17 @@ def _conversion(
 ) -> Iterator[tuple[str, list[int], float]]:
     """Yield the collectives that convert a tensor between two states: (op, slots, payload)."""
     pick = list(range(len(before)))
-    held = [k for k in pick if before[k] in _SPLITS]
+    split_slots = [k for k in pick if before[k] in _SPLITS]
     allowed = {
         name: slots.size([k for k in pick if name in (before[k], after[k])]) <= most
         for name, most in limits.items()
     }
     sliced = [k for k in pick if before[k] == "whole" and allowed.get(after[k], False)]
     scatter = [k for k in pick if before[k] == "partial" and after[k] in _SPLITS]
-    exchange = [k for k in held if after[k] in _SPLITS and after[k] != before[k]]
+    exchange = [k for k in split_slots if after[k] in _SPLITS and after[k] != before[k]]
     reduce = [k for k in pick if before[k] == "partial" and after[k] == "whole"]
-    gather = [k for k in held if after[k] == "whole"]
-    here = whole_bytes / slots.size(held) / slots.size(sliced)
+    gather = [k for k in split_slots if after[k] == "whole"]
+    here = whole_bytes / slots.size(split_slots) / slots.size(sliced)
     if scatter:
         yield "reduce-scatter", scatter, here
         here /= slots.size(scatter)
@@ -156,7 +158,7 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
         return _states(ops[target], table, slots.role[target])
 
     homes = {edge.target: edge.source for edge in problem.work.edges if edge.kind == "wrap"}
-    after_it = dict(pairwise(problem.work.chain))  # pays first where consumers share
+    after_it = dict(pairwise(problem.work.chain))  # pays first if consumers share a conversion
     for edge in sorted(problem.work.edges, key=lambda e: after_it.get(e.source) != e.target):
         source, target = ops[edge.source], ops[edge.target]
         overlaps = source.name if source.overlaps == "output" else ""
@@ -164,9 +166,9 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
             overlaps = target.name
         if edge.kind == "entry" or not problem.overlap:
             overlaps = ""
-        made = _states(source, _MADE, slots.role[edge.source])
+        source_states = _states(source, _MADE, slots.role[edge.source])
         wants = _states(source, _WANTS_BACK, slots.role[edge.source])
-        if edge.kind == "entry":  # into the layout in which blocks hand tensors on
+        if edge.kind == "entry":  # into the split in which blocks pass tensors on
             home = homes.get(edge.target, problem.work.chain[-1])
             takes = back = [_WANTS_BACK[r] for r in slots.role[home]]
         else:
@@ -183,11 +185,11 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
             for name, role in zip(_SPLITS[:3], ("batch", "rows", "columns"), strict=True)
         }
         size = edge.bytes * micro_batch
-        passes = (("forward", made, takes), ("backward", back, wants))
+        passes = (("forward", source_states, takes), ("backward", back, wants))
         for when, before, after in passes:
             key = (edge.source, edge.kind, when, tuple(after if when == "forward" else before))
             if key in paid:
-                continue  # consumers that agree share one conversion
+                continue  # consumers with the same split share one conversion
             paid.add(key)
             for op, chosen, payload in _conversion(slots, before, after, size, limits):
                 move = partial(
@@ -199,8 +201,8 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
                     payload_bytes=payload,
                 )
                 yield move(when=when, hidden=False, overlaps=overlaps)
-                kept = op in ("all-gather", "all-to-all") and when == "forward"
-                if kept and again:
+                repeatable = op in ("all-gather", "all-to-all") and when == "forward"
+                if repeatable and again:
                     yield move(when="again", hidden=True)
 
 
@@ -227,8 +229,8 @@ def _own(
     summed = sorted(of["batch"] + ([] if op.expert else of["rows"]))
     copies = sorted(summed + of["copies"])
     dies = slots.size(list(range(len(slots.slots))))
-    held = problem.parameters(i, dies, micro_batch, parts)
-    sizes = {"all-gather": held * problem.weight_bytes}
+    parameters = problem.parameters(i, dies, micro_batch, parts)
+    sizes = {"all-gather": parameters * problem.weight_bytes}
     add, share = slots.runs(summed), slots.runs(copies)
     mode = op_mapping.weights
     if mode == "replicated":
@@ -245,18 +247,18 @@ def _own(
         ]
     for when, name, runs, hidden in steps:
         if runs:
-            size = sizes.get(name, held * problem.gradient_bytes)
+            size = sizes.get(name, parameters * problem.gradient_bytes)
             yield move(when, name, runs, size, hidden=hidden)
 
 
 def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
-    """List every collective of a mapping: of one block, and of the operators before and behind.
+    """List every collective of a mapping: of one block, and of the operators around the blocks.
 
     Forward collectives that recomputation repeats are listed once.
 
     Examples
     --------
-    Megatron-LM's tensor parallelism sums twice forward and twice backward in a block:
+    Megatron-LM's tensor parallelism has two sums per block forward and two backward:
 
     >>> from phaze_fast import models
     >>> from phaze_fast.wafer import Layout, load_wafer, megatron
@@ -268,11 +270,11 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
     """
     slots = _Slots(problem, encoding)
     batch = encoding.layout.micro_batch
-    found = list(_edges(problem, slots, batch))
+    collectives = list(_edges(problem, slots, batch))
     for i, op_mapping in enumerate(encoding.operator_mappings):
-        found += _own(problem, slots, i, op_mapping, batch)
+        collectives += _own(problem, slots, i, op_mapping, batch)
     order = {op.name: i for i, op in enumerate(problem.work.operators)}
-    return sorted(found, key=lambda t: order[t.operator])
+    return sorted(collectives, key=lambda t: order[t.operator])
 
 
 def _place(op_mapping: OperatorMapping) -> str:
@@ -302,12 +304,12 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     qkv              x: columns 8 | weights replicated | output stash
     """
     if encoding.second_class is not None:
-        return "\n".join(describe(problem, each) for each in encoding.classes)
+        return "\n".join(describe(problem, stage_class) for stage_class in encoding.classes)
     layout = encoding.layout
     lines = [f"{encoding.stages_text}, {layout.micro_batch} sequence(s) at once"]
     moves: dict[str, list[Transfer]] = {}
-    for each in transfers(problem, encoding):
-        moves.setdefault(each.operator, []).append(each)
+    for transfer in transfers(problem, encoding):
+        moves.setdefault(transfer.operator, []).append(transfer)
     for op, op_mapping in zip(problem.work.operators, encoding.operator_mappings, strict=True):
         parts = [_place(op_mapping)]
         if op.parameters:
@@ -315,17 +317,19 @@ def describe(problem: Problem, encoding: Encoding) -> str:
         if op.kept_bytes:
             parts.append(f"output {_outputs(op_mapping)}")
         lines.append(f"{op.name:<16} {' | '.join(parts)}")
-        for each in moves.get(op.name, []):
+        for transfer in moves.get(op.name, []):
             shape = " and ".join(
                 f"{run.size} along {'xy'[run.axis]}"
                 + (f" by {run.stride}" if run.stride > 1 else "")
-                for run in each.runs
+                for run in transfer.runs
             )
-            to = f" to {each.target}" if each.target else ""
-            note = ", overlaps with work" if each.hidden else ""
-            note += f", in pieces with {each.overlaps} where shorter" if each.overlaps else ""
+            to = f" to {transfer.target}" if transfer.target else ""
+            note = ", overlaps with work" if transfer.hidden else ""
+            note += (
+                f", in pieces with {transfer.overlaps} where shorter" if transfer.overlaps else ""
+            )
             lines.append(
-                f"    {each.when}: {each.op}{to} over {shape}, "
-                f"{format_bytes(each.payload_bytes)}{note}"
+                f"    {transfer.when}: {transfer.op}{to} over {shape}, "
+                f"{format_bytes(transfer.payload_bytes)}{note}"
             )
     return "\n".join(lines)

@@ -1,17 +1,17 @@
 """Plans of other systems for a model on a wafer: by default, and tuned within their rules.
 
-Every plan is an encoding, scored by the same evaluator as ours. `default` is the plan of a user who
-follows the system's own advice; `tuned` is the best of everything its rules leave open. Megatron-LM
-and ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups
-in the best tiling (`tiled`).
+Every plan is an encoding, evaluated by the same evaluator as ours. `default` is the plan of a user
+who follows the system's own advice; `tuned` is the best plan that its rules allow. Megatron-LM and
+ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups in
+the best tiling (`tiled`).
 
-AccPar (Song et al., HPCA 2020) cuts the array of accelerators in two again and again. At each cut
-a dynamic program along the layers gives each one of three types - by the batch (I), by the inner
-dimension (II), by the columns (III) - so that communication, and the work that it hides behind,
-cost least. HyPar (Song et al., HPCA 2019) is the same with types I and II and bytes alone. Equal
-parts have equal work, so on equal dies only the bytes decide. Both keep all activations and
-replicate weights over what the batch is split by. The costs are theirs, not ours: a partial sum is
-always made whole, and bytes take the bandwidth of one link.
+AccPar (Song et al., HPCA 2020) bisects the array of accelerators recursively. At each cut a dynamic
+program along the layers assigns one of three types to each layer - split by the batch (I), by the
+inner dimension (II), by the columns (III) - so that the cost of communication and of the
+computation that overlaps it is least. HyPar (Song et al., HPCA 2019) does the same with types I and
+II and counts bytes only. Equal parts have equal work, so on equal dies only the bytes matter. Both
+store all activations and replicate weights over the dies that split the batch. The costs are
+theirs, not ours: a partial sum is always reduced, and bytes take the bandwidth of one link.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.bounds import roofline
 
 TYPES = ("batch", "inner", "columns")
-"""AccPar's types I, II and III by what they cut."""
+"""AccPar's types I, II and III by the dimension that they split."""
 
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One product as AccPar sees it, in elements."""
+    """Tensor sizes of one product in AccPar's cost model, in elements."""
 
     name: str
     inputs: float
-    """F_l: rows times inner dimension; as many as E_l."""
+    """Size of F_l: rows times inner dimension; E_l has the same size."""
     outputs: float
-    """F_(l+1): rows times columns; as many as E_(l+1)."""
+    """Size of F_(l+1): rows times columns; E_(l+1) has the same size."""
     weights: float
 
     def cut(self, kind: str, parts: int) -> LayerSize:
@@ -71,7 +71,7 @@ class LayerSize:
 
 
 def intra_layer(kind: str, layer: LayerSize) -> float:
-    """Elements of the partial sum that a type leaves: dW, F_(l+1) or E_l."""
+    """Elements of the partial sum that a type produces: dW, F_(l+1) or E_l."""
     return {"batch": layer.weights, "inner": layer.outputs, "columns": layer.inputs}[kind]
 
 
@@ -85,7 +85,7 @@ def inter_layer(before: str, after: str, size: float, parts: int = 2) -> float:
     size
         Elements of the tensor between them, the same for F and E.
     parts
-        Equal parts of the cut.
+        Number of equal parts of the cut.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def types_of(
 
     Examples
     --------
-    Large weights and few rows are not cut by the batch:
+    Layers with large weights and few rows are not split by the batch:
 
     >>> types_of([LayerSize("a", 8.0, 8.0, 4096.0), LayerSize("b", 8.0, 8.0, 4096.0)], 2)
     ('columns', 'inner')
@@ -148,13 +148,13 @@ def types_of(
 
 def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
     """Products in the order of the data flow; parallel ones follow one another."""
-    found = []
+    layers = []
     for op in problem.work.operators:
         if op.product:
-            rows = float(op.spec.b * op.spec.m * micro_batch)  # of all experts, where there are
+            rows = float(op.spec.b * op.spec.m * micro_batch)  # of all experts, if there are any
             weights = float(op.spec.b * op.spec.k * op.spec.n)
-            found.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
-    return found
+            layers.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
+    return layers
 
 
 def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encoding:
@@ -215,7 +215,7 @@ def hypar(problem: Problem, layout: Layout) -> Encoding:
 Array = np.ndarray[Any, Any]
 
 Candidate = tuple[Array, Array | None]
-"""Operator mappings, and codes of outputs for one stage (None: chosen exactly)."""
+"""Operator mappings, and output codes for one stage (None: outputs are chosen exactly)."""
 
 Candidates = Callable[[Layout], Iterator[Candidate]]
 """Yields the candidates of a layout."""
@@ -226,11 +226,11 @@ OFF_WAFER = {
     "zero_infinity": "ZeRO-Infinity: replicas, all state and checkpoints off the wafer",
     "weight_streaming": "Cerebras: one stage, all weights streamed, activations on the wafer",
 }
-"""Systems that use memory off the wafer (Ren et al. 2021; Rajbhandari et al. 2021; Lie 2022)."""
+"""Systems that use off-wafer memory (Ren et al. 2021; Rajbhandari et al. 2021; Lie 2022)."""
 
 
 def heads(problem: Problem) -> int:
-    """Units that attention can be split into."""
+    """Return the number of units into which attention can be split."""
     return min(op.units for op in problem.work.operators if op.per_head)
 
 
@@ -261,10 +261,10 @@ def is_linear(problem: Problem, layout: Layout) -> bool:
 
 
 def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """Layouts of 1F1B or interleaved pipelines; all, or those of consecutive ranks."""
-    found = problem.layouts()
-    known = (each for each in found if each.schedule != "zb-h1")
-    return [each for each in known if not linear or is_linear(problem, each)]
+    """Layouts of 1F1B or interleaved pipelines: all, or only those of consecutive ranks."""
+    layouts = problem.layouts()
+    known = (layout for layout in layouts if layout.schedule != "zb-h1")
+    return [layout for layout in known if not linear or is_linear(problem, layout)]
 
 
 def megatron_candidates(
@@ -277,19 +277,19 @@ def megatron_candidates(
     codes = [outputs_of(problem, mode) for mode in outputs]
     modes = tuple(weights)
 
-    @cache  # one plan serves many micro-batches, stages and schedules
+    @cache  # micro-batches, stages and schedules share one plan
     def plan(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
-        found = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
-        found.setflags(write=False)
-        return found
+        mapping_array = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
+        mapping_array.setflags(write=False)
+        return mapping_array
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear):
             for shared in (False, True) if t > 1 else (False,):
                 for mode, spread in product(modes, expert_options(problem)):
                     op_mappings = plan(axis_assignment, shared, mode, spread)
-                    for each in codes:
-                        yield op_mappings, each
+                    for output_codes in codes:
+                        yield op_mappings, output_codes
 
     return candidates
 
@@ -297,19 +297,19 @@ def megatron_candidates(
 def zero3_candidates(
     problem: Problem, outputs: Iterable[str], weights: str = "zero3"
 ) -> Candidates:
-    """Replicas on all dies with one weight mode and several outputs."""
+    """Candidates with replicas on all dies, one weight mode and several outputs."""
     codes = [outputs_of(problem, mode) for mode in outputs]
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         op_mappings = zero3_op_mappings(problem, layout, weights)
-        for each in codes:
-            yield op_mappings, each
+        for output_codes in codes:
+            yield op_mappings, output_codes
 
     return candidates
 
 
 def data_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """One stage, and at least one sequence for every die."""
+    """Layouts with one stage and at least one sequence per die."""
     return [
         layout
         for layout in all_layouts(problem, linear)
@@ -318,7 +318,7 @@ def data_layouts(problem: Problem, linear: bool) -> list[Layout]:
 
 
 def largest(found: list[Layout]) -> list[Layout]:
-    """Keep those with most dies."""
+    """Return the layouts with most dies."""
     most = max((layout.dies for layout in found), default=0)
     return [layout for layout in found if layout.dies == most]
 
@@ -339,7 +339,7 @@ def off_wafer_rules(problem: Problem, name: str, linear: bool) -> tuple[list[Lay
 
 
 BASELINES = ("megatron", "zero3", "accpar", "hypar", *OFF_WAFER)
-"""Other systems; the last ones need memory off the wafer."""
+"""Other systems; the last ones need off-wafer memory."""
 
 _NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its own advice
 
@@ -353,15 +353,15 @@ class Baseline:
     tuned: Evaluation
     """Best plan within its rules, groups in linear rank order."""
     tiled: Evaluation
-    """The same with its groups in the best tiling of the mesh."""
+    """Best plan within its rules, groups in the best tiling of the mesh."""
     evaluations: int
     default_is_tuned: bool = False
-    """Whether the advice gives no plan here, and the tuned one replaces it."""
+    """Whether the advice gives no plan on this wafer, so that the tuned plan is the default."""
 
     @property
     def best(self) -> Evaluation:
-        """The faster of `tuned` and `tiled`; what fits comes before what does not."""
-        return min((self.tuned, self.tiled), key=lambda found: found.rank)
+        """The faster of `tuned` and `tiled`; a plan that fits is preferred to one that does not."""
+        return min((self.tuned, self.tiled), key=lambda evaluation: evaluation.rank)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -373,14 +373,14 @@ class Baseline:
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
-        """Read what `to_dict` gives."""
+        """Read the output of `to_dict`."""
         plans = {kind: Evaluation.from_dict(data[kind]) for kind in ("default", "tuned", "tiled")}
         stands_in = data["default"]["is_tuned"]
         return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 
 
 class _Tuner:
-    """Scores candidates layout by layout."""
+    """Evaluates candidates layout by layout."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -409,10 +409,13 @@ class _Tuner:
         wanted: Iterable[Layout],
         candidates: Candidates,
     ) -> Evaluation | None:
-        """Fastest candidate that fits, else the one that exceeds memory least; None without any."""
-        queue = sorted((self.roofline.bound_s(self.problem, each), each) for each in set(wanted))
+        """Fastest candidate that fits, else the one that exceeds memory least; None if none."""
+        queue = sorted(
+            (self.roofline.bound_s(self.problem, wanted_layout), wanted_layout)
+            for wanted_layout in set(wanted)
+        )
         top: tuple[float, float] = (float("inf"), float("inf"))
-        found: tuple[Layout, Array, Array | None] | None = None
+        best_candidate: tuple[Layout, Array, Array | None] | None = None
         for least, layout in queue:
             if top[0] <= 0.0 and least >= top[1]:
                 break
@@ -430,10 +433,10 @@ class _Tuner:
                 over = float(score["over_bytes"] + score["stream_over_bytes"])
                 rank = (over, float(score["time_s"]))
                 if rank < top:
-                    top, found = rank, (layout, op_mappings, outputs)
-        if found is None:
+                    top, best_candidate = rank, (layout, op_mappings, outputs)
+        if best_candidate is None:
             return None
-        layout, op_mappings, outputs = found
+        layout, op_mappings, outputs = best_candidate
         mapping = self.mapping(layout)
         assert mapping is not None
         mapping.assign(op_mappings)
@@ -445,16 +448,16 @@ def best_candidate(
     wanted: Iterable[Layout],
     candidates: Candidates,
 ) -> Evaluation | None:
-    """Score candidates of several layouts; the fastest that fits, or the least over the limit."""
+    """Return the fastest candidate that fits, or the one that exceeds memory least."""
     return _Tuner(problem).best(wanted, candidates)
 
 
 def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
-    """Tensor parallelism as wide as a node, fewest stages that fit, one sequence at a time."""
+    """Tensor parallelism as wide as a node, fewest stages that fit, micro-batches of 1."""
     for width in (_NODE, 4, 2, 1):
-        found = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
-        if found is not None:
-            return found
+        evaluation = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
+        if evaluation is not None:
+            return evaluation
     return None
 
 
@@ -474,9 +477,9 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
     for stages in sorted(by_stages):
         most = max(layout.dies for layout in by_stages[stages])
         widest = [layout for layout in by_stages[stages] if layout.dies == most]
-        found = tuner.best(widest, candidates)
-        if found is not None and (best is None or found.rank < best.rank):
-            best = found
+        evaluation = tuner.best(widest, candidates)
+        if evaluation is not None and (best is None or evaluation.rank < best.rank):
+            best = evaluation
         if best is not None and best.fits:
             break
     return best
@@ -485,11 +488,11 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
 def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encoding]) -> Candidates:
     codes = outputs_of(problem, "none")
 
-    @cache  # the same layouts are tried in rank order and in tiles
+    @cache  # the same layouts are evaluated in rank order and in tiles
     def op_mappings_on(layout: Layout) -> Array:
-        found = plan(problem, layout).arrays(problem)[0]
-        found.setflags(write=False)
-        return found
+        mapping_array = plan(problem, layout).arrays(problem)[0]
+        mapping_array.setflags(write=False)
+        return mapping_array
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         yield op_mappings_on(layout), codes
@@ -513,10 +516,10 @@ def _whole_wafer(problem: Problem) -> list[Layout]:
 
 
 def baselines_on(problem: Problem) -> tuple[str, ...]:
-    """Names of the systems that a wafer suits.
+    """Names of the systems that are applicable to a wafer.
 
     Some need off-wafer memory; all but Megatron-LM put the whole model on each of several wafers,
-    whose number then has to divide the batch.
+    whose number then must divide the batch.
 
     Examples
     --------
@@ -533,14 +536,14 @@ def baselines(
     names: Iterable[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Baseline]:
-    """Score other systems' plans of a model on a wafer.
+    """Evaluate other systems' plans of a model on a wafer.
 
     Parameters
     ----------
     problem
         The model, the wafer and the step.
     names
-        Which of `BASELINES`; by default those that the wafer suits.
+        Some of `BASELINES`; by default those that are applicable to the wafer.
     progress
         Called with the name of each before it is tuned.
 
@@ -549,12 +552,12 @@ def baselines(
     >>> from phaze_fast.wafer import load_wafer
     >>> from phaze_fast import models
     >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
-    >>> found = baselines(problem, ["zero3"])["zero3"]
-    >>> found.tuned.time_s <= found.default.time_s
+    >>> plans = baselines(problem, ["zero3"])["zero3"]
+    >>> plans.tuned.time_s <= plans.default.time_s
     True
     """
     tuner = _Tuner(problem)
-    found: dict[str, Baseline] = {}
+    by_name: dict[str, Baseline] = {}
     for name in baselines_on(problem) if names is None else names:
         if name not in baselines_on(problem):
             raise InvalidInputError(
@@ -568,19 +571,19 @@ def baselines(
         stands_in = default is None
         tuned = _or(tuned, tiled, default)
         default = _or(default, tuned)
-        # What a system does without tuning it can do tuned, and in rows it can do in tiles.
+        # Tuning includes the default plan, and tilings include the linear order.
         tuned = min((tuned, default), key=lambda plan: plan.rank)
         tiled = min((_or(tiled, tuned), tuned), key=lambda plan: plan.rank)
         count = tuner.evaluations - before
-        found[name] = Baseline(name, default, tuned, tiled, count, stands_in)
-    return found
+        by_name[name] = Baseline(name, default, tuned, tiled, count, stands_in)
+    return by_name
 
 
 def _or(wanted: Evaluation | None, *others: Evaluation | None) -> Evaluation:
     """Return the first plan that exists."""
-    for each in (wanted, *others):
-        if each is not None:
-            return each
+    for evaluation in (wanted, *others):
+        if evaluation is not None:
+            return evaluation
     raise InvalidInputError("baselines: no rectangle of this wafer suits any plan")
 
 

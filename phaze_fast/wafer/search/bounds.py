@@ -14,25 +14,25 @@ from phaze_fast.wafer.mapping.operators import PARTS, passes
 from phaze_fast.wafer.mapping.prices import LeastWork
 from phaze_fast.wafer.mapping.problem import Problem
 
-_NEAR = 0.9  # weight of work at which a smaller weight is tested
+_NEAR = 0.9  # weight of compute at which weights below 1 are tested first
 _START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
 _PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()
-_STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the stream from off the wafer
+_STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the off-wafer stream
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Work of a step at the dies' peak rates: a quick lower bound."""
+    """Time of a step at the dies' peak rates: a quick lower bound."""
 
     work: LeastWork
     """Die-seconds of one sequence."""
     state_bytes: float
-    """Weights, gradients and optimiser state of the whole model."""
+    """Bytes of weights, gradients and optimiser state of the whole model."""
     streamed_share: float
     """Share of the off-wafer state that one micro-batch moves."""
 
     def bound_s(self, problem: Problem, layout: Layout) -> float:
-        """Lower bound of a layout; infinite where the state alone does not fit."""
+        """Lower bound of a layout; infinite if the state alone does not fit."""
         if self.state_bytes > self._memory_bytes(problem, layout):
             return float("inf")
         here = layout.micro_batch / layout.dies
@@ -41,7 +41,7 @@ class Roofline:
         return max(_step_s(problem, layout, self.work, here), streamed_s)
 
     def _memory_bytes(self, problem: Problem, layout: Layout) -> float:
-        """Memory on all dies of a pipeline and off its wafers; it holds one copy of the state."""
+        """Memory of all dies of a pipeline and off its wafers; it holds one copy of the state."""
         memory = layout.dies * layout.stages * problem.capacity_bytes
         if problem.stream is not None:
             wafers = problem.wafer.wafer_count // layout.replicas
@@ -61,7 +61,7 @@ class Roofline:
 
 
 def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.0) -> float:
-    """Seconds of a step that has a share of this work and nothing else."""
+    """Seconds of a step that consists only of a share of this work."""
     blocks = problem.blocks(layout)
     loads = [count * work.block_s for count in blocks]
     loads[0] += work.before_s
@@ -93,8 +93,8 @@ def any_placement_bound(problem: Problem) -> float:
     """Lower bound over any placement: all dies busy, each operator at its fastest split.
 
     Unlike the bound of a search, it also holds for stages of unequal shape and for operators on
-    disjoint groups of dies: an operator that is evenly split over one of the group sizes, with one
-    of the micro-batches of `Problem.layouts`, keeps its dies busy for at least so long. Memory,
+    disjoint groups of dies: it is the least time that an operator occupies its dies if it is evenly
+    split over one of the group sizes, with one of the micro-batches of `Problem.layouts`. Memory,
     collectives and idle stages are ignored. Every group size is priced, which takes seconds for
     large wafers.
 
@@ -112,7 +112,7 @@ def any_placement_bound(problem: Problem) -> float:
     >>> roofline_s <= any_placement_bound(problem) < 2 * roofline_s
     True
     """
-    shares = {(each.dies, each.micro_batch) for each in problem.layouts()}
+    shares = {(layout.dies, layout.micro_batch) for layout in problem.layouts()}
     operators = problem.work.operators
     least = [float("inf")] * len(operators)
     for dies, micro_batch in sorted(shares):
@@ -138,13 +138,14 @@ def roofline(problem: Problem) -> Roofline:
     True
     """
     spec = optimizer(problem.training.optimizer)
-    each = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
+    parameter_bytes = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
     directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
     off = problem.wafer.off_wafer
     busier = max(directions) if off is not None and off.duplex else sum(directions)
-    kept = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
-    moved = min(busier / each, kept) * (1.0 - 1e-9)
-    state = each * problem.work.parameters
+    # Weights stay on the wafer.
+    streamed_share = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)
+    moved = min(busier / parameter_bytes, streamed_share) * (1.0 - 1e-9)
+    state = parameter_bytes * problem.work.parameters
     seconds = dict.fromkeys(PARTS, 0.0)
     if not problem.volume:
         for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
@@ -154,7 +155,7 @@ def roofline(problem: Problem) -> Roofline:
 
 
 def quickest_s(problem: Problem) -> float:
-    """Lower bound over all layouts of a wafer: the least of their rooflines."""
+    """Lower bound over all layouts of a wafer: the minimum of their rooflines."""
     over = roofline(problem)
     every = problem.layouts()
     return min(over.bound_s(problem, layout) for layout in every)
@@ -164,18 +165,18 @@ def _least_s(problem: Problem) -> list[float]:
     """Die-seconds of each operator for one sequence, a lower bound for every split.
 
     Products run at the peak rate, since their memory traffic depends on the buffer. All other
-    operators scale with their rows, so that a part takes no less than its share.
+    operators scale with their rows, so that a part takes at least its share of the time.
     """
     chip = problem.chip.replace(launch_latency_s=0.0)
     every = [passes(op.spec) for op in problem.work.operators]
     flat = [(spec, 1) for some in every for spec in some]
     bounds = iter(estimate_costs(loose("roofline", flat), chip, bounds_only=True).time_s(0)[0])
-    found = []
+    seconds = []
     for spec, *backward in every:
         scaled = sum(float(next(bounds)) for _ in (spec, *backward))
         product_s = 3.0 * spec.flops / chip.peak_flops()
-        found.append(product_s if "gemm" in spec.kind else scaled)
-    return found
+        seconds.append(product_s if "gemm" in spec.kind else scaled)
+    return seconds
 
 
 def tight_bound(
@@ -187,19 +188,20 @@ def tight_bound(
 ) -> float:
     """Return the best of several Lagrangian relaxations of one layout.
 
-    Each drops the constraints that couple operators across the chain of a block, and replaces the
-    memory limit by a price: at every price the relaxation is a lower bound for mappings that fit.
+    Each relaxation drops the constraints that couple operators across the chain of a block and
+    replaces the memory limit by a price (multiplier): at every price it is a lower bound for
+    mappings that fit.
 
     Parameters
     ----------
     problem, layout
-        What is bounded.
+        The problem and the layout to bound.
     relaxation
-        Of the compiled layout.
+        Relaxation of the compiled layout.
     least_s
-        A bound that is known already.
+        A known lower bound.
     enough_s
-        A bound that need not be improved.
+        Value at which the bound need not be improved further.
     """
     scale = _scale(problem, layout, relaxation.bound(1.0, 0.0)[0])
     best, price = _priced(relaxation, 1.0, 0.0, scale, enough_s)
@@ -238,10 +240,10 @@ def _streamed(relaxation: _core.Relaxation, scale: float, enough_s: float) -> fl
 def priced_mappings(
     problem: Problem, layout: Layout, relaxation: _core.Relaxation, free_s: float
 ) -> list[Any]:
-    """Operator mappings of relaxations with rising prices of memory.
+    """Return operator mappings of relaxations with rising prices of memory.
 
-    They are chosen together along the chain of a block, so that they are good starts where memory
-    is scarce and no single change helps.
+    They are chosen jointly along the chain of a block, so that they are good starts if memory is
+    scarce and no single change helps.
     """
     scale = _scale(problem, layout, free_s)
     weights = ((1.0, 0.0),) if problem.stream is None else ((1.0, 0.0), (1.0, 0.5))
@@ -253,7 +255,7 @@ def priced_mappings(
 
 
 def _scale(problem: Problem, layout: Layout, free: float) -> float:
-    """Time of a block per byte of a die's memory: the scale of prices."""
+    """Return the scale of prices: time of a block per byte of a die's memory."""
     passes = problem.batches(layout) * problem.work.blocks
     return free / passes / problem.capacity_bytes
 
@@ -263,8 +265,8 @@ def _priced(
 ) -> tuple[float, float]:
     """Return the best bound over prices of memory, and that price.
 
-    The bound is the larger of a concave function of the price and of its value at price zero. Once
-    it falls, or is back at that value, it does not rise again.
+    The bound is the maximum of a concave function of the price and its value at price zero. Once
+    it falls, or has returned to that value, it does not rise again.
     """
     free = relaxation.bound(theta, 0.0, phi, enough_s)[0]
     tried = {float("-inf"): free}
@@ -294,7 +296,7 @@ def quick_bound(
     free: float,
     enough_s: float = float("inf"),
 ) -> float:
-    """Bound one layout before it is searched: at price zero, and at a few prices if it streams.
+    """Bound one layout before it is searched: at price zero, and at more prices if it streams.
 
     Parameters
     ----------

@@ -2,11 +2,11 @@
 
 Pairs of classes are listed by shape, number and micro-batch, with blocks split such that the
 slowest stage has least work. The most promising by a bound on their work are improved: each class
-briefly in isolation, then one after the other, each given the times of the other. They keep at
-least as many dies busy as stages of one shape do at most.
+briefly in isolation, then in turn given the times of the other class. Pairs use at least as many
+dies as the layout of one shape that uses most.
 
-A study of fault maps searches many wafers that differ in dead dies alone: `KnownClasses` scores a
-pair found on one of them on the next wherever it fits, and improves only a few new pairs.
+A study of fault maps searches many wafers that differ only in dead dies: `KnownClasses` evaluates a
+pair found on one of them on the next if it fits, and improves only a few new pairs.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from phaze_fast.wafer.search.result import Effort
 Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
 Rank = tuple[bool, float]
-"""Whether it does not fit; and the bytes over the limit, or the time. Smaller is better."""
+"""Whether a mapping exceeds memory, and the excess in bytes or else its time. Smaller is better."""
 Batches = tuple[int, int]
-"""Sequences of a micro-batch, and replicas."""
+"""Sequences of a micro-batch, and number of replicas."""
 
-_MOST_STAGES = 6  # of both classes
-_MICROBATCHES = 3  # of the best layouts of one shape
+_MOST_STAGES = 6  # limit for both classes together
+_MICROBATCHES = 3  # taken from the best layouts of one shape
 _IMPROVED = 24  # pairs that are improved briefly
 _FIRST_STEPS = 300
-_LOSSES = (0.1, 0.03)  # accepted at first by an annealing, relative; one for each round
+_LOSSES = (0.1, 0.03)  # initial relative loss that annealing accepts, per round
 _ISOLATED = 4  # a class in isolation is annealed for a quarter of the steps
-_SCORED = 4  # known pairs that are scored on each wafer
-_NEW = 2  # pairs of a micro-batch that are improved on each
-_LONGER = 5  # times the steps, for the best of them
-_PLACED = 16  # pairs that are tested for a place
-_NEAR = 1.02  # times the time to beat: worth scoring
+_SCORED = 4  # known pairs evaluated on each wafer
+_NEW = 2  # new pairs per micro-batch improved on each wafer
+_LONGER = 5  # factor on the steps for the best pair
+_PLACED = 16  # pairs for which placement is attempted
+_NEAR = 1.02  # factor on the time to beat below which a pair is evaluated
 
 
 def ranked(time_s: float, over_bytes: float) -> Rank:
-    """Rank a step by its time, or by the bytes it exceeds memory by."""
+    """Rank a step by its time, or by the bytes by which it exceeds memory."""
     return (over_bytes > 0, over_bytes if over_bytes > 0 else time_s)
 
 
@@ -62,7 +62,7 @@ def rank_of(mapping: _core.Mapping) -> Rank:
 
 
 def assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
-    """Assign operator mappings; false where they are not legal."""
+    """Assign operator mappings; return false if they are not legal."""
     try:
         mapping.assign(op_mappings)
     except InvalidInputError:
@@ -72,7 +72,9 @@ def assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
 
 def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[float, Pair]:
     """Split blocks by the work of each class; return a bound on the step and the pair."""
-    units = tuple(w.block_s for w, each in zip(work, pair, strict=True) for _ in range(each.stages))
+    units = tuple(
+        w.block_s for w, layout in zip(work, pair, strict=True) for _ in range(layout.stages)
+    )
     ends = (work[0].before_s, work[1].behind_s)
     blocks = balanced_split(problem.work.blocks, units, ends)
     loads = [unit * count for unit, count in zip(units, blocks, strict=True)]
@@ -83,11 +85,11 @@ def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[fl
 
 
 def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pair]:
-    """Pairs that may take less than a time, the least work first."""
+    """Return the pairs whose bound is below a time, least work first."""
     peak = roofline(problem).work
-    found = []
+    bounded_pairs = []
     for pair in pairs:
-        shares = [each.micro_batch / each.dies for each in pair]
+        shares = [layout.micro_batch / layout.dies for layout in pair]
         rates = [
             peak._replace(
                 before_s=peak.before_s * share,
@@ -98,48 +100,48 @@ def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pai
         ]
         if _shared(problem, pair, rates)[0] >= below_s:
             continue
-        least_s, shared = _shared(problem, pair, [problem.least_work(each) for each in pair])
+        least_s, shared = _shared(problem, pair, [problem.least_work(layout) for layout in pair])
         if least_s < below_s:
-            found.append((least_s, shared))
-    return [pair for _, pair in sorted(found)]
+            bounded_pairs.append((least_s, shared))
+    return [pair for _, pair in sorted(bounded_pairs)]
 
 
 def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _IMPROVED) -> list[Pair]:
-    """Return the first pairs that fit on the wafer; two of those that differ in sides alone."""
-    found: list[Pair] = []
+    """Return the first pairs that fit on the wafer; at most two that differ only in their sides."""
+    placed: list[Pair] = []
     seen: list[tuple[Any, ...]] = []
     for pair in pairs:
-        sizes = tuple((each.dies, each.blocks, each.micro_batch) for each in pair)
+        sizes = tuple((layout.dies, layout.blocks, layout.micro_batch) for layout in pair)
         if seen.count(sizes) < 2 and not classes_fault(problem, pair):
             seen.append(sizes)
-            found.append(pair)
-        if len(found) == most:
+            placed.append(pair)
+        if len(placed) == most:
             break
-    return found
+    return placed
 
 
 def _with_blocks(pair: Pair, blocks: Sequence[int]) -> Pair:
     first, second = pair
-    given = tuple(blocks)
+    all_blocks = tuple(blocks)
     return (
-        replace(first, blocks=given[: first.stages]),
-        replace(second, blocks=given[first.stages :]),
+        replace(first, blocks=all_blocks[: first.stages]),
+        replace(second, blocks=all_blocks[first.stages :]),
     )
 
 
 def class_pairs(
     problem: Problem, layouts: Iterable[Layout], micro_batches: Iterable[int], replicas: int = 1
 ) -> Iterator[Pair]:
-    """List pairs of classes with enough dies for both, without blocks.
+    """List pairs of classes that fit the number of dies; blocks are not assigned yet.
 
     Parameters
     ----------
     problem
         The model, the wafer and the step.
     layouts
-        Layouts of one shape, whose shapes are paired.
+        Layouts of one shape; their shapes are combined to pairs.
     micro_batches
-        Micro-batches to be tried.
+        Micro-batches to try.
     replicas
         Data-parallel pipelines, each on an equal share of the wafers.
 
@@ -150,11 +152,11 @@ def class_pairs(
     >>> [(a.height, b.height) for a, b in class_pairs(problem, shapes, [16])]
     [(1, 4), (4, 1)]
     """
-    every = [each for each in layouts if each.replicas == replicas]
-    sides = sorted({(each.width, each.height) for each in every})
+    every = [layout for layout in layouts if layout.replicas == replicas]
+    sides = sorted({(layout.width, layout.height) for layout in every})
     wafers = problem.wafer.wafer_count // replicas
     alive = problem.wafer.dies * wafers
-    least = min(alive, max((each.dies * each.stages for each in every), default=0))
+    least = min(alive, max((layout.dies * layout.stages for layout in every), default=0))
     most = min(max(_MOST_STAGES, 2 * wafers), problem.work.blocks, _core.MAX_MAP_STAGES)
     for one, other in permutations(sides, 2):
         a, b = one[0] * one[1], other[0] * other[1]
@@ -168,7 +170,7 @@ def class_pairs(
                         Layout(*other, second, micro_batch, replicas=replicas),
                     )
                     batch = problem.training.global_batch
-                    if all(accepts_micro_batch(batch, each) for each in pair):
+                    if all(accepts_micro_batch(batch, layout) for layout in pair):
                         yield pair
 
 
@@ -178,27 +180,31 @@ def _rank(found: Evaluation) -> Rank:
 
 def _batches_of(known: Sequence[Known]) -> list[Batches]:
     """List micro-batches of the best known layouts, for each number of replicas."""
-    found: dict[int, dict[int, None]] = {}
+    micro_batches: dict[int, dict[int, None]] = {}
     for layout, _ in known:
-        found.setdefault(layout.replicas, {})[layout.micro_batch] = None
-    return [(b, replicas) for replicas, some in found.items() for b in list(some)[:_MICROBATCHES]]
+        micro_batches.setdefault(layout.replicas, {})[layout.micro_batch] = None
+    return [
+        (b, replicas)
+        for replicas, some in micro_batches.items()
+        for b in list(some)[:_MICROBATCHES]
+    ]
 
 
 def ranked_pairs(
     problem: Problem, layouts: Iterable[Layout], batches: Iterable[Batches], below_s: float
 ) -> list[Pair]:
-    """List pairs that may take less than a time, the least work first.
+    """List the pairs whose bound is below a time, least work first.
 
     Parameters
     ----------
     problem
         The model, the wafer and the step.
     layouts
-        Layouts of one shape, whose shapes are paired.
+        Layouts of one shape; their shapes are combined to pairs.
     batches
-        Micro-batches and numbers of replicas to be tried.
+        Micro-batches and numbers of replicas to try.
     below_s
-        Only pairs below this time are of interest.
+        Pairs must take less than this time.
     """
     every = list(layouts)
     pairs = [pair for b, r in batches for pair in class_pairs(problem, every, [b], r)]
@@ -210,7 +216,7 @@ class ClassResult:
     """Result of a search over two classes of stages."""
 
     best: Evaluation | None
-    """None where none is fast enough."""
+    """Best mapping; None if none is fast enough."""
     evaluations: int
 
 
@@ -219,16 +225,21 @@ def _improved_isolated(
 ) -> tuple[list[Array], int]:
     """Improve one class in isolation; return its start, the result and the evaluations.
 
-    Given the other class, an improvement may not show: a step ends with the longer tail and waits
-    for the slowest stage of both, so that a change that pays only in both classes is missed.
+    Given the other class, an improvement may have no effect: a step ends with the longer tail and
+    is limited by the slowest stage of both, so that a change that pays only if made in both
+    classes would be missed.
     """
     mapping, layout = classes.isolated(which), classes.layouts[which]
     problem = classes.problem
     relaxation = mapping.relaxation()
     free, relaxed = relaxation.bound(1.0, 0.0)
-    alike = [m for each, m in known if (each.width, each.height) == (layout.width, layout.height)]
+    same_shape = [
+        m
+        for known_layout, m in known
+        if (known_layout.width, known_layout.height) == (layout.width, layout.height)
+    ]
     whole = replace(layout, blocks=())
-    starts = [relaxed, *alike, *priced_mappings(problem, whole, relaxation, free)]
+    starts = [relaxed, *same_shape, *priced_mappings(problem, whole, relaxation, free)]
     best, chosen, count = (True, float("inf")), relaxed, 0
     for op_mappings in (*starts, *plan_starts(problem, whole)):
         if not assigned(mapping, op_mappings):
@@ -243,7 +254,7 @@ def _improved_isolated(
 
 
 def _best_together(classes: Classes, some: Sequence[Sequence[Array]]) -> int:
-    """Assign the best of all pairs of operator mappings; return the number of pairs."""
+    """Assign the best combination of the classes' operator mappings; return how many there are."""
     best: tuple[Rank, tuple[Array, ...]] | None = None
     pairs = list(product(*some))
     for pair in pairs:
@@ -253,7 +264,7 @@ def _best_together(classes: Classes, some: Sequence[Sequence[Array]]) -> int:
         rank = ranked(score["time_s"], score["over_bytes"] + score["stream_over_bytes"])
         if best is None or rank < best[0]:
             best = rank, pair
-    assert best is not None  # each class has one at least
+    assert best is not None  # each class has at least one
     for mapping, op_mappings in zip(classes.mappings, best[1], strict=True):
         mapping.assign(op_mappings)
     return len(pairs)
@@ -267,7 +278,7 @@ def improved_classes(
     Parameters
     ----------
     problem, pair
-        What is mapped; layouts with their blocks.
+        The problem; layouts of both classes with their blocks.
     known
         Operator mappings of stages of one shape, to start from.
     steps
@@ -283,8 +294,8 @@ def improved_classes(
     classes = Classes(problem, pair)
     count, some = 0, []
     for which in (0, 1):
-        found, evaluations = _improved_isolated(classes, which, known, steps // _ISOLATED, seed)
-        some.append(found)
+        improved, evaluations = _improved_isolated(classes, which, known, steps // _ISOLATED, seed)
+        some.append(improved)
         count += evaluations
     for turn, loss in enumerate(_LOSSES):
         count += _best_together(classes, some)
@@ -296,8 +307,8 @@ def improved_classes(
 
 
 def rebalanced(problem: Problem, found: Evaluation) -> Pair:
-    """Split blocks again, by the times of the stages of a mapping."""
-    first, second = (each.layout for each in found.encoding.classes)
+    """Split the blocks again by the stage times of a mapping."""
+    first, second = (stage_class.layout for stage_class in found.encoding.classes)
     border = first.stages
     inner = [stage.load_s / stage.blocks for stage in found.stages]
     ends = [problem.least_work(first).before_s, problem.least_work(second).behind_s]
@@ -325,17 +336,17 @@ def search_classes(
     problem
         The model, the wafer and the step.
     layouts
-        Layouts of one shape, whose shapes are paired.
+        Layouts of one shape; their shapes are combined to pairs.
     known
-        The best of them with their operator mappings, the best first.
+        The best layouts with their operator mappings, best first.
     below_s
-        Only pairs below this time are of interest.
+        Pairs must take less than this time.
     effort, seed
         As for `search_mapping`.
     pool
         Threads; the answer does not depend on their number.
     late
-        Whether to stop.
+        Returns whether to stop.
     """
     if not known or not accepts_classes(problem) or late():
         return ClassResult(None, 0)
@@ -345,30 +356,32 @@ def search_classes(
     def tried(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
         try:
             return improved_classes(problem, pair, known, steps, seed)
-        except InvalidInputError:  # some operator cannot be split so
+        except InvalidInputError:  # some operator cannot be split like this
             return None
 
     looked_at = []
     chosen = placed_pairs(problem, ranked_pairs(problem, layouts, batches, below_s))
-    for found in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
-        if found is not None:
-            looked_at.append(found[0])
-            count += found[1]
+    for outcome in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
+        if outcome is not None:
+            looked_at.append(outcome[0])
+            count += outcome[1]
     looked_at.sort(key=_rank)
-    again = [rebalanced(problem, found) for found in looked_at[: effort.promising]]
-    for found in pool.map(lambda pair: tried(pair, effort.steps), again):
-        if found is not None:
-            looked_at.append(found[0])
-            count += found[1]
-    fitting = [found for found in looked_at if found.fits and found.time_s < below_s]
+    again = [rebalanced(problem, evaluation) for evaluation in looked_at[: effort.promising]]
+    for outcome in pool.map(lambda pair: tried(pair, effort.steps), again):
+        if outcome is not None:
+            looked_at.append(outcome[0])
+            count += outcome[1]
+    fitting = [
+        evaluation for evaluation in looked_at if evaluation.fits and evaluation.time_s < below_s
+    ]
     return ClassResult(min(fitting, key=_rank, default=None), count)
 
 
 def _batches(problem: Problem, layout: Layout) -> list[Batches]:
-    """Micro-batch of a layout and the next smaller one, since two stages keep more of them."""
+    """Micro-batch of a layout and the next smaller one, since two stages store more of them."""
     share, b = problem.training.global_batch // layout.replicas, layout.micro_batch
-    smaller = [each for each in range(1, b) if share % each == 0][-1:]
-    return [(each, layout.replicas) for each in (b, *smaller)]
+    smaller = [divisor for divisor in range(1, b) if share % divisor == 0][-1:]
+    return [(divisor, layout.replicas) for divisor in (b, *smaller)]
 
 
 class KnownClasses:
@@ -379,7 +392,7 @@ class KnownClasses:
     steps
         Evaluations of each annealing of a pair.
     seed
-        Of all random choices.
+        Seed of all random choices.
     """
 
     def __init__(self, steps: int, seed: int) -> None:
@@ -395,18 +408,18 @@ class KnownClasses:
         below_s: float,
         pool: ThreadPoolExecutor,
     ) -> float:
-        """Time of the fastest pair on one wafer; infinite where none is below a time.
+        """Time of the fastest pair on one wafer; infinite if none is below `below_s`.
 
         Parameters
         ----------
         problem
             The model, the wafer and the step.
         layouts
-            Layouts of one shape, whose shapes are paired.
+            Layouts of one shape; their shapes are combined to pairs.
         known
-            The best of them with their operator mappings, the best first.
+            The best layouts with their operator mappings, best first.
         below_s
-            Only pairs below this time are of interest.
+            Pairs must take less than this time.
         pool
             Threads; the answer does not depend on their number.
         """
@@ -423,12 +436,16 @@ class KnownClasses:
             new = placed_pairs(problem, new, _NEW)
             return self._improved(problem, new, known, pool, self.steps)
 
-        found = [each for batches in _batches(problem, known[0][0]) for each in tried(batches)]
-        if found:  # the best at length, its blocks shared out again
-            best = min(found, key=lambda each: each.time_s)
+        evaluations = [
+            evaluation
+            for batches in _batches(problem, known[0][0])
+            for evaluation in tried(batches)
+        ]
+        if evaluations:  # improve the best with more steps and its blocks split again
+            best = min(evaluations, key=lambda evaluation: evaluation.time_s)
             steps = _LONGER * self.steps
-            found += self._improved(problem, [rebalanced(problem, best)], known, pool, steps)
-        return min([best_s, *(each.time_s for each in found)])
+            evaluations += self._improved(problem, [rebalanced(problem, best)], known, pool, steps)
+        return min([best_s, *(evaluation.time_s for evaluation in evaluations)])
 
     def _is_new(self, pair: Pair) -> bool:
         return pair not in self.mappings and pair not in self.lost
@@ -437,15 +454,15 @@ class KnownClasses:
         """Return the times of the best known pairs that fit on the wafer."""
         near = [pair for pair, (time_s, _) in self.mappings.items() if time_s < _NEAR * below_s]
         near.sort(key=lambda pair: (self.mappings[pair][0], pair))
-        found = []
+        times_s = []
         for pair in placed_pairs(problem, near[:_PLACED], _SCORED):
             classes = Classes(problem, pair)
             for mapping, op_mappings in zip(classes.mappings, self.mappings[pair][1], strict=True):
                 mapping.assign(op_mappings)
             score = classes.score()
             if score["over_bytes"] + score["stream_over_bytes"] <= 0.0:
-                found.append(score["time_s"])
-        return found
+                times_s.append(score["time_s"])
+        return times_s
 
     def _improved(
         self,
@@ -455,22 +472,22 @@ class KnownClasses:
         pool: ThreadPoolExecutor,
         steps: int,
     ) -> list[Evaluation]:
-        """Improve pairs, and keep those that fit into memory."""
+        """Improve pairs, and store those that fit in memory."""
 
         def improved(pair: Pair) -> Evaluation | None:
             try:
                 return improved_classes(problem, pair, known, steps, self.seed)[0]
-            except InvalidInputError:  # some operator cannot be split so
+            except InvalidInputError:  # some operator cannot be split like this
                 return None
 
-        found = []
+        fitting = []
         for pair, scored in zip(pairs, pool.map(improved, pairs), strict=True):
             if scored is None or not scored.fits:
-                self.lost.add(pair)  # memory is as short wherever dies are dead
+                self.lost.add(pair)  # it does not fit on any other fault map either
                 continue
             first, second = scored.encoding.classes
             arrays = (first.arrays(problem)[0], second.arrays(problem)[0])
             if scored.time_s < self.mappings.get(pair, (float("inf"),))[0]:
                 self.mappings[pair] = (scored.time_s, arrays)
-            found.append(scored)
-        return found
+            fitting.append(scored)
+        return fitting

@@ -20,7 +20,7 @@ from phaze_fast.wafer.mapping.problem import Problem
 
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
-    """Raise where a value is no whole number in a range."""
+    """Return a whole number; raise an error if it is not one, or out of range."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInputError(
             f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
@@ -34,11 +34,11 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
     Parameters
     ----------
     problem
-        What is mapped.
+        The model, the wafer and the step.
     layouts
-        Layouts it holds for; by default all of one shape.
+        Layouts for which the bound holds; by default all of one shape.
     classes
-        Whether it also holds for stages of any shapes and for operators on disjoint groups.
+        Whether the bound also holds for stages of any shapes and operators on disjoint groups.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
 
 
 def no_layout(problem: Problem) -> str:
-    """Message that no layout of a wafer suits a model."""
+    """Return the message that no layout of a wafer is valid for a model."""
     return (
         f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
         f"{problem.model.name} can be split"
@@ -90,7 +90,7 @@ def no_layout(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to search.
+    """Effort of a search.
 
     Examples
     --------
@@ -99,16 +99,16 @@ class Effort:
     """
 
     seeds: int = 4
-    """Annealings of each promising layout."""
+    """Number of annealing runs per promising layout."""
     steps: int = 20_000
-    """Evaluations of each annealing."""
+    """Evaluations per annealing run."""
     promising: int = 6
-    """Layouts that are annealed."""
+    """Number of layouts that are annealed."""
     budget_s: float | None = None
-    """Seconds after which no further layout is visited; the answer then depends on the machine."""
+    """Seconds after which no further layout is visited; the result then depends on the machine."""
     stop: Callable[[], bool] | None = None
-    """Called now and then: true to visit no further layouts, as if the budget were spent. Other
-    processes do not call it."""
+    """Called periodically; if it returns true, no further layout is visited, as if the budget were
+    spent. Worker processes do not call it."""
 
     def __post_init__(self) -> None:
         for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
@@ -131,13 +131,13 @@ class MappingResult(Table):
 
     problem: Problem
     best: Evaluation
-    """Where nothing fits, the mapping that comes closest; see `Evaluation.fits`."""
+    """Best mapping; if nothing fits, the one that exceeds memory least (see `Evaluation.fits`)."""
     bound_s: float
     """A lower bound on the time of every mapping of `bound_space`."""
     evaluations: int
     seconds: float
     kernel_s: float
-    """Core seconds of incremental evaluations."""
+    """CPU seconds of incremental evaluations."""
     kernel_evaluations: int
     layouts: int
     pruned: int
@@ -146,17 +146,17 @@ class MappingResult(Table):
     """Layouts not visited because the budget ran out."""
     seed: int
     bound_space: str = ""
-    """Which mappings the bound holds for, in words."""
+    """Description of the mappings for which the bound holds."""
     runners_up: tuple[Evaluation, ...] = field(repr=False, default=())
     """Best mapping of each of the other promising layouts."""
 
     @property
     def gap(self) -> float:
-        """Relative gap between the best time and the bound; 1 where nothing fits."""
+        """Relative gap between the best time and the bound; 1 if nothing fits."""
         return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
 
     def proof(self) -> dict[str, Any]:
-        """Bound, gap and bound space as plain data; null bound and gap where nothing fits."""
+        """Bound, gap and bound space as plain data; bound and gap are null if nothing fits."""
         fits = self.best.fits
         return {
             "bound": self.bound_s if fits else None,
@@ -181,7 +181,7 @@ class MappingResult(Table):
         }
 
     def faults(self) -> dict[str, Any]:
-        """Return dead dies and links by row and column; empty where none is."""
+        """Return dead dies and links by row and column; empty if there are none."""
         wafer = self.problem.wafer
         if not (wafer.dead or wafer.dead_links):
             return {}
@@ -193,24 +193,26 @@ class MappingResult(Table):
 
     def to_columns(self) -> dict[str, Any]:
         """Return the best mapping and those of the other promising layouts as a table."""
-        return joined_columns([found.to_row() for found in (self.best, *self.runners_up)])
+        return joined_columns([evaluation.to_row() for evaluation in (self.best, *self.runners_up)])
 
     def to_record(self) -> dict[str, Any]:
-        """Return all but the problem as plain data that `from_record` reads."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "problem"}
-        kept["bound_s"] = self.bound_s if math.isfinite(self.bound_s) else None
-        kept["best"] = self.best.to_dict()
-        kept["runners_up"] = [found.to_dict() for found in self.runners_up]
-        return kept
+        """Return all fields except the problem as plain data, which `from_record` reads."""
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "problem"}
+        record["bound_s"] = self.bound_s if math.isfinite(self.bound_s) else None
+        record["best"] = self.best.to_dict()
+        record["runners_up"] = [evaluation.to_dict() for evaluation in self.runners_up]
+        return record
 
     @classmethod
     def from_record(cls, problem: Problem, data: Mapping[str, Any]) -> MappingResult:
-        """Read what `to_record` returned for the same problem."""
-        kept = dict(data)
-        kept["bound_s"] = float("inf") if kept["bound_s"] is None else kept["bound_s"]
-        kept["best"] = Evaluation.from_dict(kept["best"])
-        kept["runners_up"] = tuple(Evaluation.from_dict(each) for each in kept["runners_up"])
-        return cls(problem=problem, **kept)
+        """Read the output of `to_record` for the same problem."""
+        values = dict(data)
+        values["bound_s"] = float("inf") if values["bound_s"] is None else values["bound_s"]
+        values["best"] = Evaluation.from_dict(values["best"])
+        values["runners_up"] = tuple(
+            Evaluation.from_dict(evaluation) for evaluation in values["runners_up"]
+        )
+        return cls(problem=problem, **values)
 
     def __str__(self) -> str:
         sure = f"bound {format_time(self.bound_s)}, gap {self.gap:.1%}"

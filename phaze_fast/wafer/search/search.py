@@ -1,4 +1,4 @@
-"""The search for the fastest mapping of a model on a wafer, with a bound that none can beat.
+"""The search for the fastest mapping of a model on a wafer, with a lower bound.
 
 Layouts are visited in the order of a quick bound, in batches of a fixed size; a layout whose bound
 is no better than the best mapping so far is pruned. Each of the others gets start mappings - plans
@@ -56,28 +56,28 @@ from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
-"""Called with layouts done, layouts in all, and the best time so far (infinite at first)."""
+"""Called with layouts done, total layouts, and the best time so far (infinite at first)."""
 
 _LAST: Rank = (True, float("inf"))
-_BATCH = 16  # layouts between two updates of the best so far
-_TIGHTENED = 4  # bounds at a time
+_BATCH = 16  # layouts between two updates of the incumbent
+_TIGHTENED = 4  # bounds tightened at a time
 _FIRST_STEPS = 3_000
-_NEAR = 1.2  # times the best so far: worth single changes in the survey
-_LOSS = 0.03  # relative loss that an annealing accepts at first
-_LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
-_WORTH = 1e-3  # share of a step that two classes of stages must gain
+_NEAR = 1.2  # factor on the incumbent below which the survey tries single changes
+_LOSS = 0.03  # initial relative loss that annealing accepts
+_LOSSES = (0.03, 0.1, 0.3)  # the same for successive seeds
+_WORTH = 1e-3  # relative gain required of two classes of stages
 
 
 @dataclass
 class Tried:
-    """One layout that was visited."""
+    """State of one visited layout."""
 
     layout: Layout
     bound_s: float
     rank: Rank
     operator_mappings: Any
     mapping: Any
-    """The compiled layout; None where it was pruned or the budget ran out."""
+    """The compiled layout; None if it was pruned or the budget ran out."""
     evaluations: int = 0
     kernel_s: float = 0.0
     kernel_evaluations: int = 0
@@ -114,13 +114,13 @@ class _Search:
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
         self.begun = False
-        self.missing = False  # whether the state fits in no layout
+        self.missing = False  # whether the state fits in none of the layouts
         self.count = 0
 
     # ---- one layout ----
 
     def visit(self, task: tuple[Layout, float, float]) -> Tried | None:
-        """Bound one layout and improve a few starts; None where some operator cannot be split."""
+        """Bound one layout and improve a few starts; None if some operator cannot be split."""
         layout, least_s, best = task
         if self.begun and self.late():
             return Tried(layout, least_s, _LAST, None, None)
@@ -131,7 +131,7 @@ class _Search:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
             return None
-        self.begun = True  # one layout is visited, even without budget
+        self.begun = True  # at least one layout is visited, even without budget
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
@@ -140,9 +140,9 @@ class _Search:
             tried.bound_s = bound = self.tighten(tried, best, relaxation)
         if bound >= best:
             return tried
-        given = self.starts.get(layout, [])
-        self.start(tried, (relaxed, *given, *plan_starts(self.problem, layout)))
-        if tried.rank[0] and bound < float("inf"):  # memory is short
+        known_starts = self.starts.get(layout, [])
+        self.start(tried, (relaxed, *known_starts, *plan_starts(self.problem, layout)))
+        if tried.rank[0] and bound < float("inf"):  # memory is exceeded
             self.start(tried, priced_mappings(self.problem, layout, relaxation, free))
         mapping.assign(tried.operator_mappings)
         began = time.thread_time()
@@ -158,7 +158,7 @@ class _Search:
         return tried
 
     def start(self, tried: Tried, starts: Iterable[Array]) -> None:
-        """Keep the best of several start mappings of a layout."""
+        """Store the best of several start mappings of a layout."""
         for op_mappings in starts:
             if not assigned(tried.mapping, op_mappings):
                 continue
@@ -176,7 +176,7 @@ class _Search:
             return tried
         if (
             mapping.mapping_count() <= 2.0 * self.effort.seeds * self.effort.steps
-        ):  # few enough to try all
+        ):  # few enough for enumeration
             tried.operator_mappings, _, evaluations = mapping.exhaust()
             mapping.assign(tried.operator_mappings)
             tried.evaluations += evaluations
@@ -204,11 +204,11 @@ class _Search:
         mapping.assign(op_mappings)
         began = time.thread_time()
         loss = _LOSSES[seed % len(_LOSSES)]
-        found, _, count = mapping.anneal(seed, self.effort.steps, loss)
+        annealed_mappings, _, count = mapping.anneal(seed, self.effort.steps, loss)
         tried.kernel_s += time.thread_time() - began
         tried.kernel_evaluations += count
         tried.evaluations += count
-        return rank_of(mapping), found
+        return rank_of(mapping), annealed_mappings
 
     def tighten(
         self, tried: Tried, enough_s: float, relaxation: _core.Relaxation | None = None
@@ -219,34 +219,37 @@ class _Search:
         return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
 
     def certify(self, pool: ThreadPoolExecutor, seen: list[Tried], best: float) -> None:
-        """Tighten the lowest bounds until the lowest of all is tight."""
+        """Tighten the lowest bounds until the lowest one is tight."""
         seen = sorted(seen, key=lambda tried: (tried.bound_s, tried.layout))
         while seen and seen[0].bound_s < min([best, *self.bounds]):
             lowest, seen = seen[:_TIGHTENED], seen[_TIGHTENED:]
             self.bounds += pool.map(lambda tried: self.tighten(tried, best), lowest)
         self.bounds += [tried.bound_s for tried in seen]
 
-    # ---- all of it ----
+    # ---- the whole search ----
 
     def layouts(self) -> list[tuple[float, Layout]]:
-        """List every layout with its quick bound: those with starts, then the lowest bound first.
+        """List every layout with its quick bound: those with starts, then by increasing bound.
 
-        Where the state fits in none, those with most memory are visited: they say how much is
-        missing.
+        If the state fits in none, the layouts with most memory are visited, which shows how much
+        memory is missing.
         """
         problem = self.problem
         wanted = set(self.starts)
         wanted |= set(problem.layouts() if self.wanted is None else self.wanted)
-        queue = sorted((self.roofline.bound_s(problem, each), each) for each in wanted)
+        queue = sorted((self.roofline.bound_s(problem, layout), layout) for layout in wanted)
         self.count = len(queue)
-        queue.sort(key=lambda pair: pair[1] not in self.starts)  # never skipped
+        # Layouts with starts come first, so that they are never skipped.
+        queue.sort(key=lambda pair: pair[1] not in self.starts)
         if queue and min(queue)[0] == float("inf") == self.below_s:
             self.missing = True
-            return [(0.0, each) for each in sorted((each for _, each in queue), key=_by_memory)]
+            return [
+                (0.0, layout) for layout in sorted((layout for _, layout in queue), key=_by_memory)
+            ]
         return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
-        """Visit layouts in batches; pruned layouts are counted and their bounds kept."""
+        """Visit layouts in batches; pruned layouts are counted and their bounds recorded."""
         seen: list[Tried] = []
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
@@ -256,15 +259,15 @@ class _Search:
                 self.bounds.append(min(queue[at:])[0])
                 break
             batch = queue[at : at + _BATCH]
-            tasks = [(each, least, best) for least, each in batch if least < best]
+            tasks = [(layout, least, best) for least, layout in batch if least < best]
             self.pruned += len(batch) - len(tasks)
             self.bounds += [least for least, _ in batch if least >= best]
-            given = best
+            batch_limit_s = best
             for tried in pool.map(self.visit, tasks):
                 if tried is None:
                     continue
                 if tried.rank == _LAST:
-                    late = tried.bound_s < given
+                    late = tried.bound_s < batch_limit_s
                     self.unseen += late
                     self.pruned += not late
                     self.bounds.append(tried.bound_s)
@@ -279,14 +282,14 @@ class _Search:
     def promising(self, seen: list[Tried]) -> list[Tried]:
         """Return the best layouts, and half as many that do not fit yet and could be faster."""
         most = self.effort.promising
-        most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # near alike
+        most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # similar layouts
         best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
         hopeful = [t for t in seen[most:] if t.rank[0] and t.bound_s < best]
         hopeful.sort(key=lambda tried: (tried.rank, tried.layout))
         return seen[:most] + hopeful[: (most + 1) // 2]
 
     def run(self) -> MappingResult | None:
-        """Search; None where bounds prune everything below `below_s`."""
+        """Run the search; None if bounds prune all layouts below `below_s`."""
         queue = self.layouts()
         with ThreadPoolExecutor(self.threads) as pool:
             seen = self.survey(pool, queue)
@@ -326,9 +329,9 @@ class _Search:
     def classes(
         self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
     ) -> ClassResult:
-        """Try two classes of stages, from the best layouts of one; not where layouts are given.
+        """Try two classes of stages, starting from the best layouts; not if layouts are given.
 
-        What they gain must be worth a mapping that is less simple, and a bound that is weaker.
+        The gain must justify a more complex mapping and a weaker bound.
         """
         if self.wanted is not None or self.missing:
             return ClassResult(None, 0)
@@ -367,35 +370,35 @@ def search_mapping(
     seed
         Seed of all random choices; the same seed gives the same answer.
     threads
-        Threads, at most; the answer does not depend on them.
+        Maximum number of threads; the result does not depend on it.
     starts
-        Further mappings to start from, as (layout, operator mappings).
+        Additional mappings to start from, as (layout, operator mappings).
     progress
-        Called now and then.
+        Called periodically.
     wanted
         Layouts to search; by default all.
 
     Returns
     -------
     MappingResult
-        The best mapping, a bound, and counts. Where nothing fits, `best.fits` is false and
-        `best.reason` says by how much.
+        The best mapping, a bound, and counts. If nothing fits, `best.fits` is false and
+        `best.reason` gives the missing memory.
 
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> from phaze_fast import models
     >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
-    >>> found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
-    >>> found.best.fits and found.bound_s <= found.best.time_s
+    >>> result = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
+    >>> result.best.fits and result.bound_s <= result.best.time_s
     True
     """
-    found = _Search(
+    result = _Search(
         problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
     ).run()
-    if found is None:
+    if result is None:
         raise InvalidInputError(no_layout(problem))
-    return found
+    return result
 
 
 def search_below(
@@ -413,7 +416,7 @@ def search_below(
     Returns
     -------
     tuple
-        The result, None where bounds prune every layout; and the bound itself.
+        The result, None if bounds prune every layout; and the bound itself.
     """
     search = _Search(problem, effort, seed, threads, starts, progress, below_s, wanted)
     return search.run(), search.bound_s
@@ -441,7 +444,7 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
     return {
         "bound_s": bound_s if math.isfinite(bound_s) else None,
         "result": None if result is None else result.to_record(),
-        # A result that a budget or an interrupt cut short is not cached.
+        # A result that was cut short by a budget or an interrupt is not cached.
         "cut": (means.stop is not None and means.stop())
         or (means.budget_s is not None and (result is None or result.seconds >= means.budget_s)),
     }
@@ -473,27 +476,27 @@ def search_task(
     starts
         Mappings to start from.
     below_s
-        Only mappings below this time are of interest.
+        Mappings must take less than this time.
     wanted
-        Layouts: ``all``, ``linear`` (runs of ranks), or one.
+        Layouts: ``all``, ``linear`` (consecutive ranks), or one layout.
     """
     settings = asdict(replace(effort, budget_s=None, stop=None))
     del settings["budget_s"], settings["stop"]
-    given = {
+    task_data = {
         "effort": settings,
         "seed": seed,
         "below_s": below_s if math.isfinite(below_s) else None,
-        "starts": [found.encoding.to_list() for found in starts],
+        "starts": [evaluation.encoding.to_list() for evaluation in starts],
         "wanted": asdict(wanted) if isinstance(wanted, Layout) else wanted,
     }
-    return Task(search_data, problem, given, effort.budget_s, effort.stop)
+    return Task(search_data, problem, task_data, effort.budget_s, effort.stop)
 
 
 def read_result(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:
-    """Read what `search_data` returns: the result, None where bounds prune all; the bound."""
+    """Read the output of `search_data`: the result, None if bounds prune all; the bound."""
     bound_s = float("inf") if data["bound_s"] is None else float(data["bound_s"])
-    kept = data["result"]
-    return None if kept is None else MappingResult.from_record(problem, kept), bound_s
+    record = data["result"]
+    return None if record is None else MappingResult.from_record(problem, record), bound_s
 
 
 def result_of(problem: Problem, data: Data) -> MappingResult:
@@ -502,7 +505,7 @@ def result_of(problem: Problem, data: Data) -> MappingResult:
     Raises
     ------
     InvalidInputError
-        Where no layout of the wafer suits the model.
+        If no layout of the wafer is valid for the model.
     """
     result, _ = read_result(problem, data)
     if result is None:
@@ -526,24 +529,24 @@ def search_mappings(
     Parameters
     ----------
     problems
-        A model, a wafer and a step each.
+        Problems, each with a model, a wafer and a step.
     effort, seed, threads, progress
         As for `search_mapping`.
     executor
-        Where they are searched: an executor, or one of the names of
+        Executor of the searches: an executor, or one of the names of
         `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads.
     resume
-        Directory of a journal; the same call goes on from it.
+        Directory of a journal, from which the same call resumes.
     cache
-        Folder of cached results, by content and by the version of the code that prices them.
+        Folder of cached results, keyed by content and by the version of the cost models.
     session
-        An open session to run in; executor, threads, resume and cache are then those of it.
+        An open session to run in, which then determines executor, threads, resume and cache.
 
     Examples
     --------
     >>> problems = [Problem("bertlarge", name) for name in ("dram-wafer", "dojo-tile-like")]
     >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
-    >>> [found.best.fits for found in search_mappings(problems, quick)]
+    >>> [result.best.fits for result in search_mappings(problems, quick)]
     [True, True]
     """
     tasks = [search_task(problem, effort or Effort(), seed) for problem in problems]

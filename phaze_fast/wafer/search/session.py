@@ -32,7 +32,7 @@ Call = Callable[[Problem, Data, "Means"], Data]
 
 @dataclass(frozen=True)
 class Means:
-    """Resources of a task; its result does not depend on them unless the budget ends."""
+    """Resources of a task; its result does not depend on them unless the budget runs out."""
 
     threads: int = 1
     budget_s: float | None = None
@@ -53,11 +53,11 @@ class Task:
     """Seconds after which the call may stop early; its result then has a true `cut` and is not
     cached."""
     stop: Callable[[], bool] | None = None
-    """Called now and then; true to stop early. Only where tasks run one after another."""
+    """Called periodically; if it returns true, the task stops early. Only for sequential tasks."""
 
     @cached_property
     def key(self) -> str:
-        """Hash of all that the result depends on; empty where operators are not a model's."""
+        """Hash of all inputs of the result; empty if operators were given in place of a model's."""
         posed = self.problem.digest
         name = f"{self.call.__module__}.{self.call.__qualname__}"
         return digest([name, posed, self.given]) if posed else ""
@@ -66,7 +66,7 @@ class Task:
 def _answered(
     threads: int, progress: Progress | None, tasks: list[tuple[int, Task]]
 ) -> list[tuple[Data | None, Exception | None]]:
-    """Run tasks; an error is a result as well."""
+    """Run tasks; an error is returned as a result."""
     answers: list[tuple[Data | None, Exception | None]] = []
     for _, task in tasks:
         try:
@@ -83,14 +83,14 @@ class Session:
     Parameters
     ----------
     executor
-        As `phaze_fast.runs.executors.Workers` takes it; None to run tasks one after another here,
-        each with all threads.
+        Executor as accepted by `phaze_fast.runs.executors.Workers`; None to run tasks
+        sequentially in this process, each with all threads.
     threads
-        Of this machine; all cores by default.
+        Threads on this machine; by default all cores.
     resume
-        Directory of a journal: a run that was stopped goes on from it.
+        Directory of a journal, from which a stopped run resumes.
     cache
-        Folder of the store of results; None for none.
+        Folder of the store of results; None to disable it.
 
     Examples
     --------
@@ -141,8 +141,8 @@ class Session:
     @property
     def notes(self) -> tuple[str, ...]:
         """Messages about the journal and the store."""
-        kept = [place.notes for place in (self._journal, self._store) if place is not None]
-        return (*self._notes, *(note for some in kept for note in some))
+        note_groups = [place.notes for place in (self._journal, self._store) if place is not None]
+        return (*self._notes, *(note for some in note_groups for note in some))
 
     def run(
         self,
@@ -150,16 +150,16 @@ class Session:
         progress: Progress | None = None,
         done: Callable[[int], None] | None = None,
     ) -> list[Data]:
-        """Run tasks, or look their results up.
+        """Run tasks, or look up their results.
 
         Parameters
         ----------
         tasks
-            None depends on another.
+            Independent tasks.
         progress
-            Handed to tasks that run one after another here.
+            Passed to tasks that run sequentially in this process.
         done
-            Called with the number of each task that has its result.
+            Called with the position of each task when its result is available.
 
         Returns
         -------
@@ -169,15 +169,15 @@ class Session:
         Raises
         ------
         PhazeError
-            The first error of a task, or that its worker was lost again and again.
+            The first error of a task, or a worker that failed repeatedly.
         """
         results = {at: self._found[t.key] for at, t in enumerate(tasks) if t.key in self._found}
-        kept = self._kept({at: t for at, t in enumerate(tasks) if at not in results and t.key})
-        results |= kept
-        self.recalled += len(kept)
-        self._found |= {tasks[at].key: data for at, data in kept.items()}
-        asked = tasks if self.sequential else [replace(task, stop=None) for task in tasks]
-        left = [(at, task) for at, task in enumerate(asked) if at not in results]
+        looked_up = self._kept({at: t for at, t in enumerate(tasks) if at not in results and t.key})
+        results |= looked_up
+        self.recalled += len(looked_up)
+        self._found |= {tasks[at].key: data for at, data in looked_up.items()}
+        runnable = tasks if self.sequential else [replace(task, stop=None) for task in tasks]
+        left = [(at, task) for at, task in enumerate(runnable) if at not in results]
         for at in results:
             if done is not None:
                 done(at)
@@ -200,13 +200,13 @@ class Session:
     def _kept(self, tasks: dict[int, Task]) -> dict[int, Data]:
         """Look results up in the journal, then in the store."""
         rows = self._journal.rows if self._journal is not None else {}
-        found = {at: rows[task.key]["result"] for at, task in tasks.items() if task.key in rows}
-        asked = {task.key.encode(): at for at, task in tasks.items() if at not in found}
-        stored = self._store.get_many(asked) if self._store is not None else {}
+        results = {at: rows[task.key]["result"] for at, task in tasks.items() if task.key in rows}
+        positions = {task.key.encode(): at for at, task in tasks.items() if at not in results}
+        stored = self._store.get_many(positions) if self._store is not None else {}
         for key, value in stored.items():
             with contextlib.suppress(ValueError):
-                found[asked[key]] = json.loads(value)
-        return found
+                results[positions[key]] = json.loads(value)
+        return results
 
     def _keep(self, task: Task, data: Data) -> None:
         if not task.key or data.get("cut"):

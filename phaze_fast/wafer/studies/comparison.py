@@ -38,16 +38,16 @@ ABLATIONS = {
     "no_placement": "dies numbered row by row and given out in that order",
     "no_architecture": "the wafer as given, not searched",
 }
-"""What each ablation removes."""
+"""Description of each ablation."""
 
 PUBLISHED = {"accpar": 3.1, "zero3": 2.9, "megatron": 1.6}
-"""TMAC's own speed-up over each system, as published (2024)."""
+"""TMAC's own speed-up over each system, as published in 2024."""
 
 PUBLISHED_MEMORY = {"accpar": 3.6, "zero3": 3.1}
-"""TMAC's own savings of memory over AccPar and DeepSpeed, as published (2024)."""
+"""TMAC's own savings of memory over AccPar and DeepSpeed, as published in 2024."""
 
 _HALVINGS = 6
-_LESS = 3  # promising layouts of an ablation, which starts from our best
+_LESS = 3  # promising layouts of an ablation, which starts from our best mapping
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Comparison(Table):
     baselines: dict[str, Baseline]
     ablations: dict[str, Evaluation]
     memory_at_equal_speed: dict[str, Evaluation]
-    """By baseline: our mapping of least memory that is no slower than its best plan."""
+    """Per baseline: our mapping of least memory that is no slower than the baseline's best plan."""
 
     @property
     def best_baseline(self) -> tuple[str, Evaluation] | None:
-        """Name and plan of the fastest tuned baseline that fits; None where none does."""
+        """Name and plan of the fastest tuned baseline that fits; None if none does."""
         fitting = [(b.best.time_s, n) for n, b in self.baselines.items() if b.best.fits]
         if not fitting:
             return None
@@ -73,8 +73,10 @@ class Comparison(Table):
         """Return plain data."""
         return {
             **self.ours.to_dict(),
-            "baselines": {name: each.to_dict() for name, each in self.baselines.items()},
-            "ablations": {name: each.to_dict() for name, each in self.ablations.items()},
+            "baselines": {name: baseline.to_dict() for name, baseline in self.baselines.items()},
+            "ablations": {
+                name: evaluation.to_dict() for name, evaluation in self.ablations.items()
+            },
             "memory_at_equal_speed": {
                 name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
                 for name, e in self.memory_at_equal_speed.items()
@@ -85,8 +87,12 @@ class Comparison(Table):
     def to_columns(self) -> dict[str, Any]:
         """Return ours, every plan of the baselines and every ablation as a table."""
         plans = [("ours", "", self.ours.best)]
-        for name, each in self.baselines.items():
-            variants = (("default", each.default), ("tuned", each.tuned), ("tiled", each.tiled))
+        for name, baseline in self.baselines.items():
+            variants = (
+                ("default", baseline.default),
+                ("tuned", baseline.tuned),
+                ("tiled", baseline.tiled),
+            )
             plans += [(name, variant, found) for variant, found in variants]
         plans += [("ours", name, found) for name, found in self.ablations.items()]
         return joined_columns([{"plan": n, "variant": v, **e.to_row()} for n, v, e in plans])
@@ -103,12 +109,12 @@ def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
     """Tune one system's plans."""
     del means
     name = given["name"]
-    found = baselines(problem, [name])[name]
-    return {"plans": found.to_dict(), "evaluations": found.evaluations}
+    baseline = baselines(problem, [name])[name]
+    return {"plans": baseline.to_dict(), "evaluations": baseline.evaluations}
 
 
 def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Score Megatron-LM's splits in any tiling, with our weight modes and outputs."""
+    """Evaluate Megatron-LM's splits in any tiling, with our weight modes and outputs."""
     del given, means
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
@@ -121,16 +127,16 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
                     )
 
     every = problem.layouts()
-    found = best_candidate(problem, every, candidates)
-    if found is None:
+    evaluation = best_candidate(problem, every, candidates)
+    if evaluation is None:
         raise InvalidInputError(
             f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
         )
-    return found.to_dict()
+    return evaluation.to_dict()
 
 
 def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Minimise bytes sent in each of our promising layouts; score the fewest by time."""
+    """Minimise bytes sent in each promising layout; evaluate the time of the best mapping."""
     del means
     counting = problem.variant(volume=True)
     best: tuple[float, Evaluation] | None = None
@@ -150,11 +156,13 @@ def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
 
 
 def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Bisect the memory limit for the least at which ours is no slower than a baseline."""
+    """Bisect for the least memory limit at which our mapping is no slower than a baseline."""
     del means
     other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
-    found = min((other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99)
-    low, high = 0.0, min(found.memory_bytes, other.memory_bytes)
+    smallest = min(
+        (other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99
+    )
+    low, high = 0.0, min(smallest.memory_bytes, other.memory_bytes)
     for _ in range(_HALVINGS):
         limit_bytes = 0.5 * (low + high)
         tight = problem.variant(capacity_bytes=limit_bytes)
@@ -168,22 +176,26 @@ def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> D
             if tried.fits and tried.time_s <= other.time_s:
                 fitting.append(tried)
         if fitting:
-            found = min(fitting, key=lambda e: e.memory_bytes)
-            high = min(limit_bytes, found.memory_bytes)
+            smallest = min(fitting, key=lambda e: e.memory_bytes)
+            high = min(limit_bytes, smallest.memory_bytes)
         else:
             low = limit_bytes
-    return found.to_dict()
+    return smallest.to_dict()
 
 
 def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
     known = [Evaluation.from_dict(data) for data in given["known"]]
-    return [_start(problem, found) for found in known if found.encoding.second_class is None]
+    return [
+        _start(problem, evaluation)
+        for evaluation in known
+        if evaluation.encoding.second_class is None
+    ]
 
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
     """Input of the tasks that improve known mappings."""
     return {
-        "known": [found.to_dict() for found in known],
+        "known": [evaluation.to_dict() for evaluation in known],
         "seed": seed,
         "steps": effort.steps,
     }
@@ -210,7 +222,7 @@ def _searched(session: Session, task: Task, progress: Progress | None = None) ->
 
 
 def _evaluation(task: Task, data: Data) -> Evaluation:
-    """Read the best mapping of a search, or the one evaluation that a task gives."""
+    """Read the best mapping of a search, or the single evaluation of another task."""
     if "bound_s" not in data:
         return Evaluation.from_dict(data)
     return result_of(task.problem, data).best
@@ -227,11 +239,11 @@ def _ablations(
     tasks = _ablation_tasks(problem, ours, effort, seed)
     say("ablations")
     results = session.run(list(tasks.values()))
-    found = {
+    evaluations = {
         name: _evaluation(task, data)
         for (name, task), data in zip(tasks.items(), results, strict=True)
     }
-    return {**found, "no_architecture": ours.best}
+    return {**evaluations, "no_architecture": ours.best}
 
 
 # ---- the comparison ----
@@ -253,7 +265,7 @@ def compare_mappings(
     equal_speed_memory: bool = True,
     session: Session | None = None,
 ) -> Comparison:
-    """Search a mapping, and score other systems' plans and ablations of our search.
+    """Search a mapping, and evaluate other systems' plans and ablations of our search.
 
     Parameters
     ----------
@@ -262,19 +274,19 @@ def compare_mappings(
     effort, seed, threads, progress
         As for `search_mapping`.
     names
-        Which of `BASELINES`; by default those that the wafer suits.
+        Some of `BASELINES`; by default those that are applicable to the wafer.
     ablations
-        Whether to search the ablations, see `ABLATIONS`.
+        Whether to run the ablations, see `ABLATIONS`.
     known
-        Mappings of ours to start from.
+        Known mappings to start our search from.
     report
         Called with the name of each part before it starts.
     executor, resume, cache
         As for `search_wafers`; each part of a comparison is a task.
     equal_speed_memory
-        Whether to search for the least memory that ours needs at the speed of each system.
+        Whether to search for the least memory of our mapping at the speed of each system.
     session
-        An open session to run in; executor, threads, resume and cache are then those of it.
+        An open session to run in, which then determines executor, threads, resume and cache.
 
     Examples
     --------
@@ -282,10 +294,10 @@ def compare_mappings(
     >>> from phaze_fast import models
     >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
     >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
-    >>> found = compare_mappings(problem, quick, names=["megatron"], ablations=False)
-    >>> found.ours.best.time_s <= found.baselines["megatron"].best.time_s
+    >>> comparison = compare_mappings(problem, quick, names=["megatron"], ablations=False)
+    >>> comparison.ours.best.time_s <= comparison.baselines["megatron"].best.time_s
     True
-    >>> found.to_columns()["variant"]
+    >>> comparison.to_columns()["variant"]
     ['', 'default', 'tuned', 'tiled']
     """
     with session_of(session, executor, threads, resume, cache) as opened:
@@ -323,13 +335,17 @@ def _compare(
         name: Baseline.from_dict(name, data["plans"], data["evaluations"])
         for name, data in zip(names, tuned, strict=True)
     }
-    starts = [found for each in others.values() for found in (each.tuned, each.tiled)]
+    starts = [
+        evaluation
+        for baseline in others.values()
+        for evaluation in (baseline.tuned, baseline.tiled)
+    ]
     say("ours")
     ours = _searched(session, search_task(problem, effort, seed, [*starts, *known]), progress)
     taken = _ablations(session, problem, ours, effort, seed, say) if ablations else {}
-    # An ablation searches a part of our space: what it finds there counts for us as well.
-    fitting = [found for found in taken.values() if found.fits]
-    better = min(fitting, key=lambda found: found.time_s, default=ours.best)
+    # An ablation searches a subset of our space, so that its mappings are candidates of ours too.
+    fitting = [evaluation for evaluation in taken.values() if evaluation.fits]
+    better = min(fitting, key=lambda evaluation: evaluation.time_s, default=ours.best)
     if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
         if better.encoding.second_class is None:
             task = search_task(problem, effort, seed + 1, [better], wanted=better.encoding.layout)
@@ -339,7 +355,7 @@ def _compare(
         taken["no_architecture"] = ours.best
     say("memory at equal speed")
     fits = equal_speed_memory and ours.best.fits
-    rivals = {n: each.best for n, each in others.items() if fits and each.best.fits}
+    rivals = {n: baseline.best for n, baseline in others.items() if fits and baseline.best.fits}
     mine = (ours.best, *ours.runners_up[:2])
     tasks = [
         Task(
@@ -359,7 +375,7 @@ def _quiet(name: str) -> None:
 
 def _merged(first: MappingResult, second: MappingResult) -> MappingResult:
     """Keep the first search's bound and counts, and the better of the two mappings."""
-    best = min((first.best, second.best), key=lambda found: found.rank)
+    best = min((first.best, second.best), key=lambda evaluation: evaluation.rank)
     return replace(
         first,
         best=best,

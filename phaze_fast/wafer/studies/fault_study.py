@@ -1,8 +1,8 @@
 """Throughput of a model over many fault maps of one wafer: expected, worst, and with spare dies.
 
-A mapping found for one map is scored on the next wherever its layout fits; new layouts are searched
-only below the best of those, and so are pipelines of two classes of stages. The answers are
-mappings that run, without a bound of their own.
+A mapping found for one map is evaluated on the next if its layout fits; new layouts and pipelines
+of two classes of stages are searched only below the best of those times. The results are feasible
+mappings without a lower bound.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from phaze_fast.wafer.search.session import Data, Means, Progress, Session, Task
 
 Array = np.ndarray[Any, Any]
 
-_SCORED = 4  # known layouts that are scored on each map
-_GAIN = 0.995  # share of the best known time that a new layout has to beat
+_SCORED = 4  # known layouts evaluated on each map
+_GAIN = 0.995  # fraction of the best known time that a new layout must beat
 _QUICK = Effort(seeds=1, steps=300, promising=1)
 
 
@@ -42,7 +42,7 @@ class FaultStudy(Table):
     problem: Problem
     maps: tuple[FaultMap, ...]
     times_s: tuple[float, ...]
-    """Seconds of a step under each map; infinite where no mapping fits."""
+    """Seconds of a step under each map; infinite if no mapping fits."""
     whole_s: float
     """Seconds of a step without faults."""
     seconds: float
@@ -51,7 +51,7 @@ class FaultStudy(Table):
 
     @property
     def rates(self) -> list[float]:
-        """Sequences per second under each map; 0 where no mapping fits."""
+        """Sequences per second under each map; 0 if no mapping fits."""
         return [self.problem.training.global_batch / time_s for time_s in self.times_s]
 
     @property
@@ -60,8 +60,8 @@ class FaultStudy(Table):
         return sum(self.rates) / len(self.rates)
 
     def by_spares(self) -> list[dict[str, Any]]:
-        """For each number of spare dies: wafers with no more dead ones, and their least rate."""
-        dead = [len(each.dead_dies) for each in self.maps]
+        """Per number of spares: share of wafers with no more dead dies, mean and least rates."""
+        dead = [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
         for spares in range(max(dead) + 1):
             good = [rate for rate, count in zip(self.rates, dead, strict=True) if count <= spares]
@@ -95,15 +95,15 @@ class FaultStudy(Table):
     def to_columns(self) -> dict[str, Any]:
         """Return the maps as a table: dead dies and links, rates, whether in two classes."""
         return {
-            "dead_dies": [len(each.dead_dies) for each in self.maps],
-            "dead_links": [len(each.dead_links) for each in self.maps],
+            "dead_dies": [len(fault_map.dead_dies) for fault_map in self.maps],
+            "dead_links": [len(fault_map.dead_links) for fault_map in self.maps],
             "per_s": self.rates,
             "two_classes": list(self.classes),
         }
 
 
 class _Known:
-    """Mappings found so far, by layout, and times that each layout is known not to beat."""
+    """Mappings found so far by layout, and lower bounds on the time of each other layout."""
 
     def __init__(self, effort: Effort, seed: int, threads: int | None) -> None:
         self.effort, self.seed, self.threads = effort, seed, threads
@@ -112,7 +112,7 @@ class _Known:
         self.classes = KnownClasses(effort.steps, seed)
 
     def best(self, problem: Problem) -> tuple[float, bool]:
-        """Time of the best mapping on one wafer (infinite where none fits); if of two classes."""
+        """Time of the best mapping on a wafer (infinite if none fits); if it has two classes."""
         one_s = self.best_of_one_shape(problem)
         wafer = problem.wafer
         known = [
@@ -121,14 +121,14 @@ class _Known:
             if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
         ]
         with ThreadPoolExecutor(thread_count(self.threads)) as pool:
-            given = (problem, problem.layouts(), known, one_s * _GAIN, pool)
-            two_s = self.classes.best(*given)
+            search_args = (problem, problem.layouts(), known, one_s * _GAIN, pool)
+            two_s = self.classes.best(*search_args)
         return min(one_s, two_s), two_s < one_s
 
     def best_of_one_shape(self, problem: Problem) -> float:
-        """Time of the best mapping with stages of one shape; infinite where none fits."""
+        """Time of the best mapping with stages of one shape; infinite if none fits."""
         wafer = problem.wafer
-        found = float("inf")
+        best_s = float("inf")
         placed = [
             (time_s, layout)
             for layout, (time_s, _) in self.mappings.items()
@@ -136,30 +136,30 @@ class _Known:
         ]
         for _, layout in sorted(placed)[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])
-            found = min(found, scored.time_s if scored.fits else found)
-        below = found * _GAIN
+            best_s = min(best_s, scored.time_s if scored.fits else best_s)
+        below = best_s * _GAIN
         every = problem.layouts()
         wanted = [
-            each
-            for each in every
-            if each not in self.mappings and self.lost.get(each, -1.0) < below
+            candidate
+            for candidate in every
+            if candidate not in self.mappings and self.lost.get(candidate, -1.0) < below
         ]
         if not wanted:
-            return found
+            return best_s
         result, _ = search_below(
             problem, below, self.effort, self.seed, self.threads, wanted=wanted
         )
         if result is not None:
-            for each in (result.best, *result.runners_up):
-                self.add(problem, each)
-            found = min(found, result.best.time_s if result.best.fits else found)
+            for evaluation in (result.best, *result.runners_up):
+                self.add(problem, evaluation)
+            best_s = min(best_s, result.best.time_s if result.best.fits else best_s)
         for layout in wanted:
             if layout not in self.mappings:
-                self.lost[layout] = max(self.lost.get(layout, 0.0), min(below, found))
-        return found
+                self.lost[layout] = max(self.lost.get(layout, 0.0), min(below, best_s))
+        return best_s
 
     def add(self, problem: Problem, found: Evaluation) -> None:
-        """Keep a mapping that fits."""
+        """Store a mapping that fits."""
         if found.fits and found.encoding.second_class is None:
             layout = found.encoding.layout
             self.mappings[layout] = (found.time_s, found.encoding.arrays(problem)[0])
@@ -202,17 +202,17 @@ def fault_study(
     problem
         The model, the wafer and the step; faults of the wafer itself are in every map.
     maps
-        Fault maps, or how many to draw.
+        Fault maps, or the number of maps to draw.
     die_fault, link_fault
-        As for `sample_faults`, where maps are drawn.
+        As for `sample_faults`, if maps are drawn.
     effort
-        How long to search layouts that are new; by default briefly.
+        Effort of the search in new layouts; by default a small one.
     seed, threads
         As for `search_mapping`; the seed is also that of the maps.
     progress
-        Called with maps done, maps in all, and the time under the last one.
+        Called with maps done, total maps, and the time under the last one.
     session
-        An open session to run in; threads are then those of it.
+        An open session to run in, which then determines the threads.
 
     Examples
     --------
@@ -227,10 +227,14 @@ def fault_study(
         maps = sample_faults(problem.wafer, maps, seed, die_fault, link_fault)
     if not maps:
         raise InvalidInputError("maps: none are given; expected at least one")
-    asked = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
-    given = {"maps": [each.to_plain() for each in maps], "effort": asked, "seed": seed}
+    effort_data = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
+    task_data = {
+        "maps": [fault_map.to_plain() for fault_map in maps],
+        "effort": effort_data,
+        "seed": seed,
+    }
     with session_of(session, threads=threads) as opened:
-        data = opened.run([Task(fault_times, problem, given)], progress)[0]
+        data = opened.run([Task(fault_times, problem, task_data)], progress)[0]
     whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])
     seconds = time.perf_counter() - began
     return FaultStudy(

@@ -25,9 +25,9 @@ from phaze_fast.wafer.search.search import read_result, search_task
 from phaze_fast.wafer.search.session import Progress, Session, session_of
 
 OBJECTIVES = ("time_s", "area_mm2", "power_w", "cost_usd", "expected_per_s")
-"""Figures of a wafer with a mapping on it; all but the last are better where they are smaller."""
+"""Objectives of a wafer and its mapping; all but the last are minimised."""
 
-_WAVE = 4  # wafers searched between two updates of the front
+_WAVE = 4  # wafers between two updates of the front
 _BRIEF = Effort(seeds=1, steps=1_000, promising=2)
 
 
@@ -37,13 +37,13 @@ class WaferPoint:
 
     result: MappingResult
     time_s: float
-    """Seconds of a step, slowed down to the wafer's power limit."""
+    """Seconds of a step at the clock that the wafer's power limit allows."""
     area_mm2: float
     """Area in use, stacks and gaps included, of all wafers."""
     power_w: float
-    """Mean over a step."""
+    """Mean power over a step."""
     cost_usd: float
-    """Dollars of good wafers, see `wafer_totals`."""
+    """Cost of the wafers in dollars, yield included; see `wafer_totals`."""
     expected_per_s: float
     """Sequences per second times the share of wafers that are good without spares."""
 
@@ -65,14 +65,14 @@ class WaferFront(Table):
 
     objectives: tuple[str, ...]
     points: tuple[WaferPoint, ...]
-    """The fastest first."""
+    """Non-dominated wafers, fastest first."""
     searched: int
     bounded: int
-    """Pruned: a point of the front dominates their bounds."""
+    """Number of wafers pruned because a point of the front dominates their bounds."""
     misfits: int
-    """Wafers on which the model does not fit."""
+    """Number of wafers on which the model does not fit."""
     unseen: int = 0
-    """Not visited, because the search was stopped."""
+    """Number of wafers not visited because the search was stopped."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -97,23 +97,23 @@ def _signed(name: str, value: float) -> float:
 
 
 def capped_s(problem: Problem, found: Evaluation, energy: StepEnergy | None = None) -> float:
-    """Seconds of a step that keeps to the wafer's power limit.
+    """Seconds of a step under the wafer's power limit.
 
-    Clocks go down until the mean power of a step is the limit; dynamic energy stays the same (no
-    lower voltage is assumed), static energy grows with the time. Infinite where static power alone
-    is above the limit.
+    Clocks are lowered until the mean power of a step equals the limit; dynamic energy stays the
+    same (no lower voltage is assumed), static energy grows with the time. Infinite if static power
+    alone is above the limit.
 
     Examples
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
-    >>> capped_s(problem, found) == found.time_s
+    >>> scored = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
+    >>> capped_s(problem, scored) == scored.time_s
     True
     >>> tight = Problem("bertlarge", problem.wafer.replace(power_cap_w=2500.0))
-    >>> energy = step_energy(tight, found)
-    >>> slow_s = capped_s(tight, found)
-    >>> slow_s > found.time_s
+    >>> energy = step_energy(tight, scored)
+    >>> slow_s = capped_s(tight, scored)
+    >>> slow_s > scored.time_s
     True
     """
     wafer = problem.wafer
@@ -132,9 +132,9 @@ def _leakage_w(wafer: Wafer) -> float:
 
 
 def _point(result: MappingResult) -> WaferPoint:
-    problem, found = result.problem, result.best
-    wafer, energy = problem.wafer, step_energy(problem, found)
-    time_s = capped_s(problem, found, energy)
+    problem, evaluation = result.problem, result.best
+    wafer, energy = problem.wafer, step_energy(problem, evaluation)
+    time_s = capped_s(problem, evaluation, energy)
     totals = wafer_totals(wafer)
     moving_j = energy.total_j - energy.static_j
     return WaferPoint(
@@ -160,7 +160,7 @@ def _at_best(problem: Problem, bound_s: float) -> dict[str, float]:
 
 
 def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether one point is no worse in any objective and better in some."""
+    """Whether one point is no worse in any objective and better in at least one."""
     pairs = list(zip(one, other, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
@@ -173,7 +173,7 @@ def pareto_front(
     Raises
     ------
     InvalidInputError
-        Where an objective is not one of `OBJECTIVES`.
+        If an objective is not one of `OBJECTIVES`.
     """
     _check(objectives)
     values = np.array([point.figures(objectives) for point in points]).reshape(-1, len(objectives))
@@ -217,7 +217,7 @@ def search_front(
     model, space, training, seed, threads, executor, resume, cache, progress, session
         As for `search_wafers`.
     effort
-        On each wafer; by default a brief one.
+        Effort of the search on each wafer; by default a small one.
     objectives
         Some of `OBJECTIVES`; with fewer of them, more wafers are pruned.
     so_far
@@ -238,7 +238,7 @@ def search_front(
         queue = sorted(
             ((quickest_s(problem), i, problem))
             for i, problem in enumerate(
-                Problem(model, each, training) for each in space.wafers()[0]
+                Problem(model, wafer, training) for wafer in space.wafers()[0]
             )
         )
         points: list[WaferPoint] = []
@@ -251,9 +251,9 @@ def search_front(
                 for bound_s, _, problem in queue[at : at + _WAVE]
                 if not _dominated(_at_best(problem, bound_s), points, objectives)
             ]
-            answers = opened.run([search_task(each, effort, seed) for each in wave])
+            answers = opened.run([search_task(problem, effort, seed) for problem in wave])
             results = [read_result(*pair)[0] for pair in zip(wave, answers, strict=True)]
-            fitting = [each for each in results if each is not None and each.best.fits]
+            fitting = [result for result in results if result is not None and result.best.fits]
             points += map(_point, fitting)
             looked = min(_WAVE, len(queue) - at)
             front = WaferFront(

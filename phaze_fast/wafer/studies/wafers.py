@@ -32,8 +32,8 @@ Progress = Callable[[int, int, float], None]
 
 _BRIEF = 2  # promising layouts of a brief search
 _BRIEF_STEPS = 5_000
-_WAVE = 4  # wafers between two updates of the best so far
-_LONG = 3  # wafers that are searched at length
+_WAVE = 4  # wafers between two updates of the incumbent
+_LONG = 3  # wafers searched with full effort
 _NEVER = float("inf")
 
 
@@ -43,11 +43,11 @@ class WaferResult(Table):
 
     best: MappingResult
     base: MappingResult | None
-    """Result of the base of the space, if it is feasible."""
+    """Result on the base wafer of the space, if it is feasible."""
     bound_s: float
     """A lower bound on the time of every mapping of `bound_space`."""
     wafers: int
-    """Wafers that meet all rules."""
+    """Number of wafers that meet all rules."""
     rejected: dict[str, int]
     """Number of points that break each rule."""
     contained: int
@@ -60,7 +60,7 @@ class WaferResult(Table):
     evaluations: int
     seconds: float
     rows: tuple[dict[str, Any], ...] = ()
-    """Every wafer that no other contains: status, bound and best mapping, the fastest first."""
+    """Every wafer that no other contains: status, bound and best mapping, fastest first."""
 
     @property
     def bound_space(self) -> str:
@@ -72,8 +72,8 @@ class WaferResult(Table):
     @property
     def gap(self) -> float:
         """Relative gap between the best time and the bound; 1 where nothing fits."""
-        found = self.best.best
-        return max(0.0, 1.0 - self.bound_s / found.time_s) if found.fits else 1.0
+        evaluation = self.best.best
+        return max(0.0, 1.0 - self.bound_s / evaluation.time_s) if evaluation.fits else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -108,7 +108,7 @@ class WaferResult(Table):
 
 
 def _die(wafer: Wafer) -> str:
-    """Hash of a die as operators see it, without memory and links."""
+    """Hash of the parts of a die that determine operator times, without memory and links."""
     return wafer.chip.replace(name="die", hbm=None).digest()
 
 
@@ -120,7 +120,7 @@ def _stream(wafer: Wafer) -> tuple[float, float]:
 
 
 def contained(wafers: Sequence[Wafer]) -> list[bool]:
-    """Whether each wafer is contained in another of the list; of equal ones the first is not.
+    """Return whether each wafer is contained in another; of equal wafers, the first is not.
 
     Examples
     --------
@@ -144,9 +144,9 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
                 *_stream(wafer),
             )
         )
-    found = []
+    flags = []
     for i, mine in enumerate(sizes):
-        found.append(
+        flags.append(
             any(
                 j != i
                 and dies[j] == dies[i]
@@ -158,7 +158,7 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
                 for j, other in enumerate(sizes)
             )
         )
-    return found
+    return flags
 
 
 def search_wafers(
@@ -179,32 +179,32 @@ def search_wafers(
     Parameters
     ----------
     model
-        What is trained.
+        The model to train.
     space
-        Which wafers there are.
+        The space of wafers.
     training
         Batch, sequence length and optimiser.
     effort
-        How long to search on each wafer; its budget is for all of them.
+        Effort of the search on each wafer; its time budget is for all wafers together.
     seed, threads
         As for `search_mapping`.
     progress
-        Called with wafers done, wafers in all, and the best time so far.
+        Called with wafers done, total wafers, and the best time so far.
     executor
-        Where wafers are searched: an executor, or one of the names of
+        Executor of the searches: an executor, or one of the names of
         `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads. The
-        answer does not depend on it.
+        result does not depend on it.
     resume
         Directory of a journal of finished tasks, from which the same call resumes.
     cache
-        Folder of cached results, by content and by the version of the code that prices them.
+        Folder of cached results, keyed by content and by the version of the cost models.
     session
-        An open session to run in; executor, threads, resume and cache are then those of it.
+        An open session to run in, which then determines executor, threads, resume and cache.
 
     Raises
     ------
     InvalidInputError
-        Where no wafer of the space meets all rules.
+        If no wafer of the space meets all rules.
 
     Examples
     --------
@@ -214,10 +214,10 @@ def search_wafers(
     ...     name="few", base="dram-wafer", axes={"columns": [2, 3], "rows": [2]}
     ... )
     >>> quick = Effort(seeds=1, steps=200, promising=1)
-    >>> found = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
-    >>> found.best.problem.wafer.grid, found.contained
+    >>> result = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
+    >>> result.best.problem.wafer.grid, result.contained
     ((3, 2), 1)
-    >>> found.to_columns()["status"]
+    >>> result.to_columns()["status"]
     ['searched']
     """
     began = time.perf_counter()
@@ -230,8 +230,8 @@ def search_wafers(
         )
     inside = contained(wafers)
     base = space.base_index
-    kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
-    problems = {i: Problem(model, wafers[i], training) for i in kept}
+    remaining = [i for i in range(len(wafers)) if not inside[i] or i == base]
+    problems = {i: Problem(model, wafers[i], training) for i in remaining}
     with session_of(session, executor, threads, resume, cache) as opened:
         search = _WaferSearch(opened, problems, effort, seed, progress)
         search.briefly(base)
@@ -243,7 +243,7 @@ def search_wafers(
         bound_s=min([*search.bounds.values(), *([chosen.best.time_s] if chosen.best.fits else [])]),
         wafers=len(wafers),
         rejected={str(rule): count for rule, count in rejected.items()},
-        contained=len(wafers) - len(kept),
+        contained=len(wafers) - len(remaining),
         bounded=search.bounded,
         searched=len(search.found),
         unseen=search.unseen,
@@ -284,12 +284,12 @@ class _WaferSearch:
 
     @property
     def best(self) -> MappingResult:
-        """The fastest mapping so far, or the one that comes closest to fitting."""
-        return min(self.found.values(), key=lambda found: found.best.rank)
+        """The fastest mapping so far, or the one that exceeds memory least."""
+        return min(self.found.values(), key=lambda result: result.best.rank)
 
     @property
     def limit_s(self) -> float:
-        """Time that a wafer has to beat."""
+        """Time that a wafer must beat."""
         return self.best.best.time_s if self.found and self.best.best.fits else float("inf")
 
     @property
@@ -298,7 +298,7 @@ class _WaferSearch:
         return self.effort.spent(self.began)
 
     def search(self, limits: dict[int, float], effort: Effort) -> None:
-        """Search wafers, each below a time; bounds may prune all of a wafer."""
+        """Search wafers, each below its time limit; bounds may prune a whole wafer."""
         if effort.budget_s is not None:
             left = self.began + effort.budget_s - time.perf_counter()
             effort = replace(effort, budget_s=max(left, 1e-3))
@@ -313,13 +313,13 @@ class _WaferSearch:
             for i, below_s in limits.items()
         ]
         for i, data in zip(limits, self.session.run(tasks), strict=True):
-            found, bound = read_result(self.problems[i], data)
+            result, bound = read_result(self.problems[i], data)
             self.bounds[i] = max(self.bounds[i], bound)
-            if found is None:
+            if result is None:
                 continue
-            self.evaluations += found.evaluations
-            if i not in self.found or found.best.rank < self.found[i].best.rank:
-                self.found[i] = found
+            self.evaluations += result.evaluations
+            if i not in self.found or result.best.rank < self.found[i].best.rank:
+                self.found[i] = result
 
     def briefly(self, base: int | None) -> None:
         """Search every wafer briefly: the base first, then the most promising, in waves."""
@@ -330,7 +330,7 @@ class _WaferSearch:
         starts = [
             0,
             *range(1, len(order), _WAVE),
-        ]  # the first by itself: its time limits the others
+        ]  # the first wave has one wafer, whose time limits the others
         for at, end in zip(starts, [*starts[1:], len(order)], strict=True):
             wave, limit = order[at:end], self.limit_s
             if self.found and self.late:
@@ -340,13 +340,13 @@ class _WaferSearch:
                 self.search(dict.fromkeys(wanted, limit), brief)
             if self.progress is not None:
                 self.progress(end, len(order), self.limit_s)
-        if not self.best.best.fits:  # the wafer with most memory says how much is missing
+        if not self.best.best.fits:  # the wafer with most memory shows how much is missing
             largest = max(self.problems, key=lambda i: (_memory_bytes(self.problems[i].wafer), -i))
             if largest not in self.found:
                 self.search({largest: _NEVER}, brief)
 
     def at_length(self, base: int | None) -> None:
-        """Search the best few and the base with all effort."""
+        """Search the best few wafers and the base with full effort."""
         if self.late:
             return
         ranked = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
