@@ -291,7 +291,7 @@ class Presets(Generic[T]):
         return self._read(read_document(path), str(path))
 
     def preset(self, name: str) -> T:
-        """Make a preset; other kinds of presets override it."""
+        """Read a preset from its YAML file; subclasses may override this method."""
         self.check(name)
         return self._read(parse_text(self.file(f"{name}.yaml").read_text("utf-8"), name), name)
 

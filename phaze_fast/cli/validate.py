@@ -216,7 +216,7 @@ def _deliver_rows(
     file: Path,
     output: ChartsOutput,
 ) -> None:
-    """Deliver errors of runs or steps, and note the rows that were refused."""
+    """Print the prediction errors of runs or steps, with a note for each row that was refused."""
     _write_page(found, file, output)
     for line in found.refused:
         note(f"{file}: {line}")

@@ -141,7 +141,7 @@ def _shape(cells: Mapping[str, str]) -> dict[str, Any]:
 def measured_model(
     cells: Mapping[str, str], seq: int, layers: int = 1, attention: str = "flash"
 ) -> TransformerModel:
-    """Return the model whose blocks a row of measurements ran, without positions.
+    """Return the model that a row of measurements was taken on, without position embeddings.
 
     Blocks are of one of two kinds: gated ones with RMSNorm and SiLU and without biases, as in
     Llama, and others with LayerNorm, GELU and biases, as in GPT.

@@ -22,7 +22,7 @@ _STEP = 0.01
 
 @dataclass(frozen=True)
 class Worth:
-    """What a rate of the hardware is worth."""
+    """Effect of one hardware parameter (a rate, a latency, HBM capacity) on the step time."""
 
     what: str
     """Name of the rate."""

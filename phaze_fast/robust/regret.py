@@ -54,7 +54,7 @@ _WAVE = 32
 
 @dataclass(frozen=True)
 class Witness:
-    """A point of the box, and a chip group that is fast there."""
+    """The point of the box with the largest regret so far, and the rival chip group there."""
 
     point: Point
     rival: int

@@ -250,7 +250,8 @@ class StepPlayer {
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
   double last_step_s_ = 0.0;                                                   // of these passes
   std::vector<double> last_forward_s_, last_backward_s_, last_weight_grad_s_;  // scratch
-  // Passes with exchanges free, by level; valid for all layouts of a strategy.
+  // Pass times in which exchanges of weights and gradients cost nothing, indexed by the level of
+  // play_free(); valid for all layouts of a strategy.
   struct FreePasses {
     const double* times = nullptr;
     PassSums sums;

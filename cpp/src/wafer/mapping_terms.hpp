@@ -102,7 +102,9 @@ class MapTerms {
   std::vector<double> flights;        // micro-batches in flight, by stage
   std::vector<double> cross_stage_s;  // see MapProblem
   std::vector<MapOther> others;
-  double link_s, both_s;  // of the busiest link that a stage's own streams pass, see MapProblem
+  // Seconds of the busiest link where every die of a stage streams one byte in or out (link_s), or
+  // one byte each way (both_s); the maximum over the stages.
+  double link_s, both_s;
   std::vector<std::int32_t> chain;
   std::int32_t last;   // operator whose output leaves the block
   std::int32_t entry;  // its output enters the next block where the first is entered

@@ -91,7 +91,8 @@ class OutputChooser {
   // false if that takes `worst_s` or more. If nothing saves enough, everything is recomputed.
   bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) noexcept;
 
-  std::uint64_t again() const noexcept;  // operators, by the last choice
+  std::uint64_t again()
+      const noexcept;  // bit mask of the operators that the last choice recomputes
 
  private:
   // The items by seconds per byte saved, ties in operator order. Everything before `compared` is

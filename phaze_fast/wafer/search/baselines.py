@@ -111,7 +111,9 @@ def inter_layer(before: str, after: str, size: float, parts: int = 2) -> float:
 def types_of(
     layers: Sequence[LayerSize], parts: int, kinds: Sequence[str] = TYPES
 ) -> tuple[str, ...]:
-    """Type of each layer of a chain at one cut: fewest elements moved, by dynamic programming.
+    """Choose AccPar's partition type of each layer of a chain, for one split into equal parts.
+
+    A dynamic program minimises the number of elements moved.
 
     Examples
     --------
