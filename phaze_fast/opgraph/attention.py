@@ -55,7 +55,7 @@ def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) 
     if not m.kv_expanded or (m.fused_qkv and not rotated):
         block.keep(f"{prefix}key", kv_bytes, k)
         block.keep(f"{prefix}value", kv_bytes, v)
-    if m.kv_expanded:  # copies for every query head; what they were made from may go
+    if m.kv_expanded:  # copied to every query head; the originals may be freed
         block.keep(f"{prefix}expanded-key", query_bytes, k)
         block.keep(f"{prefix}expanded-value", query_bytes, v)
     sent = exchange(block, prefix, (q, k, v), float(query_bytes), 2.0 * kv_bytes)
@@ -265,7 +265,7 @@ class Exchanged(NamedTuple):
     key: int
     value: int
     arriving: int | None = None
-    """The ring that brings the other keys and values; None where all are there."""
+    """The ring that delivers the other keys and values; None if all are local."""
 
 
 def _kind(block: BlockBuilder) -> str:
@@ -291,14 +291,14 @@ def exchange(
 
     Parameters
     ----------
-    w
-        Writes the block.
+    block
+        Builder of the block.
     prefix
-        Of the operators' names.
-    made
-        Operators that make queries, keys and values of a device's own rows.
+        Prefix of the operators' names.
+    own
+        Operators that produce queries, keys and values of a device's own rows.
     query_bytes, kv_bytes
-        Of its own queries; of its own keys and values.
+        Bytes of its own queries; bytes of its own keys and values.
     """
     q, k, v = own
     width, kind = block.strategy.cp, _kind(block)

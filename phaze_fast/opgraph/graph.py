@@ -268,7 +268,7 @@ def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
     Parameters
     ----------
     name
-        Of the graph.
+        Name of the graph.
     parts
         Operator specs, and how many operators each describes.
     """

@@ -138,7 +138,7 @@ class _Pass:
         self.transposes: dict[tuple[str, int | str], int] = {}
 
     def add(self, spec: OperatorSpec) -> int:
-        """Add an operator and give its place."""
+        """Add an operator and return its position."""
         self.made.append(spec)
         return len(self.made) - 1
 
@@ -175,8 +175,8 @@ class _Pass:
     def transpose(self, spec: OperatorSpec) -> tuple[int, ...]:
         """Add the transposes that a weight gradient reads where they are late; return positions.
 
-        What was gathered in the low format is turned round in it; what a forward product read
-        otherwise is cast once more. Arriving gradients have both layouts but where they were
+        A tensor that was gathered in the low format is transposed in it; other inputs of forward
+        products are cast once more. Arriving gradients have both layouts unless they were
         gathered.
         """
         p = self.precision
