@@ -210,7 +210,7 @@ def _grid(asked: Asked, copies: int = 1) -> dict[str, np.ndarray]:
         for recompute in ("none", "full")
         if cluster.devices % (tp * pp) == 0
     ]
-    names = ("tp", "pipeline", "dp", "micro_batch", "zero", "recompute")
+    names = ("tp", "pp", "dp", "micro_batch", "zero", "recompute")
     columns = zip(*rows, strict=True)
     return {n: np.tile(np.array(c), copies) for n, c in zip(names, columns, strict=True)}
 
@@ -279,7 +279,7 @@ def _many(asked: Asked) -> dict[str, np.ndarray]:
         )
         if cluster.devices % (tp * pp * cp) == 0
     ]
-    names = ("tp", "pipeline", "cp", "dp", "micro_batch")
+    names = ("tp", "pp", "cp", "dp", "micro_batch")
     names = (*names, "zero", "recompute", "rank_order")
     return {n: np.array(c) for n, c in zip(names, zip(*rows, strict=True), strict=True)}
 

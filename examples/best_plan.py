@@ -8,7 +8,7 @@ step = pf.Training(global_batch=128, micro_batch=(1, 2), zero=(0, 1))
 
 plans = pf.plan(model, cluster, step, top=5)
 for plan in plans.plans:
-    print(plan, f"{plans.mfu(plan):.1%}")
+    print(plan, f"{plan.mfu:.1%}")
 
 print()
 for k, stage in enumerate(plans.best.stages):
