@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
 import numpy as np
 from annotated_types import GroupedMetadata
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -75,6 +76,25 @@ class Measure(GroupedMetadata):
             text = f"{brief(value)} is not a whole number of {self.unit}"
             raise PydanticCustomError("quantity", "{text}", {"text": text})
         return value if isinstance(value, int) else int(number)
+
+
+@dataclass(frozen=True)
+class Several(GroupedMetadata):
+    """Marks a set of values to try, kept as a tuple: one value is accepted in place of several.
+
+    Values are sorted and duplicates dropped, so that no answer depends on the order of a list.
+    """
+
+    order: Callable[[Any], Any] | None = None
+    """Key by which values are sorted; None where values compare with each other."""
+    least: int = 1
+    """The fewest values accepted."""
+
+    def __iter__(self) -> Iterator[object]:
+        """Yield the annotations that this one combines."""
+        yield BeforeValidator(lambda v: tuple(v) if isinstance(v, list | tuple) else (v,))
+        yield Field(min_length=self.least)
+        yield AfterValidator(lambda v: tuple(sorted(set(v), key=self.order)))
 
 
 class NamedOr:
@@ -337,7 +357,8 @@ def explain(error: ValidationError, what: str, source: str) -> str:
         fault = _fault(detail)
         if detail["type"] == "value_error" and re.match(r"[a-z_0-9.]+: ", fault):
             # A check across fields names its field itself, at the end of this path.
-            inner = fault if not path or fault.startswith(f"{path}.") else f"{path}.{fault}"
+            own = not path or fault.startswith((f"{path}.", f"{path}:"))
+            inner = fault if own else f"{path}.{fault}"
             lines.append(f"{prefix}{inner}")
         else:
             lines.append(f"{prefix}{path or what}: {fault}")

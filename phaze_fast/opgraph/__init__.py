@@ -9,7 +9,8 @@ from phaze_fast.opgraph.graph import (
     RECOMPUTE_SETS,
     UNITS,
     OpGraph,
-    check_recompute,
+    canonical_recompute,
+    recompute_order,
 )
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
 from phaze_fast.opgraph.strategy import CONTEXT_KINDS, RULES, Rule, Strategy, reasons
@@ -31,7 +32,8 @@ __all__ = [
     "Strategy",
     "Tensor",
     "build_op_graphs",
-    "check_recompute",
+    "canonical_recompute",
     "layer_graph",
     "reasons",
+    "recompute_order",
 ]

@@ -176,7 +176,7 @@ def _in_sets(
     A cast to a low format is repeated if its input is recomputed and, if the cast was not stored,
     if a product that reads it is recomputed.
     """
-    check_recompute(recompute)
+    canonical_recompute(recompute)
     sets = [RECOMPUTE_SETS[name] for name in recompute.split("+")]
     again = frozenset(name for name in names if any(_without_part(name) in s for s in sets))
     return again | {name for name, others in casts if others & again}
@@ -220,24 +220,39 @@ attention scores, or all of a fused attention."""
 _MODES = ("none", "selective", "needed", "full")
 
 
-def check_recompute(mode: str) -> None:
-    """Check the name of a recompute mode.
+def canonical_recompute(mode: str) -> str:
+    """Return the one spelling of a recompute mode: its sets of operators once each, in order.
 
     Raises
     ------
     InvalidInputError
         Where it is neither ``none``, ``selective``, ``needed`` nor ``full``, nor sets joined by
         ``+``.
+
+    Examples
+    --------
+    >>> canonical_recompute("activations+norms")
+    'norms+activations'
     """
     if mode in _MODES:
-        return
-    for name in mode.split("+"):
+        return mode
+    names = mode.split("+")
+    for name in names:
         if name not in RECOMPUTE_SETS:
             known = [*_MODES, *RECOMPUTE_SETS]
             raise InvalidInputError(
                 f"recompute: {name!r} is not accepted; {nearest(name, known)}; sets may be joined "
                 "by +"
             )
+    return "+".join(name for name in RECOMPUTE_SETS if name in names)
+
+
+def recompute_order(mode: str) -> tuple[int, int, tuple[int, ...]]:
+    """Return a key that sorts canonical modes: none first, then by how many sets, full last."""
+    if mode in _MODES:
+        return 2 * (mode in ("needed", "full")), _MODES.index(mode), ()
+    positions = tuple(list(RECOMPUTE_SETS).index(name) for name in mode.split("+"))
+    return 1, len(positions), positions
 
 
 def figures(spec: OperatorSpec) -> tuple[Any, ...]:

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from phaze_fast import _core
-from phaze_fast.memory import OPTIMIZERS, ScheduleName
-from phaze_fast.opgraph import Strategy, check_recompute
-from phaze_fast.records import Bytes, Count, Record
+from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName
+from phaze_fast.opgraph import (
+    CONTEXT_KINDS,
+    Strategy,
+    canonical_recompute,
+    recompute_order,
+)
+from phaze_fast.records import Bytes, Count, Record, Several
 from phaze_fast.software import (
     BF16,
     DEFAULT,
@@ -68,7 +73,7 @@ def check_stage_recompute(text: str) -> None:
     """
     rest, more, _ = split_recompute(text)
     for mode in (rest, more):
-        check_recompute(mode)
+        canonical_recompute(mode)
 
 
 def check_recompute_count(modes: Sequence[str]) -> None:
@@ -87,15 +92,15 @@ def check_recompute_count(modes: Sequence[str]) -> None:
 
 
 def modes_in(texts: Sequence[str]) -> tuple[str, ...]:
-    """List the modes that some texts name, each once, in order.
+    """List the modes that some texts name, each once, least first.
 
     Examples
     --------
     >>> modes_in(["full:3/norms", "none"])
-    ('norms', 'full', 'none')
+    ('none', 'norms', 'full')
     """
-    named = [mode for text in texts for mode in split_recompute(text)[:2]]
-    return tuple(dict.fromkeys(named))
+    named = {mode for text in texts for mode in split_recompute(text)[:2]}
+    return tuple(sorted(named, key=recompute_order))
 
 
 def recompute_code(text: str, variant_of: Mapping[str, int]) -> int:
@@ -126,24 +131,23 @@ def recompute_text(code: int, variants: Sequence[str]) -> str:
 # ---- the step ----
 
 
-def _several(value: Any) -> Any:
-    """Accept one value in place of several; drop duplicates."""
-    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else (value,)
-
-
-def _counts_or_words(value: Any) -> Any:
-    """Accept counts, also written as text, and words."""
-    words = _several(value)
+def _counts_in_words(value: Any) -> Any:
+    """Accept counts written as text, among words."""
+    words = value if isinstance(value, list | tuple) else (value,)
     return tuple(int(w) if isinstance(w, str) and w.isdecimal() else w for w in words)
 
 
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
+def _shard_order(value: int | str) -> tuple[bool, int | str]:
+    return isinstance(value, str), value
+
+
+Counts = Annotated[tuple[Count, ...], Several()]
 
 
 class Training(Record):
     """One training step, and the plans that are allowed for it.
 
-    Where a field has several values, all are tried.
+    Where a field has several values, all are tried; neither their order nor repetition matters.
 
     Examples
     --------
@@ -170,8 +174,7 @@ class Training(Record):
     leave a device 8,192 tokens or more."""
     cp_kind: Annotated[
         tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
-        BeforeValidator(_several),
-        Field(min_length=1),
+        Several(("auto", *CONTEXT_KINDS).index),
     ] = ("auto",)
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
     a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
@@ -187,21 +190,17 @@ class Training(Record):
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
-    zero: Annotated[
-        tuple[Literal[0, 1, 2, 3], ...], BeforeValidator(_several), Field(min_length=1)
-    ] = (0, 1)
+    zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
         tuple[Count | Literal["auto", "all", "node"], ...],
-        BeforeValidator(_counts_or_words),
-        Field(min_length=1),
+        Several(_shard_order),
+        BeforeValidator(_counts_in_words),
     ] = ("auto",)
     """How many neighbouring replicas share what ZeRO shares, while such groups hold copies of it
     (hybrid sharding): a count, ``all``, or ``node`` for as many as a node holds; auto: all, and
     with ZeRO 2 and 3 those of a node too."""
-    recompute: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = (
-        "auto",
-    )
+    recompute: Annotated[tuple[str, ...], Several()] = ("auto",)
     """What a stage may compute again in the backward pass: ``none``, ``selective`` (attention
     scores), ``needed``, ``full``, or sets of operators joined by ``+`` (norms, activations,
     gated-product, up-projection, output-projection, alternate-products, attention). Of
@@ -209,11 +208,10 @@ class Training(Record):
     recompute_some: bool = True
     """Whether a stage may recompute its first blocks by one mode and the others by another, with as
     few blocks in the costlier mode as fit."""
-    schedule: Annotated[
-        tuple[ScheduleName, ...],
-        BeforeValidator(_several),
-        Field(min_length=1),
-    ] = ("1f1b", "interleaved")
+    schedule: Annotated[tuple[ScheduleName, ...], Several(SCHEDULES.index)] = (
+        "1f1b",
+        "interleaved",
+    )
     """Orders of forward and backward passes to try: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
     dualpipe, dualpipe-v."""
     vpp: Counts = (2, 4)
@@ -231,9 +229,9 @@ class Training(Record):
     """What runs the step: a profile, by name or as a file."""
     reserved_bytes: Bytes = 3 * 2**29
     """Memory of each device that the model cannot use: driver, libraries, their buffers."""
-    tied: tuple[tuple[int, int], ...] = ()
+    tied: Annotated[tuple[tuple[int, int], ...], Several(least=0)] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
-    uncut: tuple[int, ...] = ()
+    uncut: Annotated[tuple[int, ...], Several(least=0)] = ()
     """Positions in the model's layers before which there may be no cut."""
 
     @property
@@ -241,10 +239,15 @@ class Training(Record):
         """Modes of recomputation that a stage may choose from, least first."""
         return RECOMPUTE if self.recompute == ("auto",) else self.recompute
 
+    @field_validator("recompute")
+    @classmethod
+    def _sort_modes(cls, modes: tuple[str, ...]) -> tuple[str, ...]:
+        if modes == ("auto",):
+            return modes
+        return tuple(sorted({canonical_recompute(mode) for mode in modes}, key=recompute_order))
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for mode in self.recompute_modes:
-            check_recompute(mode)
         check_recompute_count(self.recompute_modes)
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
