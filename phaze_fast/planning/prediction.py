@@ -15,11 +15,11 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.models import Model, load
-from phaze_fast.opgraph import CONTEXT_KINDS, reasons
+from phaze_fast.opgraph import CONTEXT_KINDS
 from phaze_fast.planning.evaluator import Placed, PlanEvaluator
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
-from phaze_fast.planning.sizes import StrategySizes, strategy_sizes
+from phaze_fast.planning.sizes import StrategySizes, strategy_faults, strategy_sizes
 from phaze_fast.planning.times import KindTimes, free_times_on_chip, memory_of
 from phaze_fast.planning.training import (
     RANK_ORDERS,
@@ -58,7 +58,7 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
             f"not accepted; expected the cluster's {cluster.devices} devices"
         )
     strategy = spec.strategy
-    broken = reasons(model, strategy)
+    broken = strategy_faults(model, strategy, spec.software)
     if broken:
         raise InvalidInputError(f"{model.name}: {broken[0]}")
     training = Training(
@@ -366,7 +366,7 @@ def _strategies(
         strategy = strategy_of(
             training, tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
         )
-        if not reasons(model, strategy):
+        if not strategy_faults(model, strategy, training.software):
             number[k] = len(sizes)
             stride = _expert_stride(tp, cp, ep, inside)
             runs = (training.software, training.precision)

@@ -22,6 +22,7 @@ from phaze_fast.opgraph import (
     OpGraph,
     Strategy,
     layer_graph,
+    reasons,
 )
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import (
@@ -164,6 +165,22 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
             record["stash_bytes"][v] = 0.0 if head else stash_bytes
             record["live_bytes"][v] = 0.0 if end else whole - stash_bytes + layer.work_bytes
     return kinds
+
+
+def strategy_faults(model: Model, strategy: Strategy, software: Software) -> list[str]:
+    """Return the rules that a strategy breaks for a model as the software runs it, in words.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> ring = Strategy(cp=2, cp_kind="ring")
+    >>> [
+    ...     len(strategy_faults(models.load("gpt2"), ring, load_software(name)))
+    ...     for name in ("megatron-core", "deepspeed")
+    ... ]
+    [0, 1]
+    """
+    return reasons(model_as_run(model, software, strategy.tp), strategy)
 
 
 @lru_cache(maxsize=512)
