@@ -204,7 +204,7 @@ class SpaceSpec(Record):
     (exponents) or ``{start: 8, stop: 256, step: 8}``. ``links.count`` scales the interconnect's
     bandwidth with the links of a chip; ``hbm.generation`` gives capacity and bandwidth of each of
     ``hbm.stacks``; ``format: [bf16, fp8]`` what a step computes in; ``dies`` what the logic is cut
-    into."""
+    into. Values are sorted."""
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
@@ -363,7 +363,7 @@ def _named_values(field: str, values: object) -> tuple[str, ...]:
             )
     if len(set(values)) != len(values):
         raise ValueError(f"axes.{field}: a value is given twice")
-    return tuple(values)
+    return tuple(name for name in names if name in values)
 
 
 def _axis_values(field: str, values: object) -> tuple[float | str, ...]:
@@ -387,7 +387,7 @@ def _axis_values(field: str, values: object) -> tuple[float | str, ...]:
             raise ValueError(f"axes.{field}: {brief(value)} is not accepted; expected {kind}")
     if len(set(plain)) != len(plain):
         raise ValueError(f"axes.{field}: a value is given twice")
-    return tuple(plain)
+    return tuple(sorted(plain))
 
 
 def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Accelerator:

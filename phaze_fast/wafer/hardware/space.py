@@ -80,8 +80,8 @@ class WaferSpace(Record):
     base: Annotated[Wafer, NamedOr(), BeforeValidator(_named_wafer)]
     """The wafer that supplies every field without an axis; in a file also a preset's name."""
     axes: Annotated[dict[str, tuple[Any, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
-    """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``; the last axis runs
-    fastest."""
+    """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``, sorted; the last axis
+    runs fastest."""
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
@@ -263,7 +263,7 @@ def _axis_values(field: str, values: object) -> tuple[Any, ...]:
     axis_values = tuple(_read(field, value, "axes") for value in plain)
     if len(set(axis_values)) != len(axis_values):
         raise ValueError(f"axes.{field}: a value is given twice")
-    return axis_values
+    return tuple(sorted(axis_values, key=lambda value: (value is not None, value)))
 
 
 def _get(record: Record, field: str) -> Any:
