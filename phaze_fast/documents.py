@@ -206,6 +206,8 @@ def read_text(path: str | Path, compressed: bool = False) -> str:
         Where the file is missing, unreadable, too long or not UTF-8.
     """
     path = Path(path)
+    if path.is_fifo() and path.resolve().is_fifo():  # a shell's <(command) has no path
+        raise InvalidInputError(f"{path}: a named pipe is not accepted; expected a file")
     try:
         with gzip.open(path) if compressed else path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)

@@ -60,6 +60,19 @@ def brief(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def printable(text: str) -> str:
+    r"""Return text that stays on one line and moves no cursor: control characters escaped.
+
+    Examples
+    --------
+    >>> print(printable("a\nb\x1b[2J"))
+    a\nb\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def nearest(word: str, accepted: Iterable[str]) -> str:
     """Return a hint about a name that is not accepted.
 

@@ -216,6 +216,10 @@ class Record(BaseModel):
                 raise PydanticCustomError(
                     "unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint}
                 )
+            name = data.get("name")
+            if isinstance(name, str) and not name.isprintable():
+                text = f"name: {brief(name)} is not accepted; expected printable characters"
+                raise PydanticCustomError("name", "{text}", {"text": text})
         return data
 
     @classmethod
@@ -313,7 +317,7 @@ def _fault(error: ErrorDetails) -> str:
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     if kind == "missing":
         return "is missing and has no default"
-    if kind in ("unknown_key", "quantity"):
+    if kind in ("unknown_key", "quantity", "name"):
         return error["msg"][:400]
     if kind in _LIMITS:
         name, sign = _LIMITS[kind]
@@ -355,7 +359,7 @@ def explain(error: ValidationError, what: str, source: str) -> str:
         # A discriminated union puts its tag into the path; the user never wrote it there.
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
         fault = _fault(detail)
-        if detail["type"] == "value_error" and re.match(r"[a-z_0-9.]+: ", fault):
+        if detail["type"] in ("value_error", "name") and re.match(r"[a-z_0-9.]+: ", fault):
             # A check across fields names its field itself, at the end of this path.
             own = not path or fault.startswith((f"{path}.", f"{path}:"))
             inner = fault if own else f"{path}.{fault}"

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phaze_fast.documents import write_whole
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, printable
 
 # ---- options that name files ----
 
@@ -111,7 +111,8 @@ class Output:
         """
         if self.wants_document:
             self.write(document())
-        if not self.as_json and str(self.to_file) != "-":
+        unheard = self.path is not None and not sys.stdout.writable()
+        if not self.as_json and str(self.to_file) != "-" and not unheard:
             show(tables())
 
     def infeasible(self, error: InfeasibleError, **more: Any) -> None:
@@ -204,6 +205,11 @@ def show(parts: list[RenderableType]) -> None:
         console.print(part, markup=False)
 
 
+def _lines(text: str) -> str:
+    """Return text without control characters but for ends of lines."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
 def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> Group:
     """Lay out rows under column headings; headings ending in '>' are right-aligned."""
     laid_out = Table()
@@ -213,9 +219,9 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
             heading.rstrip(">"), justify="right" if right else "left", no_wrap=right
         )
     for row in rows:
-        laid_out.add_row(*(Text(cell) for cell in row))
-    above = [Text(title, style="bold")] if title else []
-    below = [Text(caption, style="dim")] if caption else []
+        laid_out.add_row(*(Text(_lines(cell)) for cell in row))
+    above = [Text(_lines(title), style="bold")] if title else []
+    below = [Text(_lines(caption), style="dim")] if caption else []
     return Group(*above, laid_out, *below)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, nearest, printable
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
@@ -378,7 +378,7 @@ def command(
     """
     lines = [" ".join(words)]
     lines += [" ".join(shlex.quote(str(word)) for word in option) for option in options]
-    head = "".join(f"# {line}\n" for line in remarks)
+    head = "".join(f"# {printable(line)}\n" for line in remarks)
     return f"#!/bin/sh\n{head}" + " \\\n  ".join(lines) + "\n"
 
 

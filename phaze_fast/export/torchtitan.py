@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, printable
 from phaze_fast.export.request import (
     Chunk,
     FlagNames,
@@ -126,7 +126,7 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
     lines = request.remarks(names, missing)
     if not name:
         lines.append("torchtitan has no such model: register it, and name it under [model].")
-    return "".join(f"# {line}\n" for line in lines) + _toml(data), missing
+    return "".join(f"# {printable(line)}\n" for line in lines) + _toml(data), missing
 
 
 def _toml(data: Mapping[str, Mapping[str, Any]]) -> str:
@@ -139,8 +139,8 @@ def _toml(data: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return "[\n" + "".join(f"  {json.dumps(row)},\n" for row in value) + "]"
-    return json.dumps(value)
+        return "[\n" + "".join(f"  {json.dumps(row, ensure_ascii=False)},\n" for row in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 # ---- read ----
