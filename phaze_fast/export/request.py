@@ -19,6 +19,7 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.planning.training import split_recompute
 from phaze_fast.records import FrozenDict
+from phaze_fast.software import DEFAULT, load_software
 
 FORMATS = ("megatron", "bridge", "deepspeed", "torchtitan", "maxtext")
 """Formats that plans are exported to and read from."""
@@ -181,13 +182,15 @@ class Request:
             Whether a part cannot be expressed; the part, a field of the plan or a text; and why.
         """
         spec = self.spec
+        own = "a profile of this package, which no framework's file names; give it to `predict`"
+        always = ((spec.software != load_software(DEFAULT), "software", own),)
         experts = (
             (spec.expert_imbalance != 1.0, "expert_imbalance", "the data and the router decide"),
             (spec.expert_overlap > 0, "expert_overlap", "the library's dispatcher decides"),
         )
         return [
             Unexpressed(self.option(part) if part in PlanSpec.model_fields else part, why)
-            for applies, part, why in (*(experts if spec.ep > 1 else ()), *cases)
+            for applies, part, why in (*always, *(experts if spec.ep > 1 else ()), *cases)
             if applies
         ]
 

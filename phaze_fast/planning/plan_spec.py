@@ -238,29 +238,73 @@ class PlanSpec(Record):
 
     @classmethod
     def _of_plan(cls, data: Mapping[str, Any]) -> PlanSpec:
-        names = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp")
-        fields = {name: data[name] for name in (*names, "rank_order")}
+        """Read a plan in full: what it computed is dropped, what it decided is checked."""
+        missing = [name for name in _DECIDED if name not in data]
+        if missing:
+            raise InvalidInputError(f"{missing[0]}: is missing and has no default")
+        stored = _StoredPlan.from_dict({k: data[k] for k in _StoredPlan.model_fields if k in data})
+        names = [name for name in cls.model_fields if name not in ("global_batch", "stages")]
+        fields = {name: data[name] for name in names if data.get(name) is not None}
+        fields |= {name: data[name] for name in _DECIDED if name in cls.model_fields}
         fields["idle"] = True
-        fields["global_batch"] = data["dp"] * data["micro_batch"] * data["micro_batches"]
-        later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap", "precision")
-        for name in (*later, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
-            if data.get(name) is not None:
-                fields[name] = data[name]
-        if "stages" in data:
-            fields["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
-            code = SCHEDULES.index(str(data["schedule"]))
-            fields["stages"] = _chunk_sizes(data["stages"], code, int(data["vpp"]))
-        else:
-            fields["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
-        return cls(**fields)
+        fields["global_batch"] = stored.dp * stored.micro_batch * stored.micro_batches
+        if stored.stages:
+            fields["recompute"] = tuple(stage.recompute for stage in stored.stages)
+            fields["stages"] = stored.chunk_sizes()
+        elif fields.get("recompute") == "mixed":
+            fields["recompute"] = "auto"
+        return cls.from_dict(fields)
 
 
-def _chunk_sizes(stages: Sequence[Mapping[str, Any]], schedule: int, vpp: int) -> tuple[int, ...]:
-    """Layers of each chunk, in the order of the model."""
-    chain = _core.pipeline_chain(schedule, len(stages), vpp).tolist()
-    chunks = [int(n) for stage in stages for n in stage["chunks"]]
-    if len(chunks) != len(chain):
-        raise InvalidInputError(
-            f"stages: {len(chunks)} chunks are not accepted; expected {len(stages)} stages x {vpp}"
-        )
-    return tuple(chunks[chain.index(place)] for place in range(max(chain) + 1))
+_DECIDED = (
+    *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "micro_batches", "schedule", "vpp"),
+    *("rank_order", "recompute"),
+)
+"""Fields that every plan in full has, as `Plan.to_dict` writes them."""
+
+
+class _StoredStage(Record):
+    """What a stage of a plan in full decides; the figures of the stage are not read."""
+
+    what: ClassVar[str] = "stage"
+    chunks: tuple[Count, ...]
+    recompute: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_figures(cls, data: Any) -> Any:
+        kept = ("chunks", "recompute")
+        return {k: data[k] for k in kept if k in data} if isinstance(data, Mapping) else data
+
+
+class _StoredPlan(Record):
+    """Fields of a plan in full from which the batch and the sizes of stages follow."""
+
+    what: ClassVar[str] = "plan"
+    dp: Count
+    micro_batch: Count
+    micro_batches: Count
+    pp: Count
+    vpp: Count
+    schedule: ScheduleName
+    stages: tuple[_StoredStage, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_chunks(self.schedule, self.vpp)
+        return self
+
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """Return the layers of each chunk, in the order of the model."""
+        if len(self.stages) != self.pp:
+            raise InvalidInputError(
+                f"stages: {len(self.stages)} entries are not accepted; expected pp = {self.pp}"
+            )
+        chain = _core.pipeline_chain(SCHEDULES.index(self.schedule), self.pp, self.vpp).tolist()
+        chunks = [size for stage in self.stages for size in stage.chunks]
+        if len(chunks) != len(chain):
+            raise InvalidInputError(
+                f"stages: {len(chunks)} chunks are not accepted; expected {self.pp} stages x "
+                f"{self.vpp}"
+            )
+        return tuple(chunks[chain.index(place)] for place in range(max(chain) + 1))

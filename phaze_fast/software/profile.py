@@ -170,8 +170,26 @@ class Software(Record):
         """Share of the seconds of an overlapped collective by which it delays the other work."""
         return 1.0 - 1.0 / self.overlap_slowdown
 
+    @property
+    def reference(self) -> str | FrozenDict:
+        """A preset's name, or plain data where no preset is the same: what a file says of it."""
+        return reference_of(_PROFILES, self)
+
 
 _PROFILES = Presets("software", "phaze_fast.software/data", Software.from_dict)
+
+
+def reference_of(presets: Presets[Any], record: Any) -> str | FrozenDict:
+    """Return the name of the preset that a record equals, or the record as plain data."""
+    same = record.name in presets.names and presets.load(record.name) == record
+    return record.name if same else _frozen(record.to_dict())  # type: ignore[no-any-return]
+
+
+def _frozen(value: Any) -> Any:
+    """Return plain data that cannot change."""
+    if isinstance(value, dict):
+        return FrozenDict({key: _frozen(inner) for key, inner in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def software_names() -> tuple[str, ...]:

@@ -9,8 +9,9 @@ from phaze_fast import export, models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.planning.training import RECOMPUTE
+from phaze_fast.software import software_names
 
-SOME = (24, 60)  # seed and number of the plans of every run
+SOME = (25, 60)  # seed and number of the plans of every run
 MORE = (23, 140)  # of the full one
 SUFFIX = {"torchtitan": ".toml", "deepspeed": ".json"}
 MODELS = {
@@ -91,6 +92,8 @@ def random_plan(rng):
         if given["zero"] and dp % 2 == 0:
             given["shard"] = own.choice([None, None, None, dp, dp // 2])
         given["precision"] = own.choice(["bf16", "bf16", "bf16", "fp8", "fp8-current", "fp16"])
+        if own.random() < 0.2:
+            given["software"] = own.choice(software_names())
         try:
             spec = pf.PlanSpec.from_dict(given)
             spare = rng.choice([0, 0, 0, 8])
@@ -118,6 +121,8 @@ def test_what_a_file_says_predicts_the_same_seconds(format_, plans, tmp_path):
         again = pf.predict(model, cluster, read.spec)
         complete += written.complete
         differ += again.time_s != pytest.approx(plan.time_s, rel=1e-9)
+        named = plan.software != "megatron-core"
+        assert any(item.what.startswith("--software") for item in written.unexpressed) == named
         if written.complete:
             assert again.time_s == pytest.approx(plan.time_s, rel=1e-12), written.text
             assert again.memory_bytes == pytest.approx(plan.memory_bytes, rel=1e-12)

@@ -1,5 +1,6 @@
 """Profiles of training software: all load, say where they come from, and obey laws of time."""
 
+import json
 import csv
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def test_a_profile_is_read_from_a_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nhost_s: 100 us\n")
     plan = predict("gpt2-small", CLUSTER, {**PLAN, "software": str(path)})
-    assert plan.software == "mine"
+    again = predict("gpt2-small", CLUSTER, json.loads(json.dumps(plan.to_dict())))
+    assert again == plan  # the file is not needed to read the plan back
+    assert pf.Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
     assert plan.time_s > predict("gpt2-small", CLUSTER, PLAN).time_s
 
 
