@@ -305,7 +305,8 @@ class BestFirstSearch:
         old = self.chosen[i].get((group, c))
         known = self.scores.values[i, group, c]
         value = self.objective.value(i, group, c, placed.time_s, joules)
-        if old is None or (value, joules, s) < (known, old.energy_j, old.strategy):
+        order = self.problems[i].plan_order
+        if old is None or (value, *order(s, placed)) < (known, *order(old.strategy, old.placed)):
             self.chosen[i][group, c] = answer
         score = self.scores.take(i, group, c, value)
         if self.objectives:
@@ -509,12 +510,12 @@ class BestFirstSearch:
             for s, group in sorted(table.unproven):
                 if table.level[s, group] == PLACED and least[group] < self.best.limit:
                     answer = self.chosen[i].get((group, int(table.largest[group])))
-                    if answer is None:
-                        continue
-                    if table.least[s, group] > answer.placed.time_s:
+                    # Where no plan of the group is good enough to be kept, none limits the proof.
+                    reached_s = float("inf") if answer is None else answer.placed.time_s
+                    if table.least[s, group] > reached_s:
                         table.unproven.discard((s, group))
                     else:
-                        table.prove(s, group, _MORE_NODES, answer.placed.time_s)
+                        table.prove(s, group, _MORE_NODES, reached_s)
 
     # ---- the outcome ----
 

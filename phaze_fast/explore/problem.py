@@ -92,6 +92,15 @@ class SearchProblem:
         variant, k = self.strategies[s]
         return self.evaluators[variant], k
 
+    def plan_order(self, s: int, placed: Placed) -> tuple[float, ...]:
+        """Return the key by which `phaze_fast.plan` lists plans: time, then memory, then widths."""
+        evaluator, k = self.of(s)
+        layout = evaluator.layouts[placed.layout]
+        pp, dp, zero = (int(layout[name]) for name in ("pp", "dp", "zero"))
+        sizes = evaluator.sizes[k]
+        widths = (sizes.inner * pp * dp, sizes.strategy.tp, pp, dp, zero, s)
+        return (placed.time_s, placed.memory_bytes, *widths, placed.layout)
+
     def runs(self, s: int, groups: ChipGroups) -> Array:
         """Mark the chip groups that strategy `s` runs on, shape (groups,)."""
         if not self.variants:
