@@ -138,10 +138,8 @@ class LayerTable:
         """The arrays by the names that the kernel reads."""
         ends = np.array(self.edges or (), dtype=np.int32).reshape(-1, 2)
         tied = np.array(self.tied or (), dtype=np.int32).reshape(-1, 2)
-        unused = np.zeros(len(self))
         return {
             **{name: getattr(self, name) for name in (*_BY_LAYER, "wide", "edge_s", "edge_bytes")},
-            **dict.fromkeys(("live_bytes", "gather_bytes", "step_s", "weight_grad_s"), unused),
             "edge_from": ends[:, 0].copy(),
             "edge_to": ends[:, 1].copy(),
             "tied_from": tied[:, 0].copy(),
