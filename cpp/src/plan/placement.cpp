@@ -628,12 +628,12 @@ class Published {
     for (std::size_t t = mine; t < tails_.size(); ++t) {
       if (tails_[t].load_s <= tail.load_s && tails_[t].devices <= tail.devices) return;
     }
-    std::size_t kept = mine;
+    std::size_t end = mine;
     for (std::size_t t = mine; t < tails_.size(); ++t) {
       if (tail.load_s <= tails_[t].load_s && tail.devices <= tails_[t].devices) continue;
-      tails_[kept++] = tails_[t];
+      tails_[end++] = tails_[t];
     }
-    tails_.resize(kept);
+    tails_.resize(end);
     tails_.push_back(tail);
   }
 

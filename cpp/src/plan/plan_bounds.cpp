@@ -115,10 +115,10 @@ class BlockCapacity {
     for (int v = 0; v < variants_; ++v) {
       const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
       const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoundedUp);
-      const double room = blocks(v, in_flight, false, false);
+      const double fitting = blocks(v, in_flight, false, false);
       if (v > 0 && bytes < filled(in_flight)) break;
       if (v == 0 || !alike_ || most > plain) {
-        found = std::max(found, std::min(most, std::max(room, 0.0)));
+        found = std::max(found, std::min(most, std::max(fitting, 0.0)));
       }
     }
     return std::min(found, static_cast<double>(blocks_));
@@ -230,9 +230,9 @@ inline constexpr double kLoose = 1.0 + 1e-9;
 // recomputes all of its blocks or none, and a recomputed block takes 1 + r.
 struct WholeStages {
   double r;
-  double operator()(double load, double plain, double lean) const noexcept {
+  double operator()(double load, double plain, double smallest) const noexcept {
     return std::max(std::min(std::floor(load * kLoose), plain),
-                    std::min(std::floor(load / (1.0 + r) * kLoose), lean));
+                    std::min(std::floor(load / (1.0 + r) * kLoose), smallest));
   }
 };
 
@@ -240,9 +240,9 @@ struct WholeStages {
 // bytes of one block.
 struct SomeBlocks {
   double r;
-  double operator()(double load, double plain, double lean) const noexcept {
+  double operator()(double load, double plain, double smallest) const noexcept {
     const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
-    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), lean));
+    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), smallest));
   }
 };
 
@@ -251,7 +251,7 @@ bool all_held(const StageCapacities& capacities, int stages, int blocks, double 
               const Held& held) noexcept {
   double sum = 0.0;
   for (int s = 0; s < stages; ++s) {
-    sum += held(load, capacities.plain[at(s)], capacities.lean[at(s)]);
+    sum += held(load, capacities.plain[at(s)], capacities.smallest[at(s)]);
     if (sum >= blocks) return true;
   }
   return false;
@@ -323,7 +323,7 @@ class InterleavedStages {
       if (load_s < 0.0) return false;
       const std::size_t place = at(layout_.pp - 1 - k);
       sum += held_(load_s / totals_.block_s * kLoose, capacities_.plain[place],
-                   capacities_.lean[place]);
+                   capacities_.smallest[place]);
       before_s += enters_s + leaves_s;
     }
     return sum >= blocks_;
@@ -380,11 +380,11 @@ std::vector<BoundLine> lowest_lines(std::vector<BoundLine> lines) {
   std::sort(lines.begin(), lines.end(), [](const BoundLine& a, const BoundLine& b) {
     return a.height_s != b.height_s ? a.height_s < b.height_s : a.slope < b.slope;
   });
-  std::vector<BoundLine> kept;
+  std::vector<BoundLine> lines_left;
   for (const BoundLine& line : lines) {
-    if (kept.empty() || line.slope < kept.back().slope) kept.push_back(line);
+    if (lines_left.empty() || line.slope < lines_left.back().slope) lines_left.push_back(line);
   }
-  return kept;
+  return lines_left;
 }
 
 }  // namespace
@@ -449,14 +449,14 @@ StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
     const double in_flight =
         micro_batches_in_flight(schedule_of(l), count, count - s, l.micro_batches, l.vpp);
     const double plain = std::max(0.0, capacity.plain(in_flight, false, false));
-    double lean = 0.0;
+    double smallest = 0.0;
     for (int v = 1; v < capacity.variants(); ++v) {
-      lean = std::max(lean, capacity.blocks(v, in_flight, false, false));
+      smallest = std::max(smallest, capacity.blocks(v, in_flight, false, false));
     }
     found.plain.push_back(plain);
-    found.lean.push_back(lean);
+    found.smallest.push_back(smallest);
     found.plain_sum.push_back(plain_sum += plain);
-    found.best_sum.push_back(best_sum += std::max(plain, lean));
+    found.best_sum.push_back(best_sum += std::max(plain, smallest));
   }
   return found;
 }

@@ -250,7 +250,8 @@ void RecomputeChooser::restart(double usable_bytes) {
 std::int32_t RecomputeChooser::fastest_fitting(int i, int j, int stage) {
   std::int32_t* known = nullptr;
   std::int64_t key = 0;
-  if (on_.space->alike) {  // stages with equal block counts and boundary layers are interchangeable
+  if (on_.space->equal_blocks) {  // stages with equal block counts and boundary layers are
+                                  // interchangeable
     const std::size_t ends =
         (i < on_.space->first_block ? 2 : 0) + (j == on_.space->layers ? 1 : 0);
     const std::size_t own =
@@ -265,8 +266,8 @@ std::int32_t RecomputeChooser::fastest_fitting(int i, int j, int stage) {
   const auto bytes = [&](StageRecompute r) { return on_.sums.bytes(r, i, j, stage); };
   const auto make = [&] {
     return feasible_recompute(on_.sums.variants(), on_.sums.first_is_fastest(),
-                              on_.space->some_blocks, on_.space->alike, on_.sums.blocks(i, j),
-                              usable_bytes_ * kFits, bytes);
+                              on_.space->some_blocks, on_.space->equal_blocks,
+                              on_.sums.blocks(i, j), usable_bytes_ * kFits, bytes);
   };
   const auto seconds = [&](StageRecompute r) { return on_.sums.backward_s(r, i, j); };
   if (known == nullptr) return fastest_recompute(make(), on_.sums.first_is_fastest(), seconds);
@@ -292,7 +293,7 @@ FeasibleRecompute RecomputeChooser::feasible_of_chunks(const Partition& partitio
     least = std::min(least, own);
   }
   return feasible_recompute(on_.sums.variants(), on_.sums.first_is_fastest(),
-                            on_.space->some_blocks, on_.space->alike && least == most, most,
+                            on_.space->some_blocks, on_.space->equal_blocks && least == most, most,
                             usable_bytes * kFits,
                             [&](StageRecompute r) { return on_.stage_bytes(partition, stage, r); });
 }
@@ -328,7 +329,8 @@ void RecomputeChooser::choose(double usable_bytes, Partition* partition) const {
 // boundary layers.
 std::int32_t RecomputeChooser::fastest_of_assigned(const Partition& partition, int stage) {
   const int chunks = on_.record().vpp;
-  if (!on_.space->alike || chunks > 22) return fastest_of_chunks(partition, stage, usable_bytes_);
+  if (!on_.space->equal_blocks || chunks > 22)
+    return fastest_of_chunks(partition, stage, usable_bytes_);
   int least = on_.space->layers;
   std::int64_t ends = 0;
   for (int c = 0; c < chunks; ++c) {
