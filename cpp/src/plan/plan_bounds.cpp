@@ -19,7 +19,22 @@ inline constexpr double kRoundedUp = 1.0 + 1e-9;
 // Minimum bytes of a block, so that any number of blocks without bytes fit.
 inline constexpr double kNoBytes = std::numeric_limits<double>::min();
 
-// The number of blocks that fit into a stage of a layout, for the smallest kind of block.
+int PlanSpaceImpl::plain_variant(int strategy) const noexcept {
+  int plain = 0;
+  double most = -1.0;
+  for (int v = 0; v < strategies[at(strategy)].variants; ++v) {
+    double bytes = 0.0;
+    for (int k = 0; k < kinds; ++k) {
+      bytes += block_count[at(k)] * size_of(strategy, k).stash_bytes[v];
+    }
+    if (bytes > most) plain = v;
+    most = std::max(most, bytes);
+  }
+  return plain;
+}
+
+// The number of blocks that fit into a stage of a layout, for the smallest kind of block. Here the
+// plain variant is number 0, and the first variant of the strategy has its number.
 class BlockCapacity {
  public:
   BlockCapacity(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes)
@@ -27,6 +42,8 @@ class BlockCapacity {
     const LayoutCosts& costs = space.layout_costs[at(layout.costs)];
     const int strategy = layout.record.strategy;
     variants_ = space.strategies[at(strategy)].variants;
+    const int plain = space.plain_variant(strategy);
+    const auto given = [&](int v) { return v == 0 ? plain : v == plain ? 0 : v; };
     const double lost = 1.0 + space.training.fragmentation;
     double gather = kInfinite;
     std::fill_n(stash_, kMaxVariants, kInfinite);
@@ -38,15 +55,15 @@ class BlockCapacity {
       first_ += space.first_count[at(k)] * held;
       last_ += space.last_count[at(k)] * held;
       for (int v = 0; v < variants_; ++v) {
-        first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[v];
+        first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[given(v)];
       }
       if (space.block_count[at(k)] == 0) continue;
       alike_ = space.block_count[at(k)] == space.blocks && space.training.late_gradients == 0;
       resident_ = std::min(resident_, costs.resident_bytes[at(k)]);
       gather = std::min(gather, costs.gather_bytes[at(k)]);
       for (int v = 0; v < variants_; ++v) {
-        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
-        live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
+        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[given(v)]);
+        live_[v] = std::min(live_[v], lost * size.live_bytes[given(v)]);
       }
     }
     if (layout.record.pp > 1) {  // the last layer with its copy of a tied embedding
@@ -538,8 +555,9 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
 }
 
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
-  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0};
+  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0, true};
   const int variants = space.strategies[at(strategy)].variants;
+  const int plain = space.plain_variant(strategy);
   double byte_s = kInfinite;  // to save a byte by recomputation
   double least_stash = kInfinite;
   for (int k = 0; k < space.kinds; ++k) {
@@ -556,12 +574,17 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
     t.blocks_backward_s += count * times.plain_s[k];
     if (both > 0.0) t.backward_share = std::max(t.backward_share, times.plain_s[k] / both);
     const LayerKindRecord& size = space.size_of(strategy, k);
-    least_stash = std::min(least_stash, size.stash_bytes[0]);
-    for (int v = 1; v < variants; ++v) {
-      const double own = times.backward_s[at(v) * at(space.kinds) + at(k)];
-      t.again_s = std::min(t.again_s, own - times.plain_s[k]);
-      const double saved = size.stash_bytes[0] - size.stash_bytes[v];
-      if (saved > 0.0) byte_s = std::min(byte_s, std::max(0.0, own - times.backward_s[k]) / saved);
+    least_stash = std::min(least_stash, size.stash_bytes[plain]);
+    const auto backward_s = [&](int v) {
+      return times.backward_s[at(v) * at(space.kinds) + at(k)];
+    };
+    for (int v = 0; v < variants; ++v) {
+      if (v == plain) continue;
+      const double more_s = backward_s(v) - backward_s(plain);
+      t.plain_is_fastest = t.plain_is_fastest && more_s >= 0.0;
+      t.again_s = std::min(t.again_s, backward_s(v) - times.plain_s[k]);
+      const double saved = size.stash_bytes[plain] - size.stash_bytes[v];
+      if (saved > 0.0) byte_s = std::min(byte_s, std::max(0.0, more_s) / saved);
     }
   }
   if (space.some_blocks) t.again_s = byte_s * least_stash;

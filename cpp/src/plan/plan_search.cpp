@@ -133,6 +133,7 @@ class Front {
 // limit.
 double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepTotals& totals,
                      const Front& front, double usable_bytes) {
+  if (!totals.plain_is_fastest) return kInfinite;  // stages that fit may recompute
   const PricedLayout& layout = space.layouts[at(c.layout)];
   const LayoutRecord& l = layout.record;
   const auto m = static_cast<double>(l.micro_batches);

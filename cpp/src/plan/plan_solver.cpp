@@ -748,7 +748,7 @@ void AssignmentSearch::spread_by_load(int base, int extras, bool count_first, bo
   }
 }
 
-double AssignmentSearch::add_stage(const Partition& partition, int stage, StageRecompute recompute,
+double AssignmentSearch::add_stage(const Partition& partition, int stage, std::int32_t recompute,
                                    Bound* bound) const {
   double load = 0.0;
   double first = 0.0;
@@ -756,8 +756,11 @@ double AssignmentSearch::add_stage(const Partition& partition, int stage, StageR
     const std::size_t chunk = at(on_.chain_of(stage, c));
     const int i = partition.cuts[chunk];
     const int j = partition.cuts[chunk + 1];
-    const double own = on_.sums.forward_s(i, j) + on_.sums.backward_s(recompute, i, j) +
-                       on_.enters_s(stage, c, i, j) + on_.leaves_s(stage, c, i, j);
+    const double passes_s =
+        recompute < 0
+            ? on_.sums.work_s(i, j)
+            : on_.sums.forward_s(i, j) + on_.sums.backward_s(StageRecompute::of(recompute), i, j);
+    const double own = passes_s + on_.enters_s(stage, c, i, j) + on_.leaves_s(stage, c, i, j);
     if (c == 0) first = own;
     load += own;
   }
@@ -774,7 +777,7 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
     const std::int32_t code = recompute_.fastest_of_assigned(*partition, stage);
     if (code < 0) return false;
     partition->variants[at(stage)] = code;
-    if (add_stage(*partition, stage, StageRecompute::of(code), &bound) > limit_s) return false;
+    if (add_stage(*partition, stage, code, &bound) > limit_s) return false;
   }
   return true;
 }
@@ -785,7 +788,7 @@ void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double limit = (std::min(below_s, best->time_s) - exchange_s) * (1.0 + 1e-12);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    if (add_stage(partition_, stage, StageRecompute{}, &bound) > limit) return;
+    if (add_stage(partition_, stage, -1, &bound) > limit) return;
   }
   if (!choose_recompute(limit, &partition_)) return;
   const double tail_s = step_.take_passes(partition_);

@@ -369,7 +369,8 @@ class AssignmentSearch {
   bool cut(bool count_first, int base, Partition* partition) const;
   void spread_evenly(int total);
   void spread_by_load(int base, int extras, bool count_first, bool count_last);
-  double add_stage(const Partition& partition, int stage, StageRecompute recompute,
+  // `recompute`: of the stage, or -1 for the fastest variant of every layer.
+  double add_stage(const Partition& partition, int stage, std::int32_t recompute,
                    Bound* bound) const;
   bool choose_recompute(double limit_s, Partition* partition);
   void offer(double below_s, PlacedPlan* best);
