@@ -16,7 +16,6 @@ from phaze_fast import Cluster, models
 from phaze_fast.papers import (
     LayerTable,
     NestProblem,
-    PipelineProblem,
     Placement,
     PublishedProblem,
     nest_from_dict,
@@ -157,17 +156,6 @@ register(
         stage="placement",
         items=1,
         build=lambda: PublishedProblem({1: _two_branches()}, 64, 60e9, 512),
-        run=place,
-        check=_check_graph,
-        target="<= 1 s",
-    )
-)
-register(
-    Subject(
-        name="two-branches-pipeline",
-        stage="placement",
-        items=1,
-        build=lambda: PipelineProblem(_two_branches(), 60e9, 64, (1, 16)),
         run=place,
         check=_check_graph,
         target="<= 1 s",

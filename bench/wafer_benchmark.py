@@ -61,7 +61,7 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
                 "roles": list(op.roles),
                 "outputs": [name for o, name in enumerate(OUTPUTS) if record["outputs"] >> o & 1],
                 "product": bool(record["product"]),
-                "kept": bool(record["kept"]),
+                "kept": bool(record["output_stored"]),
                 "expert": bool(record["expert"]),
                 "beside": {"": "", "input": "takes", "output": "makes"}[op.overlaps],
                 "limit": [int(value) for value in record["limit"]],

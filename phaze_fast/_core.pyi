@@ -240,21 +240,15 @@ MAX_VARIANTS: int
 class TablePlan(NamedTuple):
     time_s: float
     max_load_s: float
-    tail_s: float
     stages: int
     replicas: int
     devices: int
     stage_of: _Array
-    variant_of: _Array
 
 class PublishedAnswer(NamedTuple):
     status: Status
     table: int
     plan: TablePlan
-
-class PipelineAnswer(NamedTuple):
-    status: Status
-    plans: list[TablePlan]
 
 def place_published(
     tables: list[dict[str, _Array]],
@@ -268,18 +262,6 @@ def place_published(
     replicas: _Array,
     threads: int,
 ) -> list[PublishedAnswer]: ...
-def place_pipeline(
-    tables: list[dict[str, _Array]],
-    memory_bytes: _Array,
-    piped_bytes: _Array,
-    bucket_s: _Array,
-    micro_batches: _Array,
-    first_stages: _Array,
-    last_stages: _Array,
-    kind: _Array,
-    best_only: bool,
-    threads: int,
-) -> list[PipelineAnswer]: ...
 
 class PipelineStep(NamedTuple):
     step_s: float

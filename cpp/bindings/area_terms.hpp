@@ -27,7 +27,8 @@ inline AreaTerms checked_terms(const TermRates& rates) {
     const double least = i < first_growth ? 0.0 : -0.999;
     if (!(rates[i] >= least) || rates[i] > 1e6) {
       throw InvalidInput(std::string(names[i]) + ": " + std::to_string(rates[i]) +
-                         " is not accepted; expected a finite number of mm2, zero or more");
+                         " is not accepted; expected a number from " +
+                         (i < first_growth ? "0" : "-0.999") + " to 1e6");
     }
   }
   return {rates[0], rates[1], rates[2], rates[3], rates[4], rates[5], rates[6], rates[7]};

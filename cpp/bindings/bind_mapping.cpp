@@ -255,8 +255,8 @@ py::tuple bound_of(PyRelaxation& object, double theta, double price, double phi,
 void bind_mapping(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(MeshRun, axis, size, stride);
   PYBIND11_NUMPY_DTYPE(OpMapping, slots, mode, algorithm);
-  PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, kept, expert, beside, limit,
-                       stat_bytes, gather_bytes);
+  PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, output_stored, expert, overlap,
+                       limit, stat_bytes, gather_bytes);
   PYBIND11_NUMPY_DTYPE(MapEdgeRecord, from, to, kind, again, bytes);
   PYBIND11_NUMPY_DTYPE(MapRulesRecord, x_bytes_per_s, y_bytes_per_s, hop_s, capacity_bytes,
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,

@@ -78,7 +78,8 @@ py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32
 
 // Peak bytes of activations on each device.
 py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t chunks,
-                         std::int64_t micro_batches, const py::object& chunk_bytes, double kept) {
+                         std::int64_t micro_batches, const py::object& chunk_bytes,
+                         double weight_grad_share) {
   const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   const auto bytes = view<double>(chunk_bytes, "chunk_bytes", stages * chunks);
   py::array_t<double> found(stages);
@@ -90,7 +91,7 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
       const auto width = static_cast<std::size_t>(chunks);
       filled[d] =
           player.peak_bytes(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(d),
-                            bytes.subspan(d * width, width), kept);
+                            bytes.subspan(d * width, width), weight_grad_share);
     }
   }
   return freeze(std::move(found));

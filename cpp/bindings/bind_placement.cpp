@@ -20,13 +20,9 @@ PlacementLayers table_of(const py::handle& item) {
   column(&l.forward_s, "forward_s");
   column(&l.backward_s, "backward_s");
   column(&l.stash_bytes, "stash_bytes");
-  column(&l.live_bytes, "live_bytes");
   column(&l.resident_bytes, "resident_bytes");
   column(&l.once_bytes, "once_bytes");
-  column(&l.gather_bytes, "gather_bytes");
   column(&l.sync_s, "sync_s");
-  column(&l.step_s, "step_s");
-  column(&l.weight_grad_s, "weight_grad_s");
   column(&l.edge_from, "edge_from");
   column(&l.edge_to, "edge_to");
   column(&l.edge_s, "edge_s");
@@ -34,7 +30,6 @@ PlacementLayers table_of(const py::handle& item) {
   column(&l.tied_from, "tied_from");
   column(&l.tied_to, "tied_to");
   l.layers = static_cast<std::int32_t>(l.wide.size());
-  l.variants = l.layers == 0 ? 0 : static_cast<std::int32_t>(l.forward_s.size() / l.wide.size());
   return l;
 }
 
@@ -46,8 +41,8 @@ std::vector<PlacementLayers> tables_of(const py::list& tables) {
 }
 
 py::object as_result(const PlacementPlan& plan) {
-  return result("TablePlan", plan.time_s, plan.max_load_s, plan.tail_s, plan.stages, plan.replicas,
-                plan.devices, array(plan.stage_of), array(plan.variant_of));
+  return result("TablePlan", plan.time_s, plan.max_load_s, plan.stages, plan.replicas, plan.devices,
+                array(plan.stage_of));
 }
 
 // Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]; table -1 if
@@ -102,67 +97,15 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
   return found;
 }
 
-// Each table with its own rules: the plan with each count of stages.
-py::list pipeline(const py::list& tables, const py::object& memory, const py::object& piped,
-                  const py::object& bucket, const py::object& micro_batches,
-                  const py::object& first_stages, const py::object& last_stages,
-                  const py::object& kind, bool best_only, int threads) {
-  const std::vector<PlacementLayers> layers = tables_of(tables);
-  const auto count = static_cast<py::ssize_t>(layers.size());
-  const auto memories = view<double>(memory, "memory_bytes", count);
-  const auto pipes = view<double>(piped, "piped_bytes", count);
-  const auto buckets = view<double>(bucket, "bucket_s", count);
-  const auto batches = view<std::int64_t>(micro_batches, "micro_batches", count);
-  const auto firsts = view<std::int32_t>(first_stages, "first_stages", count);
-  const auto lasts = view<std::int32_t>(last_stages, "last_stages", count);
-  const auto kinds = view<std::int32_t>(kind, "kind", count);
-  const int workers = checked_threads(threads);
-  std::vector<std::vector<PlacementPlan>> plans(layers.size());
-  std::vector<Status> statuses(layers.size(), Status::kOk);
-  {
-    const py::gil_scoped_release release;
-    parallel_for(layers.size(), workers, 1, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t t = begin; t < end; ++t) {
-        const PipelineRules rules{memories[t],
-                                  pipes[t],
-                                  buckets[t],
-                                  batches[t],
-                                  firsts[t],
-                                  lasts[t],
-                                  static_cast<PipelineKind>(kinds[t]),
-                                  best_only};
-        statuses[t] = kinds[t] == 0 || kinds[t] == 1 ? place_pipeline(layers[t], rules, &plans[t])
-                                                     : Status::kBadRules;
-      }
-    });
-  }
-  py::list found;
-  for (std::size_t t = 0; t < layers.size(); ++t) {
-    py::list counted;
-    for (const PlacementPlan& plan : plans[t]) {
-      if (plan.stages > 0) counted.append(as_result(plan));
-    }
-    found.append(result("PipelineAnswer", statuses[t], counted));
-  }
-  return found;
-}
-
 }  // namespace
 
 void bind_placement(py::module_& module) {
   module.attr("MAX_PLACED_LAYERS") = kMaxPlacedLayers;
-  module.attr("MAX_VARIANTS") = kMaxVariants;
-  bind_result(module, "TablePlan",
-              "time_s max_load_s tail_s stages replicas devices stage_of variant_of");
+  bind_result(module, "TablePlan", "time_s max_load_s stages replicas devices stage_of");
   bind_result(module, "PublishedAnswer", "status table plan");
-  bind_result(module, "PipelineAnswer", "status plans");
   module.def("place_published", &published, py::arg("tables"), py::arg("ptr"),
              py::arg("memory_bytes"), py::arg("devices"), py::arg("micro_batches"),
              py::arg("width"), py::arg("recompute"), py::arg("stages"), py::arg("replicas"),
-             py::arg("threads"));
-  module.def("place_pipeline", &pipeline, py::arg("tables"), py::arg("memory_bytes"),
-             py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("micro_batches"),
-             py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("best_only"),
              py::arg("threads"));
 }
 

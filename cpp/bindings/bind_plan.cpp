@@ -486,6 +486,7 @@ void bind_plan_records(py::module_& module) {
   module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
              py::arg("global_batch"));
+  module.attr("MAX_VARIANTS") = kMaxVariants;
   module.attr("MAX_ASSIGNMENTS") = kMaxAssignments;
   module.attr("MAX_RUN_CHUNKS") = kMaxRunChunks;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();

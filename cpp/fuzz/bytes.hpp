@@ -70,7 +70,7 @@ class Bytes {
   std::size_t left_;
 };
 
-// One input of each kind: it ends, touches nothing beside its records (the sanitizers see to that),
+// One input of each kind: it ends, touches nothing but its records (the sanitizers see to that),
 // and its answer is a status or a number that can be.
 void collective(Bytes bytes);
 void layer(Bytes bytes);

@@ -34,7 +34,7 @@ test::Owned draw(Bytes& bytes) {
   for (MapOpRecord& op : made.ops) {
     op.part = bytes.rarely(6) ? bytes.below(3) : 1;
     op.expert = bytes.below(2);
-    op.kept = bytes.below(2);
+    op.output_stored = bytes.below(2);
     op.outputs = bytes.below(8);
     op.limit[bytes.below(4)] = 1 + bytes.below(8);
   }

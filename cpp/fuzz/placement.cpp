@@ -7,10 +7,9 @@ namespace phaze::fuzz {
 namespace {
 
 void spoil(Bytes& bytes, test::Table* table) {
-  std::vector<double>* const columns[] = {&table->forward, &table->backward, &table->stash,
-                                          &table->live,    &table->resident, &table->once,
-                                          &table->gather,  &table->sync,     &table->step,
-                                          &table->late,    &table->edge_s,   &table->edge_bytes};
+  std::vector<double>* const columns[] = {&table->forward,  &table->backward,  &table->stash,
+                                          &table->resident, &table->once,      &table->sync,
+                                          &table->edge_s,   &table->edge_bytes};
   for (int changes = bytes.below(3); changes > 0; --changes) {
     bytes.spoil(columns[bytes.below(static_cast<std::int32_t>(std::size(columns)))]);
   }
@@ -26,7 +25,6 @@ void placement(Bytes bytes) {
   spoil(bytes, &table);
   PlacementLayers view = table.view();
   if (bytes.rarely(8)) view.layers = bytes.awkward_int();
-  if (bytes.rarely(8)) view.variants = bytes.awkward_int();
   const std::int32_t tied[] = {bytes.below(8), bytes.below(8)};
   if (bytes.rarely(6)) view.tied_from = {tied, 1}, view.tied_to = {tied + 1, 1};
   const PublishedRules rules{bytes.rarely(4) ? bytes.awkward() : bytes.below(60),
@@ -42,18 +40,6 @@ void placement(Bytes bytes) {
     return;
   }
   if (place_published(view, rules, kInfinite, &best) == Status::kOk) REQUIRE(best.time_s >= 0.0);
-  std::vector<PlacementPlan> plans;
-  const PipelineRules pipeline{bytes.rarely(4) ? bytes.awkward() : bytes.below(60),
-                               1.0,
-                               0.5,
-                               bytes.rarely(4) ? bytes.awkward_integer() : 1 + bytes.below(9),
-                               1,
-                               1 + bytes.below(5),
-                               static_cast<PipelineKind>(bytes.below(2)),
-                               bytes.below(2) == 1};
-  if (place_pipeline(view, pipeline, &plans) == Status::kOk) {
-    for (const PlacementPlan& plan : plans) REQUIRE(plan.time_s >= 0.0);
-  }
 }
 
 }  // namespace phaze::fuzz

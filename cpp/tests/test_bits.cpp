@@ -163,16 +163,7 @@ std::uint64_t placement_bits() {
     const PublishedRules published{20.0 + numbers.below(200), 24, 16, 2, round % 2 == 0, 0, 0};
     CHECK(place_published(table.view(), published, 1e300, &best) == Status::kOk);
     hash.add(best.time_s);
-    for (const PipelineKind kind :
-         {PipelineKind::kOneForwardOneBackward, PipelineKind::kZeroBubble}) {
-      std::vector<PlacementPlan> plans;
-      const PipelineRules rules{20.0 + numbers.below(200), 1.0, 0.5, 8, 1, 6, kind, false};
-      CHECK(place_pipeline(table.view(), rules, &plans) == Status::kOk);
-      for (const PlacementPlan& plan : plans) {
-        hash.add(plan.time_s);
-        for (const std::int32_t stage : plan.stage_of) hash.add(stage);
-      }
-    }
+    for (const std::int32_t stage : best.stage_of) hash.add(stage);
   }
   return hash.value();
 }
@@ -207,7 +198,7 @@ int main() {
   same_everywhere("collective", collective_bits(), 0xee4737941f37d33eULL);
   same_everywhere("silicon", silicon_bits(), 0xbc6c313388ea88d3ULL);
   same_everywhere("cost", cost_bits(), 0xc0f537482c10eb21ULL);
-  same_everywhere("placement", placement_bits(), 0xee0ca384d3984304ULL);
+  same_everywhere("placement", placement_bits(), 0x4c4840193b13f4ceULL);
   same_everywhere("mapping", mapping_bits(), 0x9aa39d6dca661a5dULL);
   return phaze::test::report("bits");
 }

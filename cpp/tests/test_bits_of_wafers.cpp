@@ -66,7 +66,7 @@ std::uint64_t score_bits() {
     for (double& cell : made.table) cell = real(numbers, 0.01);
     for (MapOpRecord& op : made.ops) {
       op.expert = numbers.below(4) == 0 ? 1 : 0;
-      op.kept = numbers.below(3) > 0 ? 1 : 0;
+      op.output_stored = numbers.below(3) > 0 ? 1 : 0;
       op.stat_bytes = real(numbers, 0.001);
       op.gather_bytes = real(numbers, 0.001);
     }

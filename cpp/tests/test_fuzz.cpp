@@ -23,7 +23,7 @@ namespace {
 
 using phaze::fuzz::Target;
 
-long run_kept(const Target& target, const std::filesystem::path& folder) {
+long run_stored(const Target& target, const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> files;
   if (!std::filesystem::is_directory(folder / target.name)) return 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder / target.name)) {
@@ -63,10 +63,10 @@ int main(int argc, char** argv) {
   const double seconds = argc > 2 ? std::atof(argv[2]) : 1.0;
   const std::uint64_t seed = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1;
   for (const Target& target : phaze::fuzz::kTargets) {
-    const long kept = run_kept(target, argv[1]);
-    CHECK(kept > 0);
+    const long stored = run_stored(target, argv[1]);
+    CHECK(stored > 0);
     const auto share = seconds / static_cast<double>(std::size(phaze::fuzz::kTargets));
-    std::printf("%-10s %ld kept inputs, %ld random ones\n", target.name, kept,
+    std::printf("%-10s %ld stored inputs, %ld random ones\n", target.name, stored,
                 run_random(target, share, seed));
   }
   return phaze::test::report("fuzz");

@@ -155,11 +155,7 @@ void placements_survive() {
         for (std::size_t i = begin; i < end; ++i) {
           PlacementPlan best;
           place_published(tables[i].view(), {60.0, 24, 16, 2, i % 2 == 0, 0, 0}, 1e300, &best);
-          std::vector<PlacementPlan> plans;
-          const auto kind = PipelineKind::kOneForwardOneBackward;
-          place_pipeline(tables[i].view(), {60.0, 1.0, 0.5, 8, 1, 6, kind, false}, &plans);
           times[i] = best.stages;
-          for (const PlacementPlan& plan : plans) times[i] += plan.stages;
         }
       });
       double sum = 0.0;

@@ -9,9 +9,7 @@ from phaze_fast.papers.nest import (
     solve_nest,
 )
 from phaze_fast.papers.placement import (
-    SCHEDULES,
     LayerTable,
-    PipelineProblem,
     PlacedStage,
     Placement,
     PublishedProblem,
@@ -24,11 +22,9 @@ from phaze_fast.papers.published import problem_from_dict, solve_published
 
 __all__ = [
     "PRICED_REPLICAS",
-    "SCHEDULES",
     "TIME_UNITS",
     "LayerTable",
     "NestProblem",
-    "PipelineProblem",
     "PlacedStage",
     "Placement",
     "ProblemRecord",

@@ -1,7 +1,6 @@
 """Placement of a table of layers on a pipeline of devices, proven optimal, one or many at a time.
 
-Two objectives: `PublishedProblem` is that of the PHAZE paper, `PipelineProblem` that of a pipeline
-of equal groups of devices. docs/papers.md has the formulas.
+The objective is that of the PHAZE paper; docs/papers.md has the formulas.
 """
 
 from __future__ import annotations
@@ -16,23 +15,17 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.memory import SCHEDULE_CODES
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
 Array = np.ndarray[Any, Any]
 
-SCHEDULES = ("1f1b", "zb-h1")
-"""Schedules whose stages may differ in size, in the order of the kernel's codes."""
-_KERNEL_CODES = {SCHEDULE_CODES[name]: code for code, name in enumerate(SCHEDULES)}
-
 # ---- the table of layers ----
 
-_BY_VARIANT = ("forward_s", "backward_s", "stash_bytes", "live_bytes")
 _BY_LAYER = (
-    *("resident_bytes", "once_bytes", "gather_bytes"),
-    *("sync_s", "step_s", "weight_grad_s"),
+    *("forward_s", "backward_s", "sync_s"),
+    *("stash_bytes", "resident_bytes", "once_bytes"),
 )
 
 
@@ -84,38 +77,29 @@ def _positions(name: str, pairs: Any, count: int, forward: bool) -> tuple[tuple[
 class LayerTable:
     """Layers of a model under one strategy, in an order in which edges go forward.
 
-    A recompute variant applies to all layers of a stage; columns that depend on it have shape
-    (variants, layers). Missing columns are zeros.
+    Missing columns are zeros; a number stands for a column of equal numbers.
 
     Examples
     --------
-    >>> table = LayerTable(names=("a", "b"), forward_s=[1.0, 1.0], backward_s=[2.0, 2.0])
-    >>> table.forward_s.shape
-    (1, 2)
+    >>> table = LayerTable(names=("a", "b"), forward_s=1.0, backward_s=[2.0, 2.0])
+    >>> table.forward_s.tolist()
+    [1.0, 1.0]
     """
 
     names: Sequence[str | int]
     """One per layer."""
     forward_s: Any
-    """Seconds per micro-batch, shape (variants, layers) or (layers,)."""
+    """Seconds per micro-batch, shape (layers,)."""
     backward_s: Any
-    """Seconds per micro-batch, with what is recomputed."""
+    """Seconds per micro-batch."""
     stash_bytes: Any = None
-    """Bytes of activations for every micro-batch in flight."""
-    live_bytes: Any = None
-    """Bytes of one layer at a time; the largest of a stage counts."""
+    """Bytes of activations for every stage that follows."""
     resident_bytes: Any = None
     """Weights, gradients, optimiser state."""
     once_bytes: Any = None
     """Bytes that do not depend on the number of micro-batches in flight."""
-    gather_bytes: Any = None
-    """Bytes of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
     sync_s: Any = None
-    """Seconds to synchronise its gradients."""
-    step_s: Any = None
-    """Seconds of the optimiser."""
-    weight_grad_s: Any = None
-    """Part of `backward_s` that can be delayed, for zero-bubble schedules."""
+    """Seconds to synchronise its gradients between very many replicas."""
     wide: Any = None
     """Whether a stage with this layer takes as many devices as the width; by default yes."""
     edges: Sequence[tuple[int, int]] | None = None
@@ -126,8 +110,6 @@ class LayerTable:
     """Bytes that an edge carries."""
     tied: Sequence[tuple[int, int]] = ()
     """Pairs of positions that have to be in one stage."""
-    variants: Sequence[str] = ()
-    """Names of the variants."""
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -135,15 +117,7 @@ class LayerTable:
             raise InvalidInputError(
                 f"names: {count} layers are not accepted; expected 1 to {_core.MAX_PLACED_LAYERS}"
             )
-        by_variant = {n: np.atleast_2d(_numbers(n, getattr(self, n))) for n in _BY_VARIANT}
-        most = max(len(column) for column in by_variant.values())
-        if most > _core.MAX_VARIANTS:
-            raise InvalidInputError(
-                f"variants: {most} are not accepted; expected at most {_core.MAX_VARIANTS}"
-            )
         checked: dict[str, Any] = {}
-        for name, column in by_variant.items():
-            checked[name] = _column(name, column, (most, count))
         for name in _BY_LAYER:
             checked[name] = _column(name, getattr(self, name), (count,))
         wide = _column("wide", 1.0 if self.wide is None else self.wide, (count,))
@@ -153,11 +127,6 @@ class LayerTable:
         for name in ("edge_s", "edge_bytes"):
             checked[name] = _column(name, getattr(self, name), (len(checked["edges"]),))
         checked["tied"] = _positions("tied", self.tied, count, forward=False)
-        checked["variants"] = self.variants or tuple(str(v) for v in range(most))
-        if len(checked["variants"]) != most:
-            raise InvalidInputError(
-                f"variants: {len(self.variants)} names are not accepted; expected {most}"
-            )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -170,38 +139,24 @@ class LayerTable:
         ends = np.array(self.edges or (), dtype=np.int32).reshape(-1, 2)
         tied = np.array(self.tied or (), dtype=np.int32).reshape(-1, 2)
         return {
-            **{name: getattr(self, name).reshape(-1) for name in _BY_VARIANT},
-            **{name: getattr(self, name) for name in _BY_LAYER},
-            "wide": self.wide,
+            **{name: getattr(self, name) for name in (*_BY_LAYER, "wide", "edge_s", "edge_bytes")},
             "edge_from": ends[:, 0].copy(),
             "edge_to": ends[:, 1].copy(),
-            "edge_s": self.edge_s,
-            "edge_bytes": self.edge_bytes,
             "tied_from": tied[:, 0].copy(),
             "tied_to": tied[:, 1].copy(),
         }
 
-    def traffic(self, stage: set[int], each_edge: bool) -> tuple[float, float, float]:
-        """Seconds in and out, and bytes in, of a stage.
-
-        Of several edges from one layer all count where `each_edge`, else the largest.
-        """
-        enters: dict[int, list[tuple[float, float]]] = {}
-        leaves: dict[int, list[float]] = {}
+    def traffic(self, stage: set[int]) -> tuple[float, float, float]:
+        """Seconds in and out, and bytes in, of a stage; every edge across a cut counts."""
+        in_s = out_s = in_bytes = 0.0
         rows = zip(self.edges or (), self.edge_s, self.edge_bytes, strict=True)
         for (a, b), seconds, size in rows:
-            if (a in stage) == (b in stage):
-                continue
-            if b in stage:
-                enters.setdefault(a, []).append((float(seconds), float(size)))
-            else:
-                leaves.setdefault(a, []).append(float(seconds))
-        pick = sum if each_edge else max
-        return (
-            sum(pick(s for s, _ in edges) for edges in enters.values()),
-            sum(pick(seconds) for seconds in leaves.values()),
-            sum(pick(b for _, b in edges) for edges in enters.values()),
-        )
+            if a not in stage and b in stage:
+                in_s += float(seconds)
+                in_bytes += float(size)
+            elif a in stage and b not in stage:
+                out_s += float(seconds)
+        return in_s, out_s, in_bytes
 
 
 # ---- problems and placements ----
@@ -213,7 +168,6 @@ class PlacedStage:
 
     layers: tuple[int, ...]
     devices: int
-    variant: str
     load_s: float
     """Seconds per micro-batch, with what the stage sends and receives."""
     memory: dict[str, float]
@@ -230,9 +184,8 @@ class PlacedStage:
 class PublishedProblem:
     """A placement as PHAZE poses it: time = load x (ceil(micro_batches / d) + stages - 1) + sync.
 
-    Tables come from `problem_from_dict` or from the caller: ``resident_bytes`` and ``once_bytes``
-    count once, ``stash_bytes`` for every stage that follows, and ``sync_s`` is the time to
-    synchronise a layer's gradients between very many replicas; only the first stage's counts.
+    Tables come from `problem_from_dict` or from the caller. Of the ``sync_s`` of the layers, only
+    those of the first stage count.
     """
 
     tables: Mapping[int, LayerTable]
@@ -271,12 +224,12 @@ class PublishedProblem:
         """Describe stage `k` of a placement."""
         table = self.tables[placement.width]
         at, later = list(placement.stages[k]), len(placement.stages) - k - 1
-        in_s, out_s, in_bytes = table.traffic(set(at), each_edge=True)
-        forward = float(table.forward_s[0, at].sum())
-        backward = float(table.backward_s[0, at].sum())
+        in_s, out_s, in_bytes = table.traffic(set(at))
+        forward = float(table.forward_s[at].sum())
+        backward = float(table.backward_s[at].sum())
         if self.recompute and later > 0:
             out_s = max(forward, out_s)
-        stash = in_bytes if self.recompute else float(table.stash_bytes[0, at].sum())
+        stash = in_bytes if self.recompute else float(table.stash_bytes[at].sum())
         memory = {
             "weights": float(table.resident_bytes[at].sum()),
             "activations": float(table.once_bytes[at].sum()),
@@ -285,7 +238,6 @@ class PublishedProblem:
         return PlacedStage(
             layers=placement.stages[k],
             devices=placement.width if table.wide[at].any() else 1,
-            variant=placement.variants[k],
             load_s=in_s + forward + out_s + backward,
             memory=memory,
             free_bytes=self.memory_bytes - sum(memory.values()),
@@ -293,81 +245,8 @@ class PublishedProblem:
 
 
 @dataclass(frozen=True)
-class PipelineProblem:
-    """A pipeline of equal groups of devices: time = (m - 1) x largest load + fill and drain + tail.
-
-    Each stage has the fastest variant that fits.
-    """
-
-    table: LayerTable
-    memory_bytes: float
-    """Memory of one device."""
-    micro_batches: int
-    """Micro-batches of one replica in one step (m)."""
-    stages: tuple[int, int] = (1, 1)
-    """Fewest and most stages."""
-    schedule: str = "1f1b"
-    """A name of `SCHEDULES`; ``zero-bubble`` stands for ``zb-h1``."""
-    piped_bytes: float = 0.0
-    """Bytes of messages on every device, where there is more than one stage."""
-    bucket_s: float = 0.0
-    """Seconds of the gradients that are synchronised last, which no backward pass overlaps."""
-    name: str = ""
-    """For messages."""
-
-    @property
-    def code(self) -> int:
-        """The kernel's code of the schedule; -1 where it has none."""
-        return _KERNEL_CODES.get(SCHEDULE_CODES.get(self.schedule, -1), -1)
-
-    def check(self) -> None:
-        """Raise InvalidInputError where a field is out of range."""
-        if self.code < 0:
-            raise InvalidInputError(
-                f"schedule: {self.schedule!r} is not accepted; "
-                f"{nearest(str(self.schedule), SCHEDULES)}"
-            )
-        if not isinstance(self.stages, tuple) or len(self.stages) != 2:
-            raise InvalidTypeError(
-                f"stages: {self.stages!r} is not accepted; expected a pair, fewest and most"
-            )
-        if not 1 <= self.stages[0] <= self.stages[1]:
-            raise InvalidInputError(
-                f"stages: {self.stages} is not accepted; expected fewest and most, from 1 up"
-            )
-        _check_number("micro_batches", self.micro_batches, 1, whole=True)
-        _check_number("memory_bytes", self.memory_bytes, 0)
-        _check_number("piped_bytes", self.piped_bytes, 0)
-        _check_number("bucket_s", self.bucket_s, 0)
-
-    def stage(self, placement: Placement, k: int) -> PlacedStage:
-        """Describe stage `k` of a placement."""
-        table, count = self.table, len(placement.stages)
-        at, v = list(placement.stages[k]), list(table.variants).index(placement.variants[k])
-        in_s, out_s, _ = table.traffic(set(at), each_edge=False)
-        in_flight = count if SCHEDULES[self.code] == "zb-h1" else count - k
-        memory = {
-            "resident": float(table.resident_bytes[at].sum()),
-            "once": float(table.once_bytes[at].sum()),
-            "stash": min(self.micro_batches, in_flight) * float(table.stash_bytes[v, at].sum()),
-            "live": float(table.live_bytes[v, at].max()),
-            "gathered": float(table.gather_bytes[at].max()),
-            "messages": self.piped_bytes * (count > 1),
-        }
-        passes = float((table.forward_s[v, at] + table.backward_s[v, at]).sum())
-        return PlacedStage(
-            layers=placement.stages[k],
-            devices=1,
-            variant=placement.variants[k],
-            load_s=in_s + passes + out_s,
-            memory=memory,
-            free_bytes=self.memory_bytes - sum(memory.values()),
-        )
-
-
-@dataclass(frozen=True)
 class Placement:
-    """The layers and the variant of each stage, and the time and memory that follow."""
+    """The layers of each stage, and the time and memory that follow."""
 
     status: str
     """``optimal``, or ``infeasible`` where nothing fits."""
@@ -382,14 +261,8 @@ class Placement:
     """Devices of one replica."""
     stages: tuple[tuple[int, ...], ...]
     """Positions of the layers of each stage, first to last."""
-    variants: tuple[str, ...]
-    """Recompute variant of each stage."""
     table: LayerTable | None = field(default=None, repr=False, compare=False)
-    problem: PublishedProblem | PipelineProblem | None = field(
-        default=None, repr=False, compare=False
-    )
-    tail_s: float = field(default=0.0, compare=False)
-    """Part of the time after the last backward pass: gradients and optimiser."""
+    problem: PublishedProblem | None = field(default=None, repr=False, compare=False)
     solve_s: float = field(default=0.0, compare=False)
     """Wall time of the kernel; in a batch, an even share."""
 
@@ -426,14 +299,14 @@ class Placement:
             terms = ", ".join(f"{t} {format_bytes(b)}" for t, b in stage.memory.items() if b)
             slack = stages[slowest].load_s - stage.load_s
             lines.append(
-                f"  {k}: {len(stage.layers)} layers ({first} to {last}), {stage.devices} devices, "
-                f"{stage.variant}: {format_time(stage.load_s)} (slack {format_time(slack)}); "
+                f"  {k}: {len(stage.layers)} layers ({first} to {last}), {stage.devices} devices: "
+                f"{format_time(stage.load_s)} (slack {format_time(slack)}); "
                 f"{terms}; free {format_bytes(stage.free_bytes)}"
             )
         return "\n".join(lines)
 
 
-_INFEASIBLE = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), ())
+_INFEASIBLE = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, ())
 _MOST = 2**29
 
 
@@ -448,19 +321,20 @@ def _check_number(name: str, value: Any, least: float, whole: bool = False) -> N
         )
 
 
-# ---- the kernels ----
+# ---- the kernel ----
 
 
 def _placement(
-    problem: PublishedProblem | PipelineProblem,
-    table: LayerTable | None,
-    width: int,
-    plan: _core.TablePlan,
-    solve_s: float,
+    problem: PublishedProblem, answer: _core.PublishedAnswer, solve_s: float
 ) -> Placement:
-    """Turn a plan of the kernel into a placement."""
-    if table is None or plan.stages == 0:
+    """Turn an answer of the kernel into a placement."""
+    if answer.status:
+        sentence = _core.STATUS_SENTENCES[answer.status]
+        raise InvalidInputError(f"{problem.name or 'problem'}: {sentence}")
+    plan = answer.plan
+    if answer.table < 0 or plan.stages == 0:
         return replace(_INFEASIBLE, solve_s=solve_s)
+    width = list(problem.tables)[answer.table]
     order = np.argsort(plan.stage_of, kind="stable")
     borders = np.searchsorted(plan.stage_of[order], np.arange(plan.stages + 1))
     return Placement(
@@ -471,76 +345,21 @@ def _placement(
         replicas=plan.replicas,
         devices=plan.devices,
         stages=tuple(tuple(order[a:b].tolist()) for a, b in pairwise(borders)),
-        variants=tuple(table.variants[v] for v in plan.variant_of.tolist()),
-        table=table,
+        table=problem.tables[width],
         problem=problem,
-        tail_s=plan.tail_s,
         solve_s=solve_s,
     )
 
 
-def _raise_if(status: int, name: str) -> None:
-    if status:
-        raise InvalidInputError(f"{name or 'problem'}: {_core.STATUS_SENTENCES[status]}")
-
-
-def _place_published(problems: Sequence[PublishedProblem], threads: int) -> list[Placement]:
-    each_width = [(p, width, table) for p in problems for width, table in p.tables.items()]
-    counts = [len(p.tables) for p in problems]
-    begin = time.perf_counter()
-    answers = _core.place_published(
-        [table.columns for _, _, table in each_width],
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        np.array([p.memory_bytes for p, _, _ in each_width], dtype=np.float64),
-        np.array([p.devices for p, _, _ in each_width], dtype=np.int64),
-        np.array([p.micro_batches for p, _, _ in each_width], dtype=np.int64),
-        np.array([width for _, width, _ in each_width], dtype=np.int32),
-        np.array([p.recompute for p, _, _ in each_width], dtype=np.uint8),
-        np.array([p.stages for p, _, _ in each_width], dtype=np.int32),
-        np.array([p.replicas for p, _, _ in each_width], dtype=np.int64),
-        threads,
-    )
-    solve_s = (time.perf_counter() - begin) / len(problems)
-    placements = []
-    for p, answer in zip(problems, answers, strict=True):
-        _raise_if(answer.status, p.name)
-        width = list(p.tables)[answer.table] if answer.table >= 0 else 0
-        placements.append(_placement(p, p.tables.get(width), width, answer.plan, solve_s))
-    return placements
-
-
-def _place_pipelines(problems: Sequence[PipelineProblem], threads: int) -> list[Placement]:
-    begin = time.perf_counter()
-    answers = _core.place_pipeline(
-        [p.table.columns for p in problems],
-        np.array([p.memory_bytes for p in problems], dtype=np.float64),
-        np.array([p.piped_bytes for p in problems], dtype=np.float64),
-        np.array([p.bucket_s for p in problems], dtype=np.float64),
-        np.array([p.micro_batches for p in problems], dtype=np.int64),
-        np.array([min(p.stages[0], len(p.table) + 1) for p in problems], dtype=np.int32),
-        np.array([min(p.stages[1], len(p.table) + 1) for p in problems], dtype=np.int32),
-        np.array([p.code for p in problems], dtype=np.int32),
-        True,
-        threads,
-    )
-    solve_s = (time.perf_counter() - begin) / len(problems)
-    placements = []
-    for p, answer in zip(problems, answers, strict=True):
-        _raise_if(answer.status, p.name)
-        plans = [_placement(p, p.table, 1, plan, solve_s) for plan in answer.plans]
-        placements.append(min(plans, key=lambda plan: plan.time_s, default=_INFEASIBLE))
-    return placements
-
-
 def place_batch(
-    problems: Sequence[PublishedProblem | PipelineProblem], threads: int | None = None
+    problems: Sequence[PublishedProblem], threads: int | None = None
 ) -> list[Placement]:
     """Place many problems in one call; the GIL is released.
 
     Parameters
     ----------
     problems
-        Of either kind.
+        May be empty.
     threads
         At most this many threads, by default all cores; the answers do not depend on it.
 
@@ -556,46 +375,52 @@ def place_batch(
 
     Examples
     --------
-    >>> table = LayerTable(names=range(4), forward_s=[1.0] * 4, backward_s=[2.0] * 4)
-    >>> problems = [PipelineProblem(table, 1e9, m, stages=(2, 2)) for m in (1, 8)]
+    >>> table = LayerTable(names=range(4), forward_s=1.0, backward_s=2.0)
+    >>> problems = [PublishedProblem({1: table}, 2, 1e9, m, stages=2) for m in (1, 8)]
     >>> [placement.time_s for placement in place_batch(problems)]
     [12.0, 54.0]
     """
     workers = thread_count(threads)
-    pipelines: dict[int, PipelineProblem] = {}
-    published: dict[int, PublishedProblem] = {}
-    for k, problem in enumerate(problems):
-        if isinstance(problem, PipelineProblem):
-            pipelines[k] = problem
-        elif isinstance(problem, PublishedProblem):
-            published[k] = problem
-        else:
-            raise InvalidInputError("problems: expected PublishedProblem or PipelineProblem")
+    for problem in problems:
+        if not isinstance(problem, PublishedProblem):
+            raise InvalidInputError("problems: expected PublishedProblem")
         problem.check()
-    placements: dict[int, Placement] = {}
-    if published:
-        of_published = _place_published(list(published.values()), workers)
-        placements.update(zip(published, of_published, strict=True))
-    if pipelines:
-        of_pipelines = _place_pipelines(list(pipelines.values()), workers)
-        placements.update(zip(pipelines, of_pipelines, strict=True))
-    return [placements[k] for k in range(len(placements))]
+    if not problems:
+        return []
+    each_width = [(p, width, table) for p in problems for width, table in p.tables.items()]
+    counts = [len(p.tables) for p in problems]
+    begin = time.perf_counter()
+    answers = _core.place_published(
+        [table.columns for _, _, table in each_width],
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        np.array([p.memory_bytes for p, _, _ in each_width], dtype=np.float64),
+        np.array([p.devices for p, _, _ in each_width], dtype=np.int64),
+        np.array([p.micro_batches for p, _, _ in each_width], dtype=np.int64),
+        np.array([width for _, width, _ in each_width], dtype=np.int32),
+        np.array([p.recompute for p, _, _ in each_width], dtype=np.uint8),
+        np.array([p.stages for p, _, _ in each_width], dtype=np.int32),
+        np.array([p.replicas for p, _, _ in each_width], dtype=np.int64),
+        workers,
+    )
+    solve_s = (time.perf_counter() - begin) / len(problems)
+    return [_placement(p, answer, solve_s) for p, answer in zip(problems, answers, strict=True)]
 
 
-def place(problem: PublishedProblem | PipelineProblem) -> Placement:
+def place(problem: PublishedProblem) -> Placement:
     """Place one problem.
 
     Examples
     --------
-    >>> table = LayerTable(names=range(4), forward_s=[1.0] * 4, backward_s=[2.0] * 4)
-    >>> placement = place(PipelineProblem(table, memory_bytes=1e9, micro_batches=8, stages=(1, 4)))
+    >>> table = LayerTable(names=range(4), forward_s=1.0, backward_s=2.0)
+    >>> problem = PublishedProblem({1: table}, devices=4, memory_bytes=1e9, micro_batches=8)
+    >>> placement = place(problem)
     >>> placement.stages, placement.time_s
-    (((0,), (1,), (2,), (3,)), 33.0)
+    (((0, 1, 2, 3),), 24.0)
     """
     return place_batch([problem])[0]
 
 
-def place_front(problem: PublishedProblem | PipelineProblem, most: int = 1000) -> list[Placement]:
+def place_front(problem: PublishedProblem, most: int = 1000) -> list[Placement]:
     """List the placements that are non-dominated in time and memory, fastest first.
 
     Each is the fastest of those that need less memory than the one before, until nothing fits.
@@ -603,19 +428,16 @@ def place_front(problem: PublishedProblem | PipelineProblem, most: int = 1000) -
     Parameters
     ----------
     problem
-        Of either kind; its ``memory_bytes`` is the largest memory of the front.
+        Its ``memory_bytes`` is the largest memory of the front.
     most
         At most so many placements.
 
     Examples
     --------
-    >>> table = LayerTable(
-    ...     names=range(4), variants=("none", "full"), stash_bytes=[[4.0] * 4, [1.0] * 4],
-    ...     forward_s=[[1.0] * 4] * 2, backward_s=[[2.0] * 4, [3.0] * 4],
-    ... )
-    >>> front = place_front(PipelineProblem(table, 100.0, micro_batches=8, stages=(2, 2)))
+    >>> table = LayerTable(range(4), 1.0, 2.0, stash_bytes=1.0, resident_bytes=4.0)
+    >>> front = place_front(PublishedProblem({1: table}, 2, memory_bytes=100.0, micro_batches=8))
     >>> [(placement.time_s, placement.memory_bytes) for placement in front]
-    [(54.0, 16.0), (68.0, 8.0), (72.0, 4.0), (100.0, 3.0)]
+    [(48.0, 16.0), (54.0, 10.0)]
     """
     front: list[Placement] = []
     limit = problem.memory_bytes

@@ -1,14 +1,14 @@
 """Tables of layers and placement problems, drawn at random and small enough to enumerate."""
 
-from phaze_fast.papers import LayerTable, PipelineProblem, PublishedProblem
+from phaze_fast.papers import LayerTable, PublishedProblem
 
 
 def seconds(rng, count):
     """Small integers, any numbers with some zeros, or many alike."""
-    way = rng.randrange(3)
-    if way == 0:
+    kind = rng.randrange(3)
+    if kind == 0:
         return [float(rng.randint(0, 6)) for _ in range(count)]
-    if way == 1:
+    if kind == 1:
         return [0.0 if rng.random() < 0.15 else rng.uniform(0.1, 10.0) for _ in range(count)]
     return [rng.choice((1.0, 2.0, 2.0, 5.0)) for _ in range(count)]
 
@@ -42,34 +42,26 @@ def branching(rng, most=7):
     return count, edges
 
 
-def random_table(rng, count, edges, variants=1, tied=()):
-    ways = range(variants)
-    backward_s = [seconds(rng, count) for _ in ways]
-    share = rng.choice((0.0, 0.3, 0.5, 1.4))
+def random_table(rng, count, edges, tied=()):
     return LayerTable(
         names=range(count),
-        forward_s=[seconds(rng, count) for _ in ways],
-        backward_s=backward_s,
-        stash_bytes=[some(rng, count, 9) for _ in ways],
-        live_bytes=[some(rng, count, 6) for _ in ways],
+        forward_s=seconds(rng, count),
+        backward_s=seconds(rng, count),
+        stash_bytes=some(rng, count, 9),
         resident_bytes=some(rng, count, 9, 0.9),
         once_bytes=some(rng, count, 4),
-        gather_bytes=some(rng, count, 4),
         sync_s=[v * rng.choice((0.2, 1.0, 4.0)) for v in some(rng, count, 9)],
-        step_s=[v * 0.5 for v in some(rng, count, 4)],
-        weight_grad_s=[share * min(of_layer) for of_layer in zip(*backward_s, strict=True)],
         wide=[rng.random() < 0.7 for _ in range(count)],
         edges=edges,
         edge_s=some(rng, len(edges), 3) if rng.random() < 0.5 else seconds(rng, len(edges)),
         edge_bytes=some(rng, len(edges), 9, 0.8),
         tied=tied,
-        variants=[f"way {v}" for v in ways],
     )
 
 
 def random_memory(rng, table):
-    """Room for everything, for all layers at once, for a part, or for about a layer."""
-    whole = table.resident_bytes.sum() + table.once_bytes.sum() + table.stash_bytes[0].sum()
+    """Memory for everything, for all layers at once, for a part, or for about a layer."""
+    whole = table.resident_bytes.sum() + table.once_bytes.sum() + table.stash_bytes.sum()
     part = whole * rng.uniform(0.2, 1.0)
     layer = whole / len(table.names) * rng.uniform(1.0, 3.0) + rng.randint(0, 9)
     return float(max(1, int(rng.choice((1e9, whole, part, layer)))))
@@ -92,20 +84,4 @@ def random_published(rng, shape, tied=0.0):
         micro_batches=rng.randint(1, 12),
         recompute=rng.random() < 0.5,
         stages=rng.choice((0, 0, rng.randint(1, count))),
-    )
-
-
-def random_pipeline(rng, shape, tied=0.0):
-    count, edges = shape(rng)
-    ways = 3 if count <= 4 else 2 if count == 5 else 1  # the oracle tries all of all stages
-    table = random_table(rng, count, edges, rng.randint(1, ways), random_tied(rng, count, tied))
-    fewest = rng.randint(1, count)
-    return PipelineProblem(
-        table,
-        memory_bytes=random_memory(rng, table),
-        micro_batches=rng.randint(1, 12),
-        stages=(rng.choice((1, fewest)), rng.choice((count, rng.randint(fewest, count)))),
-        schedule=rng.choice(("1f1b", "zero-bubble")),
-        piped_bytes=float(rng.choice((0, 0, 3))),
-        bucket_s=rng.choice((0.0, 0.5, 3.0)),
     )

@@ -8,18 +8,11 @@ import pytest
 from case_counts import slow_or_thorough
 from hypothesis import given
 from hypothesis import strategies as st
-from placement_cases import branching, chain, random_pipeline, random_published
-from reference.placement import best_by_count, best_pipeline, best_published, faults
+from placement_cases import branching, chain, random_published
+from reference.placement import best_published, faults
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.papers import (
-    LayerTable,
-    PipelineProblem,
-    PublishedProblem,
-    place,
-    place_batch,
-    place_front,
-)
+from phaze_fast.papers import LayerTable, PublishedProblem, place, place_batch, place_front
 
 # ---- enumeration ----
 
@@ -40,40 +33,22 @@ def against_published(rng, count, shape, tied=0.0):
     assert 0.05 < feasible.count(False) / count < 0.7
 
 
-def against_pipeline(rng, count, shape, tied=0.0):
-    problems = [random_pipeline(rng, shape, tied) for _ in range(count)]
-    feasible = []
-    for problem in problems:
-        feasible.append(same(place(problem), best_pipeline(problem), problem))
-        best = best_by_count(problem)
-        for stages in range(problem.stages[0], problem.stages[1] + 1):
-            exactly = replace(problem, stages=(stages, stages))
-            same(place(exactly), best.get(stages), exactly)
-    assert 0.05 < feasible.count(False) / count < 0.7
-
-
-AGAINST = {"published": against_published, "pp": against_pipeline}
-
-
-@pytest.mark.parametrize("objective", AGAINST)
 @pytest.mark.parametrize(
     ("shape", "count", "tied"),
     [(chain, 800, 0.0), (branching, 150, 0.0), (chain, 100, 0.9), (branching, 100, 0.9)],
 )
-def test_placements_are_those_of_enumeration(objective, shape, count, tied):
-    AGAINST[objective](random.Random(41), count, shape, tied)
+def test_placements_are_those_of_enumeration(shape, count, tied):
+    against_published(random.Random(41), count, shape, tied)
 
 
 @slow_or_thorough(1500, 5000)
-@pytest.mark.parametrize("objective", AGAINST)
-def test_many_chains_are_those_of_enumeration(objective, cases):
-    AGAINST[objective](random.Random(42), cases, chain)
+def test_many_chains_are_those_of_enumeration(cases):
+    against_published(random.Random(42), cases, chain)
 
 
 @slow_or_thorough(400, 1200)
-@pytest.mark.parametrize("objective", AGAINST)
-def test_many_branching_graphs_are_those_of_enumeration(objective, cases):
-    AGAINST[objective](random.Random(44), cases, branching)
+def test_many_branching_graphs_are_those_of_enumeration(cases):
+    against_published(random.Random(44), cases, branching)
 
 
 def test_a_count_of_stages_or_replicas_is_kept():
@@ -110,17 +85,9 @@ def test_what_fits_exactly_fits():
     assert found.stages == ((0,), (1, 2))
 
 
-def test_two_edges_from_one_layer_are_sent_once():
-    times = {"names": "ab", "forward_s": [1.0] * 2, "backward_s": [1.0] * 2}
-    one = LayerTable(**times, edges=[(0, 1)], edge_s=[1.0])
-    two = LayerTable(**times, edges=[(0, 1), (0, 1)], edge_s=[1.0, 1.0])
-    once, twice = (place(PipelineProblem(table, 1.0, 4, stages=(2, 2))) for table in (one, two))
-    assert once.time_s == twice.time_s
-
-
 def test_more_stages_than_layers_do_not_fit():
     table = LayerTable(names="ab", forward_s=[1.0] * 2, backward_s=[1.0] * 2)
-    assert place(PipelineProblem(table, 1.0, 4, stages=(3, 9))).status == "infeasible"
+    assert place(PublishedProblem({1: table}, 9, 1.0, 4, stages=3)).status == "infeasible"
 
 
 def test_a_layer_that_is_slow_backward_alone_may_be_the_first_stage():
@@ -135,7 +102,7 @@ def test_a_layer_that_is_slow_backward_alone_may_be_the_first_stage():
 
 # ---- laws ----
 
-TIMES = ("forward_s", "backward_s", "sync_s", "step_s", "weight_grad_s", "edge_s")
+TIMES = ("forward_s", "backward_s", "sync_s", "edge_s")
 
 
 def table_with(table, **changes):
@@ -143,25 +110,19 @@ def table_with(table, **changes):
 
 
 def with_tables(problem, change):
-    if isinstance(problem, PipelineProblem):
-        return replace(problem, table=change(problem.table))
     return replace(problem, tables={width: change(t) for width, t in problem.tables.items()})
 
 
 def scaled(problem, factor):
-    def change(table):
-        return table_with(table, **{name: getattr(table, name) * factor for name in TIMES})
-
-    made = with_tables(problem, change)
-    if isinstance(made, PipelineProblem):
-        made = replace(made, bucket_s=made.bucket_s * factor)
-    return made
+    return with_tables(
+        problem,
+        lambda table: table_with(table, **{n: getattr(table, n) * factor for n in TIMES}),
+    )
 
 
 def any_problem(seed):
     rng = random.Random(seed)
-    make = rng.choice((random_published, random_pipeline))
-    return rng, make(rng, rng.choice((chain, branching)))
+    return rng, random_published(rng, rng.choice((chain, branching)))
 
 
 @given(st.integers(0, 2**32))
@@ -171,7 +132,6 @@ def test_scale_changes_nothing_but_the_scale(seed):
     for factor in (2.0**-33, 2.0**33):
         after = place(scaled(problem, factor))
         assert after.stages == before.stages
-        assert after.variants == before.variants
         assert after.replicas == before.replicas
         np.testing.assert_equal(after.time_s, before.time_s * factor)
     for factor in (1e-10, 1e10):
@@ -189,9 +149,8 @@ def test_stages_do_not_depend_on_the_unit(factor):
         sizes = [float(rng.randint(1, 9)) for _ in range(count)]
         edge_s = [rng.uniform(0.1, 0.5) for _ in range(count - 1)]
         table = LayerTable(range(count), *times, sizes, resident_bytes=sizes, edge_s=edge_s)
-        problem = PipelineProblem(table, 2 * sum(sizes), rng.randint(2, 12), stages=(1, count))
-        before, after = place(problem), place(scaled(problem, factor))
-        assert (after.stages, after.variants) == (before.stages, before.variants)
+        problem = PublishedProblem({1: table}, count, 2 * sum(sizes), rng.randint(2, 12))
+        assert place(scaled(problem, factor)).stages == place(problem).stages
 
 
 def never_slower(after, before):
@@ -205,13 +164,8 @@ def test_more_devices_or_memory_is_never_slower(seed):
     rng, problem = any_problem(seed)
     before = place(problem)
     never_slower(place(replace(problem, memory_bytes=problem.memory_bytes * 1.5)), before)
-    if isinstance(problem, PublishedProblem):
-        never_slower(place(replace(problem, devices=problem.devices + rng.randint(1, 4))), before)
-    else:
-        fewest, most = problem.stages
-        never_slower(place(replace(problem, stages=(1, most))), before)
-        more = min(most + 1, len(problem.table.names))
-        never_slower(place(replace(problem, stages=(fewest, more))), before)
+    never_slower(place(replace(problem, devices=problem.devices + rng.randint(1, 4))), before)
+    never_slower(place(replace(problem, stages=0)), before)
 
 
 @given(st.integers(0, 2**32))
@@ -268,8 +222,8 @@ TABLE = {"names": "abc", "forward_s": [1.0, 2.0, 3.0], "backward_s": [1.0, 2.0, 
     ("change", "words"),
     [
         ({"names": ""}, "names: 0 layers"),
-        ({"forward_s": [1.0, -1.0, 1.0]}, r"forward_s\[0, 1\]: -1"),
-        ({"backward_s": [1.0, 1.0, NAN]}, r"backward_s\[0, 2\]: nan"),
+        ({"forward_s": [1.0, -1.0, 1.0]}, r"forward_s\[1\]: -1"),
+        ({"backward_s": [1.0, 1.0, NAN]}, r"backward_s\[2\]: nan"),
         ({"forward_s": [1.0, 2.0]}, "forward_s: shape"),
         ({"forward_s": "fast"}, "forward_s"),
         ({"resident_bytes": [1.0, INF, 0.0]}, r"resident_bytes\[1\]: inf"),
@@ -282,8 +236,7 @@ TABLE = {"names": "abc", "forward_s": [1.0, 2.0, 3.0], "backward_s": [1.0, 2.0, 
         ({"edge_s": [1.0, -2.0]}, r"edge_s\[1\]: -2"),
         ({"edge_bytes": [1.0] * 3}, "edge_bytes: shape"),
         ({"tied": [(0, 5)]}, r"tied: \(0, 5\)"),
-        ({"variants": ("a", "b")}, "variants: 2 names"),
-        ({"forward_s": [[1.0] * 3] * 99}, "variants: 99"),
+        ({"forward_s": [[1.0] * 3] * 2}, "forward_s: shape"),
     ],
 )
 def test_tables_that_are_not_right(change, words):
@@ -292,32 +245,24 @@ def test_tables_that_are_not_right(change, words):
 
 
 PUBLISHED = PublishedProblem({1: LayerTable(**TABLE)}, 4, 1e9, 4)
-PIPELINE = PipelineProblem(LayerTable(**TABLE), 1e9, 4)
 
 
 @pytest.mark.parametrize(
-    ("problem", "change", "words"),
+    ("change", "words"),
     [
-        (PUBLISHED, {"tables": {}}, "tables: none"),
-        (PUBLISHED, {"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
-        (PUBLISHED, {"devices": 0}, "devices: 0"),
-        (PUBLISHED, {"micro_batches": 0}, "micro_batches: 0"),
-        (PUBLISHED, {"memory_bytes": NAN}, "memory_bytes"),
-        (PUBLISHED, {"memory_bytes": -1.0}, "memory_bytes"),
-        (PUBLISHED, {"stages": -1}, "stages"),
-        (PUBLISHED, {"replicas": -1}, "replicas"),
-        (PIPELINE, {"schedule": "1f1"}, "schedule: '1f1' .*1f1b"),
-        (PIPELINE, {"stages": (0, 2)}, r"stages: \(0, 2\)"),
-        (PIPELINE, {"stages": (3, 2)}, r"stages: \(3, 2\)"),
-        (PIPELINE, {"micro_batches": 0}, "micro_batches"),
-        (PIPELINE, {"memory_bytes": NAN}, "memory_bytes"),
-        (PIPELINE, {"piped_bytes": -1.0}, "piped_bytes"),
-        (PIPELINE, {"bucket_s": NAN}, "bucket_s"),
+        ({"tables": {}}, "tables: none"),
+        ({"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
+        ({"devices": 0}, "devices: 0"),
+        ({"micro_batches": 0}, "micro_batches: 0"),
+        ({"memory_bytes": NAN}, "memory_bytes"),
+        ({"memory_bytes": -1.0}, "memory_bytes"),
+        ({"stages": -1}, "stages"),
+        ({"replicas": -1}, "replicas"),
     ],
 )
-def test_problems_that_are_not_right(problem, change, words):
+def test_problems_that_are_not_right(change, words):
     with pytest.raises(InvalidInputError, match=words):
-        place(replace(problem, **change))
+        place(replace(PUBLISHED, **change))
 
 
 def test_only_problems_are_placed():

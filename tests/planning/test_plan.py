@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import PLAIN, h100
-from reference.pipeline_simulation import simulate_1f1b
+from reference.pipeline_events import makespan, simulate
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
@@ -122,7 +122,8 @@ def test_a_plan_takes_as_long_as_its_schedule_simulated():
             backward.append(own[1] + after_s)
             before_s = after_s
         assert after_s == pytest.approx(0, abs=1e-9 * each.time_s)
-        simulated = simulate_1f1b(forward, backward, each.micro_batches)
+        columns = [[[seconds] for seconds in stages] for stages in (forward, backward, backward)]
+        simulated = makespan(simulate("1f1b", *columns, each.micro_batches))
         step_s = each.time_s - each.parts_s["data_comm"] - each.parts_s["optimizer"]
         off.append(step_s / simulated - 1)
     assert len(off) >= 5

@@ -11,7 +11,7 @@ import math
 from reference import mapping_oracle, nest
 from reference.layer import best_makespan, best_makespan_by_moments
 from reference.layer import faults as schedule_faults
-from reference.placement import best_by_count, best_published
+from reference.placement import best_published
 from reference.placement import faults as placement_faults
 from reference.plan import evaluate
 
@@ -39,11 +39,8 @@ def layer(found, whole_numbers):
 
 
 def placement(problem, found):
-    """A placement in PHAZE's or the pipeline's objective."""
-    if hasattr(problem, "tables"):
-        best = best_published(problem)
-    else:
-        best = min(best_by_count(problem).values(), default=None)
+    """A placement in PHAZE's objective."""
+    best = best_published(problem)
     if best is None:
         return [] if found.status == "infeasible" else [f"{found.status}, and nothing fits"]
     if found.status == "infeasible":

@@ -24,7 +24,7 @@ import numpy as np
 from mapping_cases import compiled, tight_case
 from nest_cases import nest_problem
 from oracle_cases import random_cases
-from placement_cases import branching, chain, random_pipeline, random_published
+from placement_cases import branching, chain, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
 from search_cases import random_case, tpuv4_space
@@ -69,12 +69,6 @@ def layers(rng):
 
 def published(rng):
     problems = [random_published(rng, shape(rng), 0.2) for _ in range(BATCH)]
-    for problem, found in zip(problems, place_batch(problems), strict=True):
-        yield certificates.placement(problem, found), problem
-
-
-def pipelines(rng):
-    problems = [random_pipeline(rng, shape(rng), 0.2) for _ in range(BATCH)]
     for problem, found in zip(problems, place_batch(problems), strict=True):
         yield certificates.placement(problem, found), problem
 
@@ -171,7 +165,7 @@ def _search_of(case, picked):
     return certificates.ranked_chips(found, list(best.values()))
 
 
-KINDS = {kind.__name__: kind for kind in (layers, published, pipelines, nest, plans, wafers, chips)}
+KINDS = {kind.__name__: kind for kind in (layers, published, nest, plans, wafers, chips)}
 
 
 def attack(name, rng, seconds, most):

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 from nest_cases import nest_problem
-from placement_cases import chain, random_pipeline, random_published
+from placement_cases import chain, random_published
 from reference.layers_at_random import random_layer
 
 import phaze_fast as pf
@@ -44,8 +44,7 @@ def layers():
 def placements():
     rng = random.Random(4)
     problems = [random_published(rng, chain) for _ in range(6)]
-    found = place_batch(problems) + place_batch([random_pipeline(rng, chain) for _ in range(6)])
-    return repr([(each.time_s, each.stages) for each in found]).encode()
+    return repr([(each.time_s, each.stages) for each in place_batch(problems)]).encode()
 
 
 def nest():

@@ -71,13 +71,13 @@ struct OpMapping {
 };
 
 struct MapOpRecord {
-  std::int32_t part;      // 0 before the blocks, 1 in every block, 2 after the blocks
-  std::int32_t roles;     // bit r is set if role r is accepted
-  std::int32_t outputs;   // bit o is set if Output o is accepted
-  std::int32_t product;   // 1 if it contracts its input's features with weights
-  std::int32_t kept;      // 1 if the stored activation is its output, not a mask or statistics
-  std::int32_t expert;    // 1 if M splits experts, each with its own weights, instead of rows
-  std::int32_t beside;    // 1: input can arrive in pieces that overlap its work; 2: output likewise
+  std::int32_t part;           // 0 before the blocks, 1 in every block, 2 after the blocks
+  std::int32_t roles;          // bit r is set if role r is accepted
+  std::int32_t outputs;        // bit o is set if Output o is accepted
+  std::int32_t product;        // 1 if it contracts its input's features with weights
+  std::int32_t output_stored;  // 1 if the stored activation is its output, not a mask or statistics
+  std::int32_t expert;         // 1 if M splits experts, each with its own weights, instead of rows
+  std::int32_t overlap;   // 1: input can arrive in pieces that overlap its work; 2: output likewise
   std::int64_t limit[4];  // largest factor of B, M, N, K
   double stat_bytes;      // reduced over split columns, forward and backward; of all rows
   double gather_bytes;    // gathered over split rows (keys and values); whole

@@ -32,6 +32,8 @@ namespace phaze {
 inline constexpr int kMaxAssignments = 128;
 inline constexpr int kMaxRunChunks = 48;
 
+inline constexpr int kMaxVariants = 12;  // recompute variants
+
 enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 
 // One kind of layer on one device under one strategy; bytes are of one micro-batch.

@@ -72,10 +72,10 @@ std::int64_t next_on_ladder(std::int64_t i) noexcept {
 // Largest integer t with fixed + t * per_unit <= capacity, at most `most`; 0 if none fits.
 std::int64_t largest_fitting(double fixed, double per_unit, double capacity,
                              std::int64_t most) noexcept {
-  const double room = (capacity - fixed) / per_unit;
-  if (!(room >= 0.5)) return 0;  // below 1 even if the division was rounded down
-  if (room >= static_cast<double>(most) + 1.0) return most;
-  auto t = static_cast<std::int64_t>(room);
+  const double units = (capacity - fixed) / per_unit;
+  if (!(units >= 0.5)) return 0;  // below 1 even if the division was rounded down
+  if (units >= static_cast<double>(most) + 1.0) return most;
+  auto t = static_cast<std::int64_t>(units);
   while (t < most && fixed + static_cast<double>(t + 1) * per_unit <= capacity) ++t;
   while (t > 0 && fixed + static_cast<double>(t) * per_unit > capacity) --t;
   return std::min(t, most);
@@ -104,12 +104,13 @@ void outputs_stay(const GemmShape& g, double capacity, const Precision& p, const
   }
 }
 
-// Stores a tile of one operand (`kept` bytes, `x` elements along its outer side) while strips of
+// Stores a tile of one operand (`stored_bytes`, `x` elements along its outer side) while strips of
 // the other (`streamed` bytes) and of the outputs stream through the buffer.
-void operand_stays(std::int64_t x, std::int64_t k, double kept, double streamed, double capacity,
-                   const Precision& p, const Sizes& z, Order order, Traffic& best) noexcept {
+void operand_stays(std::int64_t x, std::int64_t k, double stored_bytes, double streamed,
+                   double capacity, const Precision& p, const Sizes& z, Order order,
+                   Traffic& best) noexcept {
   for (std::int64_t i = 1; i <= x; i = next_on_ladder(i)) {
-    const double reads = kept + streamed * static_cast<double>(i) + z.d;
+    const double reads = stored_bytes + streamed * static_cast<double>(i) + z.d;
     if (reads >= best.hbm_bytes) return;
     const auto tile = static_cast<double>(ceil_div(x, i));
     const double outputs = 2.0 * kStrip * tile * p.acc_bytes;

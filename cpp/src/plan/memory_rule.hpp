@@ -118,11 +118,12 @@ inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double
   const double others = std::max(in_flight - 1.0, 0.0) * m.stash;
   const bool all = micro_batches > in_flight;
   PeakBytes found{PeakInstant::kLoss, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0};
-  const auto offer = [&](PeakInstant instant, double kept, double live, double loss,
+  const auto offer = [&](PeakInstant instant, double activations, double live, double loss,
                          double gradients) {
-    const double moving = kept + live + loss + m.buffers;
+    const double moving = activations + live + loss + m.buffers;
     const double sum = gradients + moving + share * moving;
-    if (sum > found.total) found = {instant, kept, live, loss, gradients, share * moving, sum};
+    if (sum > found.total)
+      found = {instant, activations, live, loss, gradients, share * moving, sum};
   };
   offer(PeakInstant::kLoss, stash, 0.0, once, all ? g.all : 0.0);
   offer(PeakInstant::kBackward, stash, m.live, 0.0, all ? g.all : g.last);

@@ -213,15 +213,15 @@ void NestTables::fill_memory(const NestLayers& layers, const NestRules& rules) {
       }
     }
     double weights = 0.0;
-    double kept = 0.0;
+    double stored_bytes = 0.0;
     double bytes = 0.0;
     for (int j = i; j < count_; ++j) {
       weights += layers.weight_bytes[at(j)];
-      kept += layers.kept_bytes[at(j)];
+      stored_bytes += layers.kept_bytes[at(j)];
       bytes += entering[at(j)];
       const std::size_t pair = row(i) + at(j - i);
-      held_[pair] = rules.states * weights + kept;
-      stash_[pair] = rules.recompute ? bytes : kept;
+      held_[pair] = rules.states * weights + stored_bytes;
+      stash_[pair] = rules.recompute ? bytes : stored_bytes;
     }
   }
 }

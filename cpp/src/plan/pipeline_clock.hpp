@@ -98,7 +98,7 @@ inline double tail_after(double sync_s, double own_backward_s, double bucket_s, 
 }
 
 // Seconds of work that overlap an exchange of `exchange_s` seconds.
-inline double beside(double work_s, double exchange_s, double contention) noexcept {
+inline double overlapped_s(double work_s, double exchange_s, double contention) noexcept {
   return std::max(exchange_s, work_s + contention * exchange_s);
 }
 

@@ -328,7 +328,7 @@ class PipelinePlayer::Game {
   double play(bool skip);
   double bound();
   void count_work();  // start_s and busy_s
-  double peak(std::int64_t device, std::span<const double> bytes, double kept);
+  double peak(std::int64_t device, std::span<const double> bytes, double weight_grad_share);
   void held(std::int64_t device, std::vector<double>* moments);
 
   std::vector<PassEvent> events();  // of a step that is loaded
@@ -559,7 +559,8 @@ double PipelinePlayer::Game::bound() {
   return bound_s;
 }
 
-double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> bytes, double kept) {
+double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> bytes,
+                                  double weight_grad_share) {
   write_orders();
   if (device < 0 || device >= shape_.stages || bytes.size() != at(shape_.chunks)) return kNan;
   double held = 0.0;
@@ -572,8 +573,8 @@ double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> b
       if (kind == Pass::kForward || kind == Pass::kPair) most = std::max(most, held += own(slot));
       if (kind == Pass::kBackward) held -= own(slot);
       if (kind == Pass::kPair) held -= own(slot ^ 1U);
-      if (kind == Pass::kInputGrad) held -= (1.0 - kept) * own(slot);
-      if (kind == Pass::kWeightGrad) held -= kept * own(slot);
+      if (kind == Pass::kInputGrad) held -= (1.0 - weight_grad_share) * own(slot);
+      if (kind == Pass::kWeightGrad) held -= weight_grad_share * own(slot);
     }
   };
   for (std::size_t s = 0; s < kSegments; ++s) {
@@ -603,14 +604,14 @@ void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moment
     for (std::size_t k = 0; k < moments->size(); k += chunks) {
       if (no_more(now.data(), &(*moments)[k])) return;
     }
-    std::size_t kept = 0;
+    std::size_t size = 0;
     for (std::size_t k = 0; k < moments->size(); k += chunks) {
       if (no_more(&(*moments)[k], now.data())) continue;
       std::copy_n(moments->begin() + static_cast<std::ptrdiff_t>(k), chunks,
-                  moments->begin() + static_cast<std::ptrdiff_t>(kept));
-      kept += chunks;
+                  moments->begin() + static_cast<std::ptrdiff_t>(size));
+      size += chunks;
     }
-    moments->resize(kept);
+    moments->resize(size);
     moments->insert(moments->end(), now.begin(), now.end());
   };
   for (std::size_t s = 0; s < kSegments; ++s) {

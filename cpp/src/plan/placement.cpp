@@ -1,5 +1,5 @@
-// Placement of layers on devices under two objectives: the cuts of a graph of layers, PHAZE's
-// objective, and the time of a schedule.
+// Placement of layers on devices under PHAZE's objective: the cuts of a graph of layers, and the
+// dynamic program over them.
 #include "phaze/placement.hpp"
 
 #include <algorithm>
@@ -13,7 +13,6 @@
 
 #include "base/numbers.hpp"
 #include "plan/memory_rule.hpp"
-#include "plan/pipeline_clock.hpp"
 
 namespace phaze {
 
@@ -21,9 +20,7 @@ namespace phaze {
 // predecessors. Cut 0 has no layer before it, the last cut has all layers.
 class PlacementCuts {
  public:
-  // `per_edge`: every edge over a boundary is sent; otherwise a layer's output is sent once to each
-  // stage.
-  Status build(const PlacementLayers& layers, bool per_edge);
+  Status build(const PlacementLayers& layers);
 
   int count() const noexcept { return count_; }
   bool chain() const noexcept { return next_.empty(); }
@@ -56,29 +53,21 @@ class PlacementCuts {
 
   // Sums over the layers of a stage.
   double work_s(int i, int j) const noexcept { return work_[at(j)] - work_[at(i)]; }
-  double forward_s(int v, int i, int j) const noexcept { return part(forward_, v, i, j); }
-  double backward_s(int v, int i, int j) const noexcept { return part(backward_, v, i, j); }
-  double stash_bytes(int v, int i, int j) const noexcept { return part(stash_, v, i, j); }
-  double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
-  double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
-  double sync_s(int i, int j) const noexcept { return part(sync_, 0, i, j); }
-  double step_s(int i, int j) const noexcept { return part(step_, 0, i, j); }
-  double weight_grad_s(int i, int j) const noexcept { return part(weight_grad_, 0, i, j); }
+  double forward_s(int i, int j) const noexcept { return forward_[at(j)] - forward_[at(i)]; }
+  double backward_s(int i, int j) const noexcept { return backward_[at(j)] - backward_[at(i)]; }
+  double stash_bytes(int i, int j) const noexcept { return stash_[at(j)] - stash_[at(i)]; }
+  double resident_bytes(int i, int j) const noexcept { return resident_[at(j)] - resident_[at(i)]; }
+  double once_bytes(int i, int j) const noexcept { return once_[at(j)] - once_[at(i)]; }
+  double sync_s(int i, int j) const noexcept { return sync_[at(j)] - sync_[at(i)]; }
   int wide_after(int i) const noexcept { return wide_.back() - wide_[at(i)]; }
   int narrow_before(int i) const noexcept { return size_[at(i)] - wide_[at(i)]; }
   bool wide(int i, int j) const noexcept { return wide_[at(j)] > wide_[at(i)]; }
   int layers_after(int i) const noexcept { return size_.back() - size_[at(i)]; }
-  // The maximum over layers of the working set of one layer.
-  double live_bytes(int v, int i, int j) const noexcept;
 
   // The stage of each layer, given the cuts between stages in order (0 and the last included).
   std::vector<std::int32_t> stages(const std::vector<std::int32_t>& cuts) const;
 
  private:
-  double part(const std::vector<double>& sums, int v, int i, int j) const noexcept {
-    const std::size_t row = at(v) * at(count_);
-    return sums[row + at(j)] - sums[row + at(i)];
-  }
   Status find_cuts();
   Status find_closed_sets(const std::vector<std::vector<std::int32_t>>& preds);
   template <typename Holds>
@@ -90,8 +79,7 @@ class PlacementCuts {
   }
   void sort_by_work();
   void add_sums();
-  void add_kinds();
-  void add_edges(bool per_edge);
+  void add_edges();
   Traffic crossing(int i, int j) const noexcept;
   bool before(int cut, int layer) const noexcept {
     if (words_ == 0) return layer < cut_size_[at(cut)];
@@ -100,19 +88,14 @@ class PlacementCuts {
   void find_next();
 
   const PlacementLayers* layers_ = nullptr;
-  std::vector<double> least_;  // per layer: least work over variants
+  std::vector<double> layer_work_;  // per layer: forward and backward pass
   int count_ = 0;
   int words_ = 0;                    // of a set; 0 where cuts are positions
   std::vector<std::uint64_t> bits_;  // [cut][word]
   std::vector<std::int32_t> cut_size_;
   std::vector<std::vector<std::int32_t>> next_;
-  std::vector<double> work_, forward_, backward_, stash_, resident_, once_, sync_, step_,
-      weight_grad_;
+  std::vector<double> work_, forward_, backward_, stash_, resident_, once_, sync_;
   std::vector<std::int32_t> wide_, size_;
-  int kinds_ = 0;
-  std::vector<double> kind_live_;          // [kind][variant]
-  std::vector<double> kind_gather_;        // [kind]
-  std::vector<std::int32_t> kind_count_;   // [kind][cut]
   std::vector<double> cut_s_, cut_bytes_;  // of a chain
   struct Crossing {
     std::int32_t source;
@@ -121,7 +104,6 @@ class PlacementCuts {
     double bytes;
   };
   std::vector<std::vector<Crossing>> crossing_;  // edges from before a cut to after it, by source
-  bool per_edge_ = true;
 };
 
 // found[r][i]: the min-max work of r stages before cut i of a chain, r below `most`; `work(i, j)`
@@ -144,26 +126,12 @@ std::vector<std::vector<double>> balanced_shares(int last, std::int64_t most, co
   return found;
 }
 
-namespace {
-
-bool right_size(std::span<const double> values, std::size_t size) noexcept {
-  return values.size() == size;
-}
-
-}  // namespace
-
 Status check_placement(const PlacementLayers& l) noexcept {
   if (l.layers < 1 || l.layers > kMaxPlacedLayers) return Status::kBadLayers;
-  if (l.variants < 1 || l.variants > kMaxVariants) return Status::kBadLayers;
   const auto n = static_cast<std::size_t>(l.layers);
-  const std::size_t rows = n * static_cast<std::size_t>(l.variants);
-  for (const auto& values : {l.forward_s, l.backward_s, l.stash_bytes, l.live_bytes}) {
-    if (!right_size(values, rows)) return Status::kBadLayers;
-    if (!all_finite_sizes(values)) return Status::kNotFinite;
-  }
   for (const auto& values :
-       {l.resident_bytes, l.once_bytes, l.gather_bytes, l.sync_s, l.step_s, l.weight_grad_s}) {
-    if (!right_size(values, n)) return Status::kBadLayers;
+       {l.forward_s, l.backward_s, l.stash_bytes, l.resident_bytes, l.once_bytes, l.sync_s}) {
+    if (values.size() != n) return Status::kBadLayers;
     if (!all_finite_sizes(values)) return Status::kNotFinite;
   }
   if (l.wide.size() != n) return Status::kBadLayers;
@@ -187,23 +155,16 @@ Status check_placement(const PlacementLayers& l) noexcept {
   return Status::kOk;
 }
 
-Status PlacementCuts::build(const PlacementLayers& layers, bool per_edge) {
+Status PlacementCuts::build(const PlacementLayers& layers) {
   layers_ = &layers;
-  per_edge_ = per_edge;
-  const std::size_t n = at(layers.layers);
-  least_.resize(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    least_[i] = layers.forward_s[i] + layers.backward_s[i];
-    for (int v = 1; v < layers.variants; ++v) {
-      const std::size_t k = at(v) * n + i;
-      least_[i] = std::min(least_[i], layers.forward_s[k] + layers.backward_s[k]);
-    }
+  layer_work_.resize(at(layers.layers));
+  for (std::size_t i = 0; i < layer_work_.size(); ++i) {
+    layer_work_[i] = layers.forward_s[i] + layers.backward_s[i];
   }
   const Status status = find_cuts();
   if (status != Status::kOk) return status;
   add_sums();
-  add_kinds();
-  add_edges(per_edge);
+  add_edges();
   return Status::kOk;
 }
 
@@ -279,7 +240,7 @@ void PlacementCuts::sort_by_work() {
   std::vector<double> work(at(count_), 0.0);
   for (int c = 0; c < count_; ++c) {
     for (int layer = 0; layer < l.layers; ++layer) {
-      if (before(c, layer)) work[at(c)] += least_[at(layer)];
+      if (before(c, layer)) work[at(c)] += layer_work_[at(layer)];
     }
   }
   std::vector<std::int32_t> order(at(count_));
@@ -313,37 +274,30 @@ void PlacementCuts::find_next() {
 
 void PlacementCuts::add_sums() {
   const PlacementLayers& l = *layers_;
-  const std::size_t n = at(l.layers);
-  const auto fill = [&](std::vector<double>& sums, std::span<const double> values, int rows) {
-    sums.assign(at(rows) * at(count_), 0.0);
-    for (int v = 0; v < rows; ++v) {
-      double* row = &sums[at(v) * at(count_)];
-      const double* value = values.data() + at(v) * n;
-      if (words_ == 0) {
-        double sum = 0.0;
-        int next = 0;
-        for (int c = 0; c < count_; ++c) {
-          for (; next < cut_size_[at(c)]; ++next) sum += value[next];
-          row[c] = sum;
-        }
-        continue;
+  const auto fill = [&](std::vector<double>& sums, std::span<const double> values) {
+    sums.assign(at(count_), 0.0);
+    if (words_ == 0) {
+      double sum = 0.0;
+      std::size_t next = 0;
+      for (std::size_t c = 0; c < sums.size(); ++c) {
+        for (; next < at(cut_size_[c]); ++next) sum += values[next];
+        sums[c] = sum;
       }
-      for (int c = 0; c < count_; ++c) {
-        for (int layer = 0; layer < l.layers; ++layer) {
-          if (before(c, layer)) row[c] += value[layer];
-        }
+      return;
+    }
+    for (int c = 0; c < count_; ++c) {
+      for (int layer = 0; layer < l.layers; ++layer) {
+        if (before(c, layer)) sums[at(c)] += values[at(layer)];
       }
     }
   };
-  fill(forward_, l.forward_s, l.variants);
-  fill(backward_, l.backward_s, l.variants);
-  fill(stash_, l.stash_bytes, l.variants);
-  fill(resident_, l.resident_bytes, 1);
-  fill(once_, l.once_bytes, 1);
-  fill(sync_, l.sync_s, 1);
-  fill(step_, l.step_s, 1);
-  fill(weight_grad_, l.weight_grad_s, 1);
-  fill(work_, least_, 1);
+  fill(forward_, l.forward_s);
+  fill(backward_, l.backward_s);
+  fill(stash_, l.stash_bytes);
+  fill(resident_, l.resident_bytes);
+  fill(once_, l.once_bytes);
+  fill(sync_, l.sync_s);
+  fill(work_, layer_work_);
   size_ = cut_size_;
   wide_.assign(at(count_), 0);
   for (int c = 0; c < count_; ++c) {
@@ -353,62 +307,7 @@ void PlacementCuts::add_sums() {
   }
 }
 
-// Layers with the same working set are one kind; a stage contains a kind if its count increases.
-void PlacementCuts::add_kinds() {
-  const PlacementLayers& l = *layers_;
-  const std::size_t n = at(l.layers);
-  std::vector<std::int32_t> first;  // a layer of each kind
-  std::vector<std::int32_t> kind_of(n, -1);
-  const auto same = [&](std::size_t a, std::size_t b) {
-    if (l.gather_bytes[a] != l.gather_bytes[b]) return false;
-    for (int v = 0; v < l.variants; ++v) {
-      if (l.live_bytes[at(v) * n + a] != l.live_bytes[at(v) * n + b]) return false;
-    }
-    return true;
-  };
-  const auto nothing = [&](std::size_t a) {
-    bool none = l.gather_bytes[a] == 0.0;
-    for (int v = 0; v < l.variants; ++v) none = none && l.live_bytes[at(v) * n + a] == 0.0;
-    return none;
-  };
-  for (std::size_t i = 0; i < n; ++i) {
-    if (nothing(i)) continue;
-    for (std::size_t k = 0; k < first.size() && kind_of[i] < 0; ++k) {
-      if (same(i, at(first[k]))) kind_of[i] = static_cast<std::int32_t>(k);
-    }
-    if (kind_of[i] >= 0) continue;
-    kind_of[i] = static_cast<std::int32_t>(first.size());
-    first.push_back(static_cast<std::int32_t>(i));
-  }
-  kinds_ = static_cast<int>(first.size());
-  for (const std::int32_t layer : first) {
-    kind_gather_.push_back(l.gather_bytes[at(layer)]);
-    for (int v = 0; v < l.variants; ++v) {
-      kind_live_.push_back(l.live_bytes[at(v) * n + at(layer)]);
-    }
-  }
-  kind_count_.assign(at(kinds_) * at(count_), 0);
-  for (std::size_t i = 0; i < n; ++i) {
-    if (kind_of[i] < 0) continue;
-    for (int c = 0; c < count_; ++c) {
-      if (before(c, static_cast<int>(i))) ++kind_count_[at(kind_of[i]) * at(count_) + at(c)];
-    }
-  }
-}
-
-double PlacementCuts::live_bytes(int v, int i, int j) const noexcept {
-  double live = 0.0;
-  double gather = 0.0;
-  for (int k = 0; k < kinds_; ++k) {
-    const std::int32_t* counts = &kind_count_[at(k) * at(count_)];
-    if (counts[j] == counts[i]) continue;
-    live = std::max(live, kind_live_[at(k) * at(layers_->variants) + at(v)]);
-    gather = std::max(gather, kind_gather_[at(k)]);
-  }
-  return live + gather;
-}
-
-void PlacementCuts::add_edges(bool per_edge) {
+void PlacementCuts::add_edges() {
   const PlacementLayers& l = *layers_;
   std::vector<Crossing> edges(l.edge_from.size());
   bool plain = words_ == 0;
@@ -418,7 +317,7 @@ void PlacementCuts::add_edges(bool per_edge) {
   }
   std::stable_sort(edges.begin(), edges.end(),
                    [](const Crossing& a, const Crossing& b) { return a.source < b.source; });
-  if (plain && (per_edge || edges.size() + 1 == at(l.layers))) {
+  if (plain) {
     cut_s_.assign(at(count_), 0.0);
     cut_bytes_.assign(at(count_), 0.0);
     for (int c = 0; c < count_; ++c) {
@@ -444,34 +343,27 @@ void PlacementCuts::add_edges(bool per_edge) {
   }
 }
 
-// Sums over edges, or over layers whose output is needed; for one layer's edges the maximum is
-// taken.
+// Every edge over a boundary is sent. The edges of one layer are added first.
 PlacementCuts::Traffic PlacementCuts::crossing(int i, int j) const noexcept {
-  Traffic found{0.0, 0.0, 0.0};
-  const auto sum = [&](int cut, const auto& counts, double* seconds, double* bytes) {
+  const auto sum = [&](int cut, const auto& counts) {
     const std::vector<Crossing>& edges = crossing_[at(cut)];
+    Crossing total{};
     for (std::size_t e = 0; e < edges.size();) {
       const std::int32_t source = edges[e].source;
-      double most_s = 0.0;
-      double most_bytes = 0.0;
+      Crossing layer{};
       for (; e < edges.size() && edges[e].source == source; ++e) {
         if (!counts(edges[e])) continue;
-        if (per_edge_) {
-          most_s += edges[e].seconds;
-          most_bytes += edges[e].bytes;
-        } else {
-          most_s = std::max(most_s, edges[e].seconds);
-          most_bytes = std::max(most_bytes, edges[e].bytes);
-        }
+        layer.seconds += edges[e].seconds;
+        layer.bytes += edges[e].bytes;
       }
-      *seconds += most_s;
-      *bytes += most_bytes;
+      total.seconds += layer.seconds;
+      total.bytes += layer.bytes;
     }
+    return total;
   };
-  double unused = 0.0;
-  sum(i, [&](const Crossing& e) { return before(j, e.target); }, &found.in_s, &found.in_bytes);
-  sum(j, [&](const Crossing& e) { return !before(i, e.source); }, &found.out_s, &unused);
-  return found;
+  const Crossing in = sum(i, [&](const Crossing& e) { return before(j, e.target); });
+  const Crossing out = sum(j, [&](const Crossing& e) { return !before(i, e.source); });
+  return {in.seconds, out.seconds, in.bytes};
 }
 
 std::vector<std::int32_t> PlacementCuts::stages(const std::vector<std::int32_t>& cuts) const {
@@ -566,7 +458,7 @@ class Published {
   // Work of the layers between two cuts in a stage followed by s - 1 others.
   double work_s(int i, int j, int s) const noexcept {
     const double once = cuts_.work_s(i, j);
-    return rules_.recompute && s > 1 ? once + cuts_.forward_s(0, i, j) : once;
+    return rules_.recompute && s > 1 ? once + cuts_.forward_s(i, j) : once;
   }
 
   // Lower bound on the largest load of p stages. The forward pass that the last one does not repeat
@@ -587,10 +479,10 @@ class Published {
 
   Stage stage(int i, int j, int s) const noexcept {
     const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
-    const double kept = rules_.recompute ? traffic.in_bytes : cuts_.stash_bytes(0, i, j);
-    const double bytes = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (s - 1) * kept;
-    const double forward = cuts_.forward_s(0, i, j);
-    const double backward = cuts_.backward_s(0, i, j);
+    const double stash = rules_.recompute ? traffic.in_bytes : cuts_.stash_bytes(i, j);
+    const double bytes = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (s - 1) * stash;
+    const double forward = cuts_.forward_s(i, j);
+    const double backward = cuts_.backward_s(i, j);
     const double out = rules_.recompute && s > 1 ? std::max(forward, traffic.out_s) : traffic.out_s;
     const std::int32_t devices = cuts_.wide(i, j) ? rules_.width : 1;
     return {traffic.in_s + forward + out + backward, devices, bytes <= rules_.memory_bytes * kFits};
@@ -736,12 +628,12 @@ class Published {
     for (std::size_t t = mine; t < tails_.size(); ++t) {
       if (tails_[t].load_s <= tail.load_s && tails_[t].devices <= tail.devices) return;
     }
-    std::size_t kept = mine;
+    std::size_t end = mine;
     for (std::size_t t = mine; t < tails_.size(); ++t) {
       if (tail.load_s <= tails_[t].load_s && tail.devices <= tails_[t].devices) continue;
-      tails_[kept++] = tails_[t];
+      tails_[end++] = tails_[t];
     }
-    tails_.resize(kept);
+    tails_.resize(end);
     tails_.push_back(tail);
   }
 
@@ -814,7 +706,6 @@ class Published {
   }
 
   void write() {
-    best_->variant_of.assign(at(best_->stages), 0);
     if (!guessed_.empty()) {
       best_->stage_of = cuts_.stages(guessed_);
       return;
@@ -846,7 +737,7 @@ class Published {
 
 Status place_published(const PlacementLayers& layers, const PublishedRules& rules, double below_s,
                        PlacementPlan* best) {
-  *best = {kInfinite, 0.0, 0.0, 0, 0, 0, {}, {}};
+  *best = {kInfinite, 0.0, 0, 0, 0, {}};
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
   if (rules.devices < 1 || rules.micro_batches < 1 || rules.width < 1 || rules.stages < 0 ||
@@ -855,262 +746,13 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
     return Status::kBadRules;
   }
   PlacementCuts cuts;
-  const Status built = cuts.build(layers, true);
+  const Status built = cuts.build(layers);
   if (built != Status::kOk) return built;
   best->time_s = below_s;
   PublishedRules own = rules;  // a stage wider than the cluster does not fit, at any width
   own.width = static_cast<std::int32_t>(std::min<std::int64_t>(rules.width, rules.devices + 1));
   Published(cuts, own, best).run();
   if (best->stages == 0) best->time_s = kInfinite;
-  return Status::kOk;
-}
-
-namespace {
-
-// Stages are built from the last to the first, as in the published objective. The non-dominated
-// tails of each cut are stored. A first pass with the load alone gives an incumbent.
-class Pipeline {
- public:
-  Pipeline(const PlacementCuts& cuts, const PipelineRules& rules, std::vector<PlacementPlan>* plans)
-      : cuts_(cuts), rules_(rules), plans_(*plans) {
-    nothing_s_ = 1e-13 * cuts.work_s(0, cuts.count() - 1);
-  }
-
-  void run() {
-    const int first = rules_.first_stages;
-    const int last = std::min(rules_.last_stages, cuts_.layers().layers);
-    plans_.assign(at(rules_.last_stages - first + 1), {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}});
-    if (rules_.kind == PipelineKind::kZeroBubble) {
-      // With fewer micro-batches than stages there is nothing to fill the gaps with.
-      const auto most = static_cast<int>(std::min<std::int64_t>(last, rules_.micro_batches));
-      for (int p = first; p <= most; ++p) solve(p, p, p);
-    } else {
-      solve(first, last, 0);
-    }
-    if (rules_.best_only) keep_best();
-  }
-
- private:
-  void keep_best() {
-    std::size_t best = 0;
-    for (std::size_t k = 1; k < plans_.size(); ++k) {
-      if (plans_[k].time_s < plans_[best].time_s) best = k;
-    }
-    for (std::size_t k = 0; k < plans_.size(); ++k) {
-      if (k != best) plans_[k] = {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}};
-    }
-  }
-
-  struct Stage {
-    double forward_s;
-    double backward_s;
-    std::int32_t variant;
-  };
-
-  // The feasible variants, in a stage followed by s - 1 others, that are non-dominated in the times
-  // of the two passes. Messages are received before a pass.
-  int stages(int i, int j, int s, Stage* found) const noexcept {
-    const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
-    const auto schedule = rules_.kind == PipelineKind::kZeroBubble
-                              ? PipelineSchedule::kZeroBubble
-                              : PipelineSchedule::kOneForwardOneBackward;
-    const double waiting =
-        micro_batches_in_flight(schedule, stages_ > 0 ? stages_ : s, stages_ > 0 ? stages_ - s : 0,
-                                rules_.micro_batches, 1);
-    const bool single = i == 0 && j == cuts_.count() - 1;
-    const double held =
-        cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (single ? 0.0 : rules_.piped_bytes);
-    int count = 0;
-    for (int v = 0; v < cuts_.layers().variants; ++v) {
-      const double bytes = held + waiting * cuts_.stash_bytes(v, i, j) + cuts_.live_bytes(v, i, j);
-      if (bytes > rules_.memory_bytes * kFits) continue;
-      const Stage made{traffic.in_s + cuts_.forward_s(v, i, j),
-                       traffic.out_s + cuts_.backward_s(v, i, j), v};
-      bool faster = true;
-      for (int k = 0; k < count && faster; ++k) {
-        faster = made.forward_s < found[k].forward_s || made.backward_s < found[k].backward_s;
-      }
-      if (faster) found[count++] = made;
-    }
-    return count;
-  }
-
-  double tail_s(int i, int j) const noexcept {
-    return tail_after(cuts_.sync_s(i, j), cuts_.backward_s(0, i, j), rules_.bucket_s,
-                      cuts_.step_s(i, j), cuts_.backward_s(0, 0, i));
-  }
-
-  ClockedTail joined_with(const Stage& made, const ClockedTail& rest, int i, int j, int s,
-                          double own_tail_s) const noexcept {
-    const StagePass pass{made.forward_s, made.backward_s, cuts_.weight_grad_s(i, j), own_tail_s};
-    const bool zero_bubble = rules_.kind == PipelineKind::kZeroBubble;
-    return {prepend_stage(rest.clock, pass, rules_.micro_batches, s - 1, stages_ - s, zero_bubble),
-            made.variant, j, 0};
-  }
-
-  static double time(const ClockedTail& t) noexcept { return t.clock.time_s(); }
-
-  PlacementPlan& plan(int p) { return plans_[at(p - rules_.first_stages)]; }
-
-  void solve(int first, int last, std::int64_t stages) {
-    stages_ = static_cast<int>(stages);
-    pass(first, last, true);
-    if (cuts_.chain() && balanced_.empty()) {
-      const int end = cuts_.count() - 1;
-      const int most = std::min(rules_.last_stages, cuts_.layers().layers);
-      balanced_ = balanced_shares(end, most, [&](int i, int j) { return cuts_.work_s(i, j); });
-    }
-    pass(first, last, false);
-  }
-
-  // The time that some plan with s stages or more must beat, and the loads at which a plan with p
-  // stages does not beat it.
-  void find_limits(int first, int last) {
-    limits_s_.assign(at(last) + 2, 0.0);
-    loads_s_.assign(at(last) + 2, 0.0);
-    double best = kInfinite;
-    for (const PlacementPlan& each : plans_) best = std::min(best, each.time_s);
-    for (int p = last; p >= 1; --p) {
-      double own = p >= first ? plan(p).time_s : 0.0;
-      if (rules_.best_only) own = std::min(own, best);
-      limits_s_[at(p)] = std::max(limits_s_[at(p) + 1], own);
-      if (p >= first) {
-        loads_s_[at(p)] = own / static_cast<double>(rules_.micro_batches) * (1.0 + 1e-12);
-      }
-    }
-  }
-
-  // In a plan that beats its own limit, every stage after cut i, s of them, has a load below this.
-  double load_limit(int s, int i, int first, int last) const noexcept {
-    if (i == 0) return s >= first ? loads_s_[at(s)] : 0.0;
-    double most = 0.0;
-    for (int p = std::max(s + 1, first); p <= last; ++p) {
-      const double own = loads_s_[at(p)];
-      const bool fits = balanced_.empty() || balanced_[at(p - s)][at(i)] < own;
-      if (fits) most = std::max(most, own);
-    }
-    return most;
-  }
-
-  void pass(int first, int last, bool rough) {
-    const int end = cuts_.count() - 1;
-    tails_.assign(1, {PipelineClock{}, -1, -1, -1});
-    find_limits(first, last);
-    std::vector<std::int32_t> starts(at(end) + 1, 0);
-    std::vector<std::int32_t> ends(at(end) + 1, 0);
-    ends[at(end)] = 1;
-    for (int s = 1; s <= last; ++s) {
-      std::vector<std::int32_t> own_starts(at(end) + 1, 0);
-      std::vector<std::int32_t> own_ends(at(end) + 1, 0);
-      bool any = false;
-      for (int i = end - 1; i >= 0; --i) {
-        const std::size_t mine = tails_.size();
-        const double load_s = rough ? kInfinite : load_limit(s, i, first, last);
-        if (load_s > 0.0) extend(i, s, starts, ends, mine, rough, load_s);
-        own_starts[at(i)] = static_cast<std::int32_t>(mine);
-        own_ends[at(i)] = static_cast<std::int32_t>(tails_.size());
-        any = any || tails_.size() > mine;
-      }
-      if (s >= first) finish(s, own_starts[0], own_ends[0]);
-      if (!any) break;
-      starts = std::move(own_starts);
-      ends = std::move(own_ends);
-    }
-  }
-
-  void extend(int i, int s, const std::vector<std::int32_t>& starts,
-              const std::vector<std::int32_t>& ends, std::size_t mine, bool rough, double load_s) {
-    const double limit_s = limits_s_[at(s)];
-    // Under 1F1B every earlier stage adds its work.
-    const bool plain = rules_.kind != PipelineKind::kZeroBubble;
-    const double before_s = plain ? cuts_.work_s(0, i) : 0.0;
-    double enough_s = kInfinite;
-    Stage ways[kMaxVariants];
-    cuts_.for_after(i, [&](int j) {
-      const double work = cuts_.work_s(i, j);
-      if ((rough && work >= enough_s) || work >= load_s) return false;
-      if (starts[at(j)] == ends[at(j)]) return true;
-      const int count = stages(i, j, s, ways);
-      if (count == 0) {
-        const double held = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j);
-        return !(cuts_.chain() && held > rules_.memory_bytes);
-      }
-      const double own_tail_s = tail_s(i, j);
-      for (std::int32_t t = starts[at(j)]; t < ends[at(j)]; ++t) {
-        const ClockedTail rest = tails_[at(t)];
-        for (int way = 0; way < count; ++way) {
-          ClockedTail whole = joined_with(ways[way], rest, i, j, s, own_tail_s);
-          whole.next_tail = t;
-          if (rough) {
-            keep_lightest(mine, whole);
-            enough_s = tails_[mine].clock.load_s;
-          } else if ((time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
-            keep_non_dominated(whole, mine, nothing_s_, &tails_);
-          }
-        }
-      }
-      return true;
-    });
-  }
-
-  void keep_lightest(std::size_t mine, const ClockedTail& tail) {
-    if (tails_.size() == mine) {
-      tails_.push_back(tail);
-    } else if (tail.clock.load_s < tails_[mine].clock.load_s ||
-               (tail.clock.load_s == tails_[mine].clock.load_s &&
-                time(tail) < time(tails_[mine]))) {
-      tails_[mine] = tail;
-    }
-  }
-
-  void finish(int p, std::int32_t from, std::int32_t to) {
-    for (std::int32_t t = from; t < to; ++t) {
-      PlacementPlan& best = plan(p);
-      const double taken = time(tails_[at(t)]);
-      if (!(taken < best.time_s)) continue;
-      best.time_s = taken;
-      best.tail_s = tails_[at(t)].clock.tail_s;
-      best.max_load_s = tails_[at(t)].clock.load_s;
-      best.stages = p;
-      best.replicas = 1;
-      best.devices = p;
-      best.variant_of.clear();
-      std::vector<std::int32_t> cuts{0};
-      for (std::int32_t k = t; tails_[at(k)].next_tail >= 0; k = tails_[at(k)].next_tail) {
-        best.variant_of.push_back(tails_[at(k)].variant);
-        cuts.push_back(tails_[at(k)].next_cut);
-      }
-      best.stage_of = cuts_.stages(cuts);
-    }
-  }
-
-  const PlacementCuts& cuts_;
-  const PipelineRules& rules_;
-  std::vector<PlacementPlan>& plans_;
-  double nothing_s_;
-  int stages_ = 0;  // required by the zero-bubble schedule; 0: any
-  std::vector<double> limits_s_;
-  std::vector<double> loads_s_;
-  std::vector<std::vector<double>> balanced_;
-  std::vector<ClockedTail> tails_;
-};
-
-}  // namespace
-
-Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
-                      std::vector<PlacementPlan>* plans) {
-  plans->clear();
-  const Status status = check_placement(layers);
-  if (status != Status::kOk) return status;
-  if (rules.micro_batches < 1 || rules.micro_batches > kMostMicroBatches ||
-      rules.first_stages < 1 || rules.last_stages < rules.first_stages ||
-      !(rules.memory_bytes >= 0.0) || !(rules.piped_bytes >= 0.0) || !(rules.bucket_s >= 0.0)) {
-    return Status::kBadRules;
-  }
-  PlacementCuts cuts;
-  const Status built = cuts.build(layers, false);
-  if (built != Status::kOk) return built;
-  Pipeline(cuts, rules, plans).run();
   return Status::kOk;
 }
 

@@ -130,18 +130,18 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
                                       std::span<PlacedPlan> plans) const {
   PlayedSteps played;
   const SolverPool::Lease solver = impl_->solvers->lend(&played);
-  const PlacedPlan* roomier = nullptr;  // the best plan with the next larger memory limit
+  const PlacedPlan* larger_limit = nullptr;  // the best plan with the next larger memory limit
   for (std::size_t c = below_s.size(); c-- > 0;) {
     plans[c] = {kInfinite, 0.0, -1, {}};
     if (!(below_s[c] > -kInfinite)) continue;
     // The best plan with more memory is also best here, if it fits.
-    if (roomier != nullptr && roomier->memory_bytes <= impl_->bounds.memory_limits[c]) {
-      plans[c] = *roomier;
+    if (larger_limit != nullptr && larger_limit->memory_bytes <= impl_->bounds.memory_limits[c]) {
+      plans[c] = *larger_limit;
     } else {
       plans[c] =
           phaze::best_of_strategy(*impl_, strategy, times, least, c, below_s[c], solver.get());
     }
-    if (plans[c].time_s < kInfinite) roomier = &plans[c];
+    if (plans[c].time_s < kInfinite) larger_limit = &plans[c];
   }
 }
 

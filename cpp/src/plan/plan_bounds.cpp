@@ -19,7 +19,22 @@ inline constexpr double kRoundedUp = 1.0 + 1e-9;
 // Minimum bytes of a block, so that any number of blocks without bytes fit.
 inline constexpr double kNoBytes = std::numeric_limits<double>::min();
 
-// The number of blocks that fit into a stage of a layout, for the smallest kind of block.
+int PlanSpaceImpl::plain_variant(int strategy) const noexcept {
+  int plain = 0;
+  double most = -1.0;
+  for (int v = 0; v < strategies[at(strategy)].variants; ++v) {
+    double bytes = 0.0;
+    for (int k = 0; k < kinds; ++k) {
+      bytes += block_count[at(k)] * size_of(strategy, k).stash_bytes[v];
+    }
+    if (bytes > most) plain = v;
+    most = std::max(most, bytes);
+  }
+  return plain;
+}
+
+// The number of blocks that fit into a stage of a layout, for the smallest kind of block. Here the
+// plain variant is number 0, and the first variant of the strategy has its number.
 class BlockCapacity {
  public:
   BlockCapacity(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes)
@@ -27,6 +42,8 @@ class BlockCapacity {
     const LayoutCosts& costs = space.layout_costs[at(layout.costs)];
     const int strategy = layout.record.strategy;
     variants_ = space.strategies[at(strategy)].variants;
+    const int plain = space.plain_variant(strategy);
+    const auto given = [&](int v) { return v == 0 ? plain : v == plain ? 0 : v; };
     const double lost = 1.0 + space.training.fragmentation;
     double gather = kInfinite;
     std::fill_n(stash_, kMaxVariants, kInfinite);
@@ -38,15 +55,15 @@ class BlockCapacity {
       first_ += space.first_count[at(k)] * held;
       last_ += space.last_count[at(k)] * held;
       for (int v = 0; v < variants_; ++v) {
-        first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[v];
+        first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[given(v)];
       }
       if (space.block_count[at(k)] == 0) continue;
       alike_ = space.block_count[at(k)] == space.blocks && space.training.late_gradients == 0;
       resident_ = std::min(resident_, costs.resident_bytes[at(k)]);
       gather = std::min(gather, costs.gather_bytes[at(k)]);
       for (int v = 0; v < variants_; ++v) {
-        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
-        live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
+        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[given(v)]);
+        live_[v] = std::min(live_[v], lost * size.live_bytes[given(v)]);
       }
     }
     if (layout.record.pp > 1) {  // the last layer with its copy of a tied embedding
@@ -115,10 +132,10 @@ class BlockCapacity {
     for (int v = 0; v < variants_; ++v) {
       const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
       const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoundedUp);
-      const double room = blocks(v, in_flight, false, false);
+      const double fitting = blocks(v, in_flight, false, false);
       if (v > 0 && bytes < filled(in_flight)) break;
       if (v == 0 || !alike_ || most > plain) {
-        found = std::max(found, std::min(most, std::max(room, 0.0)));
+        found = std::max(found, std::min(most, std::max(fitting, 0.0)));
       }
     }
     return std::min(found, static_cast<double>(blocks_));
@@ -230,9 +247,9 @@ inline constexpr double kLoose = 1.0 + 1e-9;
 // recomputes all of its blocks or none, and a recomputed block takes 1 + r.
 struct WholeStages {
   double r;
-  double operator()(double load, double plain, double lean) const noexcept {
+  double operator()(double load, double plain, double smallest) const noexcept {
     return std::max(std::min(std::floor(load * kLoose), plain),
-                    std::min(std::floor(load / (1.0 + r) * kLoose), lean));
+                    std::min(std::floor(load / (1.0 + r) * kLoose), smallest));
   }
 };
 
@@ -240,9 +257,9 @@ struct WholeStages {
 // bytes of one block.
 struct SomeBlocks {
   double r;
-  double operator()(double load, double plain, double lean) const noexcept {
+  double operator()(double load, double plain, double smallest) const noexcept {
     const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
-    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), lean));
+    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), smallest));
   }
 };
 
@@ -251,7 +268,7 @@ bool all_held(const StageCapacities& capacities, int stages, int blocks, double 
               const Held& held) noexcept {
   double sum = 0.0;
   for (int s = 0; s < stages; ++s) {
-    sum += held(load, capacities.plain[at(s)], capacities.lean[at(s)]);
+    sum += held(load, capacities.plain[at(s)], capacities.smallest[at(s)]);
     if (sum >= blocks) return true;
   }
   return false;
@@ -323,7 +340,7 @@ class InterleavedStages {
       if (load_s < 0.0) return false;
       const std::size_t place = at(layout_.pp - 1 - k);
       sum += held_(load_s / totals_.block_s * kLoose, capacities_.plain[place],
-                   capacities_.lean[place]);
+                   capacities_.smallest[place]);
       before_s += enters_s + leaves_s;
     }
     return sum >= blocks_;
@@ -380,11 +397,11 @@ std::vector<BoundLine> lowest_lines(std::vector<BoundLine> lines) {
   std::sort(lines.begin(), lines.end(), [](const BoundLine& a, const BoundLine& b) {
     return a.height_s != b.height_s ? a.height_s < b.height_s : a.slope < b.slope;
   });
-  std::vector<BoundLine> kept;
+  std::vector<BoundLine> lines_left;
   for (const BoundLine& line : lines) {
-    if (kept.empty() || line.slope < kept.back().slope) kept.push_back(line);
+    if (lines_left.empty() || line.slope < lines_left.back().slope) lines_left.push_back(line);
   }
-  return kept;
+  return lines_left;
 }
 
 }  // namespace
@@ -449,14 +466,14 @@ StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
     const double in_flight =
         micro_batches_in_flight(schedule_of(l), count, count - s, l.micro_batches, l.vpp);
     const double plain = std::max(0.0, capacity.plain(in_flight, false, false));
-    double lean = 0.0;
+    double smallest = 0.0;
     for (int v = 1; v < capacity.variants(); ++v) {
-      lean = std::max(lean, capacity.blocks(v, in_flight, false, false));
+      smallest = std::max(smallest, capacity.blocks(v, in_flight, false, false));
     }
     found.plain.push_back(plain);
-    found.lean.push_back(lean);
+    found.smallest.push_back(smallest);
     found.plain_sum.push_back(plain_sum += plain);
-    found.best_sum.push_back(best_sum += std::max(plain, lean));
+    found.best_sum.push_back(best_sum += std::max(plain, smallest));
   }
   return found;
 }
@@ -538,8 +555,9 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
 }
 
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
-  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0};
+  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0, true};
   const int variants = space.strategies[at(strategy)].variants;
+  const int plain = space.plain_variant(strategy);
   double byte_s = kInfinite;  // to save a byte by recomputation
   double least_stash = kInfinite;
   for (int k = 0; k < space.kinds; ++k) {
@@ -556,12 +574,17 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
     t.blocks_backward_s += count * times.plain_s[k];
     if (both > 0.0) t.backward_share = std::max(t.backward_share, times.plain_s[k] / both);
     const LayerKindRecord& size = space.size_of(strategy, k);
-    least_stash = std::min(least_stash, size.stash_bytes[0]);
-    for (int v = 1; v < variants; ++v) {
-      const double own = times.backward_s[at(v) * at(space.kinds) + at(k)];
-      t.again_s = std::min(t.again_s, own - times.plain_s[k]);
-      const double saved = size.stash_bytes[0] - size.stash_bytes[v];
-      if (saved > 0.0) byte_s = std::min(byte_s, std::max(0.0, own - times.backward_s[k]) / saved);
+    least_stash = std::min(least_stash, size.stash_bytes[plain]);
+    const auto backward_s = [&](int v) {
+      return times.backward_s[at(v) * at(space.kinds) + at(k)];
+    };
+    for (int v = 0; v < variants; ++v) {
+      if (v == plain) continue;
+      const double more_s = backward_s(v) - backward_s(plain);
+      t.plain_is_fastest = t.plain_is_fastest && more_s >= 0.0;
+      t.again_s = std::min(t.again_s, backward_s(v) - times.plain_s[k]);
+      const double saved = size.stash_bytes[plain] - size.stash_bytes[v];
+      if (saved > 0.0) byte_s = std::min(byte_s, std::max(0.0, more_s) / saved);
     }
   }
   if (space.some_blocks) t.again_s = byte_s * least_stash;

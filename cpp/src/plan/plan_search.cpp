@@ -133,6 +133,7 @@ class Front {
 // limit.
 double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepTotals& totals,
                      const Front& front, double usable_bytes) {
+  if (!totals.plain_is_fastest) return kInfinite;  // stages that fit may recompute
   const PricedLayout& layout = space.layouts[at(c.layout)];
   const LayoutRecord& l = layout.record;
   const auto m = static_cast<double>(l.micro_batches);
@@ -318,14 +319,14 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
       },
       stop);
   sort_plans(space, &plans);
-  std::vector<PlacedPlan> kept;
+  std::vector<PlacedPlan> selected;
   std::map<Kind, bool> known;
   for (PlacedPlan& plan : plans) {
     if (!known.emplace(kind(plan), true).second) continue;
-    kept.push_back(std::move(plan));
-    if (kept.size() == top) break;
+    selected.push_back(std::move(plan));
+    if (selected.size() == top) break;
   }
-  return kept;
+  return selected;
 }
 
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
@@ -346,12 +347,12 @@ std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const K
         plans.push_back(std::move(plan));
       });
   sort_plans(space, &plans);
-  std::vector<PlacedPlan> kept;
+  std::vector<PlacedPlan> selected;
   for (PlacedPlan& plan : plans) {
-    if (!kept.empty() && plan.memory_bytes >= kept.back().memory_bytes) continue;
-    kept.push_back(std::move(plan));
+    if (!selected.empty() && plan.memory_bytes >= selected.back().memory_bytes) continue;
+    selected.push_back(std::move(plan));
   }
-  return kept;
+  return selected;
 }
 
 }  // namespace phaze

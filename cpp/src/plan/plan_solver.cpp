@@ -250,7 +250,8 @@ void RecomputeChooser::restart(double usable_bytes) {
 std::int32_t RecomputeChooser::fastest_fitting(int i, int j, int stage) {
   std::int32_t* known = nullptr;
   std::int64_t key = 0;
-  if (on_.space->alike) {  // stages with equal block counts and boundary layers are interchangeable
+  if (on_.space->equal_blocks) {  // stages with equal block counts and boundary layers are
+                                  // interchangeable
     const std::size_t ends =
         (i < on_.space->first_block ? 2 : 0) + (j == on_.space->layers ? 1 : 0);
     const std::size_t own =
@@ -265,8 +266,8 @@ std::int32_t RecomputeChooser::fastest_fitting(int i, int j, int stage) {
   const auto bytes = [&](StageRecompute r) { return on_.sums.bytes(r, i, j, stage); };
   const auto make = [&] {
     return feasible_recompute(on_.sums.variants(), on_.sums.first_is_fastest(),
-                              on_.space->some_blocks, on_.space->alike, on_.sums.blocks(i, j),
-                              usable_bytes_ * kFits, bytes);
+                              on_.space->some_blocks, on_.space->equal_blocks,
+                              on_.sums.blocks(i, j), usable_bytes_ * kFits, bytes);
   };
   const auto seconds = [&](StageRecompute r) { return on_.sums.backward_s(r, i, j); };
   if (known == nullptr) return fastest_recompute(make(), on_.sums.first_is_fastest(), seconds);
@@ -292,7 +293,7 @@ FeasibleRecompute RecomputeChooser::feasible_of_chunks(const Partition& partitio
     least = std::min(least, own);
   }
   return feasible_recompute(on_.sums.variants(), on_.sums.first_is_fastest(),
-                            on_.space->some_blocks, on_.space->alike && least == most, most,
+                            on_.space->some_blocks, on_.space->equal_blocks && least == most, most,
                             usable_bytes * kFits,
                             [&](StageRecompute r) { return on_.stage_bytes(partition, stage, r); });
 }
@@ -328,7 +329,8 @@ void RecomputeChooser::choose(double usable_bytes, Partition* partition) const {
 // boundary layers.
 std::int32_t RecomputeChooser::fastest_of_assigned(const Partition& partition, int stage) {
   const int chunks = on_.record().vpp;
-  if (!on_.space->alike || chunks > 22) return fastest_of_chunks(partition, stage, usable_bytes_);
+  if (!on_.space->equal_blocks || chunks > 22)
+    return fastest_of_chunks(partition, stage, usable_bytes_);
   int least = on_.space->layers;
   std::int64_t ends = 0;
   for (int c = 0; c < chunks; ++c) {
@@ -746,7 +748,7 @@ void AssignmentSearch::spread_by_load(int base, int extras, bool count_first, bo
   }
 }
 
-double AssignmentSearch::add_stage(const Partition& partition, int stage, StageRecompute recompute,
+double AssignmentSearch::add_stage(const Partition& partition, int stage, std::int32_t recompute,
                                    Bound* bound) const {
   double load = 0.0;
   double first = 0.0;
@@ -754,8 +756,11 @@ double AssignmentSearch::add_stage(const Partition& partition, int stage, StageR
     const std::size_t chunk = at(on_.chain_of(stage, c));
     const int i = partition.cuts[chunk];
     const int j = partition.cuts[chunk + 1];
-    const double own = on_.sums.forward_s(i, j) + on_.sums.backward_s(recompute, i, j) +
-                       on_.enters_s(stage, c, i, j) + on_.leaves_s(stage, c, i, j);
+    const double passes_s =
+        recompute < 0
+            ? on_.sums.work_s(i, j)
+            : on_.sums.forward_s(i, j) + on_.sums.backward_s(StageRecompute::of(recompute), i, j);
+    const double own = passes_s + on_.enters_s(stage, c, i, j) + on_.leaves_s(stage, c, i, j);
     if (c == 0) first = own;
     load += own;
   }
@@ -772,7 +777,7 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
     const std::int32_t code = recompute_.fastest_of_assigned(*partition, stage);
     if (code < 0) return false;
     partition->variants[at(stage)] = code;
-    if (add_stage(*partition, stage, StageRecompute::of(code), &bound) > limit_s) return false;
+    if (add_stage(*partition, stage, code, &bound) > limit_s) return false;
   }
   return true;
 }
@@ -783,7 +788,7 @@ void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double limit = (std::min(below_s, best->time_s) - exchange_s) * (1.0 + 1e-12);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    if (add_stage(partition_, stage, StageRecompute{}, &bound) > limit) return;
+    if (add_stage(partition_, stage, -1, &bound) > limit) return;
   }
   if (!choose_recompute(limit, &partition_)) return;
   const double tail_s = step_.take_passes(partition_);

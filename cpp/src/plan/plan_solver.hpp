@@ -24,7 +24,7 @@ namespace phaze {
 // depend on the chip, so they are computed once for all chips.
 struct FeasibleRecompute {
   std::vector<std::int32_t> whole;    // all blocks in one variant
-  std::vector<std::int32_t> leaning;  // fewest blocks in a variant that fits, others not
+  std::vector<std::int32_t> fewest;   // fewest blocks in a variant that fits, others not
   std::vector<std::int32_t> filling;  // as many as can be in a variant that does not fit
   bool partial = false;  // only the first variant was tried: it fits, and none is faster
 };
@@ -33,7 +33,7 @@ struct FeasibleRecompute {
 // recomputed. `first_is_fastest`: no variant is faster than the first.
 template <typename Bytes>
 FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool some_blocks,
-                                     bool alike, int most, double usable_bytes,
+                                     bool equal_blocks, int most, double usable_bytes,
                                      const Bytes& bytes) {
   FeasibleRecompute feasible;
   bool fits[kMaxVariants];
@@ -59,10 +59,10 @@ FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool s
     for (int more = 0; more < variants && !fits[rest]; ++more) {
       if (!fits[more]) continue;
       const int count = border(rest, more, false);
-      if (count < most) feasible.leaning.push_back(StageRecompute{rest, more, count}.code());
+      if (count < most) feasible.fewest.push_back(StageRecompute{rest, more, count}.code());
     }
   }
-  if (alike) return feasible;
+  if (equal_blocks) return feasible;
   // If blocks or chunks differ, the order matters: the later blocks may be those with less memory.
   for (int rest = 0; rest < variants; ++rest) {
     for (int more = 0; more < variants && fits[rest]; ++more) {
@@ -90,7 +90,7 @@ std::int32_t fastest_recompute(const FeasibleRecompute& feasible, bool first_is_
   for (const std::int32_t code : feasible.whole) offer(code);
   std::int32_t last = -1;  // the variant of the other blocks; `faster`: whether it can improve
   bool faster = false;
-  for (const std::int32_t code : feasible.leaning) {
+  for (const std::int32_t code : feasible.fewest) {
     const std::int32_t rest = StageRecompute::of(code).rest;
     if (rest != last) faster = seconds(StageRecompute{rest, rest, 0}) < best_s;
     last = rest;
@@ -369,7 +369,8 @@ class AssignmentSearch {
   bool cut(bool count_first, int base, Partition* partition) const;
   void spread_evenly(int total);
   void spread_by_load(int base, int extras, bool count_first, bool count_last);
-  double add_stage(const Partition& partition, int stage, StageRecompute recompute,
+  // `recompute`: of the stage, or -1 for the fastest variant of every layer.
+  double add_stage(const Partition& partition, int stage, std::int32_t recompute,
                    Bound* bound) const;
   bool choose_recompute(double limit_s, Partition* partition);
   void offer(double below_s, PlacedPlan* best);

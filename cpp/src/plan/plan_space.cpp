@@ -129,7 +129,7 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
     auto& count = i < first_block ? first_count : i < last_block ? block_count : last_count;
     ++count[at(order[at(i)])];
   }
-  alike = std::find(block_count.begin(), block_count.end(), blocks) != block_count.end();
+  equal_blocks = std::find(block_count.begin(), block_count.end(), blocks) != block_count.end();
   may_cut.assign(at(layers) + 1, 1);
   for (std::size_t t = 0; t < problem.tied_from.size(); ++t) {
     for (int cut = 0; cut <= layers; ++cut) {

@@ -56,8 +56,8 @@ struct LayoutCosts {
 // Number of blocks that fit into the stages of a layout, by position: entry s - 1 is the s-th stage
 // from the end. Private to the bounds.
 struct StageCapacities {
-  std::vector<double> plain;  // nothing recomputed
-  std::vector<double> lean;   // in the variant with the least memory, except the first
+  std::vector<double> plain;     // in the plain variant
+  std::vector<double> smallest;  // in the variant with the least memory, except the plain one
   std::vector<double> plain_sum, best_sum;  // over the last s stages
 };
 
@@ -130,9 +130,9 @@ class PlanSpaceImpl {
   int first_block = 0;  // positions of the first block and after the last
   int last_block = 0;
   bool chain = true;
-  bool free_cuts = true;     // whether a cut is allowed at every position
-  bool alike = false;        // all blocks are of one kind
-  bool some_blocks = false;  // whether a stage may recompute only some of its blocks
+  bool free_cuts = true;      // whether a cut is allowed at every position
+  bool equal_blocks = false;  // all blocks are of one kind
+  bool some_blocks = false;   // whether a stage may recompute only some of its blocks
   CheckedFabric fabric{FabricRecord{}};
   std::int64_t devices = 0;
   TrainingRecord training{};
@@ -169,6 +169,8 @@ class PlanSpaceImpl {
     return chain ? (j < layers) : leaves_[at(i) * at(layers + 1) + at(j)];
   }
   double buffer_bytes(const PricedLayout& layout) const noexcept;
+  // The variant that stores the most activations of the blocks; of equal ones the first.
+  int plain_variant(int strategy) const noexcept;
 
  private:
   Status take_model(const PlanProblem& problem);
@@ -204,6 +206,7 @@ struct StepTotals {
   double last_s;      // both passes of the layers after them
   double blocks_backward_s;  // the backward passes of all blocks
   double backward_share;     // the largest share of a block's passes that is backward
+  bool plain_is_fastest;     // no variant is faster than the plain one
 };
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept;
 

@@ -26,8 +26,8 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
       // Weights are prefetched while the previous layer runs; sharded gradients are exchanged with
       // every micro-batch.
       const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
-      if (zero >= 3) own.forward = beside(own.forward, costs.fetch_s[kind], contention);
-      own.plain = beside(own.plain, costs.fetch_s[kind] + costs.each_s[kind], contention);
+      if (zero >= 3) own.forward = overlapped_s(own.forward, costs.fetch_s[kind], contention);
+      own.plain = overlapped_s(own.plain, costs.fetch_s[kind] + costs.each_s[kind], contention);
     }
     sum.forward += own.forward;
     sum.plain += own.plain;
@@ -42,7 +42,7 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
       double b = own_s[space.order[n]];
       if (zero >= 2) {
         const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
-        b = beside(b, costs.fetch_s[kind] + costs.each_s[kind], contention);
+        b = overlapped_s(b, costs.fetch_s[kind] + costs.each_s[kind], contention);
       }
       backward[n + 1] = total_s += b;
     }

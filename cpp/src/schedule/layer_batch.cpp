@@ -329,7 +329,7 @@ void solve(std::size_t b, std::size_t first, std::size_t last, Status status, Se
 // Calls one(k, scratch) for every k below `count`. Some layers take a thousand times as long as
 // others, so threads take the next few dynamically.
 template <typename One>
-void deal(std::size_t count, int threads, const One& one) {
+void for_each_layer(std::size_t count, int threads, const One& one) {
   constexpr std::size_t kFew = 4;
   const std::size_t most = (count + kFew - 1) / kFew;
   const std::size_t workers = std::min(most, static_cast<std::size_t>(std::max(threads, 1)));
@@ -349,7 +349,7 @@ void deal(std::size_t count, int threads, const One& one) {
 
 void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
                   const LayerAnswers& out, int threads) {
-  deal(out.status.size(), threads, [&](std::size_t b, const Scratch& scratch) {
+  for_each_layer(out.status.size(), threads, [&](std::size_t b, const Scratch& scratch) {
     const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
     const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
     const Status status = load(batch, b, scratch.problem);
@@ -368,7 +368,7 @@ void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const
     if (first[chip] == chip) distinct.push_back(chip);
     if (!enough_s.empty()) enough_s[first[chip]] = std::max(enough_s[first[chip]], enough_s[chip]);
   }
-  deal(distinct.size(), threads, [&](std::size_t k, const Scratch& scratch) {
+  for_each_layer(distinct.size(), threads, [&](std::size_t k, const Scratch& scratch) {
     const std::size_t chip = distinct[k];
     Status status = load_graph(given, scratch.problem);
     if (status == Status::kOk) status = load_chip(given, chip, scratch.problem);
@@ -402,7 +402,10 @@ Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<s
   const LayerProblem& p = form->problem;
   append(&p.size, 1);
   append(p.capacity, kResources);
-  append(p.before, p.size);
+  for (int i = 0; i < p.size; ++i) {  // keys of layers with at most 64 operators stay as they were
+    const std::uint64_t halves[] = {low_bits(p.before[i]), high_bits(p.before[i])};
+    append(halves, p.size > 64 ? 2 : 1);
+  }
   append(p.first_mode, p.size + 1);
   for (int m = 0; m < p.first_mode[p.size]; ++m) {
     append(&p.modes[m].seconds, 1);

@@ -75,7 +75,7 @@ void LayerFacts::find_alone() noexcept {
   std::fill(alone_, alone_ + kMaxModes, OpBits{0});
   std::fill(holds_, holds_ + kResources, OpBits{0});
   for (int i = 0; i < problem_.size; ++i) {
-    beside_s_[i] = kInfinite;
+    overlap_s_[i] = kInfinite;
     alone_s_[i] = kInfinite;
     most_useful_ = std::max(most_useful_, static_cast<int>(useful_count_[i]));
     for (int u = 0; u < useful_count_[i]; ++u) {
@@ -89,7 +89,7 @@ void LayerFacts::find_alone() noexcept {
         alone_s_[i] = std::min(alone_s_[i], mode.seconds);
         continue;
       }
-      beside_s_[i] = std::min(beside_s_[i], mode.seconds);
+      overlap_s_[i] = std::min(overlap_s_[i], mode.seconds);
       for (int r = 0; r < kResources; ++r) {
         if (mode.use[r] > 0) holds_[r] |= op_bit(i);
       }
@@ -124,7 +124,7 @@ void LayerFacts::find_modes(int op) noexcept {
 // The largest antichain of a set: the number of operators minus the largest matching of operators
 // with later ones (Dilworth's theorem).
 int LayerFacts::width(OpBits set) const noexcept {
-  const int size = std::popcount(set);
+  const int size = count_ops(set);
   if (size <= 1) return size;
   std::int8_t partner[kMaxLayerOps];  // of a later operator: the earlier one it follows
   std::fill(partner, partner + kMaxLayerOps, std::int8_t{-1});
@@ -133,7 +133,7 @@ int LayerFacts::width(OpBits set) const noexcept {
   const auto augment = [&](const auto& self, int op) -> bool {
     OpBits choices = later_[op] & set & ~seen;
     while (choices != 0) {
-      const int next = std::countr_zero(choices);
+      const int next = first_op(choices);
       seen |= op_bit(next);
       if (partner[next] < 0 || self(self, partner[next])) {
         partner[next] = static_cast<std::int8_t>(op);
@@ -201,15 +201,15 @@ void LayerFacts::add_mixes() noexcept {
 void LayerFacts::find_shares(int mix) noexcept {
   for (int i = 0; i < problem_.size; ++i) {
     double least = kInfinite;
-    double beside = kInfinite;
+    double overlap_share = kInfinite;
     for (int u = 0; u < useful_count_[i]; ++u) {
       const int m = useful_[i][u];
       const double share = rate_[mix][m] * problem_.modes[m].seconds;
       least = std::min(least, share);
-      if (!alone(i, u)) beside = std::min(beside, share);
+      if (!alone(i, u)) overlap_share = std::min(overlap_share, share);
     }
     share_s_[mix][i] = least;
-    beside_share_s_[mix][i] = beside;
+    overlap_share_s_[mix][i] = overlap_share;
   }
 }
 
@@ -234,17 +234,17 @@ void LayerFacts::advance(Moment* m) const noexcept {
   double next = kInfinite;
   for (int i = 0; i < m->running_count; ++i) next = std::min(next, m->running[i].finish_s);
   m->now_s = next;
-  int kept = 0;
+  int count = 0;
   for (int i = 0; i < m->running_count; ++i) {
     const Running r = m->running[i];
     if (r.finish_s > next) {
-      m->running[kept++] = r;
+      m->running[count++] = r;
       continue;
     }
     for (int k = 0; k < kResources; ++k) m->free[k] += problem_.modes[r.mode].use[k];
     m->done |= op_bit(r.op);
   }
-  m->running_count = kept;
+  m->running_count = count;
 }
 
 double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const noexcept {
@@ -264,7 +264,7 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
     ready_s[op] = ready;
     // It can run alone only when all running operators have ended.
     const double alone = (barred & op_bit(op)) != 0 ? kInfinite : alone_s_[op];
-    finish_s[op] = std::min(ready + beside_s_[op], std::max(ready, last_s) + alone);
+    finish_s[op] = std::min(ready + overlap_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
   });
   if (most >= enough_s) return most;
@@ -313,7 +313,7 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
   double clock = m.now_s;
   const auto work_until = [&](double until) {
     while (open != 0) {
-      const int first = std::countr_zero(open);
+      const int first = first_op(open);
       if (clock + left_s[first] > until) {
         left_s[first] -= until - clock;
         clock = until;
@@ -325,8 +325,8 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
     }
   };
   for (const std::int32_t op : in_time) {
-    const bool beside = (barred & op_bit(op)) != 0;
-    const double share = beside ? beside_share_s_[mix][op] : share_s_[mix][op];
+    const bool only_overlapped = (barred & op_bit(op)) != 0;
+    const double share = only_overlapped ? overlap_share_s_[mix][op] : share_s_[mix][op];
     if (share <= 0.0) continue;
     if (ready_s[op] > clock) {
       work_until(ready_s[op]);
@@ -375,7 +375,7 @@ Status check_layer(const LayerProblem& problem) noexcept {
 
 // ---- rates at which overlap gains nothing: the fifth bound of docs/schedule.md ----
 
-// Each operator in turn gets the rate alone_s / beside_s, at which overlapped execution counts as
+// Each operator in turn gets the rate alone_s / overlap_s, at which overlapped execution counts as
 // much as isolated execution, or less if the operators that already have a rate and may overlap it
 // leave less than that of 1. Among operators that run at once, the last to get its rate respected
 // that limit, so their rates never add up to more than one.
@@ -385,8 +385,8 @@ void LayerFacts::add_even_mix(const std::int32_t* order) noexcept {
   for (int k = 0; k < size(); ++k) {
     const int op = order[k];
     rate[op] = 0.0;
-    if (beside_s_[op] < kInfinite) {
-      const double even = alone_s_[op] < beside_s_[op] ? alone_s_[op] / beside_s_[op] : 1.0;
+    if (overlap_s_[op] < kInfinite) {
+      const double even = alone_s_[op] < overlap_s_[op] ? alone_s_[op] / overlap_s_[op] : 1.0;
       rate[op] = std::max(0.0, std::min(even, 1.0 - most_beside(op, rated, rate)));
       if (rate[op] > 0.0) rated |= op_bit(op);
     }
@@ -425,7 +425,7 @@ double LayerFacts::most_in_rows(OpBits set, int count, const double* rate) const
     double most = 0.0;
     OpBits row = set;
     while (row != 0) {
-      const int op = std::countr_zero(row);
+      const int op = first_op(row);
       most = std::max(most, rate[op]);
       set &= ~op_bit(op);
       row &= later_[op];
@@ -508,8 +508,8 @@ void LayerFacts::find_twins() noexcept {
   std::fill(urgent_, urgent_ + size(), OpBits{0});
   for (int i = 0; i < size(); ++i) {
     int at = i;
-    const int own = std::popcount(after_[i]);
-    for (; at > 0 && std::popcount(after_[in_turn_[at - 1]]) < own; --at) {
+    const int own = count_ops(after_[i]);
+    for (; at > 0 && count_ops(after_[in_turn_[at - 1]]) < own; --at) {
       in_turn_[at] = in_turn_[at - 1];
     }
     in_turn_[at] = i;
@@ -561,15 +561,15 @@ void LayerFacts::find_spine() noexcept {
 // rate. The network's rate is the one with the largest sum.
 void LayerFacts::add_spine_mix() noexcept {
   const auto even = [&](int op) {
-    return alone_s_[op] < beside_s_[op] ? alone_s_[op] / beside_s_[op] : 1.0;
+    return alone_s_[op] < overlap_s_[op] ? alone_s_[op] / overlap_s_[op] : 1.0;
   };
   const OpBits plain = on_spine_ & ~wires_;
   double most = -1.0;
   const auto consider = [&](double rate) {
     double sum = 0.0;
-    for_ops(wires_ & ~on_spine_, [&](int op) { sum += rate * beside_s_[op]; });
+    for_ops(wires_ & ~on_spine_, [&](int op) { sum += rate * overlap_s_[op]; });
     for_ops(plain, [&](int op) {
-      sum += std::min(alone_s_[op], std::min(even(op), 1.0 - rate) * beside_s_[op]);
+      sum += std::min(alone_s_[op], std::min(even(op), 1.0 - rate) * overlap_s_[op]);
     });
     if (sum <= most) return;
     most = sum;
@@ -598,7 +598,7 @@ void LayerFacts::add_spine_mix() noexcept {
 
 void LayerFacts::find_waste() noexcept {
   double wires_s = 0.0;  // on the network, overlapping the spine
-  for_ops(wires_ & ~on_spine_, [&](int op) { wires_s += beside_s_[op]; });
+  for_ops(wires_ & ~on_spine_, [&](int op) { wires_s += overlap_s_[op]; });
   for_ops(all_ & ~on_spine_ & ~wires_, [&](int op) {
     int first = 0;
     while (first < spine_size_ && (later_[spine_[spine_size_ - 1 - first]] & op_bit(op)) == 0)
@@ -606,15 +606,15 @@ void LayerFacts::find_waste() noexcept {
     first = spine_size_ - first;
     int last = first;
     while (last < spine_size_ && (later_[op] & op_bit(spine_[last])) == 0) ++last;
-    const double waste = least_waste(first, last, beside_s_[op], wires_s);
+    const double waste = least_waste(first, last, overlap_s_[op], wires_s);
     int at = aside_count_++;
     for (; at > 0 && waste_s_[at - 1] < waste; --at) {
       aside_[at] = aside_[at - 1];
       waste_s_[at] = waste_s_[at - 1];
-      beside_spine_[at] = beside_spine_[at - 1];
+      spine_overlaps_[at] = spine_overlaps_[at - 1];
     }
-    beside_spine_[at] = 0;
-    for (int k = first; k < last; ++k) beside_spine_[at] |= op_bit(spine_[k]);
+    spine_overlaps_[at] = 0;
+    for (int k = first; k < last; ++k) spine_overlaps_[at] |= op_bit(spine_[k]);
     aside_[at] = op;
     waste_s_[at] = waste;
   });
@@ -636,16 +636,16 @@ double LayerFacts::least_waste(int from, int to, double length_s, double wires_s
     for (int last = first; last < to; ++last) {
       if (last > first) {
         const int op = spine_[last];
-        full_s += beside_s_[op];
+        full_s += overlap_s_[op];
         credit_s += share_s_[spine_mix_][op];
-        if ((wires_ & op_bit(op)) != 0) taken_s += beside_s_[op];
+        if ((wires_ & op_bit(op)) != 0) taken_s += overlap_s_[op];
       }
       if (full_s == kInfinite) break;
       const double gap_s = std::max(length_s, full_s);
-      const double begun_s = std::min(beside_s_[begun], gap_s - full_s);
+      const double begun_s = std::min(overlap_s_[begun], gap_s - full_s);
       const double free_s = gap_s - taken_s - (wire ? begun_s : 0.0);
-      const double beside_s = wire_rate_ * std::min(wires_s, free_s);
-      least = std::min(least, gap_s - credit_s - rate * begun_s - beside_s);
+      const double overlap_s = wire_rate_ * std::min(wires_s, free_s);
+      least = std::min(least, gap_s - credit_s - rate * begun_s - overlap_s);
     }
   }
   return std::max(0.0, least);
@@ -657,8 +657,8 @@ void LayerFacts::find_gains() noexcept {
   for (int at = 0; at < spine_size_; ++at) {
     const int op = spine_[at];
     const LayerMode& mode = problem_.modes[useful_[op][useful_count_[op] - 1]];
-    const double kept = mode.use[0] > 0 ? 1.0 / problem_.capacity[0] : 0.0;
-    gain_[op] = std::max(0.0, rate_[spine_mix_][useful_[op][useful_count_[op] - 1]] - kept);
+    const double core_share = mode.use[0] > 0 ? 1.0 / problem_.capacity[0] : 0.0;
+    gain_[op] = std::max(0.0, rate_[spine_mix_][useful_[op][useful_count_[op] - 1]] - core_share);
     int place = at;
     for (; place > 0 && gain_[by_gain_[place - 1]] < gain_[op]; --place) {
       by_gain_[place] = by_gain_[place - 1];
@@ -699,15 +699,16 @@ double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
     left_s[r.op] = r.finish_s - m.now_s;
     sum += rate * left_s[r.op];
     if (((on_spine_ | wires_) & op_bit(r.op)) != 0) {
-      longer_s += rate * std::max(0.0, left_s[r.op] - beside_s_[r.op]);
+      longer_s += rate * std::max(0.0, left_s[r.op] - overlap_s_[r.op]);
     }
   }
   double wires = 0.0;
   for_ops((on_spine_ | wires_) & ~m.started, [&](int op) {
-    const bool beside = (barred & op_bit(op)) != 0;
-    const double share = beside ? beside_share_s_[spine_mix_][op] : share_s_[spine_mix_][op];
+    const bool only_overlapped = (barred & op_bit(op)) != 0;
+    const double share =
+        only_overlapped ? overlap_share_s_[spine_mix_][op] : share_s_[spine_mix_][op];
     sum += share;
-    left_s[op] = beside_s_[op];
+    left_s[op] = overlap_s_[op];
     if ((on_spine_ & op_bit(op)) == 0) wires += share;
   });
   for (int i = 0; i < m.running_count; ++i) {
@@ -735,11 +736,11 @@ double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
     if ((m.started & op_bit(op)) != 0) continue;
     area += area_s_[op];
     fill += std::min(area_s_[op], alone_s_[op]);
-    open |= beside_spine_[i] & ~m.done;
+    open |= spine_overlaps_[i] & ~m.done;
     const double waste = std::max(0.0, waste_s_[i] - longer_s);
     if (alone_before_s[i] + waste >= least) continue;
-    const double room = cores > 1 ? area * cores / (cores - 1) : kInfinite;
-    const double filled = fill - wires - most_gained(open, left_s, room);
+    const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
+    const double filled = fill - wires - most_gained(open, left_s, area_limit);
     least = std::min(least, alone_before_s[i] + std::max(waste, filled));
   }
   return sum + least;

@@ -20,7 +20,10 @@ constexpr OpBits op_bit(int op) noexcept { return OpBits{1} << op; }
 // Calls f(op) for every operator of a set, smallest first.
 template <typename F>
 void for_ops(OpBits set, const F& f) {
-  for (; set != 0; set &= set - 1) f(std::countr_zero(set));
+  for (std::uint64_t low = low_bits(set); low != 0; low &= low - 1) f(std::countr_zero(low));
+  for (std::uint64_t high = high_bits(set); high != 0; high &= high - 1) {
+    f(64 + std::countr_zero(high));
+  }
 }
 
 // An operator that runs now.
@@ -134,9 +137,9 @@ class LayerFacts {
   bool used_[kResources] = {};
   OpBits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
   double shortest_s_[kMaxLayerOps];
-  double beside_s_[kMaxLayerOps];  // shortest of the modes that allow overlap
-  double alone_s_[kMaxLayerOps];   // shortest of those that do not
-  double rest_s_[kMaxLayerOps];    // longest path from an operator's end to the layer's
+  double overlap_s_[kMaxLayerOps];  // shortest of the modes that allow overlap
+  double alone_s_[kMaxLayerOps];    // shortest of those that do not
+  double rest_s_[kMaxLayerOps];     // longest path from an operator's end to the layer's
   std::int32_t useful_count_[kMaxLayerOps];
   std::int32_t useful_[kMaxLayerOps][kMaxModes];
   std::int32_t rank_[kMaxLayerOps];     // of an operator: longest rest first
@@ -155,10 +158,10 @@ class LayerFacts {
   double gain_[kMaxLayerOps];
   double area_s_[kMaxLayerOps];  // share of the tensor cores times seconds, in overlapped modes
   int aside_count_ = 0;
-  std::int32_t aside_[kMaxLayerOps];   // operators off the spine and the network
-  OpBits beside_spine_[kMaxLayerOps];  // operators of the spine that may overlap aside_[i]
-  double waste_s_[kMaxLayerOps];       // least waste of a gap with aside_[i]; falls with i
-  double beside_share_s_[kMixes][kMaxLayerOps];    // the same if it may not run alone
+  std::int32_t aside_[kMaxLayerOps];     // operators off the spine and the network
+  OpBits spine_overlaps_[kMaxLayerOps];  // operators of the spine that may overlap aside_[i]
+  double waste_s_[kMaxLayerOps];         // least waste of a gap with aside_[i]; falls with i
+  double overlap_share_s_[kMixes][kMaxLayerOps];   // the same if it may not run alone
   double share_s_[kMixes][kMaxLayerOps];           // least time of a whole chip an operator takes
   double rate_[kMixes][kMaxLayerOps * kMaxModes];  // share of the chip that a mode occupies
 };

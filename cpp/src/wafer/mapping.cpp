@@ -123,7 +123,7 @@ Status check_problem(const MapProblem& p) noexcept {
     if (!std::all_of(table.begin(), table.end(), is_size)) return Status::kNotFinite;
   }
   for (const MapOpRecord& op : p.ops) {
-    if (op.part < 0 || op.part > 2 || op.beside < 0 || op.beside > 2 || !is_size(op.stat_bytes) ||
+    if (op.part < 0 || op.part > 2 || op.overlap < 0 || op.overlap > 2 || !is_size(op.stat_bytes) ||
         !is_size(op.gather_bytes)) {
       return Status::kBadLayers;
     }

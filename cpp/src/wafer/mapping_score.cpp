@@ -55,8 +55,8 @@ struct Block {
   void add(const MapFan& f) noexcept {
     blocking_f_s += f.forward_s;
     blocking_b_s += f.backward_s;
-    hidden_f_s += f.beside_f_s;
-    hidden_b_s += f.again_s + f.beside_b_s;
+    hidden_f_s += f.overlapped_f_s;
+    hidden_b_s += f.again_s + f.overlapped_b_s;
   }
   // Both passes with every output stored.
   double plain_s() const noexcept {
@@ -129,10 +129,10 @@ struct StageBudget {
   double fixed_bytes;  // everything except the activations of its blocks
   double stream_bytes;
   double sync_s, step_s;
-  double others_s;      // everything except its blocks
-  double needed_bytes;  // that every block must save; 0 if all activations fit
-  double stream_room;   // off-wafer memory for the outputs of a block
-  double least_s;       // of all of it with outputs saved in parts, where there is a limit
+  double others_s;           // everything except its blocks
+  double needed_bytes;       // that every block must save; 0 if all activations fit
+  double stream_free_bytes;  // off-wafer memory for the outputs of a block
+  double least_s;            // of all of it with outputs saved in parts, where there is a limit
 };
 
 // Between a die and the rim, for one micro-batch.
@@ -253,12 +253,14 @@ class StepScorer {
     }
     b.fixed_bytes = b.state_bytes + live + 2.0 * gathered + b.stash_bytes;
     b.others_s = others_s(k, regather_s, copies);
-    const double kept = b.flight * own_blocks;  // copies of a block's activations
-    const double room = rules_.capacity_bytes - b.fixed_bytes;
-    b.stream_room =
-        kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - b.stream_bytes) / kept : 0.0;
-    if (kept * block_.stash_bytes > room && kept > 1.0) {
-      b.needed_bytes = (kept * block_.stash_bytes - room) / (kept - 1.0) * (1.0 - 1e-12);
+    const double stashes = b.flight * own_blocks;  // copies of a block's activations
+    const double usable_bytes = rules_.capacity_bytes - b.fixed_bytes;
+    b.stream_free_bytes =
+        stashes > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - b.stream_bytes) / stashes
+                      : 0.0;
+    if (stashes * block_.stash_bytes > usable_bytes && stashes > 1.0) {
+      b.needed_bytes =
+          (stashes * block_.stash_bytes - usable_bytes) / (stashes - 1.0) * (1.0 - 1e-12);
     }
     return b;
   }
@@ -279,8 +281,9 @@ class StepScorer {
     double longest_s = rules_.other_tail_s;
     for (int k = 0; k < count_; ++k) {
       const StageBudget& b = stages_[at(k)];
-      const double beside = std::max(0.0, blocks(k) - 1.0) * block_.backward_s;
-      const double exposed = std::max(b.sync_s - beside, std::min(b.sync_s, block_.sync_s));
+      const double later_backward_s = std::max(0.0, blocks(k) - 1.0) * block_.backward_s;
+      const double exposed =
+          std::max(b.sync_s - later_backward_s, std::min(b.sync_s, block_.sync_s));
       longest_s = std::max(longest_s, exposed + b.step_s);
     }
     return longest_s;
@@ -295,7 +298,7 @@ class StepScorer {
         continue;
       sent[at(shape.from)].forward_s += state_.fans[f].forward_s;
       sent[at(shape.from)].again_s += state_.fans[f].again_s;
-      sent[at(shape.from)].beside_f_s += state_.fans[f].beside_f_s;
+      sent[at(shape.from)].overlapped_f_s += state_.fans[f].overlapped_f_s;
     }
     std::array<double, kMaxMapOps> entering{};
     for (const MapEdgeRecord& edge : terms_.edges) {
@@ -314,13 +317,13 @@ class StepScorer {
       if (record.part != 1 || !(own.stash_bytes > 0.0) || !(again || out)) continue;
       OutputItem item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0, 0.0};
       item.blocking_s = own.blocking_f_s + sent[at(i)].forward_s;
-      if (record.kept != 0) item.blocking_s += entering[at(i)];
-      item.hidden_s = sent[at(i)].beside_f_s - sent[at(i)].again_s;
+      if (record.output_stored != 0) item.blocking_s += entering[at(i)];
+      item.hidden_s = sent[at(i)].overlapped_f_s - sent[at(i)].again_s;
       for (const std::int32_t f : terms_.forced[at(i)]) {
         item.work_s += state_.nodes[at(f)].forward_s;
         item.blocking_s +=
             state_.nodes[at(f)].blocking_f_s + sent[at(f)].forward_s + entering[at(f)];
-        item.hidden_s += sent[at(f)].beside_f_s;
+        item.hidden_s += sent[at(f)].overlapped_f_s;
       }
       if (out) {
         const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
@@ -371,7 +374,7 @@ class StepScorer {
     for (int k = 0; k < count_; ++k) {
       StageBudget& b = stages_[at(k)];
       double block_s = plain_s_;
-      if (b.needed_bytes > 0.0 && chooser_->surely(b.needed_bytes, b.stream_room)) {
+      if (b.needed_bytes > 0.0 && chooser_->surely(b.needed_bytes, b.stream_free_bytes)) {
         block_s = std::max(plain_s_, chooser_->least_s(b.needed_bytes));
       }
       b.least_s = b.others_s + blocks(k) * block_s;
@@ -384,10 +387,10 @@ class StepScorer {
   bool surely_lacks() const noexcept {
     for (int k = 0; k < count_; ++k) {
       const StageBudget& b = stages_[at(k)];
-      const double kept = b.flight * blocks(k);
+      const double stashes = b.flight * blocks(k);
       if (chooser_->most_saved() >= b.needed_bytes) continue;
-      const double kept_bytes = (kept - 1.0) * chooser_->most_saved();
-      if (lacks(b.fixed_bytes + kept * block_.stash_bytes - kept_bytes -
+      const double saved_bytes = (stashes - 1.0) * chooser_->most_saved();
+      if (lacks(b.fixed_bytes + stashes * block_.stash_bytes - saved_bytes -
                 rules_.capacity_bytes * (1.0 + 1e-12))) {
         return true;
       }
@@ -424,17 +427,18 @@ class StepScorer {
       const double worst_s =
           (least.most_s(limit_s_ - tail_s, full.least_s) - full.others_s) / own_blocks;
       const double block_s =
-          chooser_->solve(full.needed_bytes, full.stream_room, worst_s, range.again);
+          chooser_->solve(full.needed_bytes, full.stream_free_bytes, worst_s, range.again);
       if (!(block_s < kInfinite)) {
         range.most_s = kInfinite;
-        return chooser_->surely(full.needed_bytes, full.stream_room);
+        return chooser_->surely(full.needed_bytes, full.stream_free_bytes);
       }
       if (first) range.again = chooser_->again();
       least.now(full.others_s + own_blocks * block_s, full.least_s);
       Pipeline longest(rules_);
       for (std::size_t k = 0; k < count; ++k) {
         const StageBudget& b = stages_[k];
-        const bool less = b.needed_bytes <= full.needed_bytes && b.stream_room >= full.stream_room;
+        const bool less =
+            b.needed_bytes <= full.needed_bytes && b.stream_free_bytes >= full.stream_free_bytes;
         if (less) most[k] = std::min(most[k], b.others_s + terms_.blocks[k] * block_s);
         longest.add(most[k], 0.0);
       }
@@ -465,7 +469,7 @@ class StepScorer {
     if (most_s_ < kInfinite) {
       worst_s = (least_.most_s(most_s_, b.least_s) - b.others_s) / blocks(k);
     }
-    return chooser_->choose(b.needed_bytes, b.stream_room, worst_s, *outputs);
+    return chooser_->choose(b.needed_bytes, b.stream_free_bytes, worst_s, *outputs);
   }
 
   // Sums memory and loads, stage by stage; returns false once the step is certain to exceed the
@@ -478,9 +482,10 @@ class StepScorer {
     for (int k = 0; k < count_; ++k) {
       if (!choose(k, &outputs)) return false;
       const StageBudget& b = stages_[at(k)];
-      const double kept = b.flight * blocks(k);
+      const double stashes = b.flight * blocks(k);
       const double saved = saved_bytes(outputs);
-      const double activations = kept * (block_.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
+      const double activations =
+          stashes * (block_.stash_bytes - saved) + (stashes > 0.0 ? saved : 0.0);
       const double memory = b.fixed_bytes + activations;
       const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
       if (lacks(over)) return false;
@@ -491,7 +496,7 @@ class StepScorer {
           moved += item.saved_bytes;
         }
       }
-      const double stream = b.stream_bytes + kept * moved;
+      const double stream = b.stream_bytes + stashes * moved;
       const double per_block_s = block_s(outputs);
       const double load_s = b.others_s + blocks(k) * per_block_s;
       loads_s_[at(k)] = load_s;
@@ -553,13 +558,13 @@ class StepScorer {
     const double all = rules_.weight_bytes + rules_.gradient_bytes + rules_.state_bytes;
     for (int i = 0; i < terms_.op_count(); ++i) {
       const auto mode = static_cast<WeightMode>(state_.op_mappings[at(i)].mode);
-      const double kept = state_.nodes[at(i)].stream_bytes;  // off the wafer, of a die's parameters
+      const double off_wafer = state_.nodes[at(i)].stream_bytes;  // of a die's parameters
       Moved& part = found[at(terms_.ops[at(i)].part)];
       if (mode == WeightMode::kStream) {
-        part.taken_bytes += 2.0 * rules_.weight_bytes * (kept / all);
-        part.given_bytes += rules_.gradient_bytes * (kept / all);
+        part.taken_bytes += 2.0 * rules_.weight_bytes * (off_wafer / all);
+        part.given_bytes += rules_.gradient_bytes * (off_wafer / all);
       } else if (mode == WeightMode::kOffload) {
-        part.given_bytes += rules_.gradient_bytes * (kept / (all - rules_.weight_bytes));
+        part.given_bytes += rules_.gradient_bytes * (off_wafer / (all - rules_.weight_bytes));
       }
     }
     return found;

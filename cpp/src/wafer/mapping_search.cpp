@@ -62,12 +62,12 @@ class Mover {
   void choose() {
     const int kind = numbers_.below(16);
     if (kind < 5) {
-      deal(numbers_.below(mapping_.ops()));
+      draw_mapping(numbers_.below(mapping_.ops()));
     } else if (kind < 8) {
       follow(1);
     } else if (kind < 11) {
       const int op = numbers_.below(mapping_.ops());
-      deal(op);
+      draw_mapping(op);
       spread(op, 1 + numbers_.below(mapping_.ops()));
     } else if (kind < 13 && modes_.size() > 1) {
       const int op = numbers_.below(mapping_.ops());  // fixes the order of evaluation
@@ -88,7 +88,7 @@ class Mover {
     mapping_.propose(op, op_mapping);
   }
 
-  void deal(int op) {
+  void draw_mapping(int op) {
     const std::vector<OpMapping>& choices = mapping_.choices(op);
     OpMapping op_mapping = choices[at(numbers_.below(static_cast<int>(choices.size())))];
     op_mapping.mode = mapping_.op_mapping(op).mode;
@@ -263,17 +263,18 @@ MapFound descend(Mapping& mapping, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     bool better = false;
     for (int op = 0; op < mapping.ops(); ++op) {
-      OpMapping kept = mapping.op_mapping(op);
+      OpMapping best_choice = mapping.op_mapping(op);
       for (int w = 0; w < kWeightModeCount; ++w) {
         if ((mapping.rules().modes >> w & 1) == 0) continue;
-        if (w != kept.mode &&
-            !(mapping.node(op, kept).state_bytes + mapping.node(op, kept).stream_bytes > 0.0)) {
+        if (w != best_choice.mode && !(mapping.node(op, best_choice).state_bytes +
+                                           mapping.node(op, best_choice).stream_bytes >
+                                       0.0)) {
           continue;
         }
         for (const OpMapping& choice : mapping.choices(op)) {
           OpMapping op_mapping = choice;
           op_mapping.mode = static_cast<std::uint8_t>(w);
-          op_mapping.algorithm = kept.algorithm;
+          op_mapping.algorithm = best_choice.algorithm;
           mapping.change(op, op_mapping);
           const MapScore tried = mapping.score({}, nullptr, best, shortage(best));
           ++found.evaluations;
@@ -281,12 +282,12 @@ MapFound descend(Mapping& mapping, int rounds) {
           if (value < best) {
             best = value;
             score = tried;
-            kept = op_mapping;
+            best_choice = op_mapping;
             better = true;
           }
         }
       }
-      mapping.change(op, kept);
+      mapping.change(op, best_choice);
     }
     if (!better) break;
   }

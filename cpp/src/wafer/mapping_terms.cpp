@@ -141,13 +141,14 @@ void MapTerms::find_forced() {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     std::vector<std::int32_t>& found = forced[i];
     std::vector<std::int32_t> open{static_cast<std::int32_t>(i)};
-    if (ops[i].kept == 0) open.clear();  // a mask comes from its seed, statistics with the output
+    if (ops[i].output_stored == 0)
+      open.clear();  // a mask comes from its seed, statistics with the output
     while (!open.empty()) {
       const std::int32_t position = open.back();
       open.pop_back();
       for (const MapEdgeRecord& edge : edges) {
         if (edge.kind != 0 || edge.to != position || ops[at(edge.from)].part != 1) continue;
-        if (ops[at(edge.from)].kept != 0 ||
+        if (ops[at(edge.from)].output_stored != 0 ||
             std::find(found.begin(), found.end(), edge.from) != found.end())
           continue;
         found.push_back(edge.from);
@@ -319,8 +320,8 @@ double MapTerms::convert_s(int op, const TensorState& from, const TensorState& t
   // it is not split by experts.
   const std::int64_t* limit = ops[at(op)].limit;
   const auto cut = [&](std::uint16_t before, std::uint16_t after, std::size_t dimension) {
-    const bool room = size(mask(before | after)) <= static_cast<double>(limit[dimension]);
-    return room ? from.whole & after : 0;
+    const bool fits = size(mask(before | after)) <= static_cast<double>(limit[dimension]);
+    return fits ? from.whole & after : 0;
   };
   const std::uint16_t sliced = mask(cut(from.batch, to.batch, 0) | cut(from.rows, to.rows, 1) |
                                     cut(from.features, to.features, 2));
@@ -352,21 +353,22 @@ double MapTerms::work_s(int op, const OpMapping& g, bool forward) const noexcept
 }
 
 // Whether a tensor may come in pieces that overlap the work of its reader.
-bool MapTerms::takes_beside(int from, int to) const noexcept {
-  return rules.pieces > 1 && ops[at(from)].beside != 2 && ops[at(to)].beside == 1;
+bool MapTerms::input_overlaps(int from, int to) const noexcept {
+  return rules.pieces > 1 && ops[at(from)].overlap != 2 && ops[at(to)].overlap == 1;
 }
 
 double MapTerms::conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
                               double bytes) const noexcept {
-  const bool made_beside = rules.pieces > 1 && ops[at(from_op)].beside == 2;
-  const bool beside = made_beside || takes_beside(from_op, to_op);
+  const bool output_overlaps = rules.pieces > 1 && ops[at(from_op)].overlap == 2;
+  const bool overlaps = output_overlaps || input_overlaps(from_op, to_op);
   const auto waits = [&](const TensorState& before, const TensorState& after, bool forward) {
     const auto of = [&](double size) {
       return convert_s(from_op, before, after, size, from.algorithm, nullptr);
     };
     const double whole = of(bytes);
-    if (!beside || !(whole > 0.0)) return whole;
-    const double work = made_beside ? work_s(from_op, from, forward) : work_s(to_op, to, forward);
+    if (!overlaps || !(whole > 0.0)) return whole;
+    const double work =
+        output_overlaps ? work_s(from_op, from, forward) : work_s(to_op, to, forward);
     return overlap(whole, of(bytes / rules.pieces), work).waits_s;
   };
   return waits(made(from_op, from), wanted(to_op, to), true) +
@@ -495,19 +497,19 @@ MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcep
     return a.same_splits(b) && a.partial == b.partial;
   };
   // Seconds that delay the work; pieces that overlap the producer's work are summed first.
-  const bool beside = rules.pieces > 1 && ops[at(shape.from)].beside == 2;
+  const bool overlaps = rules.pieces > 1 && ops[at(shape.from)].overlap == 2;
   double piece_f_s = 0.0, piece_b_s = 0.0;
   const auto add = [&](const TensorState& before, const TensorState& after, std::int32_t to,
                        bool forward, double* again_s) {
     const double whole = convert_s(shape.from, before, after, shape.bytes, from.algorithm, again_s);
     double& waits = forward ? found.forward_s : found.backward_s;
-    if (!(whole > 0.0) || !(beside || takes_beside(shape.from, to))) {
+    if (!(whole > 0.0) || !(overlaps || input_overlaps(shape.from, to))) {
       waits += whole;
       return;
     }
     const double piece =
         convert_s(shape.from, before, after, shape.bytes / rules.pieces, from.algorithm, nullptr);
-    if (beside) {
+    if (overlaps) {
       waits += whole;
       (forward ? piece_f_s : piece_b_s) += piece;
       return;
@@ -515,7 +517,7 @@ MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcep
     const MapNode& work = state.nodes[at(to)];
     const Overlap part = overlap(whole, piece, forward ? work.forward_s : work.backward_s);
     waits += part.waits_s;
-    (forward ? found.beside_f_s : found.beside_b_s) += part.beside_s;
+    (forward ? found.overlapped_f_s : found.overlapped_b_s) += part.overlapped_s;
   };
   for (std::size_t i = 0; i < shape.to.size(); ++i) {
     const std::int32_t to = shape.to[i];
@@ -537,15 +539,15 @@ MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcep
     }
     if (!again_back) add(back, gradient_wanted(shape.from, from), to, false, nullptr);
   }
-  if (!beside) return found;
+  if (!overlaps) return found;
   const MapNode& work = state.nodes[at(shape.from)];
   const Overlap there = overlap(found.forward_s, piece_f_s, work.forward_s);
   const Overlap back = overlap(found.backward_s, piece_b_s, work.backward_s);
-  return {there.waits_s, back.waits_s, found.again_s, there.beside_s, back.beside_s};
+  return {there.waits_s, back.waits_s, found.again_s, there.overlapped_s, back.overlapped_s};
 }
 
 double MapTerms::reentry_s(const MapEdgeRecord& edge, const MapState& state) const noexcept {
-  if (edge.again != 0 || ops[at(edge.from)].kept == 0) return 0.0;
+  if (edge.again != 0 || ops[at(edge.from)].output_stored == 0) return 0.0;
   const TensorState in = wanted(edge.to, state.op_mappings[at(edge.to)]);
   for (const MapEdgeRecord& other : edges) {
     if (other.from != edge.from || other.kind != edge.kind || other.again == 0) continue;

@@ -40,7 +40,7 @@ struct FanShape {
 // Seconds of the conversions of one fan, by the pass they delay.
 struct MapFan {
   double forward_s, backward_s, again_s;
-  double beside_f_s, beside_b_s;  // pieces that overlap work
+  double overlapped_f_s, overlapped_b_s;  // pieces that overlap work
 };
 
 // The current mapping. Invariant: between calls of Mapping's methods `nodes` and `fans` are the
@@ -116,7 +116,7 @@ class MapTerms {
 
  private:
   struct Overlap {
-    double waits_s, beside_s;
+    double waits_s, overlapped_s;
   };
 
   void find_stream_links();
@@ -141,7 +141,7 @@ class MapTerms {
                    std::uint8_t algorithm, double* again_s) const noexcept;
   Overlap overlap(double whole_s, double piece_s, double work_s) const noexcept;
   double work_s(int op, const OpMapping& op_mapping, bool forward) const noexcept;
-  bool takes_beside(int from, int to) const noexcept;
+  bool input_overlaps(int from, int to) const noexcept;
   // Seconds of the busiest link to the rim if each die of a stage reads and writes this many bytes.
   double streamed_link_s(double in_bytes, double out_bytes) const noexcept {
     const double less = in_bytes < out_bytes ? in_bytes : out_bytes;

@@ -20,9 +20,9 @@ void compare_items(int count, const double* bytes, const double* by_work, const 
       no_better = no_better << 1 | static_cast<std::uint64_t>(less);
       as_large = as_large << 1 | static_cast<std::uint64_t>(bytes[k] == bytes[i]);
     }
-    const std::uint64_t alike = (movable >> i & 1) != 0 ? movable : ~movable;
-    worse[i] = no_better << 1 << i & alike;
-    for (as_large = as_large << 1 << i & alike; as_large != 0; as_large &= as_large - 1) {
+    const std::uint64_t same_movability = (movable >> i & 1) != 0 ? movable : ~movable;
+    worse[i] = no_better << 1 << i & same_movability;
+    for (as_large = as_large << 1 << i & same_movability; as_large != 0; as_large &= as_large - 1) {
       equal[std::countr_zero(as_large)] |= std::uint64_t{1} << i;
     }
   }
@@ -48,21 +48,21 @@ void LeastMoved::search() noexcept {
 }
 
 bool LeastMoved::pick(std::size_t k, double moved, std::uint64_t away,
-                      std::uint64_t kept) noexcept {
+                      std::uint64_t stored) noexcept {
   for (; k < count_ && moved + left_[k] >= needed && moved + smallest_[k] <= most; ++k) {
     const double more = moved + size_[k];
     const std::uint64_t bit = std::uint64_t{1} << item_[k];
     // Of two items of equal size, the earlier one is moved first.
-    if (more <= most && more < least && (equal_[k] & kept) == 0) {
+    if (more <= most && more < least && (equal_[k] & stored) == 0) {
       if (more >= needed) {
         least = more;
         found = away | bit;
         if (more <= enough) return true;
-      } else if (pick(k + 1, more, away | bit, kept)) {
+      } else if (pick(k + 1, more, away | bit, stored)) {
         return true;
       }
     }
-    kept |= bit;
+    stored |= bit;
   }
   return false;
 }
@@ -162,15 +162,15 @@ double OutputChooser::least_s(double needed) const noexcept {
   return std::max(cost, stream);
 }
 
-double OutputChooser::solve(double needed, double stream_room, double worst_s,
+double OutputChooser::solve(double needed, double stream_free_bytes, double worst_s,
                             std::optional<std::uint64_t> hint, bool first) noexcept {
-  if (!surely(needed, stream_room)) worst_s = kInfinite;
+  if (!surely(needed, stream_free_bytes)) worst_s = kInfinite;
   const bool same =
-      answer_.solved && needed == answer_.needed && stream_room == answer_.stream_room;
+      answer_.solved && needed == answer_.needed && stream_free_bytes == answer_.stream_free_bytes;
   const bool less =
-      answer_.solved && needed <= answer_.needed && stream_room >= answer_.stream_room;
+      answer_.solved && needed <= answer_.needed && stream_free_bytes >= answer_.stream_free_bytes;
   answer_.needed = needed;
-  answer_.stream_room = stream_room;
+  answer_.stream_free_bytes = stream_free_bytes;
   if (!same || (first && !answer_.first)) {
     if (!items_.compared) compare();
     answer_.first = first;
@@ -191,10 +191,10 @@ double OutputChooser::solve(double needed, double stream_room, double worst_s,
   return answer_.solved && answer_.best_s < worst_s ? answer_.best_s : kInfinite;
 }
 
-bool OutputChooser::choose(double needed, double stream_room, double worst_s,
+bool OutputChooser::choose(double needed, double stream_free_bytes, double worst_s,
                            Outputs& outputs) noexcept {
-  if (!surely(needed, stream_room)) worst_s = kInfinite;
-  const bool found = solve(needed, stream_room, worst_s, {}, true) < kInfinite;
+  if (!surely(needed, stream_free_bytes)) worst_s = kInfinite;
+  const bool found = solve(needed, stream_free_bytes, worst_s, {}, true) < kInfinite;
   if (!found && worst_s < kInfinite) return false;
   const std::uint64_t away_items = found ? first_moved() : 0;
   for (int i = 0; i < items_.count; ++i) {
@@ -229,7 +229,7 @@ void OutputChooser::aim() noexcept {
   target_.most_s = answer_.best_s * (1.0 - 1e-12);
   target_.most_moved = 0.0;
   if (items_.offloads) {
-    target_.most_moved = std::min(answer_.stream_room,
+    target_.most_moved = std::min(answer_.stream_free_bytes,
                                   (target_.most_s - block_.stream_s) * items_.bytes_per_stream_s);
   }
   target_.again_needed = answer_.needed - target_.most_moved;
@@ -412,7 +412,7 @@ std::uint64_t OutputChooser::first_moved() const noexcept {
   }
   if (s.saved >= answer_.needed) return 0;
   const double enough = std::max(free_bytes(s), answer_.moved * (1.0 + 1e-12));
-  LeastMoved moved{answer_.needed - s.saved, enough, std::min(enough, answer_.stream_room)};
+  LeastMoved moved{answer_.needed - s.saved, enough, std::min(enough, answer_.stream_free_bytes)};
   for (int i = 0; i < items_.count; ++i) {
     if ((items_.movable & ~answer_.again) >> i & 1) {
       moved.add(i, items_.size[at(i)], items_.equal[at(i)]);

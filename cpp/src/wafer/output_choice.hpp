@@ -45,7 +45,7 @@ struct LeastMoved {
   std::uint64_t found = 0;   // that subset, a bit per item
 
  private:
-  bool pick(std::size_t k, double moved, std::uint64_t away, std::uint64_t kept) noexcept;
+  bool pick(std::size_t k, double moved, std::uint64_t away, std::uint64_t stored) noexcept;
 
   std::size_t count_ = 0;
   std::array<int, kMaxMapOps> item_;
@@ -70,8 +70,9 @@ class OutputChooser {
   OutputChooser(const OutputItem* items, int count, const OutputBlock& block) noexcept;
 
   // Whether recomputing the items that can be, and moving all others, is certain to save `needed`.
-  bool surely(double needed, double stream_room) const noexcept {
-    return items_.all - (items_.only_moved <= stream_room ? 0.0 : items_.only_moved) >= needed;
+  bool surely(double needed, double stream_free_bytes) const noexcept {
+    return items_.all - (items_.only_moved <= stream_free_bytes ? 0.0 : items_.only_moved) >=
+           needed;
   }
 
   double most_saved() const noexcept { return items_.all; }  // bytes, of any choice
@@ -84,12 +85,12 @@ class OutputChooser {
   // or more. A repeated query is answered from the last answer; if less is to be saved, or more may
   // be moved, the last choice is feasible here as well. `hint`: operators recomputed in a similar
   // choice, for a bound on the time; `first`: among ties the first in improve()'s order.
-  double solve(double needed, double stream_room, double worst_s,
+  double solve(double needed, double stream_free_bytes, double worst_s,
                std::optional<std::uint64_t> hint = {}, bool first = false) noexcept;
 
   // The choice of solve(), by operator, and among ties the first, independent of earlier queries;
   // false if that takes `worst_s` or more. If nothing saves enough, everything is recomputed.
-  bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) noexcept;
+  bool choose(double needed, double stream_free_bytes, double worst_s, Outputs& outputs) noexcept;
 
   std::uint64_t again()
       const noexcept;  // bit mask of the operators that the last choice recomputes
@@ -115,9 +116,9 @@ class OutputChooser {
     bool gains = false;  // whether some item has a negative cost
   };
   // The current query and the best choice for it so far. Invariant: if `solved`, `again` and `away`
-  // are a choice that saves `needed`, moves at most `stream_room` and takes `best_s`.
+  // are a choice that saves `needed`, moves at most `stream_free_bytes` and takes `best_s`.
   struct Answer {
-    double needed = 0.0, stream_room = 0.0, best_s = kInfinite, moved = 0.0;
+    double needed = 0.0, stream_free_bytes = 0.0, best_s = kInfinite, moved = 0.0;
     std::uint64_t again = 0, away = 0;
     bool solved = false, first = false;
   };

@@ -44,7 +44,7 @@ class Relaxation::Impl {
   struct Own {  // of one operator mapping, for any weight mode
     double work_s, forward_s, blocking_s, blocking_f_s, stash_bytes;
   };
-  struct Kept {  // of one operator mapping in one weight mode
+  struct ModeTerms {  // of one operator mapping in one weight mode
     double hidden_s, stream_s, state_bytes, gathered_bytes;
   };
   struct Prices {  // of the operator mappings of one operator, each in its cheapest mode
@@ -74,9 +74,10 @@ class Relaxation::Impl {
   double step_s(const Block& free, const Block& dear, double price) const;
 
   const Mapping& mapping_;
-  std::vector<double> bytes_;            // of the tensor that enters each operator of the chain
-  std::vector<std::vector<Own>> own_;    // of each operator, by operator mapping
-  std::vector<std::vector<Kept>> kept_;  // of each operator, by operator mapping and mode
+  std::vector<double> bytes_;          // of the tensor that enters each operator of the chain
+  std::vector<std::vector<Own>> own_;  // of each operator, by operator mapping
+  std::vector<std::vector<ModeTerms>>
+      mode_terms_;                                // of each operator, by operator mapping and mode
   std::vector<std::vector<std::uint8_t>> modes_;  // that matter to each operator
   double held_bytes_;
   std::vector<double> gathers_;  // of each operator: its share of the weights that are gathered
@@ -89,7 +90,7 @@ class Relaxation::Impl {
 Relaxation::Impl::Impl(const Mapping& mapping)
     : mapping_(mapping),
       own_(at(mapping.ops())),
-      kept_(at(mapping.ops())),
+      mode_terms_(at(mapping.ops())),
       modes_(at(mapping.ops())) {
   const auto chain = mapping.chain();
   for (std::size_t link = 0; link < chain.size(); ++link) {
@@ -112,7 +113,7 @@ Relaxation::Impl::Impl(const Mapping& mapping)
       for (const std::uint8_t w : modes_[at(op)]) {
         op_mapping.mode = w;
         n = mapping.node(op, op_mapping);
-        kept_[at(op)].push_back(
+        mode_terms_[at(op)].push_back(
             {n.hidden_f_s + n.hidden_b_s, n.stream_s, n.state_bytes, n.gathered_bytes});
         least_kept = std::min(least_kept, n.state_bytes + flight * n.stash_bytes);
         least_live = std::min(least_live, n.live_bytes);
@@ -139,8 +140,8 @@ void Relaxation::Impl::share_gathers() {
   std::vector<double> most(at(mapping_.ops()), 0.0);
   for (int op = 0; op < mapping_.ops(); ++op) {
     if (mapping_.op(op).part != 1) continue;
-    for (const Kept& kept : kept_[at(op)]) {
-      most[at(op)] = std::max(most[at(op)], kept.gathered_bytes);
+    for (const ModeTerms& mode : mode_terms_[at(op)]) {
+      most[at(op)] = std::max(most[at(op)], mode.gathered_bytes);
     }
   }
   const double largest = *std::max_element(most.begin(), most.end());
@@ -157,7 +158,7 @@ Relaxation::Impl::Prices Relaxation::Impl::priced(int op, const Weights& weights
   const auto& [theta, phi, price] = weights;
   const MapRulesRecord& rules = mapping_.rules();
   const double blocks = mapping_.blocks()[0];
-  const double kept = blocks * mapping_.flight(0);
+  const double copies = blocks * mapping_.flight(0);
   const int outputs = mapping_.op(op).outputs;
   const bool again = (outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
   const bool away = (outputs >> static_cast<int>(Output::kOffload) & 1) != 0;
@@ -168,7 +169,7 @@ Relaxation::Impl::Prices Relaxation::Impl::priced(int op, const Weights& weights
     const Own& own = own_[at(op)][h];
     double out = 0.0;
     if (price > 0.0) {
-      out = price * kept * own.stash_bytes;
+      out = price * copies * own.stash_bytes;
       if (again) {
         const double once_more = (1.0 - phi) * (own.blocking_f_s + theta * own.forward_s);
         out = std::min(out, once_more + price * own.stash_bytes);
@@ -178,12 +179,12 @@ Relaxation::Impl::Prices Relaxation::Impl::priced(int op, const Weights& weights
         const double moved = bytes / rules.stream_bytes_per_s;
         const double links =
             2.0 * own.stash_bytes * mapping_.stream_link_s();  // overlapping both passes
-        const double beside = (1.0 - phi) * (1.0 - theta) * links;
-        out = std::min(out, phi * moved + beside + price * own.stash_bytes);
+        const double link_s = (1.0 - phi) * (1.0 - theta) * links;
+        out = std::min(out, phi * moved + link_s + price * own.stash_bytes);
       }
     }
     for (std::size_t w = 0; w < modes.size(); ++w) {
-      const Kept& mode = kept_[at(op)][h * modes.size() + w];
+      const ModeTerms& mode = mode_terms_[at(op)][h * modes.size() + w];
       double cost = own.blocking_s + theta * own.work_s + (1.0 - theta) * mode.hidden_s;
       cost = (1.0 - phi) * cost + phi * mode.stream_s;
       if (price > 0.0) {
@@ -232,18 +233,18 @@ double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
     std::vector<int> places, origins;
     std::vector<double> values;
     for (std::size_t h = 0; h < here.cost.size(); ++h) {
-      const double room = most - here.cost[h] - rest;
-      if (before > room) continue;
+      const double slack = most - here.cost[h] - rest;
+      if (before > slack) continue;
       double best = link == 0 ? 0.0 : kInfinite;
       int origin = -1;
-      for (std::size_t g = 0; g < reached.size() && reached[g] < best && reached[g] <= room; ++g) {
+      for (std::size_t g = 0; g < reached.size() && reached[g] < best && reached[g] <= slack; ++g) {
         const double value =
             reached[g] + (1.0 - phi) * convert_s(link, alive[link - 1][g], static_cast<int>(h));
         if (!(value < best)) continue;
         best = value;
         origin = static_cast<int>(g);
       }
-      if (best > room) continue;
+      if (best > slack) continue;
       places.push_back(static_cast<int>(h));
       origins.push_back(origin);
       values.push_back(best + here.cost[h]);
@@ -328,9 +329,9 @@ Relaxation::Impl::Block Relaxation::Impl::together(const Weights& weights, Block
 // The first stage takes the priced block minus the price of its memory, and at least the block
 // without a price; all others take at least the latter.
 double Relaxation::Impl::step_s(const Block& free, const Block& dear, double price) const {
-  const double room = price * mapping_.rules().capacity_bytes;
+  const double capacity_price = price * mapping_.rules().capacity_bytes;
   const auto blocks = mapping_.blocks();
-  const double heavy = std::max(free.block_s, dear.block_s + price * held_bytes_ - room);
+  const double heavy = std::max(free.block_s, dear.block_s + price * held_bytes_ - capacity_price);
   double sum = mapping_.rules().other_sum_s, slowest = mapping_.rules().other_slowest_s;
   for (std::size_t k = 0; k < blocks.size(); ++k) {
     double load = blocks[k] * (k == 0 ? heavy : free.block_s) +

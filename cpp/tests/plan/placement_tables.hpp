@@ -11,7 +11,7 @@ namespace phaze::test {
 
 struct Table {
   int size;
-  std::vector<double> forward, backward, stash, live, resident, once, gather, sync, step, late;
+  std::vector<double> forward, backward, stash, resident, once, sync;
   std::vector<std::uint8_t> wide;
   std::vector<std::int32_t> from, to;
   std::vector<double> edge_s, edge_bytes;
@@ -19,17 +19,12 @@ struct Table {
   PlacementLayers view() const {
     PlacementLayers l{};
     l.layers = size;
-    l.variants = 1;
     l.forward_s = forward;
     l.backward_s = backward;
     l.stash_bytes = stash;
-    l.live_bytes = live;
     l.resident_bytes = resident;
     l.once_bytes = once;
-    l.gather_bytes = gather;
     l.sync_s = sync;
-    l.step_s = step;
-    l.weight_grad_s = late;
     l.wide = wide;
     l.edge_from = from;
     l.edge_to = to;
@@ -47,13 +42,9 @@ Table random_chain(Source& numbers, int size) {
     t.forward.push_back(0.1 * numbers.below(50));
     t.backward.push_back(0.1 * numbers.below(90));
     t.stash.push_back(numbers.below(6));
-    t.live.push_back(numbers.below(4));
     t.resident.push_back(numbers.below(12));
     t.once.push_back(numbers.below(4));
-    t.gather.push_back(numbers.below(3));
     t.sync.push_back(0.5 * numbers.below(20));
-    t.step.push_back(0.2 * numbers.below(5));
-    t.late.push_back(t.backward.back() * 0.4);
     t.wide.push_back(numbers.below(3) > 0 ? 1 : 0);
     if (i == 0) continue;
     t.from.push_back(i - 1);

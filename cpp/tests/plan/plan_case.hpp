@@ -101,10 +101,53 @@ inline void build(Case& c, std::mt19937& random, int layouts = 12, int most_bloc
   c.memory_limit = 1e6 * draw(15, 120);
 }
 
-inline Status built(Case& c) {
+// Adds layouts whose stages have several chunks, or whose layers are assigned to stages, and a
+// third variant between the two of `build`.
+inline void add_chunks(Case& c, std::mt19937& random, int layouts) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  const auto blocks = static_cast<int>(c.order.size()) - 2;
+  const int codes[] = {1, 2, 4, 5, 6, 7};
+  for (int k = 0; k < layouts; ++k) {
+    LayoutRecord l{};
+    l.schedule = codes[draw(0, 5)];
+    l.vpp = l.schedule == 2 ? draw(2, 3) : l.schedule >= 5 ? 2 : 1;
+    l.pp = std::min(draw(1, 4), std::max(1, blocks / l.vpp));
+    if (l.schedule == 6) l.pp = 2 * draw(1, 2);
+    l.zero = draw(0, 3);
+    l.dp = draw(1, 2);
+    l.micro_batches = 2 * draw(1, 3) * l.pp;
+    c.layouts.push_back(l);
+  }
+  c.strategies[0].variants = 3;
+  for (LayerKindRecord& kind : c.sizes) {
+    kind.stash_bytes[2] = 0.5 * (kind.stash_bytes[0] + kind.stash_bytes[1]);
+    kind.live_bytes[2] = 0.5 * kind.live_bytes[1];
+  }
+  for (std::size_t k = 0; k < 3; ++k) {
+    c.backward.push_back(c.plain[k] + (k == 1 ? 0.1 * draw(1, 6) * c.forward[k] : 0.0));
+    c.joules_back.push_back(2.0);
+  }
+}
+
+// The same problem with its recompute variants in another order.
+inline void permute_variants(Case& c, const std::vector<std::size_t>& order) {
+  const std::vector<LayerKindRecord> sizes = c.sizes;
+  const std::vector<double> backward = c.backward;
+  for (std::size_t v = 0; v < order.size(); ++v) {
+    for (std::size_t k = 0; k < 3; ++k) {
+      c.sizes[k].stash_bytes[v] = sizes[k].stash_bytes[order[v]];
+      c.sizes[k].live_bytes[v] = sizes[k].live_bytes[order[v]];
+      c.backward[3 * v + k] = backward[3 * order[v] + k];
+    }
+  }
+}
+
+inline Status built(Case& c, bool some_blocks = false) {
   const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 0};
-  const PlanProblem problem{c.fabric, 8,  training,     3,       c.order,  c.from, c.to,
-                            {},       {}, c.strategies, c.sizes, c.layouts};
+  const PlanProblem problem{c.fabric, 8,  training,     3,       c.order,   c.from,     c.to,
+                            {},       {}, c.strategies, c.sizes, c.layouts, some_blocks};
   const std::vector<double> memory_limits{c.memory_limit};
   const std::vector<std::uint8_t> fits(c.layouts.size(), 1);
   return c.space.build(problem, memory_limits, fits);

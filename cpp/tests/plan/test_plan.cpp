@@ -155,6 +155,43 @@ void one_case(unsigned seed) {
   if (!one.empty()) CHECK(std::abs(one[0].time_s - best) <= 1e-12 * best);
 }
 
+// Best plans, bounds, lists and fronts are the same for every order of the recompute variants.
+// Regression: the first variant was taken for the fastest, and better plans of layouts with several
+// chunks per stage were ruled out.
+void order_of_variants_changes_nothing(unsigned seed) {
+  std::vector<std::size_t> order{0, 1, 2};
+  std::vector<double> expected;
+  do {
+    std::mt19937 random(seed);
+    Case c;
+    build(c, random, 20, 14);
+    add_chunks(c, random, 20);
+    permute_variants(c, order);
+    CHECK(built(c, seed % 2 == 1) == Status::kOk);
+    const std::vector<KindTimes> all{c.times()};
+    std::vector<double> found;
+    for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+      found.push_back(c.space.best_of_layout(k, all[0], c.memory_limit, kInfinite).time_s);
+      CHECK(c.space.layout_bound_s(k, all[0], 0) <= found.back());
+    }
+    const double best = *std::min_element(found.begin(), found.end());
+    CHECK(c.space.best_of_strategy(0, all[0], all[0], 0, kInfinite).time_s == best);
+    SettledLayouts settled{};
+    for (const PlacedPlan& plan : c.space.top_plans(all, 0, 10, 1, &settled)) {
+      found.push_back(plan.time_s);
+    }
+    for (const PlacedPlan& plan : c.space.front(all, 0, kInfinite, 1, &settled)) {
+      found.push_back(plan.time_s);
+      found.push_back(plan.memory_bytes);
+    }
+    if (expected.empty()) expected = found;
+    CHECK(found.size() == expected.size());
+    for (std::size_t k = 0; k < std::min(found.size(), expected.size()); ++k) {
+      CHECK(found[k] == expected[k] || std::abs(found[k] - expected[k]) <= 1e-12 * expected[k]);
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
 void refuses_nonsense() {
   std::mt19937 random(1);
   Case c;
@@ -205,6 +242,7 @@ void refuses_nonsense() {
 int main() {
   for (unsigned seed = 0; seed < 150; ++seed) one_case(seed);
   for (unsigned seed = 0; seed < 60; ++seed) lists_are_those_of_all_layouts(seed);
+  for (unsigned seed = 0; seed < 60; ++seed) order_of_variants_changes_nothing(seed);
   refuses_nonsense();
   return phaze::test::report("plan");
 }

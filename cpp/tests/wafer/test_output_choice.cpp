@@ -28,7 +28,7 @@ struct Case {
 
   // Seconds of a choice; infinite if it saves too little, moves too much, or moves an output that
   // must stay.
-  double time_s(const Outputs& outputs, double needed, double room) const {
+  double time_s(const Outputs& outputs, double needed, double stream_limit) const {
     double blocking = block.blocking_b_s, work = block.backward_s, hidden = block.hidden_b_s;
     double hidden_f = block.hidden_f_s, stream = block.stream_s, saved = 0.0, moved = 0.0;
     for (const Item& item : items) {
@@ -46,11 +46,11 @@ struct Case {
         hidden_f += item.link_s;
       }
     }
-    if (saved < needed || moved > room) return kNever;
+    if (saved < needed || moved > stream_limit) return kNever;
     const double forward = block.blocking_f_s + std::max(block.forward_s, hidden_f);
     return std::max(forward + blocking + std::max(work, hidden), stream);
   }
-  double least_s(double needed, double room) const {
+  double least_s(double needed, double stream_limit) const {
     double least = kNever;
     int ways = 1;
     for (std::size_t i = 0; i < items.size(); ++i) ways *= kOutputCount;
@@ -61,7 +61,7 @@ struct Case {
         outputs[static_cast<std::size_t>(item.op)] = static_cast<std::uint8_t>(rest % kOutputCount);
         rest /= kOutputCount;
       }
-      least = std::min(least, time_s(outputs, needed, room));
+      least = std::min(least, time_s(outputs, needed, stream_limit));
     }
     return least;
   }
@@ -95,34 +95,35 @@ void no_choice_takes_less() {
     double all = 0.0;
     for (const Item& item : made.items) all += item.saved_bytes;
     OutputChooser chooser(made.items.data(), static_cast<int>(made.items.size()), made.block);
-    double share = 1.05, room = (1.0 + 1e-12) * all * numbers.below(8) / 7.0;
+    double share = 1.05, stream_limit = (1.0 + 1e-12) * all * numbers.below(8) / 7.0;
     for (int stage = 0; stage < 4; ++stage) {  // less is needed, and off-wafer memory is no less
-      const double needed = (1.0 - 1e-12) * share * all, least_s = made.least_s(needed, room);
+      const double needed = (1.0 - 1e-12) * share * all,
+                   least_s = made.least_s(needed, stream_limit);
       Outputs outputs{};
-      CHECK(chooser.choose(needed, room, kNever, outputs));
+      CHECK(chooser.choose(needed, stream_limit, kNever, outputs));
       OutputChooser fresh(made.items.data(), static_cast<int>(made.items.size()), made.block);
       const auto hint = static_cast<std::uint64_t>(numbers.below(1 << kMost));
-      const double hinted_s = fresh.solve(needed, room, kNever, hint);
+      const double hinted_s = fresh.solve(needed, stream_limit, kNever, hint);
       if (least_s < kNever) {
-        CHECK_CLOSE(made.time_s(outputs, needed, room), least_s, 1e-11);
+        CHECK_CLOSE(made.time_s(outputs, needed, stream_limit), least_s, 1e-11);
         CHECK_CLOSE(hinted_s, least_s, 1e-11);
         CHECK(chooser.least_s(needed) <= least_s * (1.0 + 1e-12));
         OutputChooser limited(made.items.data(), static_cast<int>(made.items.size()), made.block);
         Outputs same{};
-        limited.solve(0.9 * needed, room, kNever, hint);
-        CHECK(limited.choose(needed, room, least_s * (1.0 + 1e-6), same));
+        limited.solve(0.9 * needed, stream_limit, kNever, hint);
+        CHECK(limited.choose(needed, stream_limit, least_s * (1.0 + 1e-6), same));
         CHECK(same == outputs);
-        if (limited.surely(needed, room))
-          CHECK(!limited.choose(needed, room, least_s * (1.0 - 1e-9), same));
+        if (limited.surely(needed, stream_limit))
+          CHECK(!limited.choose(needed, stream_limit, least_s * (1.0 - 1e-9), same));
       } else {
         CHECK(!(hinted_s < kNever));
-        CHECK(!chooser.surely(needed, room));
+        CHECK(!chooser.surely(needed, stream_limit));
         for (const Item& item : made.items) {
           CHECK(outputs[static_cast<std::size_t>(item.op)] == (item.recompute ? 1 : 0));
         }
       }
       share -= 0.3 * numbers.below(3) / 2.0;
-      room += numbers.below(2) * 0.1 * all;
+      stream_limit += numbers.below(2) * 0.1 * all;
     }
   }
 }
@@ -130,7 +131,7 @@ void no_choice_takes_less() {
 // If a step's time is reported only as a range, the time is within it.
 void a_range_holds_the_time() {
   Numbers numbers(12);
-  int told = 0;
+  int decided = 0;
   for (int round = 0; round < 400; ++round) {
     test::Owned made = test::chain_of(6, {{0, 2, 1}, {1, 2, 1}}, 31);
     for (double& cell : made.table) cell = (1 + numbers.below(1000)) / 700.0;
@@ -157,7 +158,7 @@ void a_range_holds_the_time() {
         CHECK(exact.over_bytes > 0.0 || score.time_s == exact.time_s);
         continue;
       }
-      ++told;
+      ++decided;
       CHECK(exact.over_bytes == 0.0);
       CHECK(range.least_s <= exact.time_s && exact.time_s <= range.most_s);
       CHECK(range.least_s >= exact.time_s * (1.0 - wide) && range.most_s <= most_s);
@@ -166,7 +167,7 @@ void a_range_holds_the_time() {
     const MapScore late = mapping.score({}, nullptr, 0.5 * exact.time_s, 0.0, &none);
     CHECK(!std::isnan(late.time_s) && late.time_s > 0.5 * exact.time_s);
   }
-  CHECK(told > 100);
+  CHECK(decided > 100);
 }
 
 }  // namespace

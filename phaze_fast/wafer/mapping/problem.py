@@ -341,9 +341,9 @@ class Problem:
             record["roles"] = sum(1 << ROLES.index(role) for role in op.roles)
             record["outputs"] = sum(1 << OUTPUTS.index(name) for name in self.accepted_outputs(i))
             record["product"] = op.product
-            record["kept"] = op.output_kept
+            record["output_stored"] = op.output_kept
             record["expert"] = op.expert
-            record["beside"] = OVERLAPS.index(op.overlaps)
+            record["overlap"] = OVERLAPS.index(op.overlaps)
             record["limit"] = [op.limit(role, micro_batch) for role in ROLES[:4]]
             record["stat_bytes"] = op.stat_bytes * micro_batch
             record["gather_bytes"] = op.gather_bytes * micro_batch
