@@ -50,7 +50,7 @@ def test_plans_keep_to_their_limits_and_add_up(model):
         assert max(stage.memory_bytes for stage in stages) == pytest.approx(each.memory_bytes)
         assert tuple(each.parts_s) == PARTS
         assert sum(each.parts_s.values()) == pytest.approx(each.time_s, rel=1e-9)
-        assert all(seconds >= -1e-9 * each.time_s for seconds in each.parts_s.values())
+        assert all(seconds >= 0 for seconds in each.parts_s.values())
         assert 0 < each.mfu < 1
     for faster, smaller in zip(plans.front, plans.front[1:], strict=False):
         assert faster.time_s <= smaller.time_s
