@@ -47,11 +47,24 @@ REFUSED = [
     *({"chip": {field: value}} for field in COUNTS for value in (0, 2**40 + 1)),
     *({"chip": {field: -1}} for field in ("tensor_local_bytes", "buffer_bytes", "hbm_bytes")),
     *({"chip": {field: value}} for field in RATES for value in (-1.0, np.nan, np.inf)),
-    {"numbers": (2.0, 8.5, 4.0, 1.0)},
+    *({"numbers": numbers} for numbers in ((2.0, 8.5, 4.0, 1.0), (2.0, 2.0, 0.0, 1.0))),
     {"tuning": {"attention_ops": -1.0}},
     {"tuning": {"attention_backward_ops": -1.0}},
     *({"tiles": (tile,)} for tile in ((4, 0), (0, 4), (2**40 + 1, 4), (4, 2**40 + 1))),
-    {"tuning": {"dataflows": 8}},
+    *(
+        {"tuning": {field: value}}
+        for field, values in {
+            "efficiency": (0.0, 1.5),
+            "launch_s": (np.nan, -1.0),
+            "tiles": (99,),
+            "even_tiles": (99,),
+            "odd_tiles": (1,),
+            "unaligned_reduction_s": (-1.0,),
+            "dataflows": (0, 8),
+            "hbm_share": (np.inf,),
+        }.items()
+        for value in values
+    ),
     {"tuning": {"dataflows": 2}, "tiles": ((4, 4),)},
     {"index": -1},
 ]

@@ -224,23 +224,6 @@ def test_bound():
     assert bound(2, 8, 8, 8, no_hbm, PLAIN, BF16, epilogue_ops=8) == 2 * 64 * 8 / 4
 
 
-@pytest.mark.parametrize("one_core", [False, True])
-@pytest.mark.parametrize("tiles", [(), ((8, 16), (16, 8))])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 20, 70, 9), (1, 64, 64, 64), (2, 5, 200, 33)])
-def test_no_mapping_is_faster_than_the_bound(shape, tiles, one_core):
-    chip = replace(
-        ONE,
-        cores=6,
-        local_bytes=2048,
-        buffer_bytes=20000,
-        buffer_bytes_per_cycle=64,
-        hbm_bytes_per_s=32,
-    )
-    tuning = Tuning(launch_s=1, tiles=tiles, resident_share=0.2, sustained_macs_per_s=90)
-    least = bound(*shape, chip, tuning, BF16, one_core, 3)
-    assert least <= best_mapping(*shape, chip, tuning, BF16, one_core, 3)["time_s"]
-
-
 def test_vector_operators():
     # 10 rows of 20, 3 per element and 4 per row: 640 operations on 2*4 lanes = 80 cycles; 500 bytes
     # twice over 2 ports of 5 = 100; over the buffer of 20 = 50; over HBM of 16 = 62.5.

@@ -17,7 +17,6 @@ from search_cases import (
     GIB,
     LARGE,
     PRESETS,
-    SCHEDULES,
     Case,
     random_case,
     tpuv4_space,
@@ -30,7 +29,7 @@ from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
-from phaze_fast.planning import Placed, PlanEvaluator, plan
+from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import non_dominated
@@ -327,29 +326,6 @@ def test_the_search_finds_what_looking_at_everything_finds() -> None:
 def test_the_search_finds_what_looking_at_everything_finds_in_many_cases() -> None:
     assert sum(_hold_search(seed) for seed in range(100, 120)) > 0
     assert sum(_hold_search(seed, quick=False) for seed in (0, 2, 5)) > 0
-
-
-@pytest.mark.usefixtures("same_patience")
-@pytest.mark.parametrize("model", ["gpt2-small", "t5-small"])
-def test_winners_are_those_of_plan(model: str) -> None:
-    spec = tpuv4_space().spec
-    axes = {**spec.axes, "hbm.capacity_bytes": (float(2 * GIB), float(8 * GIB))}
-    space = pf.ArchitectureSpace(spec.replace(axes=axes))
-    picked = np.sort(np.random.default_rng(3).choice(len(space), 6, replace=False))
-    space = space[picked]
-    cluster = pf.Cluster(devices=4, fabric="dgx-h100")
-    step = pf.Training(global_batch=8, micro_batch=(1, 2), zero=(0, 2), schedule=SCHEDULES)
-    groups, loaded = ChipGroups.of(space), pf.models.load(model)
-    problem = SearchProblem(loaded, cluster, step, groups.like, tuple(groups.capacities.tolist()))
-    search = BestFirstSearch([problem], groups, top=len(space))
-    assert search.run()
-    best: dict[int, float] = {}
-    for group, c in np.argwhere(groups.chip >= 0).tolist():
-        chip = space[int(groups.chip[group, c])]
-        found = plan(loaded, cluster.replace(chip=chip), step, top=1)
-        if found.plans:
-            best[group] = min(best.get(group, math.inf), found.best.time_s)
-    assert {w.group: w.score for w in search.winners()} == best
 
 
 # ---- several models ----

@@ -2,15 +2,12 @@
 
 import itertools
 import math
-from dataclasses import fields
 
 import numpy as np
 import pytest
-from case_counts import some_or_many
 from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
-from phaze_fast import _core
 from phaze_fast.explore import SearchProblem
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.hardware import FlatFabric, energy_table
@@ -29,42 +26,6 @@ def test_steps_are_named_as_documents_name_them():
 # ---- every partition, one by one ----
 
 
-def recompute_codes(blocks, variants):
-    """Everything a stage of one chunk may recompute, as the kernel reads it."""
-    base = _core.MAX_VARIANTS
-    yield from range(variants)
-    for rest, more in itertools.permutations(range(variants), 2):
-        yield from (rest + base * (more + base * count) for count in range(1, blocks))
-
-
-def partitions(ends, stages, variants, some_blocks):
-    """Every way to cut layers into stages, each in every variant and every mix of two.
-
-    `ends` says of each layer whether it is an end of the model.
-    """
-    for inner in itertools.combinations(range(1, len(ends)), stages - 1):
-        cuts = (0, *inner, len(ends))
-        blocks = [sum(not end for end in ends[a:b]) for a, b in itertools.pairwise(cuts)]
-        codes = [recompute_codes(n if some_blocks else 1, variants) for n in blocks]
-        for chosen in itertools.product(*codes):
-            yield cuts, chosen
-
-
-def best_of_all(evaluator, times, layout, room):
-    """The fastest partition of a layout that fits, by looking at all of them."""
-    row = evaluator.layouts[layout]
-    sizes, best = evaluator.sizes[row["strategy"]], math.inf
-    held = float(max(evaluator.limits_bytes[room], 0.0))
-    graph, some_blocks = sizes.graph, evaluator.training.recompute_some
-    ends = [graph.layers[k].kind in ("embedding", "head") for k in graph.order]
-    for cuts, variants in partitions(ends, row["pp"], len(sizes.variants), some_blocks):
-        given = (np.array(cuts, dtype=np.int32), np.array(variants, dtype=np.int32))
-        (estimate,), _ = evaluator.space.estimate(times, layout, *given, held)
-        if estimate["status"] == 0:
-            best = min(best, float(estimate["time_s"]))
-    return best
-
-
 def small_cases(first, count):
     for seed in range(first, first + count):
         case = random_case(seed, (), devices=8, layers=5)
@@ -72,36 +33,6 @@ def small_cases(first, count):
         free["recompute_some"] = seed % 5 != 0
         training = case.training.model_copy(update=free)
         yield seed, case._replace(training=training)
-
-
-@some_or_many(12, 30)
-def test_the_best_partition_is_that_of_every_partition(cases):
-    held = close = 0
-    for seed, case in small_cases(0, cases):
-        evaluator = case.problem.evaluators[0]
-        record = tpuv4_space().chips[int(case.rng.integers(0, len(tpuv4_space()))) :][:1].copy()
-        rows = evaluator.layouts  # of schedules whose partitions are all searched
-        dealt = ~np.isin(rows["schedule"], [0, 3]) | (rows["vpp"] > 1)
-        dealt |= (rows["schedule"] == 3) & (rows["micro_batches"] < rows["pp"])
-        layouts = np.flatnonzero((rows["pp"] == 1) | ~dealt)
-        for layout in case.rng.permutation(layouts)[:6].tolist():
-            s = int(evaluator.layouts["strategy"][layout])
-            times, _ = case.problem.schedule(s, record)
-            timed = times.at(np.zeros(len(evaluator), dtype=np.int64))
-            if evaluator.layouts["pp"][layout] > 4:
-                continue
-            for room in range(len(evaluator.limits_bytes)):
-                best = best_of_all(evaluator, timed, layout, room)
-                bound, (found,), _ = evaluator.space.solve(timed, layout, room, ANY_TIME_S)
-                assert (found["layout"] < 0) == (best == math.inf), (seed, layout, room)
-                assert bool(evaluator.fits[layout, room]) == (best < math.inf), (seed, layout)
-                if best < math.inf:
-                    assert found["time_s"] == pytest.approx(best, rel=1e-12), (seed, layout, room)
-                    assert bound <= best, (seed, layout, room)
-                    held += 1
-                    close += bool(bound >= 0.9 * best)
-    assert held > 2 * cases
-    assert close > 0.2 * held  # a bound of nothing would hold as well
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -205,21 +136,6 @@ def test_work_of_rooflines_is_that_of_a_plain_loop():
                     finish[i] = max(before, default=0.0) + seconds[chip, i]
                 expected[chip] += sizes.graph.layers[g // 2].count * max(finish, default=0.0)
         assert np.array_equal(problem.work_s(s, records), expected), (seed, s)
-
-
-def test_one_thread_and_two_bound_and_place_alike():
-    _, case = next(small_cases(80, 1))
-    problem, evaluator = case.problem, case.problem.evaluators[0]
-    records = tpuv4_space().chips[::3000].copy()
-    rooms = np.zeros(len(records), dtype=np.int64)
-    for s in range(len(evaluator)):
-        one, two = (problem.schedule(s, records, threads) for threads in (1, 2))
-        for name in (field.name for field in fields(KindTimes)):
-            assert getattr(one[0], name).tolist() == getattr(two[0], name).tolist()
-        bounds = [evaluator.bounds(s, one[1], rooms, threads).tolist() for threads in (1, 2)]
-        assert bounds[0] == bounds[1]
-        limits = np.full((len(records), len(evaluator.limits_bytes)), ANY_TIME_S)
-        assert evaluator.best(s, *one, limits, 1) == evaluator.best(s, *one, limits, 2)
 
 
 # ---- joules ----

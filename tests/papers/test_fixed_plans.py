@@ -79,20 +79,6 @@ def test_a_batch_that_nothing_divides_is_named(method):
     assert found.note == "micro_batch: 5 does not divide the batch of 24"
 
 
-@pytest.mark.parametrize(("capacity", "batch"), [(8 * GIB, 48), (int(2.2 * GIB), 16)])
-def test_megatron_plans_are_even_and_recompute_alike(capacity, batch):
-    asked = (pf.models.load("gpt2-small"), pf.Cluster(devices=16, fabric="tpuv4-pod"))
-    step = pf.Training(global_batch=batch, micro_batch=1)
-    found, ours = megatron_plan(*asked, step, [capacity]), our_plan(*asked, step, [capacity])
-    if found.plan is None:
-        assert "does not fit" in found.note
-        return
-    assert found.score >= ours.score
-    assert len({blocks(stage) for stage in found.plan.stages}) == 1
-    assert len({stage.recompute for stage in found.plan.stages}) == 1
-    assert found.plan.memory_bytes + step.reserved_bytes <= found.chip.hbm.capacity_bytes
-
-
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_every_megatron_plan_is_even_and_none_is_faster_than_the_free_one(stages, schedule):
