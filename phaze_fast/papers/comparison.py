@@ -31,13 +31,7 @@ from phaze_fast.hardware import (
     chip_records,
     presets,
 )
-from phaze_fast.papers.fixed_plans import (
-    Baseline,
-    given_chip,
-    hand_plan,
-    megatron_plan,
-    our_plan,
-)
+from phaze_fast.papers.fixed_plans import Baseline, FixedChip, given_chip
 from phaze_fast.papers.searches import bayesian, early_stop, random_search
 
 Array = np.ndarray[Any, Any]
@@ -163,8 +157,9 @@ def baselines_of(
     first = problems[0]
     if methods & {"tpuv4", "all"} and len(problems) == 1:
         say("baselines: the TPUv4-like chip with the published hand plan, a Megatron plan, ours")
-        for method in (hand_plan, megatron_plan, our_plan):
-            baselines.append(method(first.model, first.cluster, first.training, first.capacities))
+        fixed = FixedChip(first.cluster, first.training, first.capacities)
+        for method in (fixed.hand_plan, fixed.megatron_plan, fixed.our_plan):
+            baselines.append(method(first.model))
     for chip in chips:
         say(f"baselines: the best plan on {chip.name}")
         baselines.append(given_chip(problems, weights, chip))
