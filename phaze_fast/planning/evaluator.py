@@ -17,7 +17,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
-from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, layouts_fit, optimizer
+from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model
 from phaze_fast.planning.layouts import LayoutGrid, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
@@ -155,6 +155,8 @@ class PlanEvaluator:
         """Whether some partition of each layout fits, shape (layouts, capacities)."""
         fits = np.zeros((len(self.layouts), len(self.limits_bytes)), dtype=np.uint8)
         if fits.size:
+            from phaze_fast.memory.kernel import layouts_fit  # Numba takes a while to import
+
             layouts_fit(
                 self.layouts, self._strategies, self._kinds, self._order, self._record[0],
                 np.maximum(self.limits_bytes, 0.0), fits,
@@ -219,24 +221,20 @@ class PlanEvaluator:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
-    def top(
-        self, times: KindTimes, top: int, limit: int = 0, threads: int = 1, stop: Any = None
-    ) -> TopPlans:
+    def top(self, times: KindTimes, top: int, threads: int = 1, stop: Any = None) -> TopPlans:
         """Find the fastest plans that differ in more than rank order.
 
         `stop` is called after every wave of layouts; where it returns true, the search ends with
         the plans that are known.
         """
-        records, pool, _, empty, open_s = self.space.top_plans(times, limit, top, threads, stop)
+        records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop)
         tied = self.training.tied or self.training.uncut
         rejected = Counter({_BROKEN_TIE if tied else _NO_ASSIGNMENT: empty}) if empty else Counter()
         return TopPlans(Placed.from_records(records, pool), rejected, open_s)
 
-    def front(
-        self, times: KindTimes, most_s: float = float("inf"), limit: int = 0, threads: int = 1
-    ) -> list[Placed]:
+    def front(self, times: KindTimes, most_s: float, threads: int = 1) -> list[Placed]:
         """Find the Pareto front of time and memory of layouts' fastest plans, up to `most_s`."""
-        return Placed.from_records(*self.space.front(times, limit, most_s, threads)[:2])
+        return Placed.from_records(*self.space.front(times, 0, most_s, threads)[:2])
 
     def best(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1

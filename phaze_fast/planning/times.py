@@ -372,7 +372,6 @@ def free_times(
     costs: Costs,
     rate: Array,
     base: Sequence[KindTimes],
-    cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> list[tuple[KindTimes, ...]]:
     """Return times of strategies with some communication, and then the host, free: level by level.
@@ -389,8 +388,6 @@ def free_times(
         Bytes per second of the chips' memory.
     base
         Times of the strategies with nothing free.
-    cache
-        Cache of layer schedules.
     threads
         Most threads to use; the answer does not depend on it.
     """
@@ -398,7 +395,7 @@ def free_times(
     levels: list[list[KindTimes]] = [list(base)]
 
     def add(hosted: bool) -> None:
-        times = _scheduled(sizes, costs.without(free), rate, cache, threads, hosted)
+        times = _scheduled(sizes, costs.without(free), rate, None, threads, hosted)
         levels.append([_no_longer(*pair) for pair in zip(times, levels[-1], strict=True)])
 
     for free in FREE_LEVELS:
@@ -434,15 +431,14 @@ def free_times_on_chip(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
     optimizer: Optimizer,
-    cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
     """Return times of strategies on a cluster's chip by level of `free_times`, one row each."""
-    times_on_chip(sizes, cluster, optimizer, cache, threads)
+    times_on_chip(sizes, cluster, optimizer, threads=threads)
     known, timed = _known_free_times(cluster), _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         base = [timed[s] for s in some]
-        known.update(zip(some, free_times(some, costs, rate, base, cache, threads), strict=True))
+        known.update(zip(some, free_times(some, costs, rate, base, threads), strict=True))
     rows = [known[s] for s in sizes]
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):

@@ -49,6 +49,26 @@ class LayerInstance:
         """Whether all modes have one core or all cores, as the program for HiGHS requires."""
         return all(cores in (0, 1) for modes in self.modes for cores, _ in modes)
 
+    def cores_held(self, mode: Sequence[int], overlap: bool) -> list[tuple[int, ...]]:
+        """List the cores of each type that each operator blocks while it runs in its mode.
+
+        Unless operators of other types may `overlap`, an operator on all cores blocks those of
+        every type.
+        """
+        blocked = []
+        for types, modes, choice in zip(self.types, self.modes, mode, strict=True):
+            cores = modes[choice][0]
+            whole_chip = cores == 0 and not overlap
+            blocked.append(
+                tuple(
+                    (have if cores == 0 else min(cores, have))
+                    if whole_chip or types >> r & 1
+                    else 0
+                    for r, have in enumerate(self.cores)
+                )
+            )
+        return blocked
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -90,19 +110,9 @@ class LayerSchedule:
         return tuple(modes[choice][1] for modes, choice in pairs)
 
     @cached_property
-    def held(self) -> tuple[tuple[int, int, int], ...]:
+    def held(self) -> list[tuple[int, ...]]:
         """Cores of each type (tensor, vector, network) that each operator uses."""
-        used = []
-        for types, modes, choice in zip(
-            self.instance.types, self.instance.modes, self.mode, strict=True
-        ):
-            cores = modes[choice][0]
-            use = [
-                0 if not types >> r & 1 else (have if cores == 0 else min(cores, have))
-                for r, have in enumerate(self.instance.cores)
-            ]
-            used.append((use[0], use[1], use[2]))
-        return tuple(used)
+        return self.instance.cores_held(self.mode, overlap=True)
 
     @property
     def utilization(self) -> dict[str, float]:

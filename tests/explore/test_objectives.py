@@ -14,7 +14,6 @@ from phaze_fast.explore import (
     UNITS,
     BestFirstSearch,
     ChipGroups,
-    objective_of,
     objectives,
     problems_of,
 )
@@ -166,8 +165,8 @@ def test_every_bound_is_below_the_value_it_bounds(name):
     groups = ChipGroups.of(some_with_every_hbm(7, 20))
     step = pf.Training(**STEP, micro_batch=MICROBATCHES, tp=WIDTHS)
     problems = problems_of([MODEL], groups, CLUSTER, step)
-    objective = objective_of(name, problems, groups)
-    search = BestFirstSearch(problems, groups, objective=objective)
+    search = BestFirstSearch(problems, groups, objective=name)
+    objective = search.objective
     (table,), everything = search.tables, np.arange(len(groups))
     least = []
     for level in (1, 2, 3):

@@ -124,11 +124,6 @@ def test_early_stop_takes_the_best_of_what_it_looks_at(exact, scores):
     assert f"{len(seen)} of {len(areas)} chips" in found.note
 
 
-def test_early_stop_wants_an_area_for_each_chip(exact):
-    with pytest.raises(InvalidInputError, match=r"areas: shape \(3,\) .* each of 14 chips"):
-        early_stop(exact, np.ones(3))
-
-
 # ---- random and Bayesian ----
 
 
