@@ -9,8 +9,7 @@ from test_gemm import cost_of, records
 from test_gemm_reference import ONE
 
 from phaze_fast import _core
-from phaze_fast.cost import array_cycles, attention_ops, product_ops, vector_ops
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.cost import attention_ops, product_ops, vector_ops
 
 T, P = oracle.Tuning, oracle.Precision
 BF = (2.0, 2.0, 4.0, 1.0)
@@ -21,10 +20,6 @@ PLAIN, HALF = T(), P()
 
 def one(ops, chip, tuning=PLAIN, precision=HALF, one_core=False):
     return cost_of(ops, chip, tuning, precision, one_core)[0]
-
-
-def flow(r):
-    return ("os", "ws", "is")[r["dataflow"]]
 
 
 EIGHT = product_ops([(1, 8, 8, 8)])
@@ -98,19 +93,6 @@ def test_splits(shape, chip, split):
     assert one(product_ops([shape]), replace(ONE, **chip))["split"] == split
 
 
-def test_local_bytes_exactly():
-    r = one(product_ops([(1, 16, 8, 16)]), replace(ONE, port_bytes_per_cycle=1, local_bytes=512))
-    assert (r["block_m"], r["block_n"], r["time_s"]) == (8, 8, 1024)
-
-
-def test_resident():
-    chip = replace(ONE, buffer_bytes=1024, hbm_bytes_per_s=1)
-    ops = product_ops([(2, 8, 8, 8)])
-    assert one(ops, chip, T(resident_share=0.5))["hbm_bytes"] == 256
-    ops["read_bytes"] = 100.0
-    assert one(ops, chip, T(resident_share=0.5))["hbm_bytes"] == 256
-
-
 def test_limits():
     ops = product_ops([(1, 8, 8, 8)])
     assert _core.LIMITS[one(ops, ONE, T(sustained_macs_per_s=1))["limit"]] == "power"
@@ -143,19 +125,6 @@ def test_order():
     assert (_core.ORDERS[r["order"]], r["tiles_i"], r["tiles_j"]) == ("outputs", 32, 1)
 
 
-def test_ties_go_to_the_first():
-    r = one(product_ops([(1, 8, 8, 8)]), ONE)
-    assert (flow(r), r["block_m"], r["block_n"], r["split"]) == ("os", 4, 4, 1)
-
-
-def test_largest():
-    chip = replace(ONE, port_bytes_per_cycle=1e9)
-    assert one(product_ops([(1, 2**31, 2**31, 1)]), chip)["status"] == 0
-    assert one(product_ops([(1, 2**40, 1, 1)]), chip)["status"] == 0
-    with pytest.raises(InvalidInputError, match="too large"):
-        array_cycles(2**40, 2, 2**22, 1, 1, "os", True)
-
-
 @pytest.mark.parametrize(
     "s", [(13, 31, 7, 425, 1.1, 1.3, 5194.7), (36, 28, 33, 2190, 0.1, 1.1, 2661.6)]
 )
@@ -183,10 +152,6 @@ def att(chip, tuning, pairs, seq, width, causal, backward=False, keys=None):
 def test_attention_wide_arrays():
     att(replace(ONE, rows=64), T(attention_ops=0), 3, 8, 32, False)
     att(replace(ONE, rows=256, cols=256), T(attention_ops=0), 3, 64, 32, False)
-
-
-def test_attention_as_many_units_as_cores():
-    att(replace(ONE, cores=4), T(), 4, 128, 32, True)
 
 
 def test_attention_queries_and_keys_differ():

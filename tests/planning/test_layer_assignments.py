@@ -174,15 +174,6 @@ def test_longer_chunks_in_a_row_are_the_best_of_two_stages():
 # ---- by hand ----
 
 
-def test_all_assignments_of_a_few_layers():
-    """Four blocks on four chunks: one each; five layers with one end counted, six with both."""
-    one = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
-    first = [(*sizes[:3], sizes[3] + 1) for sizes in one]
-    last = [(sizes[0] + 1, *sizes[1:]) for sizes in one]
-    both = [(2, 2, 1, 1), (2, 1, 2, 1), (2, 1, 1, 2), (1, 2, 2, 1), (1, 2, 1, 2), (1, 1, 2, 2)]
-    assert sorted(assignments(4, 4)) == sorted([(2, 1, 1, 2), *first, *last, *both])
-
-
 def test_a_heavy_head_counts_as_layers():
     """With a head as heavy as blocks the last stage has fewer of them than others."""
     model = TransformerModel(

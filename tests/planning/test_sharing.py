@@ -39,19 +39,6 @@ def test_one_group_of_all_replicas_is_no_hybrid():
     assert not plain.hybrid
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_a_group_holds_what_its_share_is(zero):
-    """With s of 64 replicas sharing, a device holds 64 / s times the shared terms."""
-    terms = {1: ["optimizer"], 2: ["optimizer", "gradients"], 3: ["optimizer", "weights"]}[zero]
-    plain = pf.predict("llama2-7b", WIDE, {**FSDP, "zero": zero})
-    for shard in (4, 8, 32):
-        plan = pf.predict("llama2-7b", WIDE, {**FSDP, "zero": zero, "shard": shard})
-        for term in terms:
-            assert plan.memory[term] == pytest.approx(64 / shard * plain.memory[term], rel=1e-12)
-        assert pf.Plan.from_dict(plan.to_dict()) == plan
-        assert pf.predict("llama2-7b", WIDE, plan) == plan
-
-
 def test_gathers_inside_a_node_are_faster_and_plan_finds_them():
     short = {**FSDP, "seq": 512, "global_batch": 512}  # weights are gathered 16 times a step
     whole, inside = (
