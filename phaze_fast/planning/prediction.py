@@ -25,10 +25,10 @@ from phaze_fast.planning.training import (
     RANK_ORDERS,
     RECOMPUTE,
     Training,
+    TrainingStep,
     check_stage_recompute,
     modes_in,
     recompute_code,
-    strategy_of,
 )
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import Software, planned_model
@@ -61,15 +61,7 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     broken = reasons(model, strategy)
     if broken:
         raise InvalidInputError(f"{model.name}: {broken[0]}")
-    training = Training(
-        global_batch=spec.global_batch,
-        seq=spec.seq,
-        optimizer=spec.optimizer,
-        sequence_parallel=spec.sequence_parallel,
-        reserved_bytes=spec.reserved_bytes,
-        software=spec.software,
-        precision=spec.precision,
-    )
+    training = Training(**{name: getattr(spec, name) for name in TrainingStep.model_fields})
     stages_inside = spec.rank_order == "stages-inside"
     stride = _expert_stride(strategy.tp, strategy.cp, spec.ep, spec.pp if stages_inside else 1)
     sizes = strategy_sizes(model, strategy, spec.modes, stride, spec.software, spec.precision)
@@ -363,8 +355,8 @@ def _strategies(
     sizes: list[StrategySizes] = []
     number = np.full(len(kinds), -1)
     for k, (tp, cp, ep, micro_batch, inside, kind_code, own) in enumerate(kinds.tolist()):
-        strategy = strategy_of(
-            training, tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
+        strategy = training.strategy_of(
+            tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
         )
         if not reasons(model, strategy):
             number[k] = len(sizes)
