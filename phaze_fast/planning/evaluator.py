@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.errors import InvalidTypeError
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
-from phaze_fast.models import Model
+from phaze_fast.models import Model, load
 from phaze_fast.planning.layouts import LayoutGrid, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
@@ -38,13 +39,29 @@ from phaze_fast.planning.training import (
 )
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.software import fabric_as_run
+from phaze_fast.software import Software, fabric_as_run, planned_model
 
 Array = np.ndarray[Any, Any]
 
 _BROKEN_TIE = "tied, uncut: no partition that fits keeps these layers together"
 _NO_ASSIGNMENT = "memory: no assignment of the layers to the chunks of the schedule fits"
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
+
+
+def checked_model(model: Model | str, software: Software) -> Model:
+    """Return a model, given by itself or by its name, as a software profile plans it.
+
+    Raises
+    ------
+    InvalidTypeError
+        Where it is neither.
+    """
+    known = load(model) if isinstance(model, str) else model
+    if not isinstance(known, Model):
+        raise InvalidTypeError(
+            f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
+        )
+    return planned_model(known, software)
 
 
 @dataclass(frozen=True)

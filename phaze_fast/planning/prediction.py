@@ -14,9 +14,9 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULE_CODES
-from phaze_fast.models import Model, load
+from phaze_fast.models import Model
 from phaze_fast.opgraph import CONTEXT_KINDS, reasons
-from phaze_fast.planning.evaluator import Placed, PlanEvaluator
+from phaze_fast.planning.evaluator import Placed, PlanEvaluator, checked_model
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.sizes import StrategySizes, strategy_sizes
@@ -31,22 +31,12 @@ from phaze_fast.planning.training import (
     recompute_code,
 )
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.software import Software, planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
 Array = np.ndarray[Any, Any]
 
 # ---- one plan ----
-
-
-def _checked_model(model: Model | str, software: Software) -> Model:
-    known = load(model) if isinstance(model, str) else model
-    if not isinstance(known, Model):
-        raise InvalidTypeError(
-            f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
-        )
-    return planned_model(known, software)
 
 
 @lru_cache(maxsize=256)
@@ -150,7 +140,7 @@ def evaluated(
 ) -> tuple[PlanEvaluator, KindTimes, Placed]:
     """Return the evaluator, layer times and partition of one plan; see `predict`."""
     spec = PlanSpec.of(plan)
-    known = _checked_model(model, spec.software)
+    known = checked_model(model, spec.software)
     memory_of(cluster.chip)
     evaluator = _evaluator(known, cluster, spec)
     times = evaluator.times(cluster, cache)
@@ -270,7 +260,7 @@ def predict_batch(
     >>> predictions.status.tolist()
     [0, 0, 0, 3]
     """
-    known = _checked_model(model, training.software)
+    known = checked_model(model, training.software)
     workers = thread_count(threads)
     texts, mode = _recompute_texts(recompute)
     columns = {

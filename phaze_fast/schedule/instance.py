@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -218,25 +219,31 @@ def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     return tuple(modes)
 
 
-def _sorted_ops(name: str, count: int, edges: set[tuple[int, int]]) -> list[int]:
-    """Sort positions topologically; the order of the source breaks ties."""
-    waits = [0] * count
-    after: list[list[int]] = [[] for _ in range(count)]
+def topological_order(ids: Iterable[int], edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Order ids so that edges go forward, smaller ids first where there is a choice.
+
+    Ids on a cycle, and those behind one, are left out.
+
+    Examples
+    --------
+    >>> topological_order([0, 1, 2], [(2, 0)])
+    [1, 2, 0]
+    """
+    waiting = dict.fromkeys(ids, 0)
+    after: dict[int, list[int]] = {i: [] for i in waiting}
     for a, b in edges:
-        waits[b] += 1
+        waiting[b] += 1
         after[a].append(b)
-    ready = sorted(i for i in range(count) if waits[i] == 0)
-    order: list[int] = []
+    ready = [i for i, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order = []
     while ready:
-        op = ready.pop(0)
-        order.append(op)
-        for b in after[op]:
-            waits[b] -= 1
-            if waits[b] == 0:
-                ready.append(b)
-        ready.sort()
-    if len(order) < count:
-        raise InvalidInputError(f"{name}: edges: they form a cycle; expected none")
+        i = heapq.heappop(ready)
+        order.append(i)
+        for b in after[i]:
+            waiting[b] -= 1
+            if waiting[b] == 0:
+                heapq.heappush(ready, b)
     return order
 
 
@@ -310,7 +317,9 @@ def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
         if have == 0 and any(kind & needed for kind in types):
             raise _fault(where, field, 0, "at least 1: an operator needs it")
     edges = _edges(where, record.get("edges", []), place)
-    order = _sorted_ops(where, len(ops), edges)
+    order = topological_order(range(len(ops)), edges)
+    if len(order) < len(ops):
+        raise InvalidInputError(f"{where}: edges: they form a cycle; expected none")
     new = {old: position for position, old in enumerate(order)}
     return LayerInstance(
         name=str(record.get("name", where)),
