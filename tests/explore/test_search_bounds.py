@@ -1,7 +1,7 @@
-"""The search against what it bounds and against looking at everything.
+"""The search against looking at everything.
 
-Every lower bound is held against the exact time of its layout; winners and fronts are held, bit for
-bit, against every strategy of every chip group placed with every layout, without bounds.
+Winners and fronts are compared, bit for bit, with every strategy of every chip group placed with
+every layout, without bounds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import pytest
 from search_cases import (
     FRONTS,
     GIB,
-    LARGE,
-    PRESETS,
     Case,
     random_case,
     tpuv4_space,
@@ -26,9 +24,7 @@ import phaze_fast as pf
 from phaze_fast.explore import ChipGroups, ExactEvaluator, SearchProblem, best_first
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.candidates import CandidateTable
-from phaze_fast.hardware import FlatFabric
 from phaze_fast.hardware.price import Prices
-from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
@@ -60,120 +56,6 @@ def _best_of_layout(
     variants = pool[record["variants_at"] :][: record["variants"]]
     borders = (tuple(cuts.tolist()), tuple(variants.tolist()))
     return Placed(float(record["time_s"]), float(record["memory_bytes"]), layout, *borders)
-
-
-def _bound_of_layout(evaluator: PlanEvaluator, least: KindTimes, layout: int, room: int) -> float:
-    bound, _, _ = evaluator.space.solve(least, layout, room, -math.inf)
-    return float(bound)
-
-
-def _hold_bounds(problem: SearchProblem, records: Any, strategies: Any = None) -> int:
-    """Hold every bound of every step against the exact times; how many those were."""
-    evaluator, held = problem.evaluators[0], 0
-    for s in range(len(evaluator)) if strategies is None else strategies:
-        times, least = problem.schedule(s, records)
-        steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
-        steps["scheduled"] = least
-        work = problem.work_s(s, records)
-        for room in range(len(evaluator.limits_bytes)):
-            rooms = np.full(len(records), room, dtype=np.int64)
-            rough = evaluator.work_bounds(s, work, rooms)
-            bounds = {name: evaluator.bounds(s, own, rooms) for name, own in steps.items()}
-            for chip in range(len(records)):
-                exact = {}
-                timed = _alike(evaluator, times, chip)
-                for layout in _of_strategy(evaluator, s):
-                    best = _best_of_layout(evaluator, timed, layout, room)
-                    if best is not None:
-                        assert evaluator.fits[layout, room], (s, room, chip, layout)
-                        exact[layout] = best.time_s
-                held += len(exact)
-                if not exact:
-                    continue
-                fastest = min(exact.values())
-                assert rough[chip] <= fastest, (s, room, chip, rough[chip] / fastest)
-                for name, own in steps.items():
-                    assert bounds[name][chip] <= fastest, (s, room, chip, name)
-                    known = _alike(evaluator, own, chip)
-                    each = {
-                        layout: _bound_of_layout(evaluator, known, layout, room)
-                        for layout in _of_strategy(evaluator, s)
-                    }
-                    assert bounds[name][chip] <= min(each.values()), (s, room, chip, name)
-                    for layout, most in exact.items():
-                        ratio = each[layout] / most
-                        assert ratio <= 1.0, (s, room, chip, name, evaluator.layouts[layout], ratio)
-    return held
-
-
-def _chips(rng: np.random.Generator, count: int) -> Any:
-    picked = np.sort(rng.choice(len(tpuv4_space()), count, replace=False))
-    return tpuv4_space().chips[picked].copy()
-
-
-def _bounds_of(seed: int, presets: tuple[str, ...] = PRESETS) -> int:
-    case = random_case(seed, presets)
-    records = _chips(case.rng, 2)
-    some = case.rng.permutation(len(case.problem))[:2]
-    return _hold_bounds(case.problem, records, sorted(some.tolist()))
-
-
-def test_no_bound_is_above_the_exact_time() -> None:
-    assert sum(_bounds_of(seed) for seed in range(16)) > 150
-
-
-@pytest.mark.slow
-def test_no_bound_is_above_the_exact_time_of_many_cases() -> None:
-    assert sum(_bounds_of(seed) for seed in range(1000, 1100)) > 3000
-    assert sum(_bounds_of(seed, LARGE) for seed in range(2000, 2010)) > 0
-
-
-def test_gradients_that_recomputation_hides() -> None:
-    # From ZeRO 2 on a backward pass takes as long as its gradients, recomputation included.
-    slow = FlatFabric(name="slow", bandwidth_bytes_per_s=2e10)
-    step = pf.Training(
-        global_batch=8,
-        micro_batch=4,
-        tp=1,
-        pp=1,
-        dp=2,
-        zero=2,
-        reserved_bytes=0,
-    )
-    cluster, model = pf.Cluster(devices=2, fabric=slow), pf.models.load("bertlarge")
-    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (4 * GIB,))
-    assert _hold_bounds(problem, tpuv4_space().chips[25000:25001]) == 1
-
-
-def test_the_stage_with_most_gradients_is_not_the_first() -> None:
-    # The optimiser's time of the embedding does not come on top of another stage's gradients.
-    late = FlatFabric(name="late", bandwidth_bytes_per_s=1e12, latency_s=1e-4)
-    model = TransformerModel(
-        name="wide",
-        layers=4,
-        hidden=256,
-        heads=4,
-        ffn=256,
-        vocab=250_000,
-        seq=128,
-        max_positions=128,
-        head="none",
-        tied_embeddings=False,
-    )
-    step = pf.Training(
-        global_batch=8,
-        micro_batch=1,
-        tp=1,
-        pp=2,
-        dp=2,
-        zero=0,
-        schedule="1f1b",
-        rank_order="replicas-inside",
-        reserved_bytes=0,
-    )
-    cluster = pf.Cluster(devices=4, fabric=late)
-    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (32 * GIB,))
-    assert _hold_bounds(problem, tpuv4_space().chips[15000:15001]) == 1
 
 
 # ---- the search against everything ----

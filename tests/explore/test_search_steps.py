@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from search_cases import random_case, tpuv4_space
+from search_cases import LARGE, random_case, tpuv4_space
 
 import phaze_fast as pf
 from phaze_fast.explore import SearchProblem
@@ -54,24 +54,37 @@ def test_a_limit_leaves_out_what_takes_longer_and_nothing_else(count):
                 assert all(p.layout == -1 and p.time_s == math.inf for p in lost), seed
 
 
-def test_bounds_rise_from_step_to_step_towards_the_exact_time():
-    """Each step is made of what the one before is made of, and more."""
-    for _, case in small_cases(80, 6):
-        problem, evaluator = case.problem, case.problem.evaluators[0]
-        records = tpuv4_space().chips[1000:29000:7000].copy()
-        rooms = np.full(len(records), len(evaluator.limits_bytes) - 1, dtype=np.int64)
-        for s in range(len(evaluator)):
-            times, least = problem.schedule(s, records)
-            bounds = [evaluator.work_bounds(s, problem.work_s(s, records), rooms)]
-            for step in ("mapped", "schedule_bound"):
-                bounds.append(evaluator.bounds(s, problem.bound(s, records, step), rooms))
-            bounds.append(evaluator.bounds(s, least, rooms))
+def check_bounds(case, chips=(1000, 8000, 15000, 22000)):
+    """Compare the bounds of every step with the next, and with the exact time; how many plans."""
+    problem, evaluator, plans = case.problem, case.problem.evaluators[0], 0
+    records = tpuv4_space().chips[list(chips)].copy()
+    limits = np.full((len(records), len(evaluator.limits_bytes)), ANY_TIME_S)
+    for s in range(len(evaluator)):
+        times, least = problem.schedule(s, records)
+        steps = [problem.bound(s, records, step) for step in ("mapped", "schedule_bound")]
+        work_s, placed = problem.work_s(s, records), evaluator.best(s, times, least, limits)
+        for c in range(len(evaluator.limits_bytes)):
+            at = np.full(len(records), c, dtype=np.int64)
+            bounds = [evaluator.work_bounds(s, work_s, at)]
+            bounds += [evaluator.bounds(s, own, at) for own in (*steps, least)]
             for lower, higher in itertools.pairwise(bounds):
                 assert (lower <= higher * (1.0 + 1e-9)).all()
-            limits = np.full((len(records), len(evaluator.limits_bytes)), ANY_TIME_S)
-            placed = evaluator.best(s, times, least, limits)
-            exact = np.array([row[-1].time_s for row in placed])
-            assert (bounds[-1] <= exact).all()
+            exact = np.array([row[c].time_s for row in placed])
+            assert all((own <= exact).all() for own in bounds)
+            plans += int(np.isfinite(exact).sum())
+    return plans
+
+
+def test_bounds_rise_from_step_to_step_towards_the_exact_time():
+    """Each step is made of what the one before is made of, and more."""
+    assert sum(check_bounds(case) for _, case in small_cases(80, 6)) > 10
+    assert sum(check_bounds(random_case(s), (9000, 25000)) for s in range(1000, 1012)) > 50
+
+
+@pytest.mark.slow
+def test_bounds_rise_in_many_cases():
+    assert sum(check_bounds(random_case(seed), (9000, 25000)) for seed in range(1012, 1072)) > 300
+    assert sum(check_bounds(random_case(s, LARGE), (25000,)) for s in range(2000, 2010)) > 0
 
 
 def test_what_is_ruled_out_takes_longer_than_its_limit():

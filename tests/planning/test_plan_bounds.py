@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from case_counts import first_slow
 from plan_cases import SCHEDULES, evaluator_of, random_problem, with_memory
+from search_cases import tpuv4_space
 
 import phaze_fast as pf
-from phaze_fast.hardware import Cluster
+from phaze_fast.hardware import Cluster, FlatFabric
+from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Training
 
 HUGE = 1e300
@@ -90,3 +92,33 @@ def test_bounds_of_interleaved_layouts_are_close():
     ratios = check_layouts(evaluator, times)
     assert len(ratios) > 10
     assert np.median(ratios) > 0.9
+
+
+WIDE = TransformerModel(
+    name="wide", layers=4, hidden=256, heads=4, ffn=256, vocab=250_000, seq=128, max_positions=128,
+    head="none", tied_embeddings=False,
+)  # fmt: skip
+CORNERS = {
+    # From ZeRO 2 on a backward pass takes as long as its gradients, recomputation included.
+    "gradients that recomputation hides": (
+        pf.models.load("bertlarge"), 25_000,
+        FlatFabric(name="slow", bandwidth_bytes_per_s=2e10),
+        Training(global_batch=8, micro_batch=4, tp=1, pp=1, dp=2, zero=2, reserved_bytes=0),
+    ),
+    # The optimiser's time of the embedding does not come on top of another stage's gradients.
+    "most gradients in another stage than the first": (
+        WIDE, 15_000,
+        FlatFabric(name="late", bandwidth_bytes_per_s=1e12, latency_s=1e-4),
+        Training(
+            global_batch=8, micro_batch=1, tp=1, pp=2, dp=2, zero=0, schedule="1f1b",
+            rank_order="replicas-inside", reserved_bytes=0,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "chip", "fabric", "step"), CORNERS.values(), ids=CORNERS)
+def test_bounds_that_were_once_above_the_exact_time(model, chip, fabric, step):
+    cluster = Cluster(devices=step.pp[0] * step.dp[0], fabric=fabric, chip=tpuv4_space()[chip])
+    on = with_memory(cluster, 32 * 2**30 if model is WIDE else 4 * 2**30)
+    assert len(check_layouts(*evaluator_of(model, on, step))) == 1
