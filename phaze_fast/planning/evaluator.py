@@ -303,8 +303,7 @@ class PlanEvaluator:
     def estimate_even(
         self,
         times: KindTimes,
-        recompute: Sequence[str],
-        modes: Array,
+        variants: Array,
         limit_bytes: float,
         free: Sequence[KindTimes] = (),
         threads: int = 1,
@@ -315,10 +314,8 @@ class PlanEvaluator:
         ----------
         times
             One row per strategy.
-        recompute
-            Recompute modes that layouts refer to, such as ``full:3/norms``.
-        modes
-            Position in `recompute` of each layout's mode; -1: the fastest that fits.
+        variants
+            What each layout recomputes, as `recompute_code` writes it; -1: the fastest that fits.
         limit_bytes
             Usable memory of a device.
         free
@@ -327,10 +324,6 @@ class PlanEvaluator:
         threads
             Most threads to use; the answer does not depend on it.
         """
-        table = np.array(
-            [[*(recompute_code(m, s.variant_of) for m in recompute), -1] for s in self.sizes]
-        )
-        variants = table[self.layouts["strategy"], modes].astype(np.int32)
         at = np.arange(len(self.layouts), dtype=np.int64)
         estimates: Array = self.space.estimate_even(times, at, variants, limit_bytes, free, threads)
         return estimates

@@ -166,6 +166,10 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
     return kinds
 
 
+_layer_graph = lru_cache(maxsize=512)(layer_graph)
+"""Graphs of strategies; those that differ in what they recompute alone share one."""
+
+
 @lru_cache(maxsize=512)
 def strategy_sizes(
     model: Model,
@@ -193,7 +197,7 @@ def strategy_sizes(
     used = load_software(DEFAULT) if software is None else software
     model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
-    graph = layer_graph(model, strategy, precision=formats)
+    graph = _layer_graph(model, strategy, precision=formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tp, "context": s.cp}

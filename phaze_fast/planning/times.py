@@ -312,8 +312,8 @@ def priced(
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
     """Estimate operator costs of the strategies that are not known yet.
 
-    Strategies with the same rank stride of expert groups are estimated in one call. The rate of the
-    optimiser's state is 1: `_streaming` sets it.
+    Strategies with the same rank stride of expert groups are estimated in one call, a graph that
+    several of them share once. The rate of the optimiser's state is 1: `_streaming` sets it.
     """
     chip = cluster.chip
     memory_of(chip)
@@ -327,7 +327,8 @@ def priced(
             stride = s.expert_stride if s.strategy.ep > 1 else None
             alike.setdefault((stride, s.software, s.strategy.expert_overlap), []).append(s)
     for (stride, software, _), some in alike.items():
-        graphs, run = [s.graph for s in some], chip_as_run(chip, software)
+        graphs = list({id(s.graph): s.graph for s in some}.values())
+        run = chip_as_run(chip, software)
         costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
         costs = costs.with_contention(software.contention)
         for group, share in some[0].hidden.items():
@@ -353,11 +354,13 @@ def _scheduled(
 ) -> list[KindTimes]:
     """Schedule the layers of strategies whose operator costs are known."""
     layers = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
-    times, first = [], 0
+    first_of: dict[int, int] = {}
+    first = 0
     for s in sizes:
-        times.append(KindTimes.of(s, costs, layers.makespan_s, layers.proven, rate, first, hosted))
-        first += 2 * len(s.graph.layers)
-    return times
+        if id(s.graph) not in first_of:
+            first_of[id(s.graph)], first = first, first + 2 * len(s.graph.layers)
+    schedules = (layers.makespan_s, layers.proven)
+    return [KindTimes.of(s, costs, *schedules, rate, first_of[id(s.graph)], hosted) for s in sizes]
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:

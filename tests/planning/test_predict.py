@@ -97,6 +97,19 @@ def test_a_batch_is_a_loop_of_singles():
     assert refused > 60
 
 
+def test_what_other_plans_of_a_batch_recompute_changes_nothing():
+    """Neither what auto chooses from, nor modes that keep the same bytes and compute others again."""
+    step = Training(global_batch=64, reserved_bytes=0)
+    given = {"dp": 2, "pp": 4, "micro_batch": 4, "zero": 1}
+    words = ["auto", "norms", "norms+activations", "full:3/norms", "none"]
+    on = with_memory(Cluster(devices=8, fabric="dgx-h100", chip="h100"), 48 * 2**30)
+    for model in ("llama2-7b", "gpt2-xl"):
+        many = predict_batch(model, on, step, **given, recompute=words)
+        for k, word in enumerate(words):
+            given_one = {**given, "global_batch": 64, "reserved_bytes": 0, "recompute": word}
+            same_row(many, k, predict(model, on, given_one))
+
+
 def test_threads_change_nothing():
     widths = np.array([1, 2, 4])
     t, d = (grid.reshape(-1) for grid in np.meshgrid(widths, [16, 8, 4, 2, 1]))
