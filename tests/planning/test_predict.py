@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 import pytest
-from plan_cases import RECOMPUTE, SCHEDULES, random_fabric, random_model, with_memory
+from oracle_cases import random_fabric, small_model
+from plan_cases import RECOMPUTE, SCHEDULES, with_memory
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -68,7 +69,7 @@ def test_a_batch_is_a_loop_of_singles():
     timed = refused = 0
     for _ in range(5):
         devices = rng.choice([2, 4, 8])
-        model, fabric = random_model(rng), random_fabric(rng, devices)
+        model, fabric = small_model(rng), random_fabric(rng, devices)
         cluster = Cluster(devices=devices, fabric=fabric, chip="h100")
         if rng.random() < 0.5:
             cluster = with_memory(cluster, 10 ** rng.uniform(5.5, 7.5))
