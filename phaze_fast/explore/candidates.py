@@ -12,6 +12,7 @@ from phaze_fast.errors import PhazeError
 from phaze_fast.explore.bounds import STEPS, PricedChips
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import SearchProblem
+from phaze_fast.explore.result import json_number
 from phaze_fast.planning import Placed
 from phaze_fast.planning.times import KindTimes
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
@@ -45,10 +46,6 @@ class CachedPlans(NamedTuple):
     """Longest step that was looked for, for each HBM capacity."""
     plans: list[Placed]
     """The best plan with each capacity."""
-
-
-def _json_number(value: float) -> float | str:
-    return value if np.isfinite(value) else str(value)
 
 
 class PlanCache:
@@ -87,9 +84,9 @@ class PlanCache:
         return {
             "key": key,
             "status": "placed",
-            "limits": [_json_number(float(x)) for x in cached.limits_s],
+            "limits": [json_number(float(x)) for x in cached.limits_s],
             "placed": [
-                [_json_number(p.time_s), p.memory_bytes, p.layout, list(p.cuts), list(p.variants)]
+                [json_number(p.time_s), p.memory_bytes, p.layout, list(p.cuts), list(p.variants)]
                 for p in cached.plans
             ],
         }

@@ -95,6 +95,11 @@ class StrategySizes:
         return self.strategy.tp * self.strategy.cp
 
     @property
+    def rank_stride(self) -> int | None:
+        """Ranks between neighbours of an expert-parallel group; none without expert parallelism."""
+        return self.expert_stride if self.strategy.ep > 1 else None
+
+    @property
     def hidden(self) -> Mapping[str, float]:
         """Overlapped share of the seconds of collectives, by group of devices."""
         shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}

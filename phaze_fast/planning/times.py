@@ -304,6 +304,42 @@ def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes,
     return {}
 
 
+def operator_costs(
+    sizes: Sequence[StrategySizes],
+    chips: Accelerator | Array,
+    cluster: Cluster,
+    threads: int,
+    like: Accelerator | None = None,
+) -> Costs:
+    """Price the operators of strategies on chips, as their software runs them.
+
+    Parameters
+    ----------
+    sizes
+        Strategies with one software profile, one overlap of expert exchanges, and one rank stride
+        of expert groups; a graph that several of them share is priced once.
+    chips
+        A chip, or records of chips.
+    cluster
+        The fabric of collectives.
+    threads
+        Most threads to use; the answer does not depend on it.
+    like
+        For records: the chip whose tuning, launch latency and formats they share.
+    """
+    first, graphs = sizes[0], list({id(s.graph): s.graph for s in sizes}.values())
+    chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, first.software)
+    as_run = None if like is None else chip_as_run(like, first.software)
+    stride = first.rank_stride
+    costs = estimate_costs(
+        graphs, chip, cluster, threads=threads, like=as_run, expert_stride=stride
+    )
+    costs = costs.with_contention(first.software.contention)
+    for group, share in first.hidden.items():
+        costs = costs.without((group,), share)
+    return costs
+
+
 def priced(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
@@ -312,8 +348,8 @@ def priced(
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
     """Estimate operator costs of the strategies that are not known yet.
 
-    Strategies with the same rank stride of expert groups are estimated in one call, a graph that
-    several of them share once. The rate of the optimiser's state is 1: `_streaming` sets it.
+    Those that `operator_costs` takes together are estimated in one call. The rate of the
+    optimiser's state is 1: `_streaming` sets it.
     """
     chip = cluster.chip
     memory_of(chip)
@@ -324,16 +360,10 @@ def priced(
     alike: dict[tuple[int | None, Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
-            stride = s.expert_stride if s.strategy.ep > 1 else None
-            alike.setdefault((stride, s.software, s.strategy.expert_overlap), []).append(s)
-    for (stride, software, _), some in alike.items():
-        graphs = list({id(s.graph): s.graph for s in some}.values())
-        run = chip_as_run(chip, software)
-        costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
-        costs = costs.with_contention(software.contention)
-        for group, share in some[0].hidden.items():
-            costs = costs.without((group,), share)
-        yield some, costs, np.ones(1)
+            key = (s.rank_stride, s.software, s.strategy.expert_overlap)
+            alike.setdefault(key, []).append(s)
+    for some in alike.values():
+        yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 
 
 def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:

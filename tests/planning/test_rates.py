@@ -5,7 +5,6 @@ import pytest
 from plan_cases import PLAIN
 
 from phaze_fast import _core
-from phaze_fast.explore.bounds import expert_stride
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
@@ -85,7 +84,7 @@ def test_expert_groups_lie_where_tensor_groups_leave_room():
         ep=(1, 4),
     )  # fmt: skip
     evaluator = PlanEvaluator(load("mixtral-8x7b"), cluster, step, [80 * 2**30])
-    strides = [expert_stride(sizes) for sizes in evaluator.sizes]
+    strides = [sizes.rank_stride for sizes in evaluator.sizes]
     assert strides == [None, 1, 2, 3, 4, None, 2, 4]
 
 
