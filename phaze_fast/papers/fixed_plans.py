@@ -149,19 +149,6 @@ def uniform_plans(
     return plans, reason
 
 
-def _fastest(plans: Sequence[Plan]) -> Plan | None:
-    return min(plans, key=lambda p: (p.time_s, p.memory_bytes, p.tp, p.pp, p.dp), default=None)
-
-
-def _replicas(wanted: int, stage_devices: int, cluster: Cluster, training: Training) -> int:
-    """Largest number of replicas up to `wanted` that batch and devices allow; 0: none."""
-    most, batch = min(wanted, cluster.devices // stage_devices), training.global_batch
-    fitting = (
-        d for d in range(most, 0, -1) if any(batch % (b * d) == 0 for b in training.micro_batch)
-    )
-    return next(fitting, 0)
-
-
 class FixedChip:
     """Plans of models on one chip, each a baseline of a search.
 

@@ -136,7 +136,7 @@ def play(
         A name of `phaze_fast.memory.SCHEDULES`.
     forward_s
         Seconds of one micro-batch's forward pass, shape (devices,) or (devices, chunks), receiving
-        its input included. Chunks are those of `chain_positions`.
+        its input included. Chunks are numbered in the order of the model (docs/pipelines.md).
     backward_s
         The same of the whole backward pass: weight gradient and recomputation included.
     micro_batches
@@ -235,15 +235,3 @@ def peak_activations(
     return _core.pipeline_peak(
         code, stages, chunks, micro_batches, sizes.ravel(), kept_for_weight_grad
     )
-
-
-def chain_positions(schedule: str, stages: int, chunks: int) -> Array:
-    """Return the position of each chunk in the model's chain of stages, shape (devices, chunks).
-
-    Examples
-    --------
-    >>> chain_positions("zb-v", 3, 2).tolist()
-    [[0, 5], [1, 4], [2, 3]]
-    """
-    code = schedule_code(schedule)
-    return _core.pipeline_chain(code, stages, chunks).reshape(stages, chunks)
