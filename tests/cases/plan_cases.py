@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from oracle_cases import random_fabric, small_model
+from reference.plan import all_cuts
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, Hbm, Tier, TieredFabric
@@ -106,25 +107,10 @@ class Exhaustive:
 
 
 def partitions(evaluator, layout):
-    """All cuts that a layout may have: any, or deals of which chunks differ by a layer at most."""
-    layers, blocks = len(evaluator.sizes[0].graph.order), evaluator.sizes[0].blocks
-    stages = int(layout["pp"])
-    name = SCHEDULE_NAMES[int(layout["schedule"])]
-    count = stages if name == "dualpipe" else stages * int(layout["vpp"])
-    searched = name == "1f1b" or (name == "zb-h1" and layout["micro_batches"] >= stages)
-    if stages == 1 or searched:
-        for inner in itertools.combinations(range(1, layers), count - 1):
-            yield (0, *inner, layers)
-        return
-    dealt = set()
-    for first, last in itertools.product((0, 1), repeat=2):  # whether the ends count as layers
-        each, extras = divmod(blocks + first + last, count)
-        for longer in itertools.combinations(range(count), extras if each else 0):
-            sizes = [each + (c in longer) for c in range(count)]
-            inner = [1 - first + n for n in itertools.accumulate(sizes)][:-1]
-            if each:
-                dealt.add((0, *inner, layers))
-    yield from sorted(dealt)
+    """All cuts that a layout may have, each once."""
+    sizes, schedule = evaluator.sizes[0], SCHEDULE_NAMES[int(layout["schedule"])]
+    widths = (int(layout[name]) for name in ("pp", "vpp", "micro_batches"))
+    yield from sorted(set(all_cuts(len(sizes.graph.order), sizes.blocks, schedule, *widths)))
 
 
 def stage_ways(evaluator, layout, blocks):
