@@ -167,7 +167,7 @@ class KindTimes:
         return KindTimes(*(np.ascontiguousarray(getattr(self, f.name)[rows]) for f in fields(self)))
 
     @classmethod
-    def joined(cls, parts: Sequence[KindTimes]) -> KindTimes:
+    def concatenated(cls, parts: Sequence[KindTimes]) -> KindTimes:
         """Concatenate the rows of several; missing variants are zeros."""
         if len(parts) == 1:
             return parts[0]
@@ -457,7 +457,7 @@ def times_on_chip(
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return _streaming(KindTimes.joined([known[s] for s in sizes]), cluster, optimizer)
+    return _streaming(KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
 
 
 def free_times_on_chip(
@@ -476,6 +476,6 @@ def free_times_on_chip(
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        level = levels[-1] if same else KindTimes.joined([row[n] for row in rows])
+        level = levels[-1] if same else KindTimes.concatenated([row[n] for row in rows])
         levels.append(level if same else _streaming(level, cluster, optimizer))
     return tuple(levels)

@@ -141,7 +141,7 @@ Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_lengt
 
 
 class TrainingStep(Record):
-    """One training step, by whatever plan it runs."""
+    """One training step: what every plan of it has in common."""
 
     global_batch: Count
     """Sequences of one step, over all replicas."""

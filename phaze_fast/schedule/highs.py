@@ -436,7 +436,7 @@ def earliest_starts(
     for a, b in instance.edges:
         before[b].append(a)
     length = [modes[choice][1] for modes, choice in zip(instance.modes, mode, strict=True)]
-    timeline = _Timeline(instance, instance.cores_held(mode, overlap))
+    timeline = _Timeline(instance, instance.blocked_cores(mode, overlap))
     starts = [0.0] * len(order)
     for op in order:
         ready = max((starts[b] + length[b] for b in before[op]), default=0.0)
@@ -454,7 +454,7 @@ def is_feasible(
     ends = [s + d for s, d in zip(starts, length, strict=True)]
     if min(starts) < 0.0 or any(starts[b] < ends[a] for a, b in instance.edges):
         return False
-    timeline = _Timeline(instance, instance.cores_held(mode, overlap))
+    timeline = _Timeline(instance, instance.blocked_cores(mode, overlap))
     for op in range(len(instance)):
         if not timeline.fits(op, starts[op], ends[op]):
             return False

@@ -50,7 +50,7 @@ class LayerInstance:
         """Whether all modes have one core or all cores, as the program for HiGHS requires."""
         return all(cores in (0, 1) for modes in self.modes for cores, _ in modes)
 
-    def cores_held(self, mode: Sequence[int], overlap: bool) -> list[tuple[int, ...]]:
+    def blocked_cores(self, mode: Sequence[int], overlap: bool) -> list[tuple[int, ...]]:
         """List the cores of each type that each operator blocks while it runs in its mode.
 
         Unless operators of other types may `overlap`, an operator on all cores blocks those of
@@ -111,9 +111,9 @@ class LayerSchedule:
         return tuple(modes[choice][1] for modes, choice in pairs)
 
     @cached_property
-    def held(self) -> list[tuple[int, ...]]:
+    def cores_used(self) -> list[tuple[int, ...]]:
         """Cores of each type (tensor, vector, network) that each operator uses."""
-        return self.instance.cores_held(self.mode, overlap=True)
+        return self.instance.blocked_cores(self.mode, overlap=True)
 
     @property
     def utilization(self) -> dict[str, float]:
@@ -124,8 +124,8 @@ class LayerSchedule:
             if have == 0 or not any(t >> r & 1 for t in self.instance.types):
                 continue
             busy = sum(
-                cores_used[r] * seconds
-                for cores_used, seconds in zip(self.held, self.durations, strict=True)
+                used[r] * seconds
+                for used, seconds in zip(self.cores_used, self.durations, strict=True)
             )
             shares[name] = busy / (have * self.makespan) if self.makespan > 0 else 0.0
         return shares

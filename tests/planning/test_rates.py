@@ -70,7 +70,7 @@ def test_times_with_fewer_ways_to_recompute_are_filled_with_zeros():
         one = np.ones(rows)
         return KindTimes(flat, flat, deep, flat, flat, deep, one, one, one > 0)
 
-    both = KindTimes.joined([times(2, 1), times(1, 3)])
+    both = KindTimes.concatenated([times(2, 1), times(1, 3)])
     for each in (both.backward_s, both.backward_j):
         assert each[:, :, 0].tolist() == [[2, 0, 0], [2, 0, 0], [2, 2, 2]]
     assert both.forward_s.shape == (3, 3)
