@@ -1,8 +1,7 @@
 """Which chip: a best-first search over chips and strategies that proves its answer."""
 
 from phaze_fast.explore.ask_tell import Explorer, Point, Told
-from phaze_fast.explore.best_first import BestFirstSearch
-from phaze_fast.explore.bounded import LeastProductSearch, LimitedSearch
+from phaze_fast.explore.best_first import BestFirstSearch, LeastProductSearch, LimitedSearch
 from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, tier_names
 from phaze_fast.explore.find import checked_weights, find_chips, paper_setup, search_digest
 from phaze_fast.explore.objectives import OBJECTIVES, UNITS, checked_objectives, objective_of

@@ -146,12 +146,7 @@ def _fewest_devices(problem: SearchProblem) -> Array:
     return np.array(counts, dtype=float)
 
 
-def objective_of(
-    name: str,
-    problems: Sequence[SearchProblem],
-    groups: ChipGroups,
-    running: RunningCosts | None = None,
-) -> Objective:
+def objective_of(name: str, problems: Sequence[SearchProblem], groups: ChipGroups) -> Objective:
     """Compute the coefficients of an objective on chip groups.
 
     Parameters
@@ -162,12 +157,10 @@ def objective_of(
         One for each model.
     groups
         The chips.
-    running
-        Price of electricity and years of use, for objectives in dollars.
     """
     if checked_objective(name) == "time":  # without tables of prices: proofs run many searches
         return Objective(name, (), (0.0,) * len(problems), (), np.zeros(0), ())
-    running = RunningCosts() if running is None else running
+    running = RunningCosts()
     shape = groups.chip.shape
     devices = float(problems[0].cluster.devices)
     usd = groups.device_usd() * devices

@@ -16,7 +16,7 @@ import numpy as np
 from phaze_fast.cost.engine import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.explore.bounds import PricedChips, expert_stride
+from phaze_fast.explore.bounds import PricedChips
 from phaze_fast.explore.chip_groups import ChipGroups, Variant
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
@@ -133,8 +133,8 @@ class SearchProblem:
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         cluster, like = variant.cluster(self.cluster), variant.like(self.like)
-        stride = expert_stride(sizes)
-        return roofline_work_s(sizes.graph, records, cluster, like, threads, stride, sizes.hidden)
+        stride, hidden = sizes.rank_stride, sizes.hidden
+        return roofline_work_s(sizes.graph, records, cluster, like, threads, stride, hidden)
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""

@@ -90,7 +90,8 @@ class Winner:
         return cls(**{**data, "plans": tuple(Plan.from_dict(plan) for plan in data["plans"])})
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
+    """Write an infinite number as text, which JSON has no other way to write."""
     return value if np.isfinite(value) else str(value)
 
 
@@ -140,11 +141,11 @@ class Outcome(Brief):
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that `from_dict` reads."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["bound"] = _json_number(self.bound)
+        data["bound"] = json_number(self.bound)
         data["winners"] = [winner.to_dict() for winner in self.winners]
         data["front"] = [point.to_dict() for point in self.front]
         data["history"] = [
-            {name: _json_number(value) for name, value in asdict(progress).items()}
+            {name: json_number(value) for name, value in asdict(progress).items()}
             for progress in self.history
         ]
         return data

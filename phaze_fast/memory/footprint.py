@@ -319,21 +319,6 @@ def footprint_batch(rows: Array) -> Array:
     return out
 
 
-def layouts_fit(
-    layouts: Array,
-    strategies: Array,
-    sizes: Array,
-    order: Array,
-    training: Any,
-    limits: Array,
-    fits: Array,
-) -> None:
-    """Mark the layouts with a partition that fits; see `phaze_fast.memory.kernel.layouts_fit`."""
-    from phaze_fast.memory import kernel
-
-    kernel.layouts_fit(layouts, strategies, sizes, order, training, limits, fits)
-
-
 def footprint(
     graph: LayerGraph,
     pipeline: Pipeline | None = None,

@@ -451,18 +451,9 @@ def _last_layer(problem: NestProblem, width: NestWidth) -> float:
 
 def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:
     """Return the answer to a problem without a plan, with the reason."""
-    return {
-        "name": name,
-        "status": status,
-        "reason": reason,
-        "finalTimePerBatch": None,
-        "bound": None,
-        "p": None,
-        "t": None,
-        "d": None,
-        "stages": [],
-        "solve_s": solve_s,
-    }
+    plan = dict.fromkeys(("finalTimePerBatch", "bound", "p", "t", "d"))
+    answer = {"name": name, "status": status, "reason": reason, **plan}
+    return {**answer, "stages": [], "solve_s": solve_s}
 
 
 def _answer(problem: NestProblem, found: _core.NestAnswer) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class _Course:
         )
 
 
-def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
+def early_stop(exact: ExactEvaluator) -> Baseline:
     """Search as the public PHAZE program does: from the largest area down, with its early stop.
 
     Chips of one bucket go from many cores to few, then from wide to narrow, deep to shallow and
@@ -170,8 +170,6 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     ----------
     exact
         Of the chips; the method uses a new one like it, so that its seconds are its own.
-    areas
-        Of each chip in mm2, shape (chips,); by default those of the evaluator.
 
     References
     ----------
@@ -187,14 +185,7 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     >>> best.evaluations, best.group
     (7, 4)
     """
-    chips = exact.groups
-    area = chips.area_mm2 if areas is None else np.asarray(areas, dtype=float)
-    if area.shape != (len(chips),):
-        raise InvalidInputError(
-            f"areas: shape {area.shape} is not accepted; expected one for each of "
-            f"{len(chips)} chips"
-        )
-    course = _Course(exact)
+    chips, area, course = exact.groups, exact.groups.area_mm2, _Course(exact)
     keys = [-chips.records[name].astype(float) for name in reversed(_ORDER)]
     seen = walk_down(area, course.scores, np.lexsort((-np.arange(len(chips)), *keys)))
     return course.baseline(

@@ -1,6 +1,6 @@
 """Parallel plans of a model on given hardware: search, prediction, explanation."""
 
-from phaze_fast.planning.evaluator import Placed, PlanEvaluator
+from phaze_fast.planning.evaluator import Placed, PlanEvaluator, checked_model
 from phaze_fast.planning.layouts import node_devices
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.planner import Plans, WhyNot, plan, read_asked, usable_bytes, why_not
@@ -43,6 +43,7 @@ __all__ = [
     "Training",
     "TrainingRun",
     "WhyNot",
+    "checked_model",
     "goodput",
     "hfu",
     "layer_schedules",

@@ -26,7 +26,7 @@ from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy
 from phaze_fast.planning.sizes import strategy_faults
-from phaze_fast.planning.training import RANK_ORDERS, Training, strategy_of
+from phaze_fast.planning.training import RANK_ORDERS, Training
 
 Array = np.ndarray[Any, Any]
 
@@ -88,7 +88,7 @@ class WidthChoices:
         for tp, (cp, kind), ep, etp, micro_batch in itertools.product(
             self.tp, contexts, self.ep, self.etp, self.micro_batch
         ):
-            yield strategy_of(training, tp, cp, kind, ep, etp, micro_batch)
+            yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
 
 
 def strategies(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -18,20 +18,12 @@ from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.training import (
     RANK_ORDERS,
     RECOMPUTE,
+    TrainingStep,
     check_recompute_count,
     check_stage_recompute,
     modes_in,
-    strategy_of,
 )
-from phaze_fast.records import Bytes, Count, Record
-from phaze_fast.software import (
-    BF16,
-    DEFAULT,
-    PrecisionOrName,
-    SoftwareOrName,
-    load_precision,
-    load_software,
-)
+from phaze_fast.records import Count
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +35,7 @@ def _nearest_counts(value: int, accepted: Sequence[int]) -> str:
     return " or ".join(map(str, [*below, *above]))
 
 
-class PlanSpec(Record):
+class PlanSpec(TrainingStep):
     """A parallel plan as a user gives it.
 
     Examples
@@ -53,8 +45,6 @@ class PlanSpec(Record):
     """
 
     what: ClassVar[str] = "plan"
-    global_batch: Count
-    """Sequences of one step, over all replicas."""
     tp: Count = 1
     """Tensor-parallel width."""
     pp: Count = 1
@@ -70,10 +60,6 @@ class PlanSpec(Record):
     """Expert-parallel width; a part of the replicas."""
     etp: Count | None = None
     """Devices that share the matrices of each expert, a divisor of `tp`; by default as many."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
-    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Share of the seconds of expert-parallel exchanges that other work hides."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Count | None = None
@@ -95,20 +81,6 @@ class PlanSpec(Record):
     default blocks are divided evenly."""
     rank_order: Literal["replicas-inside", "stages-inside"] = "replicas-inside"
     """Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
-    sequence_parallel: bool = True
-    """Whether tensor-parallel devices share the rows of norms and residuals."""
-    seq: Count | None = None
-    """Tokens of a sequence; by default the model's."""
-    optimizer: str = "adam"
-    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
-    `phaze_fast.memory.OPTIMIZERS`."""
-    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
-    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
-    mxfp8, nvfp4, int8."""
-    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
-    """What runs the step: a profile, by name or as a file."""
-    reserved_bytes: Bytes = 3 * 2**29
-    """Memory of each device that is not available to the model."""
     idle: bool = False
     """Whether devices of the cluster may stay idle."""
 
@@ -130,7 +102,7 @@ class PlanSpec(Record):
     def strategy(self) -> Strategy:
         """How a layer is split over devices."""
         widths = (self.tp, self.cp, self.cp_kind, self.ep, self.etp, self.micro_batch)
-        return strategy_of(self, *widths)
+        return self.strategy_of(*widths)
 
     @property
     def micro_batches(self) -> int:

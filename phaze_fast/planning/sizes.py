@@ -96,6 +96,11 @@ class StrategySizes:
         return self.strategy.tp * self.strategy.cp
 
     @property
+    def rank_stride(self) -> int | None:
+        """Ranks between neighbours of an expert-parallel group; none without expert parallelism."""
+        return self.expert_stride if self.strategy.ep > 1 else None
+
+    @property
     def hidden(self) -> Mapping[str, float]:
         """Overlapped share of the seconds of collectives, by group of devices."""
         shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
@@ -167,6 +172,10 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
     return kinds
 
 
+_layer_graph = lru_cache(maxsize=512)(layer_graph)
+"""Graphs of strategies; those that differ in what they recompute alone share one."""
+
+
 def strategy_faults(model: Model, strategy: Strategy, software: Software) -> list[str]:
     """Return the rules that a strategy breaks for a model as the software runs it, in words.
 
@@ -210,7 +219,7 @@ def strategy_sizes(
     used = load_software(DEFAULT) if software is None else software
     model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
-    graph = layer_graph(model, strategy, precision=formats)
+    graph = _layer_graph(model, strategy, precision=formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tp, "context": s.cp}

@@ -129,7 +129,9 @@ class ScheduledLayer:
         """Convert to plain data: seconds, cores by kind, operators in order of start."""
         schedule, layer = self.schedule, self.schedule.instance
         cores = zip(_CORES, layer.cores, strict=True)
-        rows = zip(layer.names, schedule.starts, schedule.durations, schedule.held, strict=True)
+        rows = zip(
+            layer.names, schedule.starts, schedule.durations, schedule.cores_used, strict=True
+        )
         return {
             "kind": self.kind,
             "way": self.way,

@@ -144,7 +144,64 @@ def _shard_order(value: int | str) -> tuple[bool, int | str]:
 Counts = Annotated[tuple[Count, ...], Several()]
 
 
-class Training(Record):
+class TrainingStep(Record):
+    """One training step: what every plan of it has in common."""
+
+    global_batch: Count
+    """Sequences of one step, over all replicas."""
+    seq: Count | None = None
+    """Tokens of a sequence; by default the model's."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel devices share the rows of norms and residuals."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
+    optimizer: str = "adam"
+    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
+    `phaze_fast.memory.OPTIMIZERS`."""
+    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
+    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
+    mxfp8, nvfp4, int8."""
+    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
+    """What runs the step: a profile, by name or as a file."""
+    reserved_bytes: Bytes = 3 * 2**29
+    """Memory of each device that the model cannot use: driver, libraries, their buffers."""
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> Self:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"optimizer: {self.optimizer!r} is not accepted; expected one of "
+                f"{', '.join(OPTIMIZERS)}"
+            )
+        return self
+
+    def strategy_of(
+        self, tp: int, cp: int, cp_kind: Any, ep: int, etp: int | None, micro_batch: int
+    ) -> Strategy:
+        """Build the strategy of these widths, with every field that has no effect at its default.
+
+        Parameters
+        ----------
+        tp, cp, cp_kind, ep, etp, micro_batch
+            The widths; see `phaze_fast.opgraph.Strategy`.
+        """
+        return Strategy(
+            tp=tp,
+            sequence_parallel=self.sequence_parallel and tp > 1,
+            cp=cp,
+            cp_kind=cp_kind if cp > 1 else "all-gather",
+            ep=ep,
+            etp=None if etp == tp else etp,
+            expert_imbalance=self.expert_imbalance if ep > 1 else 1.0,
+            expert_overlap=self.expert_overlap if ep > 1 else 0.0,
+            micro_batch=micro_batch,
+            seq=self.seq,
+        )
+
+
+class Training(TrainingStep):
     """One training step, and the plans that are allowed for it.
 
     Where a field has several values, all are tried; neither their order nor repetition matters.
@@ -156,10 +213,6 @@ class Training(Record):
     """
 
     what: ClassVar[str] = "training"
-    global_batch: Count
-    """Sequences of one step, over all replicas."""
-    seq: Count | None = None
-    """Tokens of a sequence; by default the model's."""
     micro_batch: Counts = (1, 2, 4, 8)
     """Sequences a device works on at once."""
     tp: Counts | None = None
@@ -184,12 +237,6 @@ class Training(Record):
     etp: Counts | None = None
     """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
     default that width."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
-    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Share of the seconds of expert-parallel exchanges that other work hides."""
-    sequence_parallel: bool = True
-    """Whether tensor-parallel devices share the rows of norms and residuals."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
@@ -216,19 +263,9 @@ class Training(Record):
     dualpipe, dualpipe-v."""
     vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
-    optimizer: str = "adam"
-    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
-    `phaze_fast.memory.OPTIMIZERS`."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
     """Which dimension has neighbouring ranks; auto: replicas, and also stages where all stages of a
     replica fit into a node, whichever is faster."""
-    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
-    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
-    mxfp8, nvfp4, int8."""
-    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
-    """What runs the step: a profile, by name or as a file."""
-    reserved_bytes: Bytes = 3 * 2**29
-    """Memory of each device that the model cannot use: driver, libraries, their buffers."""
     tied: Annotated[tuple[tuple[int, int], ...], Several(least=0)] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
     uncut: Annotated[tuple[int, ...], Several(least=0)] = ()
@@ -249,11 +286,6 @@ class Training(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_recompute_count(self.recompute_modes)
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"optimizer: {self.optimizer!r} is not accepted; expected one of "
-                f"{', '.join(OPTIMIZERS)}"
-            )
         if any(at < 1 for at in self.uncut):
             raise ValueError(
                 f"uncut: {min(self.uncut)} is not accepted; expected positions from 1 up"
@@ -261,29 +293,3 @@ class Training(Record):
         if 1 in self.vpp:
             raise ValueError("vpp: 1 is not accepted; expected 2 or more chunks per stage")
         return self
-
-
-def strategy_of(
-    step: Any, tp: int, cp: int, cp_kind: Any, ep: int, etp: int | None, micro_batch: int
-) -> Strategy:
-    """Build the strategy of these widths, with every field that has no effect at its default.
-
-    Parameters
-    ----------
-    step
-        A `Training` or a `PlanSpec`: sequence, sequence parallelism, and figures of experts.
-    tp, cp, cp_kind, ep, etp, micro_batch
-        The widths; see `phaze_fast.opgraph.Strategy`.
-    """
-    return Strategy(
-        tp=tp,
-        sequence_parallel=step.sequence_parallel and tp > 1,
-        cp=cp,
-        cp_kind=cp_kind if cp > 1 else "all-gather",
-        ep=ep,
-        etp=None if etp == tp else etp,
-        expert_imbalance=step.expert_imbalance if ep > 1 else 1.0,
-        expert_overlap=step.expert_overlap if ep > 1 else 0.0,
-        micro_batch=micro_batch,
-        seq=step.seq,
-    )

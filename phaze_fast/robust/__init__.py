@@ -9,6 +9,7 @@ from phaze_fast.robust.constants import (
 )
 from phaze_fast.robust.information import Information, information
 from phaze_fast.robust.regret import TOLERANCE, LargestRegret, RobustResult, robust_chip
+from phaze_fast.robust.scenarios import UncertainSearch
 
 __all__ = [
     "AREA_TERMS",
@@ -18,6 +19,7 @@ __all__ = [
     "Information",
     "LargestRegret",
     "RobustResult",
+    "UncertainSearch",
     "Uncertainty",
     "default_uncertainty",
     "information",

@@ -6,6 +6,7 @@ from phaze_fast.schedule.instance import (
     LayerSchedule,
     instance_from_dict,
     read_instances,
+    topological_order,
 )
 from phaze_fast.schedule.layers import (
     RULES,
@@ -28,4 +29,5 @@ __all__ = [
     "read_instances",
     "schedule_instances",
     "schedule_layers",
+    "topological_order",
 ]
