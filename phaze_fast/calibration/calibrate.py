@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.calibration.collectives import AnyFabric, CollectiveRows, read_collectives
+from phaze_fast.calibration.collectives import CollectiveRows, read_collectives
 from phaze_fast.calibration.fit import Calibrated, Constant, calibrated
 from phaze_fast.cost.machines import machines
 from phaze_fast.cost.validation import Measurements, read_measurements
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator
-from phaze_fast.hardware.fabric import CollectiveTuning, TieredFabric
-from phaze_fast.hardware.tuning import AttentionKernel
+from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
+from phaze_fast.hardware.fabric import CollectiveTuning
 
 Array = np.ndarray[Any, Any]
 
@@ -225,7 +224,7 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
     dtype = _one_format(tables)
     kernels = {table.kernel for table in tables if table.kernel}
     for kernel in kernels & set(chip.tuning.attention_kernels):
-        chip = chip.with_attention(cast(AttentionKernel, kernel))
+        chip = chip.with_attention(kernel)
     rows = _Rows.of(tables)
     machine = machines(chip, dtype=dtype)  # type: ignore[arg-type]
     base = machine.tunings.copy()

@@ -32,9 +32,9 @@ from phaze_fast.hardware.silicon import energy_table_at as energy_table_at
 from phaze_fast.hardware.silicon import energy_table_names as energy_table_names
 from phaze_fast.hardware.silicon import power_batch as power_batch
 from phaze_fast.hardware.space import ArchitectureSpace as ArchitectureSpace
+from phaze_fast.hardware.space import AreaLimit as AreaLimit
 from phaze_fast.hardware.space import SpaceChunk as SpaceChunk
-from phaze_fast.hardware.space_spec import AreaLimit as AreaLimit
-from phaze_fast.hardware.space_spec import SpaceSpec as SpaceSpec
+from phaze_fast.hardware.space import SpaceSpec as SpaceSpec
 from phaze_fast.hardware.tuning import AttentionTuning as AttentionTuning
 from phaze_fast.hardware.tuning import Calibration as Calibration
 from phaze_fast.hardware.tuning import CalibrationState as CalibrationState

@@ -6,15 +6,16 @@ else, a buffer they share, and HBM. On a GPU a "tensor core" is one SM.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.tuning import AttentionKernel, Calibration, Tuning, calibration_of
+from phaze_fast.hardware.tuning import AttentionTuning, Calibration, Tuning, calibration_of
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -49,9 +50,7 @@ class TensorCore(Record):
     """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
     local_buffer_bytes: Bytes | None = None
     """Local buffer of one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
-    rates: Annotated[dict[Dtype, Rate], AfterValidator(FrozenDict)] = Field(
-        default={"bf16": 1.0, "fp16": 1.0}, validate_default=True
-    )
+    rates: FrozenDict[Dtype, Rate] = FrozenDict({"bf16": 1.0, "fp16": 1.0})
     """Multiply-accumulates per cycle in each format, relative to bf16."""
 
     @property
@@ -191,7 +190,7 @@ class Accelerator(Record):
         """Source of its times: measurements of it, of another chip, or its data sheet."""
         return calibration_of(self.name, self.tuning)
 
-    def with_attention(self, kernel: AttentionKernel) -> Self:
+    def with_attention(self, kernel: str) -> Self:
         """Return the same chip with another kernel for fused attention.
 
         Raises
@@ -206,7 +205,7 @@ class Accelerator(Record):
         >>> chip.tuning.attention.efficiency < presets.chip("h200").tuning.attention.efficiency
         True
         """
-        kernels = self.tuning.attention_kernels
+        kernels: Mapping[Any, AttentionTuning] = self.tuning.attention_kernels
         if kernel not in kernels:
             raise InvalidInputError(
                 f"attention: {kernel!r} is not accepted for {self.name}; accepted: "

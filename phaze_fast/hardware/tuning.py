@@ -11,22 +11,27 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import nearest
-from phaze_fast.records import FrozenDict, Quantity, Record, Seconds, Side
+from phaze_fast.records import (
+    Fraction,
+    FrozenDict,
+    Quantity,
+    Record,
+    Seconds,
+    Share,
+    Side,
+)
 
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """Generations of fused attention kernels; attention that is not fused is a graph of products."""
 
-Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
-"""More than 0, at most 1."""
-
 Blocks = Annotated[tuple[tuple[Side, Side], ...], Field(max_length=_core.MAX_TILES)]
 """Shapes of output blocks, as (m, n)."""
 
-StepRate = Annotated[float, Field(strict=True, ge=1e6, le=1e24)]
+Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e24)]
 """FLOP/s."""
 
 _VECTOR_FUNCTIONS = _core.FUNCTIONS[4:]
@@ -110,7 +115,7 @@ class FormatTuning(Record):
     what: ClassVar[str] = "format"
     efficiency: Share | None = None
     """Share of its peak that a core reaches inside a unit of work."""
-    sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
+    sustained_flops: Flops | None = None
     """FLOP/s in this format that the power limit allows for long."""
     unit_overhead_s: Seconds | None = None
     """Start and end of one unit of work on a core."""
@@ -161,11 +166,9 @@ class Tuning(Record):
     """Start and end of one unit of work on a core."""
     reduction_s: Seconds = 0.0
     """Adding the partial sums of a product whose inner dimension was split."""
-    sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
+    sustained_flops: Flops | None = None
     """bf16 FLOP/s that the power limit allows for long; absent = no limit."""
-    step_flops: Annotated[dict[str, StepRate], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    step_flops: FrozenDict[str, Flops] = FrozenDict()
     """FLOP/s that products reach in a job that runs for hours, by number format: the chip is warmer
     and draws more than while one operator is measured. Whole steps are priced with it, single
     operators are not."""
@@ -193,21 +196,15 @@ class Tuning(Record):
     """Start and end of one unit of work of `even_blocks` and `odd_blocks`."""
     unaligned_reduction_s: Seconds = 0.0
     """Adding the partial sums of a split product of `even_blocks` and `odd_blocks`."""
-    resident_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
+    resident_share: Fraction = 0.0
     """Operands that fit this share of the buffer are still there when the next operator starts."""
     attention: AttentionTuning = AttentionTuning()
     """Fused attention, by today's kernel."""
-    attention_kernels: Annotated[
-        dict[AttentionKernel, AttentionTuning], AfterValidator(FrozenDict)
-    ] = Field(default={}, validate_default=True)
+    attention_kernels: FrozenDict[AttentionKernel, AttentionTuning] = FrozenDict()
     """Fused attention by other kernels, by name; `Accelerator.with_attention` chooses one."""
-    formats: Annotated[dict[str, FormatTuning], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    formats: FrozenDict[str, FormatTuning] = FrozenDict()
     """Products in other number formats, such as fp8."""
-    functions: Annotated[dict[str, FunctionCost], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    functions: FrozenDict[str, FunctionCost] = FrozenDict()
     """Vector functions that differ from the default, by name."""
     dispatch_s: Seconds = 0.0
     """Host overhead of an operator that is timed alone."""

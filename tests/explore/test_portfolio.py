@@ -11,7 +11,7 @@ from search_cases import published_space, some_with_every_hbm
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.package import Prices
 
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
 STEP = pf.Training(global_batch=32, seq=256, micro_batch=4, tp=1)

@@ -28,7 +28,7 @@ from phaze_fast.explore import ChipGroups, ExactEvaluator, SearchProblem, best_f
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.hardware import FlatFabric
-from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.package import Prices
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Placed, PlanEvaluator, plan
 from phaze_fast.planning.times import MAX_NODES, KindTimes

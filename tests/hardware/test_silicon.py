@@ -27,10 +27,9 @@ from phaze_fast.hardware import (
     power_batch,
     presets,
 )
-from phaze_fast.hardware.package import PackageModel
-from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.package import PackageModel, Prices
 from phaze_fast.hardware.silicon import PowerModel, process_node
-from phaze_fast.hardware.space_spec import HBM_GENERATIONS
+from phaze_fast.hardware.space import HBM_GENERATIONS
 
 BASE = presets.chip("phaze-tpuv4")
 
