@@ -1,21 +1,31 @@
-"""Chips and fabrics that practitioners train on: every figure is the one its source gives."""
+"""Chips and fabrics: every figure is the one its source gives; slices, clusters, schemas."""
 
+import json
+
+import jsonschema
 import numpy as np
 import pytest
+from refusals import refusal
 
+from phaze_fast import models
+from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     Accelerator,
     ArchitectureSpace,
     Cluster,
+    MeshFabric,
     SpaceSpec,
     Tier,
     TieredFabric,
     TorusFabric,
     Tuning,
+    energy_table,
     fabric_record,
     presets,
 )
+from phaze_fast.schemas import KINDS, schema
+from phaze_fast.software import load_precision, load_software
 
 # Dense TFLOP/s in bf16, GiB, TB/s, W: as cited in each file; W only where the file gives it so.
 ANY = object()
@@ -64,6 +74,7 @@ def test_a_chip_has_the_cited_figures(name, figures):
 @pytest.mark.parametrize(
     ("name", "dtype", "tflops"),
     [
+        ("h100", "fp8", 2 * 989.4),
         ("gb200", "fp8", 5000),
         ("gb200", "fp4", 10_000),
         ("gb300", "fp4", 15_000),
@@ -81,16 +92,58 @@ def test_other_formats_have_the_cited_rates(name, dtype, tflops):
     assert presets.chip(name).peak_flops(dtype) / 1e12 == pytest.approx(tflops, rel=0.003)
 
 
-def test_vector_rates_and_cache_are_the_cited_ones():
-    mi300x = presets.chip("mi300x")
-    assert 2 * mi300x.vector_core.ops_per_cycle * mi300x.clock_hz / 1e12 == pytest.approx(
-        163.4, rel=0.001
+def test_a_format_that_a_chip_lacks_is_named():
+    assert "'fp8' is not accepted by a100-80" in refusal(presets.chip("a100-80").peak_flops, "fp8")
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops", "rel"),
+    [("a100-80", 19.5, 0.01), ("h100", 66.9 * 1.83 / 1.98, 0.01), ("mi300x", 163.4, 0.001)],
+)
+def test_vector_units_reach_their_published_fp32_rate(name, tflops, rel):
+    chip = presets.chip(name)
+    flops = 2 * chip.vector_core.ops_per_cycle * chip.clock_hz  # a lane multiplies and adds
+    assert flops / 1e12 == pytest.approx(tflops, rel=rel)
+
+
+def test_buffers_have_the_cited_rates_and_sizes():
+    hbm_rate = presets.chip("tpuv5e").hbm.bandwidth_bytes_per_s
+    cited = (
+        ("a100-80", 5120 * 1.41e9, 0),
+        ("mi300x", 17.2e12, 0.001),
+        ("tpuv5e", 22 * hbm_rate, 0.03),
     )
-    assert mi300x.buffer_bandwidth_bytes_per_s == pytest.approx(17.2e12, rel=0.001)
-    v5e = presets.chip("tpuv5e")
-    assert v5e.buffer_bandwidth_bytes_per_s == pytest.approx(
-        22 * v5e.hbm.bandwidth_bytes_per_s, rel=0.03
-    )
+    for name, rate, rel in cited:
+        chip = presets.chip(name)
+        assert chip.buffer_bandwidth_bytes_per_s == pytest.approx(rate, rel=rel, abs=0)
+    for name, sram_gb in {"dojo-d1": 0.44, "wse-2": 40, "wse-3": 44}.items():
+        tensor = presets.chip(name).tensor_core
+        assert tensor.count * tensor.local_buffer_bytes / 2**30 == pytest.approx(sram_gb, rel=0.07)
+
+
+@pytest.mark.parametrize("load", [presets.chip, presets.fabric])
+def test_every_preset_has_sources_and_prints(load):
+    for name in presets.chip_names() if load is presets.chip else presets.fabric_names():
+        preset = load(name)
+        assert preset.name == name
+        assert preset.sources
+        assert all(len(source) > 20 for source in preset.sources) or load is presets.fabric
+        assert str(preset).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("load", "wrong", "meant"),
+    [
+        (energy_table, "7nn", "7nm"),
+        (load_precision, "mxpf8", "mxfp8"),
+        (load_software, "deepspeeed", "deepspeed"),
+        (models.load, "gpt3-157b", "gpt3-175b"),
+        (ArchitectureSpace.load, "tpuv4-aera", "tpuv4-area"),
+        (ArchitectureSpace.tpuv4_area().column, "tensor_core.widht", "tensor_core.width"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_is_meant(load, wrong, meant):
+    assert f"did you mean '{meant}'" in refusal(load, wrong, error=InvalidInputError)
 
 
 # ---- what a chip's times rest on ----
@@ -159,6 +212,8 @@ def test_a_chip_of_ones_own_is_not_fitted_and_a_design_never_is():
     ("name", "sizes", "gigabytes_per_s"),
     [
         ("dgx-2", (16, None), (150, 100 / 8 / 2)),
+        ("dgx-a100", (8, None), (600 / 2, 200 / 8)),
+        ("dgx-h100", (8, None), (900 / 2, 400 / 8)),
         ("dgx-b200", (8, None), (900, 400 / 8)),
         ("dgx-b300", (8, None), (900, 800 / 8)),
         ("nvl72-gb200", (72, None), (900, 400 / 8)),
@@ -180,7 +235,10 @@ def test_tiers_have_the_cited_sizes_and_rates(name, sizes, gigabytes_per_s):
     assert record["bytes_per_s"][: len(sizes)] / 1e9 == pytest.approx(rates, rel=1e-12)
 
 
-def test_nvl72_and_the_clusters_hold_what_is_published():
+def test_fabrics_hold_what_is_published():
+    assert presets.fabric("phaze-flat").bandwidth_bytes_per_s == 4 * 2**30
+    assert presets.fabric("phaze-flat").capacity is presets.fabric("dgx-a100").capacity is None
+    assert presets.fabric("wafer-mesh").capacity == 64
     nvl72 = presets.fabric("nvl72-gb200")
     assert 2 * 72 * nvl72.tiers[0].bandwidth_bytes_per_s == pytest.approx(130e12, rel=0.004)
     assert presets.fabric("llama3-roce").capacity == 24_576
@@ -190,6 +248,7 @@ def test_nvl72_and_the_clusters_hold_what_is_published():
 @pytest.mark.parametrize(
     ("name", "chips", "gigabytes_per_s"),
     [
+        ("tpuv4-pod", 4096, 600),
         ("tpuv5e-pod", 256, 400),
         ("tpuv6e-pod", 256, 800),
         ("tpuv5p-pod", 8960, 1200),
@@ -252,3 +311,71 @@ def test_every_chip_that_published_runs_name_is_here():
     """Tables of Megatron-LM, Megatron-Bridge, torchtitan, MosaicML and MaxText name these."""
     named = "a100-40 a100-80 h100 h100-96 h200 b200 b300 gb200 gb300 v100-32 tpuv5p tpuv6e"
     assert {*named.split(), "ironwood", "gaudi2"} <= set(presets.chip_names())
+
+
+# ---- clusters ----
+
+
+@pytest.mark.parametrize(
+    ("devices", "dims"),
+    [
+        (4096, (16, 16, 16)),
+        (1024, (16, 8, 8)),
+        (64, (4, 4, 4)),
+        (8, (2, 2, 2)),
+        (48, (4, 4, 3)),
+        (1, (1, 1, 1)),
+        (13, (13, 1, 1)),
+    ],
+)
+def test_a_torus_is_cut_to_the_most_cubical_slice(devices, dims):
+    assert Cluster(devices=devices, fabric=presets.fabric("tpuv4-pod")).fabric.dims == dims
+
+
+def test_slices_exist_only_where_the_grid_has_them():
+    mesh = MeshFabric(name="m", dims=(4, 6), link_bandwidth_bytes_per_s=1.0)
+    assert mesh.sized(18).dims == (3, 6)
+    assert mesh.sized(24).dims == (4, 6)
+    assert isinstance(mesh.sized(4), MeshFabric)
+    assert "devices: 7 is not accepted by m" in refusal(mesh.sized, 7)
+    torus = TorusFabric(name="t", dims=(3,), link_bandwidth_bytes_per_s=1.0)
+    assert "devices: 0 is not accepted by t" in refusal(torus.sized, 0)
+
+
+# ---- schemas ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemas_are_schemas(kind):
+    jsonschema.Draft202012Validator.check_schema(schema(kind))
+
+
+def valid(kind, data):
+    return jsonschema.Draft202012Validator(schema(kind)).is_valid(data)
+
+
+def test_schemas_accept_what_we_write_and_refuse_what_we_refuse():
+    for name in presets.chip_names():
+        data = json.loads(presets.chip(name).to_json())
+        assert valid("chip", data)
+        assert not valid("chip", {**data, "colour": 1})
+    for name in presets.fabric_names():
+        assert valid("fabric", json.loads(presets.fabric(name).to_json()))
+    for name in models.names():
+        assert valid("model", json.loads(models.load(name).to_json()))
+    assert valid("energy-table", json.loads(energy_table().to_json()))
+    assert valid("space", json.loads(ArchitectureSpace.tpuv4_area().spec.to_json()))
+    assert valid(
+        "cluster",
+        {"devices": 4, "fabric": {"kind": "flat", "name": "f", "bandwidth_bytes_per_s": "1 GB/s"}},
+    )
+    assert not valid(
+        "cluster",
+        {"devices": 0, "fabric": {"kind": "flat", "name": "f", "bandwidth_bytes_per_s": 1}},
+    )
+
+
+def test_schemas_accept_the_short_forms_of_a_file():
+    text = "{name: s, base: tpuv4, axes: {tensor_core.width: {powers_of_two: [1, 8]}, clock_hz: [1.0e9]}}"
+    assert valid("space", parse_text(text, "t"))
+    assert valid("cluster", parse_text("{devices: 64, fabric: tpuv4-pod, chip: h100}", "t"))
