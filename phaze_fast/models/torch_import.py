@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
-from phaze_fast.models.aten import KNOWN, figures
+from phaze_fast.models.aten import figures, is_known
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
 
 # ---- tensor-parallel splits ----
@@ -166,7 +166,7 @@ class _Trace:
         self.name, self.small, self.large, self.layers = name, small, large, layers
         calls = small.calls
         for call in calls:
-            if call.name not in KNOWN:
+            if not is_known(call.name):
                 where = call.path[-1][1] if call.path else ""
                 raise InvalidInputError(
                     f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({call.line}) is "
