@@ -245,6 +245,16 @@ class LayerBuilder:
             )
         )
 
+    def gather(self, name: str, x: int | tuple[int, ...], size: float, group: str) -> int:
+        """Add an all-gather; gradients are reduced and scattered, and may need it once more."""
+        to, back = ("all-gather", float(size), group), ("reduce-scatter", float(size), group)
+        return self.network(f"{name}-gather", x, to, back, regather=True)
+
+    def scatter(self, name: str, x: int, size: float, group: str) -> int:
+        """Add a reduce-scatter; gradients are gathered."""
+        to, back = ("reduce-scatter", float(size), group), ("all-gather", float(size), group)
+        return self.network(f"{name}-scatter", x, to, back)
+
 
 FLOAT_BYTES = 4  # statistics are stored in fp32
 
@@ -281,10 +291,7 @@ class BlockBuilder(LayerBuilder):
         if self.strategy.tp == 1:
             return x
         if self.split:
-            x = self._ordered(name, x)
-            gather = ("all-gather", self.row_bytes, "tensor")
-            scatter = ("reduce-scatter", self.row_bytes, "tensor")
-            return self.network(f"{name}-gather", x, gather, scatter, regather=True)
+            return self.gather(name, self._ordered(name, x), self.row_bytes, "tensor")
         reduce = ("all-reduce", self.row_bytes, "tensor")
         return self.network(f"{name}-enter", x, None, reduce)
 
@@ -293,10 +300,7 @@ class BlockBuilder(LayerBuilder):
         if self.strategy.tp == 1:
             return x
         if self.split:
-            x = self._ordered(name, x)
-            scatter = ("reduce-scatter", self.row_bytes, "tensor")
-            gather = ("all-gather", self.row_bytes, "tensor")
-            return self.network(f"{name}-scatter", x, scatter, gather)
+            return self.scatter(name, self._ordered(name, x), self.row_bytes, "tensor")
         return self.network(f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None)
 
     def _ordered(self, name: str, x: int) -> int:
@@ -313,18 +317,13 @@ class BlockBuilder(LayerBuilder):
         """Begin a region in which the devices of each expert hold different columns."""
         if self.strategy.expert_width == 1:
             return x
-        size = float(ELEMENT_BYTES * rows * self.model.hidden)
-        gather = ("all-gather", size, "expert-tensor")
-        scatter = ("reduce-scatter", size, "expert-tensor")
-        return self.network(f"{name}-gather", x, gather, scatter, regather=True)
+        return self.gather(name, x, ELEMENT_BYTES * rows * self.model.hidden, "expert-tensor")
 
     def leave_experts(self, name: str, x: int, rows: int) -> int:
         """End it: sum the devices' parts."""
         if self.strategy.expert_width == 1:
             return x
-        size = float(ELEMENT_BYTES * rows * self.model.hidden)
-        scatter = ("reduce-scatter", size, "expert-tensor")
-        return self.network(f"{name}-scatter", x, scatter, ("all-gather", size, "expert-tensor"))
+        return self.scatter(name, x, ELEMENT_BYTES * rows * self.model.hidden, "expert-tensor")
 
     # ---- norms and residuals ----
 

@@ -151,7 +151,8 @@ def _product_gradients(
     add: Callable[[OperatorSpec], int],
 ) -> list[tuple[int, int]]:
     """Add the gradients of both factors of Y = AB: dA = dY Bᵀ and dB = Aᵀ dY."""
-    left, right = ELEMENT_BYTES * spec.b * spec.m * spec.k, ELEMENT_BYTES * spec.b * spec.k * spec.n
+    left: float = ELEMENT_BYTES * spec.b * spec.m * spec.k
+    right: float = ELEMENT_BYTES * spec.b * spec.k * spec.n
     out: float = ELEMENT_BYTES * spec.b * spec.m * spec.n
     kinds, ends = ("gemm-input-gradient", "gemm-weight-gradient"), ("x", "w")
     if spec.kind == "batched-gemm":  # of two activations; the right one may be shared by heads

@@ -15,8 +15,8 @@ from phaze_fast.calibration import (
     calibrate_fabric,
     validate_collectives,
 )
+from phaze_fast.calibration.calibrate import Constant, cross_validated_errors, fit_constants
 from phaze_fast.calibration.collectives import read_collectives
-from phaze_fast.calibration.fit import Constant, cross_validated_errors, fit_constants
 from phaze_fast.cost import collective_batch, validate
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, presets
