@@ -21,8 +21,7 @@ from phaze_fast.cost.validation import Measurements, read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
 from phaze_fast.hardware.fabric import CollectiveTuning
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 # ---- least-squares fits of a few positive constants ----
 

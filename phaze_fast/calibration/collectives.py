@@ -19,8 +19,7 @@ from phaze_fast.cost.validation import column_error
 from phaze_fast.documents import CsvRow, csv_rows, read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import AnyFabric, presets
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _COLUMNS = ("system", "op", "num_gpus", "bytes", "latency_ms")
 _OPERATIONS = {

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware.silicon import process_node
 from phaze_fast.records import Quantity, Record, SquareMillimetres
+from phaze_fast.tables import Array
 from phaze_fast.units import GIB
-
-Array = np.ndarray[Any, Any]
 
 
 class Prices(Record):

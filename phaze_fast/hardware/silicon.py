@@ -26,6 +26,7 @@ from phaze_fast.documents import Presets
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 
 # ---- process nodes ----
@@ -366,8 +367,6 @@ def energy_table_at(nm: float) -> EnergyTable:
 
 # ---- power at a clock ----
 
-
-Array = np.ndarray[Any, Any]
 
 _HALVINGS = 60
 

@@ -42,9 +42,8 @@ from phaze_fast.records import (
     SquareMillimetres,
     Watts,
 )
+from phaze_fast.tables import Array
 from phaze_fast.units import GIB, MIB, format_bytes, parse_quantity
-
-Array = np.ndarray[Any, Any]
 
 # ---- the description of a space: axes, ties, limits ----
 
