@@ -446,11 +446,8 @@ class PowerModel(Record):
             )
         table = energy_table_at(terms.process_nm) if table is None else table
         total = float(power_batch([chip], table, terms)[0])
-        hbm = 0.0 if chip.hbm is None else chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j
-        links = 0.0
-        if chip.links is not None:
-            links = chip.links.count * chip.links.bandwidth_bytes_per_s * table.network_byte_j
-        leakage = table.static_w_per_mm2 * area(chip, terms).total_mm2
+        watts = _unclocked_w(chip_records([chip]), table, terms)
+        hbm, links, leakage = (float(term[0]) for term in watts)
         volts = float(self._volts(clock_share))
         swing = volts / self.volts
         return ChipPower(
@@ -508,7 +505,8 @@ class PowerModel(Record):
             One share per chip; NaN where leakage, links and HBM alone are above the cap.
         """
         table = energy_table_at(terms.process_nm) if table is None else table
-        fixed, leakage = _unclocked_w(records, table, terms)
+        hbm, links, leakage = _unclocked_w(records, table, terms)
+        fixed = hbm + links
         dynamic = power_batch(records, table, terms) - fixed - leakage
 
         def total(share: Array) -> Array:
@@ -530,13 +528,15 @@ class PowerModel(Record):
     ) -> Array:
         """Watts that chips draw without a clock: leakage at the least voltage, links and HBM."""
         table = energy_table_at(terms.process_nm) if table is None else table
-        fixed, leakage = _unclocked_w(records, table, terms)
-        watts: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
+        hbm, links, leakage = _unclocked_w(records, table, terms)
+        watts: Array = hbm + links + leakage * float(self._volts(0.0)) / self.volts
         return watts
 
 
-def _unclocked_w(records: Array, table: EnergyTable, terms: AreaTerms) -> tuple[Array, Array]:
-    """Watts of HBM and links at full bandwidth, and of leakage at the rated voltage."""
-    fixed = records["hbm_bytes_per_s"] * table.hbm_byte_j
-    fixed = fixed + records["links"] * records["link_bytes_per_s"] * table.network_byte_j
-    return fixed, table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]
+def _unclocked_w(
+    records: Array, table: EnergyTable, terms: AreaTerms
+) -> tuple[Array, Array, Array]:
+    """Watts of HBM and of links at full bandwidth, and of leakage at the rated voltage."""
+    hbm = records["hbm_bytes_per_s"] * table.hbm_byte_j
+    links = records["links"] * records["link_bytes_per_s"] * table.network_byte_j
+    return hbm, links, table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]

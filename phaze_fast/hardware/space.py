@@ -19,7 +19,7 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from phaze_fast import _core
 from phaze_fast.documents import Presets, digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, brief, nearest
-from phaze_fast.hardware.chip import CHIPS, Accelerator, Links, chip_records
+from phaze_fast.hardware.chip import CHIPS, FIELD_COLUMNS, Accelerator, Links, chip_records
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import (
     EVERY_AREA,
@@ -102,29 +102,12 @@ def with_stacks(base: Accelerator, names: Sequence[Any], chips: Array) -> Array:
     return counted
 
 
-# Field of a chip -> column of the kernels' record.
 COLUMNS = {
-    "tensor_core.count": "tensor_cores",
-    "tensor_core.width": "tensor_width",
-    "tensor_core.depth": "tensor_depth",
-    "tensor_core.local_buffer_bytes": "tensor_local_bytes",
-    "vector_core.count": "vector_cores",
-    "vector_core.lanes": "vector_lanes",
-    "vector_core.alus_per_lane": "vector_alus_per_lane",
-    "vector_core.local_buffer_bytes": "vector_local_bytes",
-    "buffer.capacity_bytes": "buffer_bytes",
-    "buffer.bytes_per_cycle": "buffer_bytes_per_cycle",
-    "buffer.port_bytes_per_cycle": "buffer_port_bytes_per_cycle",
-    "hbm.capacity_bytes": "hbm_bytes",
-    "hbm.bandwidth_bytes_per_s": "hbm_bytes_per_s",
-    "hbm.stacks": "hbm_stacks",
-    "clock_hz": "clock_hz",
-    "links.count": "links",
-    "links.bandwidth_bytes_per_s": "link_bytes_per_s",
-    "dies": "dies",
+    **FIELD_COLUMNS,
     "hbm.generation": "hbm_bytes_per_s",  # of one stack, until all are counted
     "format": "fp8",
 }
+"""Column of the kernels' record that each field of a chip, or named axis, varies."""
 COLUMN_NUMBER = {
     field: list(_core.CHIP_DTYPE.fields or ()).index(c) for field, c in COLUMNS.items()
 }

@@ -86,6 +86,11 @@ class FunctionCost(Record):
     long_bytes: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
     """Factor on the bytes of longer rows."""
 
+    def with_operations(self, name: str) -> Self:
+        """Return the cost with the usual operations of a function where it gives none."""
+        usual = {} if self.ops_per_element is not None else {"ops_per_element": _OPERATIONS[name]}
+        return self.model_copy(update=usual)
+
 
 class AttentionTuning(Record):
     """Fused attention on a chip."""
@@ -243,11 +248,11 @@ class Tuning(Record):
         0.5
         """
         functions = {}
-        for name, usual in _OPERATIONS.items():
-            cost = self.functions.get(name, FunctionCost())
-            ops = usual if cost.ops_per_element is None else cost.ops_per_element
+        for name in _OPERATIONS:
+            cost = self.functions.get(name, FunctionCost()).with_operations(name)
             functions[name] = cost.replace(
-                ops_per_element=ops / factor, ops_per_row=cost.ops_per_row / factor
+                ops_per_element=(cost.ops_per_element or 0.0) / factor,
+                ops_per_row=cost.ops_per_row / factor,
             )
         attention = self.attention.replace(
             ops_per_score=self.attention.ops_per_score / factor,
@@ -291,25 +296,12 @@ def tuning_record(
     flows = tuning.dataflows or (("os",) if tuning.blocks else _core.DATAFLOWS)
     record = np.zeros(1, dtype=_core.TUNING_DTYPE)
     row = record[0]
-    row["clock_factor"] = tuning.clock_factor
+    for name in _core.TUNING_DTYPE.names or ():  # constants of the same name in both
+        value = getattr(tuning, name, None)
+        if isinstance(value, float):
+            row[name] = value
     row["launch_s"] = launch_s
     row["sustained_macs_per_s"] = (tuning.sustained_flops or 0.0) / 2.0
-    for name in (
-        "vector_launch_share",
-        "efficiency",
-        "unit_overhead_s",
-        "reduction_s",
-        "hbm_share",
-        "hbm_write_share",
-        "product_hbm_share",
-        "port_share",
-        "port_even_bytes_per_cycle",
-        "port_odd_bytes_per_cycle",
-        "unaligned_unit_overhead_s",
-        "unaligned_reduction_s",
-        "resident_share",
-    ):
-        row[name] = getattr(tuning, name)
     own = tuning.formats.get(dtype, FormatTuning())
     for name in ("efficiency", "unit_overhead_s"):
         if getattr(own, name) is not None:
@@ -336,22 +328,9 @@ def tuning_record(
             row[f"{kind}_m"][i], row[f"{kind}_n"][i] = m, n
     for code, name in enumerate(_core.FUNCTIONS):
         if name in _OPERATIONS:
-            row["functions"][code] = _function_row(name, tuning.functions.get(name))
+            cost = tuning.functions.get(name, FunctionCost()).with_operations(name)
+            row["functions"][code] = tuple(getattr(cost, n) for n in FunctionCost.model_fields)
     return record
-
-
-def _function_row(name: str, cost: FunctionCost | None) -> tuple[float, ...]:
-    cost = FunctionCost() if cost is None else cost
-    ops = _OPERATIONS[name] if cost.ops_per_element is None else cost.ops_per_element
-    return (
-        ops,
-        cost.ops_per_row,
-        cost.launches,
-        cost.byte_factor,
-        float(cost.row_limit),
-        cost.long_ops,
-        cost.long_bytes,
-    )
 
 
 # ---- calibration ----
@@ -392,20 +371,6 @@ class Calibration:
         return {**asdict(self), "fitted": self.fitted}
 
 
-def _unfitted(name: str) -> str:
-    return (
-        f"{name}: not fitted to measurements; times assume data-sheet rates and ideal kernels, "
-        "and are likely too short"
-    )
-
-
-def _carried(name: str, source: str) -> str:
-    return (
-        f"{name}: not fitted to measurements of this chip; constants are carried over from "
-        f"{source}, an extrapolation"
-    )
-
-
 def calibration_of(name: str, tuning: Tuning) -> Calibration:
     """Return the calibration of a chip with this name and tuning.
 
@@ -415,15 +380,25 @@ def calibration_of(name: str, tuning: Tuning) -> Calibration:
     'constants are carried over from h200, an extrapolation'
     """
     source = tuning.carried_from
-    if not tuning.fitted:
-        if source:
-            return Calibration(name, "carried over", source, _carried(name, source))
-        return Calibration(name, "not fitted", "", _unfitted(name))
-    if not source:
+    state: CalibrationState
+    if tuning.fitted and not source:
         return Calibration(name, "fitted", "", "")
-    fitted = ", ".join(tuning.fitted)
-    note = (
-        f"{name}: only {fitted} are fitted to measurements of this chip; the other constants are "
-        f"carried over from {source}"
-    )
-    return Calibration(name, "partly fitted", source, note)
+    if tuning.fitted:
+        state = "partly fitted"
+        note = (
+            f"only {', '.join(tuning.fitted)} are fitted to measurements of this chip; the other "
+            f"constants are carried over from {source}"
+        )
+    elif source:
+        state = "carried over"
+        note = (
+            "not fitted to measurements of this chip; constants are carried over from "
+            f"{source}, an extrapolation"
+        )
+    else:
+        state = "not fitted"
+        note = (
+            "not fitted to measurements; times assume data-sheet rates and ideal kernels, and are "
+            "likely too short"
+        )
+    return Calibration(name, state, source, f"{name}: {note}")

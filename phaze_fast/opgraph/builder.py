@@ -313,18 +313,6 @@ class BlockBuilder(LayerBuilder):
         rows, hidden = self.shapes.rows, self.model.hidden
         return self.vector(f"{name}-order", "multiply", (x,), rows, hidden, function="copy")
 
-    def enter_experts(self, name: str, x: int, rows: int) -> int:
-        """Begin a region in which the devices of each expert hold different columns."""
-        if self.strategy.expert_width == 1:
-            return x
-        return self.gather(name, x, ELEMENT_BYTES * rows * self.model.hidden, "expert-tensor")
-
-    def leave_experts(self, name: str, x: int, rows: int) -> int:
-        """End it: sum the devices' parts."""
-        if self.strategy.expert_width == 1:
-            return x
-        return self.scatter(name, x, ELEMENT_BYTES * rows * self.model.hidden, "expert-tensor")
-
     # ---- norms and residuals ----
 
     def norm(self, name: str, x: int) -> int:

@@ -85,8 +85,13 @@ def experts_of_rows(block: BlockBuilder, x: int) -> int:
     Shared experts are in a separate tensor-parallel region.
     """
     moe, rows = _mixture(block), block.shapes.rows // block.strategy.expert_parts
-    out = _routed(block, moe, block.enter_experts("experts", x, rows), rows)
-    out = block.leave_experts("experts", out, rows)
+    if block.strategy.expert_width == 1:
+        out = _routed(block, moe, x, rows)
+    else:  # devices that share an expert hold different columns of it
+        size = ELEMENT_BYTES * rows * block.model.hidden
+        entered = block.gather("experts", x, size, "expert-tensor")
+        out = _routed(block, moe, entered, rows)
+        out = block.scatter("experts", out, size, "expert-tensor")
     if not moe.shared_width:
         return out
     shared = block.leave("ffn", _visited_by_all(block, moe, block.enter("ffn", x)))
