@@ -243,7 +243,7 @@ class Accelerator(Record):
             part, _, leaf = field.rpartition(".")
             owner = getattr(self, part) if part else self
             row[column] = 0 if owner is None else getattr(owner, leaf)
-        # PHAZE's template: 1 KiB of local buffer per 64 processing elements or lanes, 1 KiB or more.
+        # PHAZE's template: 1 KiB of local buffer per 64 processing elements or lanes, at least one.
         tensor, vector = self.tensor_core, self.vector_core
         if tensor.local_buffer_bytes is None:
             row["tensor_local_bytes"] = max(KIB, tensor.width * tensor.depth * KIB // 64)

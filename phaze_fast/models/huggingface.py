@@ -22,6 +22,7 @@ from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.torch_import import from_torch
 from phaze_fast.models.transformer import TransformerModel
+from phaze_fast.tables import needed
 
 # ---- configurations ----
 
@@ -914,15 +915,10 @@ def _build(data: object, source: str, name: str = "") -> TransformerModel | Grap
 
 
 def _download(repository: str) -> Path:
+    purpose = f"{repository!r} is no file, and reading it from the hub"
+    hub = needed("huggingface_hub", "hf", purpose)
     try:
-        from huggingface_hub import hf_hub_download  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise MissingExtraError(
-            f"{repository!r} is no file, and reading it from the hub needs: "
-            "pip install 'phaze-fast[hf]'"
-        ) from None
-    try:
-        return Path(hf_hub_download(repository, "config.json"))
+        return Path(hub.hf_hub_download(repository, "config.json"))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidInputError(f"{repository}: config.json cannot be fetched: {reason}") from None

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.models.aten import figures, is_known
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
+from phaze_fast.tables import needed
 
 # ---- tensor-parallel splits ----
 
@@ -478,13 +479,7 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
 
 
 def _torch() -> Any:
-    try:
-        import torch  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise MissingExtraError(
-            "reading a PyTorch module needs: pip install 'phaze-fast[torch]'"
-        ) from None
-    return torch
+    return needed("torch", "torch", "reading a PyTorch module")
 
 
 @contextmanager

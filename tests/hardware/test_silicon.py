@@ -57,16 +57,6 @@ def test_area_is_the_published_formula(num_tc, num_vc, width, depth, glb_mib):
     assert (found.network_mm2, found.hbm_mm2) == (0.0, 0.0)
 
 
-@given(st.integers(0, 2**26), st.integers(0, 2**26))
-def test_a_larger_buffer_is_never_smaller_in_area(a, b):
-    small, large = sorted((a, b))
-    chips = [
-        BASE.replace(buffer=BASE.buffer.replace(capacity_bytes=c * 16)) for c in (small, large)
-    ]
-    areas = area_batch(chips)["buffer_mm2"]
-    assert areas[0] <= areas[1]
-
-
 @given(st.integers(1, 10), st.floats(0.0, 1.0))
 def test_between_two_sizes_the_area_is_linear(step, share):
     low, high = 2 ** (step - 1), 2**step

@@ -102,15 +102,6 @@ def test_bad_models_say_what_is_wrong(changes, line):
     assert line in refusal(models.load("llama2-7b").replace, **changes, error=InvalidInputError)
 
 
-@pytest.mark.parametrize("name", models.names())
-def test_models_survive_a_round_trip(tmp_path, name):
-    model = models.load(name)
-    file = tmp_path / "model.yaml"
-    file.write_text(model.to_yaml())
-    assert models.load(file) == model
-    assert hash(models.load(file)) == hash(model)
-
-
 # ---- HuggingFace ----
 
 LLAMA = {
@@ -214,15 +205,17 @@ def test_a_long_context_window_is_no_sequence_length():
     assert models.from_hf(LLAMA).notes == ""
 
 
-def test_second_names_of_fields_are_those_of_transformers():
-    for kind, native, second in (
-        ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 2}, "hidden_size"),
-        ("gpt2", {"n_embd": 64, "n_head": 4, "n_layer": 2}, "hidden_size"),
-    ):
-        names = dict(zip(native, (second, "num_attention_heads", "num_hidden_layers"), strict=True))
-        other = {names[name]: value for name, value in native.items()}
-        one, two = ({"model_type": kind, **fields} for fields in (native, other))
-        assert models.from_hf(one) == models.from_hf(two)
+@pytest.mark.parametrize(
+    "native",
+    [
+        {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2},
+        {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2},
+    ],
+)
+def test_second_names_of_fields_are_those_of_transformers(native):
+    names = ("model_type", "hidden_size", "num_attention_heads", "num_hidden_layers")
+    second = dict(zip(names, native.values(), strict=True))
+    assert models.from_hf(native) == models.from_hf(second)
 
 
 def test_a_hub_id_with_and_without_the_extra(monkeypatch, tmp_path):

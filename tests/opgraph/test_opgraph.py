@@ -10,6 +10,7 @@ from refusals import refusal
 
 from phaze_fast import _core, models
 from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.memory import Pipeline, stage_row
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import (
     GROUPS,
@@ -119,8 +120,8 @@ def test_every_preset_builds_sound_graphs(name, fused):
         assert sum(layer.count for layer in graph.layers) == len(graph.order)
         assert sum(x.count * x.parameters for x in graph.layers) == model.parameters()
         for layer in graph.layers:
-            for ops in (layer.forward, layer.backward):
-                check(ops)
+            check(layer.forward)
+            check(layer.backward)
 
 
 def check(graph):
@@ -135,10 +136,7 @@ def check(graph):
         assert network == (op["collective"] >= 0) == (op["payload_bytes"] > 0), name
         assert network == (GROUPS[op["group"]] != "none"), name
         if not network:
-            assert op["m"] > 0, name
-            assert op["n"] > 0, name
-            assert op["read_bytes"] > 0, name
-            assert op["write_bytes"] > 0, name
+            assert min(op[n] for n in ("m", "n", "read_bytes", "write_bytes")) > 0, name
         if "gemm" in KINDS[op["kind"]]:
             assert op["flops"] == 2.0 * op["b"] * op["m"] * op["n"] * op["k"], name
     producers = {tensor.producer for tensor in graph.tensors}
@@ -244,8 +242,8 @@ def test_rows_are_put_in_another_order_on_the_way_to_experts(moves, width, added
     each = 2 * 1024 * 4096  # bytes of the rows of a device
     for name in added:
         read, written = (1 if name == "permute" else 2) * each, 2 * each  # each goes to 2 experts
-        forward = moved.forward.ops[moved.forward.names.index(name)]
-        backward = moved.backward.ops[moved.backward.names.index(f"d-{name}")]
+        forward = op(moved.forward, name)
+        backward = op(moved.backward, f"d-{name}")
         assert (forward["read_bytes"], forward["write_bytes"]) == (read, written)
         assert (backward["read_bytes"], backward["write_bytes"]) == (written, read)
     order = [n for n in moved.forward.names if n in (*added, "dispatch", "expert-up", "combine")]
@@ -269,7 +267,7 @@ def test_context_parallel_shares_rows_and_gathers_keys_and_values():
     model = models.load("llama2-7b")
     one, four = block(model), block(model, cp=4)
     assert four.forward.flops == pytest.approx(one.forward.flops / 4)
-    gather = four.forward.ops[four.forward.names.index("kv-gather")]
+    gather = op(four.forward, "kv-gather")
     assert gather["payload_bytes"] == 2 * 2 * 4096 * 4096
     assert GROUPS[gather["group"]] == "context"
 
@@ -315,14 +313,12 @@ def test_impossible_widths_say_why(name, strategy, reason):
     assert refusal(layer_graph, model, wanted, error=InfeasibleError).startswith(f"{name}: ")
 
 
-def test_key_value_heads_are_replicated_beyond_their_number():
+@pytest.mark.parametrize("tp", [8, 16])
+def test_key_value_heads_are_replicated_beyond_their_number(tp):
     """8 key/value heads over 16 devices: each device holds one, two devices hold the same."""
     model = models.load("llama3-8b")
-    graph = block(model, tp=16)
-    k = graph.forward.ops[graph.forward.names.index("k")]
-    assert k["n"] == model.head_width
-    held = block(model, tp=8)
-    assert held.forward.ops[held.forward.names.index("k")]["n"] == model.head_width
+    graph = block(model, tp=tp).forward
+    assert op(graph, "k")["n"] == model.head_width
 
 
 # ---- laws ----
@@ -409,3 +405,69 @@ def test_layers_repeat():
     ends = sum(x.forward.flops + x.backward.flops for x in one.layers if "block" not in x.kind)
     assert many.flops - ends == pytest.approx(9 * (one.flops - ends), rel=1e-14)
     assert np.array_equal(a.forward.indptr, b.forward.indptr)
+
+
+# ---- single values by hand ----
+
+
+def op(graph, name):
+    return graph.ops[graph.names.index(name)]
+
+
+def test_fused_attention_computes_its_scores_again_backward():
+    layer = block(models.load("llama2-7b"))
+    forward, backward = op(layer.forward, "attention"), op(layer.backward, "d-attention")
+    assert forward["flops"] == 4.0 * 32 * 4096 * 4096 * 128
+    assert backward["flops"] == 2.5 * forward["flops"]
+
+
+def test_nothing_is_fused_onto_a_product_that_others_read():
+    """One QKV projection feeds the rotation of Q, that of K, and attention: none can join it."""
+    model = models.load("llama2-7b").replace(fused_qkv=True)
+    joined = layer_graph(model, fused=True).layers[1].forward
+    assert {"qkv", "rotate-q", "rotate-k"} <= set(joined.names)
+    assert op(joined, "qkv")["epilogue"] == 0
+    apart = layer_graph(models.load("llama2-7b"), fused=True).layers[1].forward
+    assert "rotate-q" not in apart.names
+    assert op(apart, "q")["epilogue"] == 1
+
+
+def test_the_loss_exchanges_three_numbers_a_token_and_a_vocabulary_is_padded():
+    graph = layer_graph(models.load("gpt2-small"), Strategy(tp=2, seq=128))
+    assert op(graph.layers[-1].forward, "loss-reduce")["payload_bytes"] == 3 * 4 * 128
+    assert op(graph.layers[-1].forward, "logits")["n"] == 25_129  # 50,257 over 2
+    assert graph.layers[0].device_parameters == (25_129 + 1024) * 768
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stages", "expected"),
+    [
+        ({}, 1, 0),
+        ({}, 2, 2 * 2 * 1024 * 768),  # a message in and one out
+        ({"tp": 4}, 2, 2 * 2 * 1024 * 768),
+        ({"tp": 4, "sequence_parallel": True}, 1, 2 * 1024 * 768),  # gathered rows
+        ({"tp": 4, "sequence_parallel": True}, 2, 2 * 1024 * 768 * (1 + 2 / 4)),
+        ({"cp": 2, "micro_batch": 3}, 2, (2 + 2 * 2 * 2) * 2 * 3 * 512 * 768),
+    ],
+)
+def test_buffers(strategy, stages, expected):
+    graph = layer_graph(models.load("gpt2-small"), Strategy(**strategy))
+    assert stage_row(graph, Pipeline(pp=stages))["buffer_bytes"][0] == expected
+
+
+def test_the_largest_layer_is_live_while_it_is_recomputed():
+    graph = layer_graph(models.load("t5-small"))
+    kinds = {layer.kind: layer for layer in graph.layers}
+    live = {
+        kind: kinds[kind].forward.stashed_bytes()
+        - kinds[kind].forward.stashed_bytes("full")
+        + kinds[kind].work_bytes
+        for kind in ("encoder-block", "decoder-block")
+    }
+    assert live["decoder-block"] > live["encoder-block"] > 0
+    row = stage_row(graph, Pipeline(), recompute="full")
+    assert row["live_bytes"][0] == live["decoder-block"]
+    first = stage_row(graph, Pipeline(pp=2), 0, "full")
+    assert first["live_bytes"][0] == live["encoder-block"]
+    work = max(kinds[kind].work_bytes for kind in live)  # of a backward pass alone
+    assert stage_row(graph, Pipeline())["live_bytes"][0] == work > 0

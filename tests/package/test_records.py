@@ -8,6 +8,7 @@ import pytest
 import yaml
 from refusals import refusal
 
+from phaze_fast import models
 from phaze_fast.documents import digest, parse_text, read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
@@ -209,32 +210,28 @@ def test_yaml_still_reads_everything_else():
 # ---- identity ----
 
 
-@pytest.mark.parametrize("suffix", [".yaml", ".json"])
-@pytest.mark.parametrize("name", presets.chip_names())
-def test_chips_survive_a_round_trip(tmp_path, name, suffix):
-    chip = presets.chip(name)
-    file = tmp_path / f"chip{suffix}"
-    file.write_text(chip.to_yaml() if suffix == ".yaml" else chip.to_json())
-    again = presets.chip(file)
-    assert again == chip
-    assert hash(again) == hash(chip)
-    assert again.digest() == chip.digest()
-    assert pickle.loads(pickle.dumps(chip)) == chip  # our own bytes, not a file's
+PRESETS = [
+    *((presets.chip, name) for name in presets.chip_names()),
+    *((presets.fabric, name) for name in presets.fabric_names()),
+    *((models.load, name) for name in models.names()),
+]
 
 
-@pytest.mark.parametrize("name", presets.fabric_names())
-def test_fabrics_survive_a_round_trip(tmp_path, name):
-    fabric = presets.fabric(name)
-    file = tmp_path / "fabric.yaml"
-    file.write_text(fabric.to_yaml())
-    again = presets.fabric(file)
-    assert fabric_record(fabric).tobytes() == fabric_record(again).tobytes()
-    assert again == fabric
-    assert hash(again) == hash(fabric)
-    assert pickle.loads(pickle.dumps(fabric)) == fabric
-    assert json.loads(again.to_json()) == json.loads(fabric.to_json())
-    cluster = Cluster(devices=16, fabric=fabric, chip=presets.chip("h100"))
-    assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
+@pytest.mark.parametrize(("load", "name"), PRESETS)
+def test_presets_survive_a_round_trip(tmp_path, load, name):
+    preset = load(name)
+    for suffix, text in ((".yaml", preset.to_yaml()), (".json", preset.to_json())):
+        file = tmp_path / f"preset{suffix}"
+        file.write_text(text)
+        again = load(file)
+        assert again == preset
+        assert hash(again) == hash(preset)
+        assert again.digest() == preset.digest()
+    assert pickle.loads(pickle.dumps(preset)) == preset  # our own bytes, not a file's
+    if load is presets.fabric:
+        assert fabric_record(preset).tobytes() == fabric_record(again).tobytes()
+        cluster = Cluster(devices=16, fabric=preset, chip=presets.chip("h100"))
+        assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
 
 
 def test_records_are_frozen_all_the_way_down():
