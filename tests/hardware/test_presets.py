@@ -5,10 +5,11 @@ import json
 import jsonschema
 import numpy as np
 import pytest
+from golden_files import GOLDEN
 from refusals import refusal
 
 from phaze_fast import models
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     Accelerator,
@@ -27,69 +28,29 @@ from phaze_fast.hardware import (
 from phaze_fast.schemas import KINDS, schema
 from phaze_fast.software import load_precision, load_software
 
-# Dense TFLOP/s in bf16, GiB, TB/s, W: as cited in each file; W only where the file gives it so.
-ANY = object()
-FIGURES = {
-    "phaze-tpuv4": (275.25, 32, 1.2, ANY),
-    "tpuv4": (275.25, 32, 1.2, ANY),
-    "a100-40": (312, 40, 1.555, ANY),
-    "a100-80": (312, 80, 2.039, ANY),
-    "h100": (989.4, 80, 3.35, ANY),
-    "h200": (989.4, 141, 4.8, ANY),
-    "dojo-d1": (362, None, None, ANY),
-    "wse-2": (7500, None, None, ANY),
-    "wse-3": (125_000 / 8, None, None, ANY),
-    "v100-32": (125.0, 32, 0.9, 300),
-    "h20": (148.0, 96, 4.0, 400),
-    "h100-96": (989.4, 96, 2.4, 500),
-    "b200": (2250.0, 180, 8.0, 1000),
-    "b300": (2250.0, 270, 7.7, 1100),
-    "gb200": (2500.0, 186, 8.0, 1200),
-    "gb300": (2500.0, 279, 8.0, 1400),
-    "mi300x": (1307.4, 192, 5.3, 750),
-    "gaudi2": (432.0, 96, 2.46, 600),
-    "tpuv5e": (197.0, 16, 0.819, None),
-    "tpuv5p": (459.0, 95, 2.765, None),
-    "tpuv6e": (918.0, 32, 1.638, None),
-    "ironwood": (2307.0, 192, 7.38, None),
-}
+PUBLISHED = read_document(GOLDEN / "published_hardware.yaml")
 
 
-@pytest.mark.parametrize(("name", "figures"), FIGURES.items())
-def test_a_chip_has_the_cited_figures(name, figures):
-    tflops, gib, tb_per_s, watts = figures
-    chip = presets.chip(name)
+@pytest.mark.parametrize("name", PUBLISHED["chips"])
+def test_a_chip_has_the_cited_figures(name):
+    figures, chip = PUBLISHED["chips"][name], presets.chip(name)
     assert chip.name == name
-    assert chip.peak_flops() / 1e12 == pytest.approx(tflops, rel=0.003 if gib else 0.015)
-    if gib is None:
-        assert chip.hbm is None
-    else:
-        assert chip.hbm.capacity_bytes == gib * 2**30
-        assert chip.hbm.bandwidth_bytes_per_s == pytest.approx(tb_per_s * 1e12, rel=1e-12)
-    if watts is not ANY:
-        assert chip.power_w == watts
+    rel = 0.003 if "gib" in figures else 0.015
+    assert chip.peak_flops() / 1e12 == pytest.approx(figures["tflops"], rel=rel)
+    assert (chip.hbm is None) == ("gib" not in figures)
+    if chip.hbm is not None:
+        assert chip.hbm.capacity_bytes == figures["gib"] * 2**30
+        rate = figures["tb_per_s"] * 1e12
+        assert chip.hbm.bandwidth_bytes_per_s == pytest.approx(rate, rel=1e-12)
+    if "watts" in figures:
+        assert chip.power_w == figures["watts"]
         assert any("http" in source for source in chip.sources) or name == "b200"
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tflops"),
-    [
-        ("h100", "fp8", 2 * 989.4),
-        ("gb200", "fp8", 5000),
-        ("gb200", "fp4", 10_000),
-        ("gb300", "fp4", 15_000),
-        ("b200", "fp4", 9000),
-        ("b300", "fp8", 4500),
-        ("mi300x", "fp8", 2614.9),
-        ("mi300x", "tf32", 653.7),
-        ("h20", "fp8", 296),
-        ("tpuv5p", "fp8", 459),
-        ("tpuv6e", "fp8", 918),
-        ("ironwood", "fp8", 4614),
-    ],
-)
-def test_other_formats_have_the_cited_rates(name, dtype, tflops):
-    assert presets.chip(name).peak_flops(dtype) / 1e12 == pytest.approx(tflops, rel=0.003)
+@pytest.mark.parametrize("name", PUBLISHED["formats"])
+def test_other_formats_have_the_cited_rates(name):
+    for dtype, tflops in PUBLISHED["formats"][name].items():
+        assert presets.chip(name).peak_flops(dtype) / 1e12 == pytest.approx(tflops, rel=0.003)
 
 
 def test_a_format_that_a_chip_lacks_is_named():
@@ -208,29 +169,12 @@ def test_a_chip_of_ones_own_is_not_fitted_and_a_design_never_is():
 # ---- fabrics ----
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "gigabytes_per_s"),
-    [
-        ("dgx-2", (16, None), (150, 100 / 8 / 2)),
-        ("dgx-a100", (8, None), (600 / 2, 200 / 8)),
-        ("dgx-h100", (8, None), (900 / 2, 400 / 8)),
-        ("dgx-b200", (8, None), (900, 400 / 8)),
-        ("dgx-b300", (8, None), (900, 800 / 8)),
-        ("nvl72-gb200", (72, None), (900, 400 / 8)),
-        ("nvl72-gb300", (72, None), (900, 800 / 8)),
-        ("superpod-h100", (8, 32, None), (450, 400 / 8, 400 / 8)),
-        ("llama3-roce", (8, 384, 8), (450, 400 / 8, 400 / 8 / 7)),
-        ("mi300x-platform", (8, None), (7 * 64, 400 / 8)),
-        ("gaudi2-hls", (8, None), (21 * 100 / 8, 3 * 100 / 8)),
-        ("tpuv5e-multislice", (256, None), (100, 6400 / 256 / 8)),
-        ("tpuv6e-multislice", (256, None), (200, 100 / 8)),
-    ],
-)
-def test_tiers_have_the_cited_sizes_and_rates(name, sizes, gigabytes_per_s):
-    fabric = presets.fabric(name)
+@pytest.mark.parametrize("name", PUBLISHED["tiers"])
+def test_tiers_have_the_cited_sizes_and_rates(name):
+    fabric, (sizes, cited) = presets.fabric(name), zip(*PUBLISHED["tiers"][name], strict=True)
     assert tuple(tier.size for tier in fabric.tiers) == sizes
     rates = [tier.share_bytes_per_s / 1e9 for tier in fabric.tiers]
-    assert rates == pytest.approx(list(gigabytes_per_s), rel=1e-12)
+    assert rates == pytest.approx(list(cited), rel=1e-12)
     record = fabric_record(fabric)[0]
     assert record["bytes_per_s"][: len(sizes)] / 1e9 == pytest.approx(rates, rel=1e-12)
 
@@ -245,18 +189,9 @@ def test_fabrics_hold_what_is_published():
     assert presets.fabric("llama3-roce").tiers[1].size * 8 == 3072
 
 
-@pytest.mark.parametrize(
-    ("name", "chips", "gigabytes_per_s"),
-    [
-        ("tpuv4-pod", 4096, 600),
-        ("tpuv5e-pod", 256, 400),
-        ("tpuv6e-pod", 256, 800),
-        ("tpuv5p-pod", 8960, 1200),
-        ("ironwood-pod", 9216, 1200),
-    ],
-)
-def test_tori_have_the_cited_chips_and_bandwidth(name, chips, gigabytes_per_s):
-    pod = presets.fabric(name)
+@pytest.mark.parametrize("name", PUBLISHED["tori"])
+def test_tori_have_the_cited_chips_and_bandwidth(name):
+    pod, (chips, gigabytes_per_s) = presets.fabric(name), PUBLISHED["tori"][name]
     assert pod.capacity == chips
     ports = 2 * len(pod.dims)
     both_ways = 2 * ports * pod.link_bandwidth_bytes_per_s
