@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, not_accepted
 from phaze_fast.hardware.silicon import process_node
 from phaze_fast.records import Quantity, Record, SquareMillimetres
 from phaze_fast.tables import Array
@@ -215,9 +215,7 @@ class PackageModel(Record):
         for name, value in (("dies", dies), ("stacks", stacks)):
             least = 1 if name == "dies" else 0
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidInputError(
-                    f"{name}: {value!r} is not accepted; expected a whole number, {least} or more"
-                )
+                raise not_accepted(name, value, f"a whole number, {least} or more")
         prices = Prices() if prices is None else prices
         area_mm2 = area_mm2 * (1.0 + (self.links_share if dies > 1 else 0.0))
         if said := self.complaint(area_mm2, dies, stacks):

@@ -23,7 +23,7 @@ from pydantic import field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.documents import Presets
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, not_accepted
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
 from phaze_fast.tables import Array
@@ -86,7 +86,7 @@ def process_node(nm: float) -> ProcessNode:
     """
     if nm not in _NODES:
         known = ", ".join(f"{n:g}" for n in _NODES)
-        raise InvalidInputError(f"process_nm: {nm!r} is not accepted; expected one of {known}")
+        raise not_accepted("process_nm", nm, f"one of {known}")
     return _NODES[nm]
 
 
@@ -416,15 +416,11 @@ class PowerModel(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not 0.0 < self.least_volts <= self.volts:
-            raise ValueError(
-                f"least_volts: {self.least_volts!r} is not accepted; expected more than 0 and at "
-                f"most volts, {self.volts!r}"
+            raise not_accepted(
+                "least_volts", self.least_volts, f"more than 0 and at most volts, {self.volts!r}"
             )
         if not 0.0 < self.least_volts_at < 1.0:
-            raise ValueError(
-                f"least_volts_at: {self.least_volts_at!r} is not accepted; expected a share "
-                "between 0 and 1"
-            )
+            raise not_accepted("least_volts_at", self.least_volts_at, "a share between 0 and 1")
         return self
 
     def _volts(self, share: Any) -> Any:
@@ -441,9 +437,7 @@ class PowerModel(Record):
     ) -> ChipPower:
         """Peak power at a share of the rated clock."""
         if not 0.0 <= clock_share <= 1.0:
-            raise InvalidInputError(
-                f"clock_share: {clock_share!r} is not accepted; expected 0 to 1"
-            )
+            raise not_accepted("clock_share", clock_share, "0 to 1")
         table = energy_table_at(terms.process_nm) if table is None else table
         total = float(power_batch([chip], table, terms)[0])
         watts = _unclocked_w(chip_records([chip]), table, terms)

@@ -18,7 +18,7 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.documents import Presets, digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, brief, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, brief, nearest, not_accepted
 from phaze_fast.hardware.chip import CHIPS, FIELD_COLUMNS, Accelerator, Links, chip_records
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import (
@@ -570,7 +570,7 @@ class ArchitectureSpace:
     def chunks(self, size: int = _CHUNK) -> Iterator[SpaceChunk]:
         """Enumerate the space in chunks of at most `size` grid points, without caching."""
         if size < 1:
-            raise InvalidInputError(f"size: {size} is not accepted; expected a number >= 1")
+            raise not_accepted("size", size, "a number >= 1")
         limit, terms = self.spec.area, self.spec.area_terms
         if self._selection is not None:
             for start in range(0, len(self._selection), size):

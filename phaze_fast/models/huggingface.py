@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
+from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest, not_accepted
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.torch_import import from_torch
 from phaze_fast.models.transformer import TransformerModel
@@ -87,18 +87,14 @@ class Fields:
         """Whole number, 0 or more."""
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidInputError(
-                f"{self.source}: {name}: {value!r} is not accepted; expected a whole number"
-            )
+            raise not_accepted(f"{self.source}: {name}", value, "a whole number")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
         """Value of a boolean field."""
         value = self.take(name, default)
         if not isinstance(value, bool):
-            raise InvalidInputError(
-                f"{self.source}: {name}: {value!r} is not accepted; expected true or false"
-            )
+            raise not_accepted(f"{self.source}: {name}", value, "true or false")
         return value
 
     def require(self, name: str, wanted: Any, why: str) -> None:
@@ -736,9 +732,7 @@ def _t5(f: Fields) -> dict[str, Any]:
 def _vit(f: Fields) -> dict[str, Any]:
     image, patch = f.whole("image_size"), f.whole("patch_size")
     if patch == 0 or image % patch:
-        raise InvalidInputError(
-            f"{f.source}: patch_size: {patch} is not accepted; expected a divisor of {image}"
-        )
+        raise not_accepted(f"{f.source}: patch_size", patch, f"a divisor of {image}")
     tokens = (image // patch) ** 2 + 1
     labels = f.take("id2label", {})
     biased = bool(f.take("qkv_bias", True))

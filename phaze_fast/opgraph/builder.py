@@ -58,7 +58,7 @@ class OperatorSpec:
     gradient: tuple[str, float, str] | None = None
     """Collective, payload and group of the backward pass, for the ends of a parallel region."""
     function: str = ""
-    """Function that it computes, if its kind does not determine it; see `FUNCTIONS` of `opgraph.graph`."""
+    """Function that it computes, if its kind does not determine it; see `graph.FUNCTIONS`."""
     regather: bool = False
     """Whether gradients that read its output gather it again before they can start."""
     sources: int = 1
