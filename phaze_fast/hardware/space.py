@@ -344,43 +344,33 @@ def _with_unit(field: str, value: Any) -> Any:
 _UNITS = {"bandwidth_bytes_per_s": "bytes/s", "_hz": "Hz", "_bytes": "bytes"}
 
 
-def _named_values(field: str, values: object) -> tuple[str, ...]:
-    """Check the values of an axis that has names."""
-    names = NAMED_AXES[field]
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ValueError(
-            f"axes.{field}: {brief(values)} is not accepted; expected a list of some of "
-            f"{', '.join(names)}"
-        )
-    for value in values:
-        if value not in names:
-            raise ValueError(
-                f"axes.{field}: {brief(value)} is not accepted; {nearest(str(value), names)}"
-            )
-    if len(set(values)) != len(values):
-        raise ValueError(f"axes.{field}: a value is given twice")
-    return tuple(values)
-
-
 def _axis_values(field: str, values: object) -> tuple[float | str, ...]:
+    """Check and write out the values of an axis: numbers, or names where it has names."""
     if field not in COLUMNS:
         raise ValueError(f"axes: unknown field {field[:60]!r}; {nearest(field[:60], COLUMNS)}")
-    if field in NAMED_AXES:
-        return _named_values(field, values)
-    if isinstance(values, Mapping):
+    names, forms = NAMED_AXES.get(field), _FORMS
+    if names is not None:
+        forms = f"expected a list of some of {', '.join(names)}"
+    elif isinstance(values, Mapping):
         values = _expanded(field, values)
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ValueError(f"axes.{field}: {brief(values)} is not accepted; {_FORMS}")
+        raise ValueError(f"axes.{field}: {brief(values)} is not accepted; {forms}")
     if len(values) > _MAX_AXIS:
         raise ValueError(f"axes.{field}: more than {_MAX_AXIS} values")
     plain = [v.item() if isinstance(v, np.generic) else _with_unit(field, v) for v in values]
     for value in plain:
-        good = _is_number(value) and value > 0
-        if not good or (_is_whole(field) and value != int(value)):
-            kind = "a whole number >= 1" if _is_whole(field) else "a finite number > 0"
-            raise ValueError(f"axes.{field}: {brief(value)} is not accepted; expected {kind}")
+        if names is not None:
+            expected = "" if value in names else nearest(str(value), names)
+        elif _is_whole(field):
+            good = _is_number(value) and value > 0 and value == int(value)
+            expected = "" if good else "expected a whole number >= 1"
+        else:
+            good = _is_number(value) and value > 0
+            expected = "" if good else "expected a finite number > 0"
+        if expected:
+            raise ValueError(f"axes.{field}: {brief(value)} is not accepted; {expected}")
     if len(set(plain)) != len(plain):
         raise ValueError(f"axes.{field}: a value is given twice")
     return tuple(plain)
