@@ -7,7 +7,8 @@ than their square (Huber's loss), so that no single row decides a constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from phaze_fast import _core
 from phaze_fast.calibration.collectives import CollectiveRows, read_collectives
 from phaze_fast.cost.machines import machines
 from phaze_fast.cost.validation import Measurements, read_measurements
+from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
 from phaze_fast.hardware.fabric import CollectiveTuning
@@ -322,37 +324,6 @@ def benchmark_script() -> str:
     return (resources.files(__package__) / "data" / "gpu_benchmark.txt").read_text("utf-8")
 
 
-# Field of the kernels' record, name and unit in a chip's file, least, most.
-_PRODUCTS = (
-    ("launch_s", "launch_latency_s", 1.0, 2e-7, 3e-5),
-    ("unit_overhead_s", "unit_overhead_s", 1.0, 1e-8, 1e-5),
-    ("efficiency", "efficiency", 1.0, 0.2, 1.0),
-    ("sustained_macs_per_s", "sustained_flops", 2.0, 1e12, 1e17),
-    ("product_hbm_share", "product_hbm_share", 1.0, 0.3, 1.0),
-    ("port_share", "port_share", 1.0, 0.2, 1.0),
-)
-_UNALIGNED = (
-    ("port_even_bytes_per_cycle", "port_even_bytes_per_cycle", 1.0, 2.0, 128.0),
-    ("port_odd_bytes_per_cycle", "port_odd_bytes_per_cycle", 1.0, 2.0, 128.0),
-)
-_UNALIGNED_KERNELS = (  # where a chip has blocks of their own for them
-    ("unaligned_unit_overhead_s", "unaligned_unit_overhead_s", 1.0, 1e-8, 1e-5),
-    ("unaligned_reduction_s", "unaligned_reduction_s", 1.0, 1e-8, 3e-5),
-)
-_VECTOR = (
-    ("vector_launch_share", "vector_launch_share", 1.0, 0.1, 1.0),
-    ("hbm_share", "hbm_share", 1.0, 0.5, 0.97),
-    ("hbm_write_share", "hbm_write_share", 1.0, 0.5, 1.0),
-)
-_FORWARD = (
-    ("attention_efficiency", "attention.efficiency", 1.0, 0.1, 1.0),
-    ("attention_ops", "attention.ops_per_score", 1.0, 0.5, 100.0),
-    ("attention_unit_s", "attention.unit_overhead_s", 1.0, 1e-8, 2e-5),
-)
-_BACKWARD = (
-    ("attention_backward_efficiency", "attention.backward_efficiency", 1.0, 0.1, 1.0),
-    ("attention_backward_ops", "attention.backward_ops_per_score", 1.0, 0.5, 200.0),
-)
 _COSTLY = 15.0  # microseconds from which a vector function's own cost shows
 
 
@@ -362,9 +333,11 @@ class _Slot:
 
     field: str
     name: str
-    unit: float
+    """Its name in a chip's file."""
     least: float
     most: float
+    unit: float = 1.0
+    """Factor from the record's value to the file's."""
 
     def read(self, record: Array) -> float:
         if self.field in (record.dtype.names or ()):
@@ -410,12 +383,24 @@ class _Rows:
         return cls(a, b, c, d, np.array(kinds))
 
 
+@cache
+def _constants_of(kind: str) -> tuple[_Slot, ...]:
+    """Return the constants that rows of a kind depend on, from ``data/chip_constants.yaml``."""
+    file = resources.files(__package__) / "data" / "chip_constants.yaml"
+    rows = parse_text(file.read_text("utf-8"), "chip_constants.yaml")[kind]
+    return tuple(_Slot(**{"name": row["field"], **row}) for row in rows)
+
+
 def _format_slots(dtype: str, rate: float) -> list[_Slot]:
     """Return the constants of products in a format that is not the chip's own."""
     return [
-        _Slot(field, f"formats.{dtype}.{name}", rate * unit if unit > 1.0 else unit, least, most)
-        for field, name, unit, least, most in _PRODUCTS
-        if name in ("efficiency", "sustained_flops", "unit_overhead_s")
+        replace(
+            slot,
+            name=f"formats.{dtype}.{slot.name}",
+            unit=rate * slot.unit if slot.unit > 1.0 else slot.unit,
+        )
+        for slot in _constants_of("products")
+        if slot.name in ("efficiency", "sustained_flops", "unit_overhead_s")
     ]
 
 
@@ -426,26 +411,26 @@ def _slots(
     if dtype not in ("bf16", "fp16"):
         return _format_slots(dtype, rate)
     kinds = {table.kind for table in tables}
-    wanted: list[tuple[str, str, float, float, float]] = []
+    wanted: list[_Slot] = []
     if kinds & {"gemm", "format", "grouped"}:
-        wanted += _PRODUCTS
+        wanted += _constants_of("products")
         product = rows.ops[rows.ops["function"] == 0]
         if np.any((product["k"] | product["n"]) % 8):
-            wanted += _UNALIGNED
+            wanted += _constants_of("unaligned")
             if base["even_tiles"][0] or base["odd_tiles"][0]:
-                wanted += _UNALIGNED_KERNELS
+                wanted += _constants_of("unaligned_kernels")
     if "vector" in kinds:
-        wanted += _VECTOR
+        wanted += _constants_of("vector")
         long = rows.measured_s[rows.owner] > 1e-6 * _COSTLY
         for code in np.unique(rows.ops["function"][long]):
             name = _core.FUNCTIONS[int(code)]
             if int(code) >= 4 and name not in ("add", "multiply", "copy", "relu", "embedding"):
-                wanted.append((name, f"functions.{name}.ops_per_element", 1.0, 1.0, 2000.0))
+                wanted.append(_Slot(name, f"functions.{name}.ops_per_element", 1.0, 2000.0))
     if kinds & {"attention", "serving attention"}:
-        wanted += _FORWARD
+        wanted += _constants_of("attention")
     if "attention" in kinds:
-        wanted += _BACKWARD
-    return [_Slot(*slot) for slot in wanted]
+        wanted += _constants_of("attention_backward")
+    return wanted
 
 
 def _one_format(tables: Sequence[Measurements]) -> str:
