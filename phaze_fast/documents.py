@@ -430,14 +430,17 @@ class CsvRow:
         """Return a cell without blanks around it; empty where there is none."""
         return (self.cells.get(column) or "").strip()
 
+    def _number(self, column: str) -> float:
+        try:
+            return float(self.text(column))
+        except ValueError:
+            return 0.0
+
     def whole(self, column: str, default: int | None = None) -> int:
         """Return a whole number from 1 to 2^40."""
         if default is not None and not self.text(column):
             return default
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            value = 0.0
+        value = self._number(column)
         if not 1 <= value <= 2**40 or value != int(value):
             raise self.fault(column, "a whole number from 1 to 2^40")
         return int(value)
@@ -446,10 +449,7 @@ class CsvRow:
         """Return a number greater than 0."""
         if default is not None and not self.text(column):
             return default
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            value = 0.0
+        value = self._number(column)
         if not 1e-9 <= value <= 1e18:
             raise self.fault(column, "a number from 1e-9 to 1e18")
         return value

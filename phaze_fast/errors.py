@@ -38,6 +38,17 @@ class MissingExtraError(PhazeError, ImportError):
     """An optional dependency is needed; the message names the extra that installs it."""
 
 
+def not_accepted(field: str, value: object, expected: str) -> InvalidInputError:
+    """Return the error for a value that a field does not accept.
+
+    Examples
+    --------
+    >>> not_accepted("threads", 0, "1 or more")
+    InvalidInputError('threads: 0 is not accepted; expected 1 or more')
+    """
+    return InvalidInputError(f"{field}: {value!r} is not accepted; expected {expected}")
+
+
 _BRIEF = reprlib.Repr()
 """A repr that never builds more than it shows."""
 _BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 4

@@ -21,7 +21,7 @@ from phaze_fast.explore.per_chip import ExactEvaluator
 from phaze_fast.explore.problem import problems_of
 from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.hardware.space_spec import COLUMNS
+from phaze_fast.hardware.space import COLUMNS
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
 from phaze_fast.threads import thread_count

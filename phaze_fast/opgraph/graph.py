@@ -14,7 +14,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.models.graph_model import OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.records import FrozenDict
-from phaze_fast.tables import Brief
+from phaze_fast.tables import Array, Brief
 
 FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
 """Names of functions in the order of their codes; the first four are no rows of a vector table."""
@@ -39,8 +39,6 @@ def function_code(kind: str, function: str = "") -> int:
     name = function or _OF_KIND.get(base, base)
     return _CODES[name + kind.removeprefix(base)]
 
-
-Array = np.ndarray[Any, Any]
 
 _COMPUTED: tuple[str, ...] = get_args(OperatorKind)
 _BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")

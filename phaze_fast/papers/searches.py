@@ -20,7 +20,7 @@ from phaze_fast.hardware import (
     area_batch,
     power_batch,
 )
-from phaze_fast.hardware.space_spec import COLUMNS, with_fields
+from phaze_fast.hardware.space import COLUMNS, with_fields
 from phaze_fast.models import Model
 from phaze_fast.papers.fixed_plans import Baseline
 from phaze_fast.planning import Training

@@ -21,7 +21,7 @@ from phaze_fast.explore import (
 )
 from phaze_fast.explore.best_first import first_of, first_of_parts
 from phaze_fast.explore.objectives import Front
-from phaze_fast.hardware.price import Prices, RunningCosts
+from phaze_fast.hardware.package import Prices, RunningCosts
 from phaze_fast.tables import non_dominated
 
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")

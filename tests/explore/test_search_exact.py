@@ -17,7 +17,7 @@ from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.hardware import FlatFabric, energy_table
-from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.package import Prices
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers

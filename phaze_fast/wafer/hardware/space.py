@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get
 
 import numpy as np
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     TypeAdapter,
@@ -79,12 +78,10 @@ class WaferSpace(Record):
     """Name of the space."""
     base: Annotated[Wafer, NamedOr(), BeforeValidator(_named_wafer)]
     """The wafer that supplies every field without an axis; in a file also a preset's name."""
-    axes: Annotated[dict[str, tuple[Any, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
+    axes: Annotated[OrderedFrozenDict[str, tuple[Any, ...]], _AXES_SCHEMA]
     """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``, sorted; the last axis
     runs fastest."""
-    ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    ties: FrozenDict[str, str] = FrozenDict()
     """Fields that copy the value of another field, for example vector cores = tensor cores."""
 
     @field_validator("axes", mode="before")

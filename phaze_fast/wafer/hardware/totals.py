@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.package import Prices
 from phaze_fast.hardware.silicon import EnergyTable, energy_table
 from phaze_fast.wafer.hardware.wafer import Wafer
 
