@@ -172,23 +172,30 @@ class Request:
         text = ",".join(map(str, value)) if isinstance(value, tuple) else value
         return f"--{name} {text}"
 
-    def unexpressed(self, *cases: tuple[bool, str, str]) -> list[Unexpressed]:
+    def unexpressed(self, names: FlagNames, **cases: bool) -> list[Unexpressed]:
         """List the parts of the plan that a format cannot express.
 
         Parameters
         ----------
+        names
+            The format's; its table ``unexpressed`` has the part and the reason of each case.
         cases
-            Whether a part cannot be expressed; the part, a field of the plan or a text; and why.
+            Whether each case applies to this plan.
         """
         spec = self.spec
-        experts = (
-            (spec.expert_imbalance != 1.0, "expert_imbalance", "the data and the router decide"),
-            (spec.expert_overlap > 0, "expert_overlap", "the library's dispatcher decides"),
-        )
+        texts = [names.tables["unexpressed"][case] for case, applies in cases.items() if applies]
+        if spec.ep > 1 and spec.expert_overlap > 0:
+            texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
+        if spec.ep > 1 and spec.expert_imbalance != 1.0:
+            texts.insert(0, ("expert_imbalance", "the data and the router decide"))
+        known = {"spec": spec, "model": self.model, "request": self}
+        known["stages"] = self.option("stages")
         return [
-            Unexpressed(self.option(part) if part in PlanSpec.model_fields else part, why)
-            for applies, part, why in (*(experts if spec.ep > 1 else ()), *cases)
-            if applies
+            Unexpressed(
+                self.option(part) if part in PlanSpec.model_fields else part.format(**known),
+                why.format(**known),
+            )
+            for part, why in texts
         ]
 
     @cached_property
