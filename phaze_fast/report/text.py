@@ -72,7 +72,7 @@ energy = _formatter(_joules)
 cost = _formatter(lambda usd: f"{usd:,.0f} USD" if usd >= 100 else f"{usd:g} USD")
 """Format a price."""
 ratio = _formatter(lambda r: f"{r:,.0f}{TIMES}" if r >= 100 else f"{r:.3g}{TIMES}")
-"""Format a factor, such as 1.41×."""
+"""Format a factor, such as 1.41 times."""
 
 
 def percent(value: Any, signed: bool = False) -> str:
