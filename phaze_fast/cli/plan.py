@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rich import progress as bars
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stop_on_interrupt
@@ -18,7 +16,7 @@ from phaze_fast.cli.output import (
     PageOutput,
     fields,
     is_narrow,
-    is_watched,
+    progress_bar,
     table,
     typed,
 )
@@ -185,24 +183,11 @@ def _document(found: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
 
 def _with_progress(find: Callable[..., Plans]) -> tuple[Plans, bool]:
     """Find plans with a progress bar; also return whether Ctrl-C ended the search."""
-    watched = is_watched(sys.stderr)
     with (
         stop_on_interrupt() as stop,
-        bars.Progress(
-            bars.TextColumn("strategies scheduled (time so far, time left)"),
-            bars.BarColumn(),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            bars.TimeRemainingColumn(),
-            transient=True,
-            disable=not watched,
-            console=Console(stderr=True, quiet=not watched),
-        ) as bar,
+        progress_bar("strategies scheduled (time so far, time left)") as update,
     ):
-        task = bar.add_task("plan", total=None)
-        plans = find(
-            progress=lambda done, total: bar.update(task, completed=done, total=total), stop=stop
-        )
+        plans = find(progress=lambda done, total: update(completed=done, total=total), stop=stop)
         return plans, stop() and not plans.complete
 
 

@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
 from phaze_fast.cli.option_groups import RecordOptions
@@ -25,6 +22,7 @@ from phaze_fast.cli.output import (
     is_narrow,
     is_watched,
     note,
+    progress_bar,
     table,
     typed,
     write_text,
@@ -46,36 +44,12 @@ from phaze_fast.units import format_bandwidth, format_bytes, format_time, parse_
 _EVERY_S = 1.0
 
 
-def _gap_text(progress: Progress) -> str:
+def _progress_text(progress: Progress) -> str:
+    placed = f"{progress.scheduled:,} scheduled, {progress.placed:,} placed"
     if not math.isfinite(progress.incumbent) or progress.bound <= 0:
-        return "-"
-    return f"{max(0.0, progress.incumbent / progress.bound - 1.0):.2%}"
-
-
-def _left(first: Progress | None, progress: Progress) -> str:
-    """Remaining time, extrapolated from the rate at which the number of open points falls."""
-    if first is None or progress.open >= first.open or progress.open == 0:
-        return "-"
-    rate = (first.open - progress.open) / max(progress.seconds - first.seconds, 1e-9)
-    return format_time(progress.open / rate)
-
-
-def _line(first: Progress | None, progress: Progress) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    best = format_time(progress.incumbent) if math.isfinite(progress.incumbent) else "-"
-    cells = {
-        "bounded": f"{progress.bounded:,}",
-        "scheduled": f"{progress.scheduled:,}",
-        "placed": f"{progress.placed:,}",
-        "open": f"{progress.open:,}",
-        "best": best,
-        "gap": _gap_text(progress),
-        "elapsed": format_time(progress.seconds),
-        "left": _left(first, progress),
-    }
-    grid.add_row(*(Text(name, style="dim") for name in cells))
-    grid.add_row(*cells.values())
-    return grid
+        return placed
+    gap = max(0.0, progress.incumbent / progress.bound - 1.0)
+    return f"{placed}; best {format_time(progress.incumbent)}, gap {gap:.2%}"
 
 
 def _plain(progress: Progress) -> dict[str, Any]:
@@ -85,28 +59,20 @@ def _plain(progress: Progress) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _shown_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield the progress callback of a search; it writes to standard error.
-
-    Parameters
-    ----------
-    quiet
-        Show nothing.
-    """
-    if quiet:
-        yield None
-        return
-    first: list[Progress] = []
-    if sys.stderr is None:  # it was closed
+def _shown_progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """Yield the progress callback of a search: a bar on a terminal, else lines of JSON."""
+    if quiet or sys.stderr is None:  # standard error was closed
         yield None
         return
     if is_watched(sys.stderr):
-        with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
+        with progress_bar("points settled") as update:
+            points = 0
 
             def show(progress: Progress) -> None:
-                if not first and progress.placed:
-                    first.append(progress)
-                live.update(_line(first[0] if first else None, progress))
+                nonlocal points
+                points = max(points, progress.open)
+                text = _progress_text(progress)
+                update(completed=points - progress.open, total=points, text=text)
 
             yield show
         return

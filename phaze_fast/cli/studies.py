@@ -18,7 +18,7 @@ from phaze_fast.calibration import (
     is_collective_table,
 )
 from phaze_fast.cli.options import Threads
-from phaze_fast.cli.output import ChartsOutput, Output, ToPath, note, table, target, write_text
+from phaze_fast.cli.output import ChartsOutput, JsonPath, Output, ToPath, note, table, write_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.papers.backtest import backtest
@@ -80,12 +80,10 @@ class Start:
 
 
 @dataclass(frozen=True)
-class CalibrationOutput:
+class CalibrationOutput(Output):
     """Output."""
 
-    as_json: Annotated[bool, typer.Option("--json")] = False
-    """Print one JSON document instead of a table."""
-    path: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    to_file: JsonPath = None
     """Write the chip or interconnect here, as YAML."""
 
 
@@ -123,10 +121,9 @@ def calibrate(
             f"no row depends on {', '.join(left)}: the starting chip's value is kept, which is an "
             "extrapolation"
         )
-    if output.path is not None:
-        write_text(
-            output.path, yaml.safe_dump(calibrated.document, sort_keys=False, allow_unicode=True)
-        )
+    if output.to_file is not None:
+        text = yaml.safe_dump(calibrated.document, sort_keys=False, allow_unicode=True)
+        write_text(output.to_file, text)
     Output(output.as_json).emit(calibrated.to_dict, lambda: _calibration_tables(calibrated))
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from phaze_fast.cli.option_groups import RecordOptions
 from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model
-from phaze_fast.cli.output import ChartsOutput, ToPath, is_watched, note, table, typed
+from phaze_fast.cli.output import ChartsOutput, ToPath, note, progress_bar, table, typed
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
@@ -33,18 +31,6 @@ def _rows(found: SweepTable) -> list[list[str]]:
         else:
             rows.append([*point, "-", "-", "-", row["status"]])
     return rows
-
-
-def _progress() -> Callable[[int, int], None] | None:
-    """Count points on a terminal."""
-    if not is_watched(sys.stderr):
-        return None
-
-    def show(done: int, whole: int) -> None:
-        sys.stderr.write(f"\r{done:,} of {whole:,} points" + ("\n" if done == whole else ""))
-        sys.stderr.flush()
-
-    return show
 
 
 @dataclass(frozen=True)
@@ -115,7 +101,13 @@ def sweep_points(
             models, where.clusters(), batches, lengths
         )
     ]
-    sweep_table = sweep(points, out=output.resume, threads=output.threads, progress=_progress())
+    with progress_bar("points") as update:
+        sweep_table = sweep(
+            points,
+            out=output.resume,
+            threads=output.threads,
+            progress=lambda done, total: update(completed=done, total=total),
+        )
     for line in sweep_table.notes:
         note(line)
     title = ", ".join(dict.fromkeys(loaded.name for loaded in models))

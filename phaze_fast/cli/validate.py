@@ -32,14 +32,6 @@ from phaze_fast.report.validation_page import validation_page
 _WORST = 8
 
 
-def _kind_of_table(file: Path) -> str:
-    """Recognise files of ``runs`` and ``steps`` among files of measurements by their header."""
-    header, _ = csv_rows(file)
-    if is_run_table(header):
-        return "runs"
-    return "steps" if is_step_table(frozenset(header)) else "operators"
-
-
 def _share(value: float | None, signed: bool = False) -> str:
     if value is None:
         return "-"
@@ -145,11 +137,6 @@ def _collective_tables(found: CollectiveValidation) -> list[RenderableType]:
     return [table(title, ["rows of", *_ERRORS], rows)]
 
 
-def _write_page(found: Any, file: Path, output: ChartsOutput) -> None:
-    title = f"Predictions against {file.name}"
-    output.write_page(lambda: validation_page(found, title, typed()))
-
-
 # ---- the command ----
 
 
@@ -183,41 +170,31 @@ def show_validation(
 
     Example: phaze-fast study validate measurements.csv --chip h200
     """
+    found, tables, document = _validated(file, how)
+    output.write_page(lambda: validation_page(found, f"Predictions against {file.name}", typed()))
+    for line in getattr(found, "refused", ()):
+        note(f"{file}: {line}")
+    output.emit(document, lambda: tables(found))
+
+
+def _validated(
+    file: Path, how: Measured
+) -> tuple[Any, Callable[[Any], list[RenderableType]], Callable[[], Any]]:
+    """Compare with a file of any kind: the errors, and how to write them as tables and as data."""
     if is_collective_table(file):
         measured = validate_collectives(file, presets.fabric(how.fabric) if how.fabric else None)
-        _write_page(measured, file, output)
-        output.emit(measured.to_dict, lambda: _collective_tables(measured))
-        return
-    kind = _kind_of_table(file)
-    if kind == "operators":
-        if how.chip is None:
-            raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
-        measured_chip = presets.chip(how.chip)
-        validation = validate(file, measured_chip)
-        _write_page(validation, file, output)
-        calibration = measured_chip.calibration
-        if calibration.note:
-            note(calibration.note)
-        output.emit(
-            lambda: _operator_data(validation, calibration), lambda: _operator_tables(validation)
-        )
-        return
-    if kind == "runs":
+        return measured, _collective_tables, measured.to_dict
+    header, _ = csv_rows(file)
+    if is_run_table(header):
         runs = validate_runs(file, how.by)
-        _deliver_rows(runs, _run_tables, file, output)
-    else:
+        return runs, _run_tables, runs.to_dict
+    if is_step_table(frozenset(header)):
         steps = validate_steps(file, presets.chip(how.chip or "h200"), how.configs)
-        _deliver_rows(steps, _step_tables, file, output)
-
-
-def _deliver_rows(
-    found: Any,
-    tables: Callable[[Any], list[RenderableType]],
-    file: Path,
-    output: ChartsOutput,
-) -> None:
-    """Print the prediction errors of runs or steps, with a note for each row that was refused."""
-    _write_page(found, file, output)
-    for line in found.refused:
-        note(f"{file}: {line}")
-    output.emit(found.to_dict, lambda: tables(found))
+        return steps, _step_tables, steps.to_dict
+    if how.chip is None:
+        raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
+    chip = presets.chip(how.chip)
+    operators = validate(file, chip)
+    if chip.calibration.note:
+        note(chip.calibration.note)
+    return operators, _operator_tables, lambda: _operator_data(operators, chip.calibration)
