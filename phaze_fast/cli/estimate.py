@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import Output, table
 from phaze_fast.cost import OperatorCost, array_cycles, collective, operator_costs, product_ops
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.hardware import Accelerator, Cluster, Fabric, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import (
@@ -266,14 +266,8 @@ class Products:
         if (self.chip is None) == (self.array is None):
             both = "none was" if self.chip is None else "both were"
             raise InvalidInputError(f"--chip, --array: expected one of them; {both} given")
-        for option, value, accepted in (
-            ("--dataflow", self.dataflow or _DATAFLOWS[0], _DATAFLOWS),
-            ("--dtype", self.dtype, _DTYPES),
-        ):
-            if value not in accepted:
-                raise InvalidInputError(
-                    f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
-                )
+        check_one_of("--dataflow", self.dataflow or _DATAFLOWS[0], _DATAFLOWS)
+        check_one_of("--dtype", self.dtype, _DTYPES)
 
 
 @dataclass(frozen=True)

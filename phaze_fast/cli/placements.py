@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import JsonPath, Output, note, show, table, write_text
-from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
+from phaze_fast.errors import InfeasibleError, InvalidInputError, check_one_of
 from phaze_fast.papers import (
     PRICED_REPLICAS,
     TIME_UNITS,
@@ -196,10 +196,8 @@ def _choose(records: list[ProblemRecord], how: Placing) -> _Form:
         ("--time-unit", how.time_unit, tuple(TIME_UNITS)),
         ("--replicas", how.replicas, PRICED_REPLICAS),
     ):
-        if value is not None and value not in accepted:
-            raise InvalidInputError(
-                f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
-            )
+        if value is not None:
+            check_one_of(option, value, accepted)
     objective = how.objective
     if objective is None:
         readable = [record.data for record in records if not record.error]

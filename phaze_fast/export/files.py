@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phaze_fast.documents import parse_json, parse_text, read_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.export.deepspeed import read_deepspeed, write_deepspeed
 from phaze_fast.export.maxtext import read_maxtext, write_maxtext
 from phaze_fast.export.megatron import read_bridge, read_megatron, write_bridge, write_megatron
@@ -71,8 +71,7 @@ def export_plan(
     >>> exported.complete, "--tensor-model-parallel-size 4" in exported.text
     (True, True)
     """
-    if to not in FORMATS:
-        raise InvalidInputError(f"to: {to!r} is not accepted; {nearest(to, FORMATS)}")
+    check_one_of("to", to, FORMATS)
     if node_devices < 1:
         raise InvalidInputError(f"node_devices: {node_devices} is not accepted; expected 1 or more")
     text, missing = _WRITERS_AND_READERS[to][0](Request.of(plan, _transformer(model), node_devices))

@@ -13,7 +13,7 @@ from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
@@ -323,8 +323,7 @@ def flag_names(name: str) -> FlagNames:
     >>> flag_names("megatron")["tp"]
     '--tensor-model-parallel-size'
     """
-    if name not in FORMATS:
-        raise InvalidInputError(f"format: {name!r} is not accepted; {nearest(name, FORMATS)}")
+    check_one_of("format", name, FORMATS)
     text = (resources.files(__package__) / "data" / f"{name}.yaml").read_text("utf-8")
     data: dict[str, Any] = parse_text(text, f"{name}.yaml")
     return FlagNames(

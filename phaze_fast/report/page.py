@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phaze_fast.documents import write_whole
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.report.drawings import CHIP_COLOURS, chip_boxes
 from phaze_fast.report.figures import (
     history_figure,
@@ -44,10 +44,7 @@ def _checked(document: object) -> Data:
     if is_wafer(document):
         return document
     status = document.get("status")
-    if status not in _STATUSES:
-        raise InvalidInputError(
-            f"document: status: {status!r} is not accepted; {nearest(str(status), _STATUSES)}"
-        )
+    check_one_of("document: status", status, _STATUSES)
     best = document.get("best")
     if status != "infeasible" and not isinstance(best, dict):
         raise InvalidInputError(f"document: best: missing, though its status is {status}")

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_one_of, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
 from phaze_fast.planning import Plan, Training, plan
@@ -248,10 +248,7 @@ class SweepTable(Table):
         return f"Sweep with the best plan of {optimal:,} points"
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self.columns:
-            raise InvalidInputError(
-                f"column: {name!r} is not accepted; {nearest(str(name), self.columns)}"
-            )
+        check_one_of("column", name, self.columns)
         return self.columns[name]
 
     @cached_property
