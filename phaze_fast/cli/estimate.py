@@ -329,21 +329,25 @@ def _estimate_products(
     output.emit(lambda: [_cost_row(chip, shape, cost) for shape, cost in costs], tables)
 
 
-def _estimate_collective(asked: Collective, operation: str, output: Output) -> None:
-    if asked.size is None or asked.ranks is None or asked.fabric is None:
-        needed = (("--bytes", asked.size), ("--ranks", asked.ranks), ("--fabric", asked.fabric))
+def _estimate_collective(exchange: Collective, operation: str, output: Output) -> None:
+    if exchange.size is None or exchange.ranks is None or exchange.fabric is None:
+        needed = (
+            ("--bytes", exchange.size),
+            ("--ranks", exchange.ranks),
+            ("--fabric", exchange.fabric),
+        )
         option = next(option for option, value in needed if value is None)
         raise InvalidInputError(f"{option}: missing; --collective needs it")
     try:
-        payload = parse_quantity(asked.size, "bytes")
+        payload = parse_quantity(exchange.size, "bytes")
     except InvalidInputError as error:
         raise InvalidInputError(f"--bytes: {error}") from None
-    wired = presets.fabric(asked.fabric)
+    wired = presets.fabric(exchange.fabric)
     where: Fabric | Cluster = wired
-    if asked.devices is not None:
-        where = Cluster(devices=asked.devices, fabric=wired)
+    if exchange.devices is not None:
+        where = Cluster(devices=exchange.devices, fabric=wired)
         wired = where.fabric
-    cost = collective(where, operation, payload, asked.ranks, asked.stride)
+    cost = collective(where, operation, payload, exchange.ranks, exchange.stride)
 
     def tables() -> list[RenderableType]:
         rows = [

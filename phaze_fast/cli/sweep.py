@@ -19,9 +19,9 @@ from phaze_fast.units import format_bytes, format_time
 _SHOWN = 40
 
 
-def _rows(found: SweepTable) -> list[list[str]]:
+def _rows(sweep_table: SweepTable) -> list[list[str]]:
     rows = []
-    for row in found.rows[:_SHOWN]:
+    for row in sweep_table.rows[:_SHOWN]:
         point = [row["model"], row["chip"], f"{row['devices']:,}", f"{row['global_batch']:,}"]
         if row["status"] == "optimal":
             widths = " ".join(f"{n}{row[n]}" for n in ("tp", "pp", "dp", "cp", "ep") if row[n] > 1)

@@ -47,10 +47,10 @@ def _errors(error: Any) -> list[str]:
     return [str(error.rows), *map(_share, sizes), _share(error.bias, signed=True)]
 
 
-def _worst_table(found: Validation | StepValidation) -> RenderableType:
+def _worst_table(validation: Validation | StepValidation) -> RenderableType:
     rows = [
         [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", _share(error, signed=True)]
-        for label, column, measured, predicted, error in found.worst(_WORST)
+        for label, column, measured, predicted, error in validation.worst(_WORST)
     ]
     columns = ["row", "column", "measured>", "predicted>", "error>"]
     return table("Worst rows", columns, rows)
@@ -71,22 +71,29 @@ def _group_row(group: RunGroup) -> list[str]:
     ]
 
 
-def _run_tables(found: RunValidation) -> list[RenderableType]:
+def _run_tables(validation: RunValidation) -> list[RenderableType]:
     """Lay out errors of published runs as tables."""
-    headings = [found.by, "unsupported>", *_ERRORS, "rank corr.>", "pick-regret>", "in interval>"]
-    groups = [*found.groups, found.all_rows]
+    headings = [
+        validation.by,
+        "unsupported>",
+        *_ERRORS,
+        "rank corr.>",
+        "pick-regret>",
+        "in interval>",
+    ]
+    groups = [*validation.groups, validation.all_rows]
     title = "Seconds of a step, predicted against measured: relative errors without sign"
     parts: list[RenderableType] = [table(title, headings, [_group_row(g) for g in groups])]
     memory = [[g.name, *_errors(g.memory)] for g in groups if g.memory is not None]
     if memory:
-        parts.append(table("Bytes of a device", [found.by, *_ERRORS], memory))
+        parts.append(table("Bytes of a device", [validation.by, *_ERRORS], memory))
     reasons = [
         [group.name, reason, str(count)]
-        for group in found.groups
+        for group in validation.groups
         for reason, count in sorted(group.unsupported.items())
     ]
     if reasons:
-        parts.append(table("Rows that are not supported", [found.by, "why", "rows>"], reasons))
+        parts.append(table("Rows that are not supported", [validation.by, "why", "rows>"], reasons))
     worst = [
         [
             str(row.run.line),
@@ -95,43 +102,45 @@ def _run_tables(found: RunValidation) -> list[RenderableType]:
             f"{row.time_s:.4g} s",
             _share(row.error, signed=True),
         ]
-        for row in found.worst(_WORST)
+        for row in validation.worst(_WORST)
     ]
     columns = ["row>", "run", "measured>", "predicted>", "error>"]
     return [*parts, table("Worst rows", columns, worst)]
 
 
-def _step_tables(found: StepValidation) -> list[RenderableType]:
+def _step_tables(validation: StepValidation) -> list[RenderableType]:
     """Lay out errors of measured steps as tables."""
-    rows = [[name, *_errors(error)] for name, error in found.columns.items()]
-    title = f"{found.chip} against measured {found.kind}: relative errors without sign"
-    return [table(title, ["column", *_ERRORS], rows), _worst_table(found)]
+    rows = [[name, *_errors(error)] for name, error in validation.columns.items()]
+    title = f"{validation.chip} against measured {validation.kind}: relative errors without sign"
+    return [table(title, ["column", *_ERRORS], rows), _worst_table(validation)]
 
 
-def _operator_tables(found: Validation) -> list[RenderableType]:
+def _operator_tables(validation: Validation) -> list[RenderableType]:
     """Lay out errors of operators as tables."""
     rows = [
         [name, *_errors(error), f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})"]
-        for name, error in found.columns.items()
+        for name, error in validation.columns.items()
     ]
-    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
-    return [table(title, ["column", *_ERRORS, "after one scale>"], rows), _worst_table(found)]
+    title = (
+        f"{validation.chip} against measured {validation.kind} rows: relative errors without sign"
+    )
+    return [table(title, ["column", *_ERRORS, "after one scale>"], rows), _worst_table(validation)]
 
 
-def _operator_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
+def _operator_data(validation: Validation, calibration: Calibration) -> dict[str, Any]:
     """Return errors of operators as plain data."""
     return {
-        "chip": found.chip,
-        "kind": found.kind,
-        "columns": {name: vars(error) for name, error in found.columns.items()},
-        "unsupported": found.unsupported,
+        "chip": validation.chip,
+        "kind": validation.kind,
+        "columns": {name: vars(error) for name, error in validation.columns.items()},
+        "unsupported": validation.unsupported,
         "calibration": calibration.to_dict(),
     }
 
 
-def _collective_tables(found: CollectiveValidation) -> list[RenderableType]:
+def _collective_tables(validation: CollectiveValidation) -> list[RenderableType]:
     """Lay out errors of collectives as a table."""
-    errors = {**found.columns, **found.groups}
+    errors = {**validation.columns, **validation.groups}
     rows = [[name, *_errors(error)] for name, error in errors.items()]
     title = "Collectives against measured ones: relative errors without sign"
     return [table(title, ["rows of", *_ERRORS], rows)]
@@ -170,11 +179,13 @@ def show_validation(
 
     Example: phaze-fast study validate measurements.csv --chip h200
     """
-    found, tables, document = _validated(file, how)
-    output.write_page(lambda: validation_page(found, f"Predictions against {file.name}", typed()))
-    for line in getattr(found, "refused", ()):
+    validation, tables, document = _validated(file, how)
+    output.write_page(
+        lambda: validation_page(validation, f"Predictions against {file.name}", typed())
+    )
+    for line in getattr(validation, "refused", ()):
         note(f"{file}: {line}")
-    output.emit(document, lambda: tables(found))
+    output.emit(document, lambda: tables(validation))
 
 
 def _validated(
