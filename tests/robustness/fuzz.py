@@ -12,13 +12,12 @@ import contextlib
 import io
 import json
 import os
-import resource
-import signal
 import tempfile
-import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from robustness.children import in_a_child
 
 from phaze_fast.cli.app import program
 from phaze_fast.cli.main import main
@@ -248,35 +247,11 @@ def finding(case):
     return f"left {sorted(left)} beside {before}" if left else ""
 
 
-def in_a_child(case):
-    """`finding` in a child process; exceeding the limits of time or memory is a finding too."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        resource.setrlimit(resource.RLIMIT_AS, (GIBIBYTES * 2**30,) * 2)
-        try:
-            said = finding(case)
-        except BaseException as error:
-            said = f"raised {type(error).__name__}: {error}"
-        os.write(writing, said.encode(errors="replace")[:60_000])
-        os._exit(0)
-    os.close(writing)
-    begin = time.monotonic()
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() - begin > SECONDS:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reading)
-            return f"not done in {SECONDS} s"
-        time.sleep(0.002)
-    with os.fdopen(reading, "rb") as pipe:
-        return pipe.read().decode(errors="replace")
-
-
 def commands(rng):
     """One random command with its finding, as the kinds of problems of `attack.py` have them."""
     seeds()  # computed once, before any child
     case = random_case(rng)
-    said = in_a_child(case)
+    said, status = in_a_child(lambda: finding(case), SECONDS, **{"as": GIBIBYTES * 2**30})
+    if os.WIFSIGNALED(status):
+        said = f"ended by signal {os.WTERMSIG(status)}, in {SECONDS} s at most"
     yield [said] if said else [], case.to_json()

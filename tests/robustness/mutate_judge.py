@@ -11,12 +11,12 @@ import ctypes
 import importlib
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from children import in_a_child
 from mutants import MOST_MUTANTS, Mutant
 
 JOB = json.loads(Path(os.environ["PHAZE_MUTATION_JOB"]).read_text())
@@ -88,24 +88,17 @@ class Judge:
         return {number: sorted(tests) for number, tests in found.items()}
 
     def reach_of(self, item):
-        """Seconds of a test, and mutants that it reaches; none where it takes long."""
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            resource.setrlimit(resource.RLIMIT_CPU, (JOB["most_s"], JOB["most_s"]))
+        """Seconds of a test, and mutants that it reaches; none where it fails or takes long."""
+
+        def reached():
             begin = time.process_time()
             self.switch.reached[:] = [0] * MOST_MUTANTS
             self.run(item)
-            reached = [m.key for n, m in self.mutants.items() if self.switch.reached[n]]
-            row = [time.process_time() - begin, [] if self.failed else reached]
-            with os.fdopen(writing, "w") as pipe:
-                json.dump(row, pipe)
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            said = pipe.read()
-        os.waitpid(child, 0)
-        return json.loads(said) if said else [JOB["most_s"], []]
+            keys = [m.key for n, m in self.mutants.items() if self.switch.reached[n]]
+            return json.dumps([time.process_time() - begin, [] if self.failed else keys])
+
+        said, status = in_a_child(reached, cpu=JOB["most_s"])
+        return json.loads(said) if status == 0 else [JOB["most_s"], []]
 
     def run(self, item) -> None:
         sys.stdout.flush()
@@ -129,34 +122,20 @@ class Judge:
 
     def notices(self, number, items, seconds) -> bool:
         """Whether a test fails, crashes or does not end."""
-        child = os.fork()
-        if child == 0:
-            limit = int(20 + 6 * seconds)
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            code = 3
-            try:
-                self.switch.choose(number)
-                for item in items:
-                    self.run(item)
-                    if self.failed:
-                        break
-                code = 1 if self.failed else 0
-            except BaseException:
-                code = 4
-            os._exit(code)
-        deadline = time.monotonic() + 120 + 20 * seconds
-        while True:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() > deadline:
-                os.kill(child, 9)
-            time.sleep(0.005)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (3, 4):
-            raise RuntimeError(f"mutant {number} could not be judged")
-        return status != 0
+
+        def outcome():
+            self.switch.choose(number)
+            for item in items:
+                self.run(item)
+                if self.failed:
+                    return "failed"
+            return ""
+
+        limits = {"cpu": int(20 + 6 * seconds), "as": 8 << 30, "core": 0}
+        said, status = in_a_child(outcome, 120 + 20 * seconds, **limits)
+        if said.startswith("raised"):
+            raise RuntimeError(f"mutant {number} could not be judged: {said}")
+        return status != 0 or said == "failed"
 
 
 def pytest_configure(config):
