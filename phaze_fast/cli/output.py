@@ -247,5 +247,6 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
 
 
 def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:
-    """Lay out named values, one per line."""
-    return table(title, ["field", "value"], [[name, value] for name, value in pairs], caption)
+    """Lay out named values, one per line; those that are empty are left out."""
+    rows = [[name, value] for name, value in pairs if value]
+    return table(title, ["field", "value"], rows, caption)
