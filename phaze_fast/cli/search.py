@@ -424,7 +424,7 @@ def search_chips(
             chips,
             cluster,
             training,
-            weights=numbers(goal.weights, "--weights"),
+            weights=None if goal.weights is None else numbers(goal.weights, "--weights", float),
             top=goal.top,
             pareto=tuple(name.strip() for name in goal.pareto.split(",") if name.strip()),
             time_limit_s=run.time_limit_s,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model
+from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model, numbers
 from phaze_fast.cli.output import ChartsOutput, ToPath, note, progress_bar, table, typed
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
 from phaze_fast.report.sweep_page import sweep_page
@@ -46,13 +45,7 @@ class Clusters:
 
     def clusters(self) -> list[Cluster]:
         """Combine every chip with every count of devices."""
-        try:
-            counts = [int(part) for part in self.devices.split(",")]
-        except ValueError:
-            raise InvalidInputError(
-                f"--devices: {self.devices!r} is not accepted; expected whole numbers separated "
-                "by commas"
-            ) from None
+        counts = numbers(self.devices, "--devices", int)
         return [
             Hardware(chip=name.strip(), devices=count, fabric=self.fabric).cluster()
             for name in self.chip.split(",")
