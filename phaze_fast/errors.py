@@ -118,3 +118,15 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     begun = [name for name in names if len(word) > 2 and name.startswith(word.lower())]
     close = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'? {listed}" if close else listed
+
+
+def check_one_of(field: str, value: object, accepted: Iterable[str]) -> None:
+    """Raise an InvalidInputError where a value is none of the accepted names.
+
+    Examples
+    --------
+    >>> check_one_of("rule", "exclusive", ("exclusive", "overlap"))
+    """
+    names = list(accepted)
+    if value not in names:
+        raise InvalidInputError(f"{field}: {value!r} is not accepted; {nearest(str(value), names)}")

@@ -6,10 +6,11 @@ Results go to standard output, everything else to standard error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +69,9 @@ ToPath = Annotated[Path | None, typer.Option(callback=target)]
 """A file that is written; it is refused early where it cannot be."""
 
 
+JsonPath = Annotated[Path | None, typer.Option("-o", "--output", callback=target)]
+
+
 # ---- delivering a result ----
 
 
@@ -77,7 +81,7 @@ class Output:
 
     as_json: Annotated[bool, typer.Option("--json")] = False
     """Print one JSON document instead of a table."""
-    to_file: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    to_file: JsonPath = None
     """Write the JSON to a file."""
 
     @property
@@ -193,6 +197,29 @@ def _console() -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
 
 
+@contextlib.contextmanager
+def progress_bar(description: str, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a bar on standard error where that is a terminal; yield the function that updates it.
+
+    It takes ``completed``, ``total`` and ``text``, which stands to the right of the bar.
+    """
+    from rich import progress as bars  # which takes long to load
+
+    watched = shown and is_watched(sys.stderr)
+    with bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[text]}"),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        transient=True,
+        disable=not watched,
+        console=Console(stderr=True, quiet=not watched),
+    ) as bar:
+        yield functools.partial(bar.update, bar.add_task(description, total=None, text=""))
+
+
 def is_narrow() -> bool:
     """Whether the output is too narrow for tables of many columns."""
     return _console().width < _WIDE
@@ -226,5 +253,6 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
 
 
 def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:
-    """Lay out named values, one per line."""
-    return table(title, ["field", "value"], [[name, value] for name, value in pairs], caption)
+    """Lay out named values, one per line; those that are empty are left out."""
+    rows = [[name, value] for name, value in pairs if value]
+    return table(title, ["field", "value"], rows, caption)

@@ -13,7 +13,7 @@ from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, nearest, printable
+from phaze_fast.errors import InvalidInputError, check_one_of, printable
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
@@ -173,25 +173,33 @@ class Request:
         text = ",".join(map(str, value)) if isinstance(value, tuple) else value
         return f"--{name} {text}"
 
-    def unexpressed(self, *cases: tuple[bool, str, str]) -> list[Unexpressed]:
+    def unexpressed(self, names: FlagNames, **cases: bool) -> list[Unexpressed]:
         """List the parts of the plan that a format cannot express.
 
         Parameters
         ----------
+        names
+            The format's; its table ``unexpressed`` has the part and the reason of each case.
         cases
-            Whether a part cannot be expressed; the part, a field of the plan or a text; and why.
+            Whether each case applies to this plan.
         """
         spec = self.spec
-        own = "a profile of this package, which no framework's file names; give it to `predict`"
-        always = ((spec.software != load_software(DEFAULT), "software", own),)
-        experts = (
-            (spec.expert_imbalance != 1.0, "expert_imbalance", "the data and the router decide"),
-            (spec.expert_overlap > 0, "expert_overlap", "the library's dispatcher decides"),
-        )
+        texts = [names.tables["unexpressed"][case] for case, applies in cases.items() if applies]
+        if spec.ep > 1 and spec.expert_overlap > 0:
+            texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
+        if spec.ep > 1 and spec.expert_imbalance != 1.0:
+            texts.insert(0, ("expert_imbalance", "the data and the router decide"))
+        if spec.software != load_software(DEFAULT):
+            own = "a profile of this package, which no framework's file names; give it to `predict`"
+            texts.insert(0, ("software", own))
+        known = {"spec": spec, "model": self.model, "request": self}
+        known["stages"] = self.option("stages")
         return [
-            Unexpressed(self.option(part) if part in PlanSpec.model_fields else part, why)
-            for applies, part, why in (*always, *(experts if spec.ep > 1 else ()), *cases)
-            if applies
+            Unexpressed(
+                self.option(part) if part in PlanSpec.model_fields else part.format(**known),
+                why.format(**known),
+            )
+            for part, why in texts
         ]
 
     @cached_property
@@ -319,8 +327,7 @@ def flag_names(name: str) -> FlagNames:
     >>> flag_names("megatron")["tp"]
     '--tensor-model-parallel-size'
     """
-    if name not in FORMATS:
-        raise InvalidInputError(f"format: {name!r} is not accepted; {nearest(name, FORMATS)}")
+    check_one_of("format", name, FORMATS)
     text = (resources.files(__package__) / "data" / f"{name}.yaml").read_text("utf-8")
     data: dict[str, Any] = parse_text(text, f"{name}.yaml")
     return FlagNames(

@@ -373,8 +373,7 @@ def _axis_values(field: str, values: object) -> tuple[float | str, ...]:
             raise ValueError(f"axes.{field}: {brief(value)} is not accepted; {expected}")
     if len(set(plain)) != len(plain):
         raise ValueError(f"axes.{field}: a value is given twice")
-    order = list(NAMED_AXES[field]).index if field in NAMED_AXES else None
-    return tuple(sorted(plain, key=order))
+    return tuple(sorted(plain, key=None if names is None else list(names).index))
 
 
 def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Accelerator:

@@ -1,7 +1,9 @@
-"""Random problems whose results are checked by `tests/reference/certificates.py`.
+"""Random problems whose results are checked by `tests/reference/certificates.py`, and random
+commands (`fuzz.py`).
 
     python3 dev.py attack --minutes 10 --seed 1
     python3 dev.py attack --minutes 5 --seed 7 --only nest
+    python3 dev.py fuzz --minutes 10 --seed 1    # the same as attack --only commands
 
 Each kind of problem gets the same time. Prints one line for each finding, with the case that
 repeats it; then cases, cases per second and findings of each kind.
@@ -27,6 +29,7 @@ from oracle_cases import random_cases
 from placement_cases import branching, chain, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
+from robustness.fuzz import commands
 from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
@@ -168,16 +171,19 @@ def _search_of(case, picked):
 KINDS = {kind.__name__: kind for kind in (layers, published, nest, plans, wafers, chips)}
 
 
-def attack(name, rng, seconds, most):
-    """Cases and findings of one kind."""
+def attack(name, rng, seconds, most, keep=None):
+    """Cases and findings of one kind; `keep` is a file that findings are appended to."""
     begin, cases, wrong = time.monotonic(), 0, 0
     while time.monotonic() - begin < seconds and cases < most:
-        for said, what in KINDS[name](rng):
+        for said, what in (KINDS | {"commands": commands})[name](rng):
             cases += 1
             if said:
                 wrong += 1
-                sys.stdout.write(f"{name}: {'; '.join(said)[:600]}\n    {str(what)[:2000]}\n")
+                sys.stdout.write(f"{name}: {'; '.join(said)[:600]}\n    {str(what)[:3000]}\n")
                 sys.stdout.flush()
+                if keep:
+                    with keep.open("a") as file:
+                        file.write(f"{what}\n")
     return cases, wrong, time.monotonic() - begin
 
 
@@ -185,14 +191,16 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="In all.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=KINDS, action="append")
+    parser.add_argument("--only", choices=[*KINDS, "commands"], action="append")
     parser.add_argument("--cases", type=int, default=10**9, help="At most, of each kind.")
+    parser.add_argument("--keep", type=Path, help="Append what is found to this file.")
     asked = parser.parse_args()
     chosen = asked.only or list(KINDS)
     all_cases, findings = 0, 0
     for name in chosen:
         rng = random.Random(f"{asked.seed} {name}")
-        cases, wrong, seconds = attack(name, rng, 60 * asked.minutes / len(chosen), asked.cases)
+        seconds = 60 * asked.minutes / len(chosen)
+        cases, wrong, seconds = attack(name, rng, seconds, asked.cases, asked.keep)
         all_cases, findings = all_cases + cases, findings + wrong
         rate = cases / max(seconds, 1e-9)
         sys.stdout.write(f"{name:10} {cases:8} cases, {rate:8.1f} a second, {wrong} findings\n")
