@@ -29,7 +29,7 @@ from phaze_fast import _core, models  # noqa: E402
 from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer  # noqa: E402
 from phaze_fast.wafer.mapping.layout import slots_of  # noqa: E402
 from phaze_fast.wafer.mapping.operators import WEIGHTS  # noqa: E402
-from phaze_fast.wafer.mapping.prices import combinations  # noqa: E402
+from phaze_fast.wafer.mapping.problem import combinations  # noqa: E402
 
 SEEDS, STEPS = 3, 20_000
 NAMES = tuple(ROLES)

@@ -11,10 +11,15 @@ from phaze_fast.cli.output import fields, table
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import Evaluation, Problem
-from phaze_fast.wafer.mapping.details import causes, operator_times, step_energy, step_mfu
-from phaze_fast.wafer.mapping.diemap import die_map, link_map
-from phaze_fast.wafer.mapping.loads import step_loads
-from phaze_fast.wafer.mapping.traffic import describe
+from phaze_fast.wafer.mapping.details import (
+    causes,
+    die_map,
+    link_map,
+    operator_times,
+    step_energy,
+    step_mfu,
+)
+from phaze_fast.wafer.mapping.traffic import describe, step_loads
 from phaze_fast.wafer.search.result import MappingResult
 from phaze_fast.wafer.search.session import Session
 from phaze_fast.wafer.studies.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison

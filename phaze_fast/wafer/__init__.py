@@ -20,12 +20,10 @@ from phaze_fast.wafer.hardware import (
     sample_faults,
     wafer_totals,
 )
-from phaze_fast.wafer.mapping.details import StepEnergy, step_energy, step_mfu
-from phaze_fast.wafer.mapping.diemap import die_map
+from phaze_fast.wafer.mapping.details import StepEnergy, die_map, step_energy, step_mfu
 from phaze_fast.wafer.mapping.encoding import RULES, Encoding, OperatorMapping
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluate
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.loads import step_loads
 from phaze_fast.wafer.mapping.mesh import (
     Links,
     MeshGroup,
@@ -37,7 +35,7 @@ from phaze_fast.wafer.mapping.mesh import (
 )
 from phaze_fast.wafer.mapping.plans import megatron, zero3
 from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
-from phaze_fast.wafer.mapping.traffic import Transfer, describe, transfers
+from phaze_fast.wafer.mapping.traffic import Transfer, describe, step_loads, transfers
 from phaze_fast.wafer.search.baselines import Baseline, accpar, baselines, hypar
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import search_mapping, search_mappings

@@ -28,8 +28,8 @@ from phaze_fast.wafer import (
 from phaze_fast.wafer.mapping.classes import Classes, classes_fault
 from phaze_fast.wafer.mapping.details import details
 from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
-from phaze_fast.wafer.mapping.layout import boundaries, placed_boundaries
 from phaze_fast.wafer.mapping.packing import class_places
+from phaze_fast.wafer.mapping.placement import Placement
 
 TILE = load_wafer("dojo-tile-like")
 SWITCHED = load_wafer("switch-wafer")
@@ -85,9 +85,9 @@ def test_a_border_between_two_wafers_passes_their_io():
     problem = Problem("bertlarge", wafer, WaferTraining(64))
     pair = Layout(5, 4, 1, 16, blocks=(14,)), Layout(5, 2, 2, 16, blocks=(5, 5))
     classes = Classes(problem, pair)
-    assert classes.wafers == (0, 1, 1)
-    sent = classes.sends()
-    inner = boundaries(TILE, Layout(5, 2, 2, 16))
+    assert classes.placement.wafers == (0, 1, 1)
+    sent = classes.placement.sends()
+    inner = Placement(TILE, (Layout(5, 2, 2, 16),)).sends()
     byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
     assert sent[0] == (byte_s, message_s)
     assert sent[1] == (inner[0][0] + byte_s, inner[0][1] + message_s)
@@ -102,18 +102,15 @@ def test_a_border_between_two_wafers_passes_their_io():
 
 
 def test_equal_sizes_behind_switches_send_as_stages_of_one_shape_do():
-    layout = Layout(5, 1, 4, 8)
-    placed = class_places(SWITCHED, ((5, 1, 3), (5, 1, 1)))
-    dies = tuple(stage for place in placed for stage in place.stages)
-    assert placed_boundaries(SWITCHED, dies, 2) == boundaries(SWITCHED, layout)
+    whole, first, second = (Layout(5, 1, stages, 8) for stages in (4, 3, 1))
+    two = Placement(SWITCHED, (first, second))
+    assert two.sends() == Placement(SWITCHED, (whole,)).sends()
 
 
 @pytest.mark.parametrize("sizes", [(12, 8), (4, 16), (7, 3)])
 def test_packets_between_classes_behind_switches_take_as_long(sizes):
     """Every die of one class sends each die of the other as much, on and back at once."""
     wafer = SWITCHED.replace(hop_latency_s=0.0)
-    placed = class_places(wafer, tuple((size, 1, 1) for size in sizes))
-    dies = tuple(stage for place in placed for stage in place.stages)
     switch = Switch(sum(sizes), wafer.switch.bandwidth_bytes_per_s, 0.0)
     first, second = range(sizes[0]), range(sizes[0], sum(sizes))
     for senders, takers in ((first, second), (second, first)):
@@ -125,7 +122,7 @@ def test_packets_between_classes_behind_switches_take_as_long(sizes):
                     route, size = (sender, switch.dies + to), 1.0 / sizes[0] / sizes[1] / 24
                     behind[sender] = switch.send_along(route, size, [], behind[sender])
     took = switch.play()
-    for rate_s, _ in placed_boundaries(wafer, dies, 0):
+    for rate_s, _ in Placement(wafer, tuple(Layout(size, 1, 1, 1) for size in sizes)).sends():
         assert rate_s == pytest.approx(took, rel=WITHIN)
 
 

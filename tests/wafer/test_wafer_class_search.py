@@ -23,9 +23,8 @@ from phaze_fast.wafer import (
 )
 from phaze_fast.wafer.mapping.classes import Classes
 from phaze_fast.wafer.mapping.details import details
-from phaze_fast.wafer.mapping.layout import whole_runs
 from phaze_fast.wafer.mapping.packing import class_places
-from phaze_fast.wafer.mapping.streams import stream_link_s_of
+from phaze_fast.wafer.mapping.placement import stream_link_s
 from phaze_fast.wafer.search.bounds import any_placement_bound
 from phaze_fast.wafer.search.class_search import ClassResult
 
@@ -73,11 +72,11 @@ def test_packets_between_classes_take_as_long(pair):
     problem = Problem(models.load("bertlarge").replace(layers=4), wafer, WaferTraining(8))
     classes = Classes(problem, pair)
     size, border = problem.work.boundary_bytes * 8, pair[0].stages - 1
-    took = [0.0] * len(classes.dies)
+    took = [0.0] * len(classes.placement.dies)
     columns, rows = wafer.grid
     traffic = Traffic(columns, rows, wafer.link_bytes_per_s, paced=True)
     ends = []
-    for k, (here, there) in enumerate(itertools.pairwise(classes.dies)):
+    for k, (here, there) in enumerate(itertools.pairwise(classes.placement.dies)):
         pairs = list(
             itertools.product(here, there) if k == border else zip(here, there, strict=True)
         )
@@ -95,12 +94,12 @@ def test_packets_between_classes_take_as_long(pair):
     for sender, node in ends:
         took[sender] += traffic.ends[node]
     for which, k in ((0, border), (1, border + 1)):
-        layout, dies = pair[which], classes.dies[k]
-        runs = tuple(tuple(run) for run in whole_runs(layout.width, layout.height))
+        layout, dies = pair[which], classes.placement.dies[k]
+        runs = tuple(tuple(run) for run in layout.whole)
         at = (*dies[0], layout.width, layout.height)
         work = Collective("all-to-all", "ordered", size / layout.dies, at, runs)
-        took[k] += simulate(columns, rows, classes.links(which), [work])
-    model = [size * each for each in classes.boundary_s]
+        took[k] += simulate(columns, rows, classes.placement.links(which), [work])
+    model = [size * each for each in problem.boundary_s(classes.placement)]
     assert all(a <= 1.03 * b for a, b in zip(took, model, strict=True))
     if len(took) == 2:  # of three, messages of one die that share a link need not end together
         assert took == pytest.approx(model, rel=0.03)
@@ -145,13 +144,13 @@ def test_dies_that_are_in_no_class_leave_their_share_of_what_is_off_the_wafer():
     problem = Problem("bertlarge", "dojo-tile-like", WaferTraining(64))
     pair = Layout(5, 3, 1, 16, blocks=(18,)), Layout(5, 1, 1, 16, blocks=(6,))
     classes = Classes(problem, pair)
-    used = tuple(die for dies in classes.dies for die in dies)
+    used = tuple(die for dies in classes.placement.dies for die in dies)
     assert len(used) == 20
     for which in (0, 1):
-        rules = classes._rules(which)[0]
+        rules = problem.rules(classes.placement, which)[0]
         assert rules["stream_bytes_per_s"] == 1.25 * problem.stream.bandwidth_bytes_per_s
         assert rules["stream_capacity_bytes"] == 1.25 * problem.stream.capacity_bytes
-        expected = stream_link_s_of(problem.wafer, used)
+        expected = stream_link_s(problem.wafer, used)
         assert (rules["stream_link_s"], rules["stream_both_s"]) == expected
 
 

@@ -140,7 +140,7 @@ def test_whole_mappings_agree_with_a_plain_evaluator(kind):
         if classes is None:
             continue
         checked += 1
-        spread += len(classes.by_wafer) > 1
+        spread += len(classes.placement.by_wafer) > 1
         shared += classes.layouts[0].replicas > 1
         plain = [
             drawn(rng, mapping, len(slots_of(each.width, each.height)), len(problem.modes))

@@ -20,8 +20,7 @@ from phaze_fast.wafer import (
     transfers,
     zero3,
 )
-from phaze_fast.wafer.mapping.details import causes, details, operator_times
-from phaze_fast.wafer.mapping.diemap import link_map
+from phaze_fast.wafer.mapping.details import causes, details, link_map, operator_times
 
 DRAM = load_wafer("dram-wafer")
 BERT = Problem("bertlarge", DRAM, WaferTraining(64))

@@ -24,7 +24,7 @@ from phaze_fast.wafer import (
     load_wafer,
     wafer_totals,
 )
-from phaze_fast.wafer.mapping.prices import network_chip
+from phaze_fast.wafer.mapping.problem import network_chip
 
 # ---- each rule alone ----
 

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from phaze_fast.wafer import Effort, Layout, Problem, die_map, evaluate, load_wafer, search_mapping
-from phaze_fast.wafer.mapping.layout import boundaries, links_of
 from phaze_fast.wafer.mapping.packing import (
     is_bent,
     longest_line,
@@ -13,6 +12,7 @@ from phaze_fast.wafer.mapping.packing import (
     stage_dies,
     tiles,
 )
+from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.search.baselines import is_linear
 
 DOJO = load_wafer("dojo-tile-like")
@@ -90,7 +90,7 @@ def test_rectangles_lie_apart_and_on_working_dies():
                 for origin in found:
                     assert not covers(origin, width, height, wafer.dead, wafer.dead_links)
                 if stages:  # whoever sends can reach whoever receives
-                    boundaries(wafer, Layout(width, height, stages, 1))
+                    Placement(wafer, (Layout(width, height, stages, 1),)).sends()
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_a_line_that_bends_has_the_slower_links():
     x, y = wafer.link_bytes_per_s
     assert y == x / 2
     bent, straight = Layout(24, 1, 1, 8), Layout(5, 1, 5, 8)
-    assert links_of(wafer, bent).x_bytes_per_s == y
-    assert links_of(wafer, straight).x_bytes_per_s == x
+    assert Placement(wafer, (bent,)).links().x_bytes_per_s == y
+    assert Placement(wafer, (straight,)).links().x_bytes_per_s == x
     broken_one = wafer.replace(dead=((1, 0),))
-    assert links_of(broken_one, bent).hop_s == 2 * wafer.hop_latency_s
+    assert Placement(broken_one, (bent,)).links().hop_s == 2 * wafer.hop_latency_s
     assert is_bent(wafer, 3, 1, 6)
     assert not is_bent(wafer, 3, 1, 5)
     problem = Problem("bertlarge", wafer)
@@ -172,7 +172,7 @@ def test_the_map_of_lines():
     wafer = DOJO.replace(dead=((4, 4),))
     drawn = die_map(wafer, Layout(12, 1, 2, 8)).split()
     assert [drawn.count(mark) for mark in "01X."] == [12, 12, 1, 0]
-    sends = boundaries(wafer, Layout(12, 1, 2, 8))
+    sends = Placement(wafer, (Layout(12, 1, 2, 8),)).sends()
     assert all(rate_s > 0 and fixed_s > 0 for rate_s, fixed_s in sends)
 
 

@@ -31,7 +31,8 @@ from phaze_fast.wafer import (
     step_mfu,
 )
 from phaze_fast.wafer.mapping.encoding import layout_faults
-from phaze_fast.wafer.mapping.layout import boundaries, layouts, weighed_split
+from phaze_fast.wafer.mapping.layout import layouts, weighed_split
+from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.search.baselines import baselines_on
 
 TILE = load_wafer("dojo-tile-like").replace(columns=2, rows=2)
@@ -147,9 +148,9 @@ def test_replicas_on_two_wafers_take_half_a_batch_each_and_sum_their_gradients()
 
 def test_a_pipeline_over_two_wafers_sends_over_their_io():
     layout = Layout(2, 1, 4, 1)
-    inner = boundaries(TILE, replace(layout, stages=2))
+    inner = Placement(TILE, (replace(layout, stages=2),)).sends()
     byte_s, message_s = 1.0 / PAIR.io.bandwidth_bytes_per_s, PAIR.io.latency_s
-    found = boundaries(PAIR, layout)
+    found = Placement(PAIR, (layout,)).sends()
     assert found[0] == inner[0]
     assert found[3] == inner[1]
     assert found[1] == (inner[1][0] + byte_s, inner[1][1] + message_s)

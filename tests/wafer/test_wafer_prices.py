@@ -5,9 +5,8 @@ import pytest
 from phaze_fast import models
 from phaze_fast.cost import attention_ops, operator_costs, product_ops, vector_ops
 from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer
-from phaze_fast.wafer.mapping.prices import network_chip
-from phaze_fast.wafer.mapping.prices import operator_costs as wafer_costs
-from phaze_fast.wafer.mapping.problem import combination
+from phaze_fast.wafer.mapping.problem import combination, network_chip
+from phaze_fast.wafer.mapping.problem import operator_costs as wafer_costs
 from phaze_fast.wafer.search.bounds import roofline, work_bound
 from phaze_fast.wafer.search.result import Effort
 from phaze_fast.wafer.search.search import search_mapping

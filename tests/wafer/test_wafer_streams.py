@@ -9,10 +9,9 @@ from reference.mesh_simulator import Traffic
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer import Layout, Problem, Wafer, WaferTraining, evaluate, load_wafer, megatron
-from phaze_fast.wafer.mapping.layout import stages_on
-from phaze_fast.wafer.mapping.loads import step_loads
 from phaze_fast.wafer.mapping.packing import stage_dies
-from phaze_fast.wafer.mapping.streams import stream_link_s, stream_loads
+from phaze_fast.wafer.mapping.placement import stream_link_s, stream_loads
+from phaze_fast.wafer.mapping.traffic import step_loads
 
 TILE = load_wafer("dojo-tile-like")
 ALL = ("left", "right", "top", "bottom")
@@ -41,7 +40,7 @@ def test_the_busiest_link_of_a_whole_tile(edges, busiest):
     wafer = at_edges(TILE, edges)
     loads = unit_loads(wafer, Layout(5, 5, 1, 1))
     assert loads.max() == pytest.approx(busiest, rel=1e-12)
-    one, both = stream_link_s(wafer, Layout(5, 5, 1, 1))
+    one, both = stream_link_s(wafer, used_dies(wafer, Layout(5, 5, 1, 1)))
     assert one == pytest.approx(loads.max() / wafer.link_bytes_per_s[0], rel=1e-12)
     assert one <= both <= 2 * one
 
@@ -83,7 +82,7 @@ def test_packets_from_the_rim_take_as_long(ways):
                     path, behind = back(columns, route) if way == "out" else route, None
                     for _ in range(48):
                         behind = traffic.send_along(path, share * 1e9 / 48, [], behind)
-        seconds = stream_link_s(wafer, layout)[len(ways) - 1]
+        seconds = stream_link_s(wafer, used_dies(wafer, layout))[len(ways) - 1]
         assert traffic.play() == pytest.approx(1e9 * seconds, rel=0.03)
 
 
@@ -110,7 +109,7 @@ def test_memory_behind_a_rim_that_is_cut_off_has_no_room():
     """The edge's dies are all dead: state off the wafer has no place, and the search says so."""
     wafer = at_edges(TILE, ("top",), dead=tuple((x, 0) for x in range(5)))
     layout = Layout(5, 4, 1, 20)
-    assert stream_link_s(wafer, layout)[0] == float("inf")
+    assert stream_link_s(wafer, used_dies(wafer, layout))[0] == float("inf")
     problem = Problem("bertlarge", wafer, WaferTraining(20))
     plan = megatron(problem, layout, 1, weights="stream")
     assert evaluate(problem, plan).stream_over_bytes > 0.0
@@ -130,7 +129,7 @@ def test_a_stream_fills_links_beside_the_work():
 
 def test_switches_carry_it_at_no_charge():
     wafer = load_wafer("switch-wafer")
-    assert stream_link_s(wafer, Layout(20, 1, 1, 1)) == (0.0, 0.0)
+    assert stream_link_s(wafer, used_dies(wafer, Layout(20, 1, 1, 1))) == (0.0, 0.0)
 
 
 def test_loads_of_a_step_have_the_stream():
@@ -144,7 +143,6 @@ def test_loads_of_a_step_have_the_stream():
     unit = unit_loads(TILE, layout)
     each = problem.work.parameters / 25
     more = stream - kept
-    assert stages_on(TILE, layout) == 1
     assert more[1:4, 2, 2] == pytest.approx(2 * 2 * 2 * each * unit[1:4, 2, 2], rel=1e-9)
     assert more[1:4, 2, 3] == pytest.approx(2 * 2 * each * unit[0:3, 2, 2], rel=1e-9)
 

@@ -18,8 +18,9 @@ from phaze_fast.wafer import (
     search_mapping,
 )
 from phaze_fast.wafer.mapping.details import details
-from phaze_fast.wafer.mapping.layout import Layout, boundaries, layouts
+from phaze_fast.wafer.mapping.layout import Layout, layouts
 from phaze_fast.wafer.mapping.mesh import Links, Run
+from phaze_fast.wafer.mapping.placement import Placement
 
 WITHIN = 0.03
 PLAIN, SUMMING = 1, 2
@@ -98,7 +99,7 @@ def test_switches_that_sum_end_an_all_reduce_sooner():
 def test_stages_send_over_their_own_links():
     """Both ways at once: a stage in the middle sends twice what the ends send."""
     wafer = BASE.replace(hop_latency_s=0.0)
-    sent = [rate_s for rate_s, _ in boundaries(wafer, Layout(5, 1, 4, 8))]
+    sent = [rate_s for rate_s, _ in Placement(wafer, (Layout(5, 1, 4, 8),)).sends()]
     switch = Switch(20, wafer.switch.bandwidth_bytes_per_s, 0.0)
     for k in range(4):
         for to in (k - 1, k + 1):

@@ -18,9 +18,9 @@ from phaze_fast import _core, models
 from phaze_fast.opgraph import layer_graph
 from phaze_fast.wafer import Layout, evaluate, megatron
 from phaze_fast.wafer.mapping.encoding import Encoding
-from phaze_fast.wafer.mapping.layout import links_of
 from phaze_fast.wafer.mapping.mesh import mesh_collective
 from phaze_fast.wafer.mapping.operators import workload
+from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.traffic import describe, transfers
 
 
@@ -68,7 +68,7 @@ def sums(problem, encoding):
     """Seconds of a block's collectives: those it waits for, and those beside the work."""
     part = {op.name: op.part for op in problem.work.operators}
     run = {op_mapping.operator: op_mapping.collective for op_mapping in encoding.operator_mappings}
-    links = links_of(problem.wafer, encoding.layout)
+    links = Placement(problem.wafer, (encoding.layout,)).links()
     blocking, hidden = 0.0, 0.0
     for each in transfers(problem, encoding):
         inside = part[each.operator] == "block" and part.get(each.target, "block") == "block"

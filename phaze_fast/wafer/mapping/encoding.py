@@ -18,7 +18,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.wafer.mapping.classes import Classes, classes_fault
+from phaze_fast.wafer.mapping.classes import classes_fault
 from phaze_fast.wafer.mapping.layout import (
     SCHEDULES,
     Layout,
@@ -29,6 +29,7 @@ from phaze_fast.wafer.mapping.layout import (
 from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS, MeshOperator
 from phaze_fast.wafer.mapping.packing import place_fault
+from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.problem import Problem
 
 Runs = tuple[tuple[str, int], ...]
@@ -240,10 +241,9 @@ class Encoding:
         ]
         return " and ".join(shapes) + " dies"
 
-    def compiled(self, problem: Problem) -> Classes:
-        """Compile two classes of stages; operators start at their first legal mapping."""
-        assert self.second_class is not None  # one class is compiled by the problem
-        return Classes(problem, (self.layout, self.second_class.layout))
+    def placement(self, problem: Problem) -> Placement:
+        """Place the stages of all classes on the problem's wafer."""
+        return Placement(problem.wafer, tuple(some.layout for some in self.classes))
 
     # ---- legality ----
 

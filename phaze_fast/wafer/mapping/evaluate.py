@@ -234,7 +234,8 @@ def evaluation_of_classes(
 
 
 def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
-    classes = encoding.compiled(problem)
+    first, second = encoding.classes
+    classes = Classes(problem, (first.layout, second.layout))
     outputs: list[Array | None] = []
     for stage_class, mapping in zip(encoding.classes, classes.mappings, strict=True):
         op_mappings, encoded_outputs = stage_class.arrays(problem)

@@ -11,8 +11,7 @@ from phaze_fast.memory import optimizer
 from phaze_fast.opgraph.graph import loose
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.operators import PARTS, passes
-from phaze_fast.wafer.mapping.prices import LeastWork
-from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.mapping.problem import LeastWork, Problem
 
 _NEAR = 0.9  # weight of compute at which weights below 1 are tested first
 _START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()

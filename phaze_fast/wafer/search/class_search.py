@@ -25,8 +25,7 @@ from phaze_fast.wafer.mapping.classes import Classes, Pair, accepts_classes, cla
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of_classes
 from phaze_fast.wafer.mapping.layout import Layout, accepts_micro_batch, balanced_split
 from phaze_fast.wafer.mapping.plans import plan_starts
-from phaze_fast.wafer.mapping.prices import LeastWork
-from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.mapping.problem import LeastWork, Problem
 from phaze_fast.wafer.search.bounds import priced_mappings, roofline
 from phaze_fast.wafer.search.result import Effort
 
