@@ -12,7 +12,7 @@ from reference.mesh_simulator import Traffic
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import optimizer
 from phaze_fast.wafer import Layout, Problem, load_wafer
-from phaze_fast.wafer.mapping.classes import Classes
+from phaze_fast.wafer.mapping.evaluate import Classes
 from phaze_fast.wafer.mapping.layout import slots_of
 from phaze_fast.wafer.mapping.operators import OUTPUTS, PARTS, PIECES, ROLES, passes
 from phaze_fast.wafer.mapping.packing import class_places

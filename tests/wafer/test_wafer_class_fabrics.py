@@ -25,9 +25,9 @@ from phaze_fast.wafer import (
     search_mapping,
     step_energy,
 )
-from phaze_fast.wafer.mapping.classes import Classes, classes_fault
 from phaze_fast.wafer.mapping.details import details
-from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
+from phaze_fast.wafer.mapping.encoding import classes_fault
+from phaze_fast.wafer.mapping.evaluate import Classes, evaluation_of_classes
 from phaze_fast.wafer.mapping.packing import class_places
 from phaze_fast.wafer.mapping.placement import Placement
 

@@ -21,8 +21,8 @@ from phaze_fast.wafer import (
     load_wafer,
     search_mapping,
 )
-from phaze_fast.wafer.mapping.classes import Classes
 from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.evaluate import Classes
 from phaze_fast.wafer.mapping.packing import class_places
 from phaze_fast.wafer.mapping.placement import stream_link_s
 from phaze_fast.wafer.search.bounds import any_placement_bound

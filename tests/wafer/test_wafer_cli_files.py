@@ -47,9 +47,9 @@ def test_a_saved_answer_takes_the_same_time(run, small, saved, tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: d[2].update(weights="zero4"), "mine.json[2].weights: 'zero4' is not accepted"),
-        (lambda d: d[2].update(weights=[]), "mine.json[2].weights"),
-        (lambda d: d[3].pop("x"), "mine.json[3].x: None is not accepted"),
+        (lambda d: d[2].update(weights="zero4"), "mine.json[2]: weights: 'zero4' is not accepted"),
+        (lambda d: d[2].update(weights=[]), "mine.json[2]: weights"),
+        (lambda d: d[3].pop("x"), "mine.json[3]: x: is missing and has no default"),
         (lambda d: d[3].update(stages=99), "operators disagree"),
         (lambda d: d.pop(), "operators: missing ['cross-entropy']"),
         (lambda d: [e.update(stages=99) for e in d], "stages: 99 rectangles of"),

@@ -225,32 +225,32 @@ def test_legality_is_the_kernels():
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("weights", "zero4", "[2].weights: 'zero4' is not accepted; did you mean"),
-        ("weights", None, "[2].weights: None is not accepted"),
-        ("weights", [], "[2].weights"),
-        ("weights", ["zero1", "zero3"], "[2].weights"),
-        ("collective", "rink", "[2].collective: 'rink' is not accepted; did you mean 'ring'?"),
-        ("collective", [], "[2].collective"),
-        ("output", "stush", "[2].output: 'stush' is not accepted; did you mean 'stash'?"),
-        ("output", {"stash": 1}, "[2].output"),
-        ("output", ["stash", 3], "[2].output: 3 is not accepted"),
-        ("x", None, "[2].x: None is not accepted; expected pairs of role and factor"),
-        ("x", "batch", "[2].x: 'batch' is not accepted"),
-        ("x", [["batch"]], "[2].x: ['batch'] is not accepted; expected [role, factor]"),
-        ("x", [["bach", 4]], "[2].x: ['bach', 4] is not accepted"),
-        ("x", [[["batch"], 4]], "[2].x"),
-        ("x", [["batch", 4.0]], "[2].x: 4.0 is not accepted; expected a whole number"),
-        ("x", [["batch", True]], "[2].x: True is not accepted"),
-        ("x", [["batch", 0]], "[2].x: 0 is not accepted"),
-        ("y", [5], "[2].y: 5 is not accepted"),
-        ("rectangle", [4], "[2].rectangle: [4] is not accepted; expected two sides"),
-        ("rectangle", ["4", 2], "[2].rectangle: '4' is not accepted"),
-        ("stages", 0, "[2].stages: 0 is not accepted; expected a whole number from 1"),
-        ("stages", 1.5, "[2].stages: 1.5 is not accepted"),
-        ("micro_batch", None, "[2].micro_batch: None is not accepted"),
+        ("weights", "zero4", "[2]: weights: 'zero4' is not accepted; did you mean"),
+        ("weights", None, "[2]: weights: None is not accepted"),
+        ("weights", [], "[2]: weights"),
+        ("weights", ["zero1", "zero3"], "[2]: weights"),
+        ("collective", "rink", "[2]: collective: 'rink' is not accepted; did you mean 'ring'?"),
+        ("collective", [], "[2]: collective"),
+        ("output", "stush", "[2]: output.0: 'stush' is not accepted; did you mean 'stash'?"),
+        ("output", {"stash": 1}, "[2]: output"),
+        ("output", ["stash", 3], "[2]: output.1: 3 is not accepted"),
+        ("x", None, "[2]: x: None is not accepted; expected a list"),
+        ("x", "batch", "[2]: x: 'batch' is not accepted"),
+        ("x", [["batch"]], "[2]: x.0.1: is missing and has no default"),
+        ("x", [["bach", 4]], "[2]: x.0.0: 'bach' is not accepted; did you mean 'batch'?"),
+        ("x", [[["batch"], 4]], "[2]: x.0.0: ['batch'] is not accepted"),
+        ("x", [["batch", 4.0]], "[2]: x.0.1: 4.0 is not accepted; expected a whole number"),
+        ("x", [["batch", True]], "[2]: x.0.1: True is not accepted"),
+        ("x", [["batch", 0]], "[2]: x.0.1: 0 is not accepted; expected a number >= 1"),
+        ("y", [5], "[2]: y.0: 5 is not accepted"),
+        ("rectangle", [4], "[2]: rectangle.1: is missing and has no default"),
+        ("rectangle", ["4", 2], "[2]: rectangle.0: '4' is not accepted"),
+        ("stages", 0, "[2]: stages: 0 is not accepted; expected a number >= 1"),
+        ("stages", 1.5, "[2]: stages: 1.5 is not accepted"),
+        ("micro_batch", None, "[2]: micro_batch: None is not accepted"),
         ("stages", 4, "operators disagree in rectangle, stages or micro_batch"),
-        ("partition", {"batch": 99}, "[2].partition: {'batch': 99} is not what x and y say"),
-        ("colective", "auto", "[2]: unknown key 'colective'; did you mean 'collective'?"),
+        ("partition", {"batch": 99}, "[2]: partition: {'batch': 99} is not what x and y say"),
+        ("colective", "auto", "[2]: operator mapping: unknown key 'colective'; did you mean 'collective'?"),
     ],
 )  # fmt: skip
 def test_a_malformed_entry_is_named(key, value, text):
@@ -266,7 +266,7 @@ def test_a_malformed_entry_is_named(key, value, text):
 def test_a_missing_key_is_named(key):
     data = PLAN.to_list()
     del data[1][key]
-    with pytest.raises(InvalidInputError, match=rf"^encoding\[1\]\.{key}: None is not accepted"):
+    with pytest.raises(InvalidInputError, match=rf"^encoding\[1\]: {key}: is missing and has no default"):
         Encoding.from_list(data)
 
 

@@ -18,8 +18,7 @@ from phaze_fast.wafer import (
     sample_faults,
     search_mapping,
 )
-from phaze_fast.wafer.mapping.classes import Classes
-from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
+from phaze_fast.wafer.mapping.evaluate import Classes, evaluation_of_classes
 from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.session import Session
 from phaze_fast.wafer.studies.fault_study import _Known
