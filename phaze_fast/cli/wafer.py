@@ -42,8 +42,7 @@ from phaze_fast.wafer.search.search import search_mappings
 from phaze_fast.wafer.search.session import Session
 from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
 from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
-from phaze_fast.wafer.studies.pareto import OBJECTIVES, WaferFront, search_front
-from phaze_fast.wafer.studies.wafers import search_wafers
+from phaze_fast.wafer.studies.spaces import OBJECTIVES, WaferFront, search_front, search_wafers
 
 # ---- reading the problem ----
 

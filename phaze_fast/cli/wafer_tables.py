@@ -24,8 +24,7 @@ from phaze_fast.wafer.search.result import MappingResult
 from phaze_fast.wafer.search.session import Session
 from phaze_fast.wafer.studies.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
 from phaze_fast.wafer.studies.fault_study import FaultStudy
-from phaze_fast.wafer.studies.pareto import WaferFront
-from phaze_fast.wafer.studies.wafers import WaferResult
+from phaze_fast.wafer.studies.spaces import WaferFront, WaferResult
 
 _NAMES = {
     "megatron": "Megatron-LM",

@@ -1,7 +1,7 @@
 """Wafers of dies: their hardware, operator-level mappings on them, and searches for the best."""
 
-from phaze_fast.wafer.hardware import (
-    WAFER_SPACES,
+from phaze_fast.wafer.hardware.space import WAFER_SPACES, WaferSpace, load_wafer_space
+from phaze_fast.wafer.hardware.wafer import (
     WAFERS,
     Die,
     FaultMap,
@@ -10,13 +10,11 @@ from phaze_fast.wafer.hardware import (
     Wafer,
     WaferIo,
     WaferRules,
-    WaferSpace,
     WaferSwitch,
     WaferTotals,
     broken_rules,
     load_faults,
     load_wafer,
-    load_wafer_space,
     sample_faults,
     wafer_totals,
 )
@@ -41,14 +39,15 @@ from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import search_mapping, search_mappings
 from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
 from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
-from phaze_fast.wafer.studies.pareto import (
+from phaze_fast.wafer.studies.spaces import (
     WaferFront,
     WaferPoint,
+    WaferResult,
     capped_s,
     pareto_front,
     search_front,
+    search_wafers,
 )
-from phaze_fast.wafer.studies.wafers import WaferResult, search_wafers
 
 __all__ = [
     "RULES",

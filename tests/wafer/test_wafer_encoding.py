@@ -266,7 +266,9 @@ def test_a_malformed_entry_is_named(key, value, text):
 def test_a_missing_key_is_named(key):
     data = PLAN.to_list()
     del data[1][key]
-    with pytest.raises(InvalidInputError, match=rf"^encoding\[1\]: {key}: is missing and has no default"):
+    with pytest.raises(
+        InvalidInputError, match=rf"^encoding\[1\]: {key}: is missing and has no default"
+    ):
         Encoding.from_list(data)
 
 

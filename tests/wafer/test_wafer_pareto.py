@@ -20,7 +20,7 @@ from phaze_fast.wafer import (
     search_mapping,
     step_energy,
 )
-from phaze_fast.wafer.studies.pareto import OBJECTIVES, _point
+from phaze_fast.wafer.studies.spaces import OBJECTIVES, _point
 
 BERT, BATCH = models.load("bertlarge"), WaferTraining(16)
 QUICK = Effort(seeds=1, steps=200, promising=1)

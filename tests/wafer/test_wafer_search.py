@@ -21,7 +21,7 @@ from phaze_fast.wafer.mapping.packing import tiles
 from phaze_fast.wafer.search.bounds import roofline
 from phaze_fast.wafer.search.result import Effort
 from phaze_fast.wafer.search.search import search_below, search_mapping
-from phaze_fast.wafer.studies.wafers import contained, search_wafers
+from phaze_fast.wafer.studies.spaces import contained, search_wafers
 
 BERT = models.load("bertlarge")
 

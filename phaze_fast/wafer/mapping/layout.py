@@ -19,7 +19,7 @@ from typing import Any
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import ScheduleName
-from phaze_fast.wafer.hardware import Wafer
+from phaze_fast.wafer.hardware.wafer import Wafer
 from phaze_fast.wafer.mapping.mesh import Run
 from phaze_fast.wafer.mapping.packing import bends, place_fault, stage_capacity
 

@@ -20,7 +20,7 @@ from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import loose
-from phaze_fast.wafer.hardware import Wafer, load_wafer
+from phaze_fast.wafer.hardware.wafer import Wafer, load_wafer
 from phaze_fast.wafer.mapping.layout import (
     Layout,
     even_split,

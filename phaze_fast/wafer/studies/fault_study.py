@@ -18,7 +18,7 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
-from phaze_fast.wafer.hardware import FaultMap, sample_faults
+from phaze_fast.wafer.hardware.wafer import FaultMap, sample_faults
 from phaze_fast.wafer.mapping.evaluate import Evaluation, score_op_mappings
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
 from phaze_fast.wafer.mapping.packing import stage_capacity
