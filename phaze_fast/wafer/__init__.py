@@ -31,10 +31,9 @@ from phaze_fast.wafer.mapping.mesh import (
     link_loads,
     mesh_collective,
 )
-from phaze_fast.wafer.mapping.plans import megatron, zero3
 from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
 from phaze_fast.wafer.mapping.traffic import Transfer, describe, step_loads, transfers
-from phaze_fast.wafer.search.baselines import Baseline, accpar, baselines, hypar
+from phaze_fast.wafer.search.baselines import Baseline, accpar, baselines, hypar, megatron, zero3
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import search_mapping, search_mappings
 from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings

@@ -12,20 +12,22 @@ from phaze_fast.hardware import energy_table
 from phaze_fast.wafer import Encoding, Layout, evaluate, load_wafer, megatron, step_energy
 from phaze_fast.wafer.mapping.layout import layouts
 from phaze_fast.wafer.mapping.packing import stage_capacity, stage_dies
-from phaze_fast.wafer.mapping.plans import axis_assignments, linear_axis_assignment, zero3
 from phaze_fast.wafer.search.baselines import (
     BASELINES,
     OFF_WAFER,
     TYPES,
     LayerSize,
     accpar,
+    axis_assignments,
     baselines,
     baselines_on,
     hypar,
     inter_layer,
     intra_layer,
     is_linear,
+    linear_axis_assignment,
     types_of,
+    zero3,
 )
 
 STREAM = load_wafer("dram-stream-wafer")

@@ -19,7 +19,7 @@ from phaze_fast.wafer import (
 from phaze_fast.wafer.mapping.details import local_specs
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.operators import workload
-from phaze_fast.wafer.mapping.plans import encode, megatron_op_mappings
+from phaze_fast.wafer.search.baselines import encode, megatron_op_mappings
 
 MIXTRAL = models.load("mixtral-8x7b")
 SMALL = MIXTRAL.replace(

@@ -22,7 +22,7 @@ from phaze_fast.wafer import (
 )
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.operators import workload
-from phaze_fast.wafer.mapping.plans import encode, megatron_op_mappings
+from phaze_fast.wafer.search.baselines import encode, megatron_op_mappings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 

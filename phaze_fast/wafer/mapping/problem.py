@@ -107,25 +107,30 @@ def alike(operators: Sequence[MeshOperator]) -> list[int]:
     return representatives
 
 
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, rising."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
 @lru_cache(maxsize=512)
 def combinations(dies: int) -> tuple[Array, Array, Array]:
     """Return the divisors of `dies`, the column of each (B, M, N, K), and the splits in order."""
-    divisors = [d for d in range(1, dies + 1) if dies % d == 0]
-    column = np.full(len(divisors) ** 4, -1, dtype=np.int32)
+    parts = divisors(dies)
+    column = np.full(len(parts) ** 4, -1, dtype=np.int32)
     splits: list[tuple[int, ...]] = []
-    for at, factors in enumerate(product(divisors, repeat=4)):
+    for at, factors in enumerate(product(parts, repeat=4)):
         if dies % math.prod(factors) == 0:
             column[at] = len(splits)
             splits.append(factors)
-    return np.array(divisors, dtype=np.int32), column, np.array(splits)
+    return np.array(parts, dtype=np.int32), column, np.array(splits)
 
 
 def combination(dies: int, factors: tuple[int, ...]) -> int:
     """Return the table column of a split into (B, M, N, K) parts."""
-    divisors, column, _ = combinations(dies)
+    parts, column, _ = combinations(dies)
     at = 0
     for factor in factors:
-        at = at * len(divisors) + int(np.searchsorted(divisors, factor))
+        at = at * len(parts) + int(np.searchsorted(parts, factor))
     return int(column[at])
 
 
@@ -614,7 +619,7 @@ class Problem:
         boundary_s = self.boundary_s(placement)[start : start + layout.stages]
         streams = self.stream is not None and not self.volume
         cross_stage_s = placement.cross_stage_s if streams else None
-        divisors, column, _ = combinations(layout.dies)
+        parts, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
         ops, edges = self._graph(layout.micro_batch)
         mapping = _core.Mapping(
@@ -622,7 +627,7 @@ class Problem:
             ops=ops,
             edges=edges,
             rules=self.rules(placement, which),
-            divisors=divisors,
+            divisors=parts,
             column=column,
             **self.price_table(layout.dies, layout.micro_batch).columns(),
             blocks=np.array(self.blocks(layout), dtype=np.int32),

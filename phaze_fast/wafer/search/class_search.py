@@ -24,8 +24,8 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.mapping.encoding import Pair, accepts_classes, classes_fault
 from phaze_fast.wafer.mapping.evaluate import Classes, Evaluation, evaluation_of_classes
 from phaze_fast.wafer.mapping.layout import Layout, accepts_micro_batch, balanced_split
-from phaze_fast.wafer.mapping.plans import plan_starts
 from phaze_fast.wafer.mapping.problem import LeastWork, Problem
+from phaze_fast.wafer.search.baselines import plan_starts
 from phaze_fast.wafer.search.bounds import priced_mappings, roofline
 from phaze_fast.wafer.search.result import Effort
 

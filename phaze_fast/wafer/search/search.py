@@ -26,9 +26,8 @@ from phaze_fast.threads import thread_count
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.plans import plan_starts
 from phaze_fast.wafer.mapping.problem import Problem
-from phaze_fast.wafer.search.baselines import is_linear
+from phaze_fast.wafer.search.baselines import is_linear, plan_starts
 from phaze_fast.wafer.search.bounds import (
     Roofline,
     any_placement_bound,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.plans import expert_options, megatron_op_mappings
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.baselines import (
     Baseline,
-    Candidate,
     baselines,
     baselines_on,
     best_candidate,
-    megatron_shapes,
+    megatron_candidates,
 )
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import Progress, result_of, search_task
@@ -116,18 +113,8 @@ def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
 def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
     """Evaluate Megatron-LM's splits in any tiling, with our weight modes and outputs."""
     del given, means
-
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, axis_assignment in megatron_shapes(problem, layout, linear=False):
-            for shared in (False, True) if t > 1 else (False,):
-                for weights, spread in product(problem.modes, expert_options(problem)):
-                    yield (
-                        megatron_op_mappings(problem, axis_assignment, shared, weights, spread),
-                        None,
-                    )
-
-    every = problem.layouts()
-    evaluation = best_candidate(problem, every, candidates)
+    candidates = megatron_candidates(problem, False, problem.modes, outputs=())
+    evaluation = best_candidate(problem, problem.layouts(), candidates)
     if evaluation is None:
         raise InvalidInputError(
             f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
