@@ -20,7 +20,7 @@ from phaze_fast.wafer import (
     search_mapping,
     step_energy,
 )
-from phaze_fast.wafer.studies.spaces import OBJECTIVES, _point
+from phaze_fast.wafer.studies.spaces import OBJECTIVES, wafer_point
 
 BERT, BATCH = models.load("bertlarge"), WaferTraining(16)
 QUICK = Effort(seeds=1, steps=200, promising=1)
@@ -33,7 +33,7 @@ SPACE = WaferSpace(
 def every():
     """All wafers of the space, searched one by one."""
     return [
-        _point(search_mapping(Problem(BERT, wafer, BATCH), QUICK, threads=1))
+        wafer_point(search_mapping(Problem(BERT, wafer, BATCH), QUICK, threads=1))
         for wafer in SPACE.wafers()[0]
     ]
 
@@ -76,7 +76,7 @@ def test_a_power_limit_stretches_the_step(every):
     time_s = capped_s(capped, found)
     leakage_j = energy.static_j * time_s / found.time_s
     assert (energy.total_j - energy.static_j + leakage_j) / time_s == pytest.approx(half_w)
-    slow = _point(replace(point.result, problem=capped))
+    slow = wafer_point(replace(point.result, problem=capped))
     assert slow.time_s == time_s
     assert slow.power_w == pytest.approx(half_w)
     dark = Problem(BERT, problem.wafer.replace(power_cap_w=1e-3), BATCH)

@@ -54,13 +54,13 @@ def fresh():
 def calls(monkeypatch):
     """Names of the wafers that are really searched."""
     names = []
-    really = searches.search_below
+    really = searches.MappingSearch
 
     def counted(problem, *rest):
         names.append(problem.wafer.name)
         return really(problem, *rest)
 
-    monkeypatch.setattr(searches, "search_below", counted)
+    monkeypatch.setattr(searches, "MappingSearch", counted)
     return names
 
 
@@ -247,14 +247,14 @@ def test_the_command_keeps_what_it_finds(run, folder, tmp_path, calls):
 
 def test_the_command_writes_as_it_goes(run, folder, tmp_path, monkeypatch):
     """A second case that fails leaves the first in the file."""
-    really = searches.search_below
+    really = searches.MappingSearch
 
     def failing(problem, *rest):
         if problem.model.name == "gpt2-small":
             raise InvalidInputError("model: stopped here")
         return really(problem, *rest)
 
-    monkeypatch.setattr(searches, "search_below", failing)
+    monkeypatch.setattr(searches, "MappingSearch", failing)
     file = tmp_path / "out.json"
     words = ["bertlarge", "gpt2-small", "--wafer", folder / "two.yaml", *EFFORT, "-o", file]
     assert "stopped here" in refused(run(*words))

@@ -20,7 +20,7 @@ from phaze_fast.wafer.mapping.layout import layouts
 from phaze_fast.wafer.mapping.packing import tiles
 from phaze_fast.wafer.search.bounds import roofline
 from phaze_fast.wafer.search.result import Effort
-from phaze_fast.wafer.search.search import search_below, search_mapping
+from phaze_fast.wafer.search.search import MappingSearch, search_mapping
 from phaze_fast.wafer.studies.spaces import contained, search_wafers
 
 BERT = models.load("bertlarge")
@@ -78,9 +78,9 @@ def test_a_start_is_never_made_worse(dojo):
 @pytest.mark.slow
 def test_nothing_below_the_best_is_left_to_find(dojo):
     found = search_mapping(dojo, QUICK)
-    none, bound = search_below(dojo, found.bound_s * 0.99, QUICK)
-    assert none is None
-    assert bound >= found.bound_s * 0.99
+    search = MappingSearch(dojo, QUICK, below_s=found.bound_s * 0.99)
+    assert search.run() is None
+    assert search.bound_s >= found.bound_s * 0.99
 
 
 def test_a_model_without_room_says_how_much_is_missing():

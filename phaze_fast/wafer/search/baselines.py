@@ -605,6 +605,9 @@ _REPLICAS = {
 }
 _TYPED = {"accpar": accpar, "hypar": hypar}
 
+VARIANTS = ("default", "tuned", "tiled")
+"""Plans of each system; see `Baseline`."""
+
 _NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its own advice
 
 
@@ -629,16 +632,14 @@ class Baseline:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "default": {**self.default.to_dict(), "is_tuned": self.default_is_tuned},
-            "tuned": self.tuned.to_dict(),
-            "tiled": self.tiled.to_dict(),
-        }
+        data = {variant: getattr(self, variant).to_dict() for variant in VARIANTS}
+        data["default"]["is_tuned"] = self.default_is_tuned
+        return data
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
         """Read the output of `to_dict`."""
-        plans = {kind: Evaluation.from_dict(data[kind]) for kind in ("default", "tuned", "tiled")}
+        plans = {kind: Evaluation.from_dict(data[kind]) for kind in VARIANTS}
         stands_in = data["default"]["is_tuned"]
         return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 

@@ -349,31 +349,44 @@ def search_classes(
     """
     if not known or not accepts_classes(problem) or late():
         return ClassResult(None, 0)
-    batches = _batches_of(known)
+    looked_at: list[Evaluation] = []
     count = 0
 
-    def tried(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
-        try:
-            return improved_classes(problem, pair, known, steps, seed)
-        except InvalidInputError:  # some operator cannot be split like this
-            return None
+    def improve(pairs: list[Pair], steps: int) -> None:
+        nonlocal count
+        for outcome in _improved_pairs(pool, problem, pairs, known, steps, seed):
+            if outcome is not None:
+                looked_at.append(outcome[0])
+                count += outcome[1]
 
-    looked_at = []
-    chosen = placed_pairs(problem, ranked_pairs(problem, layouts, batches, below_s))
-    for outcome in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
-        if outcome is not None:
-            looked_at.append(outcome[0])
-            count += outcome[1]
+    ranked = ranked_pairs(problem, layouts, _batches_of(known), below_s)
+    improve(placed_pairs(problem, ranked), _FIRST_STEPS)
     looked_at.sort(key=_rank)
     again = [rebalanced(problem, evaluation) for evaluation in looked_at[: effort.promising]]
-    for outcome in pool.map(lambda pair: tried(pair, effort.steps), again):
-        if outcome is not None:
-            looked_at.append(outcome[0])
-            count += outcome[1]
+    improve(again, effort.steps)
     fitting = [
         evaluation for evaluation in looked_at if evaluation.fits and evaluation.time_s < below_s
     ]
     return ClassResult(min(fitting, key=_rank, default=None), count)
+
+
+def _improved_pairs(
+    pool: ThreadPoolExecutor,
+    problem: Problem,
+    pairs: list[Pair],
+    known: Sequence[Known],
+    steps: int,
+    seed: int,
+) -> Iterator[tuple[Evaluation, int] | None]:
+    """Yield the result of `improved_classes` for each pair; None if an operator cannot be split."""
+
+    def improved(pair: Pair) -> tuple[Evaluation, int] | None:
+        try:
+            return improved_classes(problem, pair, known, steps, seed)
+        except InvalidInputError:
+            return None
+
+    return pool.map(improved, pairs)
 
 
 def _batches(problem: Problem, layout: Layout) -> list[Batches]:
@@ -409,18 +422,7 @@ class KnownClasses:
     ) -> float:
         """Time of the fastest pair on one wafer; infinite if none is below `below_s`.
 
-        Parameters
-        ----------
-        problem
-            The model, the wafer and the step.
-        layouts
-            Layouts of one shape; their shapes are combined to pairs.
-        known
-            The best layouts with their operator mappings, best first.
-        below_s
-            Pairs must take less than this time.
-        pool
-            Threads; the answer does not depend on their number.
+        The parameters are those of `search_classes`.
         """
         if not accepts_classes(problem) or not known:
             return float("inf")
@@ -472,18 +474,13 @@ class KnownClasses:
         steps: int,
     ) -> list[Evaluation]:
         """Improve pairs, and store those that fit in memory."""
-
-        def improved(pair: Pair) -> Evaluation | None:
-            try:
-                return improved_classes(problem, pair, known, steps, self.seed)[0]
-            except InvalidInputError:  # some operator cannot be split like this
-                return None
-
         fitting = []
-        for pair, scored in zip(pairs, pool.map(improved, pairs), strict=True):
-            if scored is None or not scored.fits:
+        outcomes = _improved_pairs(pool, problem, pairs, known, steps, self.seed)
+        for pair, outcome in zip(pairs, outcomes, strict=True):
+            if outcome is None or not outcome[0].fits:
                 self.lost.add(pair)  # it does not fit on any other fault map either
                 continue
+            scored = outcome[0]
             first, second = scored.encoding.classes
             arrays = (first.arrays(problem)[0], second.arrays(problem)[0])
             if scored.time_s < self.mappings.get(pair, (float("inf"),))[0]:

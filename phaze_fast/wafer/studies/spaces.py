@@ -1,11 +1,11 @@
 """Searches over spaces of wafers: the fastest wafer with its mapping, and Pareto fronts.
 
 A search for the fastest wafer prunes a wafer that another contains - the same die, no fewer of
-them along either axis, no slower links, no less memory: every mapping of the smaller one runs on the larger, except that the
-pipeline may turn at other dies, whose sends are a small part of a step. The others are searched
-briefly in the order of a quick bound, in waves of a fixed size and only below the best time so far;
-the best few are then searched at length. Wafers of a wave are tasks of one session, so that the
-answer is the same for every executor, and a stopped run can be resumed.
+them along either axis, no slower links, no less memory: every mapping of the smaller one runs on
+the larger, except that the pipeline may turn at other dies, whose sends are a small part of a step.
+The others are searched briefly in the order of a quick bound, in waves of a fixed size and only
+below the best time so far; the best few are then searched at length. Wafers of a wave are tasks of
+one session, so that the answer is the same for every executor, and a stopped run can be resumed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -493,38 +494,24 @@ def _leakage_w(wafer: Wafer) -> float:
     return energy_table().static_w_per_mm2 * wafer.die.outline_mm2 * dies
 
 
-def _point(result: MappingResult) -> WaferPoint:
-    problem, evaluation = result.problem, result.best
-    wafer, energy = problem.wafer, step_energy(problem, evaluation)
-    time_s = capped_s(problem, evaluation, energy)
-    totals = wafer_totals(wafer)
-    moving_j = energy.total_j - energy.static_j
-    return WaferPoint(
-        result=result,
-        time_s=time_s,
-        area_mm2=wafer.wafer_count * wafer.area_mm2,
-        power_w=moving_j / time_s + _leakage_w(wafer),
-        cost_usd=wafer.wafer_count * totals.cost_usd,
-        expected_per_s=problem.training.global_batch / time_s * totals.assembly_yield,
-    )
-
-
-def _at_best(problem: Problem, bound_s: float) -> dict[str, float]:
-    """Bounds on the objectives of a wafer."""
+def _objectives(problem: Problem, time_s: float, dynamic_j: float = 0.0) -> dict[str, float]:
+    """Objectives of a wafer; bounds on them if the time is a bound and no energy is given."""
     wafer, totals = problem.wafer, wafer_totals(problem.wafer)
     return {
-        "time_s": bound_s,
+        "time_s": time_s,
         "area_mm2": wafer.wafer_count * wafer.area_mm2,
-        "power_w": _leakage_w(wafer),
+        "power_w": dynamic_j / time_s + _leakage_w(wafer),
         "cost_usd": wafer.wafer_count * totals.cost_usd,
-        "expected_per_s": problem.training.global_batch / bound_s * totals.assembly_yield,
+        "expected_per_s": problem.training.global_batch / time_s * totals.assembly_yield,
     }
 
 
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether one point is no worse in any objective and better in at least one."""
-    pairs = list(zip(one, other, strict=True))
-    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+def wafer_point(result: MappingResult) -> WaferPoint:
+    """Return the objectives of a wafer with its best mapping."""
+    energy = step_energy(result.problem, result.best)
+    time_s = capped_s(result.problem, result.best, energy)
+    dynamic_j = energy.total_j - energy.static_j
+    return WaferPoint(result, **_objectives(result.problem, time_s, dynamic_j))
 
 
 def pareto_front(
@@ -611,12 +598,12 @@ def search_front(
             wave = [
                 problem
                 for bound_s, _, problem in queue[at : at + _WAVE]
-                if not _dominated(_at_best(problem, bound_s), points, objectives)
+                if not _dominated(_objectives(problem, bound_s), points, objectives)
             ]
             answers = opened.run([search_task(problem, effort, seed) for problem in wave])
             results = [read_result(*pair)[0] for pair in zip(wave, answers, strict=True)]
             fitting = [result for result in results if result is not None and result.best.fits]
-            points += map(_point, fitting)
+            points += map(wafer_point, fitting)
             looked = min(_WAVE, len(queue) - at)
             front = WaferFront(
                 tuple(objectives),
@@ -635,5 +622,7 @@ def search_front(
 
 
 def _dominated(best: dict[str, float], points: Sequence[WaferPoint], names: Sequence[str]) -> bool:
-    mine = [_signed(name, best[name]) for name in names]
-    return any(_dominates(point.figures(names), mine) for point in points)
+    """Whether a point is no worse in any objective and better in at least one."""
+    mine = tuple(_signed(name, best[name]) for name in names)
+    others = (point.figures(names) for point in points)
+    return any(o != mine and all(map(le, o, mine)) for o in others)
