@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from phaze_fast.cli.wafer_tables import study_rows
+from phaze_fast.cli.wafer import study_rows
 from phaze_fast.wafer import (
     Effort,
     FaultMap,

@@ -63,7 +63,7 @@ class StepEnergy:
     @property
     def total_j(self) -> float:
         """Sum over all causes."""
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]]:

@@ -536,5 +536,5 @@ class _Entry(Record):
     @property
     def layout(self) -> Layout:
         """The layout of the stages."""
-        pipeline = (self.stages, self.micro_batch, self.schedule, self.chunks, self.replicas)
-        return Layout(*self.rectangle, *pipeline, self.blocks)
+        sides, run = self.rectangle, (self.schedule, self.chunks, self.replicas, self.blocks)
+        return Layout(*sides, self.stages, self.micro_batch, *run)

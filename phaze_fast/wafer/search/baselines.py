@@ -549,7 +549,8 @@ def megatron_candidates(
 
     Without outputs, they are chosen exactly.
     """
-    codes = [outputs_of(problem, mode) for mode in outputs] or [None]
+    codes: list[Array | None] = [outputs_of(problem, mode) for mode in outputs]
+    codes = codes or [None]
     modes = tuple(weights)
 
     @cache  # micro-batches, stages and schedules share one plan
