@@ -24,7 +24,7 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
         "area_mm2": wafer.area_mm2,
         "die_yield": wafer.die_yield,
         "expected_dead": wafer.expected_dead,
-        **wafer_totals(wafer).to_dict(),
+        **vars(wafer_totals(wafer)),
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -849,10 +849,6 @@ class WaferTotals:
     after fabrication of a monolithic wafer."""
     cost_usd: float
     """Cost of one good wafer: silicon, memory stacks and carrier."""
-
-    def to_dict(self) -> dict[str, float]:
-        """Return plain data."""
-        return asdict(self)
 
 
 def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:

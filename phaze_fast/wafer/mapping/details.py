@@ -78,6 +78,17 @@ def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]
     return specs
 
 
+def _local_costs(
+    problem: Problem, encoding: Encoding
+) -> list[tuple[list[OperatorSpec], list[float], list[float]]]:
+    """Return the passes of each operator on one die, with their seconds and joules."""
+    every = local_specs(problem, encoding)
+    flat = [(spec, 1) for some in every for spec in some]
+    costs = operator_costs(problem.chip, problem.network_chip, flat)
+    seconds, joules = (iter(values.tolist()) for values in costs)
+    return [(some, [next(seconds) for _ in some], [next(joules) for _ in some]) for some in every]
+
+
 def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
     """Count the recomputations of each operator, in blocks over all stages of a class.
 
@@ -109,13 +120,10 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
     joules_of_all = 0.0
     for encoding, counts in class_counts(problem, found.encoding):
         layout = encoding.layout
-        every = local_specs(problem, encoding)
-        flat = [(spec, 1) for some in every for spec in some]
-        joules = iter(operator_costs(problem.chip, problem.network_chip, flat)[1])
-        again = _runs_again(problem, encoding)
+        operators = zip(problem.work.operators, _runs_again(problem, encoding), strict=True)
         total = 0.0
-        for op, some, more in zip(problem.work.operators, every, again, strict=True):
-            forward, *backward = (float(next(joules)) for _ in some)
+        costs = _local_costs(problem, encoding)
+        for (op, more), (_, _, (forward, *backward)) in zip(operators, costs, strict=True):
             total += sum(counts[op.part]) * (forward + sum(backward)) + more * forward
         joules_of_all += total * layout.dies * problem.batches(layout) * layout.replicas
     return joules_of_all
@@ -221,31 +229,21 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     True
     """
     classes = found.encoding.classes
-    if len(classes) > 1:
-        rows = [_operator_times(problem, stage_class) for stage_class in classes]
-        return [{**row, "class": k} for k, some in enumerate(rows) for row in some]
-    return _operator_times(problem, found.encoding)
-
-
-def _operator_times(problem: Problem, encoding: Encoding) -> list[dict[str, Any]]:
-    every = local_specs(problem, encoding)
-    flat = [(spec, 1) for some in every for spec in some]
-    seconds = iter(operator_costs(problem.chip, problem.network_chip, flat)[0])
     peak = problem.chip.peak_flops()
     rows = []
-    for op, some in zip(problem.work.operators, every, strict=True):
-        forward, *backward = (float(next(seconds)) for _ in some)
-        flops = sum(float(np.sum(spec.flops)) for spec in some)
-        busy = forward + sum(backward)
-        rows.append(
-            {
+    for number, stage_class in enumerate(classes):
+        costs = _local_costs(problem, stage_class)
+        for op, (some, (forward, *backward), _) in zip(problem.work.operators, costs, strict=True):
+            flops = sum(float(np.sum(spec.flops)) for spec in some)
+            busy = forward + sum(backward)
+            row = {
                 "operator": op.name,
                 "part": op.part,
                 "forward_s": forward,
                 "backward_s": sum(backward),
                 "of_peak": flops / (busy * peak) if busy > 0 else 0.0,
             }
-        )
+            rows.append(row if len(classes) == 1 else {**row, "class": number})
     return rows
 
 
@@ -255,9 +253,10 @@ def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
     if len(classes) == 1:
         return [found.compute_s] * len(found.stages)
     seconds = []
-    for stage_class in classes:
-        rows = [row for row in _operator_times(problem, stage_class) if row["part"] == "block"]
-        work_s = sum(row["forward_s"] + row["backward_s"] for row in rows)
+    for number, stage_class in enumerate(classes):
+        rows = [row for row in operator_times(problem, found) if row["class"] == number]
+        block = [row for row in rows if row["part"] == "block"]
+        work_s = sum(row["forward_s"] + row["backward_s"] for row in block)
         seconds += [work_s] * stage_class.layout.stages
     return seconds
 

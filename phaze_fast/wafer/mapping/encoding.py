@@ -536,5 +536,12 @@ class _Entry(Record):
     @property
     def layout(self) -> Layout:
         """The layout of the stages."""
-        sides, run = self.rectangle, (self.schedule, self.chunks, self.replicas, self.blocks)
-        return Layout(*sides, self.stages, self.micro_batch, *run)
+        return Layout(
+            *self.rectangle,
+            self.stages,
+            self.micro_batch,
+            self.schedule,
+            self.chunks,
+            self.replicas,
+            self.blocks,
+        )

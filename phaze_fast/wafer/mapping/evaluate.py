@@ -206,9 +206,8 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
 
     Examples
     --------
-    >>> from phaze_fast import models
-    >>> from phaze_fast.wafer import load_wafer, megatron
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> from phaze_fast.wafer import megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> plan = megatron(problem, Layout(4, 2, 1, 16), tp=4)
     >>> evaluate(problem, plan).fits
     True

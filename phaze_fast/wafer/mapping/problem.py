@@ -239,9 +239,7 @@ class Problem:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> mapping = problem.mapping(Layout(4, 2, 1, 8))
     >>> mapping.score()["time_s"].shape
     (1,)

@@ -243,9 +243,8 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
     --------
     Megatron-LM's tensor parallelism has two sums per block forward and two backward:
 
-    >>> from phaze_fast import models
-    >>> from phaze_fast.wafer import Layout, load_wafer, megatron
-    >>> problem = Problem(models.load("gpt3-13b"), load_wafer("dram-wafer"))
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem("gpt3-13b", "dram-wafer")
     >>> plan = megatron(problem, Layout(8, 1, 1, 1), tp=8)
     >>> sums = [t for t in transfers(problem, plan) if t.op == "all-reduce" and t.target]
     >>> [(t.operator, t.when) for t in sums][1:3]
@@ -283,9 +282,8 @@ def describe(problem: Problem, encoding: Encoding) -> str:
 
     Examples
     --------
-    >>> from phaze_fast import models
-    >>> from phaze_fast.wafer import Layout, load_wafer, megatron
-    >>> problem = Problem(models.load("gpt3-13b"), load_wafer("dram-wafer"))
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem("gpt3-13b", "dram-wafer")
     >>> print(describe(problem, megatron(problem, Layout(8, 1, 1, 1), 8)).splitlines()[6])
     qkv              x: columns 8 | weights replicated | output stash
     """
@@ -437,9 +435,8 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
 
     Examples
     --------
-    >>> from phaze_fast import models
-    >>> from phaze_fast.wafer import Layout, load_wafer, megatron
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> loads = step_loads(problem, megatron(problem, Layout(4, 1, 1, 8), 4))
     >>> loads.shape, bool(loads[0, 0, 0] > 0), bool(loads[1:].any())
     ((5, 8, 4), True, False)

@@ -215,9 +215,7 @@ def megatron(
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("gpt3-13b"), load_wafer("dram-wafer"))
+    >>> problem = Problem("gpt3-13b", "dram-wafer")
     >>> plan = megatron(problem, Layout(4, 2, 5, 2), tp=4, sequence_parallel=True)
     >>> {op_mapping.operator: op_mapping.x for op_mapping in plan.operator_mappings}["proj"]
     (('inner', 4),)
@@ -251,9 +249,7 @@ def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("llama2-7b"), load_wafer("dram-wafer"))
+    >>> problem = Problem("llama2-7b", "dram-wafer")
     >>> zero3(problem, Layout(8, 4, 1, 32)).operator_mappings[1].partition["batch"]
     32
     """
@@ -439,9 +435,7 @@ def accpar(problem: Problem, layout: Layout) -> Encoding:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> len(accpar(problem, Layout(4, 2, 1, 64)).operator_mappings) == len(problem.work.operators)
     True
     """
@@ -453,9 +447,7 @@ def hypar(problem: Problem, layout: Layout) -> Encoding:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> plan = hypar(problem, Layout(4, 2, 1, 64))
     >>> {m.partition["columns"] for m in plan.operator_mappings if m.operator == "up"}
     {1}
@@ -814,9 +806,7 @@ def baselines(
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> plans = baselines(problem, ["zero3"])["zero3"]
     >>> plans.tuned.time_s <= plans.default.time_s
     True

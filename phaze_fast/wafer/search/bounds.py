@@ -129,9 +129,7 @@ def roofline(problem: Problem) -> Roofline:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> work_s = float(problem.mapping(Layout(1, 1, 1, 1)).score()["compute_s"][0])
     >>> roofline(problem).work.block_s < work_s
     True

@@ -390,9 +390,7 @@ def search_mapping(
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
     >>> result = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
     >>> result.best.fits and result.bound_s <= result.best.time_s
     True
@@ -508,13 +506,8 @@ def search_mappings(
         Problems, each with a model, a wafer and a step.
     effort, seed, threads, progress
         As for `search_mapping`.
-    executor
-        Executor of the searches: an executor, or one of the names of
-        `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads.
-    resume
-        Directory of a journal, from which the same call resumes.
-    cache
-        Folder of cached results, keyed by content and by the version of the cost models.
+    executor, resume, cache
+        As for `Session`.
     session
         An open session to run in, which then determines executor, threads, resume and cache.
 

@@ -253,9 +253,7 @@ def compare_mappings(
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
     >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
     >>> comparison = compare_mappings(problem, quick, names=["megatron"], ablations=False)
     >>> comparison.ours.best.time_s <= comparison.baselines["megatron"].best.time_s

@@ -194,14 +194,8 @@ def search_wafers(
         As for `search_mapping`.
     progress
         Called with wafers done, total wafers, and the best time so far.
-    executor
-        Executor of the searches: an executor, or one of the names of
-        `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads. The
-        result does not depend on it.
-    resume
-        Directory of a journal of finished tasks, from which the same call resumes.
-    cache
-        Folder of cached results, keyed by content and by the version of the cost models.
+    executor, resume, cache
+        As for `Session`; the result does not depend on them.
     session
         An open session to run in, which then determines executor, threads, resume and cache.
 
