@@ -31,7 +31,6 @@ from phaze_fast.wafer import (
     load_wafer_space,
     wafer_totals,
 )
-from phaze_fast.wafer.hardware.wafer import extent_mm
 from phaze_fast.wafer.mapping.problem import network_chip
 
 # ---- wafers: each rule alone, and presets against published figures ----
@@ -412,7 +411,7 @@ def test_stacks_stand_between_rows():
     # Two stacks of 8.5 mm fit side by side beside a die of 25 mm, four do not.
     for stacks, between in ((0, 0), (1, 1), (2, 1), (4, 2)):
         wafer = with_die(DRAM, chip=SMALL, d2d_modules_y=0, hbm_stacks=stacks)
-        one, two = (extent_mm(wafer, 1, rows)[1] for rows in (1, 2))
+        one, two = (wafer.extent_mm(1, rows)[1] for rows in (1, 2))
         assert two - one == pytest.approx(25.0 + 0.5 + between * depth)
         assert one == pytest.approx(25.0 + min(stacks, 2) * depth)
 
@@ -441,8 +440,8 @@ def test_the_grid_fits_and_no_more_would(wafer):
     window = wafer.rules.window_mm
     columns, rows = wafer.grid
     assert max(wafer.size_mm) <= window * (1 + 1e-9)
-    assert extent_mm(wafer, columns + 1, rows)[0] > window
-    assert extent_mm(wafer, columns, rows + 1)[1] > window
+    assert wafer.extent_mm(columns + 1, rows)[0] > window
+    assert wafer.extent_mm(columns, rows + 1)[1] > window
     for changes in ({"columns": columns + 1}, {"rows": rows + 1}):
         assert refusal(lambda c=changes: wafer.replace(**c)).startswith("window: ")
     assert wafer.dies * wafer.die.outline_mm2 <= wafer.area_mm2 * (1 + 1e-9)

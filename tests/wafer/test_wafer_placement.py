@@ -43,7 +43,6 @@ from phaze_fast.wafer import (
     step_mfu,
 )
 from phaze_fast.wafer.mapping.details import details
-from phaze_fast.wafer.mapping.encoding import layout_faults
 from phaze_fast.wafer.mapping.layout import layouts, weighed_split
 from phaze_fast.wafer.mapping.mesh import Links, Run
 from phaze_fast.wafer.mapping.packing import (
@@ -497,8 +496,7 @@ def test_schedules_and_replicas_are_read_back():
 )  # fmt: skip
 def test_what_a_pipeline_cannot_do_is_one_line(layout, text):
     problem = Problem("bertlarge", PAIR, WaferTraining(32))
-    (fault,) = layout_faults(problem, layout)
-    assert text in fault
+    assert text in problem.fault(layout)
     assert text in refusal(lambda: problem.mapping(layout))
 
 
@@ -538,7 +536,7 @@ def test_layouts_of_joined_wafers_are_those_that_the_rules_accept():
     problem = Problem("bertlarge", PAIR, WaferTraining(4))
     listed = list(layouts(PAIR, problem.work.blocks, 4))
     assert len(listed) == len(set(listed))
-    assert all(layout_faults(problem, each) == [] for each in listed)
+    assert all(problem.fault(each) == "" for each in listed)
     assert {each.replicas for each in listed} == {1, 2}
     assert all(each.stages % 2 == 0 for each in listed if each.replicas == 1)
 

@@ -35,7 +35,6 @@ from phaze_fast.wafer import (
     search_mapping,
     step_energy,
 )
-from phaze_fast.wafer.mapping.encoding import layout_faults
 from phaze_fast.wafer.mapping.layout import layouts, weighed_split
 from phaze_fast.wafer.mapping.problem import combination, network_chip
 from phaze_fast.wafer.mapping.problem import operator_costs as wafer_costs
@@ -261,14 +260,14 @@ def every_layout(problem: Problem) -> list[Layout]:
     columns, rows = problem.wafer.grid
     sides = [range(1, rows * columns + 1), range(1, rows + 1), range(1, problem.work.blocks + 1)]
     tried = itertools.product(*sides, range(1, 2 * problem.training.global_batch + 1))
-    plain = [layout for layout in starmap(Layout, tried) if not layout_faults(problem, layout)]
+    plain = [layout for layout in starmap(Layout, tried) if not problem.fault(layout)]
     piped = [
         replace(layout, schedule=schedule, chunks=chunks)
         for layout in plain
         if layout.stages > 1
         for schedule, chunks in (("zb-h1", 1), *(("interleaved", v) for v in range(1, 7)))
     ]
-    found = plain + [layout for layout in piped if not layout_faults(problem, layout)]
+    found = plain + [layout for layout in piped if not problem.fault(layout)]
     blocks, ends = problem.work.blocks, problem.work.ends
     for layout in [each for each in found if each.schedule != "interleaved"]:
         uneven = weighed_split(blocks, layout.stages, ends)

@@ -323,9 +323,17 @@ class Wafer(Record):
 
     @cached_property
     def grid(self) -> tuple[int, int]:
-        """Columns and rows of dies."""
-        columns, rows = fitting(self)
-        return self.columns or columns, self.rows or rows
+        """Columns and rows of dies: by default as many as fit the wafer's window."""
+        between, outside = self._bands
+        window = self.rules.window_mm * _SLACK
+
+        def count(side: float, gap: float, taken: float) -> int:
+            return max(math.floor((window - taken + gap) / (side + gap)), 0)
+
+        return (
+            self.columns or count(self.die.width_mm, self.gap_mm, 0.0),
+            self.rows or count(self.die.height_mm, self.gap_mm + between, outside),
+        )
 
     @property
     def positions(self) -> int:
@@ -418,14 +426,20 @@ class Wafer(Record):
         x, y = (
             rules.d2d_module_bytes_per_s
             * (rules.d2d_far_share if gap > rules.d2d_reach_mm else 1.0)
-            for gap in gaps_mm(self)
+            for gap in self.gaps_mm
         )
         return die.d2d_modules_x * x, die.d2d_modules_y * y
 
     @property
     def memory_bytes(self) -> int:
         """Usable memory of one die in bytes: HBM if it has any, else SRAM."""
-        return local_bytes(self) - self.reserved_bytes
+        return self.local_bytes - self.reserved_bytes
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of one die's memory, reserved ones included: its stacks if any, else its SRAM."""
+        stacks = self.die.hbm_stacks
+        return stacks * self.rules.hbm_stack_bytes or self.die.chip.buffer.capacity_bytes
 
     def tiers(self) -> tuple[MemoryTier, ...]:
         """Memory tiers of one working die, nearest first, reserved bytes excluded.
@@ -461,7 +475,45 @@ class Wafer(Record):
     @property
     def size_mm(self) -> tuple[float, float]:
         """Width and height of the part of the wafer in use, stacks included."""
-        return extent_mm(self, *self.grid)
+        return self.extent_mm(*self.grid)
+
+    @property
+    def _bands(self) -> tuple[float, float]:
+        """Height of the stacks between two rows of dies, and outside the first and last row.
+
+        The stacks of facing edges share a band where they fit side by side.
+        """
+        die, rules = self.die, self.rules
+        top, bottom = die.stacks_on_edges
+        sharing = rules.hbm_stack_mm * die.hbm_stacks <= die.width_mm * _SLACK
+        edges = (top > 0) + (bottom > 0)
+        between = min(edges, 1) if sharing else edges
+        return between * rules.hbm_stack_depth_mm, edges * rules.hbm_stack_depth_mm
+
+    @property
+    def gaps_mm(self) -> tuple[float, float]:
+        """Millimetres between neighbouring dies of a row, and of a column with its stacks.
+
+        Examples
+        --------
+        >>> load_wafer("dram-wafer").gaps_mm
+        (0.5, 12.37)
+        """
+        return self.gap_mm, self.gap_mm + self._bands[0]
+
+    def extent_mm(self, columns: int, rows: int) -> tuple[float, float]:
+        """Width and height in mm of a grid of dies, stacks included.
+
+        Examples
+        --------
+        >>> load_wafer("sram-wafer").extent_mm(8, 4)
+        (203.5, 101.5)
+        """
+        between, outside = self._bands
+        return (
+            columns * self.die.width_mm + (columns - 1) * self.gap_mm,
+            rows * self.die.height_mm + (rows - 1) * (self.gap_mm + between) + outside,
+        )
 
     @property
     def area_mm2(self) -> float:
@@ -485,77 +537,6 @@ class Wafer(Record):
 
 
 # ---- rules of manufacture ----
-
-
-def local_bytes(wafer: Wafer) -> int:
-    """Bytes of one die's memory: its stacks if it has any, else its SRAM.
-
-    Examples
-    --------
-    >>> local_bytes(load_wafer("sram-wafer")) // 2**20
-    320
-    """
-    stacks = wafer.die.hbm_stacks
-    return stacks * wafer.rules.hbm_stack_bytes or wafer.die.chip.buffer.capacity_bytes
-
-
-def _bands(wafer: Wafer) -> tuple[float, float]:
-    """Height of the stacks between two rows of dies, and outside the first and last row.
-
-    The stacks of facing edges share a band where they fit side by side.
-    """
-    die, rules = wafer.die, wafer.rules
-    top, bottom = die.stacks_on_edges
-    sharing = rules.hbm_stack_mm * die.hbm_stacks <= die.width_mm * _SLACK
-    edges = (top > 0) + (bottom > 0)
-    between = min(edges, 1) if sharing else edges
-    return between * rules.hbm_stack_depth_mm, edges * rules.hbm_stack_depth_mm
-
-
-def gaps_mm(wafer: Wafer) -> tuple[float, float]:
-    """Millimetres between neighbouring dies of a row, and of a column with its stacks.
-
-    Examples
-    --------
-    >>> gaps_mm(load_wafer("dram-wafer"))
-    (0.5, 12.37)
-    """
-    return wafer.gap_mm, wafer.gap_mm + _bands(wafer)[0]
-
-
-def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
-    """Width and height in mm of a grid of dies, stacks included.
-
-    Examples
-    --------
-    >>> extent_mm(load_wafer("sram-wafer"), 8, 4)
-    (203.5, 101.5)
-    """
-    between, outside = _bands(wafer)
-    return (
-        columns * wafer.die.width_mm + (columns - 1) * wafer.gap_mm,
-        rows * wafer.die.height_mm + (rows - 1) * (wafer.gap_mm + between) + outside,
-    )
-
-
-def fitting(wafer: Wafer) -> tuple[int, int]:
-    """Largest numbers of columns and rows of dies that fit the wafer's window.
-
-    Examples
-    --------
-    >>> fitting(load_wafer("sram-wafer"))
-    (8, 8)
-    """
-    between, outside = _bands(wafer)
-    window = wafer.rules.window_mm * _SLACK
-
-    def count(side: float, gap: float, taken: float) -> int:
-        return max(math.floor((window - taken + gap) / (side + gap)), 0)
-
-    return (
-        count(wafer.die.width_mm, wafer.gap_mm, 0.0),
-        count(wafer.die.height_mm, wafer.gap_mm + between, outside),
-    )
 
 
 def broken_rules(wafer: Wafer) -> list[tuple[Rule, str]]:
@@ -606,7 +587,7 @@ def _die_faults(die: Die, rules: WaferRules) -> Iterator[tuple[Rule, str]]:
 def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
     columns, rows = wafer.grid
     window = wafer.rules.window_mm
-    wide, high = extent_mm(wafer, max(columns, 1), max(rows, 1))
+    wide, high = wafer.extent_mm(max(columns, 1), max(rows, 1))
     for name, count, need in (("columns", columns, wide), ("rows", rows, high)):
         if need > window * _SLACK:
             yield (
@@ -615,7 +596,7 @@ def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
                 f"expected at most {window:g} mm",
             )
     sides = ((columns, wafer.die.d2d_modules_x), (rows, wafer.die.d2d_modules_y))
-    for name, (count, modules), gap in zip(("row", "column"), sides, gaps_mm(wafer), strict=True):
+    for name, (count, modules), gap in zip(("row", "column"), sides, wafer.gaps_mm, strict=True):
         if wafer.switch is None and count > 1 and modules and gap > wafer.rules.d2d_far_mm * _SLACK:
             yield (
                 "reach",
@@ -625,7 +606,7 @@ def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
     if wafer.memory_bytes <= 0:
         yield (
             "memory",
-            f"{local_bytes(wafer)} bytes of memory a die leave nothing beside reserved_bytes, "
+            f"{wafer.local_bytes} bytes of memory a die leave nothing beside reserved_bytes, "
             f"{wafer.reserved_bytes}; expected more",
         )
     if wafer.wafer_count > 1 and wafer.io is None:

@@ -24,14 +24,12 @@ from phaze_fast.records import Record
 from phaze_fast.wafer.mapping.layout import (
     SCHEDULES,
     Layout,
-    accepts_micro_batch,
     micro_batch_fault,
     replicas_fault,
     slots_of,
 )
 from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS, MeshOperator
-from phaze_fast.wafer.mapping.packing import place_fault
 from phaze_fast.wafer.mapping.placement import Placement, places_of
 from phaze_fast.wafer.mapping.problem import Problem
 
@@ -140,19 +138,17 @@ def _limits(c: RuleCase) -> str:
 
 
 def _weights(c: RuleCase) -> str:
-    if c.op_mapping.weights not in c.problem.modes:
-        hint = nearest(c.op_mapping.weights, c.problem.modes)
-        return f"weights: {c.op_mapping.weights!r} is not accepted; {hint}"
-    return ""
+    return _unless_known("weights", c.op_mapping.weights, c.problem.modes)
 
 
 def _collective(c: RuleCase) -> str:
-    if c.op_mapping.collective not in MESH_ALGORITHMS:
-        return (
-            f"collective: {c.op_mapping.collective!r} is not accepted; "
-            f"{nearest(c.op_mapping.collective, MESH_ALGORITHMS)}"
-        )
-    return ""
+    return _unless_known("collective", c.op_mapping.collective, MESH_ALGORITHMS)
+
+
+def _unless_known(field: str, name: str, accepted: Sequence[str]) -> str:
+    return (
+        "" if name in accepted else f"{field}: {name!r} is not accepted; {nearest(name, accepted)}"
+    )
 
 
 def _outputs(c: RuleCase) -> str:
@@ -206,10 +202,10 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
     for layout in layouts:
         if fault := _stages_fault(layout):
             return fault
-        if fault := replicas_fault(wafer, problem.training.global_batch, layout.replicas):
+        batch = problem.training.global_batch
+        fault = replicas_fault(wafer, batch, layout.replicas) or micro_batch_fault(batch, layout)
+        if fault:
             return fault
-        if not accepts_micro_batch(problem.training.global_batch, layout):
-            return micro_batch_fault(problem.training.global_batch, layout)
     for name in ("micro_batch", "replicas"):
         wanted, other = getattr(first, name), getattr(second, name)
         if wanted != other:
@@ -237,20 +233,6 @@ def _stages_fault(layout: Layout) -> str:
             f"{layout.stages} stages of the class"
         )
     return ""
-
-
-def layout_faults(problem: Problem, layout: Layout) -> list[str]:
-    """Return the faults of a layout, one line each; empty if it is legal."""
-    wafer, batch = problem.wafer, problem.training.global_batch
-    wafers = max(1, wafer.wafer_count // layout.replicas)
-    sides = (layout.width, layout.height)
-    place = place_fault(wafer, sides, layout.stages, wafers, problem.work.blocks)
-    faults = [place] if place else []
-    if not accepts_micro_batch(batch, layout):
-        faults.append(micro_batch_fault(batch, layout))
-    elif not faults and problem.fault(layout):
-        faults.append(problem.fault(layout))
-    return faults
 
 
 @dataclass(frozen=True)
@@ -310,7 +292,8 @@ class Encoding:
     def faults(self, problem: Problem) -> list[str]:
         """Return the rules that the mapping breaks, one line each; empty if it is legal."""
         if self.second_class is None:
-            return self._faults(problem, layout_faults(problem, self.layout))
+            fault = problem.fault(self.layout)
+            return self._faults(problem, [fault] if fault else [])
         pair = (self.layout, self.second_class.layout)
         if fault := classes_fault(problem, pair):
             return [fault]

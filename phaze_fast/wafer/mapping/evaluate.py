@@ -29,8 +29,15 @@ from phaze_fast.wafer.mapping.problem import Problem
 
 Array = np.ndarray[Any, Any]
 
+_BLOCK = ("compute_s", "blocking_s", "hidden_s")
+_KEYS = {  # of plain data, by field
+    "time_s": "time_without_limit_s",
+    "memory_bytes": "memory_bytes_per_die",
+    "stream_bytes": "stream_bytes_per_die",
+    **{n: n for n in ("over_bytes", "stream_over_bytes", "tier", "capacity_bytes", "tail_s")},
+}
 _WHOLE = ("time_s", "tail_s", "memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
-_SCORE = (*_WHOLE, "compute_s", "blocking_s", "hidden_s")  # fields of `_core.MAP_SCORE_DTYPE`
+_SCORE = (*_WHOLE, *_BLOCK)  # fields of `_core.MAP_SCORE_DTYPE`
 _STAGE = ("load_s", "memory_bytes", "state_bytes", "activation_bytes")
 
 
@@ -111,20 +118,9 @@ class Evaluation:
         return {
             "status": "ok" if self.fits else "oom",
             "time_s": self.time_s if self.fits else None,
-            "time_without_limit_s": self.time_s,
-            "memory_bytes_per_die": self.memory_bytes,
-            "over_bytes": self.over_bytes,
-            "stream_bytes_per_die": self.stream_bytes,
-            "stream_over_bytes": self.stream_over_bytes,
+            **{key: getattr(self, name) for name, key in _KEYS.items()},
             "reason": self.reason,
-            "tier": self.tier,
-            "capacity_bytes": self.capacity_bytes,
-            "block": {
-                "compute_s": self.compute_s,
-                "blocking_s": self.blocking_s,
-                "hidden_s": self.hidden_s,
-            },
-            "tail_s": self.tail_s,
+            "block": {name: getattr(self, name) for name in _BLOCK},
             "stages": [asdict(stage) for stage in self.stages],
             "layout": self.encoding.layouts_dict(),
             "encoding": self.encoding.to_list(),
@@ -135,16 +131,9 @@ class Evaluation:
         """Read the output of `to_dict`."""
         return cls(
             encoding=Encoding.from_list(data["encoding"]),
-            time_s=data["time_without_limit_s"],
-            memory_bytes=data["memory_bytes_per_die"],
-            over_bytes=data["over_bytes"],
-            stream_bytes=data["stream_bytes_per_die"],
-            stream_over_bytes=data["stream_over_bytes"],
-            **data["block"],
-            tail_s=data["tail_s"],
             stages=tuple(StageUse(**stage) for stage in data["stages"]),
-            tier=data["tier"],
-            capacity_bytes=data["capacity_bytes"],
+            **{name: data[key] for name, key in _KEYS.items()},
+            **data["block"],
         )
 
     def to_row(self) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import Any
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import ScheduleName
 from phaze_fast.wafer.hardware.wafer import Wafer
 from phaze_fast.wafer.mapping.mesh import Run
@@ -69,15 +68,18 @@ class Layout:
         return tuple(Run(axis, side, 1) for axis, side in sides if side > 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return plain data, without the fields that hold their default."""
+        others: dict[str, Any] = {
+            "schedule": self.schedule,
+            "chunks": self.chunks,
+            "replicas": self.replicas,
+        }
+        others |= {"blocks": list(self.blocks)}
         return {
             "rectangle": [self.width, self.height],
             "stages": self.stages,
             "micro_batch": self.micro_batch,
-            **({"schedule": self.schedule} if self.schedule != "1f1b" else {}),
-            **({"chunks": self.chunks} if self.chunks > 1 else {}),
-            **({"replicas": self.replicas} if self.replicas > 1 else {}),
-            **({"blocks": list(self.blocks)} if self.blocks else {}),
+            **{name: value for name, value in others.items() if value not in ("1f1b", 1, [])},
         }
 
 
@@ -194,8 +196,8 @@ def stages_on(wafer: Wafer, layout: Layout) -> int:
     return layout.stages * layout.replicas // wafer.wafer_count
 
 
-def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
-    """Whether a step can be split into a layout's micro-batches.
+def micro_batch_fault(global_batch: int, layout: Layout) -> str:
+    """Return why a step cannot be split into a layout's micro-batches; empty if it can.
 
     A micro-batch must divide the batch. If the number of dies of a stage does not divide the batch,
     it may also be a multiple of that number, so that all dies get equally many sequences: the
@@ -203,28 +205,20 @@ def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
 
     Examples
     --------
-    >>> [b for b in (32, 33, 40, 80, 520, 560) if accepts_micro_batch(512, Layout(8, 5, 1, b))]
+    >>> [b for b in (32, 33, 40, 80, 520, 560) if not micro_batch_fault(512, Layout(8, 5, 1, b))]
     [32, 40, 80, 520]
     """
-    b = layout.micro_batch
-    if b < 1 or global_batch % layout.replicas:
-        return False
-    global_batch //= layout.replicas
-    if global_batch % b == 0:
-        return True
-    padded = -(-global_batch // b) * b
-    if b % layout.dies or global_batch % layout.dies == 0:
-        return False
-    smaller = (b - layout.dies) * (padded // b)  # the same number of smaller micro-batches
-    return smaller < global_batch and padded <= (1.0 + _MAX_PADDING) * global_batch
-
-
-def micro_batch_fault(global_batch: int, layout: Layout) -> str:
-    """Return why a micro-batch is not accepted."""
-    share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
+    b, share = layout.micro_batch, global_batch // layout.replicas
+    if b > 0 and global_batch % layout.replicas == 0:
+        padded = -(-share // b) * b
+        smaller = (b - layout.dies) * (padded // b)  # the same number of smaller micro-batches
+        few = smaller < share and padded <= (1.0 + _MAX_PADDING) * share
+        if padded == share or (b % layout.dies == 0 < share % layout.dies and few):
+            return ""
+    replicas = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
     return (
-        f"micro_batch: {layout.micro_batch} is not accepted; expected a divisor of the global "
-        f"batch of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies "
+        f"micro_batch: {b} is not accepted; expected a divisor of the global "
+        f"batch of {global_batch}{replicas}, or the least multiple of a stage's {layout.dies} dies "
         f"for so many micro-batches, with at most {_MAX_PADDING:.0%} of padding"
     )
 
@@ -241,17 +235,20 @@ def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
 
 def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -> str:
     """Return why a wafer does not accept a layout; empty if it does."""
-    replicas = layout.replicas
-    if fault := replicas_fault(wafer, global_batch, replicas):
+    replicas, sides = layout.replicas, (layout.width, layout.height)
+    wafers = max(1, wafer.wafer_count // replicas)
+    fault = (
+        place_fault(wafer, sides, layout.stages, wafers, blocks)
+        or micro_batch_fault(global_batch, layout)
+        or replicas_fault(wafer, global_batch, replicas)
+    )
+    if fault:
         return fault
     if layout.stages * replicas % wafer.wafer_count:
         return (
-            f"stages: {layout.stages} is not accepted; expected a multiple of the "
-            f"{wafer.wafer_count // replicas} wafers of a pipeline"
+            f"stages: {layout.stages} is not accepted; expected a multiple of the {wafers} wafers "
+            "of a pipeline"
         )
-    sides, wafers = (layout.width, layout.height), wafer.wafer_count // replicas
-    if fault := place_fault(wafer, sides, layout.stages, wafers, blocks):
-        return fault
     stage_blocks = layout.blocks
     bad = (
         len(stage_blocks) != layout.stages
@@ -267,18 +264,12 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
     return schedule_fault(layout.schedule, layout.chunks, layout.stages, blocks, batches)
 
 
-def refuse_micro_batch(global_batch: int, layout: Layout) -> None:
-    """Raise an error if a step cannot be split into a layout's micro-batches."""
-    if not accepts_micro_batch(global_batch, layout):
-        raise InvalidInputError(micro_batch_fault(global_batch, layout))
-
-
 @lru_cache(maxsize=4096)
 def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
     divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
     most = int(global_batch * (1.0 + _MAX_PADDING))
     multiples = range(dies, most + 1, dies)
-    padded = {b for b in multiples if accepts_micro_batch(global_batch, Layout(dies, 1, 1, b))}
+    padded = {b for b in multiples if not micro_batch_fault(global_batch, Layout(dies, 1, 1, b))}
     return tuple(sorted(divisors | padded))
 
 

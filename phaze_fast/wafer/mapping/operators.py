@@ -131,7 +131,7 @@ class MeshOperator:
         if self.per_head:
             heads = units * (self.spec.b // self.units)
             return np.stack([sequences * heads, rows], axis=1)
-        if self._on_scores:
+        if _on_scores(self.spec):
             heads = units * (self.spec.m // (self.seq_rows * self.units))
             return np.stack([sequences * rows * heads], axis=1)
         return np.stack([sequences * rows, units, inner], axis=1)
@@ -142,7 +142,7 @@ class MeshOperator:
         spec, experts = self.spec, 1
         if self.per_head:
             return self._heads(spec, *sizes)
-        if self._on_scores:
+        if _on_scores(self.spec):
             m, units, inner = sizes[0], self.units, 0
         elif self.expert:
             sequences, experts, units, inner = sizes
@@ -165,11 +165,6 @@ class MeshOperator:
         size = ELEMENT_BYTES * experts * m * n
         reads = spec.read_bytes / spec.write_bytes
         return replace(spec, m=experts * m, n=n, read_bytes=reads * size, write_bytes=size)
-
-    @property
-    def _on_scores(self) -> bool:
-        """Whether it works on the scores of explicit attention."""
-        return _on_scores(self.spec)
 
     def _heads(self, spec: OperatorSpec, pairs: Any, rows: Any) -> OperatorSpec:
         part, cut = pairs / spec.b, rows / spec.m
@@ -251,6 +246,7 @@ def passes(spec: OperatorSpec) -> list[OperatorSpec]:
 
 
 def _on_scores(spec: OperatorSpec) -> bool:
+    """Whether an operator works on the scores of explicit attention."""
     return spec.kind == "softmax" or plain_name(spec.name) == "score-dropout"
 
 

@@ -26,7 +26,6 @@ from phaze_fast.wafer.mapping.layout import (
     even_split,
     layout_fault,
     layouts,
-    refuse_micro_batch,
     slots_of,
     stages_on,
 )
@@ -599,7 +598,6 @@ class Problem:
         InvalidInputError
             If some operator cannot be split over that many dies.
         """
-        refuse_micro_batch(self.training.global_batch, layout)
         if fault := self.fault(layout):
             raise InvalidInputError(fault)
         return self.compiled(Placement(self.wafer, (layout,)))

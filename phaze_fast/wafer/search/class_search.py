@@ -23,7 +23,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.mapping.encoding import Pair, accepts_classes, classes_fault
 from phaze_fast.wafer.mapping.evaluate import Classes, Evaluation, evaluation_of_classes
-from phaze_fast.wafer.mapping.layout import Layout, accepts_micro_batch, balanced_split
+from phaze_fast.wafer.mapping.layout import Layout, balanced_split, micro_batch_fault
 from phaze_fast.wafer.mapping.problem import LeastWork, Problem
 from phaze_fast.wafer.search.baselines import plan_starts
 from phaze_fast.wafer.search.bounds import priced_mappings, roofline
@@ -81,28 +81,6 @@ def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[fl
     loads[-1] += ends[1]
     step_s = (problem.batches(pair[0]) - 1) * max(loads) + sum(loads)
     return step_s * (1.0 - 1e-9), _with_blocks(pair, blocks)  # rounding
-
-
-def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pair]:
-    """Return the pairs whose bound is below a time, least work first."""
-    peak = roofline(problem).work
-    bounded_pairs = []
-    for pair in pairs:
-        shares = [layout.micro_batch / layout.dies for layout in pair]
-        rates = [
-            peak._replace(
-                before_s=peak.before_s * share,
-                block_s=peak.block_s * share,
-                behind_s=peak.behind_s * share,
-            )
-            for share in shares
-        ]
-        if _shared(problem, pair, rates)[0] >= below_s:
-            continue
-        least_s, shared = _shared(problem, pair, [problem.least_work(layout) for layout in pair])
-        if least_s < below_s:
-            bounded_pairs.append((least_s, shared))
-    return [pair for _, pair in sorted(bounded_pairs)]
 
 
 def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _IMPROVED) -> list[Pair]:
@@ -169,7 +147,7 @@ def class_pairs(
                         Layout(*other, second, micro_batch, replicas=replicas),
                     )
                     batch = problem.training.global_batch
-                    if all(accepts_micro_batch(batch, layout) for layout in pair):
+                    if not any(micro_batch_fault(batch, layout) for layout in pair):
                         yield pair
 
 
@@ -207,7 +185,24 @@ def ranked_pairs(
     """
     every = list(layouts)
     pairs = [pair for b, r in batches for pair in class_pairs(problem, every, [b], r)]
-    return _ranked(problem, pairs, below_s)
+    peak = roofline(problem).work
+    bounded_pairs = []
+    for pair in pairs:
+        shares = [layout.micro_batch / layout.dies for layout in pair]
+        rates = [
+            peak._replace(
+                before_s=peak.before_s * share,
+                block_s=peak.block_s * share,
+                behind_s=peak.behind_s * share,
+            )
+            for share in shares
+        ]
+        if _shared(problem, pair, rates)[0] >= below_s:
+            continue
+        least_s, shared = _shared(problem, pair, [problem.least_work(layout) for layout in pair])
+        if least_s < below_s:
+            bounded_pairs.append((least_s, shared))
+    return [pair for _, pair in sorted(bounded_pairs)]
 
 
 @dataclass(frozen=True)
