@@ -63,10 +63,11 @@ from phaze_fast.wafer import (
 )
 from phaze_fast.wafer.hardware.space import load_wafer_or_space
 from phaze_fast.wafer.mapping.details import causes, link_map, operator_times
+from phaze_fast.wafer.mapping.traffic import output_text, runs_text
 from phaze_fast.wafer.search.baselines import VARIANTS
 from phaze_fast.wafer.search.session import Session
 from phaze_fast.wafer.studies.comparison import PUBLISHED, PUBLISHED_MEMORY
-from phaze_fast.wafer.studies.spaces import OBJECTIVES
+from phaze_fast.wafer.studies.spaces import OBJECTIVES, check_objectives
 
 # ---- reading the problem ----
 
@@ -129,11 +130,7 @@ def _front_objectives(
             "--front: expected spaces of wafers with it, and neither --compare nor --fault-maps"
         )
     names = OBJECTIVES if text == "all" else tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in OBJECTIVES:
-            raise InvalidInputError(
-                f"--front: {name!r} is not accepted; {nearest(name, [*OBJECTIVES, 'all'])}"
-            )
+    check_objectives(names, "--front")
     return names
 
 
@@ -152,26 +149,27 @@ _NAMES = {
 
 
 def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
-    def along(runs: tuple[tuple[str, int], ...]) -> str:
-        return " . ".join(f"{role} {factor}" for role, factor in runs) or "-"
-
     rows = []
-    every = [m for stage_class in found.encoding.classes for m in stage_class.operator_mappings]
-    operators = problem.work.operators * len(found.encoding.classes)
-    for op, op_mapping in zip(operators, every, strict=True):
-        outputs = [f"{op_mapping.output.count(o)} x {o}" for o in dict.fromkeys(op_mapping.output)]
-        shown = op_mapping.output[0] if len(op_mapping.output) == 1 else ", ".join(outputs)
-        shown = shown if op.kept_bytes else "-"
-        weights = op_mapping.weights if op.parameters else "-"
-        rows.append([op_mapping.operator, along(op_mapping.x), along(op_mapping.y), shown, weights])
+    for stage_class in found.encoding.classes:
+        mapped = zip(problem.work.operators, stage_class.operator_mappings, strict=True)
+        for op, op_mapping in mapped:
+            outputs = output_text(op_mapping) if op.kept_bytes else "-"
+            along = (runs_text(runs) or "-" for runs in (op_mapping.x, op_mapping.y))
+            weights = op_mapping.weights if op.parameters else "-"
+            rows.append([op_mapping.operator, *along, outputs, weights])
     return rows
+
+
+def _shapes(found: Evaluation) -> str:
+    """Describe the stages of every class."""
+    layouts = (stage_class.layout for stage_class in found.encoding.classes)
+    return " and ".join(f"{one.stages} of {one.width} x {one.height}" for one in layouts)
 
 
 def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Lay out the time and memory of a mapping, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
-    shapes = [stage_class.layout for stage_class in found.encoding.classes]
-    counts = [count for shape in shapes for count in shape.blocks]
+    counts = [count for each in found.encoding.classes for count in each.layout.blocks]
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(found.time_s) if found.fits else found.reason),
@@ -183,8 +181,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
         ),
         (
             "stages",
-            f"{' and '.join(f'{s.stages} of {s.width} x {s.height}' for s in shapes)} dies"
-            + f"; {found.encoding.dies} of {wafer.dies} dies"
+            f"{_shapes(found)} dies; {found.encoding.dies} of {wafer.dies} dies"
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
         ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
@@ -343,9 +340,7 @@ def _front_table(front: WaferFront) -> RenderableType:
     """List the wafers that no other beats, the fastest first."""
     rows = []
     for point in front.points:
-        wafer, encoding = point.result.problem.wafer, point.result.best.encoding
-        shapes = [stage_class.layout for stage_class in encoding.classes]
-        stages = [f"{shape.stages} of {shape.width} x {shape.height}" for shape in shapes]
+        wafer, best = point.result.problem.wafer, point.result.best
         rows.append(
             [
                 wafer.name,
@@ -356,7 +351,7 @@ def _front_table(front: WaferFront) -> RenderableType:
                 f"{point.cost_usd:,.0f}",
                 f"{point.expected_per_s:,.4g}",
                 f"{point.result.gap:.1%}",
-                f"{' and '.join(stages)}, {encoding.layout.micro_batch}",
+                f"{_shapes(best)}, {best.encoding.layout.micro_batch}",
             ]
         )
     headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]
@@ -399,19 +394,24 @@ def mapping_tables(
     return [*parts, Text(describe(problem, mapping.encoding))] if with_traffic else parts
 
 
+@dataclass(frozen=True)
 class Case:
     """The answer for one model on one wafer or space."""
 
-    def __init__(
-        self,
-        result: MappingResult | Comparison,
-        space: WaferResult | None,
-        study: FaultStudy | None = None,
-        front: WaferFront | None = None,
-    ) -> None:
-        self.comparison = result if isinstance(result, Comparison) else None
-        self.result = result.ours if isinstance(result, Comparison) else result
-        self.space, self.study, self.front = space, study, front
+    answer: MappingResult | Comparison
+    space: WaferResult | None
+    study: FaultStudy | None = None
+    front: WaferFront | None = None
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The comparison with other systems' plans, if there is one."""
+        return self.answer if isinstance(self.answer, Comparison) else None
+
+    @property
+    def result(self) -> MappingResult:
+        """Our own search."""
+        return self.answer.ours if isinstance(self.answer, Comparison) else self.answer
 
     @property
     def best(self) -> Evaluation:
@@ -420,7 +420,7 @@ class Case:
 
     def document(self) -> dict[str, Any]:
         """Return this case as plain data."""
-        answer = (self.comparison or self.result).to_dict()
+        answer = self.answer.to_dict()
         if self.study is not None:
             answer["fault_study"] = self.study.to_dict()
         if self.front is not None:
@@ -432,7 +432,7 @@ class Case:
 
     def rows(self) -> dict[str, Any]:
         """Columns of the wafers, the plans compared, or the best mappings."""
-        columns = (self.front or self.space or self.comparison or self.result).to_columns()
+        columns = (self.front or self.space or self.answer).to_columns()
         count = len(next(iter(columns.values())))
         return {"model": [self.result.problem.model.name] * count, **columns}
 

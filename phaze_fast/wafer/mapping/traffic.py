@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from phaze_fast.units import format_bytes
-from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping
+from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping, Runs
 from phaze_fast.wafer.mapping.layout import slots_of
 from phaze_fast.wafer.mapping.mesh import Links, MeshGroup, Run, collective_loads, link_loads
 from phaze_fast.wafer.mapping.operators import PARTS, ROLES, MeshOperator
@@ -262,15 +262,19 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
 # ---- description ----
 
 
-def _place(op_mapping: OperatorMapping) -> str:
-    along = []
-    for axis, runs in (("x", op_mapping.x), ("y", op_mapping.y)):
-        if runs:
-            along.append(f"{axis}: " + " . ".join(f"{role} {factor}" for role, factor in runs))
-    return "; ".join(along) or "whole"
+def runs_text(runs: Runs) -> str:
+    """Describe the splits along one axis, innermost first; empty if there are none.
+
+    Examples
+    --------
+    >>> runs_text((("columns", 4), ("batch", 2)))
+    'columns 4 . batch 2'
+    """
+    return " . ".join(f"{role} {factor}" for role, factor in runs)
 
 
-def _outputs(op_mapping: OperatorMapping) -> str:
+def output_text(op_mapping: OperatorMapping) -> str:
+    """Describe whether an output is stashed, recomputed or offloaded, by number of stages."""
     if len(op_mapping.output) == 1:
         return op_mapping.output[0]
     counts = {name: op_mapping.output.count(name) for name in dict.fromkeys(op_mapping.output)}
@@ -295,11 +299,12 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     for transfer in transfers(problem, encoding):
         moves.setdefault(transfer.operator, []).append(transfer)
     for op, op_mapping in zip(problem.work.operators, encoding.operator_mappings, strict=True):
-        parts = [_place(op_mapping)]
+        axes = {"x": op_mapping.x, "y": op_mapping.y}
+        parts = ["; ".join(f"{k}: {runs_text(v)}" for k, v in axes.items() if v) or "whole"]
         if op.parameters:
             parts.append(f"weights {op_mapping.weights}")
         if op.kept_bytes:
-            parts.append(f"output {_outputs(op_mapping)}")
+            parts.append(f"output {output_text(op_mapping)}")
         lines.append(f"{op.name:<16} {' | '.join(parts)}")
         for transfer in moves.get(op.name, []):
             shape = " and ".join(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from operator import le
+from operator import ge, le
 from pathlib import Path
 from typing import Any
 
@@ -134,35 +134,24 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
     [False, True]
     """
     dies = [_die(wafer) for wafer in wafers]
-    sizes = []
-    for wafer in wafers:
-        hbm = wafer.chip.hbm
-        rate = hbm.bandwidth_bytes_per_s if hbm else float("inf")
-        sizes.append(
-            (
-                *wafer.grid,
-                *wafer.link_bytes_per_s,
-                -wafer.hop_latency_s,
-                float(wafer.memory_bytes),
-                rate,
-                *_stream(wafer),
-            )
-        )
-    flags = []
-    for i, mine in enumerate(sizes):
-        flags.append(
-            any(
-                j != i
-                and dies[j] == dies[i]
-                and wafers[j].switch == wafers[i].switch
-                and not wafers[j].dead
-                and not wafers[j].dead_links
-                and all(a >= b for a, b in zip(other, mine, strict=True))
-                and (other != mine or j < i)
-                for j, other in enumerate(sizes)
-            )
-        )
-    return flags
+    sizes = [_sizes(wafer) for wafer in wafers]
+
+    def contains(j: int, i: int) -> bool:
+        whole = not (wafers[j].dead or wafers[j].dead_links)
+        same = j != i and dies[j] == dies[i] and wafers[j].switch == wafers[i].switch
+        larger = all(map(ge, sizes[j], sizes[i])) and (sizes[j] != sizes[i] or j < i)
+        return same and whole and larger
+
+    every = range(len(wafers))
+    return [any(contains(j, i) for j in every) for i in every]
+
+
+def _sizes(wafer: Wafer) -> tuple[float, ...]:
+    """Return the figures that are no smaller in a wafer that contains this one."""
+    hbm = wafer.chip.hbm
+    rate = hbm.bandwidth_bytes_per_s if hbm else float("inf")
+    memory = (float(wafer.memory_bytes), rate, *_stream(wafer))
+    return (*wafer.grid, *wafer.link_bytes_per_s, -wafer.hop_latency_s, *memory)
 
 
 def search_wafers(
@@ -518,21 +507,21 @@ def pareto_front(
     InvalidInputError
         If an objective is not one of `OBJECTIVES`.
     """
-    _check(objectives)
+    check_objectives(objectives)
     values = np.array([point.figures(objectives) for point in points]).reshape(-1, len(objectives))
     front = {tuple(row) for row in values[non_dominated(values)].tolist()}
     equal = [point for point in points if point.figures(objectives) in front]
     return tuple(sorted(equal, key=lambda point: (point.time_s, point.cost_usd)))
 
 
-def _check(objectives: Sequence[str]) -> None:
+def check_objectives(objectives: Sequence[str], field: str = "objectives") -> None:
+    """Raise an error if an objective is not one of `OBJECTIVES`, or none is given."""
     if not objectives:
-        raise InvalidInputError(f"objectives: none given; expected some of {', '.join(OBJECTIVES)}")
+        raise InvalidInputError(f"{field}: none given; expected some of {', '.join(OBJECTIVES)}")
     for name in objectives:
         if name not in OBJECTIVES:
-            raise InvalidInputError(
-                f"objectives: {name!r} is not accepted; {nearest(str(name), list(OBJECTIVES))}"
-            )
+            hint = nearest(str(name), list(OBJECTIVES))
+            raise InvalidInputError(f"{field}: {name!r} is not accepted; {hint}")
 
 
 def search_front(
@@ -575,7 +564,7 @@ def search_front(
     >>> [point.result.problem.wafer.grid for point in front.points]
     [(4, 2), (2, 2), (1, 2)]
     """
-    _check(objectives)
+    check_objectives(objectives)
     training, effort = training or WaferTraining(), effort or _FRONT_EFFORT
     with session_of(session, executor, threads, resume, cache) as opened:
         queue = sorted(
