@@ -296,14 +296,6 @@ def test_by_hand():
     assert mesh_collective("all-gather", 9.0, odd, links, "ring").algorithm == "ordered"
 
 
-@pytest.mark.parametrize("op", REDUCING)
-def test_a_tile_beats_a_line(op):
-    line, linear = [Run(0, 8)], [Run(0, 4), Run(1, 2, 4)]
-    tile = mesh_collective(op, V, [Run(0, 4), Run(1, 2)], EQUAL).time_s
-    assert mesh_collective(op, V, line, EQUAL).time_s == pytest.approx(2 * tile)
-    assert mesh_collective(op, V, linear, EQUAL).time_s > 2 * tile
-
-
 # ---- loads of links ----
 
 

@@ -61,16 +61,6 @@ def dojo() -> Problem:
     return Problem(BERT, load_wafer("dojo-tile-like"), WaferTraining(64))
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_answer_on_any_number_of_threads(dojo):
-    first = search_mapping(dojo, QUICK, seed=3, threads=1)
-    second = search_mapping(dojo, QUICK, seed=3, threads=2)
-    assert first.best.encoding == second.best.encoding
-    assert first.best.time_s == second.best.time_s
-    assert first.bound_s == second.bound_s
-    assert first.evaluations == second.evaluations
-
-
 @pytest.fixture(scope="module")
 def quick_search(dojo):
     return search_mapping(dojo, QUICK)
