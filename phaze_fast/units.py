@@ -29,7 +29,9 @@ _UNITS: dict[str, dict[str, float]] = {
     "Hz": {f"{prefix}Hz": scale for prefix, scale in _DECIMAL.items()},
     "s": {
         **{f"{prefix}s": scale for prefix, scale in _SMALL.items()},
-        **{"min": 60.0, "h": 3600.0, "d": 86400.0},
+        "min": 60.0,
+        "h": 3600.0,
+        "d": 86400.0,
     },
     "W": {f"{prefix}W": scale for prefix, scale in {**_SMALL, **_DECIMAL}.items()},
     "mm2": {"mm2": 1.0, "mm^2": 1.0, "um2": 1e-6, "cm2": 100.0},

@@ -20,7 +20,7 @@ _LONGEST_LINE = 600
 class _ClosedOutput(io.TextIOBase):
     """Standard output where the program was started without one: no answer is lost silently."""
 
-    def write(self, text: str, /) -> int:
+    def write(self, _: str, /) -> int:
         """Refuse the text as the operating system would.
 
         Raises

@@ -23,7 +23,7 @@ from phaze_fast.planning.training import (
     check_stage_recompute,
     modes_in,
 )
-from phaze_fast.records import Count
+from phaze_fast.records import Count, Record
 
 Array = np.ndarray[Any, Any]
 

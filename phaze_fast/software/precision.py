@@ -9,7 +9,7 @@ frameworks offer; master weights, gradients and moments are the optimiser's
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -80,7 +80,7 @@ class Precision(Record):
         return bool(self.products)
 
     @property
-    def reference(self) -> str | FrozenDict:
+    def reference(self) -> str | FrozenDict[str, Any]:
         """A preset's name, or plain data where no preset is the same: what a file says of it."""
         return reference_of(_PRECISIONS, self)
 

@@ -174,7 +174,7 @@ class Software(Record):
         return 1.0 - 1.0 / self.overlap_slowdown
 
     @property
-    def reference(self) -> str | FrozenDict:
+    def reference(self) -> str | FrozenDict[str, Any]:
         """A preset's name, or plain data where no preset is the same: what a file says of it."""
         return reference_of(_PROFILES, self)
 
@@ -182,7 +182,7 @@ class Software(Record):
 _PROFILES = Presets("software", "phaze_fast.software/data", Software.from_dict)
 
 
-def reference_of(presets: Presets[Any], record: Any) -> str | FrozenDict:
+def reference_of(presets: Presets[Any], record: Any) -> str | FrozenDict[str, Any]:
     """Return the name of the preset that a record equals, or the record as plain data."""
     same = record.name in presets.names and presets.load(record.name) == record
     return record.name if same else _frozen(record.to_dict())  # type: ignore[no-any-return]

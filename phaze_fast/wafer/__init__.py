@@ -1,7 +1,7 @@
 """Wafers of dies: their hardware, operator-level mappings on them, and searches for the best."""
 
-from phaze_fast.wafer.hardware import (
-    WAFER_SPACES,
+from phaze_fast.wafer.hardware.space import WAFER_SPACES, WaferSpace, load_wafer_space
+from phaze_fast.wafer.hardware.wafer import (
     WAFERS,
     Die,
     FaultMap,
@@ -10,22 +10,18 @@ from phaze_fast.wafer.hardware import (
     Wafer,
     WaferIo,
     WaferRules,
-    WaferSpace,
     WaferSwitch,
     WaferTotals,
     broken_rules,
     load_faults,
     load_wafer,
-    load_wafer_space,
     sample_faults,
     wafer_totals,
 )
-from phaze_fast.wafer.mapping.details import StepEnergy, step_energy, step_mfu
-from phaze_fast.wafer.mapping.diemap import die_map
+from phaze_fast.wafer.mapping.details import StepEnergy, die_map, step_energy, step_mfu
 from phaze_fast.wafer.mapping.encoding import RULES, Encoding, OperatorMapping
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluate
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.loads import step_loads
 from phaze_fast.wafer.mapping.mesh import (
     Links,
     MeshGroup,
@@ -35,22 +31,22 @@ from phaze_fast.wafer.mapping.mesh import (
     link_loads,
     mesh_collective,
 )
-from phaze_fast.wafer.mapping.plans import megatron, zero3
 from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
-from phaze_fast.wafer.mapping.traffic import Transfer, describe, transfers
-from phaze_fast.wafer.search.baselines import Baseline, accpar, baselines, hypar
+from phaze_fast.wafer.mapping.traffic import Transfer, describe, step_loads, transfers
+from phaze_fast.wafer.search.baselines import Baseline, accpar, baselines, hypar, megatron, zero3
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import search_mapping, search_mappings
 from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
 from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
-from phaze_fast.wafer.studies.pareto import (
+from phaze_fast.wafer.studies.spaces import (
     WaferFront,
     WaferPoint,
+    WaferResult,
     capped_s,
     pareto_front,
     search_front,
+    search_wafers,
 )
-from phaze_fast.wafer.studies.wafers import WaferResult, search_wafers
 
 __all__ = [
     "RULES",

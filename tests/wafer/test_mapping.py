@@ -1,14 +1,23 @@
-"""Mappings on a mesh of dies: the compiled evaluation against the oracle, and laws."""
+"""The compiled evaluation of mappings: the oracle, bad input, threads and searches."""
 
 import itertools
 import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from case_counts import some_or_many
 from mapping_cases import (
+    TABLES,
     agree,
     arguments,
     compiled,
+    fits,
+    objective,
     packed,
     random_case,
     random_op_mappings,
@@ -17,9 +26,14 @@ from mapping_cases import (
     tighten,
 )
 from reference.certificates import mapped_wafer
-from reference.mapping_oracle import OFFLOAD, OperatorMapping
+from reference.mapping_oracle import EXIT, OFFLOAD, RECOMPUTE, STASH, Edge, Op, OperatorMapping
 
 from phaze_fast import _core
+from phaze_fast.errors import InUseError, InvalidInputError, PhazeError
+from phaze_fast.wafer.mapping.layout import slots_of
+
+# ---- mapping ----
+
 
 # ---- the whole evaluation ----
 
@@ -133,3 +147,372 @@ def test_changes_and_fresh_starts_give_the_same_bits_on_large_problems():
     rng = random.Random(5)
     for _ in range(40):
         walk(rng, 500, sides=(8, 6), most=(3, 12, 3), stages=8)
+
+
+# ---- what the compiled evaluation of mappings refuses, one line for each fault ----
+
+
+# ---- bad input ----
+
+
+def with_field(array, name, value):
+    changed = array.copy()
+    changed[name] = value
+    return changed
+
+
+NAN = float("nan")
+BROKEN = {
+    "slots: not an array": lambda a: {"slots": [(0, 2, 1)]},
+    "slots: wrong type": lambda a: {"slots": np.zeros(1, np.int32)},
+    "slots: axis": lambda a: {"slots": with_field(a["slots"], "axis", 2)},
+    "slots: size": lambda a: {"slots": with_field(a["slots"], "size", 1)},
+    "slots: too many": lambda a: {"slots": np.repeat(a["slots"], 11)},
+    "ops: none": lambda a: {"ops": a["ops"][:0]},
+    "ops: too many": lambda a: {"ops": np.repeat(a["ops"], 25)},
+    "edges: from": lambda a: {"edges": with_field(a["edges"], "from", -1)},
+    "edges: to": lambda a: {"edges": with_field(a["edges"], "to", 2)},
+    "edges: backwards": lambda a: {"edges": with_field(a["edges"], "from", 1)},
+    "edges: kind": lambda a: {"edges": with_field(a["edges"], "kind", 4)},
+    "edges: bytes": lambda a: {"edges": with_field(a["edges"], "bytes", NAN)},
+    "rules: two": lambda a: {"rules": np.repeat(a["rules"], 2)},
+    "rules: capacity": lambda a: {"rules": with_field(a["rules"], "capacity_bytes", 0.0)},
+    "rules: links": lambda a: {"rules": with_field(a["rules"], "x_bytes_per_s", NAN)},
+    "rules: micro_batches": lambda a: {"rules": with_field(a["rules"], "micro_batches", 0)},
+    "rules: modes": lambda a: {"rules": with_field(a["rules"], "modes", 0)},
+    "rules: hop": lambda a: {"rules": with_field(a["rules"], "hop_s", NAN)},
+    "rules: memory rate": lambda a: {"rules": with_field(a["rules"], "memory_bytes_per_s", 0.0)},
+    "rules: stream rate": lambda a: {"rules": with_field(a["rules"], "stream_capacity_bytes", 1.0)},
+    "divisors: one is missing": lambda a: {"divisors": np.array([1, 4], np.int32)},
+    "divisors: falling": lambda a: {"divisors": a["divisors"][::-1].copy()},
+    "column: short": lambda a: {"column": a["column"][:-1]},
+    "column: large": lambda a: {"column": a["column"] + 100},
+    "column: none": lambda a: {"column": np.full_like(a["column"], -1)},
+    "tables: one is short": lambda a: {"live_bytes": a["live_bytes"][:-1]},
+    "tables: sizes": lambda a: {name: a[name][:-1] for name in TABLES.values()},
+    **{
+        f"{name}: {value}": lambda a, name=name, v=value: {name: np.full_like(a[name], v)}
+        for name in TABLES.values()
+        for value in (NAN, -1.0)
+    },
+    "blocks: none": lambda a: {"blocks": a["blocks"][:0]},
+    "blocks: negative": lambda a: {"blocks": -a["blocks"]},
+    "boundary_s: size": lambda a: {"boundary_s": np.zeros(2)},
+    "boundary_s: value": lambda a: {"boundary_s": np.full(1, NAN)},
+    "chain: none": lambda a: {"chain": a["chain"][:0]},
+    "chain: twice": lambda a: {"chain": np.array([0, 0, 1], np.int32)},
+    "chain: outside": lambda a: {"chain": np.array([0, 2], np.int32)},
+    "chain: no edge": lambda a: {"edges": a["edges"][:0]},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_problems_are_refused(name):
+    given = arguments(small())
+    if name == "divisors: one is missing":
+        given = arguments(small(slots=((0, 2, 1), (0, 2, 2))))
+        given["column"] = np.zeros(16, np.int32)
+    with pytest.raises(InvalidInputError, match=r"^\w+: .*"):
+        _core.Mapping(**(given | BROKEN[name](given)))
+
+
+def test_op_mappings_and_outputs_that_are_not_accepted_are_refused():
+    case = small()
+    case.ops[0].roles, case.ops[0].outputs = "BN", (STASH, RECOMPUTE)
+    mapping, good = compiled(case), packed([OperatorMapping(("B",)), OperatorMapping(("K",))])
+    for name in ("score", "stages", "op_mappings"):
+        with pytest.raises(InvalidInputError, match="op_mappings: none yet"):
+            getattr(mapping, name)()
+    for bad in (
+        OperatorMapping(("M",)),
+        OperatorMapping(("-",)),
+        OperatorMapping(("B",), 1),
+        OperatorMapping(("B",), 9),
+        OperatorMapping(("B",), 0, 4),
+    ):
+        with pytest.raises(InvalidInputError, match="op_mappings: operator 0 breaks"):
+            mapping.assign(packed([bad, OperatorMapping(("K",))]))
+    for bad in (good[:1], good.tolist(), good["slots"], np.repeat(good, 2)):
+        with pytest.raises(InvalidInputError, match="op_mappings: "):
+            mapping.assign(bad)
+    mapping.assign(good)
+    for op in (-1, 2):
+        with pytest.raises(InvalidInputError, match="op: "):
+            mapping.change(op, good[:1])
+        with pytest.raises(InvalidInputError, match="op: "):
+            mapping.choices(op)
+    overlapping = with_field(good[:1], "slots", [1, 0, 1, 0, 0])
+    with pytest.raises(InvalidInputError, match="op_mappings: operator 0 breaks"):
+        mapping.change(0, overlapping)
+    for bad in ([0], [0, 1], [OFFLOAD, 0], [3, 0]):
+        with pytest.raises(InvalidInputError, match="outputs: "):
+            mapping.score(np.array(bad, np.uint8))
+    with pytest.raises(InvalidInputError, match="outputs: "):
+        mapping.score(np.zeros(2))
+    assert mapping.score(np.array([RECOMPUTE, 0], np.uint8)).shape == (1,)
+    assert mapping.op_mappings().tobytes() == good.tobytes()
+
+
+# ---- mapping threads ----
+
+
+IN_USE = "is in use by another thread; give each thread its own"
+STEPS = 3_000_000  # of an annealing: a second or more
+PATIENCE_S = 60.0
+
+
+def until(happened):
+    """Wait for what another thread brings about."""
+    begun = time.monotonic()
+    while not happened():
+        assert time.monotonic() - begun < PATIENCE_S
+        time.sleep(0.0005)
+
+
+def refused(call):
+    try:
+        call()
+    except InUseError:
+        return True
+    return False
+
+
+def test_a_mapping_that_anneals_refuses_a_second_thread():
+    rng = random.Random(8)
+    case = random_case(rng, most=(1, 6, 1))
+    op_mappings = random_op_mappings(rng, case)
+    mapping, twin = compiled(case, op_mappings), compiled(case, op_mappings)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(mapping.anneal(3, STEPS, 0.1)))
+    thread.start()
+    until(lambda: refused(mapping.score) or answers)
+    calls = {
+        "assign": lambda: mapping.assign(packed(op_mappings)),
+        "change": lambda: mapping.change(0, packed(op_mappings[:1])),
+        "op_mappings": mapping.op_mappings,
+        "score": mapping.score,
+        "stages": mapping.stages,
+        "anneal": lambda: mapping.anneal(4, 1, 0.1),
+        "descend": lambda: mapping.descend(1),
+    }
+    for name, call in calls.items():
+        with pytest.raises(InUseError, match=f"Mapping {IN_USE}") as caught:
+            call()
+        assert isinstance(caught.value, RuntimeError), name
+        assert isinstance(caught.value, PhazeError), name
+    # What never changes can be read all the while.
+    assert mapping.choices(0).tobytes() == twin.choices(0).tobytes()
+    assert mapping.legal(0, packed(op_mappings[:1]))
+    assert mapping.mapping_count() == twin.mapping_count()
+    bound = mapping.relaxation().bound(0.5, 0.0)
+    assert thread.is_alive()
+    thread.join()
+    found, expected = answers[0], twin.anneal(3, STEPS, 0.1)
+    assert [a.tobytes() for a in found[:2]] == [a.tobytes() for a in expected[:2]]
+    assert mapping.score().tobytes() == twin.score().tobytes()  # free again
+    assert bound[0] == twin.relaxation().bound(0.5, 0.0)[0]
+
+
+def test_a_relaxation_refuses_a_second_thread():
+    case = small(slots=tuple(tuple(run) for run in slots_of(16, 16)))
+    for op in case.ops:
+        op.limit = (2**20,) * 4
+    mapping = compiled(case)
+    alone = mapping.relaxation()
+    shared = mapping.relaxation()
+    thetas = [k / 64 for k in range(1, 64)]
+    expected = {theta: alone.bound(theta, 1e-3, 0.25)[0] for theta in thetas}
+    messages, wrong = [], []
+
+    def ask():
+        begun = time.monotonic()
+        while not messages and time.monotonic() - begun < PATIENCE_S:
+            for theta in thetas:
+                try:
+                    found = shared.bound(theta, 1e-3, 0.25)[0]
+                except InUseError as error:
+                    messages.append(str(error))
+                    break
+                if found != pytest.approx(expected[theta], rel=1e-9):
+                    wrong.append((theta, found))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert messages
+    assert messages[0] == f"Relaxation {IN_USE}"
+    assert wrong == []
+    assert shared.bound(0.5, 1e-3, 0.25)[0] == pytest.approx(expected[0.5], rel=1e-9)
+
+
+# ---- mapping search ----
+
+
+# ---- searches ----
+
+
+def test_searches_repeat_themselves_and_never_get_worse():
+    rng = random.Random(4)
+    improved = 0
+    for at in range(40):
+        case, op_mappings = tight_case(rng)
+        for search in (lambda m, at=at: m.anneal(at, 300, 0.3), lambda m: m.descend(2)):
+            mapping = compiled(case, op_mappings)
+            start = mapping.score()[0].copy()
+            found, score, evaluations = search(mapping)
+            again = search(compiled(case, op_mappings))
+            assert found.tobytes() == again[0].tobytes()
+            assert score.tobytes() == again[1].tobytes()
+            assert evaluations == again[2] > 0
+            assert objective(case, score[0]) <= objective(case, start)
+            # The mapping is left at what was found, and the score is its own.
+            assert mapping.op_mappings().tobytes() == found.tobytes()
+            fresh = compiled(case)
+            fresh.assign(found)
+            assert mapping.score().tobytes() == score.tobytes() == fresh.score().tobytes()
+            improved += score["time_s"][0] < start["time_s"]
+    assert improved > 40
+
+
+def test_seeds_differ_and_no_steps_change_nothing():
+    case, op_mappings = tight_case(random.Random(6), sides=(4, 4), most=(0, 6, 0))
+    runs = [compiled(case, op_mappings).anneal(seed, 60, 0.5)[0].tobytes() for seed in range(8)]
+    assert len(set(runs)) > 1
+    for steps in (0, -3):
+        found, score, evaluations = compiled(case, op_mappings).anneal(1, steps, 0.5)
+        assert found.tobytes() == packed(op_mappings).tobytes()
+        assert evaluations == 1
+        assert score.tobytes() == compiled(case, op_mappings).score().tobytes()
+
+
+def test_a_round_of_descent_leaves_no_better_single_change():
+    rng = random.Random(6)
+    for _ in range(10):
+        case, op_mappings = tight_case(rng, sides=(2, 2), most=(1, 3, 1))
+        mapping = compiled(case, op_mappings)
+        found, score, _ = mapping.descend(100)
+        best = objective(case, score[0])
+        for i in range(len(op_mappings)):
+            for choice in mapping.choices(i):
+                for mode in range(6):
+                    op_mapping = np.array([choice], dtype=_core.OP_MAPPING_DTYPE)
+                    op_mapping["mode"], op_mapping["algorithm"] = mode, found[i]["algorithm"]
+                    if mapping.legal(i, op_mapping):
+                        mapping.change(i, op_mapping)
+                        assert objective(case, mapping.score()[0]) >= best
+            mapping.change(i, found[i : i + 1].copy())
+
+
+def every_mapping(case, mapping):
+    """Every assignment of roles and, where there are weights, every mode."""
+    modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
+    options = []
+    for i in range(len(case.ops)):
+        weighted = any(
+            case.tables["parameters"][at] for at in case.tables["parameters"] if at[0] == i
+        )
+        rows = []
+        for choice in mapping.choices(i):
+            for mode in modes if weighted else [int(choice["mode"])]:
+                row = choice.copy()
+                row["mode"] = mode
+                rows.append(tuple(row))
+        options.append(rows)
+    for some in itertools.product(*options):
+        yield np.array(list(some), dtype=_core.OP_MAPPING_DTYPE)
+
+
+def test_mappings_that_are_left_out_early_are_not_the_best():
+    """An exhaustive search stops scoring what a bound shows to be slower; here nothing is left out.
+
+    Also where stages wait for one another's streams, and under zero bubble, where the stage that
+    proves slowest is not idle for as long as the one that was thought to be.
+    """
+    rng, kinds = random.Random(11), set()
+    for _ in range(150):
+        case, op_mappings = tight_case(rng, sides=(2, 2), most=(1, 3, 1))
+        mapping = compiled(case, op_mappings)
+        if mapping.mapping_count() > 300:
+            continue
+        best = float("inf")
+        for each in every_mapping(case, mapping):
+            mapping.assign(each)
+            best = min(best, objective(case, mapping.score()[0]))
+        found = objective(case, compiled(case, op_mappings).exhaust()[1][0])
+        assert found == pytest.approx(best, rel=1e-9)
+        kinds.add((bool(case.cross_stage_s), case.rules["zero_bubble"], case.rules["chunks"]))
+    assert len(kinds) == 6
+
+
+def test_a_stage_that_proves_slowest_is_not_idle_under_zero_bubble():
+    """Beside 1.1 s of weight gradients, 1.0 s of a stage would be idle; streams make it 1.2 s.
+
+    A bound that still counts the stage as idle is above what a search has to beat, 1.4 s.
+    """
+    case = small(2, modes=1 << 4, zero_bubble=1, x_bytes_per_s=1e12, outer_tail_s=0.0)
+    case.ops = [Op(1, "R"), Op(2, "BR")]
+    case.edges = [Edge(0, 1, EXIT, 1e-12)]
+    case.blocks, case.boundary_s, case.chain = (1, 0), (0.0, 0.0), (0,)
+    case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e12, "capacity_bytes": 1e9}
+    case.rules |= {"stream_shared": False, "weight_bytes": 1.0, "gradient_bytes": 2.0}
+    kept, split = (1, 1, 1, 1), (2, 1, 1, 1)
+    values = {
+        "forward": (0.5, 0.2, 0.35),
+        "backward": (0.5, 0.2, 0.75),
+        "weight_grad": (0.0, 0.0, 0.55),
+        "parameters": (0.0, 0.0, 2.0),  # a byte comes twice for each of two dies, and one goes
+        "stash": (0.0, 0.0, 0.0),
+        "live": (0.0, 0.0, 0.0),
+    }
+    for name, (block, one, other) in values.items():
+        case.tables[name] |= {(0, kept): block, (0, split): block}
+        case.tables[name] |= {(1, kept): one, (1, split): other}
+    case.cross_stage_s = (((0.0, 0.0), (0.11, 0.11)), ((0.0, 0.0), (0.0, 0.0)))
+    start = [OperatorMapping(("R",), 4), OperatorMapping(("R",), 4)]
+    assert compiled(case, start).score()["time_s"][0] == pytest.approx(1.4)
+    better = [start[0], OperatorMapping(("B",), 4)]
+    assert agree(case, better)[0]["time_s"] == pytest.approx(1.2)
+    assert compiled(case, start).exhaust()[1]["time_s"][0] == pytest.approx(1.2)
+    assert compiled(case, start).descend(1)[1]["time_s"][0] == pytest.approx(1.2)
+
+
+def test_a_search_does_not_trade_a_mapping_that_fits_for_one_that_does_not():
+    """Replicated weights are a hundred times faster here, and too large."""
+    case = small(2, slots=((0, 2, 1), (0, 2, 2)), modes=0b1001, micro_batches=100)
+    case.rules |= {"x_bytes_per_s": 0.01, "gradient_bytes": 2.0, "state_bytes": 12.0}
+    for op in case.ops:
+        op.roles = "B"
+    for name in ("stash", "live"):
+        case.tables[name] = dict.fromkeys(case.tables[name], 0.0)
+    for i, cut in case.tables["parameters"]:
+        case.tables["parameters"][i, cut] = float(i == 0)
+    start = [OperatorMapping(("B", "B"), 3)] * 2
+    case.rules["capacity_bytes"] = 14.0  # 12 bytes split, 16 bytes replicated
+    assert fits(compiled(case, start).score()[0])
+    assert fits(compiled(case, start).anneal(1, 300, 0.1)[1][0])
+    assert fits(compiled(case, start).descend(3)[1][0])
+
+
+CRASHES = {
+    "bound without legal operator mappings": "c.ops[0].roles = 'K'; c.ops[0].limit = (1,) * 4; compiled(c).relaxation().bound(1, 0)",
+    "bound without modes": "c.rules['modes'] = 0; compiled(c).relaxation().bound(1.0, 0.0)",
+    "anneal without edges": "c.edges = []; c.chain = (1,); "
+    "compiled(c, [OperatorMapping(('B',)), OperatorMapping(('B',))]).anneal(1, 500, 0.1)",
+}
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_searches_survive_problems_with_nothing_to_search(name):
+    tests = Path(__file__).parents[1]
+    code = (
+        f"import sys; sys.path[:0] = {[str(tests / 'cases'), str(tests)]!r}\n"
+        "from mapping_cases import OperatorMapping, compiled, small\n"
+        "from phaze_fast.errors import InvalidInputError\n"
+        f"c = small()\ntry:\n    {CRASHES[name]}\nexcept InvalidInputError: pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()[-500:]

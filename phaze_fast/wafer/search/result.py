@@ -11,9 +11,9 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
-from phaze_fast.wafer.hardware import FaultMap
-from phaze_fast.wafer.mapping.classes import accepts_classes
+from phaze_fast.wafer.hardware.wafer import FaultMap
 from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.encoding import accepts_classes
 from phaze_fast.wafer.mapping.evaluate import Evaluation
 from phaze_fast.wafer.mapping.operators import PIECES
 from phaze_fast.wafer.mapping.problem import Problem

@@ -83,14 +83,15 @@ class Session:
     Parameters
     ----------
     executor
-        Executor as accepted by `phaze_fast.runs.executors.Workers`; None to run tasks
+        An executor, or one of the names of `phaze_fast.runs.executors.KINDS`; None to run tasks
         sequentially in this process, each with all threads.
     threads
         Threads on this machine; by default all cores.
     resume
         Directory of a journal, from which a stopped run resumes.
     cache
-        Folder of the store of results; None to disable it.
+        Folder of the store of results, which are keyed by content and by the version of the cost
+        models; None to disable it.
 
     Examples
     --------
