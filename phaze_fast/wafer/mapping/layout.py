@@ -125,7 +125,8 @@ def schedules(stages: int, blocks: int, batches: int) -> tuple[tuple[str, int], 
     """
     chunked = (("interleaved", chunks) for chunks in range(2, _MAX_CHUNKS + 1))
     every = (("1f1b", 1), ("zb-h1", 1), *chunked) if stages > 1 else (("1f1b", 1),)
-    return tuple(one for one in every if not schedule_fault(*one, stages, blocks, batches))
+    shape = (stages, blocks, batches)
+    return tuple(pair for pair in every if not schedule_fault(*pair, *shape))
 
 
 @lru_cache(maxsize=4096)
