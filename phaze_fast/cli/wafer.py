@@ -163,13 +163,13 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
 def _shapes(found: Evaluation) -> str:
     """Describe the stages of every class."""
     layouts = (stage_class.layout for stage_class in found.encoding.classes)
-    return " and ".join(f"{one.stages} of {one.width} x {one.height}" for one in layouts)
+    return " and ".join(f"{own.stages} of {own.width} x {own.height}" for own in layouts)
 
 
 def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Lay out the time and memory of a mapping, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
-    counts = [count for each in found.encoding.classes for count in each.layout.blocks]
+    counts = [count for own in found.encoding.classes for count in own.layout.blocks]
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(found.time_s) if found.fits else found.reason),

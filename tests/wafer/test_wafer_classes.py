@@ -438,9 +438,6 @@ def test_a_search_behind_switches_tries_two_sizes():
     assert same.best == found.best
 
 
-# ---- class search ----
-
-
 # ---- places, messages, and what people see ----
 
 

@@ -49,9 +49,6 @@ from phaze_fast.wafer.mapping.operators import workload
 from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.traffic import describe
 
-# ---- encodings of mappings: json and arrays round trip, and each rule alone ----
-
-
 # ---- round trips ----
 
 
@@ -186,13 +183,6 @@ def test_layout_faults(layout, text):
     (fault,) = Encoding(layout, PLAN.operator_mappings).faults(BERT)
     assert text in fault
     assert text in refusal(lambda: BERT.mapping(layout))
-
-
-def test_dead_dies_leave_room_for_fewer_stages():
-    made = megatron(BERT, Layout(8, 1, 5, 8), 8)
-    assert made.faults(BERT) == []
-    hurt = problem_of(wafer=DRAM.replace(dead=((3, 2),)))
-    assert "expected 1 to 4" in made.faults(hurt)[0]
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,6 @@ from phaze_fast.wafer import (
 )
 from phaze_fast.wafer.mapping.problem import network_chip
 
-# ---- wafers: each rule alone, and presets against published figures ----
-
-
 # ---- each rule alone ----
 
 

@@ -406,16 +406,6 @@ def test_fault_maps_of_the_command(run, two):
     assert "--die-fault: 2.0 is not accepted" in said
 
 
-def test_a_dead_link_of_a_line_is_gone_around():
-    wafer = DOJO.replace(columns=2, rows=2, dead_links=(((0, 0), (1, 0)),))
-    problem = Problem("bertlarge", wafer, WaferTraining(16))
-    found = search_mapping(problem, QUICK, wanted=[Layout(4, 1, 1, 4)])
-    assert found.best.fits
-    loads = step_loads(problem, found.best.encoding)
-    assert loads[0, 0, 0] == loads[0, 1, 1] == 0.0
-    assert loads[0, 0, 2] > 0
-
-
 # ---- pipelines ----
 
 

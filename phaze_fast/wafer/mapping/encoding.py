@@ -285,7 +285,7 @@ class Encoding:
 
     def placement(self, problem: Problem) -> Placement:
         """Place the stages of all classes on the problem's wafer."""
-        return Placement(problem.wafer, tuple(some.layout for some in self.classes))
+        return Placement(problem.wafer, tuple(stage_class.layout for stage_class in self.classes))
 
     # ---- legality ----
 

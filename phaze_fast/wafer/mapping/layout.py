@@ -112,24 +112,21 @@ def schedule_fault(schedule: str, chunks: int, stages: int, blocks: int, batches
     return ""
 
 
-def schedules(stages: int, blocks: int, batches: int) -> Iterator[tuple[str, int]]:
-    """Yield every schedule of a pipeline with its chunks per stage.
+@lru_cache(maxsize=65536)
+def schedules(stages: int, blocks: int, batches: int) -> tuple[tuple[str, int], ...]:
+    """Return every schedule of a pipeline with its chunks per stage.
 
     Examples
     --------
-    >>> list(schedules(4, 24, 8))
-    [('1f1b', 1), ('zb-h1', 1), ('interleaved', 2), ('interleaved', 3)]
-    >>> list(schedules(1, 24, 8))
-    [('1f1b', 1)]
+    >>> schedules(4, 24, 8)
+    (('1f1b', 1), ('zb-h1', 1), ('interleaved', 2), ('interleaved', 3))
+    >>> schedules(1, 24, 8)
+    (('1f1b', 1),)
     """
-    yield "1f1b", 1
-    if stages == 1:
-        return
-    yield "zb-h1", 1
-    if blocks % stages == 0 and batches % stages == 0:
-        for chunks in range(2, _MAX_CHUNKS + 1):
-            if blocks // stages % chunks == 0:
-                yield "interleaved", chunks
+    chunked = (("interleaved", chunks) for chunks in range(2, _MAX_CHUNKS + 1))
+    every = (("1f1b", 1), ("zb-h1", 1), *chunked) if stages > 1 else (("1f1b", 1),)
+    shape = (stages, blocks, batches)
+    return tuple(pair for pair in every if not schedule_fault(*pair, *shape))
 
 
 @lru_cache(maxsize=4096)

@@ -49,7 +49,7 @@ def places_of(wafer: Wafer, layouts: tuple[Layout, ...]) -> tuple[ClassPlaces, .
     """Return the dies of the stages of one class or of two; None where two do not fit."""
     layout = layouts[0]
     if len(layouts) > 1:
-        first, second = ((each.width, each.height, each.stages) for each in layouts)
+        first, second = ((own.width, own.height, own.stages) for own in layouts)
         return class_places(wafer, (first, second), wafer.wafer_count // layout.replicas)
     here, shape = stages_on(wafer, layout), (layout.width, layout.height)
     placed = stage_dies(wafer, *shape, here) * (layout.stages // here)

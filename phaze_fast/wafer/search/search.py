@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -51,12 +51,9 @@ from phaze_fast.wafer.search.result import (
     no_layout,
     whole_number,
 )
-from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
+from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
 Array = np.ndarray[Any, Any]
-Progress = Callable[[int, int, float], None]
-"""Called with layouts done, total layouts, and the best time so far (infinite at first)."""
-
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two updates of the incumbent
 _TIGHTENED = 4  # bounds tightened at a time
@@ -402,9 +399,10 @@ def search_mapping(
     return result
 
 
-def search_data(problem: Problem, given: Data, means: Means) -> Data:
+def search_data(task: Task, threads: int, progress: Progress | None) -> Data:
     """Search one wafer and return plain data, which `read_result` reads."""
-    effort = Effort(**given["effort"], budget_s=means.budget_s, stop=means.stop)
+    problem, given = task.problem, task.given
+    effort = Effort(**given["effort"], budget_s=task.budget_s, stop=task.stop)
     below_s = float("inf") if given["below_s"] is None else given["below_s"]
     starts = []
     for data in given["starts"]:
@@ -412,15 +410,15 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
         if encoding.second_class is None:
             starts.append((encoding.layout, encoding.arrays(problem)[0]))
     wanted = _wanted(problem, given["wanted"])
-    settings = (means.threads, starts, means.progress, wanted, below_s)
+    settings = (threads, starts, progress, wanted, below_s)
     search = MappingSearch(problem, effort, given["seed"], *settings)
     result, bound_s = search.run(), search.bound_s
     return {
         "bound_s": bound_s if math.isfinite(bound_s) else None,
         "result": None if result is None else result.to_record(),
         # A result that was cut short by a budget or an interrupt is not cached.
-        "cut": (means.stop is not None and means.stop())
-        or (means.budget_s is not None and (result is None or result.seconds >= means.budget_s)),
+        "cut": (task.stop is not None and task.stop())
+        or (task.budget_s is not None and (result is None or result.seconds >= task.budget_s)),
     }
 
 

@@ -24,8 +24,8 @@ from phaze_fast.wafer.search.baselines import (
     megatron_candidates,
 )
 from phaze_fast.wafer.search.result import Effort, MappingResult
-from phaze_fast.wafer.search.search import Progress, result_of, search_task
-from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
+from phaze_fast.wafer.search.search import result_of, search_task
+from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
 Array = np.ndarray[Any, Any]
 
@@ -94,17 +94,16 @@ class Comparison(Table):
 # ---- tasks ----
 
 
-def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
+def baseline_data(task: Task, *_means: object) -> Data:
     """Tune one system's plans."""
-    del means
-    name = given["name"]
-    baseline = baselines(problem, [name])[name]
+    name = task.given["name"]
+    baseline = baselines(task.problem, [name])[name]
     return {"plans": baseline.to_dict(), "evaluations": baseline.evaluations}
 
 
-def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
+def megatron_partitions_data(task: Task, *_means: object) -> Data:
     """Evaluate Megatron-LM's splits in any tiling, with our weight modes and outputs."""
-    del given, means
+    problem = task.problem
     candidates = megatron_candidates(problem, False, problem.modes, outputs=())
     evaluation = best_candidate(problem, problem.layouts(), candidates)
     if evaluation is None:
@@ -114,9 +113,9 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
     return evaluation.to_dict()
 
 
-def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
+def volume_objective_data(task: Task, *_means: object) -> Data:
     """Minimise bytes sent in each promising layout; evaluate the time of the best mapping."""
-    del means
+    problem, given = task.problem, task.given
     counting = problem.variant(volume=True)
     best: tuple[float, Evaluation] | None = None
     for layout, op_mappings in _given_starts(problem, given):
@@ -134,9 +133,9 @@ def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
     return best[1].to_dict()
 
 
-def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> Data:
+def memory_at_equal_speed_data(task: Task, *_means: object) -> Data:
     """Bisect for the least memory limit at which our mapping is no slower than a baseline."""
-    del means
+    problem, given = task.problem, task.given
     other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
     smallest = min(
         (other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99

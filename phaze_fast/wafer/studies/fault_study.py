@@ -26,7 +26,7 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.result import Effort
 from phaze_fast.wafer.search.search import MappingSearch
-from phaze_fast.wafer.search.session import Data, Means, Progress, Session, Task, session_of
+from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
 Array = np.ndarray[Any, Any]
 
@@ -160,9 +160,10 @@ class _Known:
             self.mappings[layout] = (found.time_s, found.encoding.arrays(problem)[0])
 
 
-def fault_times(problem: Problem, given: Data, means: Means) -> Data:
+def fault_times(task: Task, threads: int, progress: Progress | None) -> Data:
     """Search every distinct map, the whole wafer first."""
-    known = _Known(Effort(**given["effort"]), given["seed"], means.threads)
+    problem, given = task.problem, task.given
+    known = _Known(Effort(**given["effort"]), given["seed"], threads)
     times: list[float | None] = []
     classes: list[bool] = []
     done: dict[str, tuple[float, bool]] = {}
@@ -174,8 +175,8 @@ def fault_times(problem: Problem, given: Data, means: Means) -> Data:
         time_s, two = done[key]
         times.append(time_s if time_s < float("inf") else None)
         classes.append(two)
-        if means.progress is not None:
-            means.progress(k, len(given["maps"]), time_s)
+        if progress is not None:
+            progress(k, len(given["maps"]), time_s)
     return {"times_s": times, "classes": classes}
 
 
