@@ -79,29 +79,6 @@ def test_a_dense_mixture_is_the_dense_model_and_its_router():
     assert shared.moe_parameters == dense.hidden + 3 * 3 * dense.hidden * 64
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"heads": 7}, "heads: 7 is not accepted; expected a divisor of hidden 4096"),
-        ({"kv_heads": 5}, "kv_heads: 5 is not accepted; expected a divisor of heads 32"),
-        ({"positions": "learned"}, "max_positions: is missing"),
-        ({"max_positions": 5}, "max_positions: is not accepted"),
-        ({"head": "classifier"}, "classes: is missing"),
-        ({"vocab": 0}, "vocab: a model has either a vocabulary or patches"),
-        ({"activation": "gleu"}, "activation: 'gleu' is not accepted; did you mean 'gelu'?"),
-        ({"moe": {"experts": 2, "top_k": 3, "expert_ffn": 8}}, "top_k: 3 is not accepted"),
-        (
-            {"moe": {"experts": 2, "top_k": 1, "expert_ffn": 8, "dense_layers": 32}},
-            "moe.dense_layers: 32",
-        ),
-        ({"layers": 0}, "layers: 0 is not accepted; expected a number >= 1"),
-        ({"hiden": 1}, "unknown key 'hiden'; did you mean 'hidden'"),
-    ],
-)
-def test_bad_models_say_what_is_wrong(changes, line):
-    assert line in refusal(models.load("llama2-7b").replace, **changes, error=InvalidInputError)
-
-
 # ---- HuggingFace ----
 
 LLAMA = {
