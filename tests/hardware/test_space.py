@@ -132,36 +132,6 @@ def test_slices_keep_the_areas_of_their_terms():
     assert space[[2]].area_mm2[0] == area(space[2], FULL_AREA).total_mm2
 
 
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        (
-            {"tensor_core.width": (2.0**32,)},
-            "axes.tensor_core.width: 4294967296 is not accepted; expected a number <= 1048576",
-        ),
-        ({"clock_hz": (1e300,)}, "axes.clock_hz: 1e+300 is not accepted"),
-        ({"tensor_core.count": {"powers_of_two": [0, 2000]}}, "whole numbers from 0 to 62"),
-        ({"tensor_core.count": {"powers_of_two": [0.5, 3.9]}}, "whole numbers from 0 to 62"),
-        ({"tensor_core.count": {"powers_of_two": 3}}, "expected a list of numbers"),
-        ({"tensor_core.count": {"start": 1, "stop": 1e12, "step": 1}}, "more than 1000000 values"),
-        ({"tensor_core.count": {"start": "a", "stop": 2, "step": 1}}, "expected a list of numbers"),
-        (
-            {"tensor_core.count": {"start": 1, "stop": float("inf"), "step": 1}},
-            "expected a list of numbers",
-        ),
-        ({"tensor_core.count": None}, "expected a list of numbers"),
-        ({"name": (1,)}, "unknown field 'name'"),
-        ({"hbm.generation": ["hbm9"]}, "axes.hbm.generation: 'hbm9' is not accepted"),
-        ({"format": "fp8"}, "axes.format: 'fp8' is not accepted; expected a list"),
-        ({"format": ["fp8", "fp8"]}, "given twice"),
-        ({"hbm.generation": ["hbm3"], "hbm.capacity_bytes": [2**35]}, "hbm.generation gives it"),
-        ({"links.count": [1]}, "has no links to vary"),
-    ],
-)
-def test_bad_axes_are_refused_when_described(axes, message):
-    assert message in refusal(space_of, axes, error=InvalidInputError)
-
-
 def test_bad_ties_limits_and_chunks_are_refused(published):
     ties = {"vector_core.lanes": "buffer.bytes_per_cycle"}
     assert "whole numbers, which buffer.bytes_per_cycle" in refusal(space_of, {}, ties=ties)

@@ -6,10 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from golden_files import hf_entries
+from golden_files import GOLDEN, hf_entries
 from refusals import refusal
 
 from phaze_fast import models
+from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, MissingExtraError
 
 PHAZE = {  # name: layers, hidden, heads, sequence length
@@ -79,49 +80,10 @@ def test_a_dense_mixture_is_the_dense_model_and_its_router():
     assert shared.moe_parameters == dense.hidden + 3 * 3 * dense.hidden * 64
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"heads": 7}, "heads: 7 is not accepted; expected a divisor of hidden 4096"),
-        ({"kv_heads": 5}, "kv_heads: 5 is not accepted; expected a divisor of heads 32"),
-        ({"positions": "learned"}, "max_positions: is missing"),
-        ({"max_positions": 5}, "max_positions: is not accepted"),
-        ({"head": "classifier"}, "classes: is missing"),
-        ({"vocab": 0}, "vocab: a model has either a vocabulary or patches"),
-        ({"activation": "gleu"}, "activation: 'gleu' is not accepted; did you mean 'gelu'?"),
-        ({"moe": {"experts": 2, "top_k": 3, "expert_ffn": 8}}, "top_k: 3 is not accepted"),
-        (
-            {"moe": {"experts": 2, "top_k": 1, "expert_ffn": 8, "dense_layers": 32}},
-            "moe.dense_layers: 32",
-        ),
-        ({"layers": 0}, "layers: 0 is not accepted; expected a number >= 1"),
-        ({"hiden": 1}, "unknown key 'hiden'; did you mean 'hidden'"),
-    ],
-)
-def test_bad_models_say_what_is_wrong(changes, line):
-    assert line in refusal(models.load("llama2-7b").replace, **changes, error=InvalidInputError)
-
-
 # ---- HuggingFace ----
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 32,
-    "hidden_act": "silu",
-}
-T5 = {"model_type": "t5", "d_model": 8, "d_ff": 16, "d_kv": 4, "num_heads": 2, "num_layers": 1}
-T5["vocab_size"] = 10
-SIZES = {name: LLAMA[name] for name in LLAMA if name not in ("model_type", "hidden_act")}
-BERT = {**SIZES, "model_type": "bert"}
-del BERT["num_key_value_heads"]
-OPT = {**BERT, "model_type": "opt", "ffn_dim": 128}
-del OPT["intermediate_size"]
+REFUSED = read_document(GOLDEN / "hf_refused.yaml")
+LLAMA, T5, BERT, OPT = REFUSED["configurations"].values()
 
 
 def test_a_config_from_a_mapping_a_file_and_a_folder(tmp_path):
@@ -152,48 +114,12 @@ def test_fields_that_change_nothing_are_passed_over():
     assert models.from_hf({**LLAMA, **as_long}) == models.from_hf(LLAMA)
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "line"),
-    [
-        (LLAMA, {"hidden_act": "geglu2"}, "hidden_act: activation 'geglu2' is not modelled; "),
-        (LLAMA, {"hidden_act": "sliu"}, "did you mean 'silu'?"),
-        (LLAMA, {"model_type": "mamba"}, "model_type: 'mamba' is not modelled"),
-        (LLAMA, {"model_type": None}, "model_type: None is not modelled"),
-        (
-            LLAMA,
-            {"model_type": "mistral", "sliding_window": 8, "layer_types": ["chunked_attention"]},
-            "layer_types: 'chunked_attention' is not modelled; expected 'full_attention' or",
-        ),
-        (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not modelled"),
-        (LLAMA, {"sliding_window": 16}, "sliding_window: 16 is not modelled"),
-        (
-            LLAMA,
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types: 'sliding_attention' is not modelled; expected 'full_attention'",
-        ),
-        (LLAMA, {"hidden_size": None}, "hidden_size: is missing"),
-        (
-            LLAMA,
-            {"hidden_size": "64"},
-            "hidden_size: '64' is not accepted; expected a whole number",
-        ),
-        (LLAMA, {"num_attention_heads": 3, "num_key_value_heads": 3}, "heads: 3 is not accepted"),
-        (T5, {"feed_forward_proj": "gated-tanh"}, "activation 'gated-tanh' is not modelled"),
-        (OPT, {"word_embed_proj_dim": 32}, "word_embed_proj_dim: 32 is not modelled; expected 64"),
-        (OPT, {"do_layer_norm_before": False}, "do_layer_norm_before: False is not modelled"),
-        (
-            BERT,
-            {"position_embedding_type": "relative_key"},
-            "position_embedding_type: 'relative_key'",
-        ),
-        (BERT, {"is_decoder": True}, "is_decoder: True is not modelled"),
-        (BERT, {"add_cross_attention": True}, "add_cross_attention: True is not modelled"),
-    ],
-)
-def test_what_is_not_modelled_is_refused_by_name(config, changes, line, monkeypatch):
+@pytest.mark.parametrize(("name", "changes", "line"), REFUSED["refused"])
+def test_what_is_not_modelled_is_refused_by_name(name, changes, line, monkeypatch):
     """Where PyTorch is not there to trace it."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert line in refusal(models.from_hf, {**config, **changes}, error=InvalidInputError)
+    config = {**REFUSED["configurations"][name], **changes}
+    assert line in refusal(models.from_hf, config, error=InvalidInputError)
 
 
 def test_a_long_context_window_is_no_sequence_length():
