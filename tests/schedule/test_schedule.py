@@ -277,7 +277,7 @@ BASE = {"name": "x", "ops": [OP], "edges": [], "num_tc": 2, "num_vc": 1}
         ({"ops": [{**OP, "lat_all": "1"}]}, "lat_all: '1'"),
         ({"ops": [{"id": 0, "type": "TC"}]}, "expected lat_single"),
         ({"ops": [{**OP, "lat_cores": {"0": 1}}]}, "lat_cores: '0'"),
-        ({"ops": [OP] * 65}, "1 to 64"),
+        ({"ops": [OP] * 129}, "1 to 128"),
         ({"num_tc": -1}, "num_tc: -1"),
         ({"num_tc": 0}, "num_tc: 0 .* needs it"),
         ({"num_vc": 1.5}, "num_vc: 1.5"),
