@@ -21,8 +21,7 @@ from phaze_fast.hardware import (
     tuning_record,
 )
 from phaze_fast.hardware.chip import Dtype
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 PRECISIONS: dict[str, tuple[float, float, float]] = {
     "bf16": (2.0, 2.0, 4.0),

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -24,9 +23,8 @@ from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.hardware.space import COLUMNS
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,7 @@ from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
 from phaze_fast.planning.times import free_times
 from phaze_fast.runs.executors import Workers
-from phaze_fast.tables import non_dominated
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array, non_dominated
 
 _WAVE, _LARGE_WAVE = 4096, 2**15
 _PLACED_AT_ONCE = 256

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,7 @@ from phaze_fast.planning.times import (
 )
 from phaze_fast.schedule import layer_makespans
 from phaze_fast.software import check_precision
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 """Steps of evaluating a candidate, each with a tighter bound than the one before."""

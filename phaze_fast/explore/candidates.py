@@ -17,8 +17,7 @@ from phaze_fast.planning import Placed
 from phaze_fast.planning.times import KindTimes
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import Journal
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 PLACED = len(STEPS)
 SCHEDULED = STEPS.index("scheduled") + 1

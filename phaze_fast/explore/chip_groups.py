@@ -20,8 +20,7 @@ from phaze_fast.hardware.package import PackageModel, Prices
 from phaze_fast.hardware.space import FP8_RATE
 from phaze_fast.planning import Training
 from phaze_fast.software import load_precision
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 
 def tier_names(cluster: Cluster) -> list[str]:

@@ -23,8 +23,7 @@ from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import area_batch, energy_table
 from phaze_fast.hardware.package import RunningCosts
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 UNITS = {
     "time": "s a step",

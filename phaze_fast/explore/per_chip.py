@@ -32,10 +32,8 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Training, checked_model
 from phaze_fast.planning.training import recompute_text
 from phaze_fast.runs.executors import Workers
-from phaze_fast.tables import Table
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 _BLOCK = 1024
 """Chip groups whose candidates are priced at once."""

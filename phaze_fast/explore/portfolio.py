@@ -26,8 +26,7 @@ from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 MOST_MODELS = 10
 """All divisions of the models are listed, 2 to the power of their number."""

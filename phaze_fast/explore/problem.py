@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.software import BF16
+from phaze_fast.tables import Array
 
-Array = np.ndarray[Any, Any]
 Chips = Array | PricedChips
 """Records of chips, or chips with their operators priced."""
 

@@ -37,8 +37,6 @@ from phaze_fast.models import TransformerModel, load
 from phaze_fast.planning import Training, plan
 from phaze_fast.software import BF16, DEFAULT
 
-Array = np.ndarray[Any, Any]
-
 _FACTORS = (0.5, 1.0, 2.0)
 _WIDTHS = (1, 8)
 _SAME = 1e-9

@@ -33,8 +33,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.papers.fixed_plans import Baseline, FixedChip, given_chip
 from phaze_fast.papers.searches import bayesian, early_stop, random_search
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 BASELINES = ("none", "tpuv4", "all")
 """Which other methods a search is compared with: none, the TPUv4-like chip's plans, or all."""

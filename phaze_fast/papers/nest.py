@@ -31,10 +31,9 @@ from phaze_fast.papers.problem_files import (
     whole,
     widths,
 )
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
-
-Array = np.ndarray[Any, Any]
 
 PRICED_REPLICAS = ("first", "all")
 """Replicas whose messages between stages are priced: NEST prices those of the first."""

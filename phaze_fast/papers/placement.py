@@ -16,10 +16,9 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
-
-Array = np.ndarray[Any, Any]
 
 # ---- the table of layers ----
 

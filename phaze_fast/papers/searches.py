@@ -24,10 +24,8 @@ from phaze_fast.hardware.space import COLUMNS, with_fields
 from phaze_fast.models import Model
 from phaze_fast.papers.fixed_plans import Baseline
 from phaze_fast.planning import Training
-from phaze_fast.tables import needed
+from phaze_fast.tables import Array, needed
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 _BUCKET_MM2 = 0.01
 """Chips whose areas differ by less are evaluated together: 10,000 square micrometres."""

@@ -40,8 +40,7 @@ from phaze_fast.planning.training import (
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import Software, fabric_as_run, planned_model
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _BROKEN_TIE = "tied, uncut: no partition that fits keeps these layers together"
 _NO_ASSIGNMENT = "memory: no assignment of the layers to the chunks of the schedule fits"

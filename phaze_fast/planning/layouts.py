@@ -27,8 +27,7 @@ from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy
 from phaze_fast.planning.sizes import strategy_faults
 from phaze_fast.planning.training import RANK_ORDERS, Training
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _MOST_STAGES = 256
 _MIN_TOKENS = 8192

@@ -14,8 +14,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 

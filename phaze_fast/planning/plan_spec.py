@@ -24,8 +24,7 @@ from phaze_fast.planning.training import (
     modes_in,
 )
 from phaze_fast.records import Count, Record
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 
 def _nearest_counts(value: int, accepted: Sequence[int]) -> str:

@@ -31,10 +31,8 @@ from phaze_fast.planning.training import (
     recompute_code,
 )
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.tables import Table
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 # ---- one plan ----
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -34,8 +33,7 @@ from phaze_fast.software import (
     load_software,
     model_as_run,
 )
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _UNHIDDEN_BYTES = 1e15
 """A bucket that holds all gradients: none are synchronised before the backward pass ends."""

@@ -16,8 +16,7 @@ from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.times import MAX_NODES, priced
 from phaze_fast.schedule import LayerSchedule, ScheduleCache, schedule_layers
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _FORWARD, _BACKWARD, _WEIGHT_GRAD, _PAIR = map(_core.PASS_KINDS.index, ("F", "B", "W", "F&B"))
 _CORES = ("tensor", "vector", "network")

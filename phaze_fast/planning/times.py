@@ -21,8 +21,7 @@ from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 MAX_NODES = 20_000
 """Nodes of the search for one layer's schedule."""

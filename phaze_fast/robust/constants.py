@@ -16,8 +16,7 @@ from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.explore import ChipGroups, scaled_cluster, tier_names
 from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, Cluster
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 AREA_TERMS = (
     "tensor",

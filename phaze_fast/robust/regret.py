@@ -37,8 +37,7 @@ from phaze_fast.hardware import Accelerator, ArchitectureSpace
 from phaze_fast.robust.area_range import widened_space
 from phaze_fast.robust.constants import Uncertainty
 from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 TOLERANCE = 0.05
 """How far, at most, a largest regret may be from its bound."""

@@ -30,13 +30,12 @@ from phaze_fast.models import Model, model_from_dict
 from phaze_fast.planning import Plan, Training, plan
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import RESULTS, Journal, manifest, read_rows
-from phaze_fast.tables import Table
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 
 VERSION = "phaze-fast point 1"
 """Changes with the meaning of the records, so that keys of earlier versions are not found."""
 
-Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
 Evaluate = Callable[["Point"], Row]
 Progress = Callable[[int, int], None]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.opgraph import OpGraph
 from phaze_fast.schedule.cache import ScheduleCache, StoredLayer, layer_key
 from phaze_fast.schedule.instance import LayerInstance, LayerSchedule
-from phaze_fast.tables import Brief
+from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 RULES = ("exclusive", "overlap")
 """Whether an operator on all cores blocks all other operators, or only those of its types."""

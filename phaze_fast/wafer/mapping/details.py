@@ -12,6 +12,7 @@ from phaze_fast.memory import optimizer
 from phaze_fast.models import model_flops
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.planning.throughput import mfu
+from phaze_fast.tables import Array
 from phaze_fast.wafer.hardware.wafer import Wafer
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation
@@ -25,8 +26,6 @@ from phaze_fast.wafer.mapping.traffic import (
     step_loads,
     streamed_bytes,
 )
-
-Array = np.ndarray[Any, Any]
 
 
 def step_mfu(problem: Problem, found: Evaluation) -> float:

@@ -21,6 +21,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.records import Record
+from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.layout import (
     SCHEDULES,
     Layout,
@@ -33,7 +34,6 @@ from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS, MeshOper
 from phaze_fast.wafer.mapping.placement import Placement, places_of
 from phaze_fast.wafer.mapping.problem import Problem
 
-Array = np.ndarray[Any, Any]
 Pair = tuple[Layout, Layout]
 """Layouts of the first and of the second class of stages."""
 Runs = tuple[tuple[str, int], ...]

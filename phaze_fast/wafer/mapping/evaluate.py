@@ -20,14 +20,12 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.tables import flat_row
+from phaze_fast.tables import Array, flat_row
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer.mapping.encoding import Encoding, Pair, classes_fault
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.problem import Problem
-
-Array = np.ndarray[Any, Any]
 
 _BLOCK = ("compute_s", "blocking_s", "hidden_s")
 _KEYS = {  # of plain data, by field

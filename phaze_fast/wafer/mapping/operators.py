@@ -15,6 +15,7 @@ from phaze_fast.opgraph.block import block_builder, embedding_builder, head_buil
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
+from phaze_fast.tables import Array
 
 PARTS = ("before", "block", "behind")
 """Part of the model to which an operator belongs: before the blocks, in each block, after them."""
@@ -53,8 +54,6 @@ _ROLES_OF = {
     "cross-entropy": ("batch", "rows", "columns"),
 }
 _ANY_VECTOR = ("batch", "rows", "columns", "copies")
-
-Array = np.ndarray[Any, Any]
 
 
 def plain_name(name: str) -> str:

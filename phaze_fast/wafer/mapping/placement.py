@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Array
 from phaze_fast.wafer.hardware.wafer import MemoryTier, Wafer
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
 from phaze_fast.wafer.mapping.mesh import Links, link_loads
@@ -33,7 +33,6 @@ from phaze_fast.wafer.mapping.packing import (
     stage_dies,
 )
 
-Array = np.ndarray[Any, Any]
 Die = tuple[int, int]
 Dies = tuple[Die, ...]
 Cut = tuple[tuple[Die, Die], ...]

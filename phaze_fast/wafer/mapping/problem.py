@@ -20,6 +20,7 @@ from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import loose
+from phaze_fast.tables import Array
 from phaze_fast.wafer.hardware.wafer import Wafer, load_wafer
 from phaze_fast.wafer.mapping.layout import (
     Layout,
@@ -44,8 +45,6 @@ from phaze_fast.wafer.mapping.operators import (
     workload,
 )
 from phaze_fast.wafer.mapping.placement import Placement
-
-Array = np.ndarray[Any, Any]
 
 Times = dict[int, dict[tuple[int, ...], list[float]]]
 """Per operator and local shape: seconds of the forward pass, of the backward pass and of the weight

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping, Runs
 from phaze_fast.wafer.mapping.layout import slots_of
@@ -19,7 +20,6 @@ from phaze_fast.wafer.mapping.operators import PARTS, ROLES, MeshOperator
 from phaze_fast.wafer.mapping.placement import Dies, Placement, opposite, stream_loads
 from phaze_fast.wafer.mapping.problem import Problem
 
-Array = np.ndarray[Any, Any]
 Flow = tuple[int, int, float]
 Load = TypeVar("Load", float, Array)
 

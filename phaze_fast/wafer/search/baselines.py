@@ -29,6 +29,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.opgraph.graph import SELECTIVE
+from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout, slots_of, stages_on
@@ -44,7 +45,6 @@ from phaze_fast.wafer.mapping.packing import is_bent, tiles
 from phaze_fast.wafer.mapping.problem import Problem, divisors
 from phaze_fast.wafer.search.bounds import roofline
 
-Array = np.ndarray[Any, Any]
 AxisAssignment = tuple[str, ...]
 """Use of each slot in a plan: ``tensor`` or ``data``."""
 

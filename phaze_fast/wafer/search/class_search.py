@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any
 
-import numpy as np
-
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.encoding import Pair, accepts_classes, classes_fault
 from phaze_fast.wafer.mapping.evaluate import Classes, Evaluation, evaluation_of_classes
 from phaze_fast.wafer.mapping.layout import Layout, balanced_split, micro_batch_fault
@@ -29,7 +28,6 @@ from phaze_fast.wafer.search.baselines import plan_starts
 from phaze_fast.wafer.search.bounds import priced_mappings, roofline
 from phaze_fast.wafer.search.result import Effort
 
-Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
 Rank = tuple[bool, float]
 """Whether a mapping exceeds memory, and the excess in bytes or else its time. Smaller is better."""

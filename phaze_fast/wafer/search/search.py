@@ -22,6 +22,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
@@ -53,7 +54,6 @@ from phaze_fast.wafer.search.result import (
 )
 from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
-Array = np.ndarray[Any, Any]
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two updates of the incumbent
 _TIGHTENED = 4  # bounds tightened at a time

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.tables import Table, joined_columns
+from phaze_fast.tables import Array, Table, joined_columns
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.problem import Problem
@@ -26,8 +24,6 @@ from phaze_fast.wafer.search.baselines import (
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import result_of, search_task
 from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
-
-Array = np.ndarray[Any, Any]
 
 ABLATIONS = {
     "no_recompute": "every output is kept",

@@ -13,10 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.tables import Table
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.hardware.wafer import FaultMap, Wafer, sample_faults
 from phaze_fast.wafer.mapping.evaluate import Evaluation, score_op_mappings
@@ -27,8 +25,6 @@ from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.result import Effort
 from phaze_fast.wafer.search.search import MappingSearch
 from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
-
-Array = np.ndarray[Any, Any]
 
 _SCORED = 4  # known layouts evaluated on each map
 _GAIN = 0.995  # fraction of the best known time that a new layout must beat
