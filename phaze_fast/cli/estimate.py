@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import Output, table
 from phaze_fast.cost import OperatorCost, array_cycles, collective, operator_costs, product_ops
-from phaze_fast.errors import InvalidInputError, check_one_of
+from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted
 from phaze_fast.hardware import Accelerator, Cluster, Fabric, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import (
@@ -36,9 +36,7 @@ def _shape(text: str) -> Shape:
     """Read [Bx]MxKxN as (b, m, k, n)."""
     cleaned = text.strip().lower().replace("*", "x")
     if not _SHAPE.fullmatch(cleaned):
-        raise InvalidInputError(
-            f"--gemm: {text!r} is not accepted; expected [Bx]MxKxN, for example 2048x12288x49152"
-        )
+        raise not_accepted("--gemm", text, "[Bx]MxKxN, for example 2048x12288x49152")
     sizes = [int(part) for part in cleaned.split("x")]
     if len(sizes) == 3:
         sizes = [1, *sizes]
@@ -51,9 +49,7 @@ def _array(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", text.strip().lower())
     sides = tuple(int(part) for part in match.groups()) if match else ()
     if len(sides) != 2 or not all(1 <= side <= 2**20 for side in sides):
-        raise InvalidInputError(
-            f"--array: {text!r} is not accepted; expected rows x columns, for example 128x128"
-        )
+        raise not_accepted("--array", text, "rows x columns, for example 128x128")
     return sides[0], sides[1]
 
 

@@ -13,7 +13,7 @@ import typer
 from phaze_fast import models
 from phaze_fast.cli.output import folder, note
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.planning import Plan, PlanSpec, predict
@@ -105,9 +105,7 @@ def numbers(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         expected = "whole numbers" if kind is int else "numbers"
-        raise InvalidInputError(
-            f"{option}: {text!r} is not accepted; expected {expected} separated by commas"
-        ) from None
+        raise not_accepted(option, text, f"{expected} separated by commas") from None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest, not_accepted
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.objectives import Front
 from phaze_fast.explore.per_chip import ExactEvaluator
@@ -180,9 +180,7 @@ class Explorer:
                 raise InvalidInputError(f"values: {field!r} is missing; expected every axis")
             if values[field] not in accepted:
                 listed = ", ".join(f"{v:g}" for v in accepted)
-                raise InvalidInputError(
-                    f"values.{field}: {values[field]!r} is not accepted; expected one of {listed}"
-                )
+                raise not_accepted(f"values.{field}", values[field], f"one of {listed}")
         index = self._index.get(tuple(float(values[field]) for field in axes))
         return None if index is None else self.point(index)
 

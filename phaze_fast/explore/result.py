@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Plan
 from phaze_fast.tables import Brief
@@ -28,9 +28,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name, value in (("time_limit_s", self.time_limit_s), ("max_points", self.max_points)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise InvalidInputError(
-                    f"{name}: {value!r} is not accepted; expected a number, zero or more"
-                )
+                raise not_accepted(name, value, "a number, zero or more")
 
 
 @dataclass(frozen=True)

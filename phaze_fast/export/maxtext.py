@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.export.request import (
     FlagNames,
     Request,
@@ -134,9 +134,7 @@ def read_maxtext(
         except ValueError:
             value = -1.0
         if not 0 < value < _LARGEST:
-            raise InvalidInputError(
-                f"{names[key]}: {word!r} is not accepted; expected a number above 0"
-            )
+            raise not_accepted(names[key], word, "a number above 0")
         return value
 
     def count(key: str, default: int = 1) -> int:

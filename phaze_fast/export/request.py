@@ -13,7 +13,7 @@ from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, check_one_of, printable
+from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted, printable
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
@@ -307,9 +307,7 @@ class FlagNames:
         """
         meanings = {value: own for own, value in self.tables[table].items()}
         if word not in meanings:
-            raise InvalidInputError(
-                f"{self[key]}: {word!r} is not accepted; expected one of {', '.join(meanings)}"
-            )
+            raise not_accepted(self[key], word, f"one of {', '.join(meanings)}")
         return meanings[word]
 
 
@@ -364,7 +362,7 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
         number = int(value) if digits else None
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         hint = " (shell variables are not expanded)" if isinstance(value, str) else ""
-        raise InvalidInputError(f"{name}: {value!r} is not accepted; expected a whole number{hint}")
+        raise not_accepted(name, value, f"a whole number{hint}")
     return number
 
 

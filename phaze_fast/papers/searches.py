@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.explore import ChipGroups, ExactEvaluator, Winner, problems_of
 from phaze_fast.hardware import (
     PUBLISHED_AREA,
@@ -197,11 +197,9 @@ def early_stop(exact: ExactEvaluator) -> Baseline:
 def _check_limits(count: int, time_limit_s: float) -> None:
     """Raise InvalidInputError where the limits allow no evaluation."""
     if count < 1:
-        raise InvalidInputError(f"count: {count!r} is not accepted; expected at least 1")
+        raise not_accepted("count", count, "at least 1")
     if not time_limit_s > 0:
-        raise InvalidInputError(
-            f"time_limit_s: {time_limit_s!r} is not accepted; expected more than 0"
-        )
+        raise not_accepted("time_limit_s", time_limit_s, "more than 0")
 
 
 def random_search(

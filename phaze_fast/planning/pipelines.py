@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest, not_accepted
 from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
 from phaze_fast.tables import Array
 
@@ -179,7 +179,7 @@ def play(
             "weight_grad_s: expected no more than backward_s, of which it is a part"
         )
     if not 0.0 <= overlap < np.inf:
-        raise InvalidInputError(f"overlap: {overlap!r} is not accepted; expected zero or more")
+        raise not_accepted("overlap", overlap, "zero or more")
     arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()
     arguments = (code, stages, chunks, micro_batches, *arrays, overlap)
     return PipelineStep(*_core.pipeline_step(*arguments, False), _arguments=arguments)
@@ -228,9 +228,7 @@ def peak_activations(
     stages, chunks = sizes.shape
     code = _checked(schedule, stages, micro_batches, chunks)
     if not 0.0 <= kept_for_weight_grad <= 1.0:
-        raise InvalidInputError(
-            f"kept_for_weight_grad: {kept_for_weight_grad!r} is not accepted; expected 0 to 1"
-        )
+        raise not_accepted("kept_for_weight_grad", kept_for_weight_grad, "0 to 1")
     return _core.pipeline_peak(
         code, stages, chunks, micro_batches, sizes.ravel(), kept_for_weight_grad
     )

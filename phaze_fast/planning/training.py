@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from phaze_fast import _core
+from phaze_fast.errors import not_accepted
 from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName
 from phaze_fast.opgraph import (
     CONTEXT_KINDS,
@@ -54,7 +55,7 @@ def split_recompute(text: str) -> tuple[str, str, int]:
     more, colon, count = first.partition(":")
     if not colon:
         if rest:
-            raise ValueError(f"recompute: {text!r} is not accepted; expected MODE or MODE:N/MODE")
+            raise not_accepted("recompute", text, "MODE or MODE:N/MODE")
         return more, more, 0
     if not count.isdecimal() or len(count) > 6 or int(count) < 1:
         raise ValueError(
@@ -171,10 +172,7 @@ class TrainingStep(Record):
     @model_validator(mode="after")
     def _check_optimizer(self) -> Self:
         if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"optimizer: {self.optimizer!r} is not accepted; expected one of "
-                f"{', '.join(OPTIMIZERS)}"
-            )
+            raise not_accepted("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
         return self
 
     def strategy_of(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.explore import ChipGroups
 from phaze_fast.robust.area_range import AreaRange, widened_space
 from phaze_fast.robust.constants import Constant, Uncertainty
@@ -73,9 +73,7 @@ def information(
         Position in the grid of the chip of least largest regret, to be listed as well.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= 10_000:
-        raise InvalidInputError(
-            f"samples: {samples!r} is not accepted; expected a whole number from 1 to 10000"
-        )
+        raise not_accepted("samples", samples, "a whole number from 1 to 10000")
     wide = widened_space(search.space, uncertainty)
     groups = ChipGroups.of(wide)
     winners = Scenarios(search, groups, uncertainty).possible_winners()

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.explore import ChipGroups, ExactEvaluator, Winner
 from phaze_fast.hardware import Accelerator, ArchitectureSpace
 from phaze_fast.robust.area_range import widened_space
@@ -392,9 +392,7 @@ class _Candidates:
 def _checked(tolerance: float) -> float:
     is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
     if not is_number or not 1e-6 <= tolerance <= 1.0:
-        raise InvalidInputError(
-            f"tolerance: {tolerance!r} is not accepted; expected a number from 1e-06 to 1"
-        )
+        raise not_accepted("tolerance", tolerance, "a number from 1e-06 to 1")
     return float(tolerance)
 
 

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import InitErrorDetails
 
 from phaze_fast.documents import Presets
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.hardware.chip import CHIPS, Accelerator, Dtype, Hbm
 from phaze_fast.hardware.package import Prices
 from phaze_fast.hardware.silicon import FULL_AREA, EnergyTable, area, energy_table
@@ -791,13 +791,9 @@ def sample_faults(
     die_fault = 1.0 - wafer.die_yield if die_fault is None else die_fault
     for name, value in (("die_fault", die_fault), ("link_fault", link_fault)):
         if not 0.0 <= value < 1.0:
-            raise InvalidInputError(
-                f"{name}: {value!r} is not accepted; expected a probability from 0 to below 1"
-            )
+            raise not_accepted(name, value, "a probability from 0 to below 1")
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 100_000:
-        raise InvalidInputError(
-            f"count: {count!r} is not accepted; expected a whole number from 1 to 100000"
-        )
+        raise not_accepted("count", count, "a whole number from 1 to 100000")
     columns, rows = wafer.grid
     dies = [(row, column) for row in range(rows) for column in range(columns)]
     links = [((r, c), (r, c + 1)) for r, c in dies if c + 1 < columns]

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, nearest, not_accepted
 from phaze_fast.records import Record
 from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.layout import (
@@ -436,12 +436,10 @@ class Encoding:
         for i, entry in enumerate(data):
             where = f"{source}[{i}]"
             if not isinstance(entry, Mapping):
-                raise InvalidInputError(f"{where}: {entry!r} is not accepted; expected a mapping")
+                raise not_accepted(where, entry, "a mapping")
             number = entry.get("class", 0)
             if isinstance(number, bool) or number not in (0, 1):
-                raise InvalidInputError(
-                    f"{where}.class: {number!r} is not accepted; expected 0 or 1"
-                )
+                raise not_accepted(f"{where}.class", number, "0 or 1")
             fields = {key: value for key, value in entry.items() if key != "class"}
             classes[number].append(_Entry.from_dict(fields, where))
         if not classes[0]:
