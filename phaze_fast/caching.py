@@ -1,4 +1,4 @@
-"""A cache in memory with a limit, which drops what was used least recently; it is thread-safe."""
+"""A thread-safe in-memory cache of limited size that evicts the least recently used entries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LruCache(Generic[K, V]):
             return value
 
     def put(self, key: K, value: V) -> V:
-        """Add a value unless it is larger than the limit; return the one that the key has now."""
+        """Add a value unless the key has one or it exceeds the limit; return the current value."""
         with self._lock:
             size = self._size_of(value)
             if key in self._entries or size > self._limit:

@@ -26,9 +26,9 @@ from phaze_fast.errors import InvalidInputError, nearest
 
 _MOST_BYTES = 2**28
 _MOST_VALUES = 10**7
-"""Values of a document, those that aliases repeat counted each time."""
+"""Most values in a document; values repeated by an alias count each time."""
 _MOST_MERGED = 1000
-_MOST_BITS = 14_000  # of an integer that Python converts to decimal: it has at most 4,300 digits
+_MOST_BITS = 14_000  # longest integer; Python converts at most 4,300 decimal digits
 _LONGEST_KEY = 60
 
 
@@ -64,7 +64,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
-        """Read an integer; one of thousands of digits so that the field that holds it is named."""
+        """Read an integer; a very long one becomes a `_LongInteger`, which field checks report."""
         text = str(self.construct_scalar(node)).replace("_", "")
         try:
             number = super().construct_yaml_int(node)
@@ -102,7 +102,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _LongInteger(float):
-    """An integer of more digits than Python reads: infinite, and shown by its length."""
+    """Stands in for an integer too long for Python: infinite, printed as its number of digits."""
 
     def __new__(cls, text: str) -> _LongInteger:
         number = super().__new__(cls, "-inf" if text.startswith("-") else "inf")
@@ -125,13 +125,13 @@ def _integer(text: str) -> int | float:
 def parse_json(text: str) -> Any:
     """Parse JSON; a key that is given twice is a fault.
 
-    Integers of any length are read, so that the field that holds one can be named; the constants
-    NaN and Infinity are read too, for the same reason.
+    Integers of any length and the constants NaN and Infinity are accepted here; the checks of the
+    fields refuse them later with the name of the field.
 
     Raises
     ------
     InvalidInputError
-        With the column and what is wrong there; the caller knows the file and the line.
+        The message has the column and the fault; the caller adds the file and the line.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def parse_json(text: str) -> Any:
 
 
 def _count(value: Any, known: dict[int, int], open_: set[int]) -> int:
-    """Count the values in plain data; those of an alias count at each of its uses."""
+    """Count the values in plain data; an aliased value counts at each use."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) in open_:
@@ -176,7 +176,7 @@ def parse_text(text: str, source: str, json_only: bool = False) -> Any:
     Raises
     ------
     InvalidInputError
-        With the line and what is wrong there.
+        The message has the line and the fault.
     """
     try:
         return parse_json(text) if json_only else _parse_yaml(text)
@@ -198,7 +198,7 @@ def read_text(path: str | Path, compressed: bool = False) -> str:
     path
         The file.
     compressed
-        Whether it is a gzip file; what is unpacked is limited too.
+        Whether the file is gzip-compressed; the limit applies to the unpacked text as well.
 
     Raises
     ------
@@ -241,19 +241,19 @@ T = TypeVar("T")
 
 
 class Presets(Generic[T]):
-    """Records of one kind that come with the package, by name, or read from a file in their place.
+    """Records of one kind by preset name, or read from a file of the user.
 
     Each preset is one YAML file in a folder of the package: adding a file adds a preset. Names are
-    the same in upper and lower case. Records are frozen, so each is made once.
+    case-insensitive. Records are frozen, so each file is read once.
 
     Parameters
     ----------
     what
-        What messages call one, such as ``chip``.
+        Noun for one record in messages, such as ``chip``.
     folder
         Package and path of the folder, such as ``phaze_fast.hardware/data/chips``.
     read
-        Makes a record of plain data and the name of their source, as `Record.from_dict` does.
+        Builds a record from plain data and the name of their source, like `Record.from_dict`.
     """
 
     def __init__(self, what: str, folder: str, read: Callable[[Any, str], T]) -> None:
@@ -289,7 +289,7 @@ class Presets(Generic[T]):
         return self._made[name]
 
     def from_file(self, path: str | Path) -> T:
-        """Read a file of the user's."""
+        """Read a file of the user."""
         return self._read(read_document(path), str(path))
 
     def preset(self, name: str) -> T:
@@ -298,7 +298,7 @@ class Presets(Generic[T]):
         return self._read(parse_text(self.file(f"{name}.yaml").read_text("utf-8"), name), name)
 
     def check(self, name: str) -> None:
-        """Raise an `InvalidInputError` with the nearest name where no preset is called so."""
+        """Raise an `InvalidInputError` with the nearest name where the preset is unknown."""
         if name not in self.names:
             raise InvalidInputError(
                 f"{self._what}: {name!r} is neither a preset nor a .yaml or .json file; "
@@ -324,21 +324,21 @@ def digest(data: object) -> str:
 
 
 def write_whole(path: str | Path, text: str, name: str | None = None) -> None:
-    """Write a file whole or not at all, so that a full disk never leaves half of one.
+    """Write a file atomically, so that a full disk never leaves half of it.
 
     Parameters
     ----------
     path
-        Where to; a pipe or a device is written as it is.
+        The file; a pipe or a device is written directly.
     text
         What to write.
     name
-        What to call it in an error; by default the path.
+        Name of the file in error messages; by default the path.
 
     Raises
     ------
     InvalidInputError
-        Where it cannot be written.
+        Where the file cannot be written.
     """
     try:
         target = Path(path).resolve()
@@ -398,11 +398,11 @@ class CsvRow:
     Parameters
     ----------
     where
-        What messages call the row, such as ``mine.csv, line 3``; may be empty.
+        Name of the row in messages, such as ``mine.csv, line 3``; may be empty.
     cells
         Text by column.
     error
-        What is raised where a cell is not accepted.
+        Type of the exception where a cell is not accepted.
 
     Examples
     --------
@@ -427,7 +427,7 @@ class CsvRow:
         return self._error(f"{where}{column}: {problem}; expected {wanted}")
 
     def text(self, column: str) -> str:
-        """Return a cell without blanks around it; empty where there is none."""
+        """Return a cell without leading and trailing blanks; empty where the column is missing."""
         return (self.cells.get(column) or "").strip()
 
     def _number(self, column: str) -> float:

@@ -72,7 +72,7 @@ def brief(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text that stays on one line and moves no cursor: control characters escaped.
+    r"""Escape control characters, so that the text stays on one line of a terminal.
 
     Examples
     --------

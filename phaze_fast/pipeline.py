@@ -62,7 +62,7 @@ def search(
     Parameters
     ----------
     model
-        What is trained: a model or the name of one, or several, for which one chip is to serve.
+        The model to train, or its name; for several models, one chip is found for all.
     space
         The chips to choose from, or the name or file of a space.
     cluster
@@ -109,8 +109,8 @@ def search(
     say
         Called with a line on the progress over the intervals.
     stop
-        Called after every wave; where it returns true, the search ends with the best chips so far,
-        and their bound.
+        Called after every wave; where it returns true, the search ends and returns the best chips
+        so far with their bound.
 
     Returns
     -------
@@ -199,7 +199,7 @@ def _checked(
     cluster: Cluster | None,
     training: Training | None,
 ) -> tuple[list[Model], ArchitectureSpace, Cluster, Training]:
-    """Load what is given by name, fill in what is not given, and refuse wrong types."""
+    """Load arguments that are names, fill in defaults, and refuse wrong types."""
     listed: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     if not listed:
         raise InvalidInputError("model: none is not accepted; expected at least one")
@@ -231,7 +231,7 @@ def _intervals(
     cluster: Cluster,
     objective: str,
 ) -> Uncertainty | None:
-    """Load the intervals of constants, which no other objective than time is searched with."""
+    """Load the intervals of constants; only the objective ``time`` accepts them."""
     if uncertainty is None:
         return None
     intervals = Uncertainty.load(uncertainty, space, cluster)
@@ -255,7 +255,7 @@ def _with_uncertainty(
     seed: int,
     say: Callable[[str], None] | None,
 ) -> SearchResult:
-    """Add the chip of least largest regret over intervals, if any, and what samples show."""
+    """Add the chip of least largest regret over the intervals, if any, and sample statistics."""
     if uncertainty is None:
         return result
     search = UncertainSearch(

@@ -51,7 +51,7 @@ class Measure(GroupedMetadata):
     """Whether it has to be a whole number."""
 
     def __iter__(self) -> Iterator[object]:
-        """Yield the annotations that this one combines."""
+        """Yield the pydantic annotations that this marker consists of."""
         yield BeforeValidator(self._convert)
         finite = None if self.whole else False
         if self.above is None:
@@ -81,7 +81,7 @@ class Measure(GroupedMetadata):
 
 @dataclass(frozen=True)
 class Several(GroupedMetadata):
-    """Marks a set of values to try, kept as a tuple: one value is accepted in place of several.
+    """Marks a set of values to try, stored as a tuple; a single value is accepted too.
 
     Values are sorted and duplicates dropped, so that no answer depends on the order of a list.
     """
@@ -92,7 +92,7 @@ class Several(GroupedMetadata):
     """The fewest values accepted."""
 
     def __iter__(self) -> Iterator[object]:
-        """Yield the annotations that this one combines."""
+        """Yield the pydantic annotations that this marker consists of."""
         yield BeforeValidator(lambda v: tuple(v) if isinstance(v, list | tuple) else (v,))
         yield Field(min_length=self.least)
         yield AfterValidator(lambda v: tuple(sorted(set(v), key=self.order)))
@@ -222,7 +222,7 @@ class Record(BaseModel):
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
         if isinstance(data, Mapping):
-            # NumPy's numbers are numbers; arrays hand them out.
+            # NumPy scalars, such as elements of arrays, are accepted as numbers.
             data = {k: v.item() if isinstance(v, np.generic) else v for k, v in data.items()}
             unknown = [key for key in data if key not in cls.model_fields]
             if unknown:
@@ -290,7 +290,7 @@ class Record(BaseModel):
     def digest(self) -> str:
         """Return a hash of the content, the same on every machine."""
         known = _DIGESTS.get(id(self))
-        if known is None:  # the entry holds the record, so that no other can have the same id
+        if known is None:  # the entry refers to the record, so that its id is not reused
             known = self, digest([type(self).__name__, self.model_dump(mode="json")])
             _DIGESTS.put(id(self), known)
         return known[1]
@@ -359,7 +359,7 @@ _MOST_FAULTS = 8
 
 
 def explain(error: ValidationError, what: str, source: str) -> str:
-    """Return what is wrong with a record, one line per fault, the first few of many."""
+    """Return the faults of a record, one line each, at most the first few."""
     prefix = f"{source}: " if source else ""
     lines = []
     details = error.errors(include_url=False)
@@ -368,12 +368,12 @@ def explain(error: ValidationError, what: str, source: str) -> str:
             other["loc"][: len(detail["loc"])] == detail["loc"] and other is not detail
             for other in details
         ):
-            continue  # entries were dropped because they are faulty themselves, as said elsewhere
-        # A discriminated union puts its tag into the path; the user never wrote it there.
+            continue  # its entries are faulty, and each has a line of its own
+        # Pydantic inserts the tag of a discriminated union, which the file does not have.
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
         fault = _fault(detail)
         if detail["type"] in ("value_error", "name") and re.match(r"[a-z_0-9.]+: ", fault):
-            # A check across fields names its field itself, at the end of this path.
+            # The message of a check across several fields begins with the rest of the path.
             own = not path or fault.startswith((f"{path}.", f"{path}:"))
             inner = fault if own else f"{path}.{fault}"
             lines.append(f"{prefix}{inner}")

@@ -61,7 +61,7 @@ def parse_as(kind: str, data: object, source: str) -> Record:
     Raises
     ------
     InvalidInputError
-        Where the kind is unknown or the data is not one.
+        Where the kind is unknown, or the data is not a valid file of that kind.
     """
     if kind not in KINDS:
         raise InvalidInputError(f"kind: {kind!r} is not accepted; {nearest(kind, KINDS)}")

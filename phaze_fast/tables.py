@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def needed(module: str, extra: str, what: str) -> Any:
-    """Import a package that an extra brings, or raise a MissingExtraError naming the extra."""
+    """Import an optional package, or raise a MissingExtraError with the extra that installs it."""
     try:
         return import_module(module)
     except ImportError:
@@ -44,11 +44,11 @@ _ROWS, _WIDTH = 12, 100
 
 
 class Brief:
-    """A result that prints in a few lines, one a field: arrays by shape, the rest abbreviated."""
+    """A result that prints one short line per field: shapes of arrays, other values abbreviated."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__repr__" not in cls.__dict__:  # or a dataclass would print every field in full
+        if "__repr__" not in cls.__dict__:  # dataclasses would otherwise print every field in full
             cls.__repr__ = Brief.__repr__  # type: ignore[method-assign]
 
     def __str__(self) -> str:
@@ -77,10 +77,10 @@ def _abbreviated(value: Any) -> str:
 
 
 class Table(Brief):
-    """A result that is a table: `to_columns` gives named columns, and the rest follows.
+    """Base of results that are tables: subclasses define `to_columns`, the exports use it.
 
-    Printed, it is a headline, its first rows, the columns of `shown` (or the first ones) that fit
-    in a line, and how to get all of them.
+    It prints as a headline and the first rows, with those columns of `shown` (by default of all)
+    that fit in a line, and says how to get the others.
     """
 
     shown: ClassVar[tuple[str, ...]] = ()
@@ -112,9 +112,9 @@ class Table(Brief):
         return pandas.DataFrame({name: list(values) for name, values in self.to_columns().items()})
 
     def to_csv(self, path: Path | str) -> None:
-        """Write a CSV file, one row each, with a header.
+        """Write a CSV file with a header.
 
-        Text that a spreadsheet would take for a formula is written after an apostrophe.
+        Text that a spreadsheet would run as a formula is prefixed with an apostrophe.
         """
         columns = self.to_columns()
         try:

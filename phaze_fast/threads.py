@@ -15,7 +15,7 @@ def thread_count(threads: int | None = None) -> int:
     Raises
     ------
     InvalidInputError
-        Where it is not a whole number from 1 to 1024.
+        Where `threads` is not a whole number from 1 to 1024.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def thread_count(threads: int | None = None) -> int:
     if threads is None:
         try:
             cores = len(os.sched_getaffinity(0))
-        except AttributeError:  # not on this system
+        except AttributeError:  # the system has no CPU affinity
             cores = os.cpu_count() or 1
         return max(1, min(cores, _MOST))
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST:

@@ -98,7 +98,7 @@ def parse_quantity(value: object, unit: str) -> float:
         )
     try:  # in decimal, so that 4.1 GB is 4,100,000,000 bytes to the last one
         return float(Decimal(number) * Decimal(repr(scale)))
-    except ArithmeticError:  # an exponent beyond any float's
+    except ArithmeticError:  # the exponent is too large for a float
         return float(number)
 
 

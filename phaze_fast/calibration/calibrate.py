@@ -30,7 +30,7 @@ from phaze_fast.tables import Array
 LogErrors = Callable[[Array], Array]
 """Function of the constants' values that returns ln(predicted / measured) of every row."""
 
-_STEP = 2e-3  # of a logarithm, for derivatives
+_STEP = 2e-3  # step of a logarithm in finite differences
 _SMALL = 0.08  # larger errors count by their size
 _ROUNDS = 40
 _COLLINEAR = 0.98  # correlation from which two constants cannot be distinguished
@@ -93,7 +93,7 @@ def _derivatives(log_errors: LogErrors, point: Array, low: Array, high: Array) -
 def _descend(
     log_errors: LogErrors, point: Array, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Levenberg and Marquardt's method on logarithms of the constants, inside a box."""
+    """Minimise over the logarithms of the constants, within bounds (Levenberg-Marquardt)."""
     errors = log_errors(np.exp(point))
     loss, damping = _loss(errors), 1e-2
     slopes = _derivatives(log_errors, point, low, high)
@@ -131,7 +131,7 @@ def fit_constants(log_errors: LogErrors, constants: Sequence[Constant]) -> FitRe
     log_errors
         Returns ln(predicted / measured) of every row for values of the constants.
     constants
-        What to fit, from where and within which range.
+        The constants to fit, with start values and ranges.
 
     Examples
     --------
@@ -202,7 +202,7 @@ def cross_validated_errors(
 
 @dataclass(frozen=True)
 class FittedConstant:
-    """One constant, with how well the rows determine it."""
+    """One fitted constant with its confidence interval."""
 
     name: str
     before: float
@@ -268,7 +268,7 @@ def calibrated(
     units
         Factors from the fitted values to those that are reported.
     kinds
-        Kind of each row, by which errors are summed up.
+        Kind of each row; errors are summarised by kind.
     described
         Returns the chip or fabric as plain data for values of the constants.
 
@@ -324,12 +324,12 @@ def benchmark_script() -> str:
     return (resources.files(__package__) / "data" / "gpu_benchmark.txt").read_text("utf-8")
 
 
-_COSTLY = 15.0  # microseconds from which a vector function's own cost shows
+_COSTLY = 15.0  # microseconds above which the cost of a vector function exceeds the launch
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a constant lies in the kernels' record."""
+    """Field of the kernels' record that a constant is stored in."""
 
     field: str
     name: str
@@ -480,9 +480,9 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
     files
         CSV files as `phaze_fast.validate` reads them, all of one chip.
     chip
-        Where the fit begins. Cores, clock, memory and other constants stay as they are.
+        Start of the fit. Cores, clock, memory and other constants are not changed.
     name
-        What to call the result; by default the chip's name.
+        Name of the result; by default the chip's name.
 
     Raises
     ------
@@ -497,7 +497,7 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
     rows = _Rows.of(tables)
     machine = machines(chip, dtype=dtype)  # type: ignore[arg-type]
     base = machine.tunings.copy()
-    if base["sustained_macs_per_s"][0] == 0.0:  # no limit so far: the peak is one
+    if base["sustained_macs_per_s"][0] == 0.0:  # without a limit, the fit starts at the peak
         base["sustained_macs_per_s"] = chip.peak_flops() / 2.0
     slots = _slots(tables, rows, dtype, float(machine.precision[3]), base)
     if not slots:
@@ -533,7 +533,7 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
 
 # ---- fabrics ----
 
-_RANGES = {  # of a protocol's constants: seconds, seconds, a share, a ratio
+_RANGES = {  # ranges of the constants of a protocol, in seconds or as fractions
     "startup_s": (5e-7, 5e-4),
     "step_s": (1e-8, 1e-4),
     "two_rank_share": (1e-3, 0.995),
@@ -636,9 +636,9 @@ def calibrate_fabric(
     files
         Tables of collectives or nccl-tests output, all of one machine.
     fabric
-        Where the fit begins. Bandwidths, sizes and protocols stay as they are.
+        Start of the fit. Bandwidths, sizes and protocols are not changed.
     name
-        What to call the result; by default the fabric's name.
+        Name of the result; by default the fabric's name.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Measured collectives: tables of one node's collectives, and the output of nccl-tests.
 
 A table has the columns system, op, num_gpus, bytes and latency_ms. Sizes are those of nccl-tests:
-the vector of an all-reduce, the whole of what a reduce-scatter or all-gather spreads, the send
-buffer of an all-to-all.
+the vector of an all-reduce, the full input of a reduce-scatter or output of an all-gather, the
+send buffer of an all-to-all.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _FABRICS = {
     "b200": "dgx-b200",
     "gb200": "nvl72-gb200",
 }
-_LARGE_BYTES = 2**20  # from here links decide, below latencies
+_LARGE_BYTES = 2**20  # bandwidth dominates from this size on, latency below
 
 
 @dataclass
 class CollectiveRows:
-    """Measured collectives, one a row."""
+    """Measured collectives, one per row."""
 
     system: list[str] = field(default_factory=list)
     """Name of the machine; empty where the file does not say."""
@@ -183,7 +183,7 @@ def validate_collectives(path: Path | str, fabric: AnyFabric | None = None) -> C
     path
         A table, or the output of nccl-tests.
     fabric
-        On which they ran; by default the preset of each row's `system`.
+        The interconnect they ran on; by default the preset of each row's `system`.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Published training runs: the model, the cluster and the plan that a row of a table describes.
 
-The columns are those of the tables in ``docs/accuracy.md``. What columns do not say (the kind of
-block, the wiring of a node, the software) is looked up in ``data/runs.yaml`` by name.
+The columns are those of the tables in ``docs/accuracy.md``. Facts that no column has (the kind of
+block, the wiring of a node, the software) are looked up in ``data/runs.yaml`` by name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RowRefusedError(InvalidInputError):
 
 
 class UnsupportedError(PhazeError):
-    """A row that is in order but needs what is not modelled; the message says what."""
+    """A valid row that needs a feature that is not modelled; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _names() -> Mapping[str, Any]:
 
 
 def _entry(kind: str, text: str, row: CsvRow | None = None) -> Mapping[str, Any] | None:
-    """Find the first entry of a kind whose patterns a text, and other columns of a row, match."""
+    """Find the first entry of a kind whose patterns match a text and other columns of the row."""
     for entry in _names()[kind]:
         others = [column for column in _ALSO if row and column in entry]
         if re.search(entry["match"], text) and all(
@@ -151,7 +151,7 @@ def _cluster(row: CsvRow) -> Cluster:
 
 
 def _zero(row: CsvRow, unstated: int) -> int:
-    """Read the ZeRO stage; `unstated` is the software's own where a row does not say."""
+    """Read the ZeRO stage; `unstated` is the default of the software."""
     said, sharded = row.text("zero_or_dist_opt"), row.text("fsdp")
     if said.startswith("SHARD_GRAD_OP"):
         return 2
@@ -163,10 +163,10 @@ def _zero(row: CsvRow, unstated: int) -> int:
 
 
 def _shard(row: CsvRow, cluster: Cluster, dp: int, zero: int) -> int | None:
-    """Read how many replicas shard weights, where other groups of replicas hold copies.
+    """Read how many replicas shard the weights, where several such groups have copies.
 
-    On a torus no collective leaves the links of a pod, and groups lie along its dimensions, which
-    consecutive ranks do not: there all replicas shard.
+    On a torus, groups lie along dimensions rather than consecutive ranks, and no collective leaves
+    the links of a pod: there all replicas shard.
     """
     size = row.whole("fsdp") if row.text("fsdp") not in ("", "0", "1") else dp
     tiered = isinstance(cluster.fabric, TieredFabric)
@@ -176,7 +176,7 @@ def _shard(row: CsvRow, cluster: Cluster, dp: int, zero: int) -> int | None:
 def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
     """Whether experts are not split by tensor parallelism: expert groups span tensor groups.
 
-    They are not where they need more devices than there are replicas, and where recipes say so.
+    That is the case if experts need more devices than there are replicas, or if the recipe says so.
     """
     tp, dp, ep = widths["tp"], widths["dp"], widths["ep"]
     whole = entry.get("etp") == 1 or dp % ep > 0
@@ -238,7 +238,7 @@ def _plan(
 
 
 def _evaluated(row: CsvRow) -> float:
-    """Read how many sequences are evaluated for each one trained on; whole batches are."""
+    """Read the number of evaluated sequences per training sequence."""
     entry = _entry("evaluation", row.text("verified"), row)
     if entry is None:
         return 0.0
@@ -254,7 +254,7 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     RowRefusedError
         Where fields are missing or contradict one another; the message has the row's number.
     UnsupportedError
-        Where the row asks for what is not modelled.
+        Where the row needs a feature that is not modelled.
     """
     row = CsvRow(f"row {line}", cells, RowRefusedError)
     time_s, gib = row.positive("iter_time_s"), row.positive("memory_gib", math.nan)

@@ -45,7 +45,7 @@ class ErrorSummary(ErrorSizes):
 
 
 def _ranks(values: Array) -> Array:
-    """Return ranks from 1; equal values have the mean of theirs."""
+    """Return ranks from 1; ties get their mean rank."""
     order = np.argsort(values, kind="stable")
     _, inverse, counts = np.unique(values[order], return_inverse=True, return_counts=True)
     ranks = np.empty(len(values))
@@ -134,9 +134,9 @@ class PredictedRun:
 
     @property
     def time_s(self) -> float:
-        """Seconds of a step as the source counts them: with its share of evaluation, if any.
+        """Seconds of a step as the source reports them: including its share of evaluation, if any.
 
-        An evaluation is forward passes, which take a third of a step without recomputation.
+        Evaluation runs forward passes only: a third of a step without recomputation.
         """
         recompute_s = self.plan.parts_s["recompute"]
         return self.plan.time_s + self.run.evaluated * (self.plan.time_s - recompute_s) / 3.0
@@ -149,7 +149,7 @@ class PredictedRun:
 
     @property
     def error(self) -> float:
-        """Of the seconds of a step, as a fraction; positive where predicted too long."""
+        """Relative error of the step time; positive where the prediction is too long."""
         return self.time_s / self.run.time_s - 1.0
 
     @property
@@ -185,7 +185,7 @@ class RunGroup:
 
     @property
     def memory(self) -> ErrorSummary | None:
-        """Errors of the bytes of a device, where rows say them."""
+        """Errors of the memory of a device, for rows that report it."""
         known = [row for row in self.rows if row.run.memory_bytes > 0]
         if not known:
             return None
@@ -259,17 +259,16 @@ def validate_runs(
     Parameters
     ----------
     path
-        CSV with a row for each run: model, devices, plan, seconds of a step, perhaps bytes.
+        CSV with a row for each run: model, devices, plan, seconds of a step, optionally bytes.
     by
-        What rows are grouped by, a name of `GROUPINGS`.
+        Key to group rows by, a name of `GROUPINGS`.
     progress
-        Called with rows done and rows in all.
+        Called with the number of rows done, and of all rows.
 
     Raises
     ------
     InvalidInputError
-        Where the file is not such a table. A row that is not accepted is listed in `refused`, and
-        the run goes on.
+        Where the file is not such a table. Rows that are not accepted are listed in `refused`.
 
     Examples
     --------
@@ -319,7 +318,7 @@ def _predicted(run: PublishedRun) -> Plan:
         return predict(run.model, run.cluster, run.plan)
     except PhazeError as error:
         text = str(error).splitlines()[0]
-        _, _, reason = text.partition(": ")  # without the field, so that equal reasons add up
+        _, _, reason = text.partition(": ")  # without the field, to count equal reasons
         raise UnsupportedError(reason or text) from None
 
 
@@ -383,7 +382,7 @@ def _configurations(path: Path, configs: Path | None) -> Mapping[str, Any]:
     file = path.with_name(f"{path.stem}_configs.json") if configs is None else configs
     if configs is None and not file.exists():
         raise InvalidInputError(
-            f"{path}: its models are described in {file.name}, which is missing; put it beside "
+            f"{path}: its models are described in {file.name}, which is missing; put it next to "
             "the file or give --configs"
         )
     by_name = read_document(file)
@@ -485,7 +484,7 @@ def validate_steps(
         `phaze_fast.cost.validation` reads it. Steps of HuggingFace models have model, seq, mbs,
         recompute, mode, step_ms and peak_bytes.
     chip
-        What they were measured on.
+        The chip they were measured on.
     configs
         Configurations of HuggingFace models by the names in the file; by default the file
         ``NAME_configs.json`` in the folder of ``NAME.csv``.

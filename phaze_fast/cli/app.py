@@ -1,4 +1,4 @@
-"""The program: the commands of the other files. A call loads only the commands that it needs."""
+"""The command-line program. A call imports only the files of the commands that it needs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _GROUPS = {
 
 
 class Command(TyperCommand):
-    """A command that lists its options in groups, and names them in messages about their values."""
+    """A command whose help groups its options and whose messages name the option at fault."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments and each group of options under its title; the output comes last."""
+        """Write arguments and groups of options, each under its title, Output last."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -64,7 +64,7 @@ class Command(TyperCommand):
                 formatter.write_dl(groups[title])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; where it refuses the value of a field, name the option that gave it."""
+        """Run the command; where a field is refused, name its option in the message."""
         try:
             return super().invoke(ctx)
         except InvalidInputError as error:
@@ -84,10 +84,10 @@ def _options() -> None:
 
 
 def program(*words: str) -> TyperGroup:
-    """Load the commands that a call may mean: one, those of one group, or all of them.
+    """Load the commands that these words may refer to: one, those of one group, or all.
 
-    Loading every file and all options takes longer than most commands run, so that a list of
-    commands reads their descriptions from their source.
+    Importing every file takes longer than most commands run; a list of commands therefore reads
+    their descriptions from the source text.
     """
     if words and words[0] in ("-h", "--help"):
         return _program(tuple(COMMANDS), listing=True)

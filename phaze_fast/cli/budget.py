@@ -47,7 +47,7 @@ def _seconds(text: str, option: str) -> float:
 
 
 def _duration(seconds: float) -> str:
-    """Format seconds, as minutes or hours where there are many.
+    """Format seconds, or minutes or hours where that is shorter.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class BudgetAnswer:
-    """What a token budget takes with one plan."""
+    """Time, energy and cost of a token budget with one plan."""
 
     run: TrainingRun
     goodput: Goodput
@@ -136,7 +136,7 @@ class Budget:
         chip: Accelerator | None,
         step_j: float,
     ) -> BudgetAnswer | None:
-        """Compute what the budget takes by steps of so many tokens and seconds."""
+        """Compute the time, energy and cost of the budget from the tokens and seconds of a step."""
         if self.tokens is None:
             return None
         interval_s = None if self.interval_s is None else _seconds(self.interval_s, "--interval-s")

@@ -33,7 +33,7 @@ def check(
 ) -> None:
     """Check a file, or print the JSON Schema of its kind.
 
-    What was understood of the file is printed, with every default filled in.
+    The content of the file is printed with every default filled in.
 
     Example: phaze-fast check chip.yaml
     """

@@ -54,7 +54,7 @@ def _array(text: str) -> tuple[int, int]:
 
 
 def _lone_array(rows: int, cols: int) -> Accelerator:
-    """One array at 1 GHz without limits of memory: the compute model alone."""
+    """Return a chip with one array at 1 GHz and unlimited memory: only compute takes time."""
     area_mm2 = rows * cols * _ELEMENT_MM2
     return Accelerator.from_dict(
         {
@@ -90,7 +90,7 @@ def _restricted(chip: Accelerator, dataflow: str) -> Accelerator:
 
 
 def _compute_only(chip: Accelerator, shape: Shape, dataflow: str) -> tuple[str, int]:
-    """Dataflow and cycles that a systolic simulator reports for one core, batches in a row."""
+    """Return the best dataflow and the cycles that a systolic simulator reports for one core."""
     b, m, k, n = shape
     core = chip.tensor_core
     choices = (dataflow,) if dataflow else _DATAFLOWS
@@ -100,7 +100,7 @@ def _compute_only(chip: Accelerator, shape: Shape, dataflow: str) -> tuple[str, 
 
 
 def _row(shape: Shape, compute_cycles: float, **values: Any) -> dict[str, Any]:
-    """Return what other programs rely on first: the product, its time and its bottleneck."""
+    """Return a row of the JSON output, whose first fields other programs rely on."""
     cycles = int(compute_cycles) if float(compute_cycles).is_integer() else compute_cycles
     names = ("time_s", "compute_cycles", "buffer_bytes", "hbm_bytes", "bound", "dataflow")
     row = dict(zip("bmkn", shape, strict=True)) | dict.fromkeys([*names, "utilization", "energy_j"])
@@ -185,7 +185,7 @@ def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype)
 
 
 def _breakdown(
-    chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype, said: str
+    chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype, calibration: str
 ) -> list[RenderableType]:
     """Lay out one product: its time, its bottleneck, and how the chip was calibrated."""
     b, m, k, n = shape
@@ -211,8 +211,8 @@ def _breakdown(
     ]
     if cost.extrapolated:
         lines.append("an extrapolation: not what the chip's constants were fitted on")
-    if said:
-        lines.append(said)
+    if calibration:
+        lines.append(calibration)
     parts: list[RenderableType] = ["\n".join(lines), table("", ["term", "time>", ""], rows)]
     chart = _roofline(chip, shape, cost, dtype)
     return [*parts, chart, ""] if chart else [*parts, ""]
@@ -301,7 +301,7 @@ def estimate(products: Products, exchange: Collective, output: Output) -> None:
     products.check()
     shapes = [_shape(text) for text in products.gemms or ()]
     if products.array is not None:
-        chip, calibration = _lone_array(*_array(products.array)), ""  # ideal by intent
+        chip, calibration = _lone_array(*_array(products.array)), ""  # ideal
     else:
         chip = presets.chip(products.chip or "")
         calibration = chip.calibration.note

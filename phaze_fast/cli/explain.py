@@ -1,4 +1,4 @@
-"""The command `explain`: why a plan takes what it takes, alone or against something else."""
+"""The command `explain`: what limits the time of a plan, or how it differs from another."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _profiled(comparison: Comparison) -> list[RenderableType]:
 
 
 def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> WhyNot:
-    """Plan the step of a plan again, and compare the best plan with some fields fixed."""
+    """Search for the best plan with some fields fixed, and compare it with the best of all."""
     names = {"global_batch", "seq", "optimizer", "precision", "software", "reserved_bytes"}
     names |= {"sequence_parallel", "expert_imbalance", "expert_overlap"}
     fixed_fields = read_asked(fields_of_plan)
@@ -124,7 +124,7 @@ def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> Wh
 
 @dataclass(frozen=True)
 class Against:
-    """What to explain it against (one of them, or none)."""
+    """What to compare the plan with (at most one option)."""
 
     against: Annotated[Path | None, typer.Option(metavar="PLAN")] = None
     """Another plan: what differs, and where the time and the memory go. Each is timed on its own

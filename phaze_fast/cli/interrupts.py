@@ -13,7 +13,7 @@ from phaze_fast.errors import InfeasibleError
 
 @contextlib.contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end a search with what it has found so far, and its bound; twice, at once."""
+    """Let Ctrl-C end a search with its best result and bound; a second Ctrl-C ends it at once."""
     interrupts: list[bool] = []
 
     def interrupt(*_: object) -> None:
@@ -35,12 +35,12 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def say_where_to_resume(folder: Path | None) -> Iterator[None]:
-    """Print, when a search is interrupted, from where it can be resumed."""
+    """Print the folder from which an interrupted search can be resumed."""
     try:
         yield
     except KeyboardInterrupt:
         if folder is not None:
-            note(f"what was found is in {folder}; the same command goes on from there")
+            note(f"results so far are in {folder}; the same command resumes from there")
         raise
 
 
@@ -48,7 +48,7 @@ def say_where_to_resume(folder: Path | None) -> Iterator[None]:
 def ends_interrupted(stopped: bool) -> Iterator[None]:
     """Deliver a result; where Ctrl-C ended the search, the command still ends as interrupted.
 
-    Where it ended before anything was found, that is no proof that nothing fits.
+    An interrupted search without a result does not prove infeasibility, so that is only a note.
     """
     try:
         yield

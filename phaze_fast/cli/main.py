@@ -1,6 +1,6 @@
 """The entry point of the program, and its exit codes: 0 done, 1 infeasible, 2 bad input.
 
-The commands are loaded inside `main`, so that even an interrupt while they load is a plain line.
+The commands are loaded inside `main`, so that an interrupt during loading prints a plain line too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST_LINE = 600
 
 
 class _ClosedOutput(io.TextIOBase):
-    """Standard output where the program was started without one: no answer is lost silently."""
+    """Replaces a closed standard output: writes fail, so that no answer is lost silently."""
 
     def write(self, _: str, /) -> int:
         """Refuse the text as the operating system would.
@@ -32,7 +32,7 @@ class _ClosedOutput(io.TextIOBase):
 
 
 def _say(message: str) -> None:
-    """Write to standard error, one prefixed line each, unless it was closed."""
+    """Write lines to standard error, each with the prefix of the program, unless it is closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         for line in message.splitlines() or [""]:
             shown = line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
@@ -96,7 +96,7 @@ def _run(words: list[str]) -> int:
         return done.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
-    if outcome == INTERRUPTED:  # how the option parser passes an interrupt on
+    if outcome == INTERRUPTED:  # the option parser's code for an interrupt
         raise KeyboardInterrupt
     if not words:
         return BAD_INPUT  # help shown for lack of arguments, where older parsers return 0
@@ -106,7 +106,7 @@ def _run(words: list[str]) -> int:
 def _output_failed(error: OSError) -> int:
     """Report that the output could not be written; a closed pipe (`| head`) is no error."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        # What is still buffered cannot be written either; keep the exit from trying.
+        # Discard the buffered output, so that flushing it at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return DONE

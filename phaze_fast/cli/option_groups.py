@@ -1,4 +1,4 @@
-"""Groups of options, written once: the fields of a record or of a dataclass as one parameter.
+"""Groups of options declared as one parameter: the fields of a record or of a dataclass.
 
 A field and its option have one name, and an option's help, type and default are its field's.
 """
@@ -41,7 +41,7 @@ _PANEL = {field: title for title, names in _PANELS.items() for field in names}
 
 
 def _names_of(kind: str) -> list[str]:
-    from phaze_fast import software  # which a command without these options does not load
+    from phaze_fast import software  # imported only by commands with these options
 
     names = software.precision_names() if kind == "precision" else software.software_names()
     return list(names)
@@ -54,7 +54,7 @@ _COMPLETIONS: dict[str, Callable[[], list[str]]] = {
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """List the types that a union joins, None and what only annotates them left out."""
+    """List the member types of a union, without None and without annotations."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _alternatives(get_args(annotation)[0])
@@ -64,7 +64,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 
 class _FieldOption:
-    """The option of one field of a record: its declaration, and how its text is read."""
+    """The option of one field of a record: its declaration and its parser."""
 
     def __init__(
         self, name: str, field: FieldInfo, several: bool, default: Any = PydanticUndefined
@@ -74,7 +74,7 @@ class _FieldOption:
         self._help = " ".join((field.description or "").replace("`", "").split())
         if default is PydanticUndefined:
             self._default = field.get_default(call_default_factory=True)
-        else:  # which is another one than the field's description says
+        else:  # the description has the default of the field
             self._help = self._help.partition("; by default")[0]
         types = _alternatives(field.annotation)
         inside = [
@@ -124,7 +124,7 @@ class _FieldOption:
         )
 
     def value(self, text: Any) -> Any:
-        """Read the option's text as the field's value; the record says what it does not accept."""
+        """Convert the option's text to the type of the field; the record validates the value."""
         if self._is_flag:
             return text
         words = [word.strip() for word in text.split(",")]
@@ -147,7 +147,7 @@ class RecordOptions:
     """One option for each field of a record, as a group of a command's options.
 
     A command takes a parameter annotated ``Annotated[dict[str, Any], RecordOptions(...)]`` and gets
-    the values that were typed, by the names of the fields, and the defaults that are given here.
+    the typed values by field, and the defaults that are set here.
 
     Parameters
     ----------
@@ -156,10 +156,10 @@ class RecordOptions:
     skip
         Fields without an option.
     several
-        Fields of one value for which the command takes several, as a tuple.
+        Single-valued fields for which the command accepts several values, as a tuple.
     defaults
-        Values of fields that are not typed, where they are not the record's own; None where the
-        command itself fills in a field that the record requires.
+        Defaults that differ from those of the record; None where the command itself fills in a
+        required field.
 
     Examples
     --------
@@ -184,7 +184,7 @@ class RecordOptions:
         }
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Declare the options for the parser, those of one panel after one another."""
+        """Declare the options for the parser, grouped by panel."""
         order = list(_PANELS)
         options = sorted(
             self._options.values(),
@@ -193,7 +193,7 @@ class RecordOptions:
         return [option.parameter() for option in options]
 
     def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
-        """Read what was typed, by field."""
+        """Convert the typed options to values by field."""
         typed_values = {
             name: option.value(typed[name])
             for name, option in self._options.items()
@@ -205,7 +205,7 @@ class RecordOptions:
 
 @functools.cache
 def _texts_in(module: str) -> dict[tuple[str, str], str]:
-    """Read the texts below the fields of a module's classes, by class and field."""
+    """Read the docstrings of the fields of a module's classes, by class and field."""
     try:
         source = inspect.getsource(sys.modules[module])
     except (OSError, TypeError):  # typed at a prompt
@@ -223,15 +223,15 @@ def _texts_in(module: str) -> dict[tuple[str, str], str]:
 
 
 def _help(group: type, field: str) -> str:
-    """Find the text below a field, in a class or in those it extends."""
+    """Find the docstring of a field in a class or its bases."""
     texts = (_texts_in(one.__module__).get((one.__name__, field)) for one in group.__mro__)
     return next(filter(None, texts), "")
 
 
 def _group_parameters(group: type) -> list[inspect.Parameter]:
-    """Declare the fields of a dataclass as options, in a panel with the title of its docstring.
+    """Declare the fields of a dataclass as options; its docstring is the title of their panel.
 
-    The text below a field is its help. A field that is False by default is a flag.
+    The docstring of a field is its help text. A field that is False by default is a flag.
     """
     hints = get_type_hints(group, include_extras=True)
     parameters = []

@@ -59,7 +59,7 @@ Folder = Annotated[Path | None, typer.Option(parser=folder, metavar="FOLDER")]
 
 @dataclass(frozen=True)
 class LongRun:
-    """Where to work, when to stop, what to keep."""
+    """Executor, limits and stored results."""
 
     threads: int | None = None
     """At most so many threads; by default all cores."""
@@ -121,7 +121,7 @@ class Hardware:
     the chip's usual one."""
 
     def cluster(self) -> Cluster:
-        """Look chip and interconnect up; by default the chip's usual one."""
+        """Look up chip and interconnect; by default the usual interconnect of the chip."""
         chip = presets.chip(self.chip)
         fabric = self.fabric or chip.usual_fabric
         if not fabric:
@@ -144,7 +144,7 @@ PlanFile = Annotated[
 
 
 def problem_of(model: models.Model, cluster: Cluster) -> dict[str, Any]:
-    """Return the problem as plain data, so that a plan's file needs nothing else to be read."""
+    """Return the problem as plain data, so that a plan's file is self-contained."""
     return {"model": model.to_dict(), "cluster": cluster.to_dict()}
 
 
@@ -165,7 +165,7 @@ class StoredPlan:
 
 @dataclass(frozen=True)
 class PlanProblem:
-    """The problem of the plan, where its file does not say it."""
+    """The problem of the plan, where its file does not have it."""
 
     model: str | None = None
     """The model: a preset or a file."""
@@ -182,7 +182,7 @@ class PlanProblem:
         Raises
         ------
         InvalidInputError
-            Where neither says what is needed.
+            Where neither gives a required field.
         """
         is_framework = is_framework_file(path)
         document = {} if is_framework else _plan_document(path)

@@ -28,12 +28,12 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError, printable
 
 
 def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuse a place that cannot be written before any work is done."""
+    """Refuse a file that cannot be written, before any work is done."""
     if path is None or str(path) == "-" or str(path).startswith("/dev/"):
         return path
     try:
         with contextlib.suppress(FileNotFoundError):
-            path.stat()  # a link to itself, which Python 3.13 resolves
+            path.stat()  # refuses a link to itself, which Python 3.13 resolves
         place = path.resolve()
         reason = "it is a folder" if place.is_dir() else ""
         if not place.parent.is_dir():
@@ -48,7 +48,7 @@ def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 def folder(text: str) -> Path:
-    """Read a directory's name; an empty one, as a script's unset variable gives, names none."""
+    """Read the name of a directory; empty text (an unset variable of a script) means none."""
     if not text.strip():
         raise typer.BadParameter("'' is not accepted; expected the name of a directory")
     return Path(text)
@@ -111,7 +111,7 @@ class Output:
         document
             Builds the plain data for ``--json`` and ``-o``; called only where it is wanted.
         tables
-            Builds what a person should see; called only where it is shown.
+            Builds the tables for a terminal; called only where they are shown.
         """
         if self.wants_document:
             self.write(document())
@@ -120,12 +120,12 @@ class Output:
             show(tables())
 
     def infeasible(self, error: InfeasibleError, **more: Any) -> None:
-        """Deliver the reason why there is no answer, as any other result; exit code 1 follows.
+        """Write the reason of infeasibility as a result, then raise the error (exit code 1).
 
         Raises
         ------
         InfeasibleError
-            The one that is delivered.
+            The error itself.
         """
         if self.wants_document:
             self.write({"status": "infeasible", "reason": str(error), **more})
@@ -168,7 +168,7 @@ def typed() -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all, so that a full disk never leaves half a result."""
+    """Write a file atomically, so that a full disk never leaves half a result."""
     write_whole(path, text, f"-o {path}")
 
 
@@ -185,7 +185,7 @@ _WIDE = 112
 
 
 def is_watched(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal; it is none where it was closed."""
+    """Whether a stream is open and a terminal."""
     return stream is not None and stream.isatty()
 
 
@@ -199,11 +199,11 @@ def _console() -> Console:
 
 @contextlib.contextmanager
 def progress_bar(description: str, shown: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a bar on standard error where that is a terminal; yield the function that updates it.
+    """Show a progress bar on standard error if that is a terminal; yield its update function.
 
-    It takes ``completed``, ``total`` and ``text``, which stands to the right of the bar.
+    The function takes ``completed``, ``total`` and ``text``, which is shown right of the bar.
     """
-    from rich import progress as bars  # which takes long to load
+    from rich import progress as bars  # slow to import
 
     watched = shown and is_watched(sys.stderr)
     with bars.Progress(
@@ -233,7 +233,7 @@ def show(parts: list[RenderableType]) -> None:
 
 
 def _lines(text: str) -> str:
-    """Return text without control characters but for ends of lines."""
+    """Remove control characters except line breaks."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
@@ -253,6 +253,6 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
 
 
 def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:
-    """Lay out named values, one per line; those that are empty are left out."""
+    """Lay out named values, one per line; empty ones are omitted."""
     rows = [[name, value] for name, value in pairs if value]
     return table(title, ["field", "value"], rows, caption)

@@ -69,7 +69,7 @@ def _nest(threads: int, time_unit: str, replicas: str) -> _Form:
 
 
 def _solved(form: _Form, problems: list[Any]) -> list[Answer | InvalidInputError]:
-    """Solve all; where one of them is refused, one by one, so that the others are not lost."""
+    """Solve all problems at once; where one is refused, solve them one by one."""
     try:
         return list(form.solve(problems))
     except InvalidInputError as error:
@@ -79,7 +79,7 @@ def _solved(form: _Form, problems: list[Any]) -> list[Answer | InvalidInputError
 
 
 def _answers(form: _Form, records: list[ProblemRecord]) -> tuple[list[Answer], list[str]]:
-    """Answer every record in order; also list what was refused and why."""
+    """Answer every record in order; also list the refused records with reasons."""
     problems, places, errors = [], [], {}
     for k, record in enumerate(records):
         try:

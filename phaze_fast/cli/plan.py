@@ -123,7 +123,7 @@ def stage_table(title: str, plan: Plan) -> Group:
 
 def _chip(plans: Plans) -> Accelerator:
     chip = plans.cluster.chip
-    assert chip is not None, "a plan has a chip"  # `plan` has refused a cluster without one
+    assert chip is not None, "a plan has a chip"  # `plan` refuses a cluster without a chip
     return chip
 
 
@@ -139,7 +139,7 @@ def _tables(
         time_table("Where the fastest step's time goes", result.best),
         stage_table("The fastest, stage by stage", result.best),
     ]
-    # A search that was stopped does not go on for the front.
+    # The front is not computed after an interrupted search.
     front = result.front[1:] if result.complete else ()
     smaller = [plan for plan in front if plan not in result.plans][:_SHOWN]
     if smaller:
@@ -161,7 +161,7 @@ def _tables(
 
 
 def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None) -> dict[str, Any]:
-    """Return everything as plain data; of a search that was stopped no front."""
+    """Return all results as plain data; without the front if the search was interrupted."""
     return {
         "status": plans.status,
         "bound_s": plans.bound_s,

@@ -1,4 +1,4 @@
-"""The command `predict`: what a given parallel plan takes, in seconds and bytes."""
+"""The command `predict`: time and memory of a given parallel plan."""
 
 from __future__ import annotations
 

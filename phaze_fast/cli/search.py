@@ -243,7 +243,7 @@ def _sensitivity(result: SearchResult) -> RenderableType:
 
 
 def _portfolio_fields(portfolio: Portfolio) -> RenderableType:
-    """Show the best two chips and what each is for."""
+    """Show the best two chips and the models of each."""
     pairs = [
         (", ".join(names), str(chip))
         for chip, names in zip(portfolio.chips, portfolio.models, strict=True)
@@ -358,7 +358,7 @@ class Doubts:
 
 @dataclass(frozen=True)
 class SearchRun(LongRun):
-    """Where to work, when to stop, what to keep."""
+    """Executor, limits and stored results."""
 
     time_limit_s: float = math.inf
     """Stop after so many seconds, with the best found and its bound."""
@@ -368,7 +368,7 @@ class SearchRun(LongRun):
 
 
 def _hbm_bytes(text: str) -> float:
-    """Read a size with its unit, or a number of GiB."""
+    """Read a size with a unit; a plain number is in GiB."""
     try:
         return float(text) * 2**30
     except ValueError:
@@ -409,7 +409,7 @@ def search_chips(
 
     Example: phaze-fast search gpt3-175b --space published --report page.html
     """
-    read_baselines(doubts.baselines)  # refused before anything is searched
+    read_baselines(doubts.baselines)  # refuses unknown names before the search
     training = Training.from_dict(step)
     loaded = [load_model(name, training.seq) for name in model]
     cluster = Cluster.from_dict({"devices": where.devices, "fabric": where.fabric})
@@ -447,7 +447,7 @@ def search_chips(
     stopped = stop()
     compares = doubts.baselines.lower() != "none" or doubts.sensitivity
     if result.outcome.winners and not stopped and compares and goal.objective == "time":
-        if output.path is not None:  # what is proven is safe before more is done
+        if output.path is not None:  # store the proven result before the comparison
             text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
             write_text(output.path, text + "\n")
         say = None if run.quiet else note

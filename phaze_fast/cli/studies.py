@@ -67,7 +67,7 @@ def _calibrated(files: list[Path], chip: str, fabric: str, name: str) -> Calibra
 
 @dataclass(frozen=True)
 class Start:
-    """What to begin from."""
+    """Starting point."""
 
     chip: str = ""
     """For operators: the chip to begin from, a preset or a file."""

@@ -81,8 +81,8 @@ def sweep_points(
 ) -> None:
     """Plan every combination of models, chips and batches.
 
-    Several values of --global-batch and --seq are points of their own; of other options with
-    several values, each plan has the best.
+    Each value of --global-batch and --seq is a separate point; of several values of another
+    option, each plan uses the best.
 
     Example: phaze-fast sweep llama2-7b --chip h100,a100-80 --devices 8,16,32 --report sweep.html
     """

@@ -60,7 +60,7 @@ def _called(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Tracing:
-    """How to record it."""
+    """How to record the module."""
 
     name: str | None = None
     """What to call the model."""
@@ -69,7 +69,7 @@ class Tracing:
     seq: int | None = None
     """Tokens of a sequence, with a config.json."""
     as_traced: bool = False
-    """Plan its operators one by one, also where they are a transformer."""
+    """Plan the operators one by one, even if they form a transformer."""
 
 
 def _traced(target: str, how: Tracing) -> GraphModel:

@@ -42,7 +42,7 @@ _ERRORS = ["rows>", "mean>", "median>", "p90>", "max>", "bias>"]
 
 
 def _errors(error: Any) -> list[str]:
-    """Format relative errors; all but the bias are without sign."""
+    """Format relative errors; only the bias has a sign."""
     sizes = (error.mean_abs_err, error.median_abs_err, error.p90_abs_err, error.max_abs_err)
     return [str(error.rows), *map(_share, sizes), _share(error.bias, signed=True)]
 
@@ -191,7 +191,7 @@ def show_validation(
 def _validated(
     file: Path, how: Measured
 ) -> tuple[Any, Callable[[Any], list[RenderableType]], Callable[[], Any]]:
-    """Compare with a file of any kind: the errors, and how to write them as tables and as data."""
+    """Compare with a file of any kind; return the errors and their writers of tables and data."""
     if is_collective_table(file):
         measured = validate_collectives(file, presets.fabric(how.fabric) if how.fabric else None)
         return measured, _collective_tables, measured.to_dict

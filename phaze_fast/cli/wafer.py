@@ -73,7 +73,7 @@ from phaze_fast.wafer.studies.spaces import OBJECTIVES, check_objectives
 
 
 def _transformer(model: Model) -> TransformerModel:
-    """Refuse a graph: operators of a mesh are split by the rules of a transformer's fields."""
+    """Refuse an operator graph: splitting over a mesh requires the fields of a transformer."""
     known = recognised(model) if isinstance(model, GraphModel) else model
     if known is not None:
         return known
@@ -84,7 +84,7 @@ def _transformer(model: Model) -> TransformerModel:
 
 
 def _wafer(name: str) -> Wafer | WaferSpace:
-    """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
+    """Look up a wafer or a space of wafers: a preset, or a file of either kind."""
     known = [*WAFERS.names, *WAFER_SPACES.names]
     if name not in known and not name.endswith((".yaml", ".yml", ".json")):
         raise InvalidInputError(
@@ -96,7 +96,7 @@ def _wafer(name: str) -> Wafer | WaferSpace:
 def _each_wafer(
     wafers: list[Wafer | WaferSpace], option: str, change: Callable[[Wafer], Wafer]
 ) -> list[Wafer | WaferSpace]:
-    """Change every wafer as an option says, which is not accepted with a space."""
+    """Apply an option to every wafer; refuse it where one of them is a space of wafers."""
     changed: list[Wafer | WaferSpace] = []
     for wafer in wafers:
         if isinstance(wafer, WaferSpace):
@@ -167,7 +167,7 @@ def _shapes(found: Evaluation) -> str:
 
 
 def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
-    """Lay out the time and memory of a mapping, with further rows."""
+    """Lay out the time and memory of a mapping, and the given further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
     counts = [count for own in found.encoding.classes for count in own.layout.blocks]
     sequences = problem.training.global_batch
@@ -205,7 +205,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
 
 
 def _over(name: str, space: str) -> list[tuple[str, str]]:
-    """List the mappings that a bound holds for, one condition a line."""
+    """List the conditions under which a bound holds, one per line."""
     return [
         (name if k == 0 else "", part) for k, part in enumerate(filter(None, space.split("; ")))
     ]
@@ -219,8 +219,8 @@ def _proof(found: MappingResult) -> list[tuple[str, str]]:
         *_over("bound holds over", found.bound_space if found.best.fits else ""),
         (
             "layouts",
-            f"{found.layouts:,}, of which {found.pruned:,} left out by a bound"
-            + (f", {found.unseen:,} not looked at" if found.unseen else ""),
+            f"{found.layouts:,}, of which {found.pruned:,} pruned by a bound"
+            + (f", {found.unseen:,} not examined" if found.unseen else ""),
         ),
         (
             "evaluations",
@@ -232,7 +232,7 @@ def _proof(found: MappingResult) -> list[tuple[str, str]]:
 _CAUSES = {
     "work_s": "work of the slowest stage",
     "collectives_s": "its collectives",
-    "other_s": "recomputation, ends, sends, streams",
+    "other_s": "recomputation, boundary layers, messages, streams",
     "bubble_s": "pipeline bubble",
     "tail_s": "gradient sums and optimiser",
 }
@@ -318,7 +318,7 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
             rows.append([f"{_NAMES[name]}, {variant}", *cells])
     for name, each_one in case.ablations.items():
         if name == "no_architecture" and not searched:
-            continue  # the wafer was given
+            continue  # a given wafer, not found by a search
         rows.append([f"ours, {name.replace('_', ' ')}", *_cell(each_one, ours)])
     return rows
 
@@ -337,7 +337,7 @@ def _comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
 
 
 def _front_table(front: WaferFront) -> RenderableType:
-    """List the wafers that no other beats, the fastest first."""
+    """List the non-dominated wafers, fastest first."""
     rows = []
     for point in front.points:
         wafer, best = point.result.problem.wafer, point.result.best
@@ -357,8 +357,8 @@ def _front_table(front: WaferFront) -> RenderableType:
     headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]
     caption = (
         f"No other wafer is better in all of {', '.join(front.objectives)}. "
-        f"{front.searched:,} searched, {front.bounded:,} left out by a bound, {front.misfits:,} "
-        f"without room, {front.unseen:,} not looked at."
+        f"{front.searched:,} searched, {front.bounded:,} pruned by a bound, {front.misfits:,} "
+        f"infeasible, {front.unseen:,} not examined."
     )
     return table("Pareto front", headings, rows, caption)
 
@@ -370,9 +370,9 @@ def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
         ("wafer", str(found.best.problem.wafer)),
         ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
         (
-            "left out",
+            "pruned",
             f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
-            f"{found.unseen:,} not looked at; {found.searched:,} searched",
+            f"{found.unseen:,} not examined; {found.searched:,} searched",
         ),
     ]
     if found.best.best.fits:
@@ -389,7 +389,7 @@ def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
 def mapping_tables(
     problem: Problem, mapping: Evaluation, with_traffic: bool
 ) -> list[RenderableType]:
-    """Lay out one mapping that was scored, not searched for."""
+    """Lay out one mapping that was read from a file and evaluated."""
     parts = [_summary(problem, mapping, []), *_picture(problem, mapping)]
     return [*parts, Text(describe(problem, mapping.encoding))] if with_traffic else parts
 
@@ -427,7 +427,7 @@ class Case:
             answer["front"] = self.front.to_dict()
         if self.space is None:
             return answer
-        whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
+        whole = self.space.to_dict()  # with the bound, counts and wafer of the whole space
         return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
 
     def rows(self) -> dict[str, Any]:
@@ -491,7 +491,7 @@ class Cases(Table):
 
 @contextlib.contextmanager
 def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
-    """Show a bar on standard error; yield what names the work, and what shows its progress."""
+    """Show a bar on standard error; yield functions that set its title and its progress."""
     watched = is_watched(sys.stderr) and not quiet
     with Progress(
         TextColumn("{task.description}"),
@@ -540,9 +540,9 @@ class _Study:
     seed: int
     compare: bool
     say: Callable[[str], None]
-    """Names the work that starts."""
+    """Sets the title of the progress bar."""
     show: Callable[[int, int, float], None]
-    """Shows its progress."""
+    """Updates the progress bar: done, total, best seconds."""
     path: Path | None
     """The file that finished cases are written to."""
     faults: Faults
@@ -550,10 +550,10 @@ class _Study:
     """Objectives of a front of wafers; none where only the fastest is searched for."""
 
     def cases(self, pairs: list[tuple[Any, Wafer | WaferSpace]]) -> Iterator[Case]:
-        """Answer each case; what is finished is in the file before the next one starts."""
+        """Yield each case; finished cases are written to the file before the next one starts."""
         cases: list[Case] = []
         single = [Problem(m, w, self.training) for m, w in pairs if isinstance(w, Wafer)]
-        if not self.session.sequential and not self.compare:  # all at once, so that no worker waits
+        if not self.session.sequential and not self.compare:  # at once, so that no worker is idle
             self.say(f"{len(single)} mappings")
             search_mappings(single, self.effort, self.seed, **self._run)
         for model, where in pairs:
@@ -604,7 +604,7 @@ class _Study:
         return Case(best, result, self._fault_study(result.best.problem))
 
     def _front_of(self, model: Any, space: WaferSpace) -> Case:
-        """Search the non-dominated wafers of a space; the file has what is found so far."""
+        """Search for the non-dominated wafers of a space; the file has those found so far."""
 
         def so_far(front: WaferFront) -> None:
             if self.path is not None:

@@ -373,13 +373,13 @@ class RankGroups(NamedTuple):
         """Devices from the first rank of the groups to the last."""
         rows = zip(GROUPS, self.ranks, self.stride, self.runs, self.apart, strict=True)
         reach = {name: ((n - 1) * s, (runs - 1) * apart) for name, n, s, runs, apart in rows}
-        inside = self.apart[GROUPS.index("expert")] > 0  # its runs are parts of tensor groups
+        inside = self.apart[GROUPS.index("expert")] > 0  # expert groups are inside tensor groups
         beyond = reach["expert"][1] if inside else reach["expert"][0]
         return 1 + reach["tensor"][0] + reach["context"][0] + beyond
 
     @property
     def widths(self) -> str:
-        """Widths as a message shows them."""
+        """Widths as text for messages."""
         named = zip(GROUPS, self.ranks, self.runs, strict=True)
         shown = {"tensor": "tp", "context": "cp", "expert": "ep"}
         return ", ".join(f"{shown[name]} {n * runs}" for name, n, runs in named if name in shown)
@@ -410,7 +410,7 @@ def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankG
         "expert": (s.ep, apart, 1, 0, visits),
         "expert-tensor": (s.expert_width, 1, 1, 0, 0),
     }
-    if s.expert_parts > 1:  # the parts of a tensor group, on several replicas
+    if s.expert_parts > 1:  # experts are split over parts of tensor groups and replicas
         laid_out["expert"] = (s.expert_parts, s.expert_width, s.expert_replicas, apart, visits)
     return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True))
 
@@ -425,10 +425,10 @@ def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> 
 
 
 def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> float:
-    """Return the share of an exchange that is sent where a row goes once to each node it visits.
+    """Return the share of an expert exchange that is sent if each row goes once to each node.
 
-    Of n nodes (or of n devices, where the group lies in one node), k visits at random meet
-    n(1 - (1 - 1/n)^k).
+    Of n nodes (or n devices of one node), the k experts of a row are on n(1 - (1 - 1/n)^k)
+    different ones on average.
     """
     k = groups.visits[group]
     wired = fabric.fabric if isinstance(fabric, Cluster) else fabric

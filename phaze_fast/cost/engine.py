@@ -120,11 +120,11 @@ class Costs(Brief):
         return replace(self, _network_s=network)
 
     def with_contention(self, contention: float) -> Costs:
-        """Return the costs where a collective slows what it overlaps by a share of its time."""
+        """Return the costs if a collective delays the work it overlaps by a share of its time."""
         return replace(self, _contention=contention)
 
     def _exposed_s(self, graph: int, chip: int | None) -> Array:
-        """Seconds of collectives; of a ring those that outlast or slow the attention."""
+        """Seconds of collectives; of ring attention, only the part that attention does not hide."""
         network, names = self._network_s[graph], self.graphs[graph].names
         rings = _rings(names)
         if not rings:
@@ -174,10 +174,10 @@ class Costs(Brief):
 
 
 _SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epilogue", "function")
-_UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity is not speed
+_UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # no cost depends on them
 # The cost of a product without fused operators depends on the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
-_PAIRS_AT_ONCE = 2**18  # full records in memory at a time
+_PAIRS_AT_ONCE = 2**18  # operator-chip pairs priced at a time, to limit memory
 
 
 def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tuple[OpGraph, ...]:
@@ -349,14 +349,14 @@ def estimate_costs(
     Parameters
     ----------
     graphs
-        Operator graphs, or layer graphs, whose layers give two each: forward and backward.
+        Operator graphs, or layer graphs; each layer of these is two graphs, forward and backward.
     chips
         Accelerators or names of them, or an array of records such as `ArchitectureSpace.chips`.
     fabric
         Interconnect of the collectives, if a graph has any. A tensor group is neighbours, a
         context group lies `tp` ranks apart, an expert group `expert_stride`.
     dtype
-        Number format of the operands, except of operators that name one of their own.
+        Number format of the operands, except for operators with a format of their own.
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
@@ -470,7 +470,7 @@ def roofline_work_s(
     records
         Chips, such as `ArchitectureSpace.chips`.
     cluster
-        What collectives run over.
+        Devices and interconnect of the collectives.
     like
         The chip whose tuning, launch latency and formats the chips share.
     threads
@@ -478,7 +478,7 @@ def roofline_work_s(
     expert_stride
         As in `estimate_costs`.
     hidden
-        Shares of the seconds of collectives that other work hides, by group of devices.
+        Share of the seconds of collectives that overlap other work, by group of devices.
 
     Examples
     --------

@@ -37,7 +37,7 @@ PRECISIONS: dict[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True)
 class Machines:
-    """Chips as the kernels take them; one batch has one relative speed of the number format."""
+    """Chips in the form of the kernels; all have the same relative speed in the number format."""
 
     records: Array
     tuning_of: Array
@@ -50,7 +50,7 @@ class Machines:
         return len(self.records)
 
     def take(self, chips: Array | slice) -> Machines:
-        """Return those of some chips, by position."""
+        """Select chips by position."""
         return replace(
             self,
             records=np.ascontiguousarray(self.records[chips]),

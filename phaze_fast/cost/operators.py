@@ -118,7 +118,7 @@ def vector_ops(function: str, rows: Sequence[int], cols: Sequence[int]) -> Array
         read = read + _ID_BYTES * ops["m"]
     if base == "adamw":
         read, write = (_ADAM_BYTES - 6.0) * elements, 6.0 * elements
-    elif base != function:  # gradients read what was read and what arrives, and write one each
+    elif base != function:  # gradients read inputs and output gradient
         read, write = read + write, read
     ops["read_bytes"], ops["write_bytes"] = read, write
     return ops
@@ -233,7 +233,7 @@ def _of_record(
 ) -> OperatorCost:
     alone = chip.tuning.dispatch_s
     seconds, macs = float(row["time_s"]) + alone, float(row["macs"])
-    # Of the rated peak, which is not always the clock that operators run at.
+    # Relative to the rated peak, whose clock may differ from that of running operators.
     used = 2.0 * macs / (seconds * chip.peak_flops(dtype)) if macs else float(row["utilization"])
     flow, order = int(row["dataflow"]), int(row["order"])
     same = {name: float(row[name]) for name in _SAME}
@@ -272,12 +272,12 @@ def operator_costs(
 ) -> list[OperatorCost]:
     """Return the costs of single operators on one chip, with their breakdown.
 
-    Times include the host overhead of an operator timed alone, where the chip's constants have one.
+    Times include the host overhead of an isolated operator, where the chip's constants have one.
 
     Parameters
     ----------
     chip
-        Where they run.
+        The chip.
     ops
         Records such as `operators.product_ops` makes, or those of a graph.
     dtype
@@ -332,7 +332,7 @@ def gemm(
     Parameters
     ----------
     chip
-        Where it runs, or its name.
+        The chip, or its name.
     m, k, n
         Rows, inner dimension and columns.
     b
@@ -369,8 +369,8 @@ def array_cycles(
     dataflow
         ``os``, ``ws`` or ``is``: outputs, weights or inputs stay in the array.
     overlapped
-        Whether a fold loads while the one before it drains. If not, this is what SCALE-Sim v3
-        reports plus one, since it gives the number of the last cycle.
+        Whether a fold loads while the previous one drains. If not, the result is one more than
+        SCALE-Sim v3 reports, which numbers cycles from 0.
 
     Raises
     ------

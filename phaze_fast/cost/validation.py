@@ -28,7 +28,7 @@ from phaze_fast.tables import Array, Brief
 
 @dataclass
 class Measurements:
-    """Rows of a file: what was measured, and the operators that each time covers.
+    """Rows of a file: measured values, and the operators of each measured time.
 
     A value is predicted by the sum of the times of its operators; an operator belongs to one row. A
     column that does not depend on the chip is computed when the file is read.
@@ -141,8 +141,8 @@ def measured_model(
 ) -> TransformerModel:
     """Return the model that a row of measurements was taken on, without position embeddings.
 
-    Blocks are of one of two kinds: gated ones with RMSNorm and SiLU and without biases, as in
-    Llama, and others with LayerNorm, GELU and biases, as in GPT.
+    Gated blocks have RMSNorm and SiLU and no biases, as in Llama; others have LayerNorm, GELU and
+    biases, as in GPT.
 
     Parameters
     ----------
@@ -217,14 +217,14 @@ def _layer_row(row: CsvRow, into: Measurements) -> None:
 
 
 _FORMATS = {"e4m3": "fp8", "e5m2": "fp8", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16"}
-_KERNELS = {  # by the ends of a source's names
+_KERNELS = {  # by the suffix of `kernel_source`
     "_fa3": "flash3",
     "flash_attn": "flash2",
     "trtllmprefill": "cudnn",
 }
 _WIDEST_HEAD = 256  # of flash attention 2 and 3
-# A serving library prepares each call, and writes keys and values into its cache: read and written
-# once, at the rate of its kernel, which is the same on every chip (docs/cost.md).
+# A serving library has a set-up time per call and copies keys and values into its cache, at the
+# rate of its copy kernel; both are the same on every chip (docs/cost.md).
 _SERVING_CALL_S = 9e-6
 _CACHE_BYTES_PER_S = 2e12
 
@@ -377,7 +377,7 @@ class ErrorSizes:
 
 @dataclass(frozen=True)
 class ColumnError(ErrorSizes):
-    """Errors of predictions of operators, as they are and up to one factor."""
+    """Errors of predictions of operators, and the errors after scaling by one common factor."""
 
     scale: float
     """Median of measured over predicted: the factor by which the whole source differs."""

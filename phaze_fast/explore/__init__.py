@@ -1,4 +1,4 @@
-"""Which chip: a best-first search over chips and strategies that proves its answer."""
+"""The search for the best chip: best-first over chips and strategies, with a proof."""
 
 from phaze_fast.explore.ask_tell import Explorer as Explorer
 from phaze_fast.explore.ask_tell import Point as Point

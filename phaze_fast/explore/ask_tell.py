@@ -116,9 +116,9 @@ class Explorer:
     def bounds_s(self) -> Array:
         """Lower bounds of every chip's score, shape (chips,), read-only.
 
-        Rooflines of operators along each layer's longest path, layers spread evenly over stages,
-        the least fill and drain, and what messages and gradients take at least; the smallest over
-        strategies and layouts that may fit the chip's HBM.
+        The bound adds the rooflines of operators along each layer's longest path with layers spread
+        evenly over stages, the least fill and drain of the pipeline, and lower bounds of messages
+        and gradient reduction. It is the minimum over strategies and layouts that may fit the HBM.
         """
         groups, logs = self._groups, np.zeros(self._groups.chip.shape)
         for problem, share in zip(self._exact.problems, self._shares, strict=True):
@@ -164,7 +164,7 @@ class Explorer:
         return {point: index for index, point in enumerate(points)}
 
     def find(self, values: Mapping[str, float]) -> Point | None:
-        """Return the chip with these values of the axes; none where the limits exclude it.
+        """Return the chip with these values of the axes; None where the limits exclude it.
 
         Raises
         ------
@@ -238,7 +238,7 @@ class Explorer:
         ----------
         batch
             Pairs of a point, or its position in the space, and seconds of a step; infinite where
-            nothing fits. If one is refused, none is taken.
+            no plan fits. If one pair is refused, none is recorded.
 
         Raises
         ------
@@ -288,7 +288,7 @@ class Explorer:
 
     @property
     def best(self) -> Told | None:
-        """The fastest point so far, of equal ones the smallest; None before a plan fits."""
+        """The fastest point so far, the smallest chip among ties; None before a plan fits."""
         fitting = [record for record in self._told.values() if record.score < math.inf]
         return min(fitting, key=lambda t: (t.score, t.area_mm2, t.point.index), default=None)
 

@@ -1,8 +1,8 @@
-"""The best-first search: candidates in the order of their lower bounds, each taken a step further.
+"""The best-first search: candidates in the order of their lower bounds, refined step by step.
 
 A candidate is a strategy on a chip group. Its lower bound rises in steps (`bounds.STEPS`), each
-costlier than the one before. In each wave the candidates with the lowest bounds go one step
-further; a candidate is pruned once its bound exceeds the limit of the search, and finished once it
+costlier than the one before. In each wave the candidates with the lowest bounds are advanced by
+one step; a candidate is pruned once its bound exceeds the limit of the search, and finished once it
 is placed. Waves do not depend on threads or workers, and neither does the outcome.
 """
 
@@ -40,7 +40,7 @@ _FRONT_ROUNDS = 8
 
 
 def first_of(key: Array, count: int) -> Array:
-    """Positions of the `count` smallest keys, in order; of equal keys the first.
+    """Return the positions of the `count` smallest keys, in order; ties by position.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def first_of_parts(parts: Iterable[Array], count: int) -> tuple[Array, Array]:
     """
     keys, owners, at = np.zeros(0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
     for number, part in enumerate(parts):
-        # Of equal keys those of earlier parts go first.
+        # Ties are broken by the order of the parts.
         full = len(keys) >= count > 0
         own = np.flatnonzero(part < keys.max()) if full else np.arange(len(part))
         keys, at = np.concatenate([keys, part[own]]), np.concatenate([at, own])
@@ -91,7 +91,7 @@ def _not_first_of_group(candidates: Array, waiting: Array) -> Array:
     candidates
         Rows of model, strategy and chip group, most promising first.
     waiting
-        Which of them wait for a schedule.
+        Marks those that have no schedule yet.
     """
     at = np.flatnonzero(waiting)
     owners = candidates[0, at].astype(np.int64) << 32 | candidates[2, at].astype(np.int64)
@@ -122,7 +122,7 @@ def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
 
 
 class BestFirstSearch:
-    """One search: `run` does it, `outcome` returns what was found.
+    """One search: `run` executes it, `outcome` returns its result.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class BestFirstSearch:
     objectives
         Objectives of a front to find as well; none where empty.
     threads, workers
-        Where the work is done; the outcome does not depend on it.
+        Threads and executor to use; the outcome does not depend on them.
     cache
         Plans of an earlier run.
     progress
@@ -188,7 +188,7 @@ class BestFirstSearch:
         """The best plan of each model by group and capacity."""
         self.points: dict[tuple[int, ...], Answer] = {}
         """Plans of points that are or were on the front."""
-        # A capacity that no plan of some model fits cannot have a score.
+        # A capacity has no score if some model has no plan that fits.
         fits = [problem.strategy_fits.any(axis=0) for problem in self.problems]
         self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
@@ -204,7 +204,7 @@ class BestFirstSearch:
         return self.groups.device_usd() * float(self.problems[0].cluster.devices)
 
     def run(self, budget: Budget | None = None) -> bool:
-        """Search; whether every candidate was placed or pruned."""
+        """Search; return whether every candidate was placed or pruned."""
         budget = budget or Budget()
         self._begin()
         self._note_progress(sum(table.level.size for table in self.tables), 0.0)
@@ -227,7 +227,7 @@ class BestFirstSearch:
     # ---- limits: how good a candidate has to be ----
 
     def _others(self, groups: Array, c: int, energy: Array) -> Array:
-        """Objectives of chips with capacity `c` other than time, in the order of the front."""
+        """Return the objectives other than time, in the order of the front, with capacity `c`."""
         columns = {
             "area": self.groups.area_mm2[groups],
             "energy": energy,
@@ -237,7 +237,7 @@ class BestFirstSearch:
         return np.stack([columns[name] for name in self.front.objectives[1:]], axis=1)
 
     def _limits(self, groups: Array) -> Array:
-        """Largest score of interest of each group, where only the best groups are wanted.
+        """Return the largest score of interest of each group, for a search without a front.
 
         A group that has a score is of interest only with one that is no worse.
         """
@@ -249,7 +249,7 @@ class BestFirstSearch:
         self.best.note(group, float(self.scores.scores[group].min()))
 
     def _below(self, groups: Array, energy: Array) -> Array:
-        """Largest scores of interest, shape (groups, capacities); minus infinity: none is."""
+        """Largest scores of interest, shape (groups, capacities); minus infinity: no score is."""
         below = np.repeat(self._limits(groups)[:, None], self.exists.shape[1], axis=1)
         if self.every:
             below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
@@ -275,7 +275,7 @@ class BestFirstSearch:
         """Lower bounds of each model's value on chip groups, over all strategies."""
         bounds = []
         for i, table in enumerate(self.tables):
-            # One strategy after another, so that not all of them are copied.
+            # One strategy at a time, to save memory.
             least = np.full(len(self.groups.area_mm2[groups]), np.inf)
             for s in range(len(table.least)):
                 own = self.objective.least(i, table, groups, slice(s, s + 1))
@@ -286,7 +286,7 @@ class BestFirstSearch:
     # ---- plans ----
 
     def _place(self, i: int, s: int, groups: Array) -> None:
-        """Place candidates of model `i` that are scheduled."""
+        """Place scheduled candidates of model `i`."""
         for answer in self.tables[i].place(s, groups, self._below_s(i, s, groups)):
             self._take(i, answer)
         self.placed += len(groups)
@@ -321,8 +321,8 @@ class BestFirstSearch:
     def _seed(self, budgeted: bool) -> None:
         """Place the most promising candidates of each model, to have an incumbent.
 
-        Without a budget, repeat until `top` chip groups are placed: without a limit, a wave of a
-        large space would list all of its candidates.
+        Without a budget, this is repeated until `top` chip groups are placed: only then is there a
+        limit, and without one a wave would list all candidates of the space.
         """
         for _ in range(1 if budgeted else _SEED_ROUNDS):
             for i in range(len(self.tables)):
@@ -337,7 +337,7 @@ class BestFirstSearch:
         table = self.tables[i]
         values = self.objective.least(i, table, slice(None))
         best = [np.zeros((2, 0), dtype=np.int64)]
-        for s, least in enumerate(values):  # one after another, so that memory stays small
+        for s, least in enumerate(values):  # one strategy at a time, to save memory
             waiting = np.flatnonzero(table.level[s] == level)
             waiting = waiting[first_of(least[waiting], count)]
             best.append(np.stack([np.full(len(waiting), s), waiting]))
@@ -381,8 +381,8 @@ class BestFirstSearch:
         Parameters
         ----------
         wave
-            Of how many candidates how many are listed, those with the lowest bounds; by default
-            all are.
+            Maps the number of open candidates to the number to list, lowest bounds first; by
+            default all are listed.
 
         Returns
         -------
@@ -414,7 +414,7 @@ class BestFirstSearch:
             bounds, levels = bounds_of(i, s, alive), self.tables[i].level[s, alive]
             return np.flatnonzero((levels < PLACED) & (bounds <= limits[i]) & np.isfinite(bounds))
 
-        # One strategy after another, and only those of the wave are listed: memory stays small.
+        # One strategy at a time, and only the candidates of the wave, to save memory.
         rows = [(i, s) for i, table in enumerate(self.tables) for s in range(len(table.least))]
         places = [open_of(i, s).astype(np.int32) for i, s in rows]
         count, one_model = sum(len(at) for at in places), len(self.tables) == 1
@@ -436,7 +436,7 @@ class BestFirstSearch:
         return candidates, count, float(score.min(initial=np.inf))
 
     def _wave(self, waiting: int) -> int:
-        """How many of the waiting candidates go next."""
+        """Return how many of the waiting candidates are advanced next."""
         return max(_WAVE * len(self.tables), min(waiting // 8, _LARGE_WAVE))
 
     def _levels(self, candidates: Array) -> Array:
@@ -450,7 +450,7 @@ class BestFirstSearch:
     def _advance(self, candidates: Array, all_at_once: bool = False) -> None:
         """Advance candidates by one step: bounds, then schedules, then plans.
 
-        Unless `all_at_once`, few are placed, and one of each group is scheduled.
+        Unless `all_at_once`, only a few are placed, and one candidate of each group is scheduled.
         """
         level = self._levels(candidates)
         ready = level == SCHEDULED
@@ -493,7 +493,7 @@ class BestFirstSearch:
     def _prove(self) -> None:
         """Raise the bounds of unproven candidates that might be better than the winners.
 
-        The schedules stay as they are, so that they are the same as those of `plan`.
+        The schedules themselves are not replaced, so that they equal those of `plan`.
         """
         if self.objectives or self.objective.has_energy:
             return
@@ -502,7 +502,7 @@ class BestFirstSearch:
             for s, group in sorted(table.unproven):
                 if table.level[s, group] == PLACED and least[group] < self.best.limit:
                     answer = self.chosen[i].get((group, int(table.largest[group])))
-                    # Where no plan of the group is good enough to be kept, none limits the proof.
+                    # A group without a stored plan sets no limit for the proof.
                     reached_s = float("inf") if answer is None else answer.placed.time_s
                     if table.least[s, group] > reached_s:
                         table.unproven.discard((s, group))
@@ -512,14 +512,14 @@ class BestFirstSearch:
     # ---- the outcome ----
 
     def _bound(self) -> float:
-        """Lower bound of all scores."""
+        """Return a lower bound of all scores."""
         unproven = float("inf")
         if any(table.unproven for table in self.tables):
             unproven = float(self.scores.combined(self.least_values(slice(None))).min())
         return min(self.history[-1].bound, self.best.best, unproven)
 
     def _winner(self, group: int, c: int, score: float, answers: Sequence[Answer]) -> Winner:
-        """Write out the plans of a chip group with capacity `c`."""
+        """Build the record of a chip group with capacity `c` and its plans."""
         record = self.groups.records[group]
         peak = self.groups.peak_flops(record)
         plans = []
@@ -630,13 +630,13 @@ class BestFirstSearch:
 
 # ---- bounded searches: exact scores of chip groups up to a limit, and lower bounds above it ----
 
-# Proofs over intervals of constants and over pairs of chips consist of many of them.
+# Searches within given limits, of which proofs over intervals and pairs of chips run many.
 
 
 class _BoundedSearch(BestFirstSearch):
-    """A search with limits from outside, that may start from known lower bounds.
+    """A search with given limits that may start from known lower bounds.
 
-    A candidate's bound where every constant is more favourable is one here as well.
+    A bound that was computed with more favourable constants is valid here too.
     """
 
     known: Sequence[Array] | None = None
@@ -651,7 +651,7 @@ class _BoundedSearch(BestFirstSearch):
             table.level[:] = 1
 
     def _prove(self) -> None:
-        """Leave unproven schedules as they are: the search returns their bounds."""
+        """Do nothing: the search returns the bounds of unproven schedules."""
 
     def candidate_bounds(self) -> list[Array]:
         """Lower bounds of every candidate of each model."""
@@ -702,8 +702,8 @@ class LimitedSearch(_BoundedSearch):
 class LeastProductSearch(_BoundedSearch):
     """The least product of a group's factor and its score, where it is below a limit.
 
-    A product is looked for only where it is smaller than the incumbent by the fraction `slack`, so
-    that near ties need no proof.
+    Only products smaller than the incumbent by the fraction `slack` are searched for, so that near
+    ties need no proof.
     """
 
     def __init__(
@@ -740,7 +740,7 @@ class LeastProductSearch(_BoundedSearch):
             super()._seed(budgeted)
 
     def least(self) -> tuple[float, int, float]:
-        """Find the least product, its group (-1: none is below the limit), and a lower bound."""
+        """Return the least product, its group (-1: none is below the limit), and a lower bound."""
         self.run()
         value = self.best.best
         bound = min(self._limit, value * (1.0 - self._slack) if self._slack else value)

@@ -113,7 +113,7 @@ class PricedChips:
         return PricedChips(self.costs.at(chips), self.parts.at(chips), self._roots, rows)
 
     def _root(self, threads: int) -> tuple[Array, Array, Array]:
-        """Makespans of list schedules, their bounds, and whether these meet."""
+        """Return makespans of list schedules, their lower bounds, and whether the two are equal."""
         roots, rows = self._roots, self._rows
         new = np.flatnonzero(~roots.known[rows])
         if len(new):
@@ -142,7 +142,7 @@ class PricedChips:
     def rule_out(
         self, limits_s: Array, steps_s: Callable[[KindTimes, Array], Array], threads: int = 1
     ) -> KindTimes:
-        """Bound the layers from below, far enough to prove that a step exceeds its limit.
+        """Bound the layers from below, tightly enough to prove that a step exceeds its limit.
 
         Branch and bound that looks only for schedules shorter than a given length visits far fewer
         nodes than one that looks for the optimum. The length for each layer is interpolated between
@@ -154,14 +154,14 @@ class PricedChips:
         limits_s
             Seconds of a step for each chip.
         steps_s
-            Lower bounds of a step from those of the layers, on the chips at some positions.
+            Computes lower bounds of a step from those of the layers, on chips by position.
         threads
             At most this many; the answer does not depend on it.
         """
         list_s, root_s, proven = self._root(threads)
         at_root_s = steps_s(self._times(root_s), np.arange(len(self)))
-        # A step above its limit, or one that fits nowhere, needs no proof; one that stays within
-        # its limit with the list schedules cannot be ruled out.
+        # Chips whose bound exceeds the limit, or on which nothing fits, need no proof; those within
+        # the limit with the list schedules cannot be ruled out.
         below = np.flatnonzero(at_root_s <= limits_s)
         most_s = np.full(len(self), np.inf)
         if len(below):

@@ -1,4 +1,4 @@
-"""The candidate table of one model: what is known of each strategy on each chip group."""
+"""The candidate table of one model: bounds and plans of each strategy on each chip group."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PlanCache:
 
     @staticmethod
     def key(problem: str, strategy: int, times: bytes) -> str:
-        """Hash the digest of a problem, a strategy of it and the times of its layers."""
+        """Hash a problem, one of its strategies and the times of its layers."""
         text = f"{problem} {strategy} ".encode()
         return hashlib.blake2b(text + times, digest_size=16).hexdigest()
 
@@ -91,7 +91,7 @@ class PlanCache:
         }
 
     def get(self, key: str) -> CachedPlans | None:
-        """Look up plans; none where there are none."""
+        """Look up plans; None where the key is not stored."""
         return self._plans.get(key)
 
     def put(self, entries: Iterable[tuple[str, CachedPlans]]) -> None:
@@ -133,7 +133,7 @@ def _run_tasks(
 
 
 class CandidateTable:
-    """What is known of one model's candidates: every strategy on every chip group.
+    """Bounds and progress of one model's candidates: every strategy on every chip group.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ class CandidateTable:
         *rest: Any,
         threads: int,
     ) -> list[Any]:
-        """Call a method of the problem: once here, or in pieces in other processes."""
+        """Call a method of the problem: once in this process, or in pieces in other processes."""
         if self._workers is None:
             return [method(self.problem, s, *arrays, *rest, threads)]
         size = _CHIPS_OF_A_TASK[method]
@@ -264,7 +264,7 @@ class CandidateTable:
         self._raise(s, groups, evaluator.work_bounds(k, work, self.largest[groups]), 1)
 
     def _chips(self, s: int, groups: Array, threads: int) -> Array | PricedChips:
-        """Chips to evaluate: priced once here, or as records for other processes."""
+        """Return the chips to evaluate: priced here, or as records for other processes."""
         if self._workers is not None:
             return self.groups.records[groups]
         known, priced = self._priced.get(s, (groups[:0], None))
@@ -286,7 +286,7 @@ class CandidateTable:
     def schedule(
         self, s: int, groups: Array, limits_s: Array | None = None, threads: int | None = None
     ) -> None:
-        """Schedule candidates, but for those that are proven to take longer than their limit."""
+        """Schedule candidates, except those proven to take longer than their limit."""
         threads = threads or self._threads
         limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
         limited = np.isfinite(limits_s)
@@ -295,7 +295,7 @@ class CandidateTable:
             arrays = [self._chips(s, some, threads), self.largest[some], limits_s[limited]]
             parts = self._evaluate(SearchProblem.rule_out, s, arrays, threads=threads)
             self._raise_by(s, some, KindTimes.concatenated(parts), SCHEDULED - 1, threads)
-            over = self.least[s, groups] > limits_s  # limits only fall: these are pruned for good
+            over = self.least[s, groups] > limits_s  # limits never rise, so these stay pruned
             self.level[s, groups[over]] = PLACED
             groups = groups[~over]
         if not len(groups):
@@ -317,7 +317,7 @@ class CandidateTable:
         Parameters
         ----------
         s, group
-            The candidate, placed.
+            A placed candidate.
         nodes
             Node limit of the branch and bound for one layer's schedule.
         reached_s
@@ -335,7 +335,7 @@ class CandidateTable:
             self.unproven.discard((s, group))
 
     def _take_times(self, s: int, groups: Array) -> tuple[KindTimes, KindTimes]:
-        """Remove the times of scheduled candidates, and their lower bounds, from the table."""
+        """Remove and return the times of scheduled candidates and their lower bounds."""
         batches: dict[int, tuple[KindTimes, KindTimes, list[int], list[int]]] = {}
         for at, group in enumerate(groups.tolist()):
             times, least, k = self._timed.pop((s, group))
@@ -363,7 +363,7 @@ class CandidateTable:
         Yields
         ------
         Answer
-            The best plan of each group and capacity where it takes at most that.
+            The best plan of each group and capacity, if it takes at most `below`.
         """
         if not len(groups):
             return
@@ -396,7 +396,7 @@ class CandidateTable:
         keys: list[str],
         threads: int,
     ) -> list[list[Placed]]:
-        """Plans of chips from the cache, after planning those that were not planned so far."""
+        """Return the plans of chips from the cache, after planning those that are not in it."""
         first: dict[str, int] = {}
         wanted: dict[str, Array] = {}
         for k, key in enumerate(keys):

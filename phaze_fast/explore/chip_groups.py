@@ -1,4 +1,4 @@
-"""Chips of a search, grouped by all but their HBM capacity.
+"""Chips of a search, grouped by all properties except HBM capacity.
 
 Times do not depend on how much HBM there is, so chips which differ in nothing else form one group,
 which is timed once and planned for each capacity. Groups that share the links and the number format
@@ -39,7 +39,7 @@ def scaled_cluster(
     cluster
         Devices and fabric.
     bandwidth, latency
-        A factor for each of `tier_names`; latencies stay by default.
+        A factor for each of `tier_names`; latencies are unchanged by default.
 
     Examples
     --------
@@ -113,9 +113,9 @@ def _variants(chips: Array, base: Accelerator, formats: bool) -> tuple[tuple[Var
 
 
 def _contents(chips: Array) -> Array:
-    """Assign numbers to chips, equal where all but their HBM capacity is equal.
+    """Assign numbers to chips; chips that differ only in HBM capacity get the same number.
 
-    Column by column, each chip gets the number of its combination of values so far.
+    Columns are added one by one; equal combinations of values get equal numbers.
     """
     number = np.zeros(len(chips), dtype=np.int64)
     for name in chips.dtype.names or ():
@@ -173,7 +173,7 @@ class ChipGroups:
         return 2.0 * rate * macs * float(record["clock_hz"])
 
     def take(self, groups: Array) -> ChipGroups:
-        """Select groups by position; the capacities stay."""
+        """Select groups by position; the capacities are unchanged."""
         return replace(
             self,
             records=np.ascontiguousarray(self.records[groups]),

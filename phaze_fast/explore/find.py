@@ -64,11 +64,11 @@ def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float,
     for weight in weights:
         if not (isinstance(weight, int | float) and math.isfinite(weight) and weight > 0):
             raise InvalidInputError(f"weights: {weight!r} is not accepted; expected a number > 0")
-    return tuple(float(w) / max(weights) for w in weights)  # their sum stays a number
+    return tuple(float(w) / max(weights) for w in weights)  # so that their sum cannot overflow
 
 
 def _stored(store: ResultStore, key: bytes) -> Outcome | None:
-    """Look an outcome up; a damaged one counts as missing."""
+    """Look up an outcome; a damaged one counts as missing."""
     value = store.get_many([key]).get(key)
     try:
         return None if value is None else Outcome.from_dict(json.loads(value))
@@ -136,7 +136,7 @@ def find_chips(
             try:
                 store = ResultStore(Path(cache) / STORE, "search outcomes")
                 stack.enter_context(contextlib.closing(store))
-            except InvalidInputError as error:  # the search goes on without a cache
+            except InvalidInputError as error:  # search without a cache
                 notes.append(str(error))
         stored = _stored(store, name.encode()) if store is not None else None
         if stored is not None:

@@ -157,7 +157,7 @@ def objective_of(name: str, problems: Sequence[SearchProblem], groups: ChipGroup
     groups
         The chips.
     """
-    if checked_objective(name) == "time":  # without tables of prices: proofs run many searches
+    if checked_objective(name) == "time":  # skips loading prices, since proofs run many searches
         return Objective(name, (), (0.0,) * len(problems), (), np.zeros(0), ())
     running = RunningCosts()
     shape = groups.chip.shape
@@ -291,7 +291,7 @@ class BestGroups:
 
     @property
     def best(self) -> float:
-        """The best score of all; infinite before there is one."""
+        """The best score; infinite before the first is recorded."""
         return min(self.scores.values(), default=float("inf"))
 
 
@@ -319,7 +319,7 @@ class ScoreTable:
         return float(self.combined([np.array([value]) for value in values])[0])
 
     def take(self, model: int, group: int, capacity: int, value: float) -> float:
-        """Record a model's value; return the score that the group has with that capacity."""
+        """Record a model's value; return the score of the group with that capacity."""
         self.values[model, group, capacity] = min(self.values[model, group, capacity], value)
         values = self.values[:, group, capacity]
         if not np.isfinite(values).all():
@@ -328,9 +328,9 @@ class ScoreTable:
         return score
 
     def limits(self, model: int, least: Sequence[Array], limit: Array) -> Array:
-        """Largest value of a model with which the score can be `limit`.
+        """Largest value of a model with which the score does not exceed `limit`.
 
-        The other models take their lower bounds `least`.
+        The values of the other models are at their lower bounds `least`.
         """
         if len(least) == 1:
             return limit

@@ -1,8 +1,8 @@
-"""The best plan of every chip, exactly: a search without winners, for batches of chips.
+"""The exact best plan on every chip of a batch, rather than the best chip.
 
-Each chip has a limit of its own, its best plan so far, which prunes most of its other candidates.
-So the most promising candidate of a chip goes first and alone: the one with the least product of
-its lower bound and the factor by which plans of its strategy exceeded their bounds on earlier
+The limit of a chip is its own best plan so far, which prunes most of its other candidates. The most
+promising candidate of a chip is therefore placed before the others: the one with the least product
+of its lower bound and the factor by which plans of its strategy exceeded their bounds on earlier
 chips. The factor decides the order only; a candidate is pruned only where its bound exceeds the
 chip's best plan.
 """
@@ -53,7 +53,7 @@ class PerChipSearch(BestFirstSearch):
     every = True
 
     def run(self, budget: Budget | None = None) -> bool:
-        """Search; whether it was completed. Of a budget only the seconds count, between blocks."""
+        """Search; return whether it was completed. Only the time limit of a budget is used."""
         count, most_s = len(self.groups), (budget or Budget()).time_limit_s
         self._begin()
         self._excess = [np.ones(len(problem)) for problem in self.problems]
@@ -92,7 +92,7 @@ class PerChipSearch(BestFirstSearch):
                 excess[s] = np.quantile(ratios, 0.1) if len(ratios) else excess[s]
 
     def _bound_leaders(self, groups: Array) -> None:
-        """Bound schedules until the most promising candidate of each group has such a bound."""
+        """Compute schedule bounds until the most promising candidate of each group has one."""
         while True:
             leading = self._most_promising(groups, 1)
             if not (self._levels(leading) == _MAPPED).any():
@@ -103,7 +103,7 @@ class PerChipSearch(BestFirstSearch):
             run_together(tasks, self.tables[0].threads)
 
     def _most_promising(self, groups: Array, most: int) -> Array:
-        """Open candidates of chip groups, at most so many of each group and model."""
+        """Return open candidates of chip groups, at most `most` of each group and model."""
         self._alive = groups
         waiting, _, _ = self._open()
         i, s, group = waiting
@@ -122,7 +122,7 @@ class PerChipSearch(BestFirstSearch):
             for size in (len(at) if threads == 1 else _PIECE,)
             for k in range(0, len(at), size)
         ]
-        pieces.sort(key=lambda piece: -len(piece[2]))  # the longest first, so that all end together
+        pieces.sort(key=lambda piece: -len(piece[2]))  # the longest first, for load balance
         answers: list[list[Answer]] = [[] for _ in pieces]
 
         def finish(number: int, threads: int) -> None:
@@ -140,13 +140,13 @@ class PerChipSearch(BestFirstSearch):
 
 
 def _by_strategy(candidates: Array) -> Iterator[tuple[int, int, Array]]:
-    """Model, strategy, and the chip groups of candidates."""
+    """Group candidates: model, strategy and their chip groups."""
     for i, s in np.unique(candidates[:2], axis=1).T.tolist():
         yield i, s, candidates[2, (candidates[0] == i) & (candidates[1] == s)].astype(np.int64)
 
 
 def _first_of_each(owner: Array, key: Array, most: int) -> Array:
-    """Positions of the smallest keys of each owner, at most so many of each."""
+    """Return the positions of the smallest keys of each owner, at most `most` of each."""
     order = np.lexsort((np.arange(len(key)), key, owner))
     _, begins, counts = np.unique(owner[order], return_index=True, return_counts=True)
     rank = np.arange(len(key)) - np.repeat(begins, counts)
@@ -269,7 +269,7 @@ def _grouped(chips: Chips) -> list[tuple[Array, ChipGroups]]:
     if isinstance(chips, ArchitectureSpace):
         return [(np.arange(len(chips)), ChipGroups.of(chips))] if len(chips) else []
     if isinstance(chips, np.ndarray):
-        like = preset_chip("phaze-tpuv4")  # neutral: no tuning, no launch latency
+        like = preset_chip("phaze-tpuv4")  # a chip without tuning and launch latency
         return [_checked_groups(np.arange(len(chips)), chips, like)] if len(chips) else []
     listed = [chips] if isinstance(chips, Accelerator) else list(chips)
     shared: dict[Any, list[int]] = {}
@@ -342,7 +342,7 @@ def evaluate_batch(
     threads: int | None = None,
     executor: Executor | str | None = None,
 ) -> Evaluations:
-    """Find the best plan of a model on each of many chips: the entry point for other programs.
+    """Find the best plan of a model on each of many chips.
 
     Parameters
     ----------

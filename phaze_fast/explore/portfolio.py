@@ -2,9 +2,9 @@
 
 The geometric mean of a pair is the product of one factor for the models of each chip, so for each
 division of the models the two chips are chosen independently. Lower bounds of all models on all
-chip groups give a lower bound of each division. Where it is below the best pair so far, the models
-and chip groups that it comes from are evaluated, up to the value that decides. Once no division is
-below, the pair is the best.
+chip groups give a lower bound of each division. Where that is below the value of the best pair so
+far, the models are evaluated on the chip groups of that bound, up to the largest value of interest.
+Once no division has a lower bound below the best pair, the pair is proven optimal.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _PairSearch:
         return limits
 
     def best(self) -> tuple[float, int, Array]:
-        """Find the best evaluated division: its logarithm, its subset, each subset's group."""
+        """Find the best evaluated division: log of its value, its subset, best groups."""
         _, sums = self._sums(np.where(self.known, self.exact, np.inf))
         sums = np.where(np.isnan(sums), np.inf, sums)
         sums[0] = 0.0
@@ -184,7 +184,7 @@ class _PairSearch:
         return float((sums + sums[self.rest]).min())
 
     def wave(self, number: int) -> bool:
-        """Evaluate models where a division may be below the best; whether there were any."""
+        """Evaluate models where a division may be below the best; return whether there were any."""
         best, size, busy = self.best()[0], _WAVES[min(number, len(_WAVES) - 1)], False
         for i in range(len(self.problems)):
             limits = self.limits(i, best - _ALMOST)

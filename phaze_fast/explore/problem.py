@@ -215,7 +215,7 @@ class SearchProblem:
         return total, dynamic
 
 
-@lru_cache(maxsize=16)  # without the chip that others are like, which evaluators do not depend on
+@lru_cache(maxsize=16)  # the key omits `like`: evaluators do not depend on it
 def _evaluators(
     model: Model,
     cluster: Cluster,
@@ -232,7 +232,7 @@ def _evaluators(
 def problems_of(
     models: Sequence[Model], groups: ChipGroups, cluster: Cluster, training: Training
 ) -> list[SearchProblem]:
-    """Pose the problem of each model.
+    """Return the search problem of each model.
 
     Raises
     ------

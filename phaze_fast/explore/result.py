@@ -89,7 +89,7 @@ class Winner:
 
 
 def json_number(value: float) -> float | str:
-    """Write an infinite number as text, which JSON has no other way to write."""
+    """Convert an infinite number to text, since JSON has no infinity."""
     return value if np.isfinite(value) else str(value)
 
 
@@ -247,7 +247,7 @@ def fullest_text(plan: Plan, hbm_bytes: int) -> str:
 
 
 def geometric_mean(values: list[float], weights: tuple[float, ...]) -> float:
-    """Weighted geometric mean; one value is itself."""
+    """Weighted geometric mean; that of a single value is the value itself."""
     if len(values) == 1:
         return values[0]
     total = sum(weights)

@@ -2,7 +2,7 @@
 
 Each rank has its passes in the order of its schedule. A pass receives, runs its layers, and sends;
 a layer is computation between the collectives of its groups. Collectives of gradients and weights
-and the optimizer follow the passes, or are part of them where ZeRO says so.
+and the optimizer step follow the passes, or are part of them, depending on the ZeRO stage.
 
 The messages are those of mlcommons/chakra@6dc63e147b9d schema/protobuf/et_def.proto: the fields
 that are written here, with their numbers and types. A file is a GlobalMetadata and then Nodes, each
@@ -52,7 +52,7 @@ _MESSAGE, _REPEATED, _OPTIONAL = 11, 3, 1
 _MESSAGES = {
     "AttributeProto": "name=1:string",
     "GlobalMetadata": "version=1:string attr=2:AttributeProto*",
-    # The type of a node is an enumeration, which is written as an int32 is.
+    # The type of a node is an enumeration, encoded like an int32.
     "Node": "id=1:uint64 name=2:string type=3:int32 ctrl_deps=4:uint64* data_deps=5:uint64* "
     "start_time_micros=6:uint64 duration_micros=7:uint64 attr=10:AttributeProto*",
 }
@@ -228,10 +228,10 @@ _ENDS = ("comm_src", "comm_dst", "comm_tag")
 
 
 class _StageTemplate:
-    """The nodes of a rank, from which those of the other ranks of its stage are made.
+    """The nodes of one rank, a template for the other ranks of its stage.
 
-    They differ in groups and in peers alone. Attributes are the last field of a node, so a node can
-    be serialised without some of them and those be appended to its bytes.
+    The ranks differ only in groups and peers. Attributes are the last field of a node, so a node is
+    serialised without these, and they are appended to its bytes for each rank.
     """
 
     def __init__(self, nodes: Iterable[Any], place: Place, ranks: Ranks) -> None:
@@ -266,7 +266,7 @@ class _StageTemplate:
         return sends, self._ranks.place(target if sends else source).stage, tag
 
     def bytes_of(self, place: Place) -> bytes:
-        """Return all nodes of a rank of the same stage, as they stand in its file."""
+        """Return the bytes of all nodes of a rank of the same stage."""
         groups: dict[str, bytes] = {}
         pieces: list[bytes] = []
         for same, (node, own) in self._parts:
@@ -294,7 +294,7 @@ class _StageTemplate:
 
 
 class ChakraTrace:
-    """Execution traces of all ranks of a plan, made when they are requested."""
+    """Execution traces of all ranks of a plan, built on request."""
 
     def __init__(self, played: Timeline, sizes: StrategySizes, cluster: Cluster) -> None:
         assert cluster.chip is not None, "the plan was timed on it"
@@ -351,9 +351,9 @@ class ChakraTrace:
         Parameters
         ----------
         folder
-            Where to; created where it is missing.
+            Target folder; created where it is missing.
         ranks
-            Which; by default all.
+            Ranks to write; by default all.
 
         Returns
         -------
@@ -376,7 +376,7 @@ class ChakraTrace:
         return paths
 
     def _bytes_of(self, rank: int) -> bytes:
-        """Return the nodes of a rank as they stand in its file."""
+        """Return the nodes of a rank, serialised."""
         place = self._place(rank)
         if place.stage not in self._templates:
             template = _StageTemplate(self.nodes(rank), place, self.ranks)
@@ -441,7 +441,7 @@ class ChakraTrace:
         yield writer.message(word, kind, self._message_bytes, ranks, tag)
 
     def _parameters(self, layers: Sequence[tuple[int, str]]) -> tuple[float, float]:
-        """Parameters of layers on a device: all but experts, and experts."""
+        """Count the parameters of layers on a device: without experts, and of experts."""
         kinds = self._sizes.kinds
         experts = sum(float(kinds["expert_parameters"][kind]) for kind, _ in layers)
         return sum(float(kinds["parameters"][kind]) for kind, _ in layers) - experts, experts

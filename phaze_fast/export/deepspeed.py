@@ -1,6 +1,6 @@
 """DeepSpeed: a plan as a configuration file, and such a file as a plan.
 
-The file has neither stages nor what is recomputed: DeepSpeed takes both from the program.
+The file has neither stages nor recomputation: the user's program sets both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_deepspeed(
 ) -> tuple[dict[str, Any], list[str]]:
     """Read a DeepSpeed configuration as the fields of a plan, and notes.
 
-    The file has one stage and recomputes nothing.
+    The result has one stage and no recomputation, since the file has neither.
     """
     names = flag_names("deepspeed")
 

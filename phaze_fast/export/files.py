@@ -46,18 +46,18 @@ def export_plan(
     Parameters
     ----------
     plan
-        A plan that was found or predicted, or one as plain data, with its stages.
+        A plan with its stages, as an object or as plain data.
     model
-        What is trained, or its name.
+        The model to train, or its name.
     to
         A name of `FORMATS`.
     node_devices
-        Devices of a node, for the command that starts one process each.
+        Devices per node, for the launch command.
 
     Returns
     -------
     Exported
-        The file, and what of the plan it cannot express.
+        The file, and the parts of the plan that it cannot express.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def _transformer(model: Model | str) -> TransformerModel:
 
 
 def _contents(text: str, source: str) -> tuple[str | None, Any]:
-    """Return the format of a file, None where it is of no framework, and what its reader takes."""
+    """Return the format of a file (None: of no framework) and the input of its reader."""
     bridge_tp = flag_names("bridge")["tp"]
     if source.endswith(".toml"):
         return "torchtitan", text
@@ -126,9 +126,9 @@ def read_plan(path: str | Path, model: Model | str, devices: int | None = None) 
         A shell command that runs Megatron-LM, Megatron Bridge or MaxText, a configuration of
         DeepSpeed (JSON) or of torchtitan (TOML).
     model
-        What is trained, or its name.
+        The model to train, or its name.
     devices
-        Of the cluster; needed where the file does not say how many there are.
+        Devices of the cluster; required where the file does not give their number.
 
     Returns
     -------

@@ -132,14 +132,14 @@ def read_profile(path: str | Path, steps: int | None = None) -> Profile:
     Parameters
     ----------
     path
-        JSON, perhaps compressed by gzip.
+        JSON, optionally compressed by gzip.
     steps
         Number of steps; by default those that the profiler marked, or one.
 
     Raises
     ------
     InvalidInputError
-        Where it is no such trace, or has no kernel.
+        Where the file is not such a trace, or has no kernel.
     """
     data = _trace(path)
     events = [
@@ -189,7 +189,7 @@ def _trace(path: str | Path) -> Mapping[str, Any]:
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
-    """Length of what intervals, sorted by start, cover together."""
+    """Length of the union of intervals, sorted by start."""
     total, until = 0.0, float("-inf")
     for start, end in spans:
         total += max(0.0, end - max(start, until))
@@ -237,9 +237,9 @@ def compare_profile(
     model, cluster, plan
         As for `phaze_fast.predict`.
     profile
-        Of one device of a run of that plan.
+        Profile of one device of a run of that plan.
     stage
-        Which stage the device has; by default that of its rank, or 0.
+        Stage of the device; by default that of its rank, or 0.
 
     Raises
     ------

@@ -46,7 +46,7 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
 
 
 def _policy(request: Request, names: FlagNames) -> dict[str, str] | None:
-    """Return the settings that recompute as a plan does, or None where there are none."""
+    """Return the settings with the recomputation of a plan, or None if there are none."""
     policies = {
         frozenset(mode.split("+")): word for mode, word in names.tables["recompute"].items()
     }
@@ -146,7 +146,7 @@ def read_maxtext(
         )
     tp = count("tp") * count("tp_sequence")
     pp, cp, ep = count("pp"), count("cp"), count("ep")
-    # The fsdp axis takes the devices that the other axes leave.
+    # The size of the fsdp axis is the number of devices divided by the other axes.
     rest = max(1, devices // (tp * pp * cp * ep)) if devices is not None else 1
     data, fsdp = count("data"), count("fsdp", rest)
     dp = data * fsdp * ep
@@ -188,7 +188,7 @@ def _read_precision(names: FlagNames, word: str) -> str:
 
 
 def _read_recompute(names: FlagNames, settings: dict[str, str]) -> str:
-    """Read the policy; of tensors that stand for one operator, one that is saved is enough."""
+    """Read the policy; an operator is stored if one of its tensors is saved."""
     policy = settings.get(names["recompute"], "full")
     if policy != _CUSTOM:
         return str(names.meaning("recompute", "recompute", policy))

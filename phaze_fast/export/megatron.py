@@ -163,7 +163,7 @@ def _torchrun(names: FlagNames, request: Request) -> list[str]:
 
 
 def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
-    """Return a plan as terms of Megatron-Core, and what of plan and model they cannot express."""
+    """Return a plan as terms of Megatron-Core, and the parts they cannot express."""
     spec, model, tables = request.spec, request.model, flag_names("megatron").tables
     stages, stage_cases = _stages(request)
     recompute, recomputable = _recompute(request)
@@ -200,7 +200,7 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
 
 
 def _stages(request: Request) -> tuple[Terms, dict[str, bool]]:
-    """Return the terms of the stages, and which cases of what they cannot express apply."""
+    """Return the terms of the stages, and which cases of `unexpressed` apply."""
     spec, chunks = request.spec, request.chunks
     known = spec.schedule in ("1f1b", "interleaved") or spec.pp * spec.vpp == 1
     cases = {
@@ -208,7 +208,7 @@ def _stages(request: Request) -> tuple[Terms, dict[str, bool]]:
         "chunks": not known and spec.vpp > 1,
         "rounds": known and spec.vpp > 1 and (spec.pp == 1 or request.rounds % spec.pp > 0),
     }
-    if not known and spec.vpp > 1:  # chunks of a V or of both directions, which 1F1B does not have
+    if not known and spec.vpp > 1:  # ZB-V and DualPipe have chunks, 1F1B does not
         return _even_stages(request), cases
     terms: Terms = {} if request.even else {"layout": layout_text(chunks)}
     if spec.vpp > 1:
@@ -217,7 +217,7 @@ def _stages(request: Request) -> tuple[Terms, dict[str, bool]]:
 
 
 def _even_stages(request: Request) -> Terms:
-    """Return stages of one chunk that are as even as possible, the last ones larger."""
+    """Return one chunk per stage, as even as possible, with larger stages last."""
     pp, blocks = request.spec.pp, request.model.layers + request.model.encoder_layers
     blocks_per_stage, left = divmod(blocks, pp)
     if not left:
@@ -263,7 +263,7 @@ def _modules(model: TransformerModel, mode: str) -> list[str] | None:
         return ["core_attn"]
     operators = set(mode.split("+"))
     if operators == {"attention"} and model.attention == "eager":
-        return None  # core_attn is read as selective there
+        return None  # Megatron reads core_attn as selective
     of_module = _operators_of_modules(model)
     modules = [module for module, own in of_module.items() if own <= operators]
     expressed = set().union(*(of_module[module] for module in modules))
@@ -271,7 +271,7 @@ def _modules(model: TransformerModel, mode: str) -> list[str] | None:
 
 
 def _operators_of_modules(model: TransformerModel) -> dict[str, set[str]]:
-    """Return the operators that each module recomputes; moe_act where every block has experts."""
+    """Return the operators that each module recomputes; moe_act only if every block has experts."""
     modules = {"core_attn": {"attention"}, "layernorm": {"norms"}}
     if model.moe is not None and not model.moe.dense_layers:
         modules["moe_act"] = {"activations", "gated-product"} if model.gated else {"activations"}
@@ -310,7 +310,7 @@ def _model_terms(model: TransformerModel, seq: int) -> Terms:
             terms["capacity"] = moe.capacity_factor
     return terms | {
         "tokenizer": "NullTokenizer",
-        "vocab": max(model.vocab - 1, 1),  # the tokenizer adds one for the end of a document
+        "vocab": max(model.vocab - 1, 1),  # the tokenizer adds an end-of-document token
         "vocab_multiple": 1,
         "mock_data": True,
         "steps": 10,
@@ -383,9 +383,9 @@ def _fields(
     terms
         Values by the keys of `names`.
     model
-        What is trained.
+        The model to train.
     devices
-        Of the cluster, where the terms have no nodes.
+        Devices of the cluster, where the terms have no nodes.
     names
         Options by key, for messages.
     """
@@ -462,7 +462,7 @@ def _read_stages(
 
 
 def _uneven_ends(terms: Terms, blocks: int, pp: int, vpp: int, names: FlagNames) -> tuple[int, ...]:
-    """Return the layers of each chunk where the blocks of the first or last stage are given."""
+    """Return the layers of each chunk where options set the blocks of the first or last stage."""
     first, last = terms.get("first_stage"), terms.get("last_stage")
     ends = {k: count for k, count in ((0, first), (pp - 1, last)) if count is not None}
     others = pp - len(ends)

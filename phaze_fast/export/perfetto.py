@@ -1,7 +1,7 @@
 """Timelines as Chrome trace events, which Perfetto and chrome://tracing open.
 
 The format: Google's Trace Event Format document; times are microseconds. A step has a process for
-each stage, with a track of passes, a track of what follows them and a counter of memory; a layer
+each stage, with a track of passes, a track of the work after them and a counter of memory; a layer
 has a process for each kind of core.
 """
 
@@ -23,7 +23,7 @@ _RESOURCES = ("tensor cores", "vector cores", "network")
 
 
 def _named(pid: int, process: str, tracks: Sequence[str]) -> list[Event]:
-    """Name a process and its tracks, and keep their order."""
+    """Return the events that name a process and its tracks and fix their order."""
     labels = [
         (0, "process_name", {"name": process}),
         (0, "process_sort_index", {"sort_index": pid}),

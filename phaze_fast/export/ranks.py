@@ -1,4 +1,4 @@
-"""Ranks of a plan: which part of it a device has, and with which ranks it communicates."""
+"""Ranks of a plan: the part of the plan that each has, and the groups that it communicates in."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Ranks:
         Parameters
         ----------
         place
-            Of a rank.
+            Place of a rank.
         kind
-            ``tensor``, ``expert-tensor`` (that split an expert), ``context``, ``expert``, ``data``
-            (that have the same weights and shard their state), ``expert-data`` (that have the same
-            experts and shard their state) or ``copies`` (that have the same shard of state).
+            ``tensor``, ``expert-tensor`` (ranks that split an expert), ``context``, ``expert``,
+            ``data`` (ranks with the same weights that shard their state), ``expert-data`` (the same
+            for experts) or ``copies`` (ranks with the same shard of state).
         """
         plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
         if kind == "tensor":
@@ -93,7 +93,7 @@ class Ranks:
         return tuple(self.rank(t, k, r, s) for r in replicas for k in range(plan.cp))
 
     def group_name(self, place: Place, kind: str) -> str:
-        """Return the name of a group by its first rank; empty where it is the place alone."""
+        """Return the name of a group by its first rank; empty for a group of one rank."""
         ranks = self.group(place, kind)
         return f"{kind}.{min(ranks)}" if len(ranks) > 1 else ""
 

@@ -1,4 +1,4 @@
-"""What the formats share: the plan to write, names of options, shell commands, nested settings."""
+"""Common code of the formats: the plan to write, option names, shell commands, nested settings."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Request:
         Raises
         ------
         InvalidInputError
-            Where its stages or what they recompute are not given.
+            Where its stages or their recomputation are missing.
         """
         spec = PlanSpec.of(plan)
         blocks = model.layers + model.encoder_layers
@@ -139,7 +139,7 @@ class Request:
 
     @property
     def title(self) -> str:
-        """What a file is about, for its first line."""
+        """Title of the file, for its first line."""
         return f"{self.model.name} on {self.spec.devices} devices"
 
     @property
@@ -149,7 +149,7 @@ class Request:
 
     @property
     def hybrid(self) -> bool:
-        """Whether groups of replicas shard state, and the groups hold copies of it."""
+        """Whether state is sharded inside groups of replicas and copied between groups."""
         return self.spec.shard is not None and self.spec.shard < self.spec.dp
 
     @property
@@ -179,7 +179,7 @@ class Request:
         Parameters
         ----------
         names
-            The format's; its table ``unexpressed`` has the part and the reason of each case.
+            Names of the format; the table ``unexpressed`` has the part and the reason of each case.
         cases
             Whether each case applies to this plan.
         """
@@ -243,7 +243,7 @@ class Request:
 
     @property
     def world(self) -> tuple[int, int]:
-        """Nodes, and devices that are used of each."""
+        """Number of nodes, and devices used per node."""
         devices, node = self.spec.devices, self.node_devices
         used = devices if devices < node else gcd(devices, node)
         return devices // used, used
@@ -255,7 +255,7 @@ class Request:
         blocks_by_mode: dict[str, int] = {}
         for mode, blocks in ((first, count), (rest, len(chunk.blocks) - count)):
             if mode == "selective" and self.model.attention == "flash":
-                mode = "none"  # fused attention has no scores to compute again
+                mode = "none"  # fused attention has no scores to recompute
             blocks_by_mode[mode] = blocks_by_mode.get(mode, 0) + blocks
         return blocks_by_mode
 
@@ -339,7 +339,7 @@ def flag_names(name: str) -> FlagNames:
 
 
 def not_used(settings: Sequence[str]) -> list[str]:
-    """Return a note on settings that the prediction does not use, if there are any."""
+    """Return a note that lists settings that the prediction does not use, if any."""
     return [f"the prediction does not depend on {', '.join(settings)}"] if settings else []
 
 
@@ -349,7 +349,7 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
     Raises
     ------
     InvalidInputError
-        Where it is none, or below `least`.
+        Where it is not a whole number, or below `least`.
 
     Examples
     --------
@@ -372,7 +372,7 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
 def command(
     remarks: Iterable[str], words: Sequence[str], options: Iterable[Sequence[object]]
 ) -> str:
-    r"""Write a shell command, one option a line.
+    r"""Write a shell command, one option per line.
 
     Examples
     --------

@@ -210,7 +210,7 @@ class Accelerator(Record):
 
     @property
     def calibration(self) -> Calibration:
-        """Source of its times: measurements of it, of another chip, or its data sheet."""
+        """Basis of the chip's times: measurements of it, of another chip, or its data sheet."""
         return calibration_of(self.name, self.tuning)
 
     def with_attention(self, kernel: str) -> Self:
@@ -219,7 +219,7 @@ class Accelerator(Record):
         Raises
         ------
         InvalidInputError
-            Where the chip's tuning does not know the kernel.
+            Where the chip's tuning does not have the kernel.
 
         Examples
         --------

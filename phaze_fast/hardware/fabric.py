@@ -50,9 +50,9 @@ _EXCHANGE = 3
 class Protocol(Record):
     """One protocol by which a library moves messages; of those allowed, the fastest is used.
 
-    A reduce-scatter or all-gather of V bytes over p ranks takes startup_s + (p - 1) step_s + V x,
-    with x a line through (p - 1)/p = 1/2, where it is what two ranks reach, and 1, where it is what
-    very many reach. An all-reduce is two of them.
+    A reduce-scatter or all-gather of V bytes over p ranks takes startup_s + (p - 1) step_s + V x
+    seconds. x is linear in (p - 1)/p, between the seconds per byte of two ranks (1/2) and of very
+    many ranks (1). An all-reduce takes twice that.
     """
 
     what: ClassVar[str] = "protocol"
@@ -91,7 +91,7 @@ class Protocol(Record):
 
 
 class InSwitch(Record):
-    """All-reduces that the switch of a tier adds up (NVLink SHARP), for three or more ranks."""
+    """All-reduces summed in the switch of a tier (NVLink SHARP), for three or more ranks."""
 
     what: ClassVar[str] = "in_switch"
     startup_s: Seconds
@@ -152,17 +152,17 @@ def fill_protocols(
         for i, protocol in enumerate(protocols):
             two, many = protocol.shares(operation)
             cell = row["protocol"][0, transfer, i]
-            # Outer tiers may set a smaller limit; the largest one holds for the whole interconnect.
+            # Tiers may set different limits; the kernel takes the largest.
             cell["most_bytes"] = max(float(cell["most_bytes"]), protocol.most_bytes_per_rank)
             cell["startup_s"][level] = protocol.startup_s
             cell["step_s"][level] = protocol.step_s
-            # Seconds per byte at (p - 1)/p = 1/2 and 1 make a slope and what it starts from.
+            # Slope and intercept of the line through the seconds per byte at (p - 1)/p = 1/2 and 1.
             steepness = max(2.0 / many - 1.0 / two, 0.0)
             level_copy = max(1.0 / two - 1.0 / many, 0.0)
             if two <= many:
                 cell["share"][level] = 1.0 / steepness
                 cell["copy_s_per_byte"][level] = level_copy / bandwidth_bytes_per_s
-            else:  # many ranks reach less: charged to all
+            else:  # two ranks are faster per byte than many: all get the rate of many
                 cell["share"][level] = many
     if tuning.in_switch is not None:
         row["in_switch_startup_s"][0, level] = tuning.in_switch.startup_s
@@ -202,7 +202,7 @@ class _FabricBase(Record):
 
     @property
     def capacity(self) -> int | None:
-        """Devices it can hold; None where it has no limit."""
+        """Most devices of the interconnect; None where it has no limit."""
         raise AssertionError("every fabric defines its capacity")
 
     def _levels(self) -> list[_Level]:
@@ -248,7 +248,7 @@ class FlatFabric(_FabricBase):
 
     @property
     def capacity(self) -> int | None:
-        """Devices it can hold: no limit."""
+        """Most devices of the interconnect: None, no limit."""
         return None
 
     def _levels(self) -> list[_Level]:
@@ -346,7 +346,7 @@ class TieredFabric(_FabricBase):
 
     @property
     def capacity(self) -> int | None:
-        """Devices it can hold; None where the last tier has no size."""
+        """Most devices of the interconnect; None where the last tier has no size."""
         sizes = [tier.size for tier in self.tiers]
         return None if sizes[-1] is None else math.prod(size or 1 for size in sizes)
 
@@ -382,7 +382,7 @@ class _GridFabric(_FabricBase):
 
     @property
     def capacity(self) -> int | None:
-        """Devices it holds."""
+        """Devices of the grid."""
         return math.prod(self.dims)
 
     def _levels(self) -> list[_Level]:
@@ -476,7 +476,7 @@ def fabric_from_dict(data: object, source: str = "") -> AnyFabric:
 def fabric_record(fabric: AnyFabric) -> np.ndarray[Any, Any]:
     """Return an interconnect as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``.
 
-    The array is read-only and made once per record.
+    The array is read-only and cached per record.
     """
     return fabric._record
 
@@ -489,13 +489,13 @@ def cluster_record(fabric: AnyFabric, devices: int) -> np.ndarray[Any, Any]:
 
 
 def _divisors(number: int) -> list[int]:
-    """Every divisor, largest first."""
+    """Return all divisors, largest first."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)}, reverse=True)
 
 
 def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Best factorisation of `devices` into sizes within `limits`: smallest maximum, then sum."""
+    """Factorise `devices` into sizes within `limits` with the smallest maximum, then sum."""
     if len(limits) == 1:
         return (devices,) if devices <= limits[0] else None
     best: tuple[int, ...] | None = None
@@ -560,7 +560,7 @@ class Cluster(Record):
             try:
                 fabric = fabric_from_dict(fabric)
             except InvalidInputError:
-                return fields  # validated again below, where faults get their whole path
+                return fields  # validated again below, where messages get the full path
         if (
             isinstance(fabric, TorusFabric | MeshFabric)
             and isinstance(devices, int)

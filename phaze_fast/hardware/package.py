@@ -49,13 +49,13 @@ class Prices(Record):
         return cls(wafer_usd=node.wafer_usd, defects_per_cm2=node.defects_per_cm2)
 
     def good(self, area_mm2: Array) -> Array:
-        """Share of dies that work: negative binomial."""
+        """Yield: the share of dies without defects, by the negative binomial model."""
         faults = area_mm2 / 100.0 * self.defects_per_cm2 / self.cluster
         share: Array = (1.0 + faults) ** -self.cluster
         return share
 
     def die_usd(self, area_mm2: Array) -> Array:
-        """Dollars of a good die: a share of a wafer over the yield."""
+        """Dollars of a good die: its share of the wafer price, divided by the yield."""
         across = math.pi * self.wafer_mm
         per_wafer = across * self.wafer_mm / 4.0 / area_mm2 - across / np.sqrt(2.0 * area_mm2)
         good = self.good(area_mm2)
@@ -154,7 +154,7 @@ class PackageModel(Record):
         return fitting
 
     def complaint(self, area_mm2: float, dies: int, stacks: int) -> str:
-        """Return what is too large for a package; empty if it fits."""
+        """Return which limit of a package is exceeded; empty if it fits."""
         die = area_mm2 / max(dies, 1)
         if die > self.reticle_mm2:
             return (

@@ -1,9 +1,9 @@
 """Area, energy and power of chips at a process node, and the clock that a power cap leaves.
 
 Area follows the PHAZE template, exact at its published sizes. Terms that the published formula
-leaves out can be switched on, each with its source: the network between cores and buffer, HBM PHYs
-with their controllers, registers and control of vector lanes, SerDes of the interconnect, links
-between dies, and multipliers that take FP8 as well. See `AreaTerms`.
+omits can be enabled, each with its source: the network between cores and buffer, HBM PHYs with
+their controllers, registers and control of vector lanes, SerDes of the interconnect, links between
+dies, and multipliers that also support FP8. See `AreaTerms`.
 
 Logic draws dynamic power in proportion to clock x voltage squared, and leaks in proportion to
 voltage; a lower clock needs less voltage, down to a least one. HBM has a supply of its own.
@@ -38,7 +38,7 @@ REFERENCE_NM = 7.0
 
 @dataclass(frozen=True)
 class ProcessNode:
-    """One node as its maker names it."""
+    """One process node, by the name that its foundry uses."""
 
     nm: float
     transistors_per_mm2: float
@@ -202,7 +202,7 @@ EVERY_AREA = AreaTerms(
 class Area:
     """Area of one chip by term, mm2.
 
-    `extrapolated` is true where an SRAM is smaller or larger than any of the published table.
+    `extrapolated` is true where the size of an SRAM is outside the published table.
     """
 
     tensor_mm2: float
@@ -392,7 +392,7 @@ class ChipPower:
 
 
 class PowerModel(Record):
-    """How power follows clock and voltage.
+    """Power as a function of clock and voltage.
 
     Examples
     --------

@@ -93,7 +93,7 @@ def axis_number(base: Accelerator, field: str, value: Any) -> float:
 
 
 def with_stacks(base: Accelerator, names: Sequence[Any], chips: Array) -> Array:
-    """Return the chips with the capacity and bandwidth of all their stacks."""
+    """Multiply HBM capacity and bandwidth of chips by their number of stacks."""
     counted = chips.copy()
     for generation in (_stack(base, name) for name in names):
         own = chips["hbm_bytes_per_s"] == generation.bandwidth_bytes_per_s
@@ -104,7 +104,7 @@ def with_stacks(base: Accelerator, names: Sequence[Any], chips: Array) -> Array:
 
 COLUMNS = {
     **FIELD_COLUMNS,
-    "hbm.generation": "hbm_bytes_per_s",  # of one stack, until all are counted
+    "hbm.generation": "hbm_bytes_per_s",  # of one stack; `with_stacks` multiplies it
     "format": "fp8",
 }
 """Column of the kernels' record that each field of a chip, or named axis, varies."""
@@ -210,8 +210,8 @@ class SpaceSpec(Record):
     max_power_w: Watts | None = None
     """Keep chips whose peak power (energy table '7nm') is at most this."""
     above_power: Literal["drop", "slow"] = "drop"
-    """What happens to chips above it: they are left out, or run at the highest clock that it allows
-    (docs/robust.md); those that leakage and HBM alone take above it are left out in any case."""
+    """What happens to chips above it: they are excluded, or run at the highest clock that it allows
+    (docs/robust.md); those above it by leakage and HBM alone are always excluded."""
     package: PackageModel | None = None
     """Keep chips whose dies fit a reticle and whose dies and stacks fit an interposer."""
     min_hbm_bytes: Bytes = 0
@@ -247,7 +247,7 @@ class SpaceSpec(Record):
             if _is_whole(field) and not _is_whole(source):
                 raise ValueError(f"ties.{field}: takes whole numbers, which {source} does not give")
         self._check_parts()
-        for field, values in self.axes.items():  # a chip with each extreme must be a valid chip
+        for field, values in self.axes.items():  # both extremes must give valid chips
             if field in NAMED_AXES:
                 continue
             numbers = [value for value in values if not isinstance(value, str)]
@@ -278,7 +278,7 @@ class SpaceSpec(Record):
 
     @property
     def area_terms(self) -> AreaTerms:
-        """Terms that the areas of its chips have."""
+        """Area terms of its chips."""
         return PUBLISHED_AREA if self.area is None else self.area.terms
 
     @property
@@ -309,7 +309,7 @@ _FORMS = "expected a list of numbers, {powers_of_two: [first, last]} or {start:,
 
 
 def _expanded(field: str, form: Mapping[Any, Any]) -> list[float]:
-    """Write out a short form of an axis."""
+    """Expand a short form of an axis to its values."""
     refused = ValueError(f"axes.{field}: {brief(dict(form))} is not accepted; {_FORMS}")
     if set(form) == {"powers_of_two"}:
         ends = form["powers_of_two"]
@@ -330,7 +330,7 @@ def _expanded(field: str, form: Mapping[Any, Any]) -> list[float]:
 
 
 def _with_unit(field: str, value: Any) -> Any:
-    """Read text such as ``32 MiB`` where a field has a unit; everything else as it is."""
+    """Convert text such as ``32 MiB`` where a field has a unit; return other values unchanged."""
     unit = next((u for end, u in _UNITS.items() if field.endswith(end)), None)
     if unit is None or not isinstance(value, str):
         return value
@@ -345,7 +345,7 @@ _UNITS = {"bandwidth_bytes_per_s": "bytes/s", "_hz": "Hz", "_bytes": "bytes"}
 
 
 def _axis_values(field: str, values: object) -> tuple[float | str, ...]:
-    """Check and write out the values of an axis: numbers, or names where it has names."""
+    """Check and expand the values of an axis: numbers, or names for axes with names."""
     if field not in COLUMNS:
         raise ValueError(f"axes: unknown field {field[:60]!r}; {nearest(field[:60], COLUMNS)}")
     names, forms = NAMED_AXES.get(field), _FORMS
@@ -391,9 +391,9 @@ def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Acceler
         (parts.setdefault(part, {}) if part else own)[leaf] = value
     for part, changes in parts.items():
         own[part] = getattr(base, part).model_copy(update=changes)
-    # These describe the base, not this chip.
+    # These fields describe the base chip only.
     own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
-    if base.tuning.fitted:  # this chip was not measured
+    if base.tuning.fitted:  # constants were fitted on the base chip, not on this one
         own["tuning"] = base.tuning.model_copy(update={"fitted": (), "carried_from": base.name})
     return base.model_copy(update=own)
 
@@ -417,7 +417,7 @@ class SpaceChunk:
     """Area of each chip, with the terms of the space's area limit."""
 
     def where(self, keep: Array) -> SpaceChunk:
-        """Return the points that a mask keeps."""
+        """Return the points selected by a mask."""
         if keep.all():
             return self
         chips = np.ascontiguousarray(self.chips[keep])
@@ -584,12 +584,12 @@ class ArchitectureSpace:
 
     @property
     def _late_power(self) -> bool:
-        """Whether power is limited after the grid's filter, which ignores stacks and clocks."""
+        """Whether power is limited after the grid filter, which ignores stacks and clocks."""
         slow = self.spec.above_power == "slow"
         return self.spec.max_power_w is not None and (slow or "hbm.generation" in self.spec.axes)
 
     def _limited(self, chunk: SpaceChunk) -> SpaceChunk:
-        """Count stacks, lower clocks and apply the limits that the grid's filter ignores."""
+        """Multiply by stacks, lower clocks, and apply the limits that the grid filter ignores."""
         spec = self.spec
         if not len(chunk.index):
             return chunk
@@ -608,7 +608,7 @@ class ArchitectureSpace:
         return chunk
 
     def _within_power(self, chunk: SpaceChunk, max_w: float) -> SpaceChunk:
-        """Drop chips that would draw more than a cap, or lower their clocks until they do not."""
+        """Drop chips above a power cap, or lower their clocks to meet it."""
         terms = self.spec.area_terms
         if self.spec.above_power == "drop":
             return chunk.where(power_batch(chunk.chips, terms=terms) <= max_w)
@@ -793,7 +793,7 @@ _MAKERS = {
 
 
 class _SpacePresets(Presets[SpaceSpec]):
-    """Spaces by name; their limits follow from the base chip's area, so code makes them."""
+    """Spaces by name, built in code, since their limits depend on the base chip's area."""
 
     names = tuple(_MAKERS)
 

@@ -1,4 +1,4 @@
-"""How well a chip's software uses it: the factors that the cost kernels read, and their provenance.
+"""Efficiency of a chip's software: the factors that the cost kernels read, and their provenance.
 
 An ideal systolic chip needs none of this: the defaults are neutral. For a GPU the constants are
 fitted to measurements; `fitted` names them, `sources` says on what. `Calibration` says whether a
@@ -115,7 +115,7 @@ class AttentionTuning(Record):
 
 
 class FormatTuning(Record):
-    """Constants of products in another number format; absent = as in bf16."""
+    """Constants of products in another number format; a missing one is that of bf16."""
 
     what: ClassVar[str] = "format"
     efficiency: Share | None = None
@@ -146,7 +146,7 @@ class FittedRange(Record):
 
 
 class Tuning(Record):
-    """How a chip's software uses it.
+    """Efficiency of a chip's software.
 
     Examples
     --------
@@ -277,7 +277,7 @@ def tuning_record(
     Parameters
     ----------
     tuning
-        How the chip is used.
+        Efficiency of the chip's software.
     launch_s
         Its ``launch_latency_s``, seconds.
     dtype, rate
@@ -296,7 +296,7 @@ def tuning_record(
     flows = tuning.dataflows or (("os",) if tuning.blocks else _core.DATAFLOWS)
     record = np.zeros(1, dtype=_core.TUNING_DTYPE)
     row = record[0]
-    for name in _core.TUNING_DTYPE.names or ():  # constants of the same name in both
+    for name in _core.TUNING_DTYPE.names or ():  # fields that `Tuning` has too
         value = getattr(tuning, name, None)
         if isinstance(value, float):
             row[name] = value
@@ -363,7 +363,7 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """Whether all of it was fitted to measurements of this very chip."""
+        """Whether all constants were fitted to measurements of this chip."""
         return self.state == "fitted"
 
     def to_dict(self) -> dict[str, Any]:

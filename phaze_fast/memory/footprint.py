@@ -33,7 +33,7 @@ dualpipe, which holds every stage twice, the chunks come from both ends of the m
 
 
 def places(schedule: str, stages: int, vpp: int) -> int:
-    """Count the chunks that a model is cut into.
+    """Count the chunks that a model is split into.
 
     Examples
     --------
@@ -66,21 +66,21 @@ not a fit: caching allocators report a few percent."""
 STAGE_DTYPE = np.dtype(
     [
         ("parameters", "f8"),  # on this device
-        ("expert_parameters", "f8"),  # of those, in experts
+        ("expert_parameters", "f8"),  # the part of these in experts
         ("ep", "i8"),  # replicas an expert is spread over; 0 = 1
         ("largest_layer", "f8"),  # parameters of the largest single layer on this device
         ("stash_bytes", "f8"),  # activations of one micro-batch, all layers of the stage
         ("live_bytes", "f8"),  # of one layer while it is recomputed
         ("head_bytes", "f8"),  # of the head, on the last stage
         ("buffer_bytes", "f8"),  # of collectives and of messages between stages
-        ("weight_bytes", "f8"),  # per parameter, as the two below
+        ("weight_bytes", "f8"),  # bytes per parameter, like the next two
         ("gradient_bytes", "f8"),
         ("state_bytes", "f8"),
         ("copy_bytes", "f8"),  # of weights in a smaller format, all layers together
         ("last_parameters", "f8"),  # of the layers after the blocks
         ("first_parameters", "f8"),  # of the first block and the layers before it
-        ("first_experts", "f8"),  # of those, in experts
-        ("first_stash_bytes", "f8"),  # activations of those, of one micro-batch
+        ("first_experts", "f8"),  # the part of these in experts
+        ("first_stash_bytes", "f8"),  # activations of these layers, one micro-batch
         ("dp", "i8"),
         ("zero", "i4"),
         ("schedule", "i4"),
@@ -104,7 +104,7 @@ def check_chunks(schedule: str, vpp: int) -> None:
     Raises
     ------
     ValueError
-        Where the schedule does not take as many.
+        Where the schedule does not allow that number.
     """
     if not _core.takes_chunks(SCHEDULE_CODES[schedule], vpp):
         takes = "2" if schedule in TWO_CHUNKS else "2 or more" if schedule == "interleaved" else "1"
@@ -145,7 +145,7 @@ class Footprint:
 
     @property
     def total(self) -> float:
-        """All terms together, bytes."""
+        """Sum of all terms, bytes."""
         return sum(self.terms.values())
 
     def __str__(self) -> str:
@@ -204,7 +204,7 @@ def stage_row(
     if last and head is not None:
         parameters += head.device_parameters
         if not first:
-            parameters += graph.copied_parameters  # a copy of the first stage's table
+            parameters += graph.copied_parameters  # the head's copy of the tied embedding
     row = np.zeros(1, dtype=STAGE_DTYPE)
     row["parameters"] = parameters
     row["expert_parameters"] = sum(layer.expert_parameters for layer in layers)
@@ -238,8 +238,8 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
 def context_bytes(graph: LayerGraph) -> float:
     """Return the bytes of a layer's buffers for context parallelism.
 
-    With all-gather they hold keys and values and their gradients; with a ring those in use and
-    those that arrive; with ulysses what is sent.
+    With all-gather they contain keys, values and their gradients; with a ring the blocks in use and
+    those being received; with ulysses the send buffer.
     """
     s, largest = graph.strategy, 0.0
     if s.cp == 1:
@@ -277,7 +277,7 @@ def footprint_batch(rows: Array) -> Array:
     Returns
     -------
     numpy.ndarray
-        Read-only, ``TERMS_DTYPE``, one row each.
+        Read-only, ``TERMS_DTYPE``, one row per stage.
 
     Raises
     ------

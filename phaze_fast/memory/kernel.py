@@ -128,7 +128,7 @@ def _longest_stage(
     variants: int,
     share: float,
 ) -> int:
-    """Find where the longest stage that ends before position `last` and fits begins.
+    """Find the first layer of the longest stage that fits and ends before position `last`.
 
     No stage that begins before `stop` is considered.
     """
@@ -217,9 +217,9 @@ def _all_stages_fit(
     variants: int,
     share: float,
 ) -> bool:
-    """Whether all stages have a layer and fit, given where the longest stages from the end begin.
+    """Whether all stages fit with at least one layer each, given the longest stages from the end.
 
-    Stages before the one that would leave too few layers for the rest have one layer each.
+    Once only one layer per remaining stage is left, these stages have one layer each.
     """
     stages = layout["pp"]
     for s in range(1, stages + 1):
@@ -239,7 +239,7 @@ def _all_stages_fit(
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _differ_in_stages(before: Any, layout: Any) -> bool:
-    """Whether a 1F1B layout differs from the one before it in having more stages alone."""
+    """Whether two consecutive 1F1B layouts differ only in the number of stages."""
     return bool(
         layout["schedule"] == _1F1B
         and before["schedule"] == _1F1B
@@ -265,7 +265,7 @@ def layouts_fit(
 
     Stages are packed from the last to the first, each with as many layers as fit in some recompute
     variant. Memory of a 1F1B stage depends on the number of stages after it, not on the total, so
-    that neighbouring layouts which differ in stages alone share the first layers of their stages.
+    consecutive layouts that differ only in the number of stages share this packing.
     With schedules that assign layers to chunks, a layout is marked unless the fewest blocks of a
     stage do not fit. Layers that must be in one stage are not considered.
 

@@ -1,4 +1,4 @@
-"""ATen operators: the kind and the sizes of work of each, from its name and the arrays it reads.
+"""ATen operators: the kind and the work of each, from its name and the arrays it reads.
 
 A name covers all overloads and the in-place form.
 """
@@ -40,7 +40,7 @@ def is_known(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Figures:
-    """Work of one operator, for the samples it was traced with."""
+    """Work of one operator for all samples of the trace."""
 
     kind: str
     function: str
@@ -87,7 +87,7 @@ def _product(call: Any) -> Figures:
 
 
 def _triangular(call: Any) -> Figures:
-    """Read the solution of triangular equations as a product with half of its FLOPs."""
+    """Model a triangular solve as a product with half of its FLOPs."""
     side, out = call.reads[0].shape[-1], call.writes[0].shape
     sizes = (max(math.prod(out[:-2]), 1), out[-2], out[-1], side)
     kind = "batched-gemm-gradient" if call.backward else "batched-gemm"
@@ -99,7 +99,7 @@ def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int
     """Sizes of a grouped product; tokens are assumed to spread evenly over the groups."""
     if len(b) == 3:
         return b[0], -(-a[-2] // b[0]), b[-1], a[-1]
-    return 1, a[-2], b[-1], a[-1]  # each group has its own part of the inner dimension
+    return 1, a[-2], b[-1], a[-1]  # groups split the inner dimension
 
 
 def _attention(call: Any) -> Figures:
@@ -123,7 +123,7 @@ def _attention(call: Any) -> Figures:
 
 
 def _convolution(call: Any) -> Figures:
-    """Read a convolution as the product of its patches with its weights."""
+    """Model a convolution as the product of its patches with its weights."""
     shapes = call.options
     x = shapes.get("x", call.reads[0].shape)
     weights = shapes.get("weights", call.reads[-1 if "out" in shapes else 1].shape)

@@ -85,8 +85,8 @@ def _block_weights(model: TransformerModel) -> int:
 def visible_keys(model: TransformerModel, seq: int) -> float:
     """Return the mean number of keys that a query sees in a layer with a window.
 
-    A causal window of w over s tokens leaves w s - w (w - 1) / 2 pairs; a window over both sides,
-    half to each, has as many keys after a token as before it.
+    A causal window of w over s tokens has w s - w (w - 1) / 2 pairs of query and key; a
+    bidirectional window has half of its keys on each side of the token.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def multiplied_parameters(model: TransformerModel) -> int:
 
     In a mixture of experts these include the experts that the token visits and the router. The head
     counts whether or not its weights are tied to the embedding; embedding look-ups, biases and
-    norms do not count. A classifier sees one token per sequence and is left out.
+    norms do not count. A classifier head reads one token per sequence and is not counted.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def multiplied_parameters(model: TransformerModel) -> int:
 def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
     """Operations of one sequence's attention in one forward pass: in full, and masked.
 
-    A window counts in both as the visible tokens; explicit attention computes every score.
+    Both count only the visible keys of a window; explicit attention computes every score.
     """
     width = 4.0 * model.query_width
     if model.latent is not None:
@@ -157,7 +157,7 @@ def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
 
 
 def _graph_flops(model: GraphModel, sequences: int) -> ModelFlops:
-    """Operations of a graph's products; backward counts as two forward passes here as well."""
+    """Operations of a graph's products; the backward pass counts as two forward passes."""
     weights = attention = masked = 0.0
     blocks = blocks_masked = 0.0
     for layer in model.layers:
@@ -234,7 +234,7 @@ def model_flops(
 def narayanan_flops(
     layers: int, hidden: int, vocab: int, seq: int, sequences: int, recompute: bool = True
 ) -> float:
-    """Operations of a GPT of 12 l h^2 weights by Narayanan et al. 2021, equation 3.
+    """Operations of a GPT with 12 l h^2 weights (Narayanan et al. 2021, equation 3).
 
     96 B s l h^2 (1 + s / 6h + V / 16 l h) where every block is computed again in the backward pass,
     72 B s l h^2 (1 + s / 6h + V / 12 l h) where none is. Attention counts in full.

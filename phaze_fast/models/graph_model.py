@@ -145,7 +145,7 @@ class GraphLayer(Record):
 
     @property
     def flops(self) -> float:
-        """FLOPs of one sample's forward pass through one such layer."""
+        """FLOPs of one sample's forward pass through one layer of this kind."""
         return float(sum(op.flops for op in self.forward))
 
 
@@ -186,7 +186,7 @@ class GraphModel(Record):
         for at, layer in enumerate(self.layers):
             if self.order.count(at) != layer.count:
                 raise ValueError(
-                    f"order: {layer.name} stands there {self.order.count(at)} times; expected its "
+                    f"order: {layer.name} occurs {self.order.count(at)} times; expected its "
                     f"count of {layer.count}"
                 )
         if any(at >= len(self.layers) for at in self.order):
@@ -209,7 +209,7 @@ class GraphModel(Record):
 
     @property
     def widest_split(self) -> int:
-        """Largest tensor-parallel width to try; widths that do not divide evenly are refused."""
+        """Largest tensor-parallel width to try; `reasons` refuses those that do not divide."""
         return 2**20 if any(not layer.unsplit for layer in self.layers) else 1
 
     def parameters(self) -> int:
@@ -217,7 +217,7 @@ class GraphModel(Record):
         return sum(layer.count * layer.parameters for layer in self.layers)
 
     def active_parameters(self) -> int:
-        """All parameters, since a graph does not show which of them a token visits."""
+        """All parameters, since a graph does not show which experts a token uses."""
         return self.parameters()
 
     def parameters_by_part(self) -> dict[str, int]:

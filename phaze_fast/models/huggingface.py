@@ -41,7 +41,7 @@ _FULL, _WINDOWED = "full_attention", "sliding_attention"
 
 
 class NotModelledError(InvalidInputError):
-    """A feature that records cannot describe; PyTorch may be able to trace it."""
+    """A feature that no field of the record describes; tracing with PyTorch may support it."""
 
 
 @cache
@@ -78,7 +78,7 @@ class Fields:
         return default
 
     def first(self, *names: str) -> str:
-        """Name of the first of several spellings of a field that is given."""
+        """Return the first of several spellings of a field that the configuration has."""
         self.used.update(names)
         return next((name for name in names if self.data.get(name) is not None), names[0])
 
@@ -90,7 +90,7 @@ class Fields:
         return value
 
     def sizes(self, names: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
-        """Whole numbers, by the lines of an entry; defaults refer to each other or to `known`."""
+        """Whole numbers, as an entry lists them; a default may be the name of another field."""
         sizes: dict[str, Any] = {}
         for field, line in names.items():
             spellings, given, text = (part.strip() for part in line.partition("="))
@@ -128,7 +128,7 @@ class Fields:
         return self.named_activation(name, self.take(name, default))
 
     def named_activation(self, name: str, value: Any, shown: Any = None) -> str:
-        """Non-linearity that a field names by `value`, written there as `shown`."""
+        """Return the non-linearity named `value`; messages quote it as `shown`."""
         if value not in _ACTIVATIONS:
             raise NotModelledError(
                 f"{self.source}: {name}: activation {shown or value!r} is not modelled; "
@@ -143,7 +143,7 @@ class Fields:
         return any(taken)
 
     def windows(self, layers: int, every: int | None = None) -> dict[str, Any]:
-        """Attention window, and the layers without it: listed, or every `every`-th layer."""
+        """Return the attention window and the layers without it (listed, or every `every`-th)."""
         window, kinds = self.take("sliding_window", None), self.take("layer_types", None)
         pattern = self.take(self.first("sliding_window_pattern", "_sliding_window_pattern"), None)
         listed = kinds or []
@@ -199,11 +199,11 @@ _SECTIONS = ("sizes", "flags", "choices", "given", "fixed", "requires", "experts
 
 @cache
 def _entry(name: str) -> dict[str, Any]:
-    """Return an entry of ``data/hf_architectures.yaml`` with the lines of those it is like."""
+    """Return an entry of ``data/hf_architectures.yaml`` merged with those it inherits from."""
     own = dict(_data("hf_architectures.yaml")[name])
     base = _entry(own.pop("like")) if "like" in own else {}
     unused = {*base.get("unused", ()), *own.get("unused", ())}
-    for section in ("sizes", "flags"):  # what is given again reads another field
+    for section in ("sizes", "flags"):  # overrides may read another field of the configuration
         for field in own.get(section, {}).keys() & base.get(section, {}).keys():
             unused.update(base[section][field].partition("=")[0].split())
     merged = {s: {**base.get(s, {}), **own.get(s, {})} for s in _SECTIONS}
@@ -246,7 +246,7 @@ Finish = Callable[[Fields, dict[str, Any]], dict[str, Any]]
 def _gemma(f: Fields, _: Any) -> dict[str, Any]:
     if f.data.get("hidden_act") not in (None, "gelu"):
         return {}
-    f.data["hidden_act"] = None  # a hidden_activation is given too
+    f.data["hidden_act"] = None  # hidden_activation takes precedence
     return {"activation": f.activation("hidden_activation", "gelu_pytorch_tanh")}
 
 
@@ -304,10 +304,10 @@ def _qwen_moe(f: Fields, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fine_grained(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Many narrow experts and shared ones, after leading dense layers, which may be all layers."""
+    """Fields of fine-grained and shared experts after leading dense layers, which may be all."""
     moe = {
         "experts": f.whole("n_routed_experts"),
-        "top_k": f.whole("num_experts_per_tok", 6),  # as DeepSeek-V2 is published
+        "top_k": f.whole("num_experts_per_tok", 6),  # the published value of DeepSeek-V2
         "expert_ffn": f.whole("moe_intermediate_size"),
         "shared_experts": f.whole("n_shared_experts", 0),
         "dense_layers": min(f.whole("first_k_dense_replace", 0), fields["layers"]),
@@ -325,7 +325,7 @@ def _glm4_moe(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _roberta(_: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
-    # Rows up to the padding token's are for padding.
+    # The first two rows of the position table are for padding.
     return {"seq": max(1, fields["max_positions"] - 2)}
 
 

@@ -122,7 +122,7 @@ class Skeleton:
             elif (
                 at not in passed
                 and not self._is_constant(at)
-                and self.names[at] not in _CHOICES  # which outputs positions rather than rows
+                and self.names[at] not in _CHOICES  # whose output is indices, not rows
             ):
                 passed.append(at)
                 waiting += self.ops[at].inputs
@@ -157,7 +157,7 @@ class Skeleton:
         return norms
 
     def _written_out(self, root: int) -> Norm:
-        """Read a norm that is computed by operators around a reciprocal root of a mean square."""
+        """Recognise a norm written as separate operators around a reciprocal square root."""
         mean = root
         while self.names[mean] != "mean":
             mean = max(self.ops[mean].inputs)
@@ -177,7 +177,7 @@ class Skeleton:
         return Norm(last, frozenset({squares}), self.ops[squares].n, function)
 
     def _with_source(self, norm: Norm) -> Norm:
-        start = next(iter(norm.above), norm.last)  # its squares, or the norm itself
+        start = next(iter(norm.above), norm.last)  # the operator that squares, or the norm itself
         return replace(norm, above=self.above(start))
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
@@ -267,7 +267,7 @@ class Skeleton:
     # ---- feed-forward ----
 
     def feed_forward(self, down: int) -> FeedForward:
-        """Read the feed-forward that ends in a down-projection."""
+        """Recognise the feed-forward layer that ends in a down-projection."""
         ends, passed = self._walk(self.ops[down].inputs, self.gemms)
         curves = [at for at in passed if self.ops[at].kind == "activation"]
         if not curves or ENTERS in ends:
@@ -297,7 +297,7 @@ class Skeleton:
         return any(op.kind == "dropout" for op in self.ops)
 
     def check(self, routed: bool = False) -> None:
-        """Refuse a layer with an operator that is not accounted for."""
+        """Refuse a layer with an operator that is not part of a transformer block."""
         known = _PASSED | (_ROUTING if routed else frozenset())
         norms = {"rsqrt"}
         for at, op in enumerate(self.ops):
@@ -326,7 +326,7 @@ def _biased(sk: Skeleton, products: tuple[int, ...]) -> bool:
 
 
 def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Fields of the query, key and value projections, and these products."""
+    """Return the fields of the query, key and value projections, and their operators."""
     wide = sk.ops[a.queries[0]].n
     if a.queries == a.keys == a.values and len(a.queries) == 1:
         apart = wide - a.heads * a.width
@@ -352,7 +352,7 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
 
 
 def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Read latent attention: keys and values from one narrow vector (DeepSeek-V2, section 2.1)."""
+    """Recognise latent attention: keys and values from one vector (DeepSeek-V2, sec. 2.1)."""
     (up,), (query,) = a.values, a.queries
     down = next(at for at in a.keys if at != up)
     rank, value = sk.ops[up].k, sk.ops[out].k // a.heads
@@ -441,7 +441,7 @@ def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[st
 
 
 def _position(sk: Skeleton, first: frozenset[int], out: int) -> tuple[str, Norm | None]:
-    """Position of the norms of a sub-layer whose products read `first` and end in `out`."""
+    """Return where a sub-layer from `first` to `out` has its norms (pre, post)."""
     before = sk.norm_at(first)
     after = any(norm.above == {out} for norm in sk.norms)
     if before is not None:
@@ -475,7 +475,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     -------
     dict
         Fields of a `TransformerModel`, and ``cross``, ``window``, ``drops``, ``normed`` (whether
-        queries and keys are) and ``buckets`` of a table of relative positions.
+        queries and keys have norms) and ``buckets`` of a table of relative positions.
 
     Raises
     ------
@@ -534,7 +534,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
 
 
 def _cross(sk: Skeleton, a: Attention, fields: dict[str, Any]) -> set[int]:
-    """Check a cross-attention to the encoder's output; return its products."""
+    """Check that cross-attention reads the encoder's output; return its projections."""
     out = _out(sk, a)
     again, used = _projections(sk, a, out)
     same = all(again[name] == fields[name] for name in ("kv_heads", "head_dim", "qkv_bias"))
@@ -702,7 +702,7 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
 
 
 def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bool]:
-    """Fields of the transformer, those that only parameters determine, and if it is explicit."""
+    """Return the known fields, choices of the others, and whether attention is explicit."""
     if len(graph.order) < 3:
         raise NotATransformerError("no repeated layers")
     head = _head(graph.layers[graph.order[-1]])
@@ -740,7 +740,7 @@ def _same_flops(graph: GraphModel, model: TransformerModel, explicit: bool) -> b
     if explicit:  # every score is computed, even if a window hides it
         model = model.replace(attention="eager")
     own, other = model_flops(graph), model_flops(model)
-    slack = 1e-9 if model.moe is None else 0.05  # rows of each expert are rounded up
+    slack = 1e-9 if model.moe is None else 0.05  # rows of each expert were rounded up
     return all(
         abs(a - b) <= slack * b
         for a, b in ((own.weights, other.weights), (own.attention, other.attention))

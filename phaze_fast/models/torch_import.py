@@ -48,7 +48,7 @@ def _reduces(op: GraphOperator) -> bool:
 
 
 def _begins(operators: tuple[GraphOperator, ...], row: int, at: int) -> bool:
-    """Whether an input only holds the offsets of row groups: one number per product."""
+    """Whether an input is the array of row offsets of a grouped product."""
     groups, source = operators[row].b, operators[at]
     size = source.write_bytes + source.fixed_write_bytes
     return at >= 0 and groups > 1 and size <= _WIDEST_NUMBER * groups
@@ -75,7 +75,7 @@ class _Region:
                 waiting += operators[at].inputs
 
     def fits(self, operators: tuple[GraphOperator, ...], consumers: list[set[int]]) -> bool:
-        """Whether no tensor leaves the region and no operator in it needs all columns."""
+        """Whether no other operator reads from the region and none in it needs all columns."""
         if not self.closed or not self.columns:
             return False
         own = self.inside | {self.row}
@@ -91,7 +91,7 @@ def _vocabulary(operators: tuple[GraphOperator, ...], consumers: list[set[int]])
     """Roles of an embedding table, and of logits and the operators after them up to the loss."""
     tables = [at for at, op in enumerate(operators) if op.kind == "embedding" and op.weights]
     roles = {}
-    if tables:  # smaller ones, of positions and segments, are whole on every device
+    if tables:  # smaller tables (positions, segments) are not split
         roles[max(tables, key=lambda at: operators[at].weights)] = "vocabulary"
     for at, op in enumerate(operators):
         if op.kind != "gemm":
@@ -146,7 +146,7 @@ Children = Mapping[str, tuple[str, tuple[str, ...]]]
 
 
 def layer_paths(modules: Children) -> frozenset[str]:
-    """Paths of numbered children that are layers.
+    """Return the paths of numbered children that are layers.
 
     A sequence of plain operators of several classes, such as a linear, an activation and a linear,
     is not a stack of layers.
@@ -193,7 +193,7 @@ class _Trace:
         self._place_backward()
 
     def call_of(self, path: Sequence[tuple[int, str]]) -> tuple[int, str]:
-        """Call of the outermost layer among running modules."""
+        """Return the call of the outermost layer among the running modules."""
         return next((entry for entry in path if entry[1] in self.layers), (0, ""))
 
     def _segments(self) -> list[tuple[str, list[int]]]:
@@ -226,7 +226,7 @@ class _Trace:
         sizes = dict(zip("bmnk", one.sizes, strict=True))
         more = two.sizes["bmnk".index(scales)] if grown else 0
         if self.small.calls[at].name == "_grouped_mm" and grown == ["m"]:
-            sizes["m"] = 2 * -(-more // 4)  # rows of each group, the last ones few
+            sizes["m"] = 2 * -(-more // 4)  # rows of each group, rounded up
         elif len(grown) > 1 or (grown and sizes[scales] * 2 != more):
             raise InvalidInputError(
                 f"{self.name}: {name} ({self.small.calls[at].line}): its sizes do not grow with "
@@ -277,7 +277,7 @@ def _names(trace: _Trace, positions: Sequence[int], layer: str) -> list[str]:
 
 
 def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
-    """Elements of the parameters that each operator is the first to read, and of unread ones."""
+    """Count the parameters that each operator is the first to read, and those never read."""
     recorder, seen, elements = trace.small, set(), {}
     for at in trace.forward:
         total = 0
@@ -313,7 +313,7 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
         one, two = arrays[key]
         home = segments[0]
         if one.source == -2:
-            home = 0  # a constant: positions, a mask
+            home = 0  # constants (positions, masks) belong to the first segment
         elif len(set(segments)) > 1:
             home = 0 if one.source < 0 else trace.owner[one.source]
         grows, fixed = _per_sample(one.array.held_bytes, two.held_bytes)
@@ -414,7 +414,7 @@ def _written(trace: _Trace, at: int) -> tuple[float, float]:
 
 
 def _kind_key(layer: GraphLayer) -> Any:
-    """Return a key equal for layers of one kind: operators without names, and backward products."""
+    """Return a key that is equal for layers of the same kind; names of operators are ignored."""
     forward = tuple(op.replace(name="-") for op in layer.forward)
     products = Counter((op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0)
     saved = tuple(tensor.replace(name="-") for tensor in layer.saved)
@@ -532,7 +532,7 @@ GROUPED = "experts as grouped products (transformers' experts_implementation 'gr
 
 @contextmanager
 def _grouped_experts(module: Any) -> Iterator[bool]:
-    """Run experts of transformers as grouped products; their loop over experts depends on data.
+    """Run the experts of transformers as grouped products: their default loop depends on data.
 
     Yields whether anything was changed; the module is restored on exit.
     """
@@ -551,7 +551,7 @@ def _grouped_experts(module: Any) -> Iterator[bool]:
 
 
 def _samples(value: Any, size: int, count: int, dtype: Any) -> Any:
-    """Return `count` samples shaped like an example of `size` samples."""
+    """Return `count` samples with the shape of an example that has `size` samples."""
     torch = _torch()
     if isinstance(value, tuple | list):
         return type(value)(_samples(one, size, count, dtype) for one in value)

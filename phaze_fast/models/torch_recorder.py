@@ -33,7 +33,7 @@ from phaze_fast.errors import InvalidInputError
 _MOST = {torch.bool: 2**28}  # largest constant whose values are tracked, in elements by type
 _MOST_OF_OTHERS = 2**24
 _MOST_BYTES = 2**30  # limit for all constants together
-_HIDDEN = -1e4  # scores lowered by more than this belong to masked keys
+_HIDDEN = -1e4  # masks add at most this to the scores of masked keys
 _CHANCE = frozenset({"rand", "rand_like", "randn", "randn_like", "randint", "bernoulli", "uniform"})
 
 
@@ -115,7 +115,7 @@ class Constants:
     def mask(self, tensor: Any, either: bool = False) -> dict[str, Any]:
         """Return whether a mask of scores is causal, and its window.
 
-        With `either`, a mask may also be true at the hidden scores.
+        With `either`, a boolean mask may mark the masked keys instead of the visible ones.
         """
         try:
             values = self._of(tensor)
@@ -156,7 +156,7 @@ def _pattern(plane: Any) -> dict[str, Any]:
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Fused attention as one forward and one backward operator, which saves the usual tensors."""
+    """Fused attention as one forward and one backward operator, with the tensors it saves."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
@@ -221,7 +221,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
 
 class _Loss(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """A scalar that depends on all outputs, for modules without a loss; it costs nothing."""
+    """A scalar that depends on all outputs, for modules without a loss; it is not recorded."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Any) -> Any:
@@ -376,10 +376,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         """Storages of casts of parameters, and the parameter of each cast."""
         self._path: list[tuple[int, str]] = []
         self._entered = 0
-        self._made: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
+        self._writer: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
         self.constants = Constants(highest)
-        self._kept: set[int] = set()  # storages of the tensors that autograd saves
-        self._alive: list[Any] = []  # the address of a freed storage could be reused
+        self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
+        self._alive: list[Any] = []  # keeps storages alive: a freed address could be reused
         for part in module.parameters():
             self._note(part)
             self.parameters[part.untyped_storage()._cdata] = part.numel()
@@ -409,16 +409,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         return arrays
 
     def enter_inputs(self, values: Any) -> None:
-        """Record the floating-point inputs; operators that depend on them count."""
+        """Register the floating-point inputs; only operators that depend on them are recorded."""
         for value in values:
             if isinstance(value, torch.Tensor) and (
                 value.is_floating_point() or value.is_complex()
             ):
-                self._made[self._note(value).storage] = -1
+                self._writer[self._note(value).storage] = -1
 
     def counts(self, array: Array) -> bool:
-        """Whether arithmetic on an array is an operator: masks and positions are constants."""
-        return array.parameter or array.storage in self._made
+        """Whether operators on an array are recorded: not those on masks and positions."""
+        return array.parameter or array.storage in self._writer
 
     # ---- operators ----
 
@@ -441,9 +441,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             not mutable and bool(writes) and all(array.storage in read_storages for array in writes)
         )
         if view or name in _CREATORS or constant:
-            if self.backward and not view:  # the first gradient, and zeros for absent ones
+            if self.backward and not view:  # the initial gradient, and zeros for missing gradients
                 for array in writes:
-                    self._made.setdefault(array.storage, -1)
+                    self._writer.setdefault(array.storage, -1)
             return out
         if name == "convolution_backward":
             self._convolution_gradients(args, out)
@@ -453,8 +453,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             options = self._hidden(args, writes)
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options)
         if name in _COPIES and all(array.parameter for array in reads):
-            for array in writes:  # a cast of weights counts as the weights
-                self._made.pop(array.storage)
+            for array in writes:  # a cast of weights is treated as the weights
+                self._writer.pop(array.storage)
                 self.copies[array.storage] = self.copies.get(reads[0].storage, reads[0].storage)
         return out
 
@@ -464,7 +464,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             return
         array = self._note(args[0])
         target = "parameters" if array.parameter else "what the backward pass reads"
-        if array.parameter or array.storage in self._kept:
+        if array.parameter or array.storage in self._saved_storages:
             raise InvalidInputError(
                 f"{self.title}: aten.{name} ({_calling_line()}) writes {target} in place, which is "
                 "not modelled"
@@ -506,7 +506,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 f"{self.title}: runs more than {_MOST_CALLS:,} operators{line}, as a loop over "
                 "tokens does; expected fewer layers, a shorter sequence or a scan in chunks"
             )
-        sources = [self._made[a.storage] for a in reads if a.storage in self._made]
+        sources = [self._writer[a.storage] for a in reads if a.storage in self._writer]
         self.calls.append(
             Call(
                 name,
@@ -521,7 +521,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             )
         )
         for array in writes:
-            self._made[array.storage] = len(self.calls) - 1
+            self._writer[array.storage] = len(self.calls) - 1
 
     def _sequence(self) -> int:
         if not self.backward:
@@ -534,8 +534,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if not self.backward and isinstance(tensor, torch.Tensor):
             array = self._note(tensor)
             if not array.parameter:
-                self._kept.add(array.storage)
-                source = self._made.get(array.storage, -2)
+                self._saved_storages.add(array.storage)
+                source = self._writer.get(array.storage, -2)
                 self.saved.append(Saved(array, len(self.calls), tuple(self._path), source))
         return tensor
 
@@ -561,7 +561,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
 
 @contextmanager
 def _no_custom_gradients(name: str) -> Iterator[None]:
-    """Refuse custom autograd functions: tensors that they save themselves are not visible."""
+    """Refuse custom autograd functions, whose saved tensors are not visible to hooks."""
     function: Any = torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -595,7 +595,7 @@ def record_step(
     Raises
     ------
     InvalidInputError
-        If it cannot run without data; the message gives the source line.
+        If the step cannot run without data; the message gives the source line.
     """
     recorder = Recorder(module, highest)
     recorder.title = name

@@ -71,10 +71,10 @@ class MixtureOfExperts(Record):
 
 
 class LatentAttention(Record):
-    """Multi-head latent attention: keys and values are made from one narrow vector per token.
+    """Multi-head latent attention: keys and values are projected from one latent vector per token.
 
-    DeepSeek-AI 2024 (DeepSeek-V2), section 2.1. A part of each query and one key that all heads
-    share are rotated; the rest is not.
+    DeepSeek-AI 2024 (DeepSeek-V2), section 2.1. Rotary embedding applies to a part of each
+    query and to one key that all heads share.
     """
 
     what: ClassVar[str] = "latent"

@@ -6,12 +6,11 @@ and those up from them are split by heads. The devices of a context-parallel gro
 
 - all-gather: keys and values of all tokens before attention, once more in the backward pass, whose
   gradients are reduced and scattered (Llama 3: Grattafiori et al. 2024, section 3.3.2)
-- ring: keys and values go round while attention works on those that are there; the backward pass
-  sends them round again with their gradients (Liu et al. 2023, arXiv:2310.01889). Of n steps, each
-  an attention a and a transfer c, the first has its own keys: n a, or (n - 1) c + a if that is
-  longer. Two operators say the same: (n - 1) a during (n - 1) c, then a. Only the part of a
-  transfer that outlasts the attention it overlaps takes time.
-- ulysses: rows of all heads for all rows of some heads, and back (Jacobs et al. 2023,
+- ring: keys and values circulate while attention processes the local block; the backward pass
+  circulates them again with their gradients (Liu et al. 2023, arXiv:2310.01889). Of n
+  steps with attention time a and transfer time c, the first uses local keys: the total is
+  max(n a, (n - 1) c + a). Two operators model this: (n - 1) a overlapping (n - 1) c, then a.
+- ulysses: local rows of all heads for all rows of some heads, and back (Jacobs et al. 2023,
   arXiv:2309.14509)
 """
 
@@ -36,7 +35,7 @@ _SOFTMAX_STEPS = (
 
 
 def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) -> int:
-    """Add attention of x to a memory, which is x itself except in cross-attention."""
+    """Add attention of x over a memory, which is x itself except in cross-attention."""
     if block.model.latent is not None:
         return _latent(block, block.model.latent, prefix, x, causal)
     s, m = block.shapes, block.model
@@ -85,7 +84,7 @@ def _projections(block: BlockBuilder, prefix: str, x: int, memory: int) -> tuple
 
 
 def _normed(block: BlockBuilder, name: str, x: int, width: int, heads: int) -> int:
-    """Norm of queries or keys: of each head, or over all heads, whose sums devices then add."""
+    """Add a norm of queries or keys, per head or over all heads (whose sums are all-reduced)."""
     rows = block.shapes.rows
     if block.model.qk_norm == "head":
         return block.norm_of(name, x, rows * heads, width // heads)
@@ -104,9 +103,9 @@ def _flash(
     write_bytes: float,
     *also: int,
 ) -> int:
-    """Fused attention. Within a window, each query meets the mean number of keys it sees.
+    """Add fused attention; with a window, each query is charged the mean number of visible keys.
 
-    It reads what `sent` names, and the operators of `also`.
+    It reads the operators of `sent` and of `also`.
     """
     s = block.shapes
     heads, seq_here = attention_shape(block)
@@ -140,7 +139,7 @@ def _flash(
 
 
 def _keys_of_blocks(model: TransformerModel, seq: int) -> float:
-    """Keys that a query meets in the mean where a causal window's kernel works on whole blocks."""
+    """Mean number of keys per query if the kernel of a causal window computes whole blocks."""
     block = min(model.attention_block, seq)
     if block == 1 or model.window is None or not model.causal:
         return 0.0
@@ -150,7 +149,7 @@ def _keys_of_blocks(model: TransformerModel, seq: int) -> float:
 
 
 def _in_a_ring(block: BlockBuilder, whole: OperatorSpec, sent: Exchanged) -> int:
-    """Add attention: at once, or in a ring while keys arrive and after the last have arrived."""
+    """Add attention: one operator, or for a ring two, during and after the transfer."""
     if sent.arriving is None:
         return block.add(whole)
     last = 1.0 / block.strategy.cp
@@ -168,7 +167,7 @@ def _in_a_ring(block: BlockBuilder, whole: OperatorSpec, sent: Exchanged) -> int
 
 
 def _explicit(block: BlockBuilder, prefix: str, q: int, k: int, v: int, causal: bool) -> int:
-    """Scores, softmax and mix one after another; a window masks scores and saves nothing."""
+    """Add explicit attention: scores, softmax, product with values; a window saves no work."""
     s = block.shapes
     heads, seq_here = attention_shape(block)
     pairs, width = s.batch * heads, s.head_width
@@ -197,7 +196,7 @@ def _explicit(block: BlockBuilder, prefix: str, q: int, k: int, v: int, causal: 
 
 
 def _softmax_steps(block: BlockBuilder, prefix: str, x: int, rows: int) -> int:
-    """Cast to fp32, scale, mask, softmax, cast back: what runs where a fused kernel cannot.
+    """Add softmax as separate kernels (cast, scale, mask, softmax, cast), without a fused kernel.
 
     The softmax of fp32 scores is stored for its gradient.
     """
@@ -219,7 +218,7 @@ def _softmax_steps(block: BlockBuilder, prefix: str, x: int, rows: int) -> int:
 
 
 def _latent(block: BlockBuilder, latent: LatentAttention, prefix: str, x: int, causal: bool) -> int:
-    """Latent attention (DeepSeek-AI 2024, section 2.1), keys and values made whole for training."""
+    """Add latent attention (DeepSeek-AI 2024, sec. 2.1); training computes full keys and values."""
     s, m = block.shapes, block.model
     rows, heads = s.rows, s.heads
     queries, values = heads * latent.query_width, heads * latent.value_width
@@ -259,7 +258,7 @@ RING, BESIDE_RING = "kv-ring", "attention-early"
 
 
 class Exchanged(NamedTuple):
-    """Operators that attention reads, and the ring that runs while attention works."""
+    """Operators that attention reads, and the ring transfer that overlaps attention."""
 
     query: int
     key: int

@@ -42,7 +42,7 @@ def _sublayer(
 ) -> int:
     """Wrap attention or feed-forward in its norms and residual.
 
-    It is written inside a tensor-parallel region unless it sees to that itself.
+    It is wrapped in a tensor-parallel region unless it creates its own.
     """
     position = block.model.norm_position
     x = block.norm(f"{name}-norm", skip) if position in ("pre", "sandwich") else skip
@@ -123,7 +123,7 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     payload = float(ELEMENT_BYTES * s.rows * hidden)
     if model.patches is not None:
         pixels = model.patches.size**2 * model.patches.channels
-        # A class token is no patch; of several devices that share rows, some have none.
+        # The class token is not a patch; with split rows, only some devices have one.
         cut = s.rows
         if model.patches.class_token and strategy.cp == 1:
             cut = max(s.rows - strategy.micro_batch, 1)
@@ -132,7 +132,7 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     else:
         builder.keep("token-ids", 8 * s.rows, -1, statistic=True)
         size = ELEMENT_BYTES * s.rows * hidden
-        if model.one_hot_embedding:  # the vectors are made as the product reads them
+        if model.one_hot_embedding:  # one-hot vectors are generated while the product reads them
             x = builder.linear("look-up", -1, s.rows, s.vocab, hidden, bias=False, of_data=True)
         else:
             tables = 1 + (model.positions == "learned") + bool(model.token_types)

@@ -1,10 +1,10 @@
 """Builders of layers: each call adds an operator, names its inputs and returns its position.
 
 `LayerBuilder` is for any layer, `BlockBuilder` for a transformer block on one device, with its
-shapes, norms and the boundaries of parallel regions. Around each pair of projections lies a
-tensor-parallel region: an all-reduce leaves it (and one enters it backward). With sequence
-parallelism an all-gather enters it and a reduce-scatter leaves it, and norms, residuals and
-dropouts work on a share of the rows (Korthikanti et al. 2022).
+shapes, norms and the boundaries of parallel regions. Each pair of projections is a
+tensor-parallel region with an all-reduce at its end (backward: at its start). With sequence
+parallelism it begins with an all-gather and ends with a reduce-scatter, and norms, residuals and
+dropouts run on a share of the rows (Korthikanti et al. 2022).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """One operator before it is laid out. A virtual one costs nothing and is spliced out."""
+    """One operator of a layer. A virtual one costs nothing and is removed from the graph."""
 
     name: str
     kind: str
@@ -120,7 +120,7 @@ class LayerBuilder:
         If it is stored `instead_of` the output of another operator, it is needed only to recompute
         that output.
         """
-        while producer >= 0 and self.specs[producer].virtual:  # it is spliced out of the graph
+        while producer >= 0 and self.specs[producer].virtual:  # it is removed from the graph
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
@@ -225,7 +225,7 @@ class LayerBuilder:
     ) -> int:
         """Add a boundary of a parallel region: its collective forward, and that of its gradient.
 
-        It waits for the operators in `after` as well, to which no gradient flows back.
+        It also depends on the operators in `after`, which get no gradient from it.
         """
         sent = (x,) if isinstance(x, int) else tuple(dict.fromkeys(x))
         op, payload, group = forward or ("", 0.0, "none")
@@ -246,12 +246,12 @@ class LayerBuilder:
         )
 
     def gather(self, name: str, x: int | tuple[int, ...], size: float, group: str) -> int:
-        """Add an all-gather; gradients are reduced and scattered, and may need it once more."""
+        """Add an all-gather; its gradient is a reduce-scatter. Backward may gather again."""
         to, back = ("all-gather", float(size), group), ("reduce-scatter", float(size), group)
         return self.network(f"{name}-gather", x, to, back, regather=True)
 
     def scatter(self, name: str, x: int, size: float, group: str) -> int:
-        """Add a reduce-scatter; gradients are gathered."""
+        """Add a reduce-scatter; its gradient is an all-gather."""
         to, back = ("reduce-scatter", float(size), group), ("all-gather", float(size), group)
         return self.network(f"{name}-scatter", x, to, back)
 
@@ -284,10 +284,10 @@ class BlockBuilder(LayerBuilder):
         self.windowed = kind.startswith("window-")
         """Whether tokens see `model.window` others at most."""
 
-    # ---- ends of the tensor-parallel region ----
+    # ---- boundaries of the tensor-parallel region ----
 
     def enter(self, name: str, x: int) -> int:
-        """Begin a region in which devices hold different columns."""
+        """Begin a tensor-parallel region, in which devices have different columns."""
         if self.strategy.tp == 1:
             return x
         if self.split:
@@ -296,7 +296,7 @@ class BlockBuilder(LayerBuilder):
         return self.network(f"{name}-enter", x, None, reduce)
 
     def leave(self, name: str, x: int) -> int:
-        """End it: sum the devices' parts."""
+        """End a tensor-parallel region: sum the partial results of the devices."""
         if self.strategy.tp == 1:
             return x
         if self.split:
@@ -306,7 +306,7 @@ class BlockBuilder(LayerBuilder):
     def _ordered(self, name: str, x: int) -> int:
         """Reorder the rows of several devices along sequences, or back, where the software does.
 
-        Before a gather it represents the copy after it, which has the same bytes.
+        Before a gather, this stands for the copy after it, which moves the same bytes.
         """
         if not self.model.gathers_copied:
             return x
@@ -323,12 +323,12 @@ class BlockBuilder(LayerBuilder):
         """Normalise rows of a width."""
         norm = self.vector(name, "norm", (x,), rows, width, function=self.model.norm)
         keep_norm_input(self, name, self.model, rows * width, x, norm)
-        values = 2 if self.model.norm == "layernorm" else 1  # mean and spread, or spread alone
+        values = 2 if self.model.norm == "layernorm" else 1  # mean and variance, or the latter
         self.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, norm, statistic=True)
         return norm
 
     def add_residual(self, name: str, x: int, skip: int) -> int:
-        """Add a sub-layer's output to the residual stream, dropout before."""
+        """Apply dropout to a sub-layer's output and add it to the residual stream."""
         rows, hidden = self.shapes.split_rows, self.model.hidden
         if self.model.dropout:
             x = self.vector(f"{name}-dropout", "dropout", (x,), rows, hidden)

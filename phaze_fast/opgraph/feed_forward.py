@@ -28,7 +28,7 @@ def _dense(block: BlockBuilder, prefix: str, x: int, width: int) -> int:
 
 
 def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, width: int) -> int:
-    """Non-linearity and gate; ReLU's gradient needs its output only."""
+    """Add non-linearity and gate; the gradient of ReLU needs only its output."""
     m = block.model
     size = ELEMENT_BYTES * rows * width
     bent = gate if m.gated else up
@@ -52,7 +52,7 @@ def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, w
 
 
 def _gelu_steps(block: BlockBuilder, prefix: str, x: int, rows: int, width: int) -> int:
-    """Cube, scale, add, scale, tanh, add, halve: all but the last product of GELU.
+    """Add GELU (tanh form) as separate kernels, without its last product.
 
     Tensors that the gradients of cube, tanh and the two products need are stored.
     """
@@ -71,7 +71,7 @@ def own_experts(block: BlockBuilder) -> bool:
 
 
 def experts(block: BlockBuilder, x: int) -> int:
-    """Router, dispatch, experts, combine, of all rows, in a tensor-parallel region."""
+    """Add router, dispatch, experts and combine for all rows, inside a tensor-parallel region."""
     rows, moe = block.shapes.rows, _mixture(block)
     out = _routed(block, moe, x, rows)
     if not moe.shared_width:
@@ -80,14 +80,14 @@ def experts(block: BlockBuilder, x: int) -> int:
 
 
 def experts_of_rows(block: BlockBuilder, x: int) -> int:
-    """Write the same where each part of a tensor group sends its own share of the rows.
+    """Add experts (see `experts`) where each part of a tensor group sends its own rows.
 
     Shared experts are in a separate tensor-parallel region.
     """
     moe, rows = _mixture(block), block.shapes.rows // block.strategy.expert_parts
     if block.strategy.expert_width == 1:
         out = _routed(block, moe, x, rows)
-    else:  # devices that share an expert hold different columns of it
+    else:  # devices that share an expert have different columns of it
         size = ELEMENT_BYTES * rows * block.model.hidden
         entered = block.gather("experts", x, size, "expert-tensor")
         out = _routed(block, moe, entered, rows)
@@ -105,14 +105,14 @@ def _mixture(block: BlockBuilder) -> MixtureOfExperts:
 
 
 def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -> int:
-    """Add router, dispatch, experts and combine. Tokens spread evenly up to `expert_imbalance`."""
+    """Add router, dispatch, experts and combine. Load is even up to `expert_imbalance`."""
     m = block.model
     ep = block.strategy.ep
     router = block.linear("router", x, own_rows, m.hidden, moe.experts, bias=moe.router_bias)
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
-    routed = max(1, int(own_rows * moe.top_k * factor))  # an expert takes at least one token
+    routed = max(1, int(own_rows * moe.top_k * factor))  # at least one token is routed
     sent = -(-routed // moe.experts) * moe.experts
-    # Rows of the busiest device, at most all rows. A capacity is the same for all devices.
+    # Rows of the busiest device, at most all rows; with a capacity, all devices have equally many.
     busy = min(block.strategy.expert_imbalance, ep) if moe.capacity_factor is None else 1.0
     payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
@@ -125,7 +125,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
         dispatched = _moved(block, "sort", (dispatched,), local * rows, local * rows)
     width = moe.expert_ffn // block.strategy.expert_width
     block.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched, operand="only")
-    # Tiles with rows of two experts are computed for both; those that a capacity fills are whole.
+    # A tile with rows of two experts is computed twice; with a capacity there are no such tiles.
     more = moe.tile_rows if moe.capacity_factor is None and local > 1 else 0
     up = block.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width, more)
     gate = -1

@@ -20,12 +20,12 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
     specs
         Operators of the forward pass in topological order.
     sums
-        How gradients that reach one tensor from several operators are added up: ``free``, by
-        ``kernels`` of their own, or ``fused`` into the kernel that reads them.
+        How gradients of a tensor with several readers are added: at no cost (``free``), by separate
+        ``kernels``, or ``fused`` into the kernel that reads the sum.
     """
     operators: list[OperatorSpec] = []
     arriving: dict[int, list[int]] = {}  # operator -> gradients of its output, one per consumer
-    gathered: dict[int, int] = {}  # operator -> its output gathered again, once for all who need it
+    gathered: dict[int, int] = {}  # operator -> its repeated all-gather, shared by all readers
     for i in reversed(range(len(specs))):
         spec = specs[i]
         upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
@@ -50,7 +50,7 @@ _OF_ROWS = ("norm", "residual", "dropout")
 def _output_bytes(spec: OperatorSpec) -> float:
     """Bytes of an output; 0 where gradients of its parts are concatenated, not added."""
     if spec.kind == "gemm":
-        return 0.0  # queries, keys and values of one product, say
+        return 0.0  # for example queries, keys and values of one product
     if spec.kind == "collective":
         return spec.payload_bytes or (spec.gradient or ("", 0.0, ""))[1]
     return spec.write_bytes
@@ -65,7 +65,7 @@ def _input_bytes(specs: list[OperatorSpec]) -> float:
 def _summed(
     made: list[OperatorSpec], name: str, arrived: list[int], size: float, sums: str
 ) -> tuple[int, ...]:
-    """Return the operators that give the sum of the gradients of one tensor of `size` bytes."""
+    """Return the operators whose results add up to the gradient of a tensor of `size` bytes."""
     parts = tuple(dict.fromkeys(arrived))
     more = len(parts) - 1
     if sums == "free" or more < 1 or not size:
@@ -80,7 +80,7 @@ def _summed(
 
 
 def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None:
-    """Return the input that gradients need in full although it is stored sharded, if any."""
+    """Return the input that is stored sharded and must be gathered for the gradients, if any."""
     for source in dict.fromkeys(spec.inputs):
         if source < 0 or not specs[source].regather:
             continue
@@ -95,9 +95,9 @@ def _gradients_of(
     gathered: tuple[int, ...],
     made: list[OperatorSpec],
 ) -> list[tuple[int, int]]:
-    """Append an operator's gradient operators to `made`; return pairs (input slot, its gradient).
+    """Append the gradient operators of an operator; return pairs (input slot, its gradient).
 
-    `gathered` is the operator that gathers an input again which is stored sharded, if any.
+    `gathered` is the operator that gathers a sharded input again, if any.
     """
 
     def add(new: OperatorSpec) -> int:
@@ -126,10 +126,10 @@ def _gradients_of(
     if spec.kind == "residual":
         passed = add(replace(spec, name=name, inputs=upstream, virtual=True))
         return [(slot, passed) for slot in range(len(spec.inputs))]
-    if spec.function == "copy":  # rows in another order: their gradients are reordered back
+    if spec.function == "copy":  # the gradient of a reordering restores the order
         back = replace(spec, read_bytes=spec.write_bytes, write_bytes=spec.read_bytes)
         return [(0, add(replace(back, name=name, inputs=upstream)))]
-    # Gradients read what the operator read and the arriving gradient, and write one per input.
+    # A gradient reads the inputs and the output gradient, and writes the input gradients.
     flops = 2.5 * spec.flops if spec.kind == "attention" else 2.0 * spec.flops
     own = replace(
         spec,
@@ -155,7 +155,7 @@ def _product_gradients(
     right: float = ELEMENT_BYTES * spec.b * spec.k * spec.n
     out: float = ELEMENT_BYTES * spec.b * spec.m * spec.n
     kinds, ends = ("gemm-input-gradient", "gemm-weight-gradient"), ("x", "w")
-    if spec.kind == "batched-gemm":  # of two activations; the right one may be shared by heads
+    if spec.kind == "batched-gemm":  # two activations; several heads may share the right one
         kinds, ends = ("batched-gemm-gradient", "batched-gemm-gradient"), ("left", "right")
         right, out = spec.read_bytes - left, spec.write_bytes
     of_left = replace(

@@ -24,7 +24,7 @@ _OF_KIND = {"residual": "add", "norm": "layernorm", "activation": "gelu"}
 
 
 def function_code(kind: str, function: str = "") -> int:
-    """Code of an operator's function; one that is not named is the usual one of its kind.
+    """Return the code of an operator's function, by default that of its kind.
 
     Examples
     --------
@@ -108,7 +108,7 @@ class OpGraph(Brief):
         ----------
         recompute
             ``none``, ``selective`` (the attention scores), ``full`` (all but the input), ``needed``
-            (the same, by the operators that the backward pass needs: not the last product), sets of
+            (as full, without operators whose outputs the backward pass does not need), sets of
             `RECOMPUTE_SETS` joined by ``+``, or names of operators whose outputs are computed again
             instead of stored.
         statistics
@@ -135,7 +135,7 @@ class OpGraph(Brief):
 
     @cached_property
     def _casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """Names of casts, each with the operators whose recomputation repeats it."""
+        """Map each cast to the operators whose recomputation repeats the cast."""
         casts: list[tuple[str, frozenset[str]]] = []
         for i, name in enumerate(self.names):
             if not name.endswith(CAST):
@@ -219,7 +219,7 @@ _MODES = ("none", "selective", "needed", "full")
 
 
 def canonical_recompute(mode: str) -> str:
-    """Return the one spelling of a recompute mode: its sets of operators once each, in order.
+    """Return the canonical spelling of a recompute mode: its sets of operators in fixed order.
 
     Raises
     ------
@@ -276,7 +276,7 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
 
 
 def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
-    """Return a graph of operators without edges; a spec whose sizes are arrays is many operators.
+    """Return a graph of operators without edges; a spec with arrays of sizes is many operators.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def lay_out(
     tensors: tuple[Tensor, ...],
     in_order: bool = False,
 ) -> OpGraph:
-    """Return the operators as arrays, virtual ones spliced out."""
+    """Return the operators as arrays, without the virtual ones."""
     real = [i for i, spec in enumerate(specs) if not spec.virtual]
     place = {i: position for position, i in enumerate(real)}
 

@@ -79,21 +79,21 @@ def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share
 
 
 def embedding_share(model: TransformerModel, strategy: Strategy) -> Share:
-    """Parameters of the embedding, whose vocabulary devices share."""
+    """Parameters of the embedding; devices split the vocabulary."""
     whole = model.parameters_by_part()["embedding"]
     vocab = shapes(model, strategy).vocab
     return Share(whole, whole + (vocab - model.vocab) * model.hidden)
 
 
 def head_share(model: TransformerModel, strategy: Strategy) -> Share:
-    """Parameters of the head, and with it of what belongs to a stack rather than to a block."""
+    """Parameters of the head, including the norms between the blocks and the head."""
     s, t = shapes(model, strategy), strategy.tp
     stacks = 2 if model.encoder_layers else 1
     norms = stacks * model.final_norm * model.norm_parameters
     relative = (model.relative_buckets or 0) * model.heads
     head = model.parameters_by_part().get("head", 0)
     device = head
-    columns = s.vocab - model.vocab  # fewer than all of them
+    columns = s.vocab - model.vocab  # of this device minus all; at most zero
     if model.head == "mlm" or (model.head == "lm" and model.head_bias):
         device += columns  # the bias of the logits is split with them
     if not model.tied_embeddings and model.head in ("lm", "mlm"):
@@ -184,12 +184,12 @@ def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[Op
     weight_gradients = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
     size = float(moved * parameters)
     inputs = tuple(weight_gradients) or (len(backward) - 1,)
-    name = "gradient-sums-w"  # in place, and it may wait as gradients of weights may
+    name = "gradient-sums-w"  # in place; like a weight gradient it may be deferred
     return [vector_spec(name, "residual", inputs, parameters, 1, size * 2.0 / 3.0, size / 3.0)]
 
 
 def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[OperatorSpec]:
-    """Return the kernel that lays out gathered weights, or gradients before they are scattered."""
+    """Return the kernel that copies gathered weights, or gradients before their reduce-scatter."""
     if not moved or not parameters or not specs:
         return []
     read = tuple({source for spec in specs for source in spec.inputs})
@@ -202,7 +202,7 @@ def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[Op
 def _passes(
     builder: LayerBuilder, model: TransformerModel, parameters: int
 ) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
-    """Return the operators of a layer, forward and backward, and the tensors it keeps."""
+    """Return the operators of a layer, forward and backward, and the tensors it stores."""
     forward = list(builder.specs)
     backward = gradients(builder.specs, model.gradient_sums)
     backward += _added(backward, parameters, model.added_gradient_bytes)

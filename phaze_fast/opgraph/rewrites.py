@@ -57,7 +57,7 @@ def fuse(
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
-            continue  # its other operand is not available yet when the product runs
+            continue  # its other input is computed after the product
         fused[host] = _with_epilogue(fused[host], spec, others)
         fused[i] = replace(fused[i], virtual=True, inputs=(host,))
         fused_into[i] = host
@@ -89,7 +89,7 @@ _PRODUCT_OF_KIND = {
     "gemm-input-gradient": "input-gradient",
     "gemm-weight-gradient": "weight-gradient",
 }
-_WHOLE = ("router", "shared-router")  # whose products stay in bf16
+_WHOLE = ("router", "shared-router")  # products that stay in bf16
 
 
 def _linear_name(spec: OperatorSpec) -> str:
@@ -103,10 +103,10 @@ def _is_low(spec: OperatorSpec, precision: Precision) -> bool:
 
 
 def _arriving(spec: OperatorSpec) -> tuple[int, float]:
-    """Slot of the input that is cast for a product, and its elements; slot -1 where there is none.
+    """Return which input of a product is cast, and its elements; slot -1 where none is.
 
-    A forward product reads its input, a gradient of an input the arriving gradient. A gradient of
-    weights reads both as they were cast before.
+    A forward product casts its input, an input gradient the output gradient. A weight gradient
+    reads both casts again.
     """
     if spec.kind == "gemm-weight-gradient":
         return -1, 0.0
@@ -131,10 +131,10 @@ class _Pass:
         self.low = [_is_low(spec, precision) for spec in specs]
         self.small = _small_gathers(specs, precision)
         self.made: list[OperatorSpec] = []
-        self.place: dict[int, int] = {-1: -1}  # of an operator among those made
-        self.casts: dict[int, int] = {}  # of what an operator makes
+        self.place: dict[int, int] = {-1: -1}  # position of an operator in the rewritten pass
+        self.casts: dict[int, int] = {}  # source operator -> its cast
         self.read = {spec.name: spec.inputs[0] for spec in forward if spec.kind == "gemm"}
-        self.gathered = _small_gathers(forward, precision)  # of the forward pass
+        self.gathered = _small_gathers(forward, precision)  # in the forward pass
         self.transposes: dict[tuple[str, int | str], int] = {}
 
     def add(self, spec: OperatorSpec) -> int:
@@ -143,9 +143,10 @@ class _Pass:
         return len(self.made) - 1
 
     def cast(self, source: int, elements: float, sent: bool) -> None:
-        """Cast an operator's output, once for all readers; only one layout is sent.
+        """Cast an operator's output, once for all readers.
 
-        A transpose that is made late is made by the same pass where gradients arrive.
+        The cast also writes the transpose, except where only one layout is sent (`sent`) or, in the
+        forward pass, where the precision transposes late.
         """
         if source in self.casts:
             return
@@ -173,11 +174,11 @@ class _Pass:
         return (self.add(_kernel(name, (-1,), weights, read, p.element_bytes)),)
 
     def transpose(self, spec: OperatorSpec) -> tuple[int, ...]:
-        """Add the transposes that a weight gradient reads where they are late; return positions.
+        """Add the late transposes that a weight gradient reads; return their positions.
 
-        A tensor that was gathered in the low format is transposed in it; other inputs of forward
-        products are cast once more. Arriving gradients have both layouts unless they were
-        gathered.
+        A tensor that was gathered in the low format is transposed in that format; other inputs of
+        forward products are cast again. Output gradients already have both layouts, unless they
+        were gathered.
         """
         p = self.precision
         if not p.transposed_late or spec.kind != "gemm-weight-gradient":
@@ -201,7 +202,7 @@ class _Pass:
     def _turned(
         self, key: tuple[str, int | str], name: str, after: tuple[int, ...], size: int, read: float
     ) -> int:
-        """Add the second layout of a tensor once for all readers."""
+        """Add the transpose of a tensor, once for all readers."""
         if key not in self.transposes:
             kernel = _kernel(
                 f"{name}-transpose", after or (-1,), float(size), read, self.precision.element_bytes
@@ -211,7 +212,7 @@ class _Pass:
 
 
 def _is_again(spec: OperatorSpec) -> bool:
-    """Whether an operator gathers again what was cast in the forward pass."""
+    """Whether an operator repeats a gather of the forward pass."""
     return spec.name.endswith("-again")
 
 
@@ -244,13 +245,13 @@ def quantised(
     Parameters
     ----------
     specs
-        Of a forward or a backward pass, in topological order.
+        Operators of a forward or a backward pass, in topological order.
     precision
-        What runs in which format.
+        The number formats.
     widths
         Devices over which a gather concatenates shares of rows.
     forward
-        Of a backward pass: the operators of the forward pass.
+        For a backward pass: the operators of the forward pass.
     """
     new = _Pass(specs, precision, forward)
     for i, spec in enumerate(specs):

@@ -1,4 +1,4 @@
-"""Parallel widths of a layer, and the shapes that one device works on, or why it cannot."""
+"""Parallel widths of a layer, the resulting shapes on one device, and rules of divisibility."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Strategy(Record):
 
 
 def _tensor_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
-    """Heads and feed-forward widths that tensor-parallel devices cannot share evenly."""
+    """Return the heads and feed-forward widths that tp does not divide, as messages."""
     t, kv = s.tp, model.kv_heads
     if model.heads % t:
         yield f"tp: {t} does not divide {model.heads} heads"
@@ -86,7 +86,7 @@ def _tensor_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
 
 
 def _context_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
-    """Rows that devices cannot share evenly, and attention that they cannot share that way."""
+    """Return why context parallelism cannot split the rows or the attention, as messages."""
     seq, cp, t = s.seq or model.seq, s.cp, s.tp
     if seq % cp:
         yield f"cp: {cp} does not divide the sequence of {seq}"
@@ -113,7 +113,7 @@ def _context_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
 
 
 def _expert_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
-    """Experts that devices cannot share evenly, or cannot split that way."""
+    """Return why devices cannot split the experts, as messages."""
     own, t, ep, moe = s.etp, s.tp, s.ep, model.moe
     if ep > 1 and moe is None:
         yield f"ep: {ep} is not accepted; {model.name} has no experts"
@@ -138,7 +138,7 @@ def _expert_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
 
 
 def _uneven(layer: GraphLayer, width: int) -> str:
-    """Return what of a layer `width` devices cannot share evenly; empty where they can."""
+    """Return the dimension of a layer that `width` does not divide; empty where there is none."""
     heads = max((op.k for op in layer.forward if op.kind == "attention"), default=0)
     for at, op in enumerate(layer.forward):
         size = {"columns": op.n, "rows": op.k}.get(op.split, 0)
@@ -174,7 +174,7 @@ def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
 
 
 def reasons(model: Model, strategy: Strategy) -> list[str]:
-    """Which rules a strategy breaks for a model, in words; empty where it is possible."""
+    """Return the rules that a strategy violates for a model, as messages; empty if none."""
     if isinstance(model, GraphModel):
         known = recognised(model)
         if known is None:

@@ -13,19 +13,19 @@ _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 
 
 def rows_shared(layer: GraphLayer) -> bool:
-    """Whether operators outside of split regions are row-wise, so that devices can share rows."""
+    """Whether operators outside of tensor-parallel regions are row-wise: rows can be split."""
     outside = {op.kind for op in layer.forward if op.split == "no"}
     return not outside & {"attention", "batched-gemm"}
 
 
 def _cut(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
-    """Divide one dimension."""
+    """Divide one dimension of an operator by `width`."""
     size: Any = {dim: max(getattr(spec, dim) // width, 1)}
     return replace(spec, **size)
 
 
 def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
-    """Take a share of one dimension of a product, its bytes counted anew."""
+    """Divide one dimension of a product, and recompute its bytes."""
     cut = _cut(spec, dim, width)
     return replace(
         cut,
@@ -36,7 +36,7 @@ def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
 
 
 def _part(spec: OperatorSpec, width: int) -> OperatorSpec:
-    """Take a share of all elements."""
+    """Divide the elements of an operator by `width`, along any dimension that allows it."""
     dim = "b" if spec.b % width == 0 else "n" if spec.n % width == 0 else "m"
     cut = _cut(spec, dim, width)
     return replace(
@@ -48,7 +48,7 @@ def _part(spec: OperatorSpec, width: int) -> OperatorSpec:
 
 
 def _rows(op: GraphOperator, spec: OperatorSpec, width: int) -> OperatorSpec:
-    """Take a share of the rows."""
+    """Divide the rows of an operator by `width`, where possible."""
     if op.scales not in ("m", "k") or getattr(spec, op.scales) % width:
         return spec
     if spec.flops:
@@ -64,7 +64,7 @@ def _rows(op: GraphOperator, spec: OperatorSpec, width: int) -> OperatorSpec:
 def _shared(
     op: GraphOperator, spec: OperatorSpec, role: str, of: GraphOperator, width: int, rows: bool
 ) -> OperatorSpec:
-    """One operator of either pass as one of `width` devices runs it."""
+    """Return the share of a forward or backward operator that one of `width` devices runs."""
     if role == "no":
         return _rows(op, spec, width) if rows else spec
     if role == "inside":
@@ -131,7 +131,7 @@ def _is_loss(layer: GraphLayer) -> bool:
 
 
 def _enters(op: GraphOperator, of: GraphOperator) -> bool:
-    """Whether it is the gradient of what a split region reads."""
+    """Whether an operator is the gradient of an input of a tensor-parallel region."""
     split = of.split == "columns" or (of.split == "vocabulary" and of.kind == "gemm")
     return op.kind == "gemm-input-gradient" and split
 
@@ -153,7 +153,7 @@ def backward_specs(
         role = of.split if op.forward >= 0 else "no"
         inputs = _moved(op.inputs, place)
         summed = role == "rows" or (role == "vocabulary" and of.kind == "embedding")
-        if rows and summed and op.forward not in fed:  # what was scattered is gathered
+        if rows and summed and op.forward not in fed:  # the gradient of a reduce-scatter
             fed.add(op.forward)
             size = float(samples * ELEMENT_BYTES * of.b * of.m * of.n)
             specs.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
@@ -177,7 +177,7 @@ def device_parameters(layer: GraphLayer, width: int) -> int:
     for op in layer.forward:
         shared = op.weights
         if op.split == "rows":
-            shared = min(op.weights, op.b * op.k * op.n)  # its bias is whole
+            shared = min(op.weights, op.b * op.k * op.n)  # the bias is not split
         if op.split in ("columns", "rows", "vocabulary"):
             total -= shared - -(-shared // width)
     return total
@@ -207,7 +207,7 @@ def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
 
 
 def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
-    """Whether products with weights read what an operator makes, and nothing else, or others."""
+    """Return whether products with weights read an output: ``only`` these, ``also``, or none."""
     products = [op.kind == "gemm" for op in layer.forward if producer in op.inputs]
     if not any(products) or producer < 0:
         return ""

@@ -1,4 +1,4 @@
-"""Other systems restated: placements of layer tables, NEST, hand plans, early stop, back-test."""
+"""Other systems reimplemented: PHAZE placement, NEST, hand plans, early stop, back-test."""
 
 from phaze_fast.papers.nest import PRICED_REPLICAS as PRICED_REPLICAS
 from phaze_fast.papers.nest import TIME_UNITS as TIME_UNITS

@@ -1,6 +1,6 @@
 """Baselines of a search with the same cost model, and its sensitivity to single terms of it.
 
-A winner that stays the same when a term of the model is off by a factor of two does not depend on
+If the winner stays the same when a term of the model is halved or doubled, it does not depend on
 that term.
 """
 
@@ -49,7 +49,7 @@ _AREAS = ("tensor_mm2", "vector_mm2", "buffer_mm2", "network_mm2", "hbm_mm2")
 
 
 def _silent(_: str) -> None:
-    """Report nothing."""
+    """Ignore a progress message."""
 
 
 # ---- baselines ----
@@ -138,9 +138,9 @@ def baselines_of(
     Parameters
     ----------
     problems, space, weights
-        What was searched.
+        The problem of the search.
     outcome
-        Of the search: the other searches get as many evaluations, and as many seconds.
+        Outcome of the search: the baselines get as many evaluations, and as many seconds.
     which
         Names of `BASELINES`, and chips of the user's own: presets, files or records.
     threads
@@ -222,7 +222,7 @@ def _searches(
 
 @dataclass(frozen=True)
 class Variation:
-    """A space and a cluster that differ from those searched in one thing."""
+    """A space and a cluster that differ from those of the search in one term."""
 
     what: str
     factor: float
@@ -276,7 +276,7 @@ def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSp
     selected = []
     for chunk in whole.chunks():
         size, was = scaled(chunk.chips)
-        # Under a limit that stays, a chip that was large enough does not become too small.
+        # Under a fixed upper limit, the minimum area is ignored for chips that met it before.
         least = size if limit.follows_base else np.maximum(size, was)
         small = least >= limit.min_fraction * most
         if limit.keep_small_single_core:

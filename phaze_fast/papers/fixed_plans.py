@@ -129,7 +129,7 @@ def uniform_plans(
     Returns
     -------
     tuple
-        The plans that fit, and why there is none where there is none.
+        The plans that fit, and the reason if none does.
     """
     limit, plans = usable_bytes(cluster, training), []
     reason = (
@@ -165,7 +165,7 @@ class FixedChip:
     capacities
         Bytes of HBM to choose from.
     chip
-        By default the TPUv4-like chip of the PHAZE paper.
+        The chip; by default the TPUv4-like chip of the PHAZE paper.
 
     Examples
     --------
@@ -219,7 +219,7 @@ class FixedChip:
 
         Stages, replicas and width are those of `HAND_PLANS`; cuts are the best (the public code's
         are not), the schedule is 1F1B, all stages recompute everything or nothing, and ZeRO is 0
-        where that fits, else 1. The note says where the plan had to be changed.
+        where that fits, else 1. The note lists changes of the published plan.
         """
         began, key, title = time.monotonic(), "hand_plan", "published hand plan"
         devices, training = self._cluster.devices, self._training

@@ -80,7 +80,7 @@ class NestWidth:
 
 @dataclass(frozen=True, eq=False)
 class NestProblem:
-    """A placement as NEST poses it; docs/nest.md has the formulas."""
+    """A placement problem in NEST's formulation; docs/nest.md has the formulas."""
 
     name: str
     memory_bytes: float
@@ -166,7 +166,7 @@ def _width(record: Mapping[str, Any], width: int, unit_s: float) -> NestWidth:
         if pair not in connected:
             raise InvalidInputError(
                 f"edges.{width}: no edge from {pair[0]} to {pair[1]}; expected one from every "
-                "layer to the next, and others beside them"
+                "layer to the next, and further edges"
             )
     position = {key: k for k, key in enumerate(ids)}
     edges.sort(key=lambda edge: (position[edge[0]], position[edge[1]]))
@@ -271,7 +271,7 @@ class _NestStages:
         self._devices = problem.stage_devices(width)
 
     def _tiers(self, begins: Any) -> Any:
-        """Lowest level that contains each device and the one a stage further on."""
+        """Lowest level that contains each device and its counterpart in the next stage."""
         tiers = np.full(len(begins), len(self._problem.level_sizes) - 1)
         inside = self._problem.devices
         for level in range(len(self._problem.level_sizes) - 1, -1, -1):
@@ -330,9 +330,7 @@ class _NestStages:
         """Largest load of all stages of all replicas; None where there are too many stages."""
         count = len(self._ranges)
         inside = math.prod(self._problem.level_sizes[:-1])
-        period = inside // math.gcd(
-            inside, count * self._devices
-        )  # tiers repeat after so many replicas
+        period = inside // math.gcd(inside, count * self._devices)  # tiers repeat with this period
         replicas = min(replicas, period)
         if replicas * count > _MOST_STAGES:
             return None
@@ -420,7 +418,7 @@ def _kernel(
 
 
 def _reason(problem: NestProblem, bytes_needed: float, stages: int, at: int) -> str:
-    """Describe why nothing fits, and what would."""
+    """Describe why nothing fits, and which change would help."""
     if at < 0:
         width = problem.widths[0]
         took = problem.stage_devices(width)

@@ -29,7 +29,7 @@ _BY_LAYER = (
 
 
 def _numbers(name: str, value: Any) -> Array:
-    """Convert numbers to an array; None stands for zero."""
+    """Convert numbers to an array; None means zero."""
     try:
         return np.asarray(0.0 if value is None else value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -76,7 +76,7 @@ def _positions(name: str, pairs: Any, count: int, forward: bool) -> tuple[tuple[
 class LayerTable:
     """Layers of a model under one strategy, in an order in which edges go forward.
 
-    Missing columns are zeros; a number stands for a column of equal numbers.
+    Missing columns are zeros; a number is a constant column.
 
     Examples
     --------
@@ -181,7 +181,7 @@ class PlacedStage:
 
 @dataclass(frozen=True)
 class PublishedProblem:
-    """A placement as PHAZE poses it: time = load x (ceil(micro_batches / d) + stages - 1) + sync.
+    """A placement problem of PHAZE: time = load x (ceil(micro_batches / d) + stages - 1) + sync.
 
     Tables come from `problem_from_dict` or from the caller. Of the ``sync_s`` of the layers, only
     those of the first stage count.
@@ -356,7 +356,7 @@ def place_batch(
     Parameters
     ----------
     problems
-        May be empty.
+        Placement problems; may be empty.
     threads
         At most this many threads, by default all cores; the answers do not depend on it.
 
@@ -427,7 +427,7 @@ def place_front(problem: PublishedProblem, most: int = 1000) -> list[Placement]:
     problem
         Its ``memory_bytes`` is the largest memory of the front.
     most
-        At most so many placements.
+        Largest number of placements.
 
     Examples
     --------
@@ -443,9 +443,9 @@ def place_front(problem: PublishedProblem, most: int = 1000) -> list[Placement]:
         if placement.status != "optimal":
             break
         if front and placement.time_s <= front[-1].time_s:
-            front.pop()  # as fast, and smaller
+            front.pop()  # the new one is as fast and smaller
         front.append(placement)
-        limit = placement.memory_bytes * (1 - 4e-12)  # below what still counts as fitting
+        limit = placement.memory_bytes * (1 - 4e-12)  # below the tolerance of the memory limit
         if not limit > 0:
             break
     return front

@@ -26,7 +26,7 @@ _MOST_DEVICES = 2**29
 
 @dataclass(frozen=True)
 class ProblemRecord:
-    """One problem of a file as plain data, or why its text cannot be read."""
+    """One problem of a file as plain data, or the reason why its text cannot be read."""
 
     name: str
     """The name where the problem itself has none."""
@@ -67,7 +67,7 @@ def read_records(path: Path | str) -> Iterator[ProblemRecord]:
 
 
 def shown(value: Any) -> str:
-    """Write a value as it was given, cut where it is long.
+    """Format a value as in the file, shortened where it is long.
 
     Examples
     --------
@@ -161,7 +161,7 @@ def required_fields(
     record = _known(data, (*required, *optional), "")
     for key in required:
         if key not in record:
-            raise InvalidInputError(f"{key}: missing; expected it beside {', '.join(required)}")
+            raise InvalidInputError(f"{key}: missing; expected it with {', '.join(required)}")
     return record
 
 
@@ -205,7 +205,7 @@ def widths(record: Mapping[str, Any]) -> list[int]:
 def _node_id(
     record: Mapping[str, Any], key: str, where: str, among: Collection[int] | None = None
 ) -> int:
-    """Read the id of a node: a whole number, and one of those known where they are given."""
+    """Read the id of a node: a whole number, one of `among` where that is given."""
     value = record.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidInputError(
@@ -246,7 +246,7 @@ def read_nodes(
     unused
         Numbers that a node may have; they are only checked.
     most
-        At most so many nodes.
+        Largest number of nodes.
 
     Returns
     -------

@@ -113,7 +113,7 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
 
 
 def _least_memory(problem: PublishedProblem) -> Placement | None:
-    """Find a placement of the least peak memory; none where the devices do not suffice."""
+    """Find a placement of the least peak memory; None where the devices do not suffice."""
     placement = place(replace(problem, memory_bytes=1e300))
     if placement.table is None:
         return None
@@ -217,7 +217,7 @@ def answer(problem: PublishedProblem, placement: Placement) -> dict[str, Any]:
 def solve_published(
     problems: list[PublishedProblem], threads: int | None = None
 ) -> list[dict[str, Any]]:
-    """Solve problems, with one thread one after another so that each is timed."""
+    """Solve problems; with one thread one by one, so that each is timed."""
     workers = thread_count(threads)
     if workers > 1:
         placements = place_batch(problems, workers)

@@ -1,4 +1,4 @@
-"""Published figures compared with ours, under a paper's assumptions and with what it leaves out.
+"""Published figures compared with ours, under a paper's assumptions and with all cost terms.
 
 Published figures are data with their source; a figure that is not public is shown as missing.
 """

@@ -1,4 +1,4 @@
-"""Other search methods, by the same exact evaluator: early stop, random and Bayesian search."""
+"""Other search methods with the same exact evaluator: early stop, random, Bayesian search."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def exact_evaluator(
 
 
 def _buckets(area_mm2: Array, order: Array) -> list[Array]:
-    """Chips by bucket of area, largest first; within a bucket in the given order."""
+    """Group chips into buckets of area, largest first; within a bucket in the given order."""
     bucket = np.floor(area_mm2 / _BUCKET_MM2).astype(np.int64)[order]
     by_bucket = np.argsort(-bucket, kind="stable")
     borders = np.flatnonzero(np.diff(bucket[by_bucket])) + 1
@@ -115,7 +115,7 @@ def walk_down(
 
 
 class _Course:
-    """One run of a method, with an evaluator of its own, so that its seconds are its own."""
+    """One run of a method with a separate evaluator, so that its time is measured separately."""
 
     def __init__(self, exact: ExactEvaluator) -> None:
         self.exact = ExactEvaluator(exact.problems, exact.groups, exact.weights, exact.threads)
@@ -167,7 +167,7 @@ def early_stop(exact: ExactEvaluator) -> Baseline:
     Parameters
     ----------
     exact
-        Of the chips; the method uses a new one like it, so that its seconds are its own.
+        Evaluator of the chips; the method uses a fresh copy, so that its time is its own.
 
     References
     ----------
@@ -210,9 +210,9 @@ def random_search(
     Parameters
     ----------
     exact
-        Of the chips; the method uses a new one like it, so that its seconds are its own.
+        Evaluator of the chips; the method uses a fresh copy, so that its time is its own.
     count
-        At most so many chips.
+        Largest number of chips.
     seed
         The same seed draws the same chips.
     time_limit_s
@@ -311,11 +311,11 @@ def bayesian(
     Parameters
     ----------
     exact
-        Of the chips; the method uses a new one like it, so that its seconds are its own.
+        Evaluator of the chips; the method uses a fresh copy, so that its time is its own.
     space
         The space of the chips.
     count
-        At most so many chips.
+        Largest number of chips.
     seed
         The same seed makes the same suggestions.
     time_limit_s

@@ -1,7 +1,7 @@
 """The plan evaluator: bounds, times and plans of a model on a cluster.
 
 `PlanEvaluator` is the only caller of the plan kernel: planning, prediction, search, sweeps and
-baselines all use it, so that a plan has the same figures wherever it is printed.
+baselines all use it, so that they all report the same figures of a plan.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
 def checked_model(model: Model | str, software: Software) -> Model:
-    """Return a model, given by itself or by its name, as a software profile plans it.
+    """Return a model, given as a record or by name, in the form that a software profile runs.
 
     Raises
     ------
     InvalidTypeError
-        Where it is neither.
+        Where `model` is neither a model nor a name.
     """
     known = load(model) if isinstance(model, str) else model
     if not isinstance(known, Model):
@@ -84,7 +84,7 @@ class Placed:
 
     @classmethod
     def from_records(cls, records: Array, pool: Array) -> list[Placed]:
-        """Read the kernel's records, and the numbers in `pool` that they refer to."""
+        """Read the kernel's records; their cuts and variants are slices of `pool`."""
         plans = []
         for time_s, memory, layout, cuts_at, cuts, variants_at, variants in records.tolist():
             borders = tuple(pool[cuts_at : cuts_at + cuts].tolist())
@@ -109,7 +109,7 @@ class PlanEvaluator:
     Parameters
     ----------
     model, cluster, training
-        The problem; the cluster's chip does not matter.
+        The problem; the chip of the cluster is not used.
     capacities
         HBM capacities of a device to be considered, bytes, rising.
     given
@@ -198,7 +198,7 @@ class PlanEvaluator:
 
     @cached_property
     def _kinds(self) -> Array:
-        """Sizes of each kind, and last of the head with a copy of a tied embedding."""
+        """Sizes of each kind of layer; the last is the head with a copy of a tied embedding."""
         kinds: Array = np.stack([np.append(s.kinds, s.kinds[self._order[-1]]) for s in self.sizes])
         kinds["parameters"][:, -1] += self._strategies["copied_parameters"]
         return kinds
@@ -238,10 +238,10 @@ class PlanEvaluator:
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
     def top(self, times: KindTimes, top: int, threads: int = 1, stop: Any = None) -> TopPlans:
-        """Find the fastest plans that differ in more than rank order.
+        """Find the fastest plans; those that differ only in rank order count once.
 
         `stop` is called after every wave of layouts; where it returns true, the search ends with
-        the plans that are known.
+        the plans so far.
         """
         records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop)
         tied = self.training.tied or self.training.uncut
@@ -249,7 +249,7 @@ class PlanEvaluator:
         return TopPlans(Placed.from_records(records, pool), rejected, open_s)
 
     def front(self, times: KindTimes, most_s: float, threads: int = 1) -> list[Placed]:
-        """Find the Pareto front of time and memory of layouts' fastest plans, up to `most_s`."""
+        """Find the Pareto front of time and memory over the layouts' best plans, up to `most_s`."""
         return Placed.from_records(*self.space.front(times, 0, most_s, threads)[:2])
 
     def best(
@@ -295,7 +295,7 @@ class PlanEvaluator:
         return bounds
 
     def work_bounds(self, s: int, work_s: Array, limits: Array) -> Array:
-        """Bound from below by the work of one micro-batch alone: quicker, and lower."""
+        """Bound from below by the work of one micro-batch only: faster and weaker than `bounds`."""
         bounds: Array = self.space.work_bounds(s, np.ascontiguousarray(work_s), limits)
         return bounds
 
@@ -328,9 +328,9 @@ class PlanEvaluator:
         return estimates
 
     def best_even(self, times: KindTimes, limit: int = 0) -> list[Placed]:
-        """Find the fastest plan with even stages that fits, as Megatron-LM has them; none: empty.
+        """Find the fastest plan that fits with even stages as in Megatron-LM; None if none fits.
 
-        With several recompute variants, each stage has the least that fits.
+        With several recompute variants, each stage uses the cheapest that fits.
         """
         limit_bytes = float(max(self.limits_bytes[limit], 0.0))
         at = np.arange(len(self.layouts), dtype=np.int64)
@@ -368,16 +368,15 @@ class PlanEvaluator:
         placed
             The plan as the kernel gave it.
         times
-            One row per strategy, or, where `row` is given, that row's of the plan's strategy.
+            One row per strategy; where `row` is given, one row per chip for the plan's strategy.
         row
             Which row of `times`.
         limit
             Position of the memory limit that the plan was placed under.
         peak_flops
-            FLOP/s of one device, for MFU; by default those of the evaluator's own chip.
+            FLOP/s of one device, for MFU; by default that of the evaluator's own chip.
         free
-            Times by level of what is free, one row each (`free_times`); by default on the
-            evaluator's own chip.
+            Times by level of `free_times`; by default those on the evaluator's own chip.
         """
         sizes = self.sizes[int(self.layouts[placed.layout]["strategy"])]
         at = int(self.layouts[placed.layout]["strategy"]) if row is None else row
@@ -512,7 +511,7 @@ def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Arra
 def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
     """Count the FLOPs that one layer of each kind recomputes for a micro-batch on a device.
 
-    Matrix operators alone count, attention in full.
+    Only matrix operators count; attention counts without its mask.
     """
     flops = {}
     for layer in sizes.graph.layers:

@@ -97,7 +97,7 @@ def strategies(
     for strategy in WidthChoices.of(model, cluster, training).combinations(training):
         broken = strategy_faults(model, strategy, training.software)
         if broken and broken[0].startswith("cp_kind") and "auto" in training.cp_kind:
-            continue  # the user did not ask for this kind
+            continue  # this kind is not requested
         tp, cp, ep = strategy.tp, strategy.cp, strategy.expert_replicas
         if tp * cp * ep > cluster.devices:
             used = f"{tp} x {cp}" + (f" x {ep}" if strategy.ep > 1 else "")
@@ -140,8 +140,8 @@ class LayoutGrid:
     def layouts(self, rejected: Counter[str]) -> Array:
         """List every layout, dtype ``_core.LAYOUT_DTYPE``; count impossible ones by reason.
 
-        The order of a list that a user gives does not matter. Layouts that differ in the number of
-        stages alone are neighbours.
+        The order of a list that a user gives does not matter. Layouts that differ only in the
+        number of stages are adjacent.
         """
         training = self.training
         dp, pp, micro_batches = self._widths()
@@ -176,7 +176,7 @@ class LayoutGrid:
         return np.concatenate(parts)
 
     def why_empty(self) -> str:
-        """Return why there is no layout; empty where the reason is a schedule, already counted."""
+        """Return why there is no layout; empty where a schedule is the reason, counted before."""
         training, ep = self.training, self.strategy.expert_replicas
         most = self.devices // self.stage_devices
         replicas = self._replica_counts()
@@ -212,7 +212,7 @@ class LayoutGrid:
         return counts
 
     def _widths(self) -> tuple[Array, Array, Array]:
-        """Replicas, stages and micro-batches of every pair that fits the cluster."""
+        """Replicas, stages and micro-batches of every combination that fits the cluster."""
         replicas = self._replica_counts()
         most = self.devices // (self.stage_devices * replicas)
         most = np.minimum(most, min(self.blocks, _MOST_STAGES))
@@ -228,7 +228,7 @@ class LayoutGrid:
     def _schedules(
         self, pp: Array, micro_batches: Array, rejected: Counter[str]
     ) -> Iterator[tuple[int, int, Array]]:
-        """Yield schedules and chunks per stage, and the pairs that each is possible for."""
+        """Yield schedules and chunks per stage, and which combinations of widths allow each."""
         piped = pp > 1
         for schedule in sorted({SCHEDULES.index(name) for name in self.training.schedule}):
             name = SCHEDULES[schedule]
@@ -245,7 +245,7 @@ class LayoutGrid:
                 yield schedule, vpp, possible & (status == 0)
 
     def _orders(self, dp: Array, pp: Array) -> Iterator[tuple[int, Array | bool]]:
-        """Yield rank orders to try, and the pairs that each is tried for."""
+        """Yield rank orders, and for which combinations of widths to try each."""
         if self.training.rank_order != "auto":
             yield RANK_ORDERS.index(self.training.rank_order), True
             return
@@ -280,12 +280,12 @@ class LayoutGrid:
 
 
 def sharing_counts(dp: int, ep: int) -> list[int]:
-    """List how many of `dp` replicas may share state where experts are spread over `ep` of them."""
+    """List over how many of `dp` replicas state may be sharded, with experts over `ep` of them."""
     return [n for n in range(ep, dp + 1, ep) if dp % n == 0]
 
 
 def _replicas_in_node(dp: Array, most: Array, ep: int) -> Array:
-    """Count the replicas of a node that can share state; 0 where that is none or all of them."""
+    """Count the replicas of a node that can shard state; 0 where that is none or all of them."""
     inside = np.zeros(len(dp), dtype=np.int64)
     for replicas, limit in set(zip(dp.tolist(), most.tolist(), strict=True)):
         counts = [n for n in sharing_counts(replicas, ep) if n <= limit and n < replicas]
@@ -294,7 +294,7 @@ def _replicas_in_node(dp: Array, most: Array, ep: int) -> Array:
 
 
 def _shards_tried(wanted: Iterable[int | str], zero: int) -> tuple[int | str, ...]:
-    """Replace ``auto`` by the choices it stands for under a ZeRO stage."""
+    """Replace ``auto`` by the choices it means under a ZeRO stage."""
     auto = ("all", "node") if zero >= 2 else ("all",)
     return tuple(dict.fromkeys(s for w in wanted for s in (auto if w == "auto" else (w,))))
 
@@ -307,7 +307,7 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def _zero_text(training: Training, zero: int) -> str:
-    """Name a ZeRO stage, and the groups that share state unless all replicas do."""
+    """Name a ZeRO stage, and its sharding groups unless all replicas shard."""
     tried = _shards_tried(training.shard, zero)
     if zero == 0 or tried == ("all",):
         return str(zero)

@@ -57,7 +57,7 @@ class PipelineStep:
 
 
 def schedule_code(schedule: str) -> int:
-    """Look up the code of a schedule that kernels use.
+    """Look up the kernels' code of a schedule.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def schedule_code(schedule: str) -> int:
 
 
 def refusal(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> str | None:
-    """Return the rule of a schedule that these sizes break, or None.
+    """Return the rule of a schedule that these sizes violate, or None.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def _checked(schedule: str, stages: int, micro_batches: int, chunks: int) -> int
 
 
 def _loads(name: str, value: Any, shape: tuple[int, int] | None) -> Array:
-    """Check numbers by chunk, and give them as an array (devices, chunks)."""
+    """Check numbers by chunk, and return them as an array of shape (devices, chunks)."""
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):

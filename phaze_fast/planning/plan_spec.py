@@ -85,7 +85,7 @@ class PlanSpec(TrainingStep):
 
     @property
     def devices(self) -> int:
-        """Devices that it takes."""
+        """Devices of the plan."""
         return self.tp * self.pp * self.dp * self.cp
 
     @property
@@ -146,7 +146,7 @@ class PlanSpec(TrainingStep):
         widths["ep"], widths["etp"], widths["vpp"] = self.ep, self.etp or 0, self.vpp
         widths["zero"], widths["shard"] = self.zero, self.shard or 0
         widths["schedule"] = SCHEDULES.index(self.schedule)
-        # Devices are known with the cluster; stages and context matter to no other of these rules.
+        # The number of devices is checked later, with the cluster.
         status = int(_core.check_widths(widths, self.tp * self.dp, self.global_batch)[0])
         if status == _core.PlanStatus.BAD_BATCH:
             raise ValueError(
@@ -173,7 +173,7 @@ class PlanSpec(TrainingStep):
             )
 
     def _shard_fault(self, ep: int) -> str:
-        """Return why state cannot be sharded over `shard` replicas of `dp`, experts on `ep`."""
+        """Return why state cannot be sharded over `shard` of `dp` replicas; experts use `ep`."""
         if self.zero == 0:
             return (
                 f"shard: {self.shard} is not accepted with zero = 0, with which replicas share "
@@ -200,7 +200,7 @@ class PlanSpec(TrainingStep):
                 "mapping of its fields"
             )
         inside, several = plan.get("plan"), plan.get("plans")
-        if isinstance(several, list) and several:  # what `plan --json` writes: its best
+        if isinstance(several, list) and several:  # the output of `plan --json`: take the best plan
             inside = several[0]
         data: Mapping[str, Any] = inside if isinstance(inside, Mapping) else plan
         if "micro_batches" in data and "parts_s" in data:
@@ -209,7 +209,7 @@ class PlanSpec(TrainingStep):
 
     @classmethod
     def _of_plan(cls, data: Mapping[str, Any]) -> PlanSpec:
-        """Read a plan in full: what it computed is dropped, what it decided is checked."""
+        """Read a complete `Plan`: decisions are checked, computed figures are ignored."""
         missing = [name for name in _DECIDED if name not in data]
         if missing:
             raise InvalidInputError(f"{missing[0]}: is missing and has no default")
@@ -235,7 +235,7 @@ _DECIDED = (
 
 
 class _StoredStage(Record):
-    """What a stage of a plan in full decides; the figures of the stage are not read."""
+    """Decisions of one stage of a complete plan; its figures are ignored."""
 
     what: ClassVar[str] = "stage"
     chunks: tuple[Count, ...]
@@ -249,7 +249,7 @@ class _StoredStage(Record):
 
 
 class _StoredPlan(Record):
-    """Fields of a plan in full from which the batch and the sizes of stages follow."""
+    """Fields of a complete plan that determine the batch and the sizes of stages."""
 
     what: ClassVar[str] = "plan"
     dp: Count

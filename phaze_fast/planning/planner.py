@@ -91,7 +91,7 @@ class Plans(Table):
 
     @property
     def status(self) -> str:
-        """``optimal``; ``feasible`` where it was stopped first; ``infeasible``."""
+        """``optimal``; ``feasible`` if stopped before the proof; ``infeasible``."""
         if not self.plans:
             return "infeasible"
         return "optimal" if self.open_s >= self.best.time_s else "feasible"
@@ -103,7 +103,7 @@ class Plans(Table):
 
     @property
     def bound_s(self) -> float:
-        """Lower bound of the seconds of all plans of `space`."""
+        """Lower bound of the step time of all plans of `space`."""
         return min(self.best.time_s, self.open_s)
 
     @property
@@ -127,7 +127,7 @@ class Plans(Table):
 
     @property
     def infeasible(self) -> InfeasibleError:
-        """The error with the reason why there is no plan, and a change that would fit."""
+        """The error with the reason why there is no plan, and the nearest change that fits."""
         common = "; ".join(f"{why} ({count} times)" for why, count in self.rejected.items())
         would = f" It would fit with {self.nearest}." if self.nearest else ""
         usable = format_bytes(usable_bytes(self.cluster, self.training))
@@ -205,10 +205,10 @@ def plan(
         Cache of layer schedules.
     progress
         Called with the number of strategies whose layers are scheduled, and of all strategies;
-        placing layers comes last and takes little.
+        placing the layers afterwards is fast.
     stop
-        Called after every wave of layouts; where it returns true, `plan` ends with the plans that
-        are known, and their bound.
+        Called after every wave of layouts; where it returns true, `plan` ends with the plans so
+        far and their bound.
 
     Returns
     -------
@@ -297,8 +297,8 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
 
 
 def _shortfall(evaluator: PlanEvaluator) -> str:
-    """Describe the stage of the smallest layout that exceeds memory: by how much, largest term."""
-    # Whether an assignment of layers to chunks fits is not known before the search.
+    """Describe the stage of the smallest layout that exceeds memory: excess and largest term."""
+    # For schedules with chunks, only the search decides whether an assignment fits.
     searched = (evaluator.layouts["schedule"] == 0) | (evaluator.layouts["pp"] == 1)
     layouts = evaluator.layouts[searched] if searched.any() else evaluator.layouts
     if not len(layouts):
@@ -345,7 +345,7 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
 
 def _nearest(model: Model, cluster: Cluster, training: Training) -> str:
     """Name a small change that would fit: more recomputation or sharding, more devices."""
-    if "1f1b" in training.schedule:  # of others only the search knows whether they fit
+    if "1f1b" in training.schedule:  # for other schedules only the search decides whether they fit
         training = training.model_copy(update={"schedule": ("1f1b",)})
     changes: list[tuple[str, Training, Cluster]] = [
         ("recompute: auto", training.model_copy(update={"recompute": ("auto",)}), cluster),
@@ -453,7 +453,7 @@ def read_asked(text: str) -> dict[str, Any]:
 
 
 def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) -> WhyNot:
-    """Find the best plan with some fields fixed, and compare it with the fastest of all.
+    """Find the best plan with some fields fixed, and compare it with the fastest plan of all.
 
     Parameters
     ----------

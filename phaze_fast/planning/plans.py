@@ -1,8 +1,8 @@
 """Parallel plans as frozen data: widths, stages, seconds, bytes, and the interval of a prediction.
 
 Intervals come from a table of errors of published runs (`phaze_fast.calibration` learns it). A run
-is looked up by chip, software, reach (one node or several) and kind of plan, and by fewer of these
-where too few runs of its own kind were measured.
+is looked up by chip, software, reach (one node or several) and kind of plan, and by fewer of
+these keys where too few runs match.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Stage:
 
     @property
     def memory_bytes(self) -> float:
-        """All terms together."""
+        """Sum of all terms."""
         return sum(self.memory.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is laid out on a cluster, and what a training step takes."""
+    """How a model is laid out on a cluster, with the time and memory of a step."""
 
     tp: int
     """Tensor-parallel width."""
@@ -187,7 +187,7 @@ class Plan:
 
     @property
     def hybrid(self) -> bool:
-        """Whether groups of replicas share state and hold copies of it."""
+        """Whether state is sharded inside groups of replicas and copied between groups."""
         return self.zero > 0 and self.shard < self.dp
 
     @property
@@ -215,7 +215,7 @@ class Plan:
     def peak(self) -> Mapping[str, str]:
         """When the memory of the fullest device peaks, and the largest term then.
 
-        Weights and optimiser state, which are always resident, do not count.
+        Weights and optimiser state, which are always resident, are not considered.
         """
         stage = self.fullest
         moving = {t: b for t, b in stage.memory.items() if t not in ("weights", "optimizer")}
@@ -302,7 +302,7 @@ EXPERTS = "with experts"
 
 
 def plan_kind(tp: int, pp: int, cp: int, zero: int, devices: int) -> str:
-    """Name the feature of a plan that shapes its error most.
+    """Name the feature of a plan that its prediction error depends on most.
 
     Examples
     --------
@@ -350,7 +350,7 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
         load_precision(written) if isinstance(written, str) else Precision.from_dict(written)
     )
     software = plan.software if isinstance(plan.software, str) else plan.software["name"]
-    if precision.low:  # a group of its own, except among all runs
+    if precision.low:  # low precision has groups of its own
         software = f"{software} in {precision.format}"
     if plan.ep > 1:
         software = f"{software}, {EXPERTS}"

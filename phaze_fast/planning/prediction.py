@@ -1,4 +1,4 @@
-"""What a training step takes by a given plan: one plan in full, or arrays of many."""
+"""Time and memory of given plans: one plan in full, or arrays of many."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def predict(
     plan: Plan | PlanSpec | Mapping[str, Any],
     cache: ScheduleCache | None = None,
 ) -> Plan:
-    """Predict a given plan; where memory does not suffice, `over_bytes` says how much is missing.
+    """Predict a given plan; `over_bytes` is the missing memory where it does not fit.
 
     Parameters
     ----------
@@ -219,18 +219,18 @@ def predict_batch(
     cluster
         Devices with their chip and fabric.
     training
-        The step: batch, sequence, optimiser, reserved bytes, sequence parallelism. Its choices of
-        widths and schedules do not matter.
+        The step: batch, sequence, optimiser, reserved bytes, sequence parallelism. Its widths and
+        schedules are ignored.
     tp, pp, dp, micro_batch, zero, vpp, cp, ep
         Whole numbers, or arrays of one length.
     recompute
-        What all stages recompute, as in `PlanSpec`, or an array of such words.
+        Recomputation of all stages, as in `PlanSpec`, or an array of such texts.
     schedule
         Names as in `PlanSpec`, or an array of these.
     rank_order
         ``replicas-inside`` or ``stages-inside``, or an array of these.
     shard
-        Neighbouring replicas that share what ZeRO shares; 0: all.
+        Neighbouring replicas over which ZeRO shards state; 0: all.
     etp
         Devices that share the matrices of each expert; 0: the tensor-parallel width.
     cp_kind
@@ -321,7 +321,7 @@ def _strategies(
 ) -> tuple[list[StrategySizes], Array, Array]:
     """Size every strategy of the legal rows; mark rows in `status` that the model does not allow.
 
-    What rows recompute is a part of their strategy: another row's modes are none of their choices.
+    The recompute modes of a row are part of its strategy: other rows' modes are not options for it.
 
     Returns
     -------
@@ -400,7 +400,7 @@ def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
 
 
 def _recompute_texts(recompute: Any) -> tuple[list[str], Array]:
-    """List what plans recompute, each text once, and the position of each plan's."""
+    """List the distinct recompute texts of plans, and the position of each plan's text."""
     words = np.asarray(recompute)
     if words.dtype.kind not in "UO":
         raise InvalidTypeError(f"recompute: dtype {words.dtype} is not accepted; expected words")

@@ -113,7 +113,7 @@ class StrategySizes:
 def _distinct_variants(
     graph: LayerGraph, recompute: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Drop modes of recomputation that change nothing; map each mode to its variant."""
+    """Merge equivalent modes of recomputation into variants; map each mode to its variant."""
     by_bytes: dict[tuple[int, ...], str] = {}
     same: dict[str, str] = {}
     for mode in recompute:
@@ -135,7 +135,7 @@ def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
 
 
 def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
-    """Sum one bf16 gradient for each shape of weights in a layer; all experts have one shape."""
+    """Bytes of one bf16 gradient per distinct weight shape of a layer; all experts share one."""
     moe = graph.model.moe if isinstance(graph.model, TransformerModel) else None
     here = 1 if moe is None else max(1, moe.experts // graph.strategy.ep)
     whole = layer.device_parameters - layer.expert_parameters

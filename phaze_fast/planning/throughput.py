@@ -51,7 +51,7 @@ def mfu(flops: ModelFlops, time_s: float, devices: int, peak_flops: float) -> fl
 
 
 def mfu_causal(flops: ModelFlops, time_s: float, devices: int, peak_flops: float) -> float:
-    """Model FLOPs utilisation with masked attention counted as it is computed, by half.
+    """Model FLOPs utilisation with causal attention counted by half, as it is computed.
 
     See `mfu` for the parameters. Never more than `mfu`; equal for models without a mask.
 

@@ -1,4 +1,4 @@
-"""A step of a plan in time: every pass of every stage, its memory, and operators in each layer."""
+"""The timeline of a step: passes of every stage, memory over time, operators of each layer."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Timeline:
 
         Returns
         -------
-        times_s, held_bytes
-            Bytes from each time until the next. Activations are allocated by a forward pass and
-            freed when its weight gradients are done; all else is resident throughout. The maximum
-            is the plan's figure.
+        times_s, allocated_bytes
+            Allocated bytes from each time until the next. A forward pass allocates activations,
+            which are freed when its weight gradients are done; all else is resident throughout.
+            The maximum is the peak memory of the plan.
         """
         own, terms = self.of_stage(stage), self.plan.stages[stage].memory
         starts = np.isin(own["kind"], (_FORWARD, _PAIR))

@@ -1,7 +1,7 @@
 """Seconds and joules of every kind of layer under strategies on chips.
 
-A pass takes as long as the schedule of its operators, or as the host needs to launch them, and an
-optimiser step as long as its state streams through the chip.
+A pass takes the maximum of its operators' schedule and the host's launches; an optimiser step takes
+the time to stream its state through the chip.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FREE_LEVELS = (
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
-    """Return the HBM of a chip that layers are placed on.
+    """Return the HBM of the chip of a cluster.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def memory_of(chip: Accelerator | None) -> Hbm:
 
 
 def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
-    """Sum some columns in order, so that a row's sum does not depend on other rows."""
+    """Sum some columns in a fixed order, so that a row's sum does not depend on other rows."""
     some = columns[:, np.array(wanted, dtype=bool)]
     if not some.shape[1]:
         return np.zeros(len(columns))
@@ -80,7 +80,7 @@ def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimize
     records
         The chips.
     like
-        A chip with the tuning of all of them.
+        A chip with the tuning that all of them share.
     optimizer
         Bytes of a parameter.
     """
@@ -119,12 +119,12 @@ def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tu
     Parameters
     ----------
     graph
-        Its strategy says how many experts a device holds.
+        The layers; their strategy determines the experts per device.
     kind
         The kind of layer.
     software
-        The profile with the seconds to launch one expert; the backward pass has two products for
-        each of the forward pass, and waits twice as long. None: passes never wait for the host.
+        The profile with the seconds to launch one expert; the backward pass has twice as many
+        products and waits twice as long. None: passes never wait for the host.
     """
     moe = getattr(graph.model, "moe", None)
     if software is None or moe is None or not kind.endswith("moe-block"):
@@ -183,7 +183,7 @@ class KindTimes:
         return cls(*columns)
 
     def same_times(self) -> list[bytes]:
-        """Return a key of each row: equal keys have the same times for every plan."""
+        """Return a key per row; rows with equal keys have the same times for every plan."""
         columns = (self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s)
         flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
         return [row.tobytes() for row in np.ascontiguousarray(flat)]
@@ -201,7 +201,7 @@ class KindTimes:
     ) -> KindTimes:
         """Build the times from makespans of shape (graphs, chips), from graph `first` on.
 
-        Where they are not `hosted`, no pass waits for the host.
+        Unless `hosted`, no pass waits for the host.
         """
         own = slice(first, first + 2 * len(sizes.graph.layers))
         parts = FixedParts.of(sizes, costs, hbm_bytes_per_s, first, hosted)
@@ -347,8 +347,8 @@ def priced(
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
     """Estimate operator costs of the strategies that are not known yet.
 
-    Those that `operator_costs` takes together are estimated in one call. The rate of the
-    optimiser's state is 1: `_streaming` sets it.
+    Strategies that `operator_costs` can price together are priced in one call. The rate at which
+    the optimiser's state streams is 1 here; `_streaming` sets it.
     """
     chip = cluster.chip
     memory_of(chip)
@@ -393,7 +393,7 @@ def _scheduled(
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
-    """Return the shorter times: an unproven schedule may be longer with faster operators."""
+    """Return the elementwise minimum: unproven schedules may get longer with faster operators."""
     names = ("forward_s", "plain_s", "backward_s")
     least = {n: np.minimum(getattr(times, n), getattr(before, n)) for n in names}
     return replace(times, **least, weight_grad_s=np.minimum(times.weight_grad_s, least["plain_s"]))
@@ -406,7 +406,7 @@ def free_times(
     base: Sequence[KindTimes],
     threads: int = 1,
 ) -> list[tuple[KindTimes, ...]]:
-    """Return times of strategies with some communication, and then the host, free: level by level.
+    """Return times with more and more communication, and finally the host, at no cost, by level.
 
     A level that changes nothing is the same object as the level before it.
 
@@ -419,7 +419,7 @@ def free_times(
     rate
         Bytes per second of the chips' memory.
     base
-        Times of the strategies with nothing free.
+        Times of the strategies at full cost.
     threads
         Most threads to use; the answer does not depend on it.
     """

@@ -75,7 +75,7 @@ def optimal_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
     target = checkpoint_s / mtbf_s
     if target == 0.0:
         return 0.0
-    low, high = 0.0, 1.0  # x + log(1 - x) falls from 0 without limit; its root is -target
+    low, high = 0.0, 1.0  # x + log(1 - x) decreases from 0; bisect for -target
     for _ in range(200):
         middle = 0.5 * (low + high)
         if middle in (low, high):
@@ -85,7 +85,7 @@ def optimal_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
 
 
 def _x_plus_log(x: float) -> float:
-    """Return x + log(1 - x); by its series where the two nearly cancel."""
+    """Return x + log(1 - x), by its series for small x, where the terms nearly cancel."""
     if x > 0.03:
         return x + math.log1p(-x)
     return -sum(x**k / k for k in range(2, 12))
@@ -148,7 +148,7 @@ def goodput(
 
 
 def _useful(work: float, checkpoint: float, restart: float, mtbf: float) -> float:
-    """Divide the work of a segment by its mean seconds."""
+    """Return the work of a segment divided by its mean duration."""
     if mtbf == math.inf:
         return 1.0 if work in (0.0, math.inf) else work / (work + checkpoint)
     if work == 0.0:  # no work between checkpoints
@@ -188,7 +188,7 @@ class TrainingRun:
 
     @property
     def usd(self) -> float:
-        """All dollars."""
+        """Total cost in dollars."""
         return self.device_usd + self.electricity_usd
 
     @property
@@ -218,7 +218,7 @@ def training_run(
     Parameters
     ----------
     tokens
-        The budget.
+        Number of tokens to train on.
     tokens_per_step
         Sequences of a step times their tokens.
     step_s

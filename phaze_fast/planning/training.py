@@ -1,7 +1,7 @@
 """A training step as a user describes it: batch, widths, and which choices are fixed or free.
 
-What a stage recomputes is written as a mode: ``full`` recomputes every block of a stage, ``full:3``
-the first three blocks of each of its chunks and nothing of the others, ``full:3/norms`` the norms
+The recomputation of a stage is written as text: ``full`` recomputes every block, ``full:3`` the
+first three blocks of each of its chunks and nothing of the others, ``full:3/norms`` the norms
 of the others.
 """
 
@@ -78,7 +78,7 @@ def check_stage_recompute(text: str) -> None:
 
 
 def check_recompute_count(modes: Sequence[str]) -> None:
-    """Check that there are no more modes of recomputation than the plan kernel takes.
+    """Check that there are no more modes of recomputation than the plan kernel allows.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def check_recompute_count(modes: Sequence[str]) -> None:
 
 
 def modes_in(texts: Sequence[str]) -> tuple[str, ...]:
-    """List the modes that some texts name, each once, least first.
+    """List the distinct modes in some texts, least recomputation first.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def recompute_text(code: int, variants: Sequence[str]) -> str:
 
 
 def _counts_in_words(value: Any) -> Any:
-    """Accept counts written as text, among words."""
+    """Accept counts written as text where words are allowed too."""
     words = value if isinstance(value, list | tuple) else (value,)
     return tuple(int(w) if isinstance(w, str) and w.isdecimal() else w for w in words)
 
@@ -146,7 +146,7 @@ Counts = Annotated[tuple[Count, ...], Several()]
 
 
 class TrainingStep(Record):
-    """One training step: what every plan of it has in common."""
+    """One training step: the fields that all of its plans share."""
 
     global_batch: Count
     """Sequences of one step, over all replicas."""

@@ -1,4 +1,4 @@
-"""Coordinates of the drawings that templates make: chips, timelines, memory over time."""
+"""Coordinates of drawings for the templates: chips, timelines, memory over time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Box = tuple[float, float, float, float, int]
 
 
 def _grid(cells: int, x: float, y: float, width: float, height: float, colour: int) -> list[Box]:
-    """Fill a rectangle with cells that are as square as they can be, few places left empty."""
+    """Fill a rectangle with cells that are nearly square, with few empty places."""
     if not 1 <= cells <= _MAX_CORES:
         return [(x, y, width, height, colour)] if cells else []
 

@@ -1,4 +1,4 @@
-"""Why a plan takes the time it takes: bottlenecks, critical path, and what each rate is worth."""
+"""Why a step takes its time: bottlenecks, critical path, and the value of each hardware rate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a plan takes the time it takes."""
+    """Bottlenecks, critical path and value of each hardware rate of a plan."""
 
     plan: Plan
     binds: tuple[str, ...]
@@ -70,7 +70,7 @@ def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
         else own
         for name, own in tuning.formats.items()
     }
-    # The limit of bf16 is scaled by the core's rates already.
+    # The bf16 limit already scales with the rates of the core.
     tuning = tuning.replace(step_flops=steps, formats=formats)
     return cluster.replace(chip=chip.replace(tensor_core=core.replace(rates=rates), tuning=tuning))
 
@@ -94,7 +94,7 @@ Scaling = Callable[[Cluster, float], Cluster]
 
 
 def _rates(cluster: Cluster) -> dict[str, tuple[Scaling, float]]:
-    """List the rates of a cluster: how to scale each, and by what it becomes twice as good."""
+    """List the rates of a cluster: how to scale each, and the factor that doubles its speed."""
     paths = {
         "clock of all cores": "chip.clock_hz",
         "HBM bandwidth": "chip.hbm.bandwidth_bytes_per_s",
@@ -116,7 +116,7 @@ def _rates(cluster: Cluster) -> dict[str, tuple[Scaling, float]]:
 
 
 def _worth(model: Model | str, cluster: Cluster, plan: Plan) -> list[Worth]:
-    """Value every rate, the most valuable first."""
+    """Compute the value of every rate, most valuable first."""
     worth = []
     for name, (scaled, better) in _rates(cluster).items():
         low, high, twice = (
@@ -130,7 +130,7 @@ def _worth(model: Model | str, cluster: Cluster, plan: Plan) -> list[Worth]:
 
 
 def _more_memory(model: Model | str, cluster: Cluster, plan: Plan) -> Worth:
-    """Value HBM capacity: with more of it a stage may recompute less."""
+    """Compute the value of HBM capacity: with more of it a stage may recompute less."""
     spec = PlanSpec.of(plan).replace(recompute="auto")
 
     def time_s(factor: float) -> float:
@@ -156,8 +156,8 @@ _PASSES = {
 def _path_of_passes(step: Timeline) -> dict[str, float]:
     """Add up the seconds of the passes on the critical path, by stage and kind of pass.
 
-    The path is followed backward from the pass that ends last: before each pass on it is one that
-    ends when it starts, on the same device where there is one.
+    The path is followed backward from the pass that ends last; the predecessor of a pass ends when
+    it starts, preferably on the same device.
     """
     passes = step.passes
     tolerance_s = 1e-9 * max(step.passes_s, 1e-300)
@@ -228,7 +228,7 @@ def explain_plan(
     cluster: Cluster,
     plan: Plan | PlanSpec | Mapping[str, Any],
 ) -> Explanation:
-    """Find a plan's bottlenecks, its critical path, and what each rate of the hardware is worth.
+    """Find a plan's bottlenecks, its critical path, and the value of each hardware rate.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def explain_plan(
     Returns
     -------
     Explanation
-        Elasticities are central differences of a percent, with the plan unchanged.
+        Elasticities are central differences over one percent, with the plan unchanged.
 
     Examples
     --------
@@ -267,8 +267,8 @@ def difference(one: Plan, other: Plan) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``fields`` with both values of what differs, ``parts_s`` and ``memory`` with both values
-        and the difference, and ``speedup``, the first's step over the second's.
+        ``fields`` that differ with both values, ``parts_s`` and ``memory`` with both values and the
+        difference, and ``speedup``, the first plan's step time over the second's.
 
     Examples
     --------

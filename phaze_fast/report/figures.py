@@ -55,7 +55,7 @@ def memory_figure(plan: Data) -> Data | None:
     """Stack the memory of every stage by term, with the limit of a device as a line."""
     stages = plan.get("stages") or []
     names = dict.fromkeys(term for stage in stages for term in stage.get("memory") or {})
-    # The colour follows from the position among all terms: it is the same in every chart.
+    # A term has the same colour in every chart: that of its position among all terms.
     terms = [(k, t) for k, t in enumerate(names) if any(s["memory"].get(t) for s in stages)]
     if not terms:
         return None
@@ -205,7 +205,7 @@ _MAX_CURVE_POINTS = 2000
 
 
 def _thinned(history: list[Data]) -> list[Data]:
-    """Keep about as many points as can be seen, the last among them."""
+    """Reduce the points to about as many as are visible, always with the last."""
     step = max(1, math.ceil(len(history) / _MAX_CURVE_POINTS))
     points = history[::step]
     return points if not history or points[-1] is history[-1] else [*points, history[-1]]
@@ -232,7 +232,7 @@ def _curve(points: list[Data], field: str, name: str, line: Data) -> Data:
 def history_figure(history: list[Data]) -> Data | None:
     """Draw the best design found and the lower bound over the seconds of the search.
 
-    There is no chart of a search that ended with the first design it found.
+    Returns no chart if the search ended with its first design.
     """
     points = [p for p in _thinned(history) if is_number(p.get("seconds"))]
     with_design = [p for p in points if is_number(p.get("incumbent_s"))]
@@ -356,7 +356,7 @@ def _short_chip(text: str) -> str:
 
 
 def tornado_figure(one_at_a_time: Data) -> Data | None:
-    """Draw how far each constant alone moves the nominal winner's step, the widest on top."""
+    """Draw how far each single constant moves the nominal winner's step, the widest on top."""
     rows = [row for row in one_at_a_time.get("constants") or [] if len(row.get("step") or []) == 2]
     rows.sort(key=lambda row: min(*row["step"], 1.0) - max(*row["step"], 1.0))
     if not rows:
@@ -444,7 +444,7 @@ def _short_number(value: float) -> str:
 
 
 def generations_figure(rows: Sequence[Data], features: Mapping[str, str]) -> Data:
-    """Draw features of chips over the generations of a family, as built and the best near it.
+    """Draw features of chips over the generations of a family: real chips and the best ones near.
 
     Parameters
     ----------

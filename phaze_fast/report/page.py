@@ -76,9 +76,9 @@ def _figures(document: Data) -> dict[str, Data]:
 
 
 def _pruning(document: Data) -> Data:
-    """Count what each step of the search ruled out and what it left.
+    """Count the candidates that each step of the search pruned, and those that remained.
 
-    What is counted is points or chips, whichever total of the document the counts add up to.
+    The unit is points or chips, whichever total of the document equals the sum of the counts.
     """
     pruned = {str(k): int(v) for k, v in (document.get("pruned") or {}).items() if is_number(v)}
     ruled_out, evaluated = sum(pruned.values()), document.get("evaluated") or 0

@@ -26,7 +26,7 @@ _NAMED_TERMS = ("weights", "gradients", "optimizer", "activations")
 
 
 def _timelines(step: Timeline) -> list[dict[str, Any]]:
-    """Draw the step and, where its passes would be too narrow to see, its start as well."""
+    """Draw the step; where its passes are too narrow to see, also draw its start enlarged."""
     plan = step.plan
     if plan.micro_batches <= _ZOOM * plan.pp * plan.vpp or plan.pp == 1:
         return [timeline_lanes(step)]
@@ -53,9 +53,9 @@ def plan_page(
     Parameters
     ----------
     model, cluster
-        What is trained, and on what.
+        The model to train and the cluster.
     plans
-        Fastest first; the first in full, the others in a table. One alone is a prediction.
+        Fastest first; the first in full, the others in a table. A single plan is a prediction.
     command
         The command that found them.
     proven

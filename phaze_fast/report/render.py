@@ -104,8 +104,8 @@ def render(
     figures
         Plotly's charts by name: ``data``, ``layout`` and ``height`` in pixels.
     complete
-        Whether `data` has every field that the template reads; a missing one is an error then, and
-        is left out otherwise.
+        Whether `data` must have every field that the template reads; if not, missing fields are
+        omitted from the page.
     data
         Values that the template shows.
 

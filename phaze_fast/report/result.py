@@ -145,7 +145,7 @@ class SearchResult(Table):
         return f"{names}: no chip of {self.space.spec.name} fits any plan ({pruned}). {self._why()}"
 
     def _why(self) -> str:
-        """Explain why the first model that fits no chip does not fit the one with most HBM."""
+        """Return why the first model that fits no chip does not fit the chip with most HBM."""
         largest = self.space[int(np.argmax(self.space.chips["hbm_bytes"]))]
         for problem in self.problems:
             cluster = problem.cluster.replace(chip=largest)
@@ -210,11 +210,11 @@ class SearchResult(Table):
         for name in wanted:
             if name in known:
                 continue
-            hint = f"this search was asked for {', '.join(known)}"
+            hint = f"this search has {', '.join(known)}"
             if name not in OBJECTIVES:
                 hint = nearest(name, OBJECTIVES)
             elif not known:
-                hint = "this search was asked for none: search(..., pareto=('time', 'area'))"
+                hint = "this search has none: search(..., pareto=('time', 'area'))"
             raise InvalidInputError(f"pareto: {name!r} is not accepted; {hint}")
         points = self.outcome.front
         if points and wanted != known:

@@ -26,12 +26,12 @@ _MAX_ROWS = 1000
 
 
 def _varying(rows: list[Row]) -> list[str]:
-    """Name the columns in which points differ; not those that follow from one before."""
+    """Return the columns in which points differ, without those determined by an earlier column."""
     varying: list[str] = []
     for name in _HEADINGS:
         if len({row.get(name) for row in rows}) < 2:
             continue
-        # A column follows from another where its value is the same in all rows of each value there.
+        # A column is determined by another if equal values there imply equal values here.
         follows = any(
             len({(row.get(other), row.get(name)) for row in rows})
             == len({row.get(other) for row in rows})

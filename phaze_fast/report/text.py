@@ -1,7 +1,7 @@
-"""Numbers, chips and plans as text for people, in fitting units.
+"""Numbers, chips and plans as text with suitable units.
 
-Every formatter takes any value and gives `MISSING` where it is no finite number, for the documents
-that pages are made of may lack fields.
+Every formatter accepts any value and returns `MISSING` where it is not a finite number, since the
+documents behind the pages may lack fields.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def objective(name: str) -> tuple[str, str, Formatter]:
 
 
 def _joined(parts: list[str]) -> str:
-    """Join parts with dots so that lines break between parts only."""
+    """Join parts with dots, so that lines break only between parts."""
     no_break = "\N{NO-BREAK SPACE}"
     return f"{no_break}· ".join(part.replace(" ", no_break) for part in parts)
 
@@ -150,7 +150,7 @@ def _with_buffer(core: str, buffer_bytes: Any) -> str:
 
 
 def chip_parts(chip: Data) -> list[list[str]]:
-    """List the parts of a chip: name, how many, what one is, what they amount to together."""
+    """List the parts of a chip: name, count, size of one, total."""
     tensor, vector = chip.get("tensor_core") or {}, chip.get("vector_core") or {}
     buffer, hbm = chip.get("buffer") or {}, chip.get("hbm") or {}
     clock_hz, rows = chip.get("clock_hz"), []
@@ -265,7 +265,7 @@ def chip_differences(chip: Any, best: Any) -> list[str]:
 
 
 def differences(design: Data, best: Data) -> str:
-    """Describe how chip and plan of a design differ from the best, or say ``nothing``."""
+    """Describe how chip and plan of a design differ from the best, or return ``nothing``."""
     texts = chip_differences(design.get("chip"), best.get("chip"))
     own, others = design.get("plan") or {}, best.get("plan") or {}
     for name, label in _PLAN_AXES.items():

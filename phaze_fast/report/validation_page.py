@@ -205,8 +205,8 @@ def validation_page(validation: AnyValidation, title: str, command: str = "") ->
     Parameters
     ----------
     validation
-        What `phaze_fast.calibration.validate_runs`, `validate_steps`, `validate_collectives` or
-        `phaze_fast.cost.validate` returned.
+        Result of `phaze_fast.calibration.validate_runs`, `validate_steps` or
+        `validate_collectives`, or of `phaze_fast.cost.validate`.
     title
         Title of the page, such as the name of the file.
     command

@@ -1,4 +1,4 @@
-"""Chips that stay good where constants are uncertain: intervals, regret, value of information."""
+"""Robust chips under uncertain constants: intervals, regret, value of information."""
 
 from phaze_fast.robust.area_range import AreaRange as AreaRange
 from phaze_fast.robust.area_range import terms_mm2 as terms_mm2

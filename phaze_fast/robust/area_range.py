@@ -39,13 +39,13 @@ def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
     }
     columns |= {term: areas[f"{term}_mm2"] for term in AREA_TERMS if term not in columns}
     by_term = np.stack([columns[term] for term in AREA_TERMS], axis=1)
-    if terms.die_to_die:  # links between dies take a share of all other terms
+    if terms.die_to_die:  # the area of these links is a share of all other terms
         by_term *= np.where(records["dies"] > 1, 1.0 + terms.die_to_die_share, 1.0)[:, None]
     return by_term
 
 
 def _unit_mm2(space: ArchitectureSpace) -> tuple[float, float]:
-    """Area of one multiplier and of one ALU of a lane: the difference that one more makes."""
+    """Area of one multiplier and of one ALU of a lane, from the difference of two chips."""
     two = np.repeat(chip_records([space.spec.base]), 2)
     for field in ("tensor_cores", "tensor_depth", "vector_cores", "vector_alus_per_lane"):
         two[field] = 1
@@ -118,7 +118,7 @@ class AreaRange:
         return fits
 
     def largest_excess(self, chip: int) -> float:
-        """Largest quotient of a chip's area and the limit, at least 1; 1: it always fits."""
+        """Largest quotient of a chip's area and the limit, at least 1 (the chip always fits)."""
         return max(1.0, float(self._at_corners[chip].max()))
 
     def _where_fits(self, chip: int) -> Array:
@@ -171,8 +171,8 @@ class AreaRange:
 def widened_space(space: ArchitectureSpace, box: Uncertainty) -> ArchitectureSpace:
     """Return a space with all chips that fit its area limit with some factors of the box.
 
-    The least area of a space only thins it, and stays that of the nominal factors. A selection from
-    a space is returned as it is.
+    The minimum area of a space only reduces its size and keeps its nominal factors. A selection
+    from a space is returned unchanged.
     """
     limit, (low, high) = space.spec.area, box.area_range()
     if limit is None or space.selection is not None or ((low == high).all() and (low == 1.0).all()):

@@ -53,12 +53,12 @@ class Constant:
 
     @property
     def slow(self) -> float:
-        """The end at which a step takes longest."""
+        """End of the interval at which a step takes longest."""
         return self.low if self.kind == "rate" else self.high
 
     @property
     def fast(self) -> float:
-        """The end at which a step is fastest."""
+        """End of the interval at which a step is fastest."""
         return self.high if self.kind == "rate" else self.low
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Uncertainty:
         Raises
         ------
         InvalidInputError
-            Where a name is unknown, an interval is inverted or nothing is named.
+            Where a name is unknown, an interval is inverted or there is no constant.
         """
         if isinstance(what, Uncertainty):
             return what
@@ -242,7 +242,7 @@ def default_uncertainty(space: ArchitectureSpace, cluster: Cluster) -> Uncertain
 
 
 def _tuned(like: Accelerator, values: Mapping[str, float]) -> Accelerator:
-    """Return the chip that others are like, with the constants of its tuning at a point."""
+    """Return the reference chip with the constants of its tuning at a point."""
     tuning = like.tuning
     changed: dict[str, Any] = {}
     matrix, vector = values.get("matrix_rate", 1.0), values.get("vector_rate", 1.0)

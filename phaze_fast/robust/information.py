@@ -1,4 +1,4 @@
-"""What the constants of a box decide: how often each chip is best, and which constant matters most.
+"""Value of information: how often each chip is best, and which constant matters most.
 
 Only the chips that the box does not rule out are evaluated.
 """
@@ -62,7 +62,7 @@ def information(
     Parameters
     ----------
     search
-        What is searched.
+        The search: models, chips, cluster and step.
     uncertainty
         The box.
     samples

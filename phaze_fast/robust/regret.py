@@ -6,7 +6,7 @@ faster. So in a part of the box between a slow and a fast corner
 
     regret <= T_chip(slow corner) / T_fastest(fast corner),
 
-and for one rate, whose ends may be swapped where the step depends on little else,
+and, if one rate dominates the step time, with the ends of that rate swapped,
 
     regret <= k * T_chip(that rate fast, others slow) / T_fastest(that rate slow, others fast).
 
@@ -72,7 +72,7 @@ class LargestRegret:
 
 
 class _Rivals(NamedTuple):
-    """Rivals that may be fastest in a part of the box: positions, and bounds of candidates."""
+    """Chips that may be fastest in a part of the box: positions, and bounds of candidates."""
 
     at: Array
     candidates: list[Array] | None
@@ -90,7 +90,7 @@ class RegretSearch:
     tolerance
         Relative distance of bound and attained regret to reach.
     deadline
-        Of `time.monotonic`; the search stops there with a bound.
+        Value of `time.monotonic` at which the search stops with a bound.
     enough
         Stop once the attained regret is at least this.
     start
@@ -148,7 +148,7 @@ class RegretSearch:
         return own, other, fast[i] / slow[i]
 
     def _push(self, slow: Point, fast: Point, rivals: _Rivals, known: float) -> None:
-        """Bound the regret in a part of the box, and queue the part unless the bound is enough."""
+        """Bound the regret in a part of the box, and queue the part unless the bound suffices."""
         self.parts += 1
         worst, best, factor = self._swapped(slow, fast)
         own = self._own(worst) * factor
@@ -214,7 +214,7 @@ class RegretSearch:
         self._push(near_fast, fast, rivals, bound_s if not swapped else 0.0)
 
     def _width(self, i: int, slow: float, fast: float) -> float:
-        """Logarithm of what a constant's interval adds to a part's bound."""
+        """Logarithm of the factor that a constant's interval adds to a part's bound."""
         whole = _distance(self.scenes.slow[i], self.scenes.fast[i])
         return self.weight[i] * _distance(slow, fast) / whole if whole else 0.0
 
@@ -264,7 +264,7 @@ class RegretSearch:
 
 
 def _distance(slow: float, fast: float) -> float:
-    """Width of an interval: the logarithm of its ends' quotient, or scaled where one is zero."""
+    """Width of an interval: log of the quotient of its ends; relative where an end is zero."""
     if slow <= 0.0 or fast <= 0.0:
         return abs(slow - fast) * 1e6
     return abs(math.log(fast / slow))
@@ -361,7 +361,7 @@ class _Candidates:
     def next(self, below: float) -> int:
         """Position of the candidate whose regret at the witnesses is least; -1: none is below."""
         while True:
-            unsure = self.done < len(self.witnesses)  # of equal regrets exact ones go first
+            unsure = self.done < len(self.witnesses)  # exact values come first among ties
             order = np.lexsort((self.ratios, unsure, self.least))
             first = int(order[0])
             if self.least[first] >= below:
@@ -410,7 +410,7 @@ def robust_chip(
     Parameters
     ----------
     search
-        What is searched.
+        The search: models, chips, cluster and step.
     uncertainty
         The box.
     nominal

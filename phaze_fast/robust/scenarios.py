@@ -33,7 +33,7 @@ _MANY, _FIRST = 64, 8
 
 @dataclass(frozen=True, eq=False)
 class UncertainSearch:
-    """What is searched: models on the chips of a space."""
+    """A search under uncertainty: models on the chips of a space."""
 
     models: tuple[Model, ...]
     space: ArchitectureSpace
@@ -45,7 +45,7 @@ class UncertainSearch:
     """At most this many; no result depends on it."""
 
     def problems(self, groups: ChipGroups, cluster: Cluster) -> list[SearchProblem]:
-        """Pose the problem of each model on chips and a cluster at some point of the box."""
+        """Return the problem of each model on chips and a cluster at some point of the box."""
         return problems_of(self.models, groups, cluster, self.training)
 
 
@@ -80,7 +80,7 @@ class Scenarios:
     Parameters
     ----------
     search
-        What is searched.
+        The search: models, chips, cluster and step.
     groups
         The chips.
     box
@@ -173,7 +173,7 @@ class Scenarios:
         return known
 
     def _known_limit(self, group: int, point: Point) -> float:
-        """Least score of a group at points where no constant is faster; infinite: none is known."""
+        """Least known score of a group at points where no constant is faster; else infinite."""
         return min(
             (score for other, score, _ in self._seen.get(group, ()) if self._faster(point, other)),
             default=np.inf,
@@ -193,8 +193,8 @@ class Scenarios:
     def _not_ruled_out(self, groups: Array, limit: float) -> Array:
         """Mark groups whose mapped bound at the fastest point is within a limit.
 
-        Only rooflines and mapped operators count, even where tighter bounds are known by now, so
-        that a wider box never has fewer.
+        Only roofline and mapped bounds are used, even where tighter ones are known, so that a wider
+        box never has fewer groups.
         """
         self.least_anywhere()
         scene = self._at(self.fast)
@@ -247,7 +247,7 @@ class Scenarios:
         Parameters
         ----------
         point
-            Where.
+            The point of the box.
         groups, factors
             Chip groups, and the factors of their scores.
         limit

@@ -1,1 +1,1 @@
-"""What long runs need: workers, journals, sweeps and a store of results."""
+"""Infrastructure of long runs: workers, journals, sweeps and a store of results."""

@@ -1,6 +1,6 @@
-"""Executors by name, and tasks on workers that may die.
+"""Executors by name, and tasks that are retried when their worker dies.
 
-An executor that was requested by name is created anew when it breaks.
+An executor that was requested by name is created again when it breaks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS = ("threads", "processes", "dask://host:port", "ray", "ray://host:port", "
 
 
 def _end_with(parent: int) -> None:
-    """End a worker when the process that created it ends, and leave Ctrl-C to that process."""
+    """End a worker process when its parent ends; the parent alone handles Ctrl-C."""
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -63,7 +63,7 @@ class _Inline(Executor):
 class _DaskExecutor(Executor):
     """Runs tasks on a Dask cluster.
 
-    Dask's own executor never completes a future whose result cannot be fetched.
+    Dask's own executor is not used: it never completes a future whose result cannot be fetched.
     """
 
     def __init__(self, client: Any) -> None:
@@ -71,7 +71,7 @@ class _DaskExecutor(Executor):
 
     @property
     def width(self) -> int:
-        return max(8, int(sum(self._client.ncores().values())))  # clusters may still grow
+        return max(8, int(sum(self._client.ncores().values())))  # the cluster may still grow
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -205,13 +205,13 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
 
 
 class Workers:
-    """An executor that is created anew when it breaks, where it was requested by name.
+    """An executor that is created again when it breaks, unless the caller supplied it.
 
     Parameters
     ----------
     executor
-        An executor, which its owner closes; a name of `executor_for`; or None: threads where
-        `threads` is above 1, else the calling thread.
+        An executor, which the caller closes; a name that `executor_for` accepts; or None: a thread
+        pool where `threads` is above 1, else the calling thread.
     threads
         Threads or processes of a local executor.
 
@@ -254,7 +254,7 @@ class Workers:
 
     @property
     def flying(self) -> int:
-        """Tasks to keep submitted: enough that no worker waits, few enough to run again."""
+        """Number of tasks in flight: enough to occupy all workers, few to repeat on failure."""
         if isinstance(self._executor, _Inline):
             return 1
         names = ("width", "_max_workers")
@@ -266,12 +266,12 @@ class Workers:
         return self._executor.submit(call, *args)
 
     def renew(self) -> None:
-        """Create a broken executor anew, or raise a PhazeError where its owner is the caller."""
+        """Create a broken executor again, or raise a PhazeError where the caller supplied it."""
         if isinstance(self._requested, Executor):
             raise PhazeError(
-                "executor: a worker died and the executor that was given is broken; what was "
-                "finished before is kept where results are written to. An executor asked for by "
-                "name, such as 'processes', is made anew"
+                "executor: a worker died and the executor that was given is broken; finished "
+                "results are still where they were written to. An executor requested by name, "
+                "such as 'processes', is created again"
             )
         self._stack.close()
         self._executor = self._create()
@@ -280,18 +280,18 @@ class Workers:
 # ---- tasks on workers that may die ----
 
 _TOGETHER = 2
-"""Failures after which a task runs alone, so that a further failure is its own."""
+"""Failures after which a task runs with no other, so that a further failure is its own."""
 _ALONE = 2
-"""Failures of an item that runs alone after which it is given up."""
+"""Failures, with no other task running, after which an item is given up."""
 _TRIED = {"KilledWorker": 2}
 """How many failures an error counts as, where more than one: Dask tries several workers itself."""
 _MOST_IN_A_ROW = 20
-"""Failures in a row after which a run stops, besides four for each task in flight."""
+"""Consecutive failures after which a run stops; four more are allowed per task in flight."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A task whose worker died each time, or could not be reached."""
+    """The result of a task whose worker died or was unreachable at each attempt."""
 
     reason: str
 
@@ -305,7 +305,7 @@ class _Task(Generic[Item]):
 
 @dataclass
 class _Queue(Generic[Item]):
-    """Tasks not yet submitted: those that may run together first, suspects last."""
+    """Tasks not yet submitted; suspects, which may have killed a worker, run last, one by one."""
 
     waiting: deque[_Task[Item]]
     suspects: deque[_Task[Item]] = field(default_factory=deque)
@@ -317,7 +317,7 @@ class _Queue(Generic[Item]):
         return self.suspects.popleft() if self.suspects and not flying else None
 
     def failed(self, task: _Task[Item], error: BaseException, limit: int) -> Lost | None:
-        """Queue a task again, or give it up."""
+        """Queue a failed task again, or return `Lost` after too many failures."""
         task.failures += _TRIED.get(type(error).__name__, 1)
         self.failures_in_a_row += 1
         words = f"{type(error).__name__}: {str(error)[:200]}"
@@ -392,7 +392,7 @@ def run_chunks(
                 workers.renew()
                 broken = False
             broken = broken or _submit(call, queue, flying, workers, limit)
-            # Where the executor broke, all that is in flight is about to fail with it.
+            # A broken executor fails all tasks in flight as well.
             when = ALL_COMPLETED if broken else FIRST_COMPLETED
             for future in wait(flying, return_when=when).done:
                 task = flying.pop(future)

@@ -56,7 +56,7 @@ def encode_line(row: Mapping[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> Row | None:
-    """Read a line without its end; None where it is damaged."""
+    """Read a line without its line break; None where it is damaged."""
     body = line[_BODY:-1]
     if line != b"".join((_HEAD, _checksum(body), _MIDDLE, body, _TAIL)):
         return None
@@ -150,7 +150,7 @@ class _Results:
 
 
 def read_rows(path: Path) -> dict[str, Row]:
-    """Read the rows of a results file by key; damaged lines are left out."""
+    """Read the rows of a results file by key; damaged lines are skipped."""
     return _Results.of(path).rows
 
 
@@ -174,7 +174,7 @@ class Journal:
     Raises
     ------
     InvalidInputError
-        Where the directory cannot be used, is in use, or holds results of something else.
+        Where the directory cannot be used, is in use, or has results of another run.
 
     Examples
     --------
@@ -236,7 +236,7 @@ class Journal:
         Raises
         ------
         InvalidInputError
-            Where they cannot be written: the file then ends with the last row that could.
+            Where a row cannot be written; the file then ends with the row before it.
         """
         lines = [encode_line(row) for row in rows]
         data, written = b"".join(lines), 0
@@ -245,14 +245,14 @@ class Journal:
                 written += os.write(self._file, data[written:])
             os.fsync(self._file)
         except OSError as error:
-            # After a failed write the lines before it are whole; after a failed sync none may be.
+            # After a failed write the earlier lines are complete; after a failed sync none may be.
             whole = data[:written].rfind(b"\n") + 1 if written < len(data) else 0
             self._cut_back(whole, data[:whole].count(b"\n"), error)
         self._size += len(data)
         self._safe += len(lines)
 
     def _cut_back(self, whole: int, lines: int, error: OSError) -> None:
-        with contextlib.suppress(OSError):  # a torn end is cut off when the sweep goes on
+        with contextlib.suppress(OSError):  # else the next run removes the torn line
             os.ftruncate(self._file, self._size + whole)
             os.fsync(self._file)
         self._size += whole
@@ -296,7 +296,7 @@ class Journal:
         path, results = self.path / MANIFEST, self.path / RESULTS
         if not path.exists():
             if results.exists() and results.stat().st_size:
-                raise self._refused(f"{results} stands without {MANIFEST}")
+                raise self._refused(f"{results} exists without {MANIFEST}")
             return
         try:
             there = parse_text(path.read_text("utf-8", "replace"), str(path), json_only=True)
@@ -311,12 +311,12 @@ class Journal:
                 )
 
     def _read_results(self, keys: Collection[str] | None, description: Mapping[str, Any]) -> None:
-        """Read the rows, write the manifest, and move torn and damaged lines to other files."""
+        """Read the rows, write the manifest, and move damaged lines to other files."""
         file = self.path / RESULTS
         results = _Results.of(file)
         others = len(results.rows.keys() - set(keys)) if keys is not None else 0
         if others:
-            raise self._refused(f"{file} holds {others} results of points that are not asked for")
+            raise self._refused(f"{file} holds {others} results of points that are not requested")
         # The manifest is on disk before the first result, so that results can always be identified.
         text = json.dumps(description, indent=2) + "\n"
         _replace(self.path / MANIFEST, iter((text.encode(),)))

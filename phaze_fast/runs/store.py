@@ -1,8 +1,8 @@
 """A store of results by the content of their inputs: one SQLite file that processes may share.
 
 A row's key is a digest of the kind of result, of its inputs and of `pricing_fingerprint`, so that a
-result of another cost model is never found. Each row has a checksum; a row that does not match it
-counts as unknown. Nothing is unpickled.
+result of another cost model is never returned. Each row has a checksum; a row that fails it
+counts as missing. Nothing is unpickled.
 
 Once a store is open, faults of its file raise no error. A damaged file is renamed, a row that
 cannot be written is computed again next time, and `notes` lists such faults.
@@ -29,7 +29,7 @@ STORE = "results.sqlite"
 """Name of the file of results in a cache directory."""
 
 _MAGIC = b"SQLite format 3\0"
-_APPLICATION = 0x70684661  # "phFa", in the header of every file of ours
+_APPLICATION = 0x70684661  # "phFa", the application id in the header of our files
 _APPLICATION_AT = 68
 _HEADER = 100
 _DIGEST = 16
@@ -96,7 +96,7 @@ def _hashed(*parts: bytes) -> bytes:
 
 
 def _origin(path: Path) -> str:
-    """Return ``absent`` (also for an empty file), ``ours`` or ``foreign``; may raise OSError."""
+    """Return ``absent`` (or empty), ``ours`` or ``other`` (not a cache); may raise OSError."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER)
@@ -106,7 +106,7 @@ def _origin(path: Path) -> str:
         return "absent"
     mark = header[_APPLICATION_AT : _APPLICATION_AT + 4]
     ours = header.startswith(_MAGIC) and mark == _APPLICATION.to_bytes(4, "big")
-    return "ours" if ours else "foreign"
+    return "ours" if ours else "other"
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
@@ -122,7 +122,7 @@ def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
     uri = f"file:{quote(os.fsencode(path))}?{options}"
     file = sqlite3.connect(uri, timeout=_BUSY_S, check_same_thread=False, uri=True)
     try:
-        file.text_factory = bytes  # text that is not UTF-8 is no error, only no row of ours
+        file.text_factory = bytes  # invalid UTF-8 must not raise: such a row fails its checksum
         if not read_only:
             _prepare(file)
         file.execute("SELECT key, value, sum FROM results LIMIT 1").fetchall()
@@ -135,14 +135,14 @@ def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
 def _prepare(file: sqlite3.Connection) -> None:
     """Create the table where it is absent, and let readers work while one process writes."""
     if file.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-        with file:  # before the write-ahead log, so that the header says whose it is at once
+        with file:  # before the write-ahead log, so that the header has the id at once
             file.execute("BEGIN IMMEDIATE")
             file.execute(f"PRAGMA application_id={_APPLICATION}")
             file.execute(_TABLE)
-    with contextlib.suppress(sqlite3.OperationalError):  # another process may be about it
+    with contextlib.suppress(sqlite3.OperationalError):  # another process may be doing the same
         file.execute("PRAGMA journal_mode=WAL")
     with file:
-        file.execute("BEGIN IMMEDIATE")  # shows whether it can be written
+        file.execute("BEGIN IMMEDIATE")  # fails where the file cannot be written
 
 
 class ResultStore:
@@ -151,14 +151,14 @@ class ResultStore:
     Parameters
     ----------
     path
-        The file; made, with its folder, where it is absent.
+        The file; created, with its folder, where it is absent.
     kind
         Kind of the results; results of different kinds have different keys.
 
     Raises
     ------
     InvalidInputError
-        Where the path is something else, or cannot be read or created.
+        Where the path is not a store, or cannot be read or created.
 
     Examples
     --------
@@ -188,7 +188,7 @@ class ResultStore:
         self.close()
 
     def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Look up the results of some inputs by the same code and data."""
+        """Look up results of the same inputs, code and data."""
         wanted = {self._key(key): key for key in keys}
         listed = list(wanted)
         results: dict[bytes, bytes] = {}
@@ -201,7 +201,7 @@ class ResultStore:
         return results
 
     def put_many(self, results: Mapping[bytes, bytes]) -> None:
-        """Store results by their inputs; where that fails, they are computed again next time."""
+        """Store results by their inputs; where that fails, `notes` gets an entry."""
         if not results or self._file is None:
             return
         if self._read_only:
@@ -215,7 +215,7 @@ class ResultStore:
                     file.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", rows)
 
     def close(self) -> None:
-        """Close the file; nothing is found or stored from then on."""
+        """Close the file; later look-ups return nothing and later results are not stored."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -239,14 +239,14 @@ class ResultStore:
 
     @contextlib.contextmanager
     def _guarded(self, done: str) -> Iterator[sqlite3.Connection | None]:
-        """Yield the file; errors become notes."""
+        """Yield the open file; its errors become entries of `notes`."""
         with self._lock:
             try:
                 yield self._file
             except sqlite3.Error as error:
                 if _is_damage(error):
                     self._file = self._renewed(error)
-                else:  # locked, full, without permission
+                else:  # the file is locked, the disk full, or permission missing
                     self._note(f"{self.path} cannot be {done}: {error}")
 
     def _opened(self) -> sqlite3.Connection | None:
@@ -257,8 +257,8 @@ class ResultStore:
             raise self._refused(f"{self.path.parent} is not a directory") from None
         except (OSError, ValueError) as error:
             raise self._refused(error) from None
-        if origin == "foreign":
-            raise self._refused("it is the file of something else")
+        if origin == "other":
+            raise self._refused("it is another program's file")
         try:
             return self._connect(read_only=False)
         except sqlite3.Error as error:
@@ -279,12 +279,12 @@ class ResultStore:
         return file
 
     def _renewed(self, error: sqlite3.Error) -> sqlite3.Connection | None:
-        """Rename a damaged file and begin a new one, unless another process has."""
+        """Rename a damaged file and create a new one, unless another process has done so."""
         if self._file is not None:
             self._file.close()
         try:
-            if _origin(self.path) == "foreign":
-                raise OSError("something else is in its place")
+            if _origin(self.path) == "other":
+                raise OSError("another file is in its place")
             with contextlib.suppress(FileNotFoundError):
                 if self._inode in (0, self.path.stat().st_ino):
                     self._rename()
@@ -314,15 +314,15 @@ class ScheduleCache(schedule.ScheduleCache):
     Parameters
     ----------
     path
-        SQLite file that processes may share; by default memory alone. Schedules that other code or
-        data has computed are not found.
+        SQLite file that processes may share; by default only memory is used. Schedules computed by
+        another version of the code or its data are ignored.
     limit
         Entries in memory; the least recently used are dropped first.
 
     Raises
     ------
     InvalidInputError
-        Where there is something else at the path, or nothing can be read or made there.
+        Where the path is not such a file, or cannot be read or created.
 
     Examples
     --------

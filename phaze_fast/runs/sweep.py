@@ -186,7 +186,7 @@ def evaluate_point(point: Point) -> Row:
 
 
 def _checked(point: Point, row: Any) -> Row:
-    """Return a row with the key of its point, after checking that JSON can hold its values."""
+    """Add the key of the point to a row, after checking that its values can be written as JSON."""
     if not isinstance(row, dict) or row.get("status") not in ("optimal", "infeasible", "error"):
         raise InvalidTypeError(
             f"evaluate: {type(row).__name__} is not accepted; expected a dict with a status of "
@@ -267,7 +267,7 @@ class SweepTable(Table):
         for name in names:
             values = [row.get(name) for row in self.rows]
             kinds = {type(v) for v in values if v is not None}
-            order = (str, float, int, bool)  # the first that holds all of them
+            order = (str, float, int, bool)  # the first type in this order that a column contains
             kind = next((k for k in order if k in kinds), COLUMNS.get(name, float))
             if kind is str:
                 values = [v if v is None else str(v) for v in values]
@@ -334,7 +334,7 @@ def sweep(
     Parameters
     ----------
     points
-        What to evaluate; repeated points are evaluated once.
+        Points to evaluate; repeated points are evaluated once.
     out
         Directory to write rows to as they finish. The same sweep, or one of more points, resumes
         from it.
@@ -345,10 +345,10 @@ def sweep(
     threads
         Threads or processes of a local executor. Rows do not depend on it.
     progress
-        Called with distinct points done and in all.
+        Called with the number of distinct points done, and of all.
     evaluate
-        Evaluates one point and returns its row; a function at the top of a module where it runs
-        in other processes.
+        Function that evaluates one point and returns its row; for other processes, a function at
+        the top level of a module.
     retry_errors
         Whether points that ended in an error before are evaluated again.
 
@@ -356,12 +356,12 @@ def sweep(
     -------
     SweepTable
         A row for each point, in their order. A point with no plan has status ``infeasible``, one
-        that raised or killed its workers ``error``, with a reason each.
+        that raised an exception or killed its workers ``error``; both have a reason.
 
     Raises
     ------
     InvalidInputError
-        Where the directory cannot be used or written, is in use, or holds something else.
+        Where the directory cannot be written, is in use, or has results of another run.
 
     Examples
     --------
@@ -429,14 +429,14 @@ class BlockCounts:
     statuses: dict[str, int]
 
 
-def _finished(folder: Path, asked: str) -> dict[str, int] | None:
+def _finished(folder: Path, points_digest: str) -> dict[str, int] | None:
     """Return the statuses of a block that was finished with these points before."""
     try:
         done = json.loads((folder / DONE).read_text("utf-8"))
         statuses = {str(name): int(count) for name, count in done["statuses"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return statuses if done.get("asked") == asked else None
+    return statuses if done.get("asked") == points_digest else None
 
 
 def sweep_blocks(
@@ -447,13 +447,13 @@ def sweep_blocks(
     Parameters
     ----------
     points
-        Any number, in the same order each time; read `block` at a time.
+        Any number of points, in the same order each time; read `block` at a time.
     out
         Directory; the same call resumes from it.
     block
         Points in memory at once.
     options
-        Of `sweep`, such as executor, chunk, threads and evaluate.
+        Options of `sweep`, such as executor, chunk, threads and evaluate.
 
     Returns
     -------
@@ -463,7 +463,7 @@ def sweep_blocks(
     Raises
     ------
     InvalidInputError
-        Where a directory cannot be used, or has other points.
+        Where a directory cannot be used, or has results of other points.
 
     Examples
     --------
@@ -506,7 +506,7 @@ def sweep_blocks(
 def read_blocks(out: Path | str) -> Iterator[dict[str, Any]]:
     """Yield the rows that a sweep in blocks has on disk, block after block.
 
-    Damaged lines are left out; the sweep evaluates their points again.
+    Damaged lines are skipped; the sweep evaluates their points again.
     """
     for file in sorted(Path(out).glob(f"*/*/{RESULTS}")):
         yield from read_rows(file).values()

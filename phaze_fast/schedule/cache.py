@@ -33,7 +33,7 @@ class LayerStore(Protocol):
         """Count of damaged entries, which are not returned."""
 
     def get_many(self, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        """Look up keys; those without an entry are missing."""
+        """Return the entries of those keys that have one."""
 
     def put_many(self, results: Mapping[bytes, bytes]) -> None:
         """Add entries."""
@@ -55,7 +55,7 @@ class ScheduleCacheInfo(NamedTuple):
 
 
 class StoredLayer(NamedTuple):
-    """A proven schedule in the terms of the canonical form."""
+    """A proven schedule, in the operator order and time unit of the canonical form."""
 
     proved_by: int
     starts: Array
@@ -91,10 +91,10 @@ class ScheduleCache:
     Parameters
     ----------
     store
-        Store of schedules between runs; by default none. `phaze_fast.ScheduleCache` makes one of a
-        path.
+        Store of schedules between runs; by default none. `phaze_fast.ScheduleCache` creates one
+        from a path.
     limit
-        Most entries in memory; the least recently used go first.
+        Most entries in memory; the least recently used are dropped first.
 
     Examples
     --------
@@ -142,7 +142,7 @@ class ScheduleCache:
             return ScheduleCacheInfo(*counts, len(self._memory))
 
     def close(self) -> None:
-        """Close the store; memory stays usable."""
+        """Close the store; the cache in memory stays usable."""
         with self._lock:
             if self._store is not None:
                 self._rejected += self._store.rejected

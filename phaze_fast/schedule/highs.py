@@ -1,4 +1,4 @@
-"""Schedules by HiGHS where branch and bound did not prove one; the only file that imports it.
+"""Schedules by HiGHS where branch and bound found no proof; only this file imports HiGHS.
 
 The program, for operators with the two modes "one core" (latency l) and "all cores" (latency a),
 as the layers of PHAZE have them. Times are divided by the makespan of the known schedule, so that
@@ -18,15 +18,14 @@ Results of HiGHS are used only within its tolerances:
 - A mode that takes longer than the known schedule is omitted: no better schedule has it. So no
   coefficient is above U.
 - Latencies, and differences of an operator's two, that are below `_RESOLUTION` are rounded down.
-  Every schedule is one of the rounded layer too, so a bound of that is a bound of the layer.
+  Every schedule is also a schedule of the rounded layer, so a bound of the latter is valid.
 - Modes and order are taken from HiGHS, starts from `earliest_starts`: the makespan is that of the
   layer itself, to the last bit.
 - The bound is HiGHS's dual bound less `_DUAL_ERROR`. A schedule is ``optimal`` where its makespan
   is at most `TOLERANCE` above it, and never where HiGHS contradicts itself or the known schedule.
 
-The schedule itself is not given as a start: with one, HiGHS 1.15.1 called a layer optimal that was
-not, in each of two runs over random layers that ended there, at the 1,242nd with presolve and the
-1,230th without.
+The known schedule is not passed to HiGHS as a start: given one, HiGHS 1.15.1 declared a suboptimal
+schedule optimal in tests on random layers, with presolve (layer 1,242) and without (layer 1,230).
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def _reach(instance: LayerInstance) -> list[int]:
 
 
 def _modes_of(schedule: LayerSchedule) -> list[dict[int, _Mode]]:
-    """List the fastest modes of each operator on one core (key 1) and on all (key 0).
+    """List the fastest mode of each operator on one core (key 1) and on all cores (key 0).
 
     Modes longer than the known schedule are omitted, except those of that schedule.
     """
@@ -193,7 +192,7 @@ def _build(schedule: LayerSchedule, choices: list[dict[int, _Mode]]) -> tuple[_P
 def _core_columns(
     program: _Program, instance: LayerInstance, reach: list[int], alone: list[int]
 ) -> dict[int, dict[int, list[int]]]:
-    """Add assignments to cores, for types that operators in no order might fill."""
+    """Add assignments to cores, for core types that unordered operators may fill."""
     columns: dict[int, dict[int, list[int]]] = {}
     for r, have in enumerate(instance.cores):
         users = [i for i, types in enumerate(instance.types) if types >> r & 1]
@@ -260,7 +259,7 @@ def _run(program: _Program, end: int, time_limit_s: float) -> _Answer:
     solver.passModel(_model(program, end))
     solver.run()
     info, status = solver.getInfo(), highspy.HighsModelStatus
-    # The known schedule is a solution, so a program without one is a fault of the arithmetic.
+    # The known schedule is feasible, so an infeasible program is a numerical error.
     sound = solver.getModelStatus() in (status.kOptimal, status.kTimeLimit, status.kInterrupt)
     dual_bound = float(info.mip_dual_bound)
     solved = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
@@ -288,7 +287,7 @@ def solve_with_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSched
     LayerSchedule
         The better of the two schedules, with the better of the two bounds. It is ``optimal`` by
         ``highs`` where its makespan is at most a part `TOLERANCE` above a bound that HiGHS proved,
-        and the given schedule where the results of HiGHS are contradictory.
+        and the given schedule where the results of HiGHS contradict it.
 
     Raises
     ------
@@ -329,7 +328,7 @@ def _with_proof(schedule: LayerSchedule, best: LayerSchedule, answer: _Answer) -
 
 
 def _order(schedule: LayerSchedule, columns: _Columns, values: list[float]) -> list[int]:
-    """Operators by start, each after its predecessors and after those that HiGHS orders before."""
+    """Order operators by start, each after its predecessors in the graph and in HiGHS's order."""
     count = len(schedule.instance)
     waits: list[set[int]] = [set() for _ in range(count)]
     for a, b in schedule.instance.edges:
@@ -374,10 +373,10 @@ def _decoded(
 
 
 class _Timeline:
-    """Operators with fixed starts, and whether another can run at the same time."""
+    """Operators with fixed starts; tests whether another operator fits at a time."""
 
-    def __init__(self, instance: LayerInstance, held: Sequence[tuple[int, ...]]) -> None:
-        self._cores, self._held = instance.cores, held
+    def __init__(self, instance: LayerInstance, blocked: Sequence[tuple[int, ...]]) -> None:
+        self._cores, self._blocked = instance.cores, blocked
         self._placed: list[tuple[float, float, int]] = []
 
     def ends(self) -> list[float]:
@@ -395,11 +394,11 @@ class _Timeline:
     def _cores_suffice(
         self, op: int, at: float, overlapping: list[tuple[float, float, int]]
     ) -> bool:
-        running = [self._held[j] for s, e, j in overlapping if s <= at < e]
-        # Operators of no length follow one another within an instant: each needs cores by itself.
-        instant = [self._held[j] for s, e, j in overlapping if s == at == e]
+        running = [self._blocked[j] for s, e, j in overlapping if s <= at < e]
+        # Operators of zero length run one after another in an instant: their cores do not add up.
+        instant = [self._blocked[j] for s, e, j in overlapping if s == at == e]
         for r, have in enumerate(self._cores):
-            used = self._held[op][r] + sum(cores[r] for cores in running)
+            used = self._blocked[op][r] + sum(cores[r] for cores in running)
             if used + max((cores[r] for cores in instant), default=0) > have:
                 return False
         return True
@@ -449,7 +448,7 @@ def earliest_starts(
 def is_feasible(
     instance: LayerInstance, starts: Sequence[float], mode: Sequence[int], overlap: bool
 ) -> bool:
-    """Whether a schedule keeps every edge and never uses more cores than there are."""
+    """Whether a schedule respects every edge and never uses more cores than there are."""
     length = [modes[choice][1] for modes, choice in zip(instance.modes, mode, strict=True)]
     ends = [s + d for s, d in zip(starts, length, strict=True)]
     if min(starts) < 0.0 or any(starts[b] < ends[a] for a, b in instance.edges):

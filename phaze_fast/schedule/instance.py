@@ -41,7 +41,7 @@ class LayerInstance:
     """Position of each operator in the source, which need not be in topological order."""
 
     def as_given(self, values: Sequence[Any]) -> list[Any]:
-        """Sort one value per operator into the order of the source."""
+        """Return one value per operator in the operator order of the source file."""
         pairs = sorted(zip(self.positions, values, strict=True), key=lambda pair: pair[0])
         return [value for _, value in pairs]
 
@@ -132,7 +132,7 @@ class LayerSchedule:
 
     @property
     def critical_path(self) -> tuple[str, ...]:
-        """A chain of operators without gaps that ends with the schedule."""
+        """A chain of operators without gaps that ends at the makespan."""
         ends = [s + d for s, d in zip(self.starts, self.durations, strict=True)]
         path: list[int] = []
         at = self.makespan
@@ -193,7 +193,7 @@ def _whole(where: str, record: Mapping[str, Any], field: str, default: int | Non
 
 def _latency(where: str, field: str, value: Any) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not 0 <= value <= _LONGEST:  # which NaN is not
+    if not good or not 0 <= value <= _LONGEST:  # also false for NaN
         raise _fault(where, field, value, f"a finite number, zero or more, at most {_LONGEST:g}")
     return float(value)
 
@@ -222,7 +222,7 @@ def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
 def topological_order(ids: Iterable[int], edges: Iterable[tuple[int, int]]) -> list[int]:
     """Order ids so that edges go forward, smaller ids first where there is a choice.
 
-    Ids on a cycle, and those behind one, are left out.
+    Ids on a cycle, and their successors, are omitted.
 
     Examples
     --------

@@ -178,7 +178,7 @@ def _scheduled(
     enough_s: Array | None = None,
     only_decide: bool = False,
 ) -> _Solved:
-    """Schedule one graph on every chip: in order, by the cache, or by branch and bound."""
+    """Schedule one graph on every chip: sequentially, from the cache, or by branch and bound."""
     layer, one, every, cores = problem
     chips, ops = every.shape
     if not ops:
@@ -186,10 +186,10 @@ def _scheduled(
         counts = np.zeros(chips, dtype=np.int64)
         empty = np.zeros((chips, 0), dtype=np.int32)
         return _Solved(nothing, nothing, counts, counts, np.zeros((chips, 0)), empty)
-    if layer.in_order:  # each operator on all cores, one after another: nothing is left to choose
+    if layer.in_order:  # operators run one after another, each on all cores
         ends = np.cumsum(every, axis=1)
         proved = np.full(chips, _core.PROVED_BY.index("list-schedule"), dtype=np.int32)
-        modes = np.ones(every.shape, dtype=np.int32)  # the second mode is that of all cores
+        modes = np.ones(every.shape, dtype=np.int32)  # mode 1: all cores
         nodes = np.zeros(chips, dtype=np.int64)
         return _Solved(ends[:, -1], ends[:, -1], proved, nodes, ends - every, modes)
     if cache is not None and enough_s is None:
@@ -214,7 +214,7 @@ def _looked_up(
     limits: _Limits,
     cache: ScheduleCache,
 ) -> _Solved:
-    """Look schedules up in a cache, in canonical form; solve and add those it does not have."""
+    """Look up schedules in a cache, in canonical form; solve and add the missing ones."""
     layer, one, every, cores = problem
     chips, ops = one.shape
     packed = _batch(problem)

@@ -1,4 +1,4 @@
-"""Software profiles: what a training library runs, and what the host adds to it."""
+"""Software profiles: the operators that a training library runs, and its host overheads."""
 
 from phaze_fast.software.precision import BF16 as BF16
 from phaze_fast.software.precision import Precision as Precision

@@ -1,4 +1,4 @@
-"""Number formats of a step as data: which products run in which, what casts and copies cost.
+"""Number formats of a step as data: formats of products, and the cost of casts and copies.
 
 A precision names the format of the products in a model's blocks (projections, feed-forward,
 experts). Attention, routers, the embedding and the head stay in bf16 in every recipe that
@@ -71,7 +71,7 @@ class Precision(Record):
 
     @property
     def transposed_late(self) -> bool:
-        """Whether the layout that only gradients of weights read is made in the backward pass."""
+        """Whether the transpose that weight gradients read is written in the backward pass."""
         return self.transpose_reads > 0.0
 
     @property
@@ -81,7 +81,7 @@ class Precision(Record):
 
     @property
     def reference(self) -> str | FrozenDict[str, Any]:
-        """A preset's name, or plain data where no preset is the same: what a file says of it."""
+        """The name of the equal preset, else plain data: the form in which files refer to it."""
         return reference_of(_PRECISIONS, self)
 
 
@@ -105,7 +105,7 @@ def load_precision(name_or_path: str | Path) -> Precision:
     Raises
     ------
     InvalidInputError
-        Where there is none of that name, or the file is not accepted.
+        Where no precision has that name, or the file is not accepted.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def check_precision(precision: Precision, chip: Accelerator) -> None:
     Raises
     ------
     InvalidInputError
-        Where it does not; the message names what it has.
+        Where it does not; the message lists its formats.
 
     Examples
     --------

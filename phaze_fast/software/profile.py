@@ -1,6 +1,6 @@
-"""Training software as data: which operators it runs, what the host adds, what overlaps.
+"""Training software as data: the operators it runs, host overheads, and overlap.
 
-A chip and an interconnect determine how fast an operator can be, a profile which operators run. The
+A chip and an interconnect determine how fast an operator is, a profile which operators run. The
 functions `*_as_run` apply a profile to a model, a chip or an interconnect. Operator graphs, layer
 times and message sizes depend on it.
 """
@@ -175,7 +175,7 @@ class Software(Record):
 
     @property
     def reference(self) -> str | FrozenDict[str, Any]:
-        """A preset's name, or plain data where no preset is the same: what a file says of it."""
+        """The name of the equal preset, else plain data: the form in which files refer to it."""
         return reference_of(_PROFILES, self)
 
 
@@ -212,7 +212,7 @@ def load_software(name_or_path: str | Path) -> Software:
     Raises
     ------
     InvalidInputError
-        Where there is none of that name, or the file is not accepted.
+        Where no profile has that name, or the file is not accepted.
 
     Examples
     --------
@@ -276,7 +276,7 @@ def model_as_run(model: Model, software: Software, tp: int = 1) -> Model:
     """
     model = planned_model(model, software)
     if not isinstance(model, TransformerModel):
-        return model  # its operators are given
+        return model  # a graph has its operators already
     changed: dict[str, Any] = {
         "fused_qkv": model.fused_qkv or software.fused_qkv,
         "gathers_copied": model.gathers_copied or (software.gathers_copied and tp > 1),
@@ -328,8 +328,8 @@ def _embedding_and_logits(model: TransformerModel, software: Software, tp: int) 
 def _step_share(chip: Accelerator, dtype: str) -> float:
     """Return the rate of products in a running job as a share of that of a product measured alone.
 
-    A chip that is limited by power runs at a lower clock, which slows all products equally. A
-    format without a rate of its own loses the share that bf16 loses.
+    A power-limited chip runs at a lower clock, which slows all products equally. A format without
+    a rate of its own loses the same share as bf16.
     """
     tuning = chip.tuning
     named = cast(Dtype, dtype if dtype in tuning.step_flops else "bf16")
@@ -378,7 +378,7 @@ def chip_as_run(chip: Accelerator, software: Software) -> Accelerator:
         if tuning.sustained_flops is not None:
             changed["sustained_flops"] = tuning.sustained_flops * share
         for name in ("port_even_bytes_per_cycle", "port_odd_bytes_per_cycle"):
-            changed[name] = getattr(tuning, name) * share  # unaligned products: the port binds them
+            changed[name] = getattr(tuning, name) * share  # unaligned products: limited by the port
     formats = {
         name: _slowed(own, _step_share(chip, name) * speed_of_products)
         for name, own in tuning.formats.items()

@@ -387,7 +387,7 @@ def test_huggingface_steps_and_their_configurations(tmp_path, capsys):
     path = tmp_path / "hf.csv"
     path.write_text(HF)
     said = refusal(validate_steps, path, H200, error=InvalidInputError)
-    assert "hf_configs.json, which is missing; put it beside the file or give --configs" in said
+    assert "hf_configs.json, which is missing; put it next to the file or give --configs" in said
     (tmp_path / "hf_configs.json").write_text(json.dumps(CONFIGS))
     beside = validate_steps(path, H200)
     assert beside.columns["step_ms"].mean_abs_err < 0.12

@@ -171,7 +171,7 @@ def test_bad_options_are_named(options, words):
 def test_what_was_not_searched_for_is_refused():
     with pytest.raises(InvalidInputError, match="found: int"):
         pf.compare(3)
-    with pytest.raises(InvalidInputError, match="was asked for none"):
+    with pytest.raises(InvalidInputError, match="this search has none"):
         pf.search(model(), some_chips(9, 5), POD, STEP).pareto("time")
 
 
@@ -255,7 +255,7 @@ def test_a_cache_that_cannot_be_used_is_a_note(tmp_path):
     (tmp_path / "folder" / STORE).mkdir(parents=True)
     for folder, said in (
         ("file", "is not a directory"),
-        ("other", "the file of something else"),
+        ("other", "another program's file"),
         ("folder", "Is a directory"),
     ):
         found = outcome(some_chips(10, 5), cache=tmp_path / folder)

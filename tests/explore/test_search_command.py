@@ -94,7 +94,7 @@ def test_an_interrupt_says_where_to_go_on(few, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("phaze_fast.cli.search.search", interrupted)
     assert main([*PLAIN, "--space", few, "--resume", str(tmp_path / "r")]) == 130
     said = capsys.readouterr().err
-    assert "goes on from there" in said
+    assert "resumes from there" in said
     assert "phaze-fast: interrupted" in said
 
 

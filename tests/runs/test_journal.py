@@ -112,7 +112,7 @@ def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     sweep(many(3), out=out, evaluate=fake)
     before = {f.name: f.read_bytes() for f in out.iterdir() if f.name != "lock"}
     for words, said in (
-        ({"points": many(2)}, "holds 1 results of points that are not asked for"),
+        ({"points": many(2)}, "holds 1 results of points that are not requested"),
         ({"points": many(3), "evaluate": refuses}, "has evaluate"),
     ):
         with pytest.raises(InvalidInputError, match=said) as caught:
@@ -131,7 +131,7 @@ def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tmp_path):
         with pytest.raises(InvalidInputError, match=said):
             sweep(many(3), out=out, evaluate=fake)
     (out / "manifest.json").unlink()
-    with pytest.raises(InvalidInputError, match="stands without manifest.json"):
+    with pytest.raises(InvalidInputError, match="exists without manifest.json"):
         sweep(many(3), out=out, evaluate=fake)
     assert (out / "results.jsonl").read_bytes() == before["results.jsonl"]
 

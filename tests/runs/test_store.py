@@ -165,7 +165,7 @@ def test_files_of_others_are_refused_and_left_as_they_are(path, content):
     else:  # a database with the same table
         changed(path, "CREATE TABLE results (key BLOB PRIMARY KEY, value BLOB, sum BLOB)")
         content = path.read_bytes()
-    with pytest.raises(InvalidInputError, match="the file of something else; expected a new file"):
+    with pytest.raises(InvalidInputError, match="another program's file; expected a new file"):
         ResultStore(path, "kind")
     with pytest.raises(InvalidInputError, match="cannot be used"):
         ScheduleCache(path)

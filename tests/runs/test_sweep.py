@@ -208,7 +208,7 @@ def test_a_mark_that_is_damaged_costs_no_row(tmp_path, text):
 
 def test_other_points_in_a_block_are_refused(tmp_path):
     sweep_blocks(many(6), tmp_path, 3, evaluate=fake)
-    with pytest.raises(InvalidInputError, match="points that are not asked for"):
+    with pytest.raises(InvalidInputError, match="points that are not requested"):
         sweep_blocks(many(6)[::-1], tmp_path, 3, evaluate=fake)
     with pytest.raises(InvalidInputError, match=r"block: 0 is not accepted; expected 1 or more"):
         sweep_blocks(many(1), tmp_path, 0)
