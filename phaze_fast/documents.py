@@ -258,7 +258,7 @@ class Presets(Generic[T]):
 
     def __init__(self, what: str, folder: str, read: Callable[[Any, str], T]) -> None:
         self._what, self._folder, self._read = what, folder, read
-        self._made: dict[str, T] = {}
+        self._records: dict[str, T] = {}
 
     def file(self, name: str) -> Traversable:
         """Return a file of the folder."""
@@ -284,9 +284,9 @@ class Presets(Generic[T]):
         if path or "/" in text:
             return self.from_file(name_or_path)
         name = text.lower()
-        if name not in self._made:
-            self._made[name] = self.preset(name)
-        return self._made[name]
+        if name not in self._records:
+            self._records[name] = self.preset(name)
+        return self._records[name]
 
     def from_file(self, path: str | Path) -> T:
         """Read a file of the user."""

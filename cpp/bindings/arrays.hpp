@@ -90,9 +90,9 @@ inline int checked_threads(int threads) {
 // Values as a read-only Python array.
 template <typename T>
 py::array_t<T> array(std::span<const T> values) {
-  py::array_t<T> made(static_cast<py::ssize_t>(values.size()));
-  std::copy(values.begin(), values.end(), made.mutable_data());
-  return freeze(std::move(made));
+  py::array_t<T> copy(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), copy.mutable_data());
+  return freeze(std::move(copy));
 }
 
 template <typename T>

@@ -6,7 +6,7 @@
 namespace phaze::bindings {
 namespace {
 
-// The same checks as a batch of one, so that a scalar call can name the fault.
+// The checks of a batch with one row, so that a scalar call can report the fault.
 CollectiveOp checked_op(int op) {
   if (op < 0 || op >= kCollectiveOpCount) {
     throw InvalidInput("op: " + std::to_string(op) +
@@ -31,8 +31,8 @@ py::tuple batch(const py::object& fabrics, const py::object& fabric, const py::o
   CollectiveQuery query;
   // Copied: they are checked once and trusted afterwards, with the GIL released.
   const auto given = view<FabricRecord>(fabrics, "fabrics");
-  const std::vector<FabricRecord> held(given.begin(), given.end());
-  query.fabrics = held;
+  const std::vector<FabricRecord> copies(given.begin(), given.end());
+  query.fabrics = copies;
   query.bytes = view<double>(bytes, "payload_bytes");
   const auto rows = static_cast<py::ssize_t>(query.bytes.size());
   query.fabric = view<std::int32_t>(fabric, "fabric", rows);

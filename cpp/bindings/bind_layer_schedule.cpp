@@ -167,13 +167,13 @@ py::tuple schedule_on_chips(const py::tuple& graph, const py::object& one_core_s
 // The canonical form of each layer as bytes; empty bytes for an invalid layer.
 py::list canonical(const py::tuple& layers, bool overlap) {
   const LayerBatch batch = batch_of(layers, overlap);
-  py::list found;
+  py::list forms;
   std::vector<std::uint8_t> bytes;
   for (std::size_t b = 0; b + 1 < batch.op_ptr.size(); ++b) {
     canonical_bytes(batch, b, &bytes);
-    found.append(py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    forms.append(py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
-  return found;
+  return forms;
 }
 
 py::tuple replay_all(const py::tuple& layers, bool overlap, const py::object& start,

@@ -19,9 +19,9 @@ using PyRelaxation = Guarded<Relaxation>;
 
 template <typename T>
 py::array_t<T> array_of(const std::vector<T>& values) {
-  py::array_t<T> made(static_cast<py::ssize_t>(values.size()));
-  std::copy(values.begin(), values.end(), made.mutable_data());
-  return freeze(std::move(made));
+  py::array_t<T> copy(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), copy.mutable_data());
+  return freeze(std::move(copy));
 }
 
 py::array_t<MapScore> array_of(const MapScore& score) {
@@ -30,9 +30,9 @@ py::array_t<MapScore> array_of(const MapScore& score) {
 
 template <std::size_t n>
 py::tuple names_of(const std::array<const char*, n>& names) {
-  py::tuple made(n);
-  for (std::size_t i = 0; i < n; ++i) made[i] = names[i];
-  return made;
+  py::tuple tuple(n);
+  for (std::size_t i = 0; i < n; ++i) tuple[i] = names[i];
+  return tuple;
 }
 
 std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
@@ -157,13 +157,13 @@ struct StageRecord {
 
 // (records of the stages, shape (stages,); outputs, shape (stages, ops)).
 py::tuple stages(PyMapping& object, const py::object& outputs) {
-  std::vector<MapStage> found;
-  scored(object, outputs, &found);
+  std::vector<MapStage> stages;
+  scored(object, outputs, &stages);
   const int ops = object.fixed().ops();
   std::vector<StageRecord> records;
   py::array_t<std::uint8_t> chosen(
-      {static_cast<py::ssize_t>(found.size()), static_cast<py::ssize_t>(ops)});
-  for (const MapStage& s : found) {
+      {static_cast<py::ssize_t>(stages.size()), static_cast<py::ssize_t>(ops)});
+  for (const MapStage& s : stages) {
     std::copy_n(s.outputs.begin(), ops,
                 chosen.mutable_data(static_cast<py::ssize_t>(records.size())));
     records.push_back(
@@ -195,14 +195,14 @@ bool legal(const PyMapping& object, int op, const py::object& op_mapping) {
 // Searches from the mapping's operator mappings, without the GIL.
 template <typename Search>
 py::tuple searched(PyMapping& object, const Search& search) {
-  MapFound found;
+  MapSearchResult result;
   {
     const PyMapping::Turn mapping(object);
     need_op_mappings(*mapping);
     const py::gil_scoped_release release;
-    found = search(*mapping);
+    result = search(*mapping);
   }
-  return py::make_tuple(array_of(found.op_mappings), array_of(found.score), found.evaluations);
+  return py::make_tuple(array_of(result.op_mappings), array_of(result.score), result.evaluations);
 }
 
 py::tuple annealed(PyMapping& object, std::uint64_t seed, std::int64_t steps, double start) {
@@ -241,13 +241,13 @@ py::tuple bound_of(PyRelaxation& object, double theta, double price, double phi,
         price <= kMostPrice)) {
     throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 to 1e100");
   }
-  MapBound found;
+  MapBound bound;
   {
     const PyRelaxation::Turn relaxation(object);
     const py::gil_scoped_release release;
-    found = relaxation->bound(theta, phi, price, enough);
+    bound = relaxation->bound(theta, phi, price, enough);
   }
-  return py::make_tuple(found.time_s, array_of(found.op_mappings));
+  return py::make_tuple(bound.time_s, array_of(bound.op_mappings));
 }
 
 }  // namespace

@@ -78,11 +78,11 @@ py::tuple collectives(const py::object& op, const py::object& algorithm, const p
     for (std::size_t i = 0; i < ops.size(); ++i) {
       const std::span<const MeshRun> mine{all.data() + first[i],
                                           static_cast<std::size_t>(first[i + 1] - first[i])};
-      const MeshResult found = mesh_collective(static_cast<CollectiveOp>(ops[i]), volumes[i], mine,
-                                               wires, static_cast<MeshAlgorithm>(wanted[i]));
-      times[i] = found.time_s;
-      algorithms[i] = static_cast<std::uint8_t>(found.algorithm);
-      statuses[i] = static_cast<std::uint8_t>(found.status);
+      const MeshResult result = mesh_collective(static_cast<CollectiveOp>(ops[i]), volumes[i], mine,
+                                                wires, static_cast<MeshAlgorithm>(wanted[i]));
+      times[i] = result.time_s;
+      algorithms[i] = static_cast<std::uint8_t>(result.algorithm);
+      statuses[i] = static_cast<std::uint8_t>(result.status);
     }
   }
   return py::make_tuple(freeze(std::move(time_s)), freeze(std::move(chosen)),
@@ -97,8 +97,8 @@ py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::obj
   const auto count = static_cast<py::ssize_t>(sources.size());
   const auto targets = view<std::int32_t>(to, "to", count);
   const auto volumes = view<double>(bytes, "bytes", count);
-  py::array_t<double> found(columns * rows * kMeshDirections);
-  const auto filled = writable(found);
+  py::array_t<double> loads(columns * rows * kMeshDirections);
+  const auto filled = writable(loads);
   std::fill(filled.begin(), filled.end(), 0.0);
   std::vector<MeshFlow> flows(sources.size());
   for (std::size_t i = 0; i < flows.size(); ++i) flows[i] = {sources[i], targets[i], volumes[i]};
@@ -115,7 +115,7 @@ py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::obj
                        std::to_string(columns * rows - 1));
   }
   refuse(status, "flows");
-  return freeze(std::move(found));
+  return freeze(std::move(loads));
 }
 
 // Each collective is (op, algorithm, bytes, (x, y, width, height), [(axis, size, stride), ...]).
@@ -146,8 +146,8 @@ py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows, co
   const MeshGrid grid =
       grid_of(columns, rows, py::array_t<std::uint8_t>(0), py::array_t<std::uint8_t>(0));
   const std::vector<MeshCollective> all = collectives_of(items);
-  py::array_t<double> found(columns * rows * kMeshDirections);
-  const auto filled = writable(found);
+  py::array_t<double> loads(columns * rows * kMeshDirections);
+  const auto filled = writable(loads);
   std::fill(filled.begin(), filled.end(), 0.0);
   Status status;
   {
@@ -155,20 +155,20 @@ py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows, co
     status = mesh_collective_loads(grid, all, links_of(links), filled);
   }
   refuse(status, "collectives");
-  return freeze(std::move(found));
+  return freeze(std::move(loads));
 }
 
 double concurrent(std::int64_t columns, std::int64_t rows, const py::object& dead,
                   const py::object& dead_links, const PyLinks& links, const py::list& items) {
   const MeshGrid grid = grid_of(columns, rows, dead, dead_links);
   const std::vector<MeshCollective> all = collectives_of(items);
-  MeshResult found{};
+  MeshResult result{};
   {
     const py::gil_scoped_release release;
-    found = mesh_concurrent(grid, all, links_of(links));
+    result = mesh_concurrent(grid, all, links_of(links));
   }
-  refuse(found.status, "collectives");
-  return found.time_s;
+  refuse(result.status, "collectives");
+  return result.time_s;
 }
 
 }  // namespace

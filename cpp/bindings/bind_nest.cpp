@@ -25,7 +25,7 @@ std::span<const T> run(std::span<const T> values, std::span<const std::int64_t> 
                         static_cast<std::size_t>(ptr[k + 1] - ptr[k]));
 }
 
-// The levels of all problems in one run of arrays.
+// The levels of all problems, stored consecutively.
 struct Networks {
   explicit Networks(const py::dict& columns)
       : size(view<std::int64_t>(columns["level_size"], "level_size")),
@@ -90,7 +90,7 @@ struct Widths {
 
 struct Answer {
   Status status = Status::kOk;
-  std::int32_t width = -1;  // position among those of the problem
+  std::int32_t width = -1;  // position among the widths of the problem
   NestPlan plan{};
   NestNeed need{std::numeric_limits<double>::infinity(), 0};  // if nothing fits
   std::int32_t need_width = -1;
@@ -100,30 +100,30 @@ struct Answer {
 Answer answer(const NestNetwork& network, const Widths& widths, std::size_t begin, std::size_t end,
               const NestRules& rules) {
   const auto start = std::chrono::steady_clock::now();
-  Answer found;
-  found.plan.time_s = std::numeric_limits<double>::infinity();
-  for (std::size_t w = begin; w < end && found.status == Status::kOk; ++w) {
+  Answer answer;
+  answer.plan.time_s = std::numeric_limits<double>::infinity();
+  for (std::size_t w = begin; w < end && answer.status == Status::kOk; ++w) {
     NestPlan plan;
-    found.status = place_nest(network, widths[w], rules, found.plan.time_s, &plan);
+    answer.status = place_nest(network, widths[w], rules, answer.plan.time_s, &plan);
     if (plan.begins.empty()) continue;
-    found.plan = std::move(plan);
-    found.width = static_cast<std::int32_t>(w - begin);
+    answer.plan = std::move(plan);
+    answer.width = static_cast<std::int32_t>(w - begin);
   }
-  for (std::size_t w = begin; w < end && found.width < 0 && found.status == Status::kOk; ++w) {
+  for (std::size_t w = begin; w < end && answer.width < 0 && answer.status == Status::kOk; ++w) {
     NestNeed need{};
-    found.status = least_nest_memory(network, widths[w], rules, &need);
-    if (need.bytes >= found.need.bytes) continue;
-    found.need = need;
-    found.need_width = static_cast<std::int32_t>(w - begin);
+    answer.status = least_nest_memory(network, widths[w], rules, &need);
+    if (need.bytes >= answer.need.bytes) continue;
+    answer.need = need;
+    answer.need_width = static_cast<std::int32_t>(w - begin);
   }
-  found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return found;
+  answer.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return answer;
 }
 
-py::object as_result(const Answer& found) {
-  return result("NestAnswer", found.status, found.width, found.plan.time_s, found.plan.load_s,
-                found.plan.replicas, array(found.plan.begins), found.need.bytes, found.need.stages,
-                found.need_width, found.seconds);
+py::object as_result(const Answer& answer) {
+  return result("NestAnswer", answer.status, answer.width, answer.plan.time_s, answer.plan.load_s,
+                answer.plan.replicas, array(answer.plan.begins), answer.need.bytes,
+                answer.need.stages, answer.need_width, answer.seconds);
 }
 
 // Problems are runs of widths: widths width_ptr[k] up to width_ptr[k + 1], on network k.
@@ -156,9 +156,9 @@ py::list place(const py::dict& networks, const py::dict& layers, const py::dict&
       }
     });
   }
-  py::list found;
-  for (const Answer& each : answers) found.append(as_result(each));
-  return found;
+  py::list results;
+  for (const Answer& answer : answers) results.append(as_result(answer));
+  return results;
 }
 
 }  // namespace

@@ -62,18 +62,18 @@ py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32
   }
   const PipelineLoads loads =
       loads_of(stages, chunks, micro_batches, forward, backward, weight_grad, overlap);
-  std::vector<PassEvent> found;
+  std::vector<PassEvent> events;
   {
     const py::gil_scoped_release release;
     PipelinePlayer player;
-    found = player.events(schedule, loads);
+    events = player.events(schedule, loads);
   }
-  if (found.empty()) {
+  if (events.empty()) {
     throw InvalidInput(
         "forward_s, backward_s, weight_grad_s, overlap: expected finite numbers, zero or more, and "
         "no weight gradient longer than its backward pass");
   }
-  return array(found);
+  return array(events);
 }
 
 // Peak bytes of activations on each device.
@@ -82,8 +82,8 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
                          double weight_grad_share) {
   const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   const auto bytes = view<double>(chunk_bytes, "chunk_bytes", stages * chunks);
-  py::array_t<double> found(stages);
-  const auto filled = writable(found);
+  py::array_t<double> peaks(stages);
+  const auto filled = writable(peaks);
   {
     const py::gil_scoped_release release;
     PipelinePlayer player;
@@ -94,32 +94,32 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
                             bytes.subspan(d * width, width), weight_grad_share);
     }
   }
-  return freeze(std::move(found));
+  return freeze(std::move(peaks));
 }
 
 // Peak number of activations on each device, one per micro-batch and chunk.
 py::array_t<double> in_flight(std::int32_t code, std::int64_t stages, std::int64_t chunks,
                               std::int64_t micro_batches) {
   const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
-  py::array_t<double> found(stages);
-  const auto filled = writable(found);
+  py::array_t<double> peaks(stages);
+  const auto filled = writable(peaks);
   for (std::size_t d = 0; d < filled.size(); ++d) {
     filled[d] =
         chunks_in_flight(schedule, stages, static_cast<std::int64_t>(d), micro_batches, chunks);
   }
-  return freeze(std::move(found));
+  return freeze(std::move(peaks));
 }
 
 // Position in the model's chain of each device's chunks, [device * chunks + chunk].
 py::array_t<std::int64_t> chain(std::int32_t code, std::int64_t stages, std::int64_t chunks) {
   const PipelineSchedule schedule = checked(code, stages, chunks, 4 * stages);
-  py::array_t<std::int64_t> found(stages * chunks);
+  py::array_t<std::int64_t> chunks_of(stages * chunks);
   for (std::int64_t d = 0; d < stages; ++d) {
     for (std::int64_t c = 0; c < chunks; ++c) {
-      found.mutable_at(d * chunks + c) = chunk_of(schedule, stages, chunks, d, c);
+      chunks_of.mutable_at(d * chunks + c) = chunk_of(schedule, stages, chunks, d, c);
     }
   }
-  return freeze(std::move(found));
+  return freeze(std::move(chunks_of));
 }
 
 PipelineStatus check(std::int32_t code, std::int64_t stages, std::int64_t chunks,

@@ -34,10 +34,10 @@ PlacementLayers table_of(const py::handle& item) {
 }
 
 std::vector<PlacementLayers> tables_of(const py::list& tables) {
-  std::vector<PlacementLayers> found;
-  found.reserve(tables.size());
-  for (const py::handle& item : tables) found.push_back(table_of(item));
-  return found;
+  std::vector<PlacementLayers> layers;
+  layers.reserve(tables.size());
+  for (const py::handle& item : tables) layers.push_back(table_of(item));
+  return layers;
 }
 
 py::object as_result(const PlacementPlan& plan) {
@@ -90,11 +90,11 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
       }
     });
   }
-  py::list found;
+  py::list results;
   for (std::size_t k = 0; k < problems; ++k) {
-    found.append(result("PublishedAnswer", statuses[k], chosen[k], as_result(plans[k])));
+    results.append(result("PublishedAnswer", statuses[k], chosen[k], as_result(plans[k])));
   }
-  return found;
+  return results;
 }
 
 }  // namespace

@@ -177,7 +177,7 @@ class PyPlanSpace {
     return freeze(std::move(found));
   }
 
-  // One plan in full: its estimate and its stages. `times` have a row per strategy or, as
+  // One plan in full: its estimate and its stages. `times` have a row per strategy or, like
   // `free`, the row of the plan's own.
   py::object estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
                       const py::object& variants, double usable_bytes,

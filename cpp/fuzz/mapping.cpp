@@ -103,7 +103,7 @@ void mapping(Bytes bytes) {
   const MapScore again = mapping.score();
   REQUIRE(std::memcmp(&before, &again, sizeof before) == 0);
   const double bound = chain_bound(mapping, bytes.below(5) / 4.0, 0.0, 0.0).time_s;
-  const MapFound found = anneal(mapping, {7, 30, 0.1});
+  const MapSearchResult found = anneal(mapping, {7, 30, 0.1});
   REQUIRE(objective(mapping, found.score) <= objective(mapping, before));
   const bool fits = found.score.over_bytes == 0.0 && found.score.stream_over_bytes == 0.0;
   REQUIRE(!fits || bound <= found.score.time_s * (1.0 + 1e-9));

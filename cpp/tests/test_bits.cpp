@@ -181,7 +181,7 @@ std::uint64_t mapping_bits() {
     std::vector<OpMapping> op_mappings;
     for (int op = 0; op < mapping.ops(); ++op) op_mappings.push_back(mapping.choices(op)[0]);
     mapping.assign(op_mappings);
-    const MapFound found = anneal(mapping, {static_cast<std::uint64_t>(round), 2000, 0.1});
+    const MapSearchResult found = anneal(mapping, {static_cast<std::uint64_t>(round), 2000, 0.1});
     hash.add(found.score.time_s);
     hash.add(found.score.memory_bytes);
     hash.add(found.score.over_bytes);

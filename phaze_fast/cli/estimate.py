@@ -153,7 +153,7 @@ _WIDTH, _HEIGHT = 58, 10
 
 
 def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype) -> str:
-    """Where a product lies under the chip's roofline, both axes logarithmic."""
+    """Draw a product under the chip's roofline, with logarithmic axes."""
     if chip.hbm is None:
         return ""
     peak, bandwidth = chip.peak_flops(dtype), chip.hbm.bandwidth_bytes_per_s

@@ -74,7 +74,7 @@ class _FieldOption:
         self._help = " ".join((field.description or "").replace("`", "").split())
         if default is PydanticUndefined:
             self._default = field.get_default(call_default_factory=True)
-        else:  # the description has the default of the field
+        else:  # the help text must not show the default of the record
             self._help = self._help.partition("; by default")[0]
         types = _alternatives(field.annotation)
         inside = [

@@ -99,8 +99,8 @@ def graph_tables(model: GraphModel) -> list[RenderableType]:
         ("planned as", _planned_as(model)),
         ("note", model.notes),
     ]
-    columns = ["layer", "count>", "parameters>", "FLOPs>", "operators>", "kept>", "tensor parallel"]
-    return [fields(model.name, pairs), table("Layers, for one sample", columns, rows)]
+    names = "layer", "count>", "parameters>", "FLOPs>", "operators>", "stored>", "tensor parallel"
+    return [fields(model.name, pairs), table("Layers, for one sample", list(names), rows)]
 
 
 # ---- operators and memory ----
@@ -175,8 +175,8 @@ def _operator_tables(graph: LayerGraph, memory: list[dict[str, float]]) -> list[
             f"{mode} {format_bytes(layer.forward.stashed_bytes(mode))}"
             for mode in ("none", "selective", "full")
         )
-        caption = f"kept per micro-batch, by recomputation: {modes}"
-        shown.append(table(f"{title}kept", ["tensor", "made by", "size>"], stashed, caption))
+        caption = f"stored per micro-batch, by recomputation: {modes}"
+        shown.append(table(f"{title}stored", ["tensor", "producer", "size>"], stashed, caption))
     terms = list(memory[0])
     rows = [
         [str(stage), *(format_bytes(bytes_[term]) for term in terms)]

@@ -148,9 +148,9 @@ _NAMES = {
 }
 
 
-def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
+def _op_mapping_rows(problem: Problem, mapping: Evaluation) -> list[list[str]]:
     rows = []
-    for stage_class in found.encoding.classes:
+    for stage_class in mapping.encoding.classes:
         mapped = zip(problem.work.operators, stage_class.operator_mappings, strict=True)
         for op, op_mapping in mapped:
             outputs = output_text(op_mapping) if op.kept_bytes else "-"
@@ -160,47 +160,47 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
     return rows
 
 
-def _shapes(found: Evaluation) -> str:
+def _shapes(mapping: Evaluation) -> str:
     """Describe the stages of every class."""
-    layouts = (stage_class.layout for stage_class in found.encoding.classes)
+    layouts = (stage_class.layout for stage_class in mapping.encoding.classes)
     return " and ".join(f"{own.stages} of {own.width} x {own.height}" for own in layouts)
 
 
-def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
+def _summary(problem: Problem, mapping: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Lay out the time and memory of a mapping, and the given further rows."""
-    layout, wafer = found.encoding.layout, problem.wafer
-    counts = [count for own in found.encoding.classes for count in own.layout.blocks]
+    layout, wafer = mapping.encoding.layout, problem.wafer
+    counts = [count for own in mapping.encoding.classes for count in own.layout.blocks]
     sequences = problem.training.global_batch
     first = [
-        ("step", format_time(found.time_s) if found.fits else found.reason),
-        ("sequences/s", f"{sequences / found.time_s:,.1f}" if found.fits else "-"),
+        ("step", format_time(mapping.time_s) if mapping.fits else mapping.reason),
+        ("sequences/s", f"{sequences / mapping.time_s:,.1f}" if mapping.fits else "-"),
         (
             "memory per die",
-            f"{format_bytes(found.memory_bytes)} of "
-            f"{format_bytes(found.capacity_bytes)} {found.tier}",
+            f"{format_bytes(mapping.memory_bytes)} of "
+            f"{format_bytes(mapping.capacity_bytes)} {mapping.tier}",
         ),
         (
             "stages",
-            f"{_shapes(found)} dies; {found.encoding.dies} of {wafer.dies} dies"
+            f"{_shapes(mapping)} dies; {mapping.encoding.dies} of {wafer.dies} dies"
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
         ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
         (
             "one block",
-            f"{format_time(found.compute_s)} of work, waits {format_time(found.blocking_s)} for "
-            "collectives",
+            f"{format_time(mapping.compute_s)} of work, "
+            f"{format_time(mapping.blocking_s)} of blocking collectives",
         ),
     ]
-    if found.fits:
-        energy = step_energy(problem, found)
-        joules, watts = energy.total_j, energy.total_j / found.time_s
+    if mapping.fits:
+        energy = step_energy(problem, mapping)
+        joules, watts = energy.total_j, energy.total_j / mapping.time_s
         limit = wafer.power_cap_w
         over = f", more than the {limit / 1e3:g} kW supplied" if limit and watts > limit else ""
-        share = step_mfu(problem, found)
+        share = step_mfu(problem, mapping)
         first.append(("utilisation", f"{share:.1%} of peak by the model's FLOPs"))
         first.append(("energy", f"{joules:,.1f} J a step, {watts / 1e3:,.2f} kW on average{over}"))
-    if found.stream_bytes > 0:
-        first.insert(3, ("off the wafer", f"{format_bytes(found.stream_bytes)} a die"))
+    if mapping.stream_bytes > 0:
+        first.insert(3, ("off the wafer", f"{format_bytes(mapping.stream_bytes)} a die"))
     return fields(f"{problem.model.name} on {wafer.name}", [*first, *pairs])
 
 
@@ -211,20 +211,20 @@ def _over(name: str, space: str) -> list[tuple[str, str]]:
     ]
 
 
-def _proof(found: MappingResult) -> list[tuple[str, str]]:
+def _proof(result: MappingResult) -> list[tuple[str, str]]:
     """Lay out the bound and the gap of a mapping, and the counts of the search."""
-    bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
+    bound = f"no mapping takes less than {format_time(result.bound_s)}; gap {result.gap:.1%}"
     return [
-        ("bound", bound if found.best.fits else "-"),
-        *_over("bound holds over", found.bound_space if found.best.fits else ""),
+        ("bound", bound if result.best.fits else "-"),
+        *_over("bound holds over", result.bound_space if result.best.fits else ""),
         (
             "layouts",
-            f"{found.layouts:,}, of which {found.pruned:,} pruned by a bound"
-            + (f", {found.unseen:,} not examined" if found.unseen else ""),
+            f"{result.layouts:,}, of which {result.pruned:,} pruned by a bound"
+            + (f", {result.unseen:,} not examined" if result.unseen else ""),
         ),
         (
             "evaluations",
-            f"{found.evaluations:,}; {found.evaluations_per_s:,.0f} per second of a core",
+            f"{result.evaluations:,}; {result.evaluations_per_s:,.0f} per second of a core",
         ),
     ]
 
@@ -256,12 +256,12 @@ def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
     return rows
 
 
-def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
+def _picture(problem: Problem, mapping: Evaluation) -> list[RenderableType]:
     """Draw the dies of a mapping, and list where its time goes and its operators."""
-    times = causes(problem, found)
+    times = causes(problem, mapping)
     whole = sum(times.values())
     rows = [[_CAUSES[key], format_time(s), f"{s / whole:.1%}"] for key, s in times.items()]
-    seen = {(row.get("class", 0), row["operator"]): row for row in operator_times(problem, found)}
+    seen = {(row.get("class", 0), row["operator"]): row for row in operator_times(problem, mapping)}
     slow = [
         [
             name,
@@ -275,10 +275,12 @@ def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
         Text(
-            die_map(problem.wafer, *(stage_class.layout for stage_class in found.encoding.classes))
+            die_map(
+                problem.wafer, *(stage_class.layout for stage_class in mapping.encoding.classes)
+            )
         ),
         Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
-        Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
+        Text(link_map(problem.wafer, step_loads(problem, mapping.encoding))),
         table("Time of a step", ["cause", "time>", "share>"], rows),
         table(
             "Operators of one micro-batch, on one die",
@@ -288,18 +290,18 @@ def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
         table(
             "Operators",
             ["operator", "along x", "along y", "output", "weights"],
-            _op_mapping_rows(problem, found),
+            _op_mapping_rows(problem, mapping),
             "innermost first; all blocks share their operator mappings",
         ),
     ]
 
 
-def _cell(found: Evaluation, ours: Evaluation) -> list[str]:
-    if not found.fits:
-        over = format_bytes(found.over_bytes or found.stream_over_bytes)
-        return ["OOM", "-", format_bytes(found.memory_bytes), f"{over} over"]
-    ratio = f"{found.time_s / ours.time_s:.2f}x" if ours.fits else "-"
-    return [format_time(found.time_s), ratio, format_bytes(found.memory_bytes), ""]
+def _cell(mapping: Evaluation, ours: Evaluation) -> list[str]:
+    if not mapping.fits:
+        over = format_bytes(mapping.over_bytes or mapping.stream_over_bytes)
+        return ["OOM", "-", format_bytes(mapping.memory_bytes), f"{over} over"]
+    ratio = f"{mapping.time_s / ours.time_s:.2f}x" if ours.fits else "-"
+    return [format_time(mapping.time_s), ratio, format_bytes(mapping.memory_bytes), ""]
 
 
 def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
@@ -363,23 +365,23 @@ def _front_table(front: WaferFront) -> RenderableType:
     return table("Pareto front", headings, rows, caption)
 
 
-def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
+def _space_rows(result: WaferResult) -> list[tuple[str, str]]:
     """Lay out the best wafer of a space, and how many others were rejected, pruned or searched."""
-    rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
+    rejected = ", ".join(f"{rule} {n:,}" for rule, n in result.rejected.items()) or "none"
     rows = [
-        ("wafer", str(found.best.problem.wafer)),
-        ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
+        ("wafer", str(result.best.problem.wafer)),
+        ("wafers", f"{result.wafers:,} meet all rules; broken: {rejected}"),
         (
             "pruned",
-            f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
-            f"{found.unseen:,} not examined; {found.searched:,} searched",
+            f"{result.contained:,} inside another, {result.bounded:,} by a bound, "
+            f"{result.unseen:,} not examined; {result.searched:,} searched",
         ),
     ]
-    if found.best.best.fits:
-        rows.append(("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"))
-        rows += _over("which holds over", found.bound_space)
-    if found.base is not None and found.base.best.fits:
-        rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
+    if result.best.best.fits:
+        rows.append(("bound over all", f"{format_time(result.bound_s)}; gap {result.gap:.1%}"))
+        rows += _over("which holds over", result.bound_space)
+    if result.base is not None and result.base.best.fits:
+        rows.append(("the space's own wafer", format_time(result.base.best.time_s)))
     return rows
 
 

@@ -408,15 +408,15 @@ def estimate_costs(
         if flat
         else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
     )
-    alone = (ops["function"] == 0) & (ops["epilogue"] == 0)
+    unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
     tables = []
     for code in np.unique(ops["format"]).tolist() or [0]:
         low = cast(Dtype, FORMATS[code])
         own = batch if code == 0 else machines(chips, low, tuning, energy, like)
         mine = ops["format"] == code
         for which, unseen in (
-            (alone & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
-            (~alone & mine, _UNSEEN_OF_CHIP),
+            (unfused & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
+            (~unfused & mine, _UNSEEN_OF_CHIP),
         ):
             positions = np.flatnonzero(which)
             if code == 0 or len(positions):

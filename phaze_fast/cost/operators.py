@@ -231,8 +231,8 @@ def _outside(chip: Accelerator, op: Any, dtype: Dtype) -> bool:
 def _of_record(
     chip: Accelerator, dtype: Dtype, static_w: float, op: Any, row: Any, one_core_s: float
 ) -> OperatorCost:
-    alone = chip.tuning.dispatch_s
-    seconds, macs = float(row["time_s"]) + alone, float(row["macs"])
+    dispatch_s = chip.tuning.dispatch_s
+    seconds, macs = float(row["time_s"]) + dispatch_s, float(row["macs"])
     # Relative to the rated peak, whose clock may differ from that of running operators.
     used = 2.0 * macs / (seconds * chip.peak_flops(dtype)) if macs else float(row["utilization"])
     flow, order = int(row["dataflow"]), int(row["order"])
@@ -240,13 +240,13 @@ def _of_record(
     return OperatorCost(
         **same,
         time_s=seconds,
-        one_core_s=float(one_core_s) + alone,
-        bound_s=float(row["bound_s"]) + alone,
+        one_core_s=float(one_core_s) + dispatch_s,
+        bound_s=float(row["bound_s"]) + dispatch_s,
         limit=_core.LIMITS[int(row["limit"])],
-        dispatch_s=alone,
+        dispatch_s=dispatch_s,
         macs=macs,
         utilization=used,
-        energy_j=float(row["energy_j"]) + static_w * alone,
+        energy_j=float(row["energy_j"]) + static_w * dispatch_s,
         dataflow=_core.DATAFLOWS[flow] if flow >= 0 else "",
         block=(int(row["block_m"]), int(row["block_n"])),
         split=int(row["split"]),
@@ -306,10 +306,10 @@ def operator_costs(
         if row["status"] != 0:
             shape = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
             raise InvalidInputError(f"{shape}: {_core.STATUS_SENTENCES[int(row['status'])]}")
-    alone = _core.op_times(ops, *machine.arguments, True, 1)
+    one_core_s = _core.op_times(ops, *machine.arguments, True, 1)
     return [
         _of_record(chip, dtype, float(machine.static_w[0]), *pair)
-        for pair in zip(ops, rows, alone, strict=True)
+        for pair in zip(ops, rows, one_core_s, strict=True)
     ]
 
 

@@ -456,7 +456,7 @@ def trace_hf(
     tokens = seq if seq is not None else min(int(window), longest)
     ids = torch.empty((2, tokens), dtype=torch.long, device="meta")
     module.train()
-    if getattr(config, "is_encoder_decoder", False):  # any start token will do
+    if getattr(config, "is_encoder_decoder", False):  # any start token gives the same operators
         for field in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, field, None) is None:
                 setattr(config, field, 0)

@@ -63,7 +63,7 @@ def _input_bytes(specs: list[OperatorSpec]) -> float:
 
 
 def _summed(
-    made: list[OperatorSpec], name: str, arrived: list[int], size: float, sums: str
+    operators: list[OperatorSpec], name: str, arrived: list[int], size: float, sums: str
 ) -> tuple[int, ...]:
     """Return the operators whose results add up to the gradient of a tensor of `size` bytes."""
     parts = tuple(dict.fromkeys(arrived))
@@ -73,10 +73,10 @@ def _summed(
     kernels = sums == "kernels"
     read, written = (2.0, 1.0) if kernels else (1.0, 0.0)
     rows, moved = int(size) // ELEMENT_BYTES, more * size
-    made.append(
+    operators.append(
         vector_spec(name + SUM, "residual", parts, rows, more, read * moved, written * moved)
     )
-    return (len(made) - 1,)
+    return (len(operators) - 1,)
 
 
 def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None:
@@ -93,7 +93,7 @@ def _gradients_of(
     spec: OperatorSpec,
     upstream: tuple[int, ...],
     gathered: tuple[int, ...],
-    made: list[OperatorSpec],
+    operators: list[OperatorSpec],
 ) -> list[tuple[int, int]]:
     """Append the gradient operators of an operator; return pairs (input slot, its gradient).
 
@@ -101,8 +101,8 @@ def _gradients_of(
     """
 
     def add(new: OperatorSpec) -> int:
-        made.append(replace(new, inputs=new.inputs or (-1,)))
-        return len(made) - 1
+        operators.append(replace(new, inputs=new.inputs or (-1,)))
+        return len(operators) - 1
 
     name = f"d-{spec.name}"
     if spec.kind == "gemm":

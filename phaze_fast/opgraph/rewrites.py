@@ -130,7 +130,7 @@ class _Pass:
         self.specs, self.precision, self.backward = specs, precision, bool(forward)
         self.low = [_is_low(spec, precision) for spec in specs]
         self.small = _small_gathers(specs, precision)
-        self.made: list[OperatorSpec] = []
+        self.operators: list[OperatorSpec] = []
         self.place: dict[int, int] = {-1: -1}  # position of an operator in the rewritten pass
         self.casts: dict[int, int] = {}  # source operator -> its cast
         self.read = {spec.name: spec.inputs[0] for spec in forward if spec.kind == "gemm"}
@@ -139,8 +139,8 @@ class _Pass:
 
     def add(self, spec: OperatorSpec) -> int:
         """Add an operator and return its position."""
-        self.made.append(spec)
-        return len(self.made) - 1
+        self.operators.append(spec)
+        return len(self.operators) - 1
 
     def cast(self, source: int, elements: float, sent: bool) -> None:
         """Cast an operator's output, once for all readers.
@@ -270,7 +270,7 @@ def quantised(
             also = (*new.cast_weights(spec), *new.transpose(spec))
             own = replace(own, format=precision.format, inputs=(*own.inputs, *also))
         new.place[i] = new.add(own)
-    return new.made
+    return new.operators
 
 
 def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:

@@ -72,7 +72,7 @@ def _tensor_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
     t, kv = s.tp, model.kv_heads
     if model.heads % t:
         yield f"tp: {t} does not divide {model.heads} heads"
-    if kv is not None and kv % t and t % kv:  # beyond kv heads, t / kv devices share each
+    if kv is not None and kv % t and t % kv:  # with t > kv, several devices share a head
         yield (
             f"tp: {t} neither divides {kv} key/value heads nor is a multiple of them, "
             "with which each head would be replicated"

@@ -1,9 +1,9 @@
 """The back-test: real chips compared with the best chips under the limits of their generation.
 
-Each real chip is searched together with the chips around it: cores, array sides, vector cores,
-buffer, stacks of its HBM and links halved and doubled, with at most the area of the real chip by
-the same formula with every term counted, and at a clock at which they draw at most its power by the
-same table. Published runs are planned on the real chip.
+Each real chip is compared with a space of similar chips: cores, array sides, vector cores, buffer,
+HBM stacks and links are halved and doubled, area is at most that of the real chip (both modelled
+with every area term), and clocks are lowered to its modelled power. Published runs are planned on
+the real chip.
 """
 
 from __future__ import annotations

@@ -453,14 +453,14 @@ def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict
     return {**answer, "stages": [], "solve_s": solve_s}
 
 
-def _answer(problem: NestProblem, found: _core.NestAnswer) -> dict[str, Any]:
-    if found.status:
-        raise InvalidInputError(f"{problem.name}: {_core.STATUS_SENTENCES[found.status]}")
-    if found.width < 0:
-        reason = _reason(problem, found.needed_bytes, found.needed_stages, found.needed_width)
-        return unplanned(problem.name, "infeasible", reason, found.seconds)
-    time_s, load_s, replicas, begins = found.time_s, found.load_s, found.replicas, found.begins
-    width = problem.widths[found.width]
+def _answer(problem: NestProblem, answer: _core.NestAnswer) -> dict[str, Any]:
+    if answer.status:
+        raise InvalidInputError(f"{problem.name}: {_core.STATUS_SENTENCES[answer.status]}")
+    if answer.width < 0:
+        reason = _reason(problem, answer.needed_bytes, answer.needed_stages, answer.needed_width)
+        return unplanned(problem.name, "infeasible", reason, answer.seconds)
+    time_s, load_s, replicas, begins = answer.time_s, answer.load_s, answer.replicas, answer.begins
+    width = problem.widths[answer.width]
     cuts = [*begins.tolist(), len(width.ids)]
     count = len(begins)
     rounds = -(-problem.micro_batches // replicas) + count - 1
@@ -477,7 +477,7 @@ def _answer(problem: NestProblem, found: _core.NestAnswer) -> dict[str, Any]:
         "t": width.width,
         "d": replicas,
         "stages": priced.records(),
-        "solve_s": found.seconds,
+        "solve_s": answer.seconds,
         "breakdown": {
             "largest_load": load_s,
             "rounds": rounds,

@@ -117,7 +117,7 @@ class ScheduledLayer:
 
     kind: str
     """Such as ``block``."""
-    way: str
+    direction: str
     """``forward`` or ``backward``; the backward pass without recomputation."""
     count: int
     """Layers of this kind in the model."""
@@ -133,7 +133,7 @@ class ScheduledLayer:
         )
         return {
             "kind": self.kind,
-            "way": self.way,
+            "direction": self.direction,
             "count": self.count,
             "time_s": schedule.makespan,
             "status": schedule.status,
@@ -163,7 +163,7 @@ def layer_schedules(
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
     >>> layers = layer_schedules("bert-large", cluster, {"dp": 8, "global_batch": 64})
-    >>> [(layer.kind, layer.way) for layer in layers[2:4]]
+    >>> [(layer.kind, layer.direction) for layer in layers[2:4]]
     [('block', 'forward'), ('block', 'backward')]
     """
     evaluator, _, _ = evaluated(model, cluster, plan)

@@ -176,11 +176,11 @@ def _comparisons(document: Data) -> list[Data]:
             (best, other)
             for best in _timed_layers(designs[0], model)
             for other in _timed_layers(designs[1], model)
-            if (best["kind"], best["way"]) == (other["kind"], other["way"])
+            if (best["kind"], best["direction"]) == (other["kind"], other["direction"])
         ]
         longest = _longest([best for best, _ in pairs]) if pairs else ""
         for best, other in pairs:
-            title = f"{best['kind']}, {best['way']}"
+            title = f"{best['kind']}, {best['direction']}"
             if len(designs[0]["models"]) > 1:
                 title = f"{model}: {title}"
             change, rows = other["time_s"] / best["time_s"] - 1, _compared_operators(best, other)

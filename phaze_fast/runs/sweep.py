@@ -148,7 +148,7 @@ def blank_row(point: Point, status: str, reason: str = "") -> Row:
     `status` is ``infeasible`` or ``error``; `reason` says which constraint binds, or what happened.
     """
     chip = point.cluster.chip
-    assert chip is not None  # a point has one
+    assert chip is not None  # every point has a chip
     area_mm2 = area(chip).total_mm2
     row: Row = dict.fromkeys(COLUMNS)
     row |= {"key": point.key, "status": status, "reason": reason, "devices": point.cluster.devices}

@@ -69,7 +69,7 @@ class _Program:
         return len(self.lower) - 1
 
     def at_least(self, bound: float, terms: dict[int, float]) -> None:
-        """Sum of terms >= bound."""
+        """Add the row: sum of terms >= bound."""
         self.rows.append((bound, terms))
 
 
@@ -89,7 +89,7 @@ class _Columns:
 
     end: int
     start: list[int]
-    alone: list[int]
+    all_cores: list[int]
     """Whether an operator takes all cores."""
     before: dict[tuple[int, int], int] = field(default_factory=dict)
     """Whether the first ends before the second starts, of pairs that may collide."""
@@ -151,15 +151,15 @@ def _build(schedule: LayerSchedule, choices: list[dict[int, _Mode]]) -> tuple[_P
         end=program.column(min(schedule.bound / schedule.makespan, 1.0) * (1 - _SLACK), horizon),
         start=[program.column(0.0, horizon) for _ in range(count)],
         # Fixed where there is one mode only.
-        alone=[program.column(float(1 not in w), float(0 in w), whole=True) for w in choices],
+        all_cores=[program.column(float(1 not in w), float(0 in w), whole=True) for w in choices],
     )
-    start, alone = columns.start, columns.alone
+    start, all_cores = columns.start, columns.all_cores
 
     def follows(i: int, later: dict[int, float], constant: float) -> None:
-        """Later >= t_i + p_i + constant."""
+        """Add the row: later >= t_i + p_i + constant."""
         terms = {**later, start[i]: -1.0}
         if one[i] != every[i]:
-            terms[alone[i]] = one[i] - every[i]
+            terms[all_cores[i]] = one[i] - every[i]
         program.at_least(one[i] + constant, terms)
 
     for i in range(count):
@@ -167,7 +167,7 @@ def _build(schedule: LayerSchedule, choices: list[dict[int, _Mode]]) -> tuple[_P
     for a, b in instance.edges:
         follows(a, {start[b]: 1.0}, 0.0)
     reach = _reach(instance)
-    cores = _core_columns(program, instance, reach, alone)
+    cores = _core_columns(program, instance, reach, all_cores)
     for i in range(count):
         for j in range(i + 1, count):
             shared = instance.types[i] & instance.types[j]
@@ -178,8 +178,8 @@ def _build(schedule: LayerSchedule, choices: list[dict[int, _Mode]]) -> tuple[_P
             both = {first: 1.0, second: 1.0}
             follows(i, {start[j]: 1.0, first: -horizon}, -horizon)
             follows(j, {start[i]: 1.0, second: -horizon}, -horizon)
-            program.at_least(0.0, {**both, alone[i]: -1.0})
-            program.at_least(0.0, {**both, alone[j]: -1.0})
+            program.at_least(0.0, {**both, all_cores[i]: -1.0})
+            program.at_least(0.0, {**both, all_cores[j]: -1.0})
             for r in range(3):
                 if not shared >> r & 1 or r not in cores:
                     continue
@@ -190,7 +190,7 @@ def _build(schedule: LayerSchedule, choices: list[dict[int, _Mode]]) -> tuple[_P
 
 
 def _core_columns(
-    program: _Program, instance: LayerInstance, reach: list[int], alone: list[int]
+    program: _Program, instance: LayerInstance, reach: list[int], all_cores: list[int]
 ) -> dict[int, dict[int, list[int]]]:
     """Add assignments to cores, for core types that unordered operators may fill."""
     columns: dict[int, dict[int, list[int]]] = {}
@@ -208,7 +208,7 @@ def _core_columns(
         columns[r] = {}
         for i in users:
             columns[r][i] = [program.column(0.0, 1.0, whole=True) for _ in range(have)]
-            program.at_least(1.0, {**dict.fromkeys(columns[r][i], 1.0), alone[i]: 1.0})
+            program.at_least(1.0, {**dict.fromkeys(columns[r][i], 1.0), all_cores[i]: 1.0})
     return columns
 
 
@@ -286,8 +286,8 @@ def solve_with_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSched
     -------
     LayerSchedule
         The better of the two schedules, with the better of the two bounds. It is ``optimal`` by
-        ``highs`` where its makespan is at most a part `TOLERANCE` above a bound that HiGHS proved,
-        and the given schedule where the results of HiGHS contradict it.
+        ``highs`` where its makespan exceeds a bound of HiGHS by at most the fraction `TOLERANCE`.
+        Where results of HiGHS contradict the given schedule, that is returned.
 
     Raises
     ------
@@ -341,7 +341,7 @@ def _order(schedule: LayerSchedule, columns: _Columns, values: list[float]) -> l
     left = set(range(count))
     while left:
         ready = [i for i in left if not waits[i] & left]
-        # Where HiGHS's order has a cycle, because of its tolerances, the edges alone decide.
+        # Where HiGHS's order has a cycle, because of its tolerances, only the edges count.
         free = [i for i in ready if not after[i] & left] or ready
         chosen = min(free, key=lambda i: (values[columns.start[i]], i))
         order.append(chosen)
@@ -354,7 +354,7 @@ def _decoded(
 ) -> LayerSchedule | None:
     """Build the schedule of HiGHS's modes and order with exact latencies; None where that fails."""
     instance, mode = schedule.instance, []
-    for modes, column in zip(choices, columns.alone, strict=True):
+    for modes, column in zip(choices, columns.all_cores, strict=True):
         chosen = modes.get(0 if values[column] > 0.5 else 1) or next(iter(modes.values()))
         mode.append(chosen.mode)
     starts = earliest_starts(instance, _order(schedule, columns, values), mode, schedule.overlap)

@@ -122,7 +122,7 @@ def test_bytes_changed_anywhere_are_never_an_error_nor_a_wrong_result(path):
             beside.unlink()
         path.write_bytes(good[:at] + bytes([good[at] ^ 0x5A]) + good[at + 1 :])
         if at in range(16) or at in range(68, 72):  # the marks that say it is ours
-            with pytest.raises(InvalidInputError, match="something else"):
+            with pytest.raises(InvalidInputError, match="another program"):
                 ResultStore(path, "kind")
             continue
         opened = ResultStore(path, "kind")

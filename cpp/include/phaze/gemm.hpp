@@ -38,8 +38,8 @@ inline constexpr int kOrders = 4;
 struct Traffic {
   double hbm_bytes;  // of one product
   Order order;
-  std::int64_t i;  // tiles along m, m or n
-  std::int64_t j;  // tiles along n, k or k
+  std::int64_t i;  // tiles along m, m or n, by `order`
+  std::int64_t j;  // tiles along n, k or k, by `order`
 };
 
 // One product (or any operator) on one chip, with its breakdown.

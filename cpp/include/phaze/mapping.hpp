@@ -79,8 +79,8 @@ struct MapOpRecord {
   std::int32_t expert;         // 1 if M splits experts, each with its own weights, instead of rows
   std::int32_t overlap;   // 1: input can arrive in pieces that overlap its work; 2: output likewise
   std::int64_t limit[4];  // largest factor of B, M, N, K
-  double stat_bytes;      // reduced over split columns, forward and backward; of all rows
-  double gather_bytes;    // gathered over split rows (keys and values); whole
+  double stat_bytes;      // row statistics, reduced in both passes if columns are split
+  double gather_bytes;    // keys and values of all rows, gathered if rows are split
 };
 
 enum class EdgeKind : std::int32_t { kInside = 0, kEntry = 1, kWrap = 2, kExit = 3 };
@@ -113,11 +113,11 @@ struct MapRulesRecord {
   std::int32_t
       linear;  // 1: roles in rank order: columns and inner, then rows and copies, then batch
   std::int32_t stream_shared;  // 1: both directions off the wafer share one rate
-  std::int32_t chunks;         // runs of blocks that a stage has: 1, or interleaved ones
+  std::int32_t chunks;         // chunks of blocks per stage; more than 1: interleaved
   std::int32_t zero_bubble;    // 1: ZB-H1, weight gradients fill the pipeline's bubble; one chunk
   std::int32_t fabric;         // a MeshFabric
   std::int32_t pieces;         // pieces of a conversion that overlaps work; 1 = no overlap
-  double outer_tail_s;         // after the last micro-batch, independent of the mapping
+  double outer_tail_s;         // seconds after the last micro-batch, independent of the mapping
   double stream_link_s;  // of the busiest link to the rim, per byte that each die reads or writes
   double stream_both_s;  // the same per byte that each die reads and writes
   // For a pipeline that also has stages of other classes, each with its own shape:
@@ -125,7 +125,7 @@ struct MapRulesRecord {
   std::int32_t pipeline_stages;  // of all classes; 0 if there are no others
   double other_sum_s;            // sum over the stages of other classes, one micro-batch
   double other_slowest_s;        // maximum over the stages of other classes
-  double other_tail_s;           // after the last micro-batch
+  double other_tail_s;           // of these stages, after the last micro-batch
 
   // Bytes of the busier direction off the wafer for the given traffic; their sum if the directions
   // share one rate.
@@ -151,7 +151,7 @@ struct MapTables {  // one row per operator, one column per combination of facto
   std::span<const double> stash_bytes;
   std::span<const double> live_bytes;
   std::span<const double> parameters;
-  std::span<const double> weight_grad_s;  // part of backward_s that no other pass depends on
+  std::span<const double> weight_grad_s;  // part of backward_s that can be deferred
 };
 
 struct MapProblem {
@@ -163,13 +163,13 @@ struct MapProblem {
   std::span<const std::int32_t> column;    // of (B, M, N, K) as positions in `divisors`; -1 = none
   std::int32_t columns;
   MapTables tables;
-  std::span<const std::int32_t> blocks;  // of each stage
+  std::span<const std::int32_t> blocks;  // number of blocks of each stage
   std::span<const double> boundary_s;    // per byte that a stage sends, both directions
   std::span<const std::int32_t> chain;   // operators of a block from its first to its last
-  // Streams (pipeline x pipeline stages x 2): for stage k and another stage j, seconds of the
-  // busiest link between dies of k per byte that each die of j reads or writes, and per byte read
-  // and written; for k and k, of the busiest link anywhere. Empty: all stages stream at once, at
-  // the rules' seconds per byte.
+  // Cost of off-wafer streams, [k][j][2] over all stages of the pipeline. For k != j: seconds of
+  // the busiest link inside stage k per byte that each die of stage j reads or writes ([0]), or
+  // reads and writes ([1]). For k == j: seconds of the busiest link of the whole wafer. If empty,
+  // all stages stream at once, at the rules' seconds per byte.
   std::span<const double> cross_stage_s;
 };
 
@@ -238,8 +238,9 @@ class Mapping {
   int ops() const noexcept;
   int slots() const noexcept;
   int stages() const noexcept;
-  // Of the whole pipeline, which these stages may be a part of: its length, whether a stage has the
-  // first or last layers of the model, and the micro-batches whose activations it stores.
+  // Properties of the whole pipeline, of which these stages may be a part: its length, whether a
+  // stage has the first or last layers of the model, and the micro-batches whose activations it
+  // stores.
   int pipeline_stages() const noexcept;
   bool is_first(int stage) const noexcept;
   bool is_last(int stage) const noexcept;

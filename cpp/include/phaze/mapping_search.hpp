@@ -13,7 +13,7 @@ struct MapSearchRules {
   std::int64_t steps;  // evaluations
   double start;        // relative loss accepted at the beginning
 };
-struct MapFound {
+struct MapSearchResult {
   std::vector<OpMapping> op_mappings;
   MapScore score;
   std::int64_t evaluations;
@@ -26,14 +26,14 @@ double objective(const Mapping& mapping, const MapScore& score) noexcept;
 // Threshold accepting from the mapping's current operator mappings; on return the mapping holds the
 // best ones found. The result is the same on every machine: choices use integers, and no
 // transcendental function is called.
-MapFound anneal(Mapping& mapping, const MapSearchRules& rules);
+MapSearchResult anneal(Mapping& mapping, const MapSearchRules& rules);
 
 // Best single changes, one operator after another, until no change improves the objective.
-MapFound descend(Mapping& mapping, int rounds);
+MapSearchResult descend(Mapping& mapping, int rounds);
 
 // The number of combinations of operator mappings and weight modes (modes only for operators with
 // weights), and the best of them by exhaustive enumeration: the reference for small problems.
 double ways(const Mapping& mapping) noexcept;
-MapFound exhaust(Mapping& mapping);
+MapSearchResult exhaust(Mapping& mapping);
 
 }  // namespace phaze

@@ -50,7 +50,7 @@ inline constexpr const char* kStatusSentences[] = {
     "the tuning or precision is malformed: a share, rate or size is out of range",
     "the layer has too many operators; expected at most 128",
     "an operator has no way to run, or needs cores that the chip does not have",
-    "an edge points to an operator that stands earlier; expected topological order",
+    "an edge points to an earlier operator; expected topological order",
     "no block of the product fits a core's local buffer under the allowed dataflows",
     "the table of layers is malformed: expected 1 to 4096 layers, 1 to 12 recompute variants, and "
     "one value each",

@@ -27,7 +27,7 @@ struct Call {
   CollectiveOp op;
   double bytes;
   GroupShape shape;    // normalised
-  std::int64_t ranks;  // in all
+  std::int64_t ranks;  // total number of ranks
 };
 
 struct Choice {
@@ -43,7 +43,7 @@ Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
 // minimum over the permitted ones.
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept;
 
-// The same two at the rates of `group`, ignoring protocols; messages use theirs.
+// The same two functions at the rates of `group`: only messages use protocols of a library.
 Choice fastest_on(const Call& call, const Group& group) noexcept;
 double time_on(const Call& call, const Group& group, Algorithm algorithm) noexcept;
 
@@ -90,7 +90,7 @@ double tier_by_tier(const Group& group, double v) noexcept {
 // As many rings as there are members inside an outer unit: each enters and leaves a unit through a
 // different member, so the outer ports work in parallel.
 double rail_ring(const Group& group, double p, double v) noexcept {
-  double share = 1.0;  // of the vector that one member's port at this level carries
+  double share = 1.0;  // part of the vector that crosses one member's port at this level
   double limit = 0.0;
   for (int l = 0; l < group.active; ++l) {
     limit = std::max(limit, group.level[l].seconds_per_byte * share);
@@ -114,7 +114,7 @@ double dimension_ordered(const Group& group, double v) noexcept {
   const auto cost = [](const ActiveLevel& level) {
     return level.ring ? 0.5 * level.seconds_per_byte : level.seconds_per_byte;
   };
-  for (int l = 0; l < group.active; ++l) {  // insertion sort: at most four, and stable
+  for (int l = 0; l < group.active; ++l) {  // stable insertion sort of at most four
     auto at = static_cast<std::size_t>(l);
     for (; at > 0 && cost(group.level[l]) < cost(*order[at - 1]); --at) order[at] = order[at - 1];
     order[at] = &group.level[l];
@@ -225,8 +225,8 @@ double reduction(const FabricRecord& fabric, const Group& group, std::int64_t ra
   }
 }
 
-// Bytes over the most loaded directed link of k members in a row that exchange v bytes each, in
-// multiples of v: traffic across the middle of a line, or split over both directions of a ring.
+// Load of the busiest directed link in an all-to-all of v bytes per member along a line or ring, as
+// a multiple of v: the traffic across the middle, on a ring split over both directions.
 double exchange_load(const ActiveLevel& level) noexcept {
   const std::int64_t k = level.members;
   const auto kd = static_cast<double>(k);
@@ -276,14 +276,14 @@ double switched_all_to_all(const Group& group, std::int64_t ranks, double v,
     for (int l = 0; l < group.active; ++l) {
       const ActiveLevel& level = group.level[l];
       const double reached = inside * static_cast<double>(level.members);
-      const double partners = reached - inside;  // first met at this tier
+      const double partners = reached - inside;  // ranks whose lowest common tier is this one
       time += partners / p * v * level.seconds_per_byte + partners * level.step_latency_s;
       inside = reached;
     }
     return time;
   }
   if (algorithm != Algorithm::kHierarchical || !group.regular || group.active < 2) return kInfinite;
-  double time = 0.0;  // exchange inside each tier, messages for one outer unit travelling together
+  double time = 0.0;  // an exchange per tier; messages to one outer unit are merged
   for (int l = 0; l < group.active; ++l) time += level_pass(group.level[l], v);
   return time;
 }
@@ -390,9 +390,8 @@ double time_on(const Call& call, const Group& group, Algorithm algorithm) noexce
 
 namespace {
 
-// Messages over the busiest link of a row when every rank sends to the rank `hops` further: as many
-// as a message has hops, but no more than fit on an open line, and half as many if both directions
-// of a ring are equally long.
+// Messages over the busiest link of a row if every rank sends to the rank `hops` further: `hops`,
+// on an open line at most `size - hops`; half if both directions of a ring are equally long.
 double shift_load(std::int64_t hops, std::int64_t size, bool ring) noexcept {
   if (!ring) return static_cast<double>(std::min(hops, size - hops));
   return (2 * hops == size ? 0.5 : 1.0) * static_cast<double>(hops);

@@ -169,14 +169,14 @@ inline Cut cut(std::int64_t dimension, std::int64_t length, const Machine& machi
 struct Split {
   std::int64_t parts;  // s
   double depth;        // k_c
-  double folds;        // of the array's rows
+  double folds;        // of k_c over the rows of the array
 };
 
 // The kernels available for one shape. Rows that are not 16-byte aligned cannot be copied in bulk:
 // kernels of an earlier generation run there, each with its own blocks and costs.
 struct Kernels {
   double port_bytes_per_s;  // of one port
-  bool both_ways;           // whether operands and outputs pass it at once
+  bool both_ways;           // whether operands and outputs use it at the same time
   double launch_s;
   double unit_overhead_s;
   double reduction_s;
@@ -187,32 +187,32 @@ struct Kernels {
 
 inline Kernels kernels_of(const GemmShape& g, const Machine& machine) noexcept {
   const TuningRecord& t = *machine.tuning;
-  Kernels found{machine.port_bytes_per_s,
-                true,
-                t.launch_s,
-                t.unit_overhead_s,
-                t.reduction_s,
-                t.tiles,
-                t.tile_m,
-                t.tile_n};
+  Kernels kernels{machine.port_bytes_per_s,
+                  true,
+                  t.launch_s,
+                  t.unit_overhead_s,
+                  t.reduction_s,
+                  t.tiles,
+                  t.tile_m,
+                  t.tile_n};
   const auto element = static_cast<std::int64_t>(std::ceil(machine.precision.in_bytes));
-  const std::int64_t rows = (g.k | g.n) * element;  // whether both row lengths are multiples
-  if ((rows & 15) == 0) return found;
+  const std::int64_t rows = (g.k | g.n) * element;  // low bits: alignment of both row lengths
+  if ((rows & 15) == 0) return kernels;
   const bool even = (rows & 3) == 0;
   const double slow = even ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
   if (slow > 0.0) {
-    found.port_bytes_per_s = slow * machine.clock_hz;
-    found.both_ways = false;
+    kernels.port_bytes_per_s = slow * machine.clock_hz;
+    kernels.both_ways = false;
   }
   const int tiles = even ? t.even_tiles : t.odd_tiles;
-  if (tiles == 0) return found;
-  found.launch_s = t.launch_s * t.vector_launch_share;  // one plain kernel, as vector operators are
-  found.unit_overhead_s = t.unaligned_unit_overhead_s;
-  found.reduction_s = t.unaligned_reduction_s;
-  found.tiles = tiles;
-  found.tile_m = even ? t.even_m : t.odd_m;
-  found.tile_n = even ? t.even_n : t.odd_n;
-  return found;
+  if (tiles == 0) return kernels;
+  kernels.launch_s = t.launch_s * t.vector_launch_share;  // launched like a vector kernel
+  kernels.unit_overhead_s = t.unaligned_unit_overhead_s;
+  kernels.reduction_s = t.unaligned_reduction_s;
+  kernels.tiles = tiles;
+  kernels.tile_m = even ? t.even_m : t.odd_m;
+  kernels.tile_n = even ? t.even_n : t.odd_n;
+  return kernels;
 }
 
 // A mapping with its times: the incumbent of a search, and the data of its record.
@@ -331,7 +331,7 @@ class Search {
                 0.0,
                 (by_m.extent + by_n.extent) * fill_element_s_,
                 by_m.extent * by_n.extent};
-    double least = 0.0;  // folds times stream of one block over all parts of a split
+    double least = 0.0;  // least cycles of a block: folds times cycles per fold
     switch (dataflow) {
       case Dataflow::kOutput:
         block.folds_per_depth = by_m.row_folds * by_n.col_folds;

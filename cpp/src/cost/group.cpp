@@ -67,7 +67,7 @@ bool take_members(const Layout& layout, std::int64_t ranks, std::int64_t stride,
     }
     if (l < first_free) return false;
     first_free = l + 1;
-    if ((ranks - 1) * stride < size) {  // the rest fits here
+    if ((ranks - 1) * stride < size) {  // the other members are all on this level
       add_level(layout, l, ranks, stride);
       return true;
     }
@@ -81,26 +81,25 @@ bool take_members(const Layout& layout, std::int64_t ranks, std::int64_t stride,
   return ranks == 1;
 }
 
-// From the first rank to the last.
+// Distance in ranks from the first member to the last.
 std::int64_t extent(const GroupShape& shape) noexcept {
   return (shape.ranks - 1) * shape.stride + (shape.outer_ranks - 1) * shape.outer_stride;
 }
 
-// Members of two runs in every unit of `unit` ranks that contains any; 0 if units differ, or would
-// differ with more members in the outer run: a layout must not depend on the first few being
-// regular.
-std::int64_t held_by_unit(const GroupShape& shape, std::int64_t unit) noexcept {
+// Members in each occupied unit of `unit` ranks, for a group of two runs; 0 if units have different
+// numbers of members, or would have with a longer outer run.
+std::int64_t members_per_unit(const GroupShape& shape, std::int64_t unit) noexcept {
   const std::int64_t inner = (shape.ranks - 1) * shape.stride;
   if (extent(shape) < unit) return shape.ranks * shape.outer_ranks;
   if (shape.stride >= unit && shape.outer_stride - inner >= unit) return 1;
-  if (inner < unit) {  // some whole inner runs in each
+  if (inner < unit) {  // each unit contains whole inner runs
     const std::int64_t runs = (unit - 1 - inner) / shape.outer_stride + 1;
     if (shape.outer_ranks % runs != 0) return 0;
-    // Sets of `runs` runs begin at multiples of this within a unit, and eventually at all of them.
+    // A set of `runs` inner runs may begin at any multiple of this within a unit.
     const std::int64_t grain = std::gcd(runs * shape.outer_stride, unit);
     return (runs - 1) * shape.outer_stride + inner < grain ? runs * shape.ranks : 0;
   }
-  // Each inner run fills whole units alone.
+  // Otherwise each inner run must fill whole units.
   const bool fills = unit % shape.stride == 0 && shape.ranks % (unit / shape.stride) == 0;
   return fills && shape.outer_stride % unit == 0 ? unit / shape.stride : 0;
 }
@@ -114,10 +113,10 @@ bool count_members(const Layout& layout, const GroupShape& shape) noexcept {
   for (int l = 0; l < fabric.levels && unit <= reach; ++l) {
     const std::int64_t size = fabric.size[l] == 0 ? kUnbounded : fabric.size[l];
     unit = unit > kUnbounded / size ? kUnbounded : unit * size;
-    const std::int64_t held = held_by_unit(shape, unit);
-    if (held == 0) return false;
-    if (held > below) add_level(layout, l, held / below, 1);
-    below = held;
+    const std::int64_t members = members_per_unit(shape, unit);
+    if (members == 0) return false;
+    if (members > below) add_level(layout, l, members / below, 1);
+    below = members;
   }
   return true;
 }
@@ -135,11 +134,11 @@ bool lay_out_regular(const Layout& layout, const GroupShape& shape) noexcept {
          take_members(layout, shape.outer_ranks, shape.outer_stride, first_free);
 }
 
-// An irregular group is charged as one ring in rank order over every level from the one its
-// smallest gap reaches to the one its extent reaches. On a grid, row ends send the ring back along
-// the same row, so links carry up to two of its edges, and all interleaved groups share them: at
-// most the larger stride, since the gaps inside and between runs add up to less. In a full mesh
-// each edge of the ring is one link.
+// An irregular group is charged as one ring in rank order, over every level between the one that
+// its smallest gap spans and the one that its extent spans. On a grid, the ring returns along the
+// same row at row ends, so a link carries up to two edges of each ring, and the interleaved groups
+// that share the link are at most as many as the larger stride. In a full mesh each edge is one
+// link.
 void charge_irregular(const Layout& layout, const GroupShape& shape) noexcept {
   const FabricRecord& fabric = layout.fabric;
   const LinkRates& rates = layout.rates;
@@ -175,7 +174,8 @@ void charge_irregular(const Layout& layout, const GroupShape& shape) noexcept {
   if (grid) group.step_latency_s = diameter_s;
 }
 
-// A library's ring enters and leaves each unit once, and only those hops are slow.
+// Latency of a library's ring: it enters and leaves each unit once, so only these hops pass the
+// outer level.
 double nested_ring_latency_s(const Group& group) noexcept {
   double latency = 0.0;
   double units = 1.0;

@@ -72,7 +72,7 @@ VectorShape vector_of(const OperatorRecord& op) noexcept {
           op.read_bytes + op.write_bytes, op.write_bytes};
 }
 
-// Vector units per tensor core; all of one unit if costs are per core.
+// Vector units per tensor core; 1 if costs are those of one core of each type.
 double vector_per_core(const ChipRecord& chip, Cores cores) noexcept {
   if (cores == Cores::kOne) return 1.0;
   return static_cast<double>(chip.vector_cores) / static_cast<double>(chip.tensor_cores);

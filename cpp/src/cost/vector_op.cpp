@@ -10,12 +10,12 @@ namespace phaze {
 namespace {
 
 constexpr std::int64_t kAttentionRows = 128;  // queries of one unit, unless a chip specifies more
-// The backward pass computes row sums of O * dO before and converts dQ after: it reads O and dO,
-// clears, reads and rounds fp32 sums; bytes per element of Q that nothing overlaps.
+// Bytes per element of Q of the two kernels around the backward pass, which overlap nothing: row
+// sums of O * dO before it, and the conversion of the fp32 sums of dQ after it.
 constexpr double kBackwardBytes = 14.0;
 constexpr double kBackwardLaunches = 3.0;
 
-// Cycles of a product on one array if folds overlap and more folds follow: the best dataflow.
+// Cycles of a product on one array, by the best dataflow, if consecutive folds overlap.
 double streaming_cycles(double m, double k, double n, double rows, double cols) noexcept {
   const double output = std::ceil(m / rows) * std::ceil(n / cols) * std::max(k, rows);
   const double weight = std::ceil(k / rows) * std::ceil(n / cols) * std::max(m, rows);
@@ -54,8 +54,8 @@ AttentionUnit unit_of(const AttentionShape& a, std::int64_t unit_rows, double ke
   const double share = a.backward ? t.attention_backward_efficiency : t.attention_efficiency;
   const double ops = a.backward ? t.attention_backward_ops : t.attention_ops;
   const double lanes = machine.lane_ops_per_s / machine.vector_cores * vector_per_core;
-  // Bytes of keys and values, in the backward pass also of their gradient sums, read and written;
-  // of Q and O, and of dO and dQ.
+  // Bytes per key: K and V, and backward their gradient sums, read and written. Bytes per query: Q
+  // and O, and backward dO and dQ.
   const Precision& p = machine.precision;
   const double per_key = 2.0 * p.in_bytes + (a.backward ? 4.0 * p.acc_bytes : 0.0);
   const double per_query = (a.backward ? 4.0 : 2.0) * p.in_bytes;
@@ -179,11 +179,11 @@ CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machi
   const AttentionUnit longest = unit_of(a, unit_rows, keys, machine, vector_per_core);
   const AttentionUnit mean = unit_of(a, unit_rows, mean_keys, machine, vector_per_core);
   CostRecord record{};
-  double scale = 0.0;  // units per core, in multiples of the longest unit
+  double scale = 0.0;  // units of the busiest core
   double bytes = 0.0;  // through one core's port
   const auto waves = static_cast<double>(ceil_div(count, machine.cores));
   const double tail = 1.0 - cores / (2.0 * units);
-  // A mask never makes attention slower.
+  // Skip masked scores only if that is faster.
   const bool helps =
       a.causal && count > machine.cores &&
       units / cores * mean.seconds() + tail * longest.seconds() < waves * longest.seconds();

@@ -165,17 +165,17 @@ LayerSolution replay(const LayerProblem& problem, const CanonicalLayer& form,
 
 namespace {
 
-// Cores occupied by a mode that requests `asked` cores of each type it needs; 0 = all.
-Status take_cores(std::int32_t asked, std::uint8_t type, ScheduleRule rule,
+// Cores occupied by a mode that requests `requested` cores of each type it needs; 0 = all.
+Status take_cores(std::int32_t requested, std::uint8_t type, ScheduleRule rule,
                   const std::int32_t* capacity, LayerMode* mode) noexcept {
-  if (asked < 0) return Status::kBadMode;
+  if (requested < 0) return Status::kBadMode;
   for (int r = 0; r < kResources; ++r) {
     const bool needs = (type >> r & 1) != 0;
     if (needs && capacity[r] == 0) return Status::kBadMode;
-    if (asked == 0) {
+    if (requested == 0) {
       mode->use[r] = needs || rule == ScheduleRule::kExclusive ? capacity[r] : 0;
     } else {
-      mode->use[r] = needs ? std::min(asked, capacity[r]) : 0;
+      mode->use[r] = needs ? std::min(requested, capacity[r]) : 0;
     }
   }
   return Status::kOk;
@@ -280,20 +280,20 @@ std::vector<std::size_t> first_equal(const GraphOnChips& given, std::size_t chip
   return first;
 }
 
-// Writes the answer to layer b, whose operators are `first` up to `last`.
-void write(std::size_t b, std::size_t first, std::size_t last, const LayerSolution& found,
+// Writes the solution of layer b, whose operators are `first` up to `last`.
+void write(std::size_t b, std::size_t first, std::size_t last, const LayerSolution& solution,
            const LayerAnswers& out) noexcept {
-  out.makespan_s[b] = found.makespan_s;
-  out.bound_s[b] = found.bound_s;
-  out.proved_by[b] = static_cast<std::int32_t>(found.proved_by);
-  out.nodes[b] = found.nodes;
+  out.makespan_s[b] = solution.makespan_s;
+  out.bound_s[b] = solution.bound_s;
+  out.proved_by[b] = static_cast<std::int32_t>(solution.proved_by);
+  out.nodes[b] = solution.nodes;
   for (std::size_t i = first; i < last; ++i) {
-    out.start_s[i] = found.start_s[i - first];
-    out.mode[i] = found.mode[i - first];
+    out.start_s[i] = solution.start_s[i - first];
+    out.mode[i] = solution.mode[i - first];
   }
 }
 
-// Fills the rows of a layer that has no answer.
+// Fills the rows of a layer without a solution.
 void refuse(std::size_t b, std::size_t first, std::size_t last, const LayerAnswers& out) noexcept {
   constexpr double nan = kNan;
   out.makespan_s[b] = out.bound_s[b] = nan;
@@ -321,9 +321,9 @@ void solve(std::size_t b, std::size_t first, std::size_t last, Status status, Se
   }
   canonical_layer(*scratch.problem, scratch.form);
   if (!enough_s.empty()) limits.enough_s = enough_s[b] / scratch.form->scale;
-  const LayerSolution found = solve_layer(scratch.form->problem, limits);
+  const LayerSolution solution = solve_layer(scratch.form->problem, limits);
   const bool own = terms == Terms::kGiven;
-  write(b, first, last, own ? replay(*scratch.problem, *scratch.form, found) : found, out);
+  write(b, first, last, own ? replay(*scratch.problem, *scratch.form, solution) : solution, out);
 }
 
 // Calls one(k, scratch) for every k below `count`. Some layers take a thousand times as long as
@@ -402,7 +402,7 @@ Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<s
   const LayerProblem& p = form->problem;
   append(&p.size, 1);
   append(p.capacity, kResources);
-  for (int i = 0; i < p.size; ++i) {  // keys of layers with at most 64 operators stay as they were
+  for (int i = 0; i < p.size; ++i) {  // up to 64 operators, one word each: stored keys stay valid
     const std::uint64_t halves[] = {low_bits(p.before[i]), high_bits(p.before[i])};
     append(halves, p.size > 64 ? 2 : 1);
   }

@@ -10,8 +10,8 @@ namespace phaze {
 
 namespace {
 
-// Weight of each resource in a mix. At no moment do the shares of all running operators exceed one,
-// so the sum of shares times durations is a bound.
+// Weight of each core type in a weighting. The weighted core shares of all running operators never
+// exceed one in total, so the sum of shares times durations is a lower bound of the makespan.
 constexpr double kWeights[][kResources] = {{1.0, 0.0, 0.0},  {0.0, 1.0, 0.0}, {0.0, 0.0, 1.0},
                                            {0.5, 0.5, 0.0},  {0.8, 0.2, 0.0}, {0.2, 0.8, 0.0},
                                            {0.45, 0.45, 0.1}};
@@ -40,18 +40,18 @@ LayerFacts::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem)
   for (int i = n - 1; i >= 0; --i) {
     find_modes(i);
     rest_s_[i] = 0.0;
-    later_[i] = after_[i];
+    descendants_[i] = after_[i];
     for_ops(after_[i], [&](int next) {
       rest_s_[i] = std::max(rest_s_[i], tail_s(next));
-      later_[i] |= later_[next];
+      descendants_[i] |= descendants_[next];
     });
   }
   for (int i = 0; i < n; ++i) {
     if (after_[i] == 0) leaves_ |= op_bit(i);
-    apart_[i] = all_ & ~(ancestors[i] | later_[i] | op_bit(i));
+    may_overlap_[i] = all_ & ~(ancestors[i] | descendants_[i] | op_bit(i));
   }
   find_alone();
-  add_mixes();
+  add_weightings();
   rank_by_rest();
 }
 
@@ -73,7 +73,7 @@ void LayerFacts::find_alone() noexcept {
     for (int r = 0; r < kResources; ++r) used_[r] = used_[r] || problem_.modes[m].use[r] > 0;
   }
   std::fill(alone_, alone_ + kMaxModes, OpBits{0});
-  std::fill(holds_, holds_ + kResources, OpBits{0});
+  std::fill(occupants_, occupants_ + kResources, OpBits{0});
   for (int i = 0; i < problem_.size; ++i) {
     overlap_s_[i] = kInfinite;
     alone_s_[i] = kInfinite;
@@ -91,7 +91,7 @@ void LayerFacts::find_alone() noexcept {
       }
       overlap_s_[i] = std::min(overlap_s_[i], mode.seconds);
       for (int r = 0; r < kResources; ++r) {
-        if (mode.use[r] > 0) holds_[r] |= op_bit(i);
+        if (mode.use[r] > 0) occupants_[r] |= op_bit(i);
       }
     }
   }
@@ -126,12 +126,12 @@ void LayerFacts::find_modes(int op) noexcept {
 int LayerFacts::width(OpBits set) const noexcept {
   const int size = count_ops(set);
   if (size <= 1) return size;
-  std::int8_t partner[kMaxLayerOps];  // of a later operator: the earlier one it follows
+  std::int8_t partner[kMaxLayerOps];  // of a later operator: the earlier one matched with it
   std::fill(partner, partner + kMaxLayerOps, std::int8_t{-1});
   int matched = 0;
   OpBits seen = 0;
   const auto augment = [&](const auto& self, int op) -> bool {
-    OpBits choices = later_[op] & set & ~seen;
+    OpBits choices = descendants_[op] & set & ~seen;
     while (choices != 0) {
       const int next = first_op(choices);
       seen |= op_bit(next);
@@ -150,9 +150,9 @@ int LayerFacts::width(OpBits set) const noexcept {
   return size - matched;
 }
 
-void LayerFacts::add_mixes() noexcept {
-  // If at most q operators occupy a resource at once, each has a share of 1/q of it. That exceeds
-  // its share of the cores if a chip has many; it is valid if modes take one core or all.
+void LayerFacts::add_weightings() noexcept {
+  // If at most q operators use a core type at once, each is charged a share of 1/q of it. That is
+  // more than its share of the cores if a chip has many; it is valid if modes use one core or all.
   int most[kResources][kMaxLayerOps];
   for (int r = 0; r < kResources; ++r) {
     if (!used_[r]) continue;
@@ -165,7 +165,7 @@ void LayerFacts::add_mixes() noexcept {
     for (int i = 0; i < problem_.size; ++i) {
       most[r][i] = problem_.capacity[r];
       if (!single || problem_.capacity[r] == 1) continue;
-      most[r][i] = std::min(most[r][i], 1 + width(apart_[i] & holds_[r]));
+      most[r][i] = std::min(most[r][i], 1 + width(may_overlap_[i] & occupants_[r]));
     }
   }
   for (const auto& weights : kWeights) {
@@ -181,40 +181,40 @@ void LayerFacts::add_mixes() noexcept {
           const double cores = alone(i, u) ? problem_.capacity[r] : most[r][i];
           rate += weights[r] * problem_.modes[m].use[r] / cores;
         }
-        rate_[mixes_][m] = rate;
+        rate_[weightings_][m] = rate;
       }
     }
-    ++mixes_;
+    ++weightings_;
   }
-  // Time divided evenly among the running operators: one of at most k operators gets at least 1/k
-  // of it, and all of it if it occupies every core of every type.
+  // A weighting by operators: one of at most k concurrent operators counts 1/k, and 1 if it uses
+  // every core of every type.
   for (int i = 0; i < problem_.size; ++i) {
-    const double least = 1.0 / (1 + width(apart_[i]));
+    const double least = 1.0 / (1 + width(may_overlap_[i]));
     for (int u = 0; u < useful_count_[i]; ++u) {
-      rate_[mixes_][useful_[i][u]] = alone(i, u) ? 1.0 : least;
+      rate_[weightings_][useful_[i][u]] = alone(i, u) ? 1.0 : least;
     }
   }
-  ++mixes_;
-  for (int mix = 0; mix < mixes_; ++mix) find_shares(mix);
+  ++weightings_;
+  for (int weighting = 0; weighting < weightings_; ++weighting) find_shares(weighting);
 }
 
-void LayerFacts::find_shares(int mix) noexcept {
+void LayerFacts::find_shares(int weighting) noexcept {
   for (int i = 0; i < problem_.size; ++i) {
     double least = kInfinite;
     double overlap_share = kInfinite;
     for (int u = 0; u < useful_count_[i]; ++u) {
       const int m = useful_[i][u];
-      const double share = rate_[mix][m] * problem_.modes[m].seconds;
+      const double share = rate_[weighting][m] * problem_.modes[m].seconds;
       least = std::min(least, share);
       if (!alone(i, u)) overlap_share = std::min(overlap_share, share);
     }
-    share_s_[mix][i] = least;
-    overlap_share_s_[mix][i] = overlap_share;
+    share_s_[weighting][i] = least;
+    overlap_share_s_[weighting][i] = overlap_share;
   }
 }
 
-Moment LayerFacts::beginning() const noexcept {
-  Moment m;
+PartialSchedule LayerFacts::beginning() const noexcept {
+  PartialSchedule m;
   m.now_s = 0.0;
   m.started = 0;
   m.done = 0;
@@ -223,14 +223,14 @@ Moment LayerFacts::beginning() const noexcept {
   return m;
 }
 
-void LayerFacts::start(Moment* m, int op, int mode) const noexcept {
+void LayerFacts::start(PartialSchedule* m, int op, int mode) const noexcept {
   const LayerMode& chosen = problem_.modes[mode];
   for (int r = 0; r < kResources; ++r) m->free[r] -= chosen.use[r];
   m->started |= op_bit(op);
   m->running[m->running_count++] = {op, mode, m->now_s + chosen.seconds};
 }
 
-void LayerFacts::advance(Moment* m) const noexcept {
+void LayerFacts::advance(PartialSchedule* m) const noexcept {
   double next = kInfinite;
   for (int i = 0; i < m->running_count; ++i) next = std::min(next, m->running[i].finish_s);
   m->now_s = next;
@@ -247,7 +247,7 @@ void LayerFacts::advance(Moment* m) const noexcept {
   m->running_count = count;
 }
 
-double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const noexcept {
+double LayerFacts::bound(const PartialSchedule& m, OpBits barred, double enough_s) const noexcept {
   double ready_s[kMaxLayerOps];
   double finish_s[kMaxLayerOps];  // earliest finish of unfinished operators
   double most = m.now_s;
@@ -262,13 +262,13 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
     double ready = m.now_s;
     for_ops(problem_.before[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
     ready_s[op] = ready;
-    // It can run alone only when all running operators have ended.
+    // An operator can run alone only after all running operators have ended.
     const double alone = (barred & op_bit(op)) != 0 ? kInfinite : alone_s_[op];
     finish_s[op] = std::min(ready + overlap_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
   });
   if (most >= enough_s) return most;
-  if (spine_mix_ >= 0) most = std::max(most, spine_bound(m, barred));
+  if (path_weighting_ >= 0) most = std::max(most, path_bound(m, barred));
   if (most >= enough_s) return most;
   std::int32_t in_time[kMaxLayerOps];  // operators not started, by earliest start
   int count = 0;
@@ -279,32 +279,32 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
   });
   const std::span<const std::int32_t> waiting{in_time, static_cast<std::size_t>(count)};
   if (m.started == 0) {
-    for (int mix = 0; mix < mixes_ && most < enough_s; ++mix) {
-      most = std::max(most, preemptive_bound(mix, m, barred, waiting, ready_s));
+    for (int weighting = 0; weighting < weightings_ && most < enough_s; ++weighting) {
+      most = std::max(most, preemptive_bound(weighting, m, barred, waiting, ready_s));
     }
     return most;
   }
-  // In a search one mix prunes nearly all states. In addition the others are tried in turn; the
-  // latest one to settle a state replaces it.
-  most = std::max(most, preemptive_bound(leader_, m, barred, waiting, ready_s));
-  if (most >= enough_s || mixes_ < 2) return most;
-  challenger_ = (challenger_ + 1) % mixes_;
-  if (challenger_ == leader_) challenger_ = (challenger_ + 1) % mixes_;
-  most = std::max(most, preemptive_bound(challenger_, m, barred, waiting, ready_s));
-  if (most >= enough_s) std::swap(leader_, challenger_);
+  // One weighting prunes nearly all states of a search. Of the others, one more is tried per state;
+  // if it prunes the state, it becomes the first.
+  most = std::max(most, preemptive_bound(best_weighting_, m, barred, waiting, ready_s));
+  if (most >= enough_s || weightings_ < 2) return most;
+  other_weighting_ = (other_weighting_ + 1) % weightings_;
+  if (other_weighting_ == best_weighting_) other_weighting_ = (other_weighting_ + 1) % weightings_;
+  most = std::max(most, preemptive_bound(other_weighting_, m, barred, waiting, ready_s));
+  if (most >= enough_s) std::swap(best_weighting_, other_weighting_);
   return most;
 }
 
-// Jackson's preemptive schedule of one machine that processes every operator's share of the chip:
-// always the ready operator with the longest rest.
-double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
+// Jackson's preemptive schedule on one machine, with the weighted shares as processing times and
+// rest_s_ as delivery times: the ready operator with the longest rest runs first.
+double LayerFacts::preemptive_bound(int weighting, const PartialSchedule& m, OpBits barred,
                                     std::span<const std::int32_t> in_time,
                                     const double* ready_s) const noexcept {
-  double left_s[kMaxLayerOps];  // by rank: longest rest first
-  OpBits open = 0;              // ranks that are ready and have something left
+  double left_s[kMaxLayerOps];  // remaining work by rank
+  OpBits open = 0;              // ranks that are ready and have work left
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
-    const double left = rate_[mix][r.mode] * (r.finish_s - m.now_s);
+    const double left = rate_[weighting][r.mode] * (r.finish_s - m.now_s);
     if (left <= 0.0) continue;
     left_s[rank_[r.op]] = left;
     open |= op_bit(rank_[r.op]);
@@ -326,7 +326,8 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
   };
   for (const std::int32_t op : in_time) {
     const bool only_overlapped = (barred & op_bit(op)) != 0;
-    const double share = only_overlapped ? overlap_share_s_[mix][op] : share_s_[mix][op];
+    const double share =
+        only_overlapped ? overlap_share_s_[weighting][op] : share_s_[weighting][op];
     if (share <= 0.0) continue;
     if (ready_s[op] > clock) {
       work_until(ready_s[op]);
@@ -360,7 +361,7 @@ Status check_layer(const LayerProblem& problem) noexcept {
       const LayerMode& mode = problem.modes[m];
       if (!std::isfinite(mode.seconds)) return Status::kNotFinite;
       if (mode.seconds < 0.0) return Status::kNegative;
-      // The bounds assume that a mode with all used cores runs alone: no mode may occupy zero
+      // The bounds assume that a mode with all used cores runs alone: no mode may use zero
       // cores.
       if (std::all_of(mode.use, mode.use + kResources, [](auto n) { return n == 0; })) {
         return Status::kBadMode;
@@ -377,9 +378,9 @@ Status check_layer(const LayerProblem& problem) noexcept {
 
 // Each operator in turn gets the rate alone_s / overlap_s, at which overlapped execution counts as
 // much as isolated execution, or less if the operators that already have a rate and may overlap it
-// leave less than that of 1. Among operators that run at once, the last to get its rate respected
-// that limit, so their rates never add up to more than one.
-void LayerFacts::add_even_mix(const std::int32_t* order) noexcept {
+// leave less than that of 1. Of concurrent operators, the last to get its rate respected that
+// limit, so their rates never add up to more than one.
+void LayerFacts::add_even_weighting(const std::int32_t* order) noexcept {
   double rate[kMaxLayerOps];
   OpBits rated = 0;
   for (int k = 0; k < size(); ++k) {
@@ -387,38 +388,38 @@ void LayerFacts::add_even_mix(const std::int32_t* order) noexcept {
     rate[op] = 0.0;
     if (overlap_s_[op] < kInfinite) {
       const double even = alone_s_[op] < overlap_s_[op] ? alone_s_[op] / overlap_s_[op] : 1.0;
-      rate[op] = std::max(0.0, std::min(even, 1.0 - most_beside(op, rated, rate)));
+      rate[op] = std::max(0.0, std::min(even, 1.0 - most_overlapping(op, rated, rate)));
       if (rate[op] > 0.0) rated |= op_bit(op);
     }
     for (int u = 0; u < useful_count_[op]; ++u) {
-      rate_[mixes_][useful_[op][u]] = alone(op, u) ? 1.0 : rate[op];
+      rate_[weightings_][useful_[op][u]] = alone(op, u) ? 1.0 : rate[op];
     }
   }
-  find_shares(mixes_++);
+  find_shares(weightings_++);
 }
 
 // Upper bound on the sum of the rates of operators that overlap `op`: of operators in a chain only
 // one runs at a time, and no more run than there are cores.
-double LayerFacts::most_beside(int op, OpBits rated, const double* rate) const noexcept {
-  const OpBits others = apart_[op] & rated;
+double LayerFacts::most_overlapping(int op, OpBits rated, const double* rate) const noexcept {
+  const OpBits others = may_overlap_[op] & rated;
   double by_type = 0.0;
   OpBits left = others;
   for (int r = 0; r < kResources && left != 0; ++r) {
-    const OpBits own = left & holds_[r];
+    const OpBits own = left & occupants_[r];
     left &= ~own;
     int least = problem_.capacity[r];
     for (int u = 0; u < useful_count_[op]; ++u) {
       if (!alone(op, u)) least = std::min(least, problem_.modes[useful_[op][u]].use[r]);
     }
-    by_type += most_in_rows(own, problem_.capacity[r] - least, rate);
+    by_type += most_in_chains(own, problem_.capacity[r] - least, rate);
   }
   if (left != 0) return kInfinite;
-  return std::min(by_type, most_in_rows(others, kMaxLayerOps, rate));
+  return std::min(by_type, most_in_chains(others, kMaxLayerOps, rate));
 }
 
 // Partitions a set into chains of dependent operators, and sums the largest rates of at most
 // `count` chains.
-double LayerFacts::most_in_rows(OpBits set, int count, const double* rate) const noexcept {
+double LayerFacts::most_in_chains(OpBits set, int count, const double* rate) const noexcept {
   double largest[kMaxLayerOps];
   int rows = 0;
   while (set != 0) {
@@ -428,7 +429,7 @@ double LayerFacts::most_in_rows(OpBits set, int count, const double* rate) const
       const int op = first_op(row);
       most = std::max(most, rate[op]);
       set &= ~op_bit(op);
-      row &= later_[op];
+      row &= descendants_[op];
     }
     int at = rows++;
     for (; at > 0 && largest[at - 1] < most; --at) largest[at] = largest[at - 1];
@@ -439,13 +440,14 @@ double LayerFacts::most_in_rows(OpBits set, int count, const double* rate) const
   return sum;
 }
 
-// Longest first, and again with operators on the first type of cores before all others.
-void LayerFacts::add_even_mixes() noexcept {
+// Adds this weighting for two orders of operators: by length, longest first; and with operators on
+// the first core type before all others.
+void LayerFacts::add_even_weightings() noexcept {
   std::int32_t order[kMaxLayerOps];
   for (const bool by_type : {false, true}) {
     const auto before = [&](int a, int b) {
-      const bool first_a = (holds_[0] & op_bit(a)) != 0;
-      const bool first_b = (holds_[0] & op_bit(b)) != 0;
+      const bool first_a = (occupants_[0] & op_bit(a)) != 0;
+      const bool first_b = (occupants_[0] & op_bit(b)) != 0;
       if (by_type && first_a != first_b) return first_a;
       return shortest_s_[a] > shortest_s_[b];
     };
@@ -454,7 +456,7 @@ void LayerFacts::add_even_mixes() noexcept {
       for (; at > 0 && before(i, order[at - 1]); --at) order[at] = order[at - 1];
       order[at] = i;
     }
-    add_even_mix(order);
+    add_even_weighting(order);
   }
 }
 
@@ -467,12 +469,12 @@ constexpr int kNetwork = kResources - 1;
 }  // namespace
 
 void LayerFacts::prepare_search() noexcept {
-  find_spine();
-  add_spine_mix();
+  find_path();
+  add_path_weighting();
   find_waste();
   find_gains();
   find_twins();
-  add_even_mixes();
+  add_even_weightings();
 }
 
 void LayerFacts::find_twins() noexcept {
@@ -509,10 +511,10 @@ void LayerFacts::find_twins() noexcept {
   for (int i = 0; i < size(); ++i) {
     int at = i;
     const int own = count_ops(after_[i]);
-    for (; at > 0 && count_ops(after_[in_turn_[at - 1]]) < own; --at) {
-      in_turn_[at] = in_turn_[at - 1];
+    for (; at > 0 && count_ops(after_[start_order_[at - 1]]) < own; --at) {
+      start_order_[at] = start_order_[at - 1];
     }
-    in_turn_[at] = i;
+    start_order_[at] = i;
   }
   for (int i = 0; i < size(); ++i) {
     for (int j = 0; j < i; ++j) {
@@ -531,14 +533,14 @@ void LayerFacts::find_twins() noexcept {
   }
 }
 
-void LayerFacts::find_spine() noexcept {
+void LayerFacts::find_path() noexcept {
   int at = 0;
   for (int i = 1; i < size(); ++i) {
     if (tail_s(i) > tail_s(at)) at = i;
   }
   while (at >= 0) {
-    spine_[spine_size_++] = at;
-    on_spine_ |= op_bit(at);
+    path_[path_size_++] = at;
+    on_path_ |= op_bit(at);
     int next = -1;
     for_ops(after_[at], [&](int op) {
       if (next < 0 || tail_s(op) > tail_s(next)) next = op;
@@ -546,119 +548,121 @@ void LayerFacts::find_spine() noexcept {
     at = next;
   }
   for (int i = 0; i < size(); ++i) {
-    bool always = true;  // in no mode can two of them overlap
+    bool always = true;  // no two such operators overlap in any mode
     for (int u = 0; u < useful_count_[i]; ++u) {
       const LayerMode& mode = problem_.modes[useful_[i][u]];
       always = always && !alone(i, u) && 2 * mode.use[kNetwork] > problem_.capacity[kNetwork];
     }
-    if (always) wires_ |= op_bit(i);
+    if (always) network_ops_ |= op_bit(i);
   }
 }
 
-// At any moment at most one operator of the spine runs and at most one that takes the network. A
-// network operator counts fully if it is on the spine, else with one rate for all; other operators
-// of the spine count with the rate at which overlap gains nothing, limited to 1 minus the network's
-// rate. The network's rate is the one with the largest sum.
-void LayerFacts::add_spine_mix() noexcept {
+// At any time at most one operator of the longest path runs and at most one network operator. A
+// network operator on the path counts with rate 1, others with one common network rate; other
+// operators of the path count with the rate at which overlap gains nothing, limited to 1 minus the
+// network rate. The network rate is the one with the largest sum.
+void LayerFacts::add_path_weighting() noexcept {
   const auto even = [&](int op) {
     return alone_s_[op] < overlap_s_[op] ? alone_s_[op] / overlap_s_[op] : 1.0;
   };
-  const OpBits plain = on_spine_ & ~wires_;
+  const OpBits plain = on_path_ & ~network_ops_;
   double most = -1.0;
   const auto consider = [&](double rate) {
     double sum = 0.0;
-    for_ops(wires_ & ~on_spine_, [&](int op) { sum += rate * overlap_s_[op]; });
+    for_ops(network_ops_ & ~on_path_, [&](int op) { sum += rate * overlap_s_[op]; });
     for_ops(plain, [&](int op) {
       sum += std::min(alone_s_[op], std::min(even(op), 1.0 - rate) * overlap_s_[op]);
     });
     if (sum <= most) return;
     most = sum;
-    wire_rate_ = rate;
+    network_rate_ = rate;
   };
   consider(0.0);
   for_ops(plain, [&](int op) { consider(1.0 - even(op)); });
   for (int i = 0; i < size(); ++i) {
-    const bool spine = (on_spine_ & op_bit(i)) != 0;
-    const bool wire = (wires_ & op_bit(i)) != 0;
+    const bool on_path = (on_path_ & op_bit(i)) != 0;
+    const bool on_network = (network_ops_ & op_bit(i)) != 0;
     for (int u = 0; u < useful_count_[i]; ++u) {
       double rate = 0.0;
       if (alone(i, u)) {
         rate = 1.0;
-      } else if (wire) {
-        rate = spine ? 1.0 : wire_rate_;
-      } else if (spine) {
-        rate = std::min(even(i), 1.0 - wire_rate_);
+      } else if (on_network) {
+        rate = on_path ? 1.0 : network_rate_;
+      } else if (on_path) {
+        rate = std::min(even(i), 1.0 - network_rate_);
       }
-      rate_[mixes_][useful_[i][u]] = rate;
+      rate_[weightings_][useful_[i][u]] = rate;
     }
   }
-  find_shares(mixes_);
-  spine_mix_ = mixes_++;
+  find_shares(weightings_);
+  path_weighting_ = weightings_++;
 }
 
 void LayerFacts::find_waste() noexcept {
-  double wires_s = 0.0;  // on the network, overlapping the spine
-  for_ops(wires_ & ~on_spine_, [&](int op) { wires_s += overlap_s_[op]; });
-  for_ops(all_ & ~on_spine_ & ~wires_, [&](int op) {
+  double network_s = 0.0;  // seconds of network operators that overlap the path
+  for_ops(network_ops_ & ~on_path_, [&](int op) { network_s += overlap_s_[op]; });
+  for_ops(all_ & ~on_path_ & ~network_ops_, [&](int op) {
     int first = 0;
-    while (first < spine_size_ && (later_[spine_[spine_size_ - 1 - first]] & op_bit(op)) == 0)
+    while (first < path_size_ && (descendants_[path_[path_size_ - 1 - first]] & op_bit(op)) == 0)
       ++first;
-    first = spine_size_ - first;
+    first = path_size_ - first;
     int last = first;
-    while (last < spine_size_ && (later_[op] & op_bit(spine_[last])) == 0) ++last;
-    const double waste = least_waste(first, last, overlap_s_[op], wires_s);
-    int at = aside_count_++;
+    while (last < path_size_ && (descendants_[op] & op_bit(path_[last])) == 0) ++last;
+    const double waste = least_waste(first, last, overlap_s_[op], network_s);
+    int at = off_path_count_++;
     for (; at > 0 && waste_s_[at - 1] < waste; --at) {
-      aside_[at] = aside_[at - 1];
+      off_path_[at] = off_path_[at - 1];
       waste_s_[at] = waste_s_[at - 1];
-      spine_overlaps_[at] = spine_overlaps_[at - 1];
+      path_overlaps_[at] = path_overlaps_[at - 1];
     }
-    spine_overlaps_[at] = 0;
-    for (int k = first; k < last; ++k) spine_overlaps_[at] |= op_bit(spine_[k]);
-    aside_[at] = op;
+    path_overlaps_[at] = 0;
+    for (int k = first; k < last; ++k) path_overlaps_[at] |= op_bit(path_[k]);
+    off_path_[at] = op;
     waste_s_[at] = waste;
   });
 }
 
-// A gap is a time in which nothing runs alone; an operator that starts in it ends in it. While an
-// operator runs in a gap, the spine advances by a run of consecutive operators that are independent
-// of it, the first possibly started before. The rest of the time, minus the network's overlapped
-// work, is wasted. Returns the minimum over runs and over gaps of at least this length.
-double LayerFacts::least_waste(int from, int to, double length_s, double wires_s) const noexcept {
-  double least = std::max(0.0, length_s - wire_rate_ * std::min(wires_s, length_s));
+// A gap is a time interval in which no operator runs alone; an operator that starts in it ends in
+// it. While an operator runs in a gap, a run of consecutive operators of the longest path that are
+// independent of it may overlap it, the first possibly started before. The remaining time, minus
+// overlapped network work, is wasted. Returns the least waste over all runs and all gaps of at
+// least this length.
+double LayerFacts::least_waste(int from, int to, double length_s, double network_s) const noexcept {
+  double least = std::max(0.0, length_s - network_rate_ * std::min(network_s, length_s));
   for (int first = from; first < to; ++first) {
-    const int begun = spine_[first];  // any part of it
-    const bool wire = (wires_ & op_bit(begun)) != 0;
-    const double rate = rate_[spine_mix_][useful_[begun][useful_count_[begun] - 1]];
-    double full_s = 0.0;    // time of the rest of the run
-    double credit_s = 0.0;  // and its share
-    double taken_s = 0.0;   // of it on the network
+    const int partly_run = path_[first];  // may have started before the gap
+    const bool on_network = (network_ops_ & op_bit(partly_run)) != 0;
+    const double rate = rate_[path_weighting_][useful_[partly_run][useful_count_[partly_run] - 1]];
+    double full_s = 0.0;          // seconds of the other operators of the run
+    double share_sum_s = 0.0;     // their weighted shares
+    double network_busy_s = 0.0;  // their seconds on the network
     for (int last = first; last < to; ++last) {
       if (last > first) {
-        const int op = spine_[last];
+        const int op = path_[last];
         full_s += overlap_s_[op];
-        credit_s += share_s_[spine_mix_][op];
-        if ((wires_ & op_bit(op)) != 0) taken_s += overlap_s_[op];
+        share_sum_s += share_s_[path_weighting_][op];
+        if ((network_ops_ & op_bit(op)) != 0) network_busy_s += overlap_s_[op];
       }
       if (full_s == kInfinite) break;
       const double gap_s = std::max(length_s, full_s);
-      const double begun_s = std::min(overlap_s_[begun], gap_s - full_s);
-      const double free_s = gap_s - taken_s - (wire ? begun_s : 0.0);
-      const double overlap_s = wire_rate_ * std::min(wires_s, free_s);
-      least = std::min(least, gap_s - credit_s - rate * begun_s - overlap_s);
+      const double partly_run_s = std::min(overlap_s_[partly_run], gap_s - full_s);
+      const double free_s = gap_s - network_busy_s - (on_network ? partly_run_s : 0.0);
+      const double overlap_s = network_rate_ * std::min(network_s, free_s);
+      least = std::min(least, gap_s - share_sum_s - rate * partly_run_s - overlap_s);
     }
   }
   return std::max(0.0, least);
 }
 
-// Operators of the spine by gain per second of overlap: their rate, minus the share of the tensor
-// cores that they take from the operators off the spine.
+// Operators of the longest path by gain per second of overlap: their rate, minus the share of the
+// tensor cores that operators off the path cannot use meanwhile.
 void LayerFacts::find_gains() noexcept {
-  for (int at = 0; at < spine_size_; ++at) {
-    const int op = spine_[at];
+  for (int at = 0; at < path_size_; ++at) {
+    const int op = path_[at];
     const LayerMode& mode = problem_.modes[useful_[op][useful_count_[op] - 1]];
     const double core_share = mode.use[0] > 0 ? 1.0 / problem_.capacity[0] : 0.0;
-    gain_[op] = std::max(0.0, rate_[spine_mix_][useful_[op][useful_count_[op] - 1]] - core_share);
+    gain_[op] =
+        std::max(0.0, rate_[path_weighting_][useful_[op][useful_count_[op] - 1]] - core_share);
     int place = at;
     for (; place > 0 && gain_[by_gain_[place - 1]] < gain_[op]; --place) {
       by_gain_[place] = by_gain_[place - 1];
@@ -675,72 +679,72 @@ void LayerFacts::find_gains() noexcept {
   }
 }
 
-// Upper bound on the gain of the spine from a position on during overlapped time.
-double LayerFacts::most_gained(OpBits open, const double* left_s, double room_s) const noexcept {
+// Upper bound on the gain of the operators in `open` during `limit_s` of overlapped time.
+double LayerFacts::most_gained(OpBits open, const double* left_s, double limit_s) const noexcept {
   double gained = 0.0;
-  for (int i = 0; i < spine_size_ && room_s > 0.0; ++i) {
+  for (int i = 0; i < path_size_ && limit_s > 0.0; ++i) {
     const int op = by_gain_[i];
     if ((open & op_bit(op)) == 0) continue;
-    const double time_s = std::min(room_s, left_s[op]);
+    const double time_s = std::min(limit_s, left_s[op]);
     gained += gain_[op] * time_s;
-    room_s -= time_s;
+    limit_s -= time_s;
   }
   return gained;
 }
 
-double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
+double LayerFacts::path_bound(const PartialSchedule& m, OpBits barred) const noexcept {
   double sum = m.now_s;
   double left_s[kMaxLayerOps];
-  // Running operators may run longer than the wastes assume, in a mode that is not their fastest.
+  // Running operators may be in a slower mode than the waste was computed for.
   double longer_s = 0.0;
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
-    const double rate = rate_[spine_mix_][r.mode];
+    const double rate = rate_[path_weighting_][r.mode];
     left_s[r.op] = r.finish_s - m.now_s;
     sum += rate * left_s[r.op];
-    if (((on_spine_ | wires_) & op_bit(r.op)) != 0) {
+    if (((on_path_ | network_ops_) & op_bit(r.op)) != 0) {
       longer_s += rate * std::max(0.0, left_s[r.op] - overlap_s_[r.op]);
     }
   }
-  double wires = 0.0;
-  for_ops((on_spine_ | wires_) & ~m.started, [&](int op) {
+  double network_share_s = 0.0;
+  for_ops((on_path_ | network_ops_) & ~m.started, [&](int op) {
     const bool only_overlapped = (barred & op_bit(op)) != 0;
     const double share =
-        only_overlapped ? overlap_share_s_[spine_mix_][op] : share_s_[spine_mix_][op];
+        only_overlapped ? overlap_share_s_[path_weighting_][op] : share_s_[path_weighting_][op];
     sum += share;
     left_s[op] = overlap_s_[op];
-    if ((on_spine_ & op_bit(op)) == 0) wires += share;
+    if ((on_path_ & op_bit(op)) == 0) network_share_s += share;
   });
   for (int i = 0; i < m.running_count; ++i) {
     const OpBits own = op_bit(m.running[i].op);
-    if ((wires_ & ~on_spine_ & own) != 0) {
-      wires += rate_[spine_mix_][m.running[i].mode] * left_s[m.running[i].op];
+    if ((network_ops_ & ~on_path_ & own) != 0) {
+      network_share_s += rate_[path_weighting_][m.running[i].mode] * left_s[m.running[i].op];
     }
   }
-  // The remaining operators off the spine run alone at the end; or, among those that do not, the
-  // one with the largest waste is in a gap, and all of them fill the tensor cores, minus the gain
-  // of the spine in that time.
-  double alone_before_s[kMaxLayerOps];  // of the remaining operators before aside_[i]
+  // The remaining operators off the path either run alone, or in gaps. Gaps cost at least the
+  // largest waste of an operator in them, and at least the tensor-core time of all operators in
+  // them minus the gain of the path in that time.
+  double alone_before_s[kMaxLayerOps];  // of the remaining operators before off_path_[i]
   double alone_left = 0.0;
-  for (int i = 0; i < aside_count_; ++i) {
+  for (int i = 0; i < off_path_count_; ++i) {
     alone_before_s[i] = alone_left;
-    if ((m.started & op_bit(aside_[i])) == 0) alone_left += alone_s_[aside_[i]];
+    if ((m.started & op_bit(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
   }
   double least = alone_left;
   const int cores = problem_.capacity[0];
   double area = 0.0;
   double fill = 0.0;
   OpBits open = 0;
-  for (int i = aside_count_ - 1; i >= 0; --i) {
-    const int op = aside_[i];
+  for (int i = off_path_count_ - 1; i >= 0; --i) {
+    const int op = off_path_[i];
     if ((m.started & op_bit(op)) != 0) continue;
     area += area_s_[op];
     fill += std::min(area_s_[op], alone_s_[op]);
-    open |= spine_overlaps_[i] & ~m.done;
+    open |= path_overlaps_[i] & ~m.done;
     const double waste = std::max(0.0, waste_s_[i] - longer_s);
     if (alone_before_s[i] + waste >= least) continue;
     const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
-    const double filled = fill - wires - most_gained(open, left_s, area_limit);
+    const double filled = fill - network_share_s - most_gained(open, left_s, area_limit);
     least = std::min(least, alone_before_s[i] + std::max(waste, filled));
   }
   return sum + least;

@@ -13,34 +13,34 @@ namespace {
 enum class ModeChoice {
   kFastest,
   kNarrowest,
-  kShared,  // the narrowest during operators that run longer anyway; else the fastest, if the ready
-            // operators one after another take less than this one in its narrowest mode
+  kShared,  // the narrowest if a running operator lasts longer anyway; else the fastest, if all
+            // ready operators in turn at that speed take less than this one in its narrowest mode
 };
 
-int wanted_mode(const LayerFacts& facts, ModeChoice choice, const Moment& moment, int op,
+int wanted_mode(const LayerFacts& facts, ModeChoice choice, const PartialSchedule& partial, int op,
                 int ready) noexcept {
   const int fastest = facts.useful(op, 0);
   const int narrowest = facts.useful(op, facts.useful_count(op) - 1);
   if (choice == ModeChoice::kFastest) return fastest;
   if (choice == ModeChoice::kNarrowest) return narrowest;
   const LayerMode* modes = facts.problem().modes;
-  for (int i = 0; i < moment.running_count; ++i) {
-    if (moment.running[i].finish_s >= moment.now_s + modes[narrowest].seconds) return narrowest;
+  for (int i = 0; i < partial.running_count; ++i) {
+    if (partial.running[i].finish_s >= partial.now_s + modes[narrowest].seconds) return narrowest;
   }
   const bool fast = modes[fastest].seconds * ready < modes[narrowest].seconds;
   return fast ? fastest : narrowest;
 }
 
 LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
-  LayerSolution made;
-  made.nodes = 0;
-  made.proved_by = ProvedBy::kNothing;
-  Moment moment = facts.beginning();
-  while (moment.done != facts.all()) {
+  LayerSolution schedule;
+  schedule.nodes = 0;
+  schedule.proved_by = ProvedBy::kNothing;
+  PartialSchedule partial = facts.beginning();
+  while (partial.done != facts.all()) {
     std::int32_t ready[kMaxLayerOps];
     int count = 0;
-    for_ops(facts.all() & ~moment.started, [&](int op) {
-      if (!facts.may_start(moment, op)) return;
+    for_ops(facts.all() & ~partial.started, [&](int op) {
+      if (!facts.may_start(partial, op)) return;
       int at = count++;  // longest tail first
       for (; at > 0 && facts.tail_s(ready[at - 1]) < facts.tail_s(op); --at) {
         ready[at] = ready[at - 1];
@@ -49,22 +49,22 @@ LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
     });
     for (int i = 0; i < count; ++i) {
       const int op = ready[i];
-      const int mode = wanted_mode(facts, choice, moment, op, count);
-      if (!facts.fits(moment, mode)) continue;
-      made.start_s[op] = moment.now_s;
-      made.mode[op] = mode - facts.problem().first_mode[op];
-      facts.start(&moment, op, mode);
+      const int mode = wanted_mode(facts, choice, partial, op, count);
+      if (!facts.fits(partial, mode)) continue;
+      schedule.start_s[op] = partial.now_s;
+      schedule.mode[op] = mode - facts.problem().first_mode[op];
+      facts.start(&partial, op, mode);
     }
-    facts.advance(&moment);
+    facts.advance(&partial);
   }
-  made.makespan_s = moment.now_s;
-  return made;
+  schedule.makespan_s = partial.now_s;
+  return schedule;
 }
 
-// Modes of the operators with successors in a hiding schedule.
+// Decisions of an OverlapSchedule about the operators with successors.
 struct Choices {
-  std::int8_t useful[kMaxLayerOps];  // which of its useful modes
-  std::int8_t hold[kMaxLayerOps];    // waits for the start of this operator; -1: for none
+  std::int8_t useful[kMaxLayerOps];    // position among its useful modes
+  std::int8_t wait_for[kMaxLayerOps];  // delayed until this operator starts; -1: not delayed
   bool operator==(const Choices&) const = default;
 };
 
@@ -78,45 +78,45 @@ struct ChoicesHash {
   }
 };
 
-// Overlaps operators where that is profitable: those with successors in the chosen modes, the rest
-// in the gaps that these leave.
-class Hiding {
+// A list schedule with overlap: operators with successors run in the chosen modes, operators
+// without successors (leaves) run in the gaps between them.
+class OverlapSchedule {
  public:
-  // Stops once the schedule is as long as `enough_s`.
-  Hiding(const LayerFacts& facts, const Choices& choices, const std::int32_t* by_tail,
-         double enough_s) noexcept
+  // The schedule is abandoned once it is as long as `enough_s`.
+  OverlapSchedule(const LayerFacts& facts, const Choices& choices, const std::int32_t* by_tail,
+                  double enough_s) noexcept
       : facts_(facts),
         choices_(choices),
         by_tail_(by_tail),
         enough_s_(enough_s),
         inner_(facts.all() & ~facts.leaves()) {
-    made_.nodes = 0;
-    made_.proved_by = ProvedBy::kNothing;
+    schedule_.nodes = 0;
+    schedule_.proved_by = ProvedBy::kNothing;
   }
 
   const LayerSolution& run() noexcept {
-    Moment moment = facts_.beginning();
-    while (moment.done != facts_.all()) {
-      if (least_end(moment) >= enough_s_) {
-        made_.makespan_s = kInfinite;
-        return made_;
+    PartialSchedule partial = facts_.beginning();
+    while (partial.done != facts_.all()) {
+      if (least_end(partial) >= enough_s_) {
+        schedule_.makespan_s = kInfinite;
+        return schedule_;
       }
-      start_inner(&moment, true);
-      if (moment.started != facts_.all()) hide(&moment);
-      if (moment.running_count == 0) {  // only leaves remain, and overlapping them gains nothing
-        const OpBits left = facts_.all() & ~moment.started;
-        start(&moment, first_op(left), 0);
+      start_inner(&partial, true);
+      if (partial.started != facts_.all()) start_leaves(&partial);
+      if (partial.running_count == 0) {  // only leaves remain, and overlapping them gains nothing
+        const OpBits left = facts_.all() & ~partial.started;
+        start(&partial, first_op(left), 0);
       }
-      facts_.advance(&moment);
+      facts_.advance(&partial);
     }
-    made_.makespan_s = moment.now_s;
-    return made_;
+    schedule_.makespan_s = partial.now_s;
+    return schedule_;
   }
 
  private:
   // Lower bound on the end: now plus the longest tail of the operators that have not started, minus
   // a margin for rounding.
-  double least_end(const Moment& m) noexcept {
+  double least_end(const PartialSchedule& m) noexcept {
     while (next_ < facts_.size() && (m.started & op_bit(by_tail_[next_])) != 0) ++next_;
     const double longest_s = next_ < facts_.size() ? facts_.tail_s(by_tail_[next_]) : 0.0;
     return (m.now_s + longest_s) * kRoundedDown;
@@ -126,70 +126,70 @@ class Hiding {
     return facts_.problem().modes[facts_.useful(op, narrow(op))].seconds;
   }
 
-  void start(Moment* moment, int op, int u) noexcept {
+  void start(PartialSchedule* partial, int op, int u) noexcept {
     const int mode = facts_.useful(op, u);
-    made_.start_s[op] = moment->now_s;
-    made_.mode[op] = mode - facts_.problem().first_mode[op];
-    facts_.start(moment, op, mode);
+    schedule_.start_s[op] = partial->now_s;
+    schedule_.mode[op] = mode - facts_.problem().first_mode[op];
+    facts_.start(partial, op, mode);
   }
 
-  bool held(const Moment& m, int op) const noexcept {
-    const int until = choices_.hold[op];
+  bool is_delayed(const PartialSchedule& m, int op) const noexcept {
+    const int until = choices_.wait_for[op];
     return until >= 0 && (m.started & op_bit(until)) == 0;
   }
 
-  // Starts the ready operators with successors that fit, longest tail first; unless `for_good`,
-  // only those whose chosen mode allows overlap.
-  void start_inner(Moment* moment, bool for_good) noexcept {
+  // Starts the ready operators with successors that fit, longest tail first. A trial run (not
+  // `record`) skips operators whose chosen mode runs alone, and does not fill `schedule_`.
+  void start_inner(PartialSchedule* partial, bool record) noexcept {
     OpBits ready = 0;
-    for_ops(inner_ & ~moment->started, [&](int op) {
-      const bool waits = !for_good && facts_.alone(op, choices_.useful[op]);
-      if (!waits && facts_.may_start(*moment, op)) ready |= op_bit(op);
+    for_ops(inner_ & ~partial->started, [&](int op) {
+      const bool waits = !record && facts_.alone(op, choices_.useful[op]);
+      if (!waits && facts_.may_start(*partial, op)) ready |= op_bit(op);
     });
     while (ready != 0) {
       int best = -1;
       int waiting = -1;
       for_ops(ready, [&](int op) {
         const int u = choices_.useful[op];
-        if (!facts_.fits(*moment, facts_.useful(op, u))) return;
-        int& rank = held(*moment, op) ? waiting : best;
+        if (!facts_.fits(*partial, facts_.useful(op, u))) return;
+        int& rank = is_delayed(*partial, op) ? waiting : best;
         if (rank < 0 || facts_.tail_s(op) > facts_.tail_s(rank)) rank = op;
       });
-      if (best < 0 && waiting >= 0 && for_good && moment->running_count == 0) best = waiting;
+      if (best < 0 && waiting >= 0 && record && partial->running_count == 0) best = waiting;
       if (best < 0) return;
       ready &= ~op_bit(best);
-      if (for_good) {
-        start(moment, best, choices_.useful[best]);
+      if (record) {
+        start(partial, best, choices_.useful[best]);
       } else {
-        facts_.start(moment, best, facts_.useful(best, choices_.useful[best]));
+        facts_.start(partial, best, facts_.useful(best, choices_.useful[best]));
       }
     }
   }
 
   // The time at which the next operator would run alone, if there were no leaves.
-  double gap_end(Moment moment) noexcept {
-    while (moment.running_count > 0) {
-      facts_.advance(&moment);
-      start_inner(&moment, false);
+  double gap_end(PartialSchedule partial) noexcept {
+    while (partial.running_count > 0) {
+      facts_.advance(&partial);
+      start_inner(&partial, false);
     }
-    return moment.now_s;
+    return partial.now_s;
   }
 
   // Starts leaves that overlap the running operators: as many as gain more than they delay the
   // rest.
-  void hide(Moment* moment) noexcept {
+  void start_leaves(PartialSchedule* partial) noexcept {
     std::int32_t ready[kMaxLayerOps];
     int count = 0;
-    for_ops(facts_.leaves() & ~moment->started, [&](int op) {
-      if (!facts_.may_start(*moment, op)) return;
-      if (!facts_.fits(*moment, facts_.useful(op, narrow(op)))) return;
+    for_ops(facts_.leaves() & ~partial->started, [&](int op) {
+      if (!facts_.may_start(*partial, op)) return;
+      if (!facts_.fits(*partial, facts_.useful(op, narrow(op)))) return;
       int at = count++;  // shortest first
       for (; at > 0 && narrow_s(ready[at - 1]) > narrow_s(op); --at) ready[at] = ready[at - 1];
       ready[at] = op;
     });
     if (count == 0) return;
-    const double until_s = gap_end(*moment);
-    Moment trial = *moment;
+    const double until_s = gap_end(*partial);
+    PartialSchedule trial = *partial;
     int fitting[kMaxLayerOps];
     int fit = 0;
     int chosen = 0;
@@ -202,25 +202,25 @@ class Hiding {
       facts_.start(&trial, op, mode);
       fitting[fit++] = op;
       gain += facts_.alone_s(op);
-      const double late = std::max(0.0, moment->now_s + narrow_s(op) - until_s);
+      const double late = std::max(0.0, partial->now_s + narrow_s(op) - until_s);
       if (gain - late > most) {
         most = gain - late;
         chosen = fit;
       }
     }
-    for (int i = 0; i < chosen; ++i) start(moment, fitting[i], narrow(fitting[i]));
+    for (int i = 0; i < chosen; ++i) start(partial, fitting[i], narrow(fitting[i]));
   }
 
   const LayerFacts& facts_;
   const Choices& choices_;
   const std::int32_t* by_tail_;  // operators, longest tail first
-  int next_ = 0;                 // of those, the first that has not started
+  int next_ = 0;                 // the first of these that has not started
   double enough_s_;
   OpBits inner_;
-  LayerSolution made_;
+  LayerSolution schedule_;
 };
 
-// Changes choices as long as the hiding schedule gets shorter.
+// Local search: changes choices as long as the OverlapSchedule gets shorter.
 class Improvement {
  public:
   Improvement(const LayerFacts& facts, LayerSolution* best) noexcept : facts_(facts), best_(best) {
@@ -236,16 +236,16 @@ class Improvement {
       by_tail_[at] = op;
     }
     std::fill(choices_.useful, choices_.useful + kMaxLayerOps, std::int8_t{0});
-    std::fill(choices_.hold, choices_.hold + kMaxLayerOps, std::int8_t{-1});
+    std::fill(choices_.wait_for, choices_.wait_for + kMaxLayerOps, std::int8_t{-1});
   }
 
   void run() {
     const Choices plain = choices_;
     keep_if_shorter(plain);
-    for_runs([&](int first, int last) {  // one gap; every operator that can be delayed waits for it
+    for_runs([&](int first, int last) {  // one gap; sources are delayed until it begins
       Choices gap = plain;
       narrow(first, last, true, &gap);
-      hold_sources(first, &gap);
+      delay_sources(first, &gap);
       keep_if_shorter(gap);
     });
     for (bool shorter = true; shorter;) {
@@ -256,14 +256,14 @@ class Improvement {
           narrow(first, last, narrower, &changed);
           shorter = keep_if_shorter(changed) || shorter;
           if (!narrower) continue;
-          hold_sources(first, &changed);
+          delay_sources(first, &changed);
           shorter = keep_if_shorter(changed) || shorter;
         }
       });
       for_ops(sources_, [&](int op) {
         for (int until = -1; until < facts_.size(); ++until) {
           Choices changed = choices_;
-          changed.hold[op] = static_cast<std::int8_t>(until);
+          changed.wait_for[op] = static_cast<std::int8_t>(until);
           if (until != op) shorter = keep_if_shorter(changed) || shorter;
         }
       });
@@ -288,11 +288,11 @@ class Improvement {
     }
   }
 
-  void hold_sources(int until, Choices* choices) const noexcept {
-    for_ops(sources_, [&](int op) { choices->hold[op] = static_cast<std::int8_t>(until); });
+  void delay_sources(int until, Choices* choices) const noexcept {
+    for_ops(sources_, [&](int op) { choices->wait_for[op] = static_cast<std::int8_t>(until); });
   }
 
-  // Lower bound on every hiding schedule with these choices: isolated operators one after another,
+  // Lower bound on every OverlapSchedule with these choices: isolated operators one after another,
   // plus, in the remaining time, the longest path of the others.
   double least_s(const Choices& choices) const noexcept {
     double path_s[kMaxLayerOps];
@@ -317,15 +317,15 @@ class Improvement {
   bool keep_if_shorter(const Choices& changed) {
     if (least_s(changed) >= reached_s_) return false;
     if (!tried_.insert(changed).second) return false;
-    Hiding hiding(facts_, changed, by_tail_, reached_s_);
-    const LayerSolution& made = hiding.run();
-    if (made.makespan_s < best_->makespan_s) {
-      best_->makespan_s = made.makespan_s;
-      std::copy(made.start_s, made.start_s + facts_.size(), best_->start_s);
-      std::copy(made.mode, made.mode + facts_.size(), best_->mode);
+    OverlapSchedule hiding(facts_, changed, by_tail_, reached_s_);
+    const LayerSolution& schedule = hiding.run();
+    if (schedule.makespan_s < best_->makespan_s) {
+      best_->makespan_s = schedule.makespan_s;
+      std::copy(schedule.start_s, schedule.start_s + facts_.size(), best_->start_s);
+      std::copy(schedule.mode, schedule.mode + facts_.size(), best_->mode);
     }
-    if (!(made.makespan_s < reached_s_)) return false;
-    reached_s_ = made.makespan_s;
+    if (!(schedule.makespan_s < reached_s_)) return false;
+    reached_s_ = schedule.makespan_s;
     choices_ = changed;
     return true;
   }
@@ -349,8 +349,8 @@ void improve_schedule(const LayerFacts& facts, LayerSolution* best) {
 LayerSolution best_list_schedule(const LayerFacts& facts) noexcept {
   LayerSolution best = list_with(facts, ModeChoice::kFastest);
   for (const ModeChoice choice : {ModeChoice::kNarrowest, ModeChoice::kShared}) {
-    const LayerSolution made = list_with(facts, choice);
-    if (made.makespan_s < best.makespan_s) best = made;
+    const LayerSolution schedule = list_with(facts, choice);
+    if (schedule.makespan_s < best.makespan_s) best = schedule;
   }
   return best;
 }

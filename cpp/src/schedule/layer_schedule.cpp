@@ -12,24 +12,24 @@ namespace phaze {
 namespace {
 
 constexpr std::int64_t kBetweenChecks = 256;    // nodes between checks of the clock
-constexpr std::int64_t kBeforeImproving = 256;  // nodes of an easy layer
+constexpr std::int64_t kBeforeImproving = 256;  // nodes before the local search runs
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
-// A moment at which an operator may start. Operators start in a fixed order, so that no set is
-// started in two orders.
+// A node of the search tree: a time at which operators may start. Operators start in a fixed order,
+// so that no set is started in two orders.
 struct State {
-  Moment moment;
-  std::int32_t first;  // turns before this are over at this moment
-  // Operators that could have run alone at an earlier moment at which nothing ran, and did not.
-  // Moving such an operator to that moment changes only the order, so running it alone later need
+  PartialSchedule partial;
+  std::int32_t first;  // operators before this one in start order were decided
+  // Operators that could have run alone at an earlier time at which nothing ran, and did not.
+  // Moving such an operator to that time changes only the order, so running it alone later need
   // not be tried.
   OpBits barred;
-  // [i]: operators whose useful mode i could have started at the previous moment and did not.
+  // [i]: operators whose useful mode i could have started at the previous node and did not.
   // Starting it now would only delay it, so that is not tried.
   OpBits passed[kMaxModes];
 };
 
-constexpr std::int32_t kWait = -1;  // for the next operator to finish
+constexpr std::int32_t kWait = -1;  // wait for the next operator to finish
 constexpr std::int32_t kEnd = -2;   // run the remaining operators alone, one after another
 constexpr int kMaxSide = 12;        // most concurrent operators of a state that is stored
 
@@ -45,7 +45,7 @@ struct Remembered {
 struct Key {
   OpBits done;
   OpBits running;
-  OpBits modes;  // of the running operators, folded
+  OpBits modes;  // hash of the modes of the running operators
   bool operator==(const Key&) const = default;
 };
 
@@ -76,7 +76,7 @@ class Search {
   // `enough_s`.
   bool run() {
     State root;
-    root.moment = facts_.beginning();
+    root.partial = facts_.beginning();
     root.first = 0;
     root.barred = 0;
     std::fill(root.passed, root.passed + kMaxModes, OpBits{0});
@@ -92,9 +92,9 @@ class Search {
   struct Child {
     double bound_s;
     double tail_s;
-    std::int32_t op;      // or kWait, or kEnd
-    std::int32_t useful;  // which of its useful modes
-    std::int32_t turn;    // of its operator
+    std::int32_t op;      // an operator, kWait or kEnd
+    std::int32_t useful;  // position among its useful modes
+    std::int32_t turn;    // position of the operator in start order
   };
 
   bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
@@ -102,23 +102,23 @@ class Search {
   // Advances to the next finish; records the operators that could have started and did not.
   void wait(State* s) const noexcept {
     std::fill(s->passed, s->passed + facts_.most_useful(), OpBits{0});
-    for_ops(facts_.all() & ~s->moment.started, [&](int op) {
-      if (!facts_.may_start(s->moment, op)) return;
+    for_ops(facts_.all() & ~s->partial.started, [&](int op) {
+      if (!facts_.may_start(s->partial, op)) return;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
-        if (facts_.fits(s->moment, facts_.useful(op, u))) s->passed[u] |= op_bit(op);
+        if (facts_.fits(s->partial, facts_.useful(op, u))) s->passed[u] |= op_bit(op);
       }
     });
-    facts_.advance(&s->moment);
+    facts_.advance(&s->partial);
     s->first = 0;
   }
 
   // If nothing runs, a ready operator that does not start alone now never runs alone; those that
   // start alone do so in order of their number.
   void bar(State* s, int op, bool alone) const noexcept {
-    if (s->moment.running_count > 0) return;
+    if (s->partial.running_count > 0) return;
     const OpBits below = alone ? op_bit(op) - 1 : ~OpBits{0};
-    for_ops(facts_.all() & ~facts_.leaves() & ~s->moment.started & below, [&](int other) {
-      if (facts_.may_start(s->moment, other)) s->barred |= op_bit(other);
+    for_ops(facts_.all() & ~facts_.leaves() & ~s->partial.started & below, [&](int other) {
+      if (facts_.may_start(s->partial, other)) s->barred |= op_bit(other);
     });
   }
 
@@ -128,14 +128,14 @@ class Search {
       wait(next);
     } else {
       bar(next, child.op, facts_.alone(child.op, child.useful));
-      facts_.start(&next->moment, child.op, facts_.useful(child.op, child.useful));
+      facts_.start(&next->partial, child.op, facts_.useful(child.op, child.useful));
       next->first = child.turn + 1;
     }
   }
 
   // Whether a stored state dominates this one: at least as far advanced, with no fewer choices.
   bool seen(const State& s) {
-    const Moment& m = s.moment;
+    const PartialSchedule& m = s.partial;
     Key key{m.done & ~facts_.leaves(), 0, 0};
     for (int i = 0; i < m.running_count; ++i) key.running |= op_bit(m.running[i].op);
     Remembered entry;
@@ -143,7 +143,7 @@ class Search {
     entry.done = m.done;
     entry.barred = s.barred & ~m.started;
     std::copy(s.passed, s.passed + facts_.most_useful(), entry.passed);
-    for_ops(key.running, [&](int op) {  // in order of number, independent of start order
+    for_ops(key.running, [&](int op) {  // by operator number, independent of start order
       for (int i = 0; i < m.running_count; ++i) {
         if (m.running[i].op != op) continue;
         const int own = m.running[i].mode - facts_.problem().first_mode[op];
@@ -198,8 +198,8 @@ class Search {
 
   // Runs the remaining operators alone, one after another.
   void end_alone(const State& s) noexcept {
-    double end = s.moment.now_s;
-    for_ops(facts_.all() & ~s.moment.started, [&](int op) {
+    double end = s.partial.now_s;
+    for_ops(facts_.all() & ~s.partial.started, [&](int op) {
       int u = 0;
       while (!facts_.alone(op, u)) ++u;
       start_s_[op] = end;
@@ -209,7 +209,7 @@ class Search {
     finish(end);
   }
 
-  static double end_of(const Moment& m) noexcept {
+  static double end_of(const PartialSchedule& m) noexcept {
     double end = m.now_s;
     for (int i = 0; i < m.running_count; ++i) end = std::max(end, m.running[i].finish_s);
     return end;
@@ -232,31 +232,31 @@ class Search {
     const auto consider = [&](int op, int useful, int turn) {
       Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
       follow(s, child, &next);
-      child.bound_s = facts_.bound(next.moment, next.barred, below_s_ * (1.0 - kSame));
+      child.bound_s = facts_.bound(next.partial, next.barred, below_s_ * (1.0 - kSame));
       if (!too_late(child.bound_s)) children.push_back(child);
     };
     OpBits ready = 0;
-    for_ops(facts_.all() & ~s.moment.started, [&](int op) {
-      if (facts_.may_start(s.moment, op)) ready |= op_bit(op);
+    for_ops(facts_.all() & ~s.partial.started, [&](int op) {
+      if (facts_.may_start(s.partial, op)) ready |= op_bit(op);
     });
     for (int turn = s.first; turn < facts_.size(); ++turn) {
-      const int op = facts_.in_turn(turn);
+      const int op = facts_.start_order(turn);
       if ((ready & op_bit(op)) == 0) continue;
       const OpBits twins = facts_.twins(op) & ready;
       if ((twins & (op_bit(op) - 1)) != 0) continue;  // only the first twin is tried
       const OpBits own = op_bit(op) | twins;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
-        if ((s.passed[u] & own) != 0 || !facts_.fits(s.moment, facts_.useful(op, u))) continue;
+        if ((s.passed[u] & own) != 0 || !facts_.fits(s.partial, facts_.useful(op, u))) continue;
         const bool alone = facts_.alone(op, u);
         if (alone && ((s.barred | facts_.leaves()) & own) != 0) continue;
         if (!alone && (facts_.urgent(op) & ready) != 0) continue;
         consider(op, u, turn);
       }
     }
-    if (s.moment.running_count > 0) consider(kWait, -1, 0);
-    const OpBits left = facts_.all() & ~s.moment.started;
-    if (s.moment.running_count == 0 && (left & ~facts_.leaves()) == 0) {
-      double end = s.moment.now_s;
+    if (s.partial.running_count > 0) consider(kWait, -1, 0);
+    const OpBits left = facts_.all() & ~s.partial.started;
+    if (s.partial.running_count == 0 && (left & ~facts_.leaves()) == 0) {
+      double end = s.partial.now_s;
       for_ops(left, [&](int op) { end += facts_.alone_s(op); });
       if (!too_late(end)) children.push_back({end, 0.0, kEnd, -1, 0});
     }
@@ -267,8 +267,8 @@ class Search {
   }
 
   void explore(const State& s, std::size_t depth) {
-    if (s.moment.started == facts_.all()) {
-      finish(end_of(s.moment));
+    if (s.partial.started == facts_.all()) {
+      finish(end_of(s.partial));
       return;
     }
     if (out_of_budget()) return;
@@ -287,7 +287,7 @@ class Search {
       }
       follow(s, child, &next);
       if (child.op >= 0) {
-        start_s_[child.op] = s.moment.now_s;
+        start_s_[child.op] = s.partial.now_s;
         mode_[child.op] =
             facts_.useful(child.op, child.useful) - facts_.problem().first_mode[child.op];
       } else if (seen(next)) {

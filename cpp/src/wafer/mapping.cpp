@@ -39,8 +39,8 @@ bool good_edges(const MapProblem& p) noexcept {
   return true;
 }
 
-// Slots along x from the inside out, then along y; the stride of each is the product of the inner
-// sizes.
+// Checks that slots are ordered along x from the inside out, then along y, and that the stride of
+// each is the product of the sizes further inside.
 bool good_slots(const MapProblem& p, std::int64_t* dies) noexcept {
   std::int64_t stride[2] = {1, 1};
   std::int32_t axis = 0;
@@ -94,7 +94,7 @@ bool good_rules(const MapRulesRecord& r) noexcept {
   return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
 }
 
-// If stages of other classes are part of the pipeline, these have a position in it, and the
+// If the pipeline has stages of other classes, these stages have a position in it, and the
 // schedule is not ZB-H1.
 bool good_classes(const MapProblem& p) noexcept {
   const MapRulesRecord& r = p.rules;
@@ -148,7 +148,7 @@ Status check_problem(const MapProblem& p) noexcept {
 
 struct Mapping::Impl {
   explicit Impl(const MapProblem& problem) : terms(problem) {
-    // No proposal has more changes, so none of them runs out of memory part-way.
+    // Reserves for the largest proposal, so that propose() never allocates.
     state.proposed.op_mappings.reserve(4 * terms.ops.size());
     state.proposed.nodes.reserve(4 * terms.ops.size());
     state.proposed.touched.reserve(4 * terms.ops.size());
@@ -218,7 +218,7 @@ void Mapping::assign(std::span<const OpMapping> op_mappings) {
   auto& [terms, state] = *impl_;
   state.nodes.resize(terms.ops.size());
   state.fans.resize(terms.fans.size());
-  // Last: assigned() stays false if memory runs out.
+  // Set last, so that assigned() stays false if an allocation fails.
   state.op_mappings.assign(op_mappings.begin(), op_mappings.end());
   for (int i = 0; i < ops(); ++i) state.nodes[at(i)] = terms.node(i, state.op_mappings[at(i)]);
   for (std::size_t f = 0; f < terms.fans.size(); ++f) {
@@ -228,7 +228,7 @@ void Mapping::assign(std::span<const OpMapping> op_mappings) {
 
 void Mapping::propose(int op, const OpMapping& op_mapping) {
   MapState& state = impl_->state;
-  state.proposed.touched.push_back(op);  // statements that may throw come first
+  state.proposed.touched.push_back(op);  // may throw, so before any change
   state.proposed.op_mappings.emplace_back(op, state.op_mappings[at(op)]);
   state.op_mappings[at(op)] = op_mapping;
 }

@@ -16,7 +16,7 @@
 namespace phaze {
 namespace {
 
-// A limit is relaxed by this factor, so that ties with it are evaluated exactly.
+// Limits are relaxed by this factor, so that steps that equal the limit are evaluated exactly.
 constexpr double kLimitRounding = 1e-9;
 
 MapScore too_long() noexcept {
@@ -25,7 +25,7 @@ MapScore too_long() noexcept {
   return score;
 }
 
-// Sums over one part of the model: a block, or the boundary layers on one side.
+// Sums over one part of the model: a block, the layers before the blocks, or those after them.
 struct Block {
   double forward_s = 0.0, backward_s = 0.0, weight_grad_s = 0.0;
   double blocking_f_s = 0.0, blocking_b_s = 0.0;
@@ -98,15 +98,15 @@ struct Pipeline {
     if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
     return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
   }
-  // Lower bound for stages that each take at least as long as these: another one may be the
-  // slowest.
+  // Lower bound on the step if each stage takes at least as long as here; another stage may then be
+  // the slowest.
   double least_s() const noexcept {
     if (rules->zero_bubble == 0) return time_s();
     return static_cast<double>(rules->micro_batches) * slowest_s +
            (idle_s - most_idle_s) / rules->chunks;
   }
-  // Upper limit on a stage of `load_s` here in a step of `limit_s`: every micro-batch passes it, or
-  // the slowest one so far, and the other stages once, or a part of them.
+  // Upper limit on the time of a stage, now `load_s`, in a step of at most `limit_s`: all
+  // micro-batches pass this stage or the slowest one, and one micro-batch passes the others.
   double most_s(double limit_s, double load_s) const noexcept {
     const auto batches = static_cast<double>(rules->micro_batches);
     const double part = rules->zero_bubble != 0 ? 0.0 : 1.0 / rules->chunks;
@@ -126,16 +126,16 @@ struct StageBudget {
   double flight;       // micro-batches whose activations it stores
   double state_bytes;  // weights, gradients, optimiser state
   double stash_bytes;  // activations of its boundary layers
-  double fixed_bytes;  // everything except the activations of its blocks
+  double fixed_bytes;  // all memory except the activations of its blocks
   double stream_bytes;
   double sync_s, step_s;
-  double others_s;           // everything except its blocks
-  double needed_bytes;       // that every block must save; 0 if all activations fit
+  double others_s;           // seconds of everything except its blocks
+  double needed_bytes;       // bytes that every block must save; 0 if all activations fit
   double stream_free_bytes;  // off-wafer memory for the outputs of a block
-  double least_s;            // of all of it with outputs saved in parts, where there is a limit
+  double least_s;            // lower bound with outputs saved fractionally, where there is a limit
 };
 
-// Between a die and the rim, for one micro-batch.
+// Bytes between a die and the rim, for one micro-batch.
 struct Moved {
   double taken_bytes, given_bytes;
 };
@@ -149,7 +149,7 @@ class StepScorer {
       : terms_(terms),
         state_(state),
         rules_(terms.rules),
-        asked_(request),
+        request_(request),
         count_(terms.stage_count()),
         limit_s_(request.limit_s * (1.0 + kLimitRounding)),
         most_s_(limit_s_ - rules_.outer_tail_s),
@@ -159,8 +159,8 @@ class StepScorer {
     sum_parts();
     const bool short_of_memory = budget_stages();
     if (least_.least_s() > most_s_) return too_long();
-    chooses_ = asked_.outputs.empty() && short_of_memory;
-    if (chooses_ || !asked_.outputs.empty()) list_items();
+    chooses_ = request_.outputs.empty() && short_of_memory;
+    if (chooses_ || !request_.outputs.empty()) list_items();
     chooser_.emplace(
         items_.data(), item_count_,
         OutputBlock{block_.blocking_f_s, block_.forward_s, block_.hidden_f_s, block_.blocking_b_s,
@@ -172,9 +172,9 @@ class StepScorer {
     tail_s_ = tail_s();
     const bool plain =
         rules_.zero_bubble == 0 && rules_.chunks == 1 && terms_.cross_stage_s.empty();
-    if (asked_.range != nullptr && limited && plain && narrow(*asked_.range)) {
+    if (request_.range != nullptr && limited && plain && narrow(*request_.range)) {
       MapScore score = too_long();
-      if (asked_.range->most_s < kInfinite) score.time_s = kNan;
+      if (request_.range->most_s < kInfinite) score.time_s = kNan;
       return score;
     }
     return add_stages() ? total() : too_long();
@@ -190,12 +190,13 @@ class StepScorer {
 
   bool lacks(double over_bytes) const noexcept {
     return over_bytes > 0.0 &&
-           least_step_s_ * (1.0 + asked_.shortage * over_bytes / rules_.capacity_bytes) > limit_s_;
+           least_step_s_ * (1.0 + request_.shortage * over_bytes / rules_.capacity_bytes) >
+               limit_s_;
   }
 
   struct Charged {
-    double sum_s, slowest_s;  // of the stages of other classes
-    double links_s;           // of the busiest link to the rim, for the streams of all stages
+    double sum_s, slowest_s;  // over the stages of other classes
+    double links_s;  // seconds of the busiest link to the rim for the streams of all stages
   };
 
   // Sums of a block, and of the layers before and after the blocks.
@@ -215,7 +216,7 @@ class StepScorer {
   // Fills `stages_`, and `least_` with every output stored; returns whether some stage is then
   // short of memory.
   bool budget_stages() noexcept {
-    // Between stages each die sends its share; replicas are sent once and gathered by the receiver.
+    // Between stages each die sends its share; replicated data is sent once, then gathered.
     const TensorState between = terms_.at_boundary(state_);
     const double share = rules_.boundary_bytes / terms_.size(between.split());
     const double regather_s =
@@ -276,7 +277,7 @@ class StepScorer {
     return (first ? ends_[0].plain_s() : 0.0) + (last ? ends_[1].plain_s() : 0.0) + sending;
   }
 
-  // Gradients of all blocks except the last are reduced while the others still run backward.
+  // Gradient reduction of all blocks but the last overlaps the backward pass of other blocks.
   double tail_s() const noexcept {
     double longest_s = rules_.other_tail_s;
     for (int k = 0; k < count_; ++k) {
@@ -407,7 +408,7 @@ class StepScorer {
     const auto count = at(count_);
     const double tail_s = tail_s_ + rules_.outer_tail_s;
     Pipeline least = least_;
-    std::array<double, kMaxMapStages> most;  // `count` of them
+    std::array<double, kMaxMapStages> most;  // first `count` entries
     std::array<bool, kMaxMapStages> exact;
     for (std::size_t k = 0; k < count; ++k) {
       const StageBudget& b = stages_[k];
@@ -415,7 +416,7 @@ class StepScorer {
       most[k] = exact[k] ? b.others_s + terms_.blocks[k] * plain_s_ : kInfinite;
     }
     for (bool first = true;; first = false) {
-      std::size_t slowest = 0;  // and of those not bounded yet the fullest
+      std::size_t slowest = 0;  // ties: of stages not bounded yet, the fullest
       for (std::size_t k = 1; k < count; ++k) {
         const bool fuller = stages_[k].needed_bytes > stages_[slowest].needed_bytes;
         if (most[k] > most[slowest] || (most[k] == most[slowest] && fuller)) slowest = k;
@@ -456,9 +457,9 @@ class StepScorer {
   // limit.
   bool choose(int k, Outputs* outputs) noexcept {
     const StageBudget& b = stages_[at(k)];
-    if (!asked_.outputs.empty()) {
+    if (!request_.outputs.empty()) {
       const auto ops = at(terms_.op_count());
-      for (std::size_t i = 0; i < ops; ++i) (*outputs)[i] = asked_.outputs[at(k) * ops + i];
+      for (std::size_t i = 0; i < ops; ++i) (*outputs)[i] = request_.outputs[at(k) * ops + i];
       return true;
     }
     if (!(b.needed_bytes > 0.0)) {
@@ -475,8 +476,8 @@ class StepScorer {
   // Sums memory and loads, stage by stage; returns false once the step is certain to exceed the
   // limit.
   bool add_stages() {
-    if (asked_.stages != nullptr) asked_.stages->resize(at(count_));
-    const bool streams = !terms_.cross_stage_s.empty();  // that stages may wait for
+    if (request_.stages != nullptr) request_.stages->resize(at(count_));
+    const bool streams = !terms_.cross_stage_s.empty();  // cross-stage streams exist
     if (streams) weights_ = moved_weights();
     Outputs outputs{};
     for (int k = 0; k < count_; ++k) {
@@ -501,13 +502,13 @@ class StepScorer {
       const double load_s = b.others_s + blocks(k) * per_block_s;
       loads_s_[at(k)] = load_s;
       least_.now(load_s, b.least_s);
-      if (streams) alone_[at(k)] = streams_of(k, load_s, moved);
+      if (streams) isolated_[at(k)] = streams_of(k, load_s, moved);
       score_.memory_bytes = std::max(score_.memory_bytes, memory);
       score_.over_bytes = std::max(score_.over_bytes, over);
       score_.stream_bytes = std::max(score_.stream_bytes, stream);
       score_.stream_over_bytes =
           std::max(score_.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
-      if (asked_.stages != nullptr) describe(k, outputs, load_s, activations, over);
+      if (request_.stages != nullptr) describe(k, outputs, load_s, activations, over);
     }
     return true;
   }
@@ -515,13 +516,13 @@ class StepScorer {
   void describe(int k, const Outputs& outputs, double load_s, double activations,
                 double over_bytes) {
     const StageBudget& b = stages_[at(k)];
-    MapStage& stage = (*asked_.stages)[at(k)];
+    MapStage& stage = (*request_.stages)[at(k)];
     stage.load_s = load_s;
     stage.memory_bytes = b.fixed_bytes + activations;
     stage.state_bytes = b.state_bytes;
     stage.activation_bytes = activations + b.stash_bytes;
     stage.over_bytes = over_bytes;
-    stage.streams = terms_.cross_stage_s.empty() ? MapOther{load_s, 0.0, 0.0} : alone_[at(k)];
+    stage.streams = terms_.cross_stage_s.empty() ? MapOther{load_s, 0.0, 0.0} : isolated_[at(k)];
     stage.outputs = outputs;
   }
 
@@ -538,10 +539,10 @@ class StepScorer {
     }
     for (int k = 0; k < count_; ++k) {
       pipeline.add(loads_s_[at(k)], weight_grad_s(k));
-      if (asked_.stages != nullptr) (*asked_.stages)[at(k)].load_s = loads_s_[at(k)];
+      if (request_.stages != nullptr) (*request_.stages)[at(k)].load_s = loads_s_[at(k)];
     }
     if (!terms_.cross_stage_s.empty()) {
-      const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
+      const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // per micro-batch
       score_.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
     }
     if (!(score_.stream_over_bytes > 0.0)) score_.stream_over_bytes = 0.0;
@@ -554,12 +555,12 @@ class StepScorer {
   // Weights and gradients of the layers before the blocks, of one block, and of the layers after
   // the blocks.
   std::array<Moved, 3> moved_weights() const noexcept {
-    std::array<Moved, 3> found{};
+    std::array<Moved, 3> weights{};
     const double all = rules_.weight_bytes + rules_.gradient_bytes + rules_.state_bytes;
     for (int i = 0; i < terms_.op_count(); ++i) {
       const auto mode = static_cast<WeightMode>(state_.op_mappings[at(i)].mode);
-      const double off_wafer = state_.nodes[at(i)].stream_bytes;  // of a die's parameters
-      Moved& part = found[at(terms_.ops[at(i)].part)];
+      const double off_wafer = state_.nodes[at(i)].stream_bytes;  // bytes of a die's parameters
+      Moved& part = weights[at(terms_.ops[at(i)].part)];
       if (mode == WeightMode::kStream) {
         part.taken_bytes += 2.0 * rules_.weight_bytes * (off_wafer / all);
         part.given_bytes += rules_.gradient_bytes * (off_wafer / all);
@@ -567,36 +568,36 @@ class StepScorer {
         part.given_bytes += rules_.gradient_bytes * (off_wafer / (all - rules_.weight_bytes));
       }
     }
-    return found;
+    return weights;
   }
 
   // Bytes that a stage's dies read and write for one micro-batch; activations moved off the wafer
   // (`offloaded`, per block) are written and read back.
   MapOther streams_of(int k, double isolated_s, double offloaded) const noexcept {
-    MapOther found{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
-                   blocks(k) * (weights_[1].given_bytes + offloaded)};
+    MapOther traffic{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
+                     blocks(k) * (weights_[1].given_bytes + offloaded)};
     for (const std::size_t end : {std::size_t{0}, std::size_t{2}}) {
       if (!(end == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
-      found.taken_bytes += weights_[end].taken_bytes;
-      found.given_bytes += weights_[end].given_bytes;
+      traffic.taken_bytes += weights_[end].taken_bytes;
+      traffic.given_bytes += weights_[end].given_bytes;
     }
-    return found;
+    return traffic;
   }
 
   // Collectives of a stage share its links with the cross-stage streams of other stages. Each stage
-  // streams once while the slowest one works: that one meets all of it, a faster one the fraction
-  // that passes in its time. The links to the rim carry at least as much as if every stage streamed
-  // as little as the one that streams least. Replaces `loads_s_` by the resulting times of the
-  // stages.
+  // streams once per period of the slowest stage, so a stage is delayed by these streams in
+  // proportion to its share of that period. `links_s` is a lower bound of the busiest link to the
+  // rim: every stage streams at least as much as the one that streams least. Replaces `loads_s_` by
+  // the resulting times of the stages.
   Charged charge_cross_stage() noexcept {
     const std::size_t count = at(terms_.pipeline_stages()), first = at(rules_.first_stage);
     const std::size_t own = at(count_);
-    Charged found{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
-    std::array<MapOther, kMaxMapStages> all;  // `count` of them
-    if (terms_.others.size() + own != count && own != count) return found;
+    Charged charged{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
+    std::array<MapOther, kMaxMapStages> all;  // first `count` entries
+    if (terms_.others.size() + own != count && own != count) return charged;
     for (std::size_t k = 0; k < count; ++k) {
       const bool mine = k >= first && k < first + own;
-      all[k] = mine ? alone_[k - first] : terms_.others[k < first ? k : k - own];
+      all[k] = mine ? isolated_[k - first] : terms_.others[k < first ? k : k - own];
     }
     double least_in = all[0].taken_bytes, least_out = all[0].given_bytes, most = 0.0, pace_s = 0.0;
     for (std::size_t j = 0; j < count; ++j) {
@@ -605,8 +606,8 @@ class StepScorer {
       most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
       pace_s = std::max(pace_s, all[j].isolated_s);
     }
-    if (!(most > 0.0) || !(pace_s > 0.0)) return found;
-    found = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
+    if (!(most > 0.0) || !(pace_s > 0.0)) return charged;
+    charged = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
     for (std::size_t k = 0; k < count; ++k) {
       double past_s = 0.0;
       for (std::size_t j = 0; j < count; ++j) {
@@ -620,32 +621,33 @@ class StepScorer {
       if (k >= first && k < first + own) {
         loads_s_[k - first] = load_s;
       } else {
-        found.sum_s += load_s;
-        found.slowest_s = std::max(found.slowest_s, load_s);
+        charged.sum_s += load_s;
+        charged.slowest_s = std::max(charged.slowest_s, load_s);
       }
     }
-    return found;
+    return charged;
   }
 
   const MapTerms& terms_;
   const MapState& state_;
   const MapRulesRecord& rules_;
-  const ScoreRequest& asked_;
-  int count_;                // of stages
-  double limit_s_, most_s_;  // of the step; of the step without its tail
+  const ScoreRequest& request_;
+  int count_;                // number of stages
+  double limit_s_, most_s_;  // limits on the step, and on the step without its tail
   Block block_;
   std::array<Block, 2> ends_;
-  double plain_s_;                                 // of a block with every output stored
-  std::array<StageBudget, kMaxMapStages> stages_;  // `count_` of them
-  Pipeline least_;  // stages that take no more than those of any choice of outputs in time
+  double plain_s_;                                 // seconds of a block with every output stored
+  std::array<StageBudget, kMaxMapStages> stages_;  // first `count_` entries
+  Pipeline least_;  // lower bounds of the stages over every choice of outputs
   bool chooses_ = false;
   int item_count_ = 0;
   std::array<OutputItem, kMaxMapOps> items_;
   std::optional<OutputChooser> chooser_;
   double least_step_s_, tail_s_;
   MapScore score_{};
-  std::array<double, kMaxMapStages> loads_s_;  // `count_` of them; alone_: isolated stages, used if
-  std::array<MapOther, kMaxMapStages> alone_;  // stages wait for streams of other stages
+  // First `count_` entries. isolated_: without streams of other stages, set if there are any.
+  std::array<double, kMaxMapStages> loads_s_;
+  std::array<MapOther, kMaxMapStages> isolated_;
   std::array<Moved, 3> weights_{};  // moved before the blocks, of a block, after the blocks
 };
 

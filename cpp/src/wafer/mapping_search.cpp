@@ -8,7 +8,7 @@
 namespace phaze {
 namespace {
 
-class Numbers {  // splitmix64: integers only, so identical on every machine
+class Numbers {  // splitmix64: the same numbers on every machine
  public:
   explicit Numbers(std::uint64_t seed) noexcept : state_(seed) {}
   std::uint64_t next() noexcept {
@@ -25,7 +25,7 @@ class Numbers {  // splitmix64: integers only, so identical on every machine
   std::uint64_t state_;
 };
 
-constexpr double kShortage = 4.0;      // cost of lacking all of a die's memory, in steps
+constexpr double kShortage = 4.0;      // penalty, in step times, of missing one die's memory
 constexpr double kNeverSoLong = 1e18;  // seconds: any mapping that fits is below this
 
 // Every mapping that fits is better than every mapping that does not.
@@ -70,7 +70,7 @@ class Mover {
       draw_mapping(op);
       spread(op, 1 + numbers_.below(mapping_.ops()));
     } else if (kind < 13 && modes_.size() > 1) {
-      const int op = numbers_.below(mapping_.ops());  // fixes the order of evaluation
+      const int op = numbers_.below(mapping_.ops());  // drawn first: fixed order of draws
       keep(op, modes_[at(numbers_.below(size(modes_)))]);
     } else if (kind < 14 && modes_.size() > 1) {
       const std::uint8_t mode = modes_[at(numbers_.below(size(modes_)))];
@@ -110,7 +110,7 @@ class Mover {
     const bool theirs = mapping_.op(forward ? edge.from : edge.to).product != 0;
     OpMapping op_mapping = mapping_.op_mapping(of);
     op_mapping.slots = {other.slots[0], other.slots[1], 0, 0, 0};
-    if (forward) {  // features as made, the rest whole
+    if (forward) {  // features split as produced, the rest not split
       const std::uint16_t features = other.slots[2];
       const auto rest = static_cast<std::uint16_t>(other.slots[3] | other.slots[4]);
       op_mapping.slots[mine ? 3 : 2] = features;
@@ -179,13 +179,13 @@ double objective(const Mapping& mapping, const MapScore& score) noexcept {
 
 namespace {
 
-// Objective of annealing: it may pass through mappings that exceed the memory slightly.
+// Objective of threshold accepting, finite for mappings that exceed the memory slightly.
 double soft_objective(const Mapping& mapping, const MapScore& score) noexcept {
   const double over = score.over_bytes + score.stream_over_bytes;
   return score.time_s * (1.0 + kShortage * over / mapping.rules().capacity_bytes);
 }
 
-// Current state of annealing: the time of its mapping, exact or as a range.
+// Current state of the search: the step time of its mapping, exact or as a range.
 struct Now {
   MapRange takes;
 
@@ -209,23 +209,23 @@ double exactly_before(Mapping& mapping) {
 
 }  // namespace
 
-MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
+MapSearchResult anneal(Mapping& mapping, const MapSearchRules& rules) {
   MapScore score = mapping.score();
   double best = objective(mapping, score);
   Now now{};
   now.set(soft_objective(mapping, score));
-  MapFound found{op_mappings_of(mapping), score, 1};
+  MapSearchResult result{op_mappings_of(mapping), score, 1};
   Mover mover(mapping, rules.seed);
   for (std::int64_t step = 0; step < rules.steps; ++step) {
     const double left = 1.0 - static_cast<double>(step) / static_cast<double>(rules.steps);
     const double accepted = 1.0 + rules.start * left * left;
     const bool differs = mover.propose();
-    ++found.evaluations;
+    ++result.evaluations;
     if (!differs) {
       mapping.keep();
       continue;
     }
-    // A proposal that is certain to be accepted, and no better than the best, need not be exact.
+    // No exact time is needed for a proposal that is accepted in any case and not a new best.
     MapRange range{best, now.takes.least_s * accepted, now.takes.again};
     const double limit = now.takes.most_s * accepted;  // the objective is no less than the time
     score = mapping.score({}, nullptr, limit, kShortage, &range);
@@ -248,18 +248,18 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
     const double value = objective(mapping, score);
     if (value < best) {
       best = value;
-      found.op_mappings = op_mappings_of(mapping);
-      found.score = score;
+      result.op_mappings = op_mappings_of(mapping);
+      result.score = score;
     }
   }
-  mapping.assign(found.op_mappings);
-  return found;
+  mapping.assign(result.op_mappings);
+  return result;
 }
 
-MapFound descend(Mapping& mapping, int rounds) {
+MapSearchResult descend(Mapping& mapping, int rounds) {
   MapScore score = mapping.score();
   double best = objective(mapping, score);
-  MapFound found{{}, score, 1};
+  MapSearchResult result{{}, score, 1};
   for (int round = 0; round < rounds; ++round) {
     bool better = false;
     for (int op = 0; op < mapping.ops(); ++op) {
@@ -277,7 +277,7 @@ MapFound descend(Mapping& mapping, int rounds) {
           op_mapping.algorithm = best_choice.algorithm;
           mapping.change(op, op_mapping);
           const MapScore tried = mapping.score({}, nullptr, best, shortage(best));
-          ++found.evaluations;
+          ++result.evaluations;
           const double value = objective(mapping, tried);
           if (value < best) {
             best = value;
@@ -291,9 +291,9 @@ MapFound descend(Mapping& mapping, int rounds) {
     }
     if (!better) break;
   }
-  found.op_mappings = op_mappings_of(mapping);
-  found.score = score;
-  return found;
+  result.op_mappings = op_mappings_of(mapping);
+  result.score = score;
+  return result;
 }
 
 double ways(const Mapping& mapping) noexcept {
@@ -307,7 +307,7 @@ double ways(const Mapping& mapping) noexcept {
   return count;
 }
 
-MapFound exhaust(Mapping& mapping) {
+MapSearchResult exhaust(Mapping& mapping) {
   std::vector<std::vector<OpMapping>> options(at(mapping.ops()));
   for (int op = 0; op < mapping.ops(); ++op) {
     const bool any = mapping.weighted(op);
@@ -322,8 +322,8 @@ MapFound exhaust(Mapping& mapping) {
     }
     mapping.change(op, options[at(op)][0]);
   }
-  MapFound found{op_mappings_of(mapping), mapping.score(), 1};
-  double best = objective(mapping, found.score);
+  MapSearchResult result{op_mappings_of(mapping), mapping.score(), 1};
+  double best = objective(mapping, result.score);
   std::vector<std::size_t> at(options.size(), 0);
   for (;;) {
     std::size_t op = 0;
@@ -335,15 +335,15 @@ MapFound exhaust(Mapping& mapping) {
     if (op == at.size()) break;
     mapping.change(static_cast<int>(op), options[op][at[op]]);
     const MapScore score = mapping.score({}, nullptr, best, shortage(best));
-    ++found.evaluations;
+    ++result.evaluations;
     const double value = objective(mapping, score);
     if (!(value < best)) continue;
     best = value;
-    found.score = score;
-    found.op_mappings = op_mappings_of(mapping);
+    result.score = score;
+    result.op_mappings = op_mappings_of(mapping);
   }
-  mapping.assign(found.op_mappings);
-  return found;
+  mapping.assign(result.op_mappings);
+  return result;
 }
 
 }  // namespace phaze

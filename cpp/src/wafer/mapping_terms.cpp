@@ -54,7 +54,7 @@ MapTerms::MapTerms(const MapProblem& p)
   for (int i = 0; i < op_count(); ++i) enumerate(i);
 }
 
-// Every stage is charged the links of the stage with the worst position.
+// All stages are charged the cost of the stage with the worst position.
 void MapTerms::find_stream_links() {
   if (cross_stage_s.empty()) return;
   link_s = both_s = 0.0;
@@ -76,7 +76,7 @@ void MapTerms::add_sets_of_slots() {
   gather_lines_.resize(sets);
   exchange_lines_.resize(sets);
   for (std::size_t set = 0; set < sets; ++set) {
-    std::vector<MeshRun> runs;  // neighbouring slots of one axis are one run
+    std::vector<MeshRun> runs;  // adjacent slots of one axis form one run
     double product = 1.0;
     for (std::size_t k = 0; k < slots.size(); ++k) {
       if ((set >> k & 1) == 0) continue;
@@ -95,7 +95,7 @@ void MapTerms::add_sets_of_slots() {
   }
 }
 
-// The operator whose output enters the next block at the position where the first block is entered.
+// The operator of a block whose output is the input of the next block.
 void MapTerms::find_entry() {
   for (const MapEdgeRecord& into : edges) {
     if (into.kind != static_cast<int>(EdgeKind::kEntry)) continue;
@@ -114,8 +114,8 @@ void MapTerms::add_fans() {
       fans.push_back({edge.from, edge.kind, edge.bytes, {}, {}});
       same = fans.end() - 1;
     }
-    // If consumers share a conversion, the next operator of the chain pays first: the relaxation
-    // prices it alone.
+    // If consumers share a conversion, the next operator of the chain comes first: the relaxation
+    // charges it to that operator.
     const auto position = std::find(chain.begin(), chain.end(), edge.from);
     const bool next = position != chain.end() && position + 1 != chain.end() &&
                       *(position + 1) == edge.to &&
@@ -139,23 +139,22 @@ void MapTerms::add_fans() {
 void MapTerms::find_forced() {
   forced.resize(ops.size());
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    std::vector<std::int32_t>& found = forced[i];
+    std::vector<std::int32_t>& operators = forced[i];
     std::vector<std::int32_t> open{static_cast<std::int32_t>(i)};
-    if (ops[i].output_stored == 0)
-      open.clear();  // a mask comes from its seed, statistics with the output
+    if (ops[i].output_stored == 0) open.clear();  // masks and statistics need no other operator
     while (!open.empty()) {
       const std::int32_t position = open.back();
       open.pop_back();
       for (const MapEdgeRecord& edge : edges) {
         if (edge.kind != 0 || edge.to != position || ops[at(edge.from)].part != 1) continue;
         if (ops[at(edge.from)].output_stored != 0 ||
-            std::find(found.begin(), found.end(), edge.from) != found.end())
+            std::find(operators.begin(), operators.end(), edge.from) != operators.end())
           continue;
-        found.push_back(edge.from);
+        operators.push_back(edge.from);
         open.push_back(edge.from);
       }
     }
-    std::sort(found.begin(), found.end());
+    std::sort(operators.begin(), operators.end());
   }
 }
 
@@ -202,7 +201,7 @@ bool MapTerms::in_rank_order(const OpMapping& op_mapping) const noexcept {
   return true;
 }
 
-// Every assignment of roles to the slots of an axis with few enough changes from the inside out.
+// Every assignment of roles to the slots of an axis with at most kRunsPerAxis runs of equal roles.
 std::vector<std::array<std::uint16_t, kRoleCount>> MapTerms::patterns(int axis) const {
   using Pattern = std::array<std::uint16_t, kRoleCount>;
   std::vector<std::pair<Pattern, std::pair<int, int>>> open{{Pattern{}, {-1, 0}}};
@@ -220,9 +219,9 @@ std::vector<std::array<std::uint16_t, kRoleCount>> MapTerms::patterns(int axis) 
     }
     open = std::move(longer);
   }
-  std::vector<Pattern> found;
-  for (const auto& entry_of : open) found.push_back(entry_of.first);
-  return found;
+  std::vector<Pattern> patterns;
+  for (const auto& entry_of : open) patterns.push_back(entry_of.first);
+  return patterns;
 }
 
 void MapTerms::enumerate(int op) {
@@ -249,12 +248,12 @@ TensorState MapTerms::state(int op, const OpMapping& g, std::uint16_t features,
   return {batch, rows, 0, features, partial, whole};
 }
 
-TensorState MapTerms::made(int op, const OpMapping& g) const noexcept {
+TensorState MapTerms::produced(int op, const OpMapping& g) const noexcept {
   return state(op, g, g.slots[kRole(Role::kColumns)], g.slots[kRole(Role::kInner)],
                g.slots[kRole(Role::kCopy)]);
 }
 
-TensorState MapTerms::wanted(int op, const OpMapping& g) const noexcept {
+TensorState MapTerms::required(int op, const OpMapping& g) const noexcept {
   const std::uint16_t inner = g.slots[kRole(Role::kInner)];
   const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
   const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
@@ -264,7 +263,7 @@ TensorState MapTerms::wanted(int op, const OpMapping& g) const noexcept {
   return state(op, g, columns, 0, static_cast<std::uint16_t>(inner | copy));
 }
 
-TensorState MapTerms::gradient_made(int op, const OpMapping& g) const noexcept {
+TensorState MapTerms::gradient_produced(int op, const OpMapping& g) const noexcept {
   const std::uint16_t inner = g.slots[kRole(Role::kInner)];
   const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
   const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
@@ -272,14 +271,14 @@ TensorState MapTerms::gradient_made(int op, const OpMapping& g) const noexcept {
   return state(op, g, columns, 0, static_cast<std::uint16_t>(inner | copy));
 }
 
-TensorState MapTerms::gradient_wanted(int op, const OpMapping& g) const noexcept {
+TensorState MapTerms::gradient_required(int op, const OpMapping& g) const noexcept {
   return state(
       op, g, g.slots[kRole(Role::kColumns)], 0,
       static_cast<std::uint16_t>(g.slots[kRole(Role::kInner)] | g.slots[kRole(Role::kCopy)]));
 }
 
 TensorState MapTerms::at_boundary(const MapState& state) const noexcept {
-  return gradient_wanted(last, state.op_mappings[at(last)]);
+  return gradient_required(last, state.op_mappings[at(last)]);
 }
 
 // ---- collectives over sets of slots ----
@@ -304,20 +303,20 @@ double MapTerms::exchange_s(std::uint16_t set, double bytes) const noexcept {
 }
 
 // Conversions that shrink the tensor come first, those that enlarge it last. `again_s` receives the
-// part that is paid once more if the tensor is stored in its original layout.
+// part that is repeated in the backward pass if the tensor is stored in its original layout.
 double MapTerms::convert_s(int op, const TensorState& from, const TensorState& to, double bytes,
                            std::uint8_t algorithm, double* again_s) const noexcept {
   const auto mask = [](int bits) { return static_cast<std::uint16_t>(bits); };
-  const std::uint16_t splits = to.split(), held = from.split();
+  const std::uint16_t splits = to.split(), present = from.split();
   const std::uint16_t scatter = mask(from.partial & splits);
   const std::uint16_t reduce = mask(from.partial & to.whole);
   const std::uint16_t stays = mask((from.batch & to.batch) | (from.rows & to.rows) |
                                    (from.experts & to.experts) | (from.features & to.features));
-  const std::uint16_t exchange = mask(held & splits & ~stays);
-  const std::uint16_t gather = mask(held & to.whole);
+  const std::uint16_t exchange = mask(present & splits & ~stays);
+  const std::uint16_t gather = mask(present & to.whole);
   if ((scatter | reduce | exchange | gather) == 0) return 0.0;
-  // A whole tensor is split before it is sent, unless that takes more digits than a dimension has;
-  // it is not split by experts.
+  // A whole tensor is split before it is sent, unless a dimension is too small for that; it is not
+  // split by experts.
   const std::int64_t* limit = ops[at(op)].limit;
   const auto cut = [&](std::uint16_t before, std::uint16_t after, std::size_t dimension) {
     const bool fits = size(mask(before | after)) <= static_cast<double>(limit[dimension]);
@@ -325,7 +324,7 @@ double MapTerms::convert_s(int op, const TensorState& from, const TensorState& t
   };
   const std::uint16_t sliced = mask(cut(from.batch, to.batch, 0) | cut(from.rows, to.rows, 1) |
                                     cut(from.features, to.features, 2));
-  double here = bytes / size(held) / size(sliced);
+  double here = bytes / size(present) / size(sliced);
   double seconds = 0.0;
   seconds += gather_s(scatter, here, algorithm);
   here /= size(scatter);
@@ -352,7 +351,7 @@ double MapTerms::work_s(int op, const OpMapping& g, bool forward) const noexcept
   return forward ? forward_s_[cell] : backward_s_[cell];
 }
 
-// Whether a tensor may come in pieces that overlap the work of its reader.
+// Whether a tensor may arrive in pieces that overlap the work of its consumer.
 bool MapTerms::input_overlaps(int from, int to) const noexcept {
   return rules.pieces > 1 && ops[at(from)].overlap != 2 && ops[at(to)].overlap == 1;
 }
@@ -371,8 +370,8 @@ double MapTerms::conversion_s(const OpMapping& from, int from_op, const OpMappin
         output_overlaps ? work_s(from_op, from, forward) : work_s(to_op, to, forward);
     return overlap(whole, of(bytes / rules.pieces), work).waits_s;
   };
-  return waits(made(from_op, from), wanted(to_op, to), true) +
-         waits(gradient_made(to_op, to), gradient_wanted(from_op, from), false);
+  return waits(produced(from_op, from), required(to_op, to), true) +
+         waits(gradient_produced(to_op, to), gradient_required(from_op, from), false);
 }
 
 // ---- terms ----
@@ -408,7 +407,7 @@ MapNode MapTerms::node(int op, const OpMapping& g) const noexcept {
     const double once = gather_s(rows, here, g.algorithm);
     n.blocking_f_s += once;
     n.blocking_b_s += once;
-    n.hidden_b_s += once;  // gathered again while the work goes on
+    n.hidden_b_s += once;  // the repeated gather overlaps the work
   }
   const double parameters = parameters_[cell];
   if (parameters > 0.0) add_weights(op, g, parameters, &n);
@@ -465,14 +464,14 @@ void MapTerms::add_weights(int op, const OpMapping& g, double parameters,
     node->stream_bytes = node->state_bytes;
     node->state_bytes = 0.0;
     node->stream_s = rules.streamed(2.0 * weights, gradients) / among / rules.stream_bytes_per_s;
-    node->step_s = 0.0;  // off the wafer, during the next step
+    node->step_s = 0.0;  // runs off the wafer, during the next step
     node->hidden_f_s += streamed_link_s(weights / among, 0.0);
     node->hidden_b_s += streamed_link_s(weights / among, gradients / among);
   } else if (mode == WeightMode::kOffload) {
     node->stream_bytes = (gradients + state) / among;
     node->stream_s = gradients / among / rules.stream_bytes_per_s;
     node->hidden_b_s += streamed_link_s(0.0, gradients / among);
-    node->step_s = std::max(weights / among / rules.stream_bytes_per_s,  // new weights come back
+    node->step_s = std::max(weights / among / rules.stream_bytes_per_s,  // updated weights return
                             rules.streamed_link_s(weights / among, 0.0));
   }
 }
@@ -480,19 +479,19 @@ void MapTerms::add_weights(int op, const OpMapping& g, double parameters,
 // The conversion of the first block's input to the layout in which a block leaves its output.
 MapFan MapTerms::entry_fan(const FanShape& shape, const MapState& state) const noexcept {
   const OpMapping& from = state.op_mappings[at(shape.from)];
-  const TensorState between = gradient_wanted(entry, state.op_mappings[at(entry)]);
-  MapFan found{};
-  found.forward_s =
-      convert_s(shape.from, made(shape.from, from), between, shape.bytes, from.algorithm, nullptr);
-  found.backward_s = convert_s(shape.from, between, gradient_wanted(shape.from, from), shape.bytes,
-                               from.algorithm, nullptr);
-  return found;
+  const TensorState between = gradient_required(entry, state.op_mappings[at(entry)]);
+  MapFan terms{};
+  terms.forward_s = convert_s(shape.from, produced(shape.from, from), between, shape.bytes,
+                              from.algorithm, nullptr);
+  terms.backward_s = convert_s(shape.from, between, gradient_required(shape.from, from),
+                               shape.bytes, from.algorithm, nullptr);
+  return terms;
 }
 
 MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcept {
   if (shape.kind == static_cast<int>(EdgeKind::kEntry)) return entry_fan(shape, state);
   const OpMapping& from = state.op_mappings[at(shape.from)];
-  MapFan found{};
+  MapFan terms{};
   const auto same = [](const TensorState& a, const TensorState& b) {
     return a.same_splits(b) && a.partial == b.partial;
   };
@@ -502,7 +501,7 @@ MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcep
   const auto add = [&](const TensorState& before, const TensorState& after, std::int32_t to,
                        bool forward, double* again_s) {
     const double whole = convert_s(shape.from, before, after, shape.bytes, from.algorithm, again_s);
-    double& waits = forward ? found.forward_s : found.backward_s;
+    double& waits = forward ? terms.forward_s : terms.backward_s;
     if (!(whole > 0.0) || !(overlaps || input_overlaps(shape.from, to))) {
       waits += whole;
       return;
@@ -517,45 +516,45 @@ MapFan MapTerms::fan(const FanShape& shape, const MapState& state) const noexcep
     const MapNode& work = state.nodes[at(to)];
     const Overlap part = overlap(whole, piece, forward ? work.forward_s : work.backward_s);
     waits += part.waits_s;
-    (forward ? found.overlapped_f_s : found.overlapped_b_s) += part.overlapped_s;
+    (forward ? terms.overlapped_f_s : terms.overlapped_b_s) += part.overlapped_s;
   };
   for (std::size_t i = 0; i < shape.to.size(); ++i) {
     const std::int32_t to = shape.to[i];
     const OpMapping& op_mapping = state.op_mappings[at(to)];
-    const TensorState in = wanted(to, op_mapping), back = gradient_made(to, op_mapping);
-    bool again_in = false, again_back = false;  // an earlier consumer pays for it
+    const TensorState in = required(to, op_mapping), back = gradient_produced(to, op_mapping);
+    bool again_in = false, again_back = false;  // an earlier consumer has the same conversion
     for (std::size_t j = 0; j < i; ++j) {
       const OpMapping& other = state.op_mappings[at(shape.to[j])];
-      again_in = again_in || same(wanted(shape.to[j], other), in);
-      again_back = again_back || same(gradient_made(shape.to[j], other), back);
+      again_in = again_in || same(required(shape.to[j], other), in);
+      again_back = again_back || same(gradient_produced(shape.to[j], other), back);
     }
     if (!again_in) {
-      bool again = false;  // some consumer that shares this conversion needs it once more
+      bool again = false;  // whether a consumer repeats it in the backward pass
       for (std::size_t j = i; j < shape.to.size(); ++j) {
         again = again || (shape.again[j] &&
-                          same(wanted(shape.to[j], state.op_mappings[at(shape.to[j])]), in));
+                          same(required(shape.to[j], state.op_mappings[at(shape.to[j])]), in));
       }
-      add(made(shape.from, from), in, to, true, again ? &found.again_s : nullptr);
+      add(produced(shape.from, from), in, to, true, again ? &terms.again_s : nullptr);
     }
-    if (!again_back) add(back, gradient_wanted(shape.from, from), to, false, nullptr);
+    if (!again_back) add(back, gradient_required(shape.from, from), to, false, nullptr);
   }
-  if (!overlaps) return found;
+  if (!overlaps) return terms;
   const MapNode& work = state.nodes[at(shape.from)];
-  const Overlap there = overlap(found.forward_s, piece_f_s, work.forward_s);
-  const Overlap back = overlap(found.backward_s, piece_b_s, work.backward_s);
-  return {there.waits_s, back.waits_s, found.again_s, there.overlapped_s, back.overlapped_s};
+  const Overlap there = overlap(terms.forward_s, piece_f_s, work.forward_s);
+  const Overlap back = overlap(terms.backward_s, piece_b_s, work.backward_s);
+  return {there.waits_s, back.waits_s, terms.again_s, there.overlapped_s, back.overlapped_s};
 }
 
 double MapTerms::reentry_s(const MapEdgeRecord& edge, const MapState& state) const noexcept {
   if (edge.again != 0 || ops[at(edge.from)].output_stored == 0) return 0.0;
-  const TensorState in = wanted(edge.to, state.op_mappings[at(edge.to)]);
+  const TensorState in = required(edge.to, state.op_mappings[at(edge.to)]);
   for (const MapEdgeRecord& other : edges) {
     if (other.from != edge.from || other.kind != edge.kind || other.again == 0) continue;
-    if (wanted(other.to, state.op_mappings[at(other.to)]).same_splits(in)) return 0.0;
+    if (required(other.to, state.op_mappings[at(other.to)]).same_splits(in)) return 0.0;
   }
   const OpMapping& from = state.op_mappings[at(edge.from)];
   double again = 0.0;
-  convert_s(edge.from, made(edge.from, from), in, edge.bytes, from.algorithm, &again);
+  convert_s(edge.from, produced(edge.from, from), in, edge.bytes, from.algorithm, &again);
   return again;
 }
 

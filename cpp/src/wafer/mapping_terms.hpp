@@ -34,7 +34,7 @@ struct FanShape {
   std::int32_t kind;  // an EdgeKind
   double bytes;
   std::vector<std::int32_t> to;
-  std::vector<bool> again;  // of each one in `to`: whether the backward pass reads the tensor too
+  std::vector<bool> again;  // by consumer: whether the backward pass reads the tensor too
 };
 
 // Seconds of the conversions of one fan, by the pass they delay.
@@ -51,7 +51,7 @@ struct MapState {
   std::vector<MapNode> nodes;          // by operator
   std::vector<MapFan> fans;            // by fan
 
-  struct Proposed {  // the previous values
+  struct Proposed {  // values before the proposal
     std::vector<std::pair<std::int32_t, OpMapping>> op_mappings;
     std::vector<std::pair<std::int32_t, MapNode>> nodes;
     std::vector<std::pair<std::int32_t, MapFan>> fans;
@@ -66,7 +66,7 @@ struct MapState {
 // threads may read it while none calls that.
 class MapTerms {
  public:
-  explicit MapTerms(const MapProblem& problem);  // of a problem that check_problem() accepts
+  explicit MapTerms(const MapProblem& problem);  // requires check_problem() to have passed
 
   int op_count() const noexcept { return static_cast<int>(ops.size()); }
   int stage_count() const noexcept { return static_cast<int>(blocks.size()); }
@@ -107,10 +107,10 @@ class MapTerms {
   double link_s, both_s;
   std::vector<std::int32_t> chain;
   std::int32_t last;   // operator whose output leaves the block
-  std::int32_t entry;  // its output enters the next block where the first is entered
+  std::int32_t entry;  // operator whose output is the input of the next block
   std::vector<FanShape> fans;
   std::vector<std::vector<std::int32_t>> fans_of;  // fans that begin or end at an operator
-  std::vector<std::vector<std::int32_t>> forced;   // unstored operators recomputed with each
+  std::vector<std::vector<std::int32_t>> forced;   // unstored operators that each one recomputes
   std::vector<std::vector<OpMapping>> choices;     // legal operator mappings, by operator
   std::vector<std::uint8_t> weighted;              // 1 if an operator has parameters
 
@@ -130,10 +130,10 @@ class MapTerms {
 
   TensorState state(int op, const OpMapping& op_mapping, std::uint16_t features,
                     std::uint16_t partial, std::uint16_t whole) const noexcept;
-  TensorState made(int op, const OpMapping& op_mapping) const noexcept;
-  TensorState wanted(int op, const OpMapping& op_mapping) const noexcept;
-  TensorState gradient_made(int op, const OpMapping& op_mapping) const noexcept;
-  TensorState gradient_wanted(int op, const OpMapping& op_mapping) const noexcept;
+  TensorState produced(int op, const OpMapping& op_mapping) const noexcept;
+  TensorState required(int op, const OpMapping& op_mapping) const noexcept;
+  TensorState gradient_produced(int op, const OpMapping& op_mapping) const noexcept;
+  TensorState gradient_required(int op, const OpMapping& op_mapping) const noexcept;
 
   double reduce_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
   double exchange_s(std::uint16_t slots, double bytes) const noexcept;
@@ -152,7 +152,7 @@ class MapTerms {
                    MapNode* node) const noexcept;
   MapFan entry_fan(const FanShape& shape, const MapState& state) const noexcept;
 
-  std::vector<std::int32_t> position_;  // of a factor in the list of divisors
+  std::vector<std::int32_t> position_;  // of a factor in `divisors`
   std::vector<std::int32_t> column_;
   std::size_t divisors_;
   std::size_t columns_;
@@ -166,7 +166,7 @@ class MapTerms {
 
 // Arguments of Mapping::score().
 struct ScoreRequest {
-  std::span<const std::uint8_t> outputs;  // by stage and operator; empty: they are chosen
+  std::span<const std::uint8_t> outputs;  // by stage and operator; if empty, score() chooses them
   std::vector<MapStage>* stages;          // filled if not null
   double limit_s;
   double shortage;

@@ -16,7 +16,7 @@ double weight(const MeshRun& run, const MeshLinks& links) noexcept {
   return static_cast<double>(run.stride) / links.bytes_per_s[run.axis];
 }
 
-// Dies from the first member of a run to its last.
+// Distance in dies from the first member of a run to its last.
 double reach(const MeshRun& run) noexcept {
   return static_cast<double>(run.size - 1) * static_cast<double>(run.stride);
 }
@@ -42,7 +42,7 @@ MeshLine ordered_line(std::span<const MeshRun> runs, const MeshLinks& links) noe
   std::array<int, kMaxMeshRuns> order{};
   const int count = slowest_first(runs, links, order);
   MeshLine line{0.0, 0.0};
-  double share = 1.0;  // of V that the run works on, the last run on all of it
+  double share = 1.0;  // part of V that a run handles; the last run handles all of it
   for (int at = count - 1; at >= 0; --at) {
     const MeshRun& run = runs[static_cast<std::size_t>(order[static_cast<std::size_t>(at)])];
     const double size = run.size;
@@ -92,7 +92,7 @@ bool good(std::span<const MeshRun> runs) noexcept {
   });
 }
 
-// One link of each die to the switches, independent of the other members.
+// Switched: each die uses only its own link.
 MeshLine switch_line(std::span<const MeshRun> runs, const MeshLinks& links) noexcept {
   double ranks = 1.0;
   for (const MeshRun& run : runs) ranks *= run.size;
@@ -264,16 +264,16 @@ class Writer {
 
   // First members of every group: the offsets not covered by a run.
   std::vector<std::int32_t> starts() const {
-    std::vector<std::int32_t> found;
+    std::vector<std::int32_t> members;
     for (std::int32_t y = 0; y < c_.height; ++y) {
       for (std::int32_t x = 0; x < c_.width; ++x) {
         const bool first = std::all_of(c_.runs.begin(), c_.runs.end(), [&](const MeshRun& run) {
           return (run.axis == 0 ? x : y) / run.stride % run.size == 0;
         });
-        if (first) found.push_back((c_.y + y) * grid_.columns + c_.x + x);
+        if (first) members.push_back((c_.y + y) * grid_.columns + c_.x + x);
       }
     }
-    return found;
+    return members;
   }
 
   std::int32_t step(const MeshRun& run) const noexcept {
@@ -397,7 +397,8 @@ Status phases_of(const MeshGrid& grid, const MeshCollective& c, const MeshLinks&
                  std::vector<std::vector<MeshFlow>>& phases) {
   phases.clear();
   if (!fits(grid, c)) return Status::kBadShape;
-  if (links.fabric != MeshFabric::kMesh) return Status::kBadFabric;  // has no links between dies
+  if (links.fabric != MeshFabric::kMesh)
+    return Status::kBadFabric;  // switches: there are no links between dies
   const MeshResult alone = mesh_collective(c.op, c.bytes, c.runs, links, c.algorithm);
   if (alone.status != Status::kOk) return alone.status;
   if (c.runs.empty()) return Status::kOk;

@@ -6,9 +6,9 @@
 namespace phaze {
 namespace {
 
-// For each item, the later items that save no more bytes and cost no less, by work and by
-// overlapped collectives, and the earlier items of equal size; only pairs in which both or neither
-// can be moved.
+// For each item: the later items that save no more bytes and cost no less, both in work and in
+// overlapped collectives; and the earlier items of equal size. Two items are compared only if both
+// or neither can be moved.
 void compare_items(int count, const double* bytes, const double* by_work, const double* by_hidden,
                    std::uint64_t movable, std::uint64_t* worse, std::uint64_t* equal) noexcept {
   for (int i = 0; i < count; ++i) equal[i] = 0;
@@ -30,7 +30,7 @@ void compare_items(int count, const double* bytes, const double* by_work, const 
 
 }  // namespace
 
-// ---- the least bytes that are enough ----
+// ---- the subset with the least sufficient bytes ----
 
 void LeastMoved::add(int item, double bytes, std::uint64_t as_large) noexcept {
   item_[count_] = item;
@@ -52,11 +52,11 @@ bool LeastMoved::pick(std::size_t k, double moved, std::uint64_t away,
   for (; k < count_ && moved + left_[k] >= needed && moved + smallest_[k] <= most; ++k) {
     const double more = moved + size_[k];
     const std::uint64_t bit = std::uint64_t{1} << item_[k];
-    // Of two items of equal size, the earlier one is moved first.
+    // Of two items of equal size, the later one is moved only with the earlier one.
     if (more <= most && more < least && (equal_[k] & stored) == 0) {
       if (more >= needed) {
         least = more;
-        found = away | bit;
+        subset = away | bit;
         if (more <= enough) return true;
       } else if (pick(k + 1, more, away | bit, stored)) {
         return true;
@@ -97,7 +97,7 @@ OutputChooser::OutputChooser(const OutputItem* items, int count, const OutputBlo
 // Copies sizes and costs into arrays, and finds items that can be exchanged.
 void OutputChooser::compare() noexcept {
   items_.compared = true;
-  std::array<double, kMaxMapOps> by_work, by_hidden;  // added by recomputation
+  std::array<double, kMaxMapOps> by_work, by_hidden;  // seconds added by recomputation
   items_.spent_s[0] = items_.again_bytes[0] = 0.0;
   items_.again_end = 0;
   for (int i = 0; i < items_.count; ++i) {
@@ -194,12 +194,12 @@ double OutputChooser::solve(double needed, double stream_free_bytes, double wors
 bool OutputChooser::choose(double needed, double stream_free_bytes, double worst_s,
                            Outputs& outputs) noexcept {
   if (!surely(needed, stream_free_bytes)) worst_s = kInfinite;
-  const bool found = solve(needed, stream_free_bytes, worst_s, {}, true) < kInfinite;
-  if (!found && worst_s < kInfinite) return false;
-  const std::uint64_t away_items = found ? first_moved() : 0;
+  const bool feasible = solve(needed, stream_free_bytes, worst_s, {}, true) < kInfinite;
+  if (!feasible && worst_s < kInfinite) return false;
+  const std::uint64_t away_items = feasible ? first_moved() : 0;
   for (int i = 0; i < items_.count; ++i) {
     const OutputItem& item = *items_.order[at(i)];
-    const bool again = found ? (answer_.again >> i & 1) != 0 : item.recompute;
+    const bool again = feasible ? (answer_.again >> i & 1) != 0 : item.recompute;
     const Output output = again                        ? Output::kRecompute
                           : (away_items >> i & 1) != 0 ? Output::kOffload
                                                        : Output::kStash;
@@ -216,7 +216,7 @@ std::uint64_t OutputChooser::again() const noexcept {
   return ops;
 }
 
-// Stores the time of a choice, and discards the choice.
+// Stores only the time of a choice, as a bound.
 void OutputChooser::widen(double worst_s) noexcept {
   if (!answer_.solved) return;
   answer_.solved = false;
@@ -246,9 +246,9 @@ void OutputChooser::take(const Sums& s, double moved, std::uint64_t away) noexce
   aim();
 }
 
-// ---- choices to begin with ----
+// ---- initial choices ----
 
-// Recomputes a prefix of the items, up to where that takes as long as moving the others, plus one
+// Recomputes a prefix of the items, until that takes as long as moving the others, plus one
 // more.
 void OutputChooser::round() noexcept {
   Sums s = start_;
@@ -274,9 +274,9 @@ bool OutputChooser::follow_hint(std::uint64_t ops) noexcept {
     if ((ops >> items_.order[at(i)]->op & 1) != 0) s = with(s, i);
   }
   move_rest(s);
-  const bool found = answer_.solved;
+  const bool solved = answer_.solved;
   widen(kInfinite);
-  return found;
+  return solved;
 }
 
 // ---- branch and bound ----
@@ -286,7 +286,7 @@ void OutputChooser::improve() noexcept {
   aim();
   const double budget = target_.most_s - passes_s(start_);
   if (!(block_.stream_s < target_.most_s)) return;
-  int last = 0;  // the item recomputed fractionally
+  int last = 0;  // the fractionally recomputed item
   while (last < items_.again_end &&
          (items_.spent_s[at(last) + 1] <= budget || items_.cost[at(last)] <= 0.0)) {
     ++last;
@@ -328,12 +328,12 @@ void OutputChooser::open_items(int last, double per_s, double surplus, Sums* s) 
       b.barred |= items_.worse[at(i)];
     }
   }
-  double behind = 0.0;
+  double later_bytes = 0.0;
   for (int position = b.open - 1, i = items_.again_end - 1; position >= 0; --position) {
     for (; i > b.list[at(position)]; --i) {
-      behind += (b.fixed >> i & 1) != 0 ? items_.size[at(i)] : 0.0;
+      later_bytes += (b.fixed >> i & 1) != 0 ? items_.size[at(i)] : 0.0;
     }
-    b.behind[at(position)] = behind;
+    b.later_fixed_bytes[at(position)] = later_bytes;
   }
 }
 
@@ -357,8 +357,8 @@ bool OutputChooser::may_fit(int position, const Sums& s) const noexcept {
 // Branches on one more open item: recomputed or not. `fits`: may_fit() is known to be true.
 void OutputChooser::follow(int position, const Sums& s, bool fits) noexcept {
   Branching& b = branching_;
-  // Recomputing more than is enough, in this order, never makes a step shorter.
-  if (position == b.open || s.saved - b.behind[at(position)] >= answer_.needed) {
+  // Once enough is saved, recomputing further items never shortens the step.
+  if (position == b.open || s.saved - b.later_fixed_bytes[at(position)] >= answer_.needed) {
     move_rest(s);
     return;
   }
@@ -376,7 +376,7 @@ void OutputChooser::follow(int position, const Sums& s, bool fits) noexcept {
 
 // ---- moved outputs ----
 
-// Bytes that can be moved in addition while a set is recomputed, without taking longer.
+// Bytes that can be moved, given the recomputed items, without increasing the time.
 double OutputChooser::free_bytes(const Sums& s) const noexcept {
   const double free = (time_s(s, 0.0) - block_.stream_s) * items_.bytes_per_stream_s;
   if (!(items_.link_s_per_byte > 0.0)) return free;
@@ -384,7 +384,7 @@ double OutputChooser::free_bytes(const Sums& s) const noexcept {
                             items_.link_s_per_byte);
 }
 
-// With a set of items recomputed, moves the least bytes of the others that are enough.
+// Given the recomputed items, moves the least sufficient bytes of the others.
 void OutputChooser::move_rest(const Sums& s) noexcept {
   const double missing = answer_.needed - s.saved;
   if (!(time_s(s, std::max(missing, 0.0)) < target_.most_s)) return;
@@ -401,7 +401,7 @@ void OutputChooser::move_rest(const Sums& s) noexcept {
     }
   }
   moved.search();
-  if (moved.least < kInfinite) take(s, moved.least, moved.found);
+  if (moved.least < kInfinite) take(s, moved.least, moved.subset);
 }
 
 // Among the sets that move enough and take no longer, the first in the order of the items.
@@ -419,7 +419,7 @@ std::uint64_t OutputChooser::first_moved() const noexcept {
     }
   }
   moved.search();
-  return moved.least < kInfinite ? moved.found : answer_.away;
+  return moved.least < kInfinite ? moved.subset : answer_.away;
 }
 
 }  // namespace phaze

@@ -17,9 +17,9 @@ struct OutputItem {
   int op;
   bool recompute, offload;
   double saved_bytes;
-  double work_s, blocking_s, hidden_s;  // that recomputation adds to the backward pass
-  double stream_s;                      // that moving it out and back adds
-  double link_s;                        // that each direction adds to the overlapped collectives
+  double work_s, blocking_s, hidden_s;  // seconds that recomputation adds to the backward pass
+  double stream_s;                      // stream seconds to move it out and back
+  double link_s;                        // seconds each direction adds to overlapped collectives
 };
 
 // Seconds of a block with all outputs stored, by pass: blocking collectives, work, collectives that
@@ -30,8 +30,9 @@ struct OutputBlock {
 
 using Outputs = std::array<std::uint8_t, kMaxMapOps>;  // an Output by operator
 
-// The subset with the least bytes that are at least `needed` and at most `most`: among those with
-// at most `enough`, the first in the order that tries each item before omitting it; else the least.
+// A subset of items with at least `needed` and at most `most` bytes. If subsets of at most `enough`
+// bytes exist, the first of these in search order (including an item before omitting it); otherwise
+// the subset with the least bytes.
 struct LeastMoved {
   LeastMoved(double needed_bytes, double enough_bytes, double most_bytes) noexcept
       : needed(needed_bytes), enough(enough_bytes), most(most_bytes) {}
@@ -42,7 +43,7 @@ struct LeastMoved {
 
   double needed, enough, most;
   double least = kInfinite;  // bytes of the subset found; infinite if there is none
-  std::uint64_t found = 0;   // that subset, a bit per item
+  std::uint64_t subset = 0;  // the subset as a bit mask of items
 
  private:
   bool pick(std::size_t k, double moved, std::uint64_t away, std::uint64_t stored) noexcept;
@@ -51,22 +52,21 @@ struct LeastMoved {
   std::array<int, kMaxMapOps> item_;
   std::array<double, kMaxMapOps> size_;
   std::array<std::uint64_t, kMaxMapOps> equal_;
-  std::array<double, kMaxMapOps> left_, smallest_;  // of an item and those after it, bytes
+  std::array<double, kMaxMapOps> left_, smallest_;  // total and smallest bytes from an item on
 };
 
 // Least time with at least `needed` bytes saved. The cost of moving outputs follows from their
 // bytes alone, so a choice is a set of recomputed items, in the order of cost per saved byte, as
 // for a knapsack, and, of the others, the least bytes that are enough.
 //
-// To take less than a limit, items recomputed fractionally, the cheapest first, and as many bytes
-// moved as there is time for would save `surplus` more than is needed. Every item that is not
-// recomputed although it is cheaper than the fractional one, or is recomputed although it is not,
-// loses a part of that (its reduced cost, as in linear programs): only sets that lose at most the
-// surplus are examined, except those dominated by an exchange of two items (Martello and Toth 1990,
-// Knapsack Problems, chapter 2).
+// Pruning: in the linear relaxation of a choice below a time limit, items are recomputed in order
+// of cost, the last one fractionally, and as many bytes are moved as the time allows. It saves
+// `surplus` bytes more than needed. Each item that deviates from the relaxation reduces the surplus
+// by its reduced cost; only sets with a remaining surplus are examined, and none that an exchange
+// of two items improves (Martello and Toth 1990, Knapsack Problems, chapter 2).
 class OutputChooser {
  public:
-  // `items` must outlive it.
+  // `items` must outlive the chooser.
   OutputChooser(const OutputItem* items, int count, const OutputBlock& block) noexcept;
 
   // Whether recomputing the items that can be, and moving all others, is certain to save `needed`.
@@ -75,7 +75,7 @@ class OutputChooser {
            needed;
   }
 
-  double most_saved() const noexcept { return items_.all; }  // bytes, of any choice
+  double most_saved() const noexcept { return items_.all; }  // upper bound in bytes
 
   // Lower bound on the time of every choice that saves `needed`: bytes are recomputed fractionally,
   // the cheapest first, and the others stream.
@@ -102,7 +102,7 @@ class OutputChooser {
     int count;
     std::array<const OutputItem*, kMaxMapOps> order;
     std::array<double, kMaxMapOps> rate;  // seconds per byte saved
-    double all = 0.0, only_moved = 0.0;   // bytes of all; of those that cannot be recomputed
+    double all = 0.0, only_moved = 0.0;   // bytes of all items; of those that cannot be recomputed
     bool offloads = false;
     double stream_s_per_byte = 0.0, bytes_per_stream_s = 0.0, link_s_per_byte = 0.0;
     bool compared = false;
@@ -110,7 +110,7 @@ class OutputChooser {
     std::array<int, kMaxMapOps> by_size;          // items, the largest first
     std::array<std::uint64_t, kMaxMapOps> worse;  // later items that save no more and cost no less
     std::array<std::uint64_t, kMaxMapOps> equal;  // earlier items of the same size
-    std::array<double, kMaxMapOps + 1> spent_s, again_bytes;  // by all items before
+    std::array<double, kMaxMapOps + 1> spent_s, again_bytes;  // sums over the items before each
     std::uint64_t movable = 0;
     int again_end = 0;   // items from here on cannot be recomputed
     bool gains = false;  // whether some item has a negative cost
@@ -127,16 +127,15 @@ class OutputChooser {
   struct Target {
     double most_s = kInfinite, most_moved = 0.0, again_needed = 0.0;
   };
-  // State of one branch-and-bound: items that may be recomputed or not, and sums over those before
-  // each.
+  // State of one branch-and-bound search. Open items are those whose decision is not forced.
   struct Branching {
     int open = 0;
     std::array<int, kMaxMapOps> list;
-    std::array<double, kMaxMapOps> behind;              // bytes of later items surely recomputed
-    std::array<double, kMaxMapOps + 1> seconds, bytes;  // of all open items before
-    std::uint64_t fixed = 0, barred = 0;  // certain to be recomputed; certain not to be
+    std::array<double, kMaxMapOps> later_fixed_bytes;   // of items in `fixed` after each open item
+    std::array<double, kMaxMapOps + 1> seconds, bytes;  // sums over the open items before each
+    std::uint64_t fixed = 0, barred = 0;  // items forced to be recomputed, or not to be
   };
-  struct Sums {  // of a block with some items recomputed, and their set
+  struct Sums {  // seconds and saved bytes of a block with `items` recomputed
     double blocking, work, hidden, saved;
     std::uint64_t items;
   };
@@ -145,7 +144,7 @@ class OutputChooser {
     if (!item.recompute) return kInfinite;
     return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
   }
-  double passes_s(const Sums& s) const noexcept {  // with nothing moved; a lower bound otherwise
+  double passes_s(const Sums& s) const noexcept {  // exact if nothing is moved, else a lower bound
     return forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden);
   }
   double time_s(const Sums& s, double moved) const noexcept;
@@ -157,7 +156,7 @@ class OutputChooser {
   double surplus_of(int last, double per_s, double budget) const noexcept;
   void open_items(int last, double per_s, double surplus, Sums* s) noexcept;
   void aim() noexcept;
-  double slack_bytes() const noexcept { return 1e-12 * items_.all; }  // for rounding
+  double slack_bytes() const noexcept { return 1e-12 * items_.all; }  // rounding tolerance
   bool may_fit(int position, const Sums& s) const noexcept;
   void follow(int position, const Sums& s, bool fits) noexcept;
   bool follow_hint(std::uint64_t ops) noexcept;
@@ -168,7 +167,7 @@ class OutputChooser {
 
   OutputBlock block_;
   bool by_work_;      // whether the backward pass has more work than overlapped collectives
-  double forward_s_;  // of the forward pass with nothing moved
+  double forward_s_;  // seconds of the forward pass with nothing moved
   Sums start_;        // nothing recomputed
   Items items_;
   Answer answer_;

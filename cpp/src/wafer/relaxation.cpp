@@ -10,7 +10,7 @@
 namespace phaze {
 namespace {
 
-constexpr double kAsCheap = 1e-12;  // relative: a chain as cheap as the known one is not pruned
+constexpr double kAsCheap = 1e-12;          // relative tolerance: ties are not pruned
 constexpr double kFirstSlack = 1.0 / 1024;  // slack above the minimum of the chains examined first
 constexpr double kWider = 2.0;              // growth of the slack per round
 constexpr double kLeastSlack = 1.0 / 4096;  // least slack, relative to the gap to a known chain
@@ -41,24 +41,24 @@ class Relaxation::Impl {
   MapBound bound(double theta, double phi, double price, double enough);
 
  private:
-  struct Own {  // of one operator mapping, for any weight mode
+  struct Own {  // terms of one operator mapping that do not depend on the weight mode
     double work_s, forward_s, blocking_s, blocking_f_s, stash_bytes;
   };
-  struct ModeTerms {  // of one operator mapping in one weight mode
+  struct ModeTerms {  // terms of one operator mapping in one weight mode
     double hidden_s, stream_s, state_bytes, gathered_bytes;
   };
-  struct Prices {  // of the operator mappings of one operator, each in its cheapest mode
+  struct Prices {  // costs of the mappings of one operator, each in its cheapest mode
     std::vector<double> cost;
     std::vector<std::uint8_t> mode;
     double least;
-    int cheapest;  // its index
+    int cheapest;  // index of the cheapest
   };
   struct Weights {
     double theta, phi, price;
   };
-  using Settled = std::function<bool(double)>;  // whether a lower bound of a block decides
+  using Settled = std::function<bool(double)>;  // whether this lower bound suffices
   struct Block {
-    double block_s, before_s, behind_s;
+    double block_s, before_s, after_s;
     std::vector<OpMapping> op_mappings;
   };
 
@@ -78,13 +78,13 @@ class Relaxation::Impl {
   std::vector<std::vector<Own>> own_;  // of each operator, by operator mapping
   std::vector<std::vector<ModeTerms>>
       mode_terms_;                                // of each operator, by operator mapping and mode
-  std::vector<std::vector<std::uint8_t>> modes_;  // that matter to each operator
+  std::vector<std::vector<std::uint8_t>> modes_;  // weight modes that differ for each operator
   double held_bytes_;
   std::vector<double> gathers_;  // of each operator: its share of the weights that are gathered
   double idle_share_;  // least idle time of the slowest stage, as a share of the other stages' work
   std::vector<int> last_;             // the last chain, as indices among the choices
-  double theta_ = -1.0, phi_ = -1.0;  // of the members below
-  Block free_{};                      // without a price
+  double theta_ = -1.0, phi_ = -1.0;  // weights of the members below
+  Block free_{};                      // cheapest block without a price
 };
 
 Relaxation::Impl::Impl(const Mapping& mapping)
@@ -163,8 +163,8 @@ Relaxation::Impl::Prices Relaxation::Impl::priced(int op, const Weights& weights
   const bool again = (outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
   const bool away = (outputs >> static_cast<int>(Output::kOffload) & 1) != 0;
   const std::vector<std::uint8_t>& modes = modes_[at(op)];
-  Prices found{std::vector<double>(own_[at(op)].size(), kInfinite),
-               std::vector<std::uint8_t>(own_[at(op)].size()), kInfinite, 0};
+  Prices prices{std::vector<double>(own_[at(op)].size(), kInfinite),
+                std::vector<std::uint8_t>(own_[at(op)].size()), kInfinite, 0};
   for (std::size_t h = 0; h < own_[at(op)].size(); ++h) {
     const Own& own = own_[at(op)][h];
     double out = 0.0;
@@ -191,15 +191,15 @@ Relaxation::Impl::Prices Relaxation::Impl::priced(int op, const Weights& weights
         const double gathered = gathers_[at(op)] * mode.gathered_bytes;
         cost += price * (blocks * mode.state_bytes + gathered) + out;
       }
-      if (!(cost < found.cost[h])) continue;
-      found.cost[h] = cost;
-      found.mode[h] = modes[w];
+      if (!(cost < prices.cost[h])) continue;
+      prices.cost[h] = cost;
+      prices.mode[h] = modes[w];
     }
-    if (!(found.cost[h] < found.least)) continue;
-    found.least = found.cost[h];
-    found.cheapest = static_cast<int>(h);
+    if (!(prices.cost[h] < prices.least)) continue;
+    prices.least = prices.cost[h];
+    prices.cheapest = static_cast<int>(h);
   }
-  return found;
+  return prices;
 }
 
 double Relaxation::Impl::convert_s(std::size_t k, int before, int here) const {
@@ -222,10 +222,10 @@ double Relaxation::Impl::known(const std::vector<Prices>& prices, double phi) co
 // The cheapest chain among those that cost at most `most`; infinite if there is none.
 double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi, double most) {
   const auto chain = mapping_.chain();
-  double rest = 0.0;  // of the remaining operators, each in isolation
+  double rest = 0.0;  // least cost of the remaining operators, each in isolation
   for (const std::int32_t op : chain) rest += prices[at(op)].least;
   std::vector<std::vector<int>> from(chain.size()), alive(chain.size());
-  std::vector<double> reached;  // at the previous operator, ascending
+  std::vector<double> reached;  // costs up to the previous operator, ascending
   for (std::size_t link = 0; link < chain.size(); ++link) {
     const Prices& here = prices[at(chain[link])];
     rest -= here.least;
@@ -273,7 +273,8 @@ double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
   double alone = 0.0;
   for (const std::int32_t op : mapping_.chain()) alone += prices[at(op)].least;
   if (last_.empty()) {
-    last_.reserve(mapping_.chain().size());  // so that it is never partially filled
+    last_.reserve(
+        mapping_.chain().size());  // so that an exception never leaves it partially filled
     for (const std::int32_t op : mapping_.chain()) last_.push_back(prices[at(op)].cheapest);
   }
   const double upper = known(prices, phi);
@@ -282,26 +283,26 @@ double Relaxation::Impl::cheapest(const std::vector<Prices>& prices, double phi,
   double slack = std::max(alone * kFirstSlack, (upper - alone) * kLeastSlack);
   for (;; slack *= kWider) {
     const double most = std::min(ceiling, alone + slack);
-    const double found = cheapest(prices, phi, most);
-    if (found < kInfinite) return found;
+    const double cost = cheapest(prices, phi, most);
+    if (cost < kInfinite) return cost;
     if (settled(most)) return most;
-    if (!(most < ceiling)) return alone;  // costs that are not finite
+    if (!(most < ceiling)) return alone;  // if costs are not finite
   }
 }
 
 // A block whose operators each have their least cost, without conversions.
 Relaxation::Impl::Block Relaxation::Impl::apart(const Weights& weights,
                                                 std::vector<Prices>& prices) const {
-  Block found{0.0, 0.0, 0.0, std::vector<OpMapping>(at(mapping_.ops()))};
+  Block block{0.0, 0.0, 0.0, std::vector<OpMapping>(at(mapping_.ops()))};
   for (int op = 0; op < mapping_.ops(); ++op) {
     prices.push_back(priced(op, weights));
     const Prices& own = prices.back();
-    found.op_mappings[at(op)] = mapping_.choices(op)[at(own.cheapest)];
-    found.op_mappings[at(op)].mode = own.mode[at(own.cheapest)];
+    block.op_mappings[at(op)] = mapping_.choices(op)[at(own.cheapest)];
+    block.op_mappings[at(op)].mode = own.mode[at(own.cheapest)];
     const int part = mapping_.op(op).part;
-    (part == 1 ? found.block_s : part == 0 ? found.before_s : found.behind_s) += own.least;
+    (part == 1 ? block.block_s : part == 0 ? block.before_s : block.after_s) += own.least;
   }
-  return found;
+  return block;
 }
 
 // The same with the cheapest chain, conversions included.
@@ -337,7 +338,7 @@ double Relaxation::Impl::step_s(const Block& free, const Block& dear, double pri
     double load = blocks[k] * (k == 0 ? heavy : free.block_s) +
                   mapping_.boundary()[k] * mapping_.rules().boundary_bytes;
     if (mapping_.is_first(static_cast<int>(k))) load += free.before_s;
-    if (mapping_.is_last(static_cast<int>(k))) load += free.behind_s;
+    if (mapping_.is_last(static_cast<int>(k))) load += free.after_s;
     sum += load;
     slowest = std::max(slowest, load);
   }
@@ -352,7 +353,7 @@ MapBound Relaxation::Impl::bound(double theta, double phi, double price, double 
     std::vector<Prices> prices;
     Block block = apart(without, prices);
     const auto settled = [&](double block_s) {
-      const Block least{block_s, block.before_s, block.behind_s, {}};
+      const Block least{block_s, block.before_s, block.after_s, {}};
       return step_s(least, least, 0.0) >= enough;
     };
     if (!settled(block.block_s)) block = together(without, block, prices, settled);

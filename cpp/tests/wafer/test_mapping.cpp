@@ -78,7 +78,7 @@ void largest_sizes() {
   mapping.change(kMaxMapOps - 1, mapping.choices(kMaxMapOps - 1).back());
   mapping.change(kMaxMapOps - 1, op_mappings.back());
   CHECK(same_bits(mapping.score(), before));
-  const MapFound found = anneal(mapping, {7, 200, 0.1});
+  const MapSearchResult found = anneal(mapping, {7, 200, 0.1});
   CHECK(objective(mapping, found.score) <= objective(mapping, before));
   CHECK(chain_bound(mapping, 0.5, 0.0, 0.0).time_s <= found.score.time_s);
 }
@@ -165,7 +165,7 @@ void exhaust_tries_every_mapping() {
       best = std::min(best, objective(mapping, mapping.score()));
     }
   }
-  const MapFound found = exhaust(mapping);
+  const MapSearchResult found = exhaust(mapping);
   CHECK(objective(mapping, found.score) == best);
   CHECK(found.evaluations == static_cast<std::int64_t>(options[0].size()) *
                                  static_cast<std::int64_t>(options[1].size()));
