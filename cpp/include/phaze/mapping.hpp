@@ -202,8 +202,8 @@ struct MapScore {
   double tail_s;           // after the last micro-batch
 };
 
-// Lower and upper bounds in seconds on a step, and the operators that its fullest stage recomputes,
-// for a similar mapping.
+// Lower and upper bounds in seconds on a step, and the operators that its fullest stage recomputes:
+// a hint for the evaluation of a similar mapping.
 struct MapRange {
   double least_s, most_s;
   std::optional<std::uint64_t> again = {};
