@@ -231,6 +231,7 @@ void need_choices(const Mapping& mapping) {
   }
 }
 
+// (least bytes, their limit, operator mappings).
 py::tuple least_memory_of(const PyMapping& object, double off_wafer) {
   const Mapping& mapping = object.fixed();
   if (!(off_wafer >= 0.0 && off_wafer <= 1e100)) {
@@ -242,7 +243,9 @@ py::tuple least_memory_of(const PyMapping& object, double off_wafer) {
     const py::gil_scoped_release release;
     found = least_memory(mapping, off_wafer);
   }
-  return py::make_tuple(found.bytes, array_of(found.op_mappings));
+  const MapRulesRecord& rules = mapping.rules();
+  const double limit = rules.capacity_bytes + off_wafer * rules.stream_capacity_bytes;
+  return py::make_tuple(found.bytes, limit, array_of(found.op_mappings));
 }
 
 std::unique_ptr<PyRelaxation> relaxed(const PyMapping& object) {

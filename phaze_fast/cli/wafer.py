@@ -28,7 +28,7 @@ from phaze_fast.cli.output import (
     write_text,
 )
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
+from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError, nearest
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.report import report_page
 from phaze_fast.tables import Table, joined_columns
@@ -166,6 +166,11 @@ def _shapes(found: Evaluation) -> str:
     return " and ".join(f"{own.stages} of {own.width} x {own.height}" for own in layouts)
 
 
+def _on(wafer: Wafer) -> str:
+    """Say that a figure is of several wafers; empty for one."""
+    return f" of {wafer.wafer_count} wafers" if wafer.wafer_count > 1 else ""
+
+
 def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Lay out the time and memory of a mapping, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
@@ -181,7 +186,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
         ),
         (
             "stages",
-            f"{_shapes(found)} dies; {found.encoding.dies} of {wafer.dies} dies"
+            f"{_shapes(found)} dies; {found.encoding.dies:,} of {wafer.all_dies:,} dies{_on(wafer)}"
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
         ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
@@ -194,8 +199,10 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
     if found.fits:
         energy = step_energy(problem, found)
         joules, watts = energy.total_j, energy.total_j / found.time_s
-        limit = wafer.power_cap_w
-        over = f", more than the {limit / 1e3:g} kW supplied" if limit and watts > limit else ""
+        limit_w = wafer.all_power_cap_w
+        over = ""
+        if watts > limit_w:
+            over = f", more than the {limit_w / 1e3:g} kW supplied{_on(wafer)}"
         share = step_mfu(problem, found)
         first.append(("utilisation", f"{share:.1%} of peak by the model's FLOPs"))
         first.append(("energy", f"{joules:,.1f} J a step, {watts / 1e3:,.2f} kW on average{over}"))
@@ -212,15 +219,17 @@ def _over(name: str, space: str) -> list[tuple[str, str]]:
 
 
 def _proof(found: MappingResult) -> list[tuple[str, str]]:
-    """Lay out the bound and the gap of a mapping, and the counts of the search."""
-    bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
+    """Lay out the status, the bound and the gap of a mapping, and the counts of the search."""
+    bounded = math.isfinite(found.bound_s)
+    bound = f"no mapping takes less than {format_time(found.bound_s)}" if bounded else "-"
     return [
-        ("bound", bound if found.best.fits else "-"),
-        *_over("bound holds over", found.bound_space if found.best.fits else ""),
+        ("status", found.status),
+        ("bound", f"{bound}; gap {found.gap:.1%}" if found.best.fits else bound),
+        *_over("bound holds over", found.bound_space if bounded else ""),
         (
             "layouts",
-            f"{found.layouts:,}, of which {found.pruned:,} left out by a bound"
-            + (f", {found.unseen:,} not looked at" if found.unseen else ""),
+            f"{found.layouts:,}, of which {found.pruned:,} pruned by a bound"
+            + (f", {found.unseen:,} not examined" if found.unseen else ""),
         ),
         (
             "evaluations",
@@ -344,7 +353,7 @@ def _front_table(front: WaferFront) -> RenderableType:
         rows.append(
             [
                 wafer.name,
-                f"{wafer.wafer_count * wafer.dies}",
+                f"{wafer.all_dies}",
                 format_time(point.time_s),
                 f"{point.area_mm2:,.0f}",
                 f"{point.power_w / 1e3:,.2f}",
@@ -357,8 +366,9 @@ def _front_table(front: WaferFront) -> RenderableType:
     headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]
     caption = (
         f"No other wafer is better in all of {', '.join(front.objectives)}. "
-        f"{front.searched:,} searched, {front.bounded:,} left out by a bound, {front.misfits:,} "
-        f"without room, {front.unseen:,} not looked at."
+        f"{front.searched:,} searched, {front.bounded:,} pruned by a bound, {front.misfits:,} "
+        f"on which no mapping fits, {front.undecided:,} on which none was found, "
+        f"{front.unseen:,} not examined."
     )
     return table("Pareto front", headings, rows, caption)
 
@@ -367,12 +377,13 @@ def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
     """Lay out the best wafer of a space, and how many others were rejected, pruned or searched."""
     rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
     rows = [
+        ("status over all", found.status),
         ("wafer", str(found.best.problem.wafer)),
         ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
         (
             "left out",
             f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
-            f"{found.unseen:,} not looked at; {found.searched:,} searched",
+            f"{found.unseen:,} not examined; {found.searched:,} searched",
         ),
     ]
     if found.best.best.fits:
@@ -417,6 +428,16 @@ class Case:
     def best(self) -> Evaluation:
         """The best mapping."""
         return self.result.best
+
+    @property
+    def status(self) -> str:
+        """The status of the search: over a space of wafers, if there is one."""
+        return (self.space or self.result).status
+
+    @property
+    def reason(self) -> str:
+        """Why there is no mapping; empty if there is."""
+        return (self.space or self.result).reason
 
     def document(self) -> dict[str, Any]:
         """Return this case as plain data."""
@@ -616,11 +637,14 @@ class _Study:
         front = search_front(
             model, space, *settings, objectives=self.front, so_far=so_far, **self._run
         )
+        if not front.points and front.unseen + front.undecided:
+            raise UndecidedError(
+                f"{space.name}: no mapping of {model.name} that fits was found; {front.unseen:,} "
+                f"wafers were not examined, {front.undecided:,} without a proof that none fits"
+            )
         if not front.points:
             raise InfeasibleError(
-                f"{space.name}: {front.misfits} wafers searched, {model.name} fits on none"
-                if front.misfits
-                else f"{space.name}: stopped before a wafer was searched"
+                f"{space.name}: {model.name} is proven to fit on none of {front.misfits:,} wafers"
             )
         return Case(front.points[0].result, None, front=front)
 
@@ -748,8 +772,12 @@ def _deliver(cases: Cases, describe: bool, output: TableOutput) -> None:
     unexamined = sum(case.result.unseen for case in cases.cases)
     if unexamined:
         note(f"stopped before {unexamined:,} layouts were examined; the bound covers them too")
-    if not any(case.best.fits for case in cases.cases):
-        raise InfeasibleError(cases.cases[0].best.reason)
+    if any(case.best.fits for case in cases.cases):
+        return
+    for case in cases.cases:
+        if case.status == "unknown":
+            raise UndecidedError(case.reason)
+    raise InfeasibleError(cases.cases[0].reason)
 
 
 def _score(problem: Problem, path: Path, describe: bool, output: Output) -> None:

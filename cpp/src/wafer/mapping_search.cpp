@@ -472,13 +472,24 @@ MapMemory least_memory_of(const Mapping& mapping, int k, double off_wafer) {
 }  // namespace
 
 MapMemory least_memory(const Mapping& mapping, double off_wafer) {
-  MapMemory fullest{-1.0, {}};
+  MapMemory fullest{-1.0, {}}, first, last;
   for (int k = 0; k < mapping.stages(); ++k) {
     bool less = false;
     for (int j = 0; j < mapping.stages() && !less; ++j) less = j != k && needs_less(mapping, k, j);
     if (less) continue;
     MapMemory stage = least_memory_of(mapping, k, off_wafer);
+    if (mapping.is_first(k)) first = stage;
+    if (mapping.is_last(k)) last = stage;
     if (stage.bytes > fullest.bytes) fullest = std::move(stage);
+  }
+  for (int op = 0; op < mapping.ops(); ++op) {  // boundary layers lie in these stages only
+    const int part = mapping.op(op).part;
+    if (part == 0 && !first.op_mappings.empty()) {
+      fullest.op_mappings[at(op)] = first.op_mappings[at(op)];
+    }
+    if (part == 2 && !last.op_mappings.empty()) {
+      fullest.op_mappings[at(op)] = last.op_mappings[at(op)];
+    }
   }
   return fullest;
 }
