@@ -175,6 +175,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
     """Lay out the time and memory of a mapping, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
     counts = [count for own in found.encoding.classes for count in own.layout.blocks]
+    each = f" in each of {layout.replicas} pipelines" if layout.replicas > 1 else ""
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(found.time_s) if found.fits else found.reason),
@@ -186,7 +187,8 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
         ),
         (
             "stages",
-            f"{_shapes(found)} dies; {found.encoding.dies:,} of {wafer.all_dies:,} dies{_on(wafer)}"
+            f"{_shapes(found)} dies{each}; "
+            f"{found.encoding.dies:,} of {wafer.all_dies:,} dies{_on(wafer)}"
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
         ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),

@@ -96,7 +96,8 @@ class SearchResult(Table):
 
     @property
     def status(self) -> str:
-        """``optimal`` (proven over all points), ``feasible`` (with a gap) or ``infeasible``."""
+        """``optimal`` (proven over all points), ``feasible`` (with a gap), ``infeasible`` (proven)
+        or ``unknown`` (stopped before any plan was found)."""
         return self.outcome.status
 
     @property

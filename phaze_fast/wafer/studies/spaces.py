@@ -99,8 +99,8 @@ class WaferResult(Table):
             proof = "proven on each"
         known = self.best.shortfall or self.best.best.reason
         return (
-            f"{self.best.problem.model.name}: no mapping on any of {self.wafers:,} wafers, {proof}; "
-            f"{self.best.problem.wafer.name} comes closest: {known}"
+            f"{self.best.problem.model.name}: no mapping on any of {self.wafers:,} wafers, "
+            f"{proof}; {self.best.problem.wafer.name} comes closest: {known}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -520,7 +520,7 @@ def capped_s(problem: Problem, found: Evaluation, energy: StepEnergy | None = No
 
 
 def _leakage_w(wafer: Wafer) -> float:
-    """Static power of all working dies of all wafers."""
+    """Return the static power of all working dies of all wafers."""
     return energy_table().static_w_per_mm2 * wafer.die.outline_mm2 * wafer.all_dies
 
 
