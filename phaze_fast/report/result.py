@@ -96,8 +96,7 @@ class SearchResult(Table):
 
     @property
     def status(self) -> str:
-        """``optimal`` (proven over all points), ``feasible`` (with a gap), ``infeasible`` (proven)
-        or ``unknown`` (stopped before any plan was found)."""
+        """``optimal``, ``feasible`` (with a gap), ``infeasible`` or ``unknown`` (stopped first)."""
         return self.outcome.status
 
     @property
