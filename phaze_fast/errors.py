@@ -1,4 +1,4 @@
-"""The exceptions of the package: bad input, infeasible, misuse of threads.
+"""The exceptions of the package: bad input, infeasible, undecided, misuse of threads.
 
 Anything that is not one of these is a bug. Inside a batch, infeasible and invalid rows are
 statuses, never exceptions.
@@ -28,6 +28,10 @@ class InvalidTypeError(InvalidInputError, TypeError):
 
 class InfeasibleError(PhazeError):
     """The problem is well posed and has no answer; the message says which constraint binds."""
+
+
+class UndecidedError(PhazeError):
+    """A search ended with neither an answer nor a proof that there is none."""
 
 
 class InUseError(PhazeError, RuntimeError):

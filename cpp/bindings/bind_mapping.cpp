@@ -222,14 +222,35 @@ py::tuple exhausted(PyMapping& object) {
   return searched(object, [](Mapping& mapping) { return exhaust(mapping); });
 }
 
-std::unique_ptr<PyRelaxation> relaxed(const PyMapping& object) {
-  const Mapping& mapping = object.fixed();
+void need_choices(const Mapping& mapping) {
   for (int op = 0; op < mapping.ops(); ++op) {
     if (mapping.choices(op).empty()) {
       throw InvalidInput("problem: operator " + std::to_string(op) +
                          " has no legal operator mapping");
     }
   }
+}
+
+// (least bytes, their limit, operator mappings).
+py::tuple least_memory_of(const PyMapping& object, double off_wafer) {
+  const Mapping& mapping = object.fixed();
+  if (!(off_wafer >= 0.0 && off_wafer <= 1e100)) {
+    throw InvalidInput("off_wafer: expected 0 to 1e100");
+  }
+  need_choices(mapping);
+  MapMemory found;
+  {
+    const py::gil_scoped_release release;
+    found = least_memory(mapping, off_wafer);
+  }
+  const MapRulesRecord& rules = mapping.rules();
+  const double limit = rules.capacity_bytes + off_wafer * rules.stream_capacity_bytes;
+  return py::make_tuple(found.bytes, limit, array_of(found.op_mappings));
+}
+
+std::unique_ptr<PyRelaxation> relaxed(const PyMapping& object) {
+  const Mapping& mapping = object.fixed();
+  need_choices(mapping);
   const py::gil_scoped_release release;
   return std::make_unique<PyRelaxation>("Relaxation", mapping);
 }
@@ -303,6 +324,7 @@ void bind_mapping(py::module_& module) {
       .def("descend", &descended, py::arg("rounds"))
       .def("mapping_count", [](const PyMapping& object) { return ways(object.fixed()); })
       .def("exhaust", &exhausted)
+      .def("least_memory", &least_memory_of, py::arg("off_wafer") = 0.0)
       .def("relaxation", &relaxed, py::keep_alive<0, 1>());
   py::class_<PyRelaxation>(module, "Relaxation")
       .def("bound", &bound_of, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from phaze_fast.cli.output import note
-from phaze_fast.errors import InfeasibleError
+from phaze_fast.errors import InfeasibleError, UndecidedError
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def ends_interrupted(stopped: bool) -> Iterator[None]:
     """
     try:
         yield
-    except InfeasibleError as error:
+    except (InfeasibleError, UndecidedError) as error:
         if not stopped:
             raise
         note(str(error))

@@ -1,4 +1,4 @@
-"""The entry point of the program, and its exit codes: 0 done, 1 infeasible, 2 bad input.
+"""The entry point of the program, and its exit codes: 0 done, 1 infeasible, 2 bad input, 3 unknown.
 
 The commands are loaded inside `main`, so that an interrupt during loading prints a plain line too.
 """
@@ -11,9 +11,9 @@ import io
 import os
 import sys
 
-from phaze_fast.errors import InfeasibleError, PhazeError, printable
+from phaze_fast.errors import InfeasibleError, PhazeError, UndecidedError, printable
 
-DONE, INFEASIBLE, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 70, 130
+DONE, INFEASIBLE, BAD_INPUT, UNDECIDED, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
 _LONGEST_LINE = 600
 
 
@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0 done, 1 infeasible, 2 bad input, 70 a bug of this program, 130 interrupted.
+        0 done, 1 infeasible, 2 bad input, 3 a search that ended with neither an answer nor a proof
+        that there is none, 70 a bug of this program, 130 interrupted.
     """
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
@@ -60,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     except InfeasibleError as error:
         _say(f"infeasible: {error}")
         return INFEASIBLE
+    except UndecidedError as error:
+        _say(f"unknown: {error}")
+        return UNDECIDED
     except PhazeError as error:
         _say(str(error))
         return BAD_INPUT

@@ -27,7 +27,7 @@ from phaze_fast.cli.output import (
     typed,
     write_text,
 )
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError
 from phaze_fast.explore import Design, Portfolio, Progress, fullest_text, share_text
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.papers.comparison import read_baselines
@@ -466,7 +466,8 @@ def _deliver(result: SearchResult, output: TableOutput) -> None:
     if not result.outcome.winners:
         if output.wants_document:
             output.write(document())
-        raise InfeasibleError(result.reason)
+        error = UndecidedError if result.status == "unknown" else InfeasibleError
+        raise error(result.reason)
     if output.parquet is not None:
         result.to_parquet(output.parquet)
         note(f"wrote {output.parquet}")

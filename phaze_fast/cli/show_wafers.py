@@ -17,6 +17,7 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
         **wafer.model_dump(mode="json"),
         "grid": wafer.grid,
         "live_dies": wafer.dies,
+        "all_dies": wafer.all_dies,
         "link_bytes_per_s": wafer.link_bytes_per_s,
         "tiers": [vars(tier) for tier in wafer.tiers()],
         "memory_bytes": wafer.memory_bytes,
@@ -28,9 +29,14 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
     }
 
 
+def _each(wafer: Wafer) -> str:
+    """Say that a figure is of one of several wafers; empty if there is one."""
+    return " for each wafer" if wafer.wafer_count > 1 else ""
+
+
 def _power(wafer: Wafer) -> str:
     totals = wafer_totals(wafer)
-    said = f"{totals.die_peak_w:,.0f} W a die, {totals.peak_w / 1e3:,.1f} kW in all"
+    said = f"{totals.die_peak_w:,.0f} W a die, {totals.peak_w / 1e3:,.1f} kW in all{_each(wafer)}"
     if wafer.power_cap_w is None:
         return said
     return f"{said}; {wafer.power_cap_w / 1e3:,.1f} kW can be supplied"
@@ -51,7 +57,7 @@ def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
         ("links", f"{x} along rows, {y} along columns, per direction")
         if wafer.switch is None
         else ("switches", f"{x} from each die, per direction{_sums(wafer)}"),
-        ("peak", rates),
+        ("peak", f"{rates}{_each(wafer)}"),
     ]
     pairs += [
         (
@@ -62,12 +68,13 @@ def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
         for tier in wafer.tiers()
     ]
     pairs += [
-        ("area used", format_area(wafer.area_mm2)),
+        ("area used", f"{format_area(wafer.area_mm2)}{_each(wafer)}"),
         ("yield of a die", f"{wafer.die_yield:.1%}; {wafer.expected_dead:.1f} dead expected"),
         ("peak power", _power(wafer)),
         (
             "cost",
-            f"about {wafer_totals(wafer).cost_usd:,.0f} dollars of silicon, memory and assembly",
+            f"about {wafer_totals(wafer).cost_usd:,.0f} dollars of silicon, memory and assembly"
+            f"{_each(wafer)}",
         ),
         *(("source", source) for source in wafer.sources),
     ]

@@ -28,7 +28,7 @@ from phaze_fast.cli.output import (
     write_text,
 )
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
+from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError, nearest
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.report import report_page
 from phaze_fast.tables import Table, joined_columns
@@ -166,10 +166,23 @@ def _shapes(mapping: Evaluation) -> str:
     return " and ".join(f"{own.stages} of {own.width} x {own.height}" for own in layouts)
 
 
+<<<<<<< HEAD
 def _summary(problem: Problem, mapping: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Lay out the time and memory of a mapping, and the given further rows."""
     layout, wafer = mapping.encoding.layout, problem.wafer
     counts = [count for own in mapping.encoding.classes for count in own.layout.blocks]
+=======
+def _on(wafer: Wafer) -> str:
+    """Say that a figure is of several wafers; empty for one."""
+    return f" of {wafer.wafer_count} wafers" if wafer.wafer_count > 1 else ""
+
+
+def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
+    """Lay out the time and memory of a mapping, with further rows."""
+    layout, wafer = found.encoding.layout, problem.wafer
+    counts = [count for own in found.encoding.classes for count in own.layout.blocks]
+    each = f" in each of {layout.replicas} pipelines" if layout.replicas > 1 else ""
+>>>>>>> wafer2
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(mapping.time_s) if mapping.fits else mapping.reason),
@@ -181,7 +194,12 @@ def _summary(problem: Problem, mapping: Evaluation, pairs: list[tuple[str, str]]
         ),
         (
             "stages",
+<<<<<<< HEAD
             f"{_shapes(mapping)} dies; {mapping.encoding.dies} of {wafer.dies} dies"
+=======
+            f"{_shapes(found)} dies{each}; "
+            f"{found.encoding.dies:,} of {wafer.all_dies:,} dies{_on(wafer)}"
+>>>>>>> wafer2
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
         ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
@@ -191,12 +209,23 @@ def _summary(problem: Problem, mapping: Evaluation, pairs: list[tuple[str, str]]
             f"{format_time(mapping.blocking_s)} of blocking collectives",
         ),
     ]
+<<<<<<< HEAD
     if mapping.fits:
         energy = step_energy(problem, mapping)
         joules, watts = energy.total_j, energy.total_j / mapping.time_s
         limit = wafer.power_cap_w
         over = f", more than the {limit / 1e3:g} kW supplied" if limit and watts > limit else ""
         share = step_mfu(problem, mapping)
+=======
+    if found.fits:
+        energy = step_energy(problem, found)
+        joules, watts = energy.total_j, energy.total_j / found.time_s
+        limit_w = wafer.all_power_cap_w
+        over = ""
+        if watts > limit_w:
+            over = f", more than the {limit_w / 1e3:g} kW supplied{_on(wafer)}"
+        share = step_mfu(problem, found)
+>>>>>>> wafer2
         first.append(("utilisation", f"{share:.1%} of peak by the model's FLOPs"))
         first.append(("energy", f"{joules:,.1f} J a step, {watts / 1e3:,.2f} kW on average{over}"))
     if mapping.stream_bytes > 0:
@@ -211,6 +240,7 @@ def _over(name: str, space: str) -> list[tuple[str, str]]:
     ]
 
 
+<<<<<<< HEAD
 def _proof(result: MappingResult) -> list[tuple[str, str]]:
     """Lay out the bound and the gap of a mapping, and the counts of the search."""
     bound = f"no mapping takes less than {format_time(result.bound_s)}; gap {result.gap:.1%}"
@@ -221,6 +251,20 @@ def _proof(result: MappingResult) -> list[tuple[str, str]]:
             "layouts",
             f"{result.layouts:,}, of which {result.pruned:,} pruned by a bound"
             + (f", {result.unseen:,} not examined" if result.unseen else ""),
+=======
+def _proof(found: MappingResult) -> list[tuple[str, str]]:
+    """Lay out the status, the bound and the gap of a mapping, and the counts of the search."""
+    bounded = math.isfinite(found.bound_s)
+    bound = f"no mapping takes less than {format_time(found.bound_s)}" if bounded else "-"
+    return [
+        ("status", found.status),
+        ("bound", f"{bound}; gap {found.gap:.1%}" if found.best.fits else bound),
+        *_over("bound holds over", found.bound_space if bounded else ""),
+        (
+            "layouts",
+            f"{found.layouts:,}, of which {found.pruned:,} pruned by a bound"
+            + (f", {found.unseen:,} not examined" if found.unseen else ""),
+>>>>>>> wafer2
         ),
         (
             "evaluations",
@@ -346,7 +390,7 @@ def _front_table(front: WaferFront) -> RenderableType:
         rows.append(
             [
                 wafer.name,
-                f"{wafer.wafer_count * wafer.dies}",
+                f"{wafer.all_dies}",
                 format_time(point.time_s),
                 f"{point.area_mm2:,.0f}",
                 f"{point.power_w / 1e3:,.2f}",
@@ -360,7 +404,12 @@ def _front_table(front: WaferFront) -> RenderableType:
     caption = (
         f"No other wafer is better in all of {', '.join(front.objectives)}. "
         f"{front.searched:,} searched, {front.bounded:,} pruned by a bound, {front.misfits:,} "
+<<<<<<< HEAD
         f"infeasible, {front.unseen:,} not examined."
+=======
+        f"on which no mapping fits, {front.undecided:,} on which none was found, "
+        f"{front.unseen:,} not examined."
+>>>>>>> wafer2
     )
     return table("Pareto front", headings, rows, caption)
 
@@ -369,12 +418,22 @@ def _space_rows(result: WaferResult) -> list[tuple[str, str]]:
     """Lay out the best wafer of a space, and how many others were rejected, pruned or searched."""
     rejected = ", ".join(f"{rule} {n:,}" for rule, n in result.rejected.items()) or "none"
     rows = [
+<<<<<<< HEAD
         ("wafer", str(result.best.problem.wafer)),
         ("wafers", f"{result.wafers:,} meet all rules; broken: {rejected}"),
         (
             "pruned",
             f"{result.contained:,} inside another, {result.bounded:,} by a bound, "
             f"{result.unseen:,} not examined; {result.searched:,} searched",
+=======
+        ("status over all", found.status),
+        ("wafer", str(found.best.problem.wafer)),
+        ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
+        (
+            "left out",
+            f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
+            f"{found.unseen:,} not examined; {found.searched:,} searched",
+>>>>>>> wafer2
         ),
     ]
     if result.best.best.fits:
@@ -419,6 +478,16 @@ class Case:
     def best(self) -> Evaluation:
         """The best mapping."""
         return self.result.best
+
+    @property
+    def status(self) -> str:
+        """The status of the search: over a space of wafers, if there is one."""
+        return (self.space or self.result).status
+
+    @property
+    def reason(self) -> str:
+        """Why there is no mapping; empty if there is."""
+        return (self.space or self.result).reason
 
     def document(self) -> dict[str, Any]:
         """Return this case as plain data."""
@@ -618,11 +687,14 @@ class _Study:
         front = search_front(
             model, space, *settings, objectives=self.front, so_far=so_far, **self._run
         )
+        if not front.points and front.unseen + front.undecided:
+            raise UndecidedError(
+                f"{space.name}: no mapping of {model.name} that fits was found; {front.unseen:,} "
+                f"wafers were not examined, {front.undecided:,} without a proof that none fits"
+            )
         if not front.points:
             raise InfeasibleError(
-                f"{space.name}: {front.misfits} wafers searched, {model.name} fits on none"
-                if front.misfits
-                else f"{space.name}: stopped before a wafer was searched"
+                f"{space.name}: {model.name} is proven to fit on none of {front.misfits:,} wafers"
             )
         return Case(front.points[0].result, None, front=front)
 
@@ -750,8 +822,12 @@ def _deliver(cases: Cases, describe: bool, output: TableOutput) -> None:
     unexamined = sum(case.result.unseen for case in cases.cases)
     if unexamined:
         note(f"stopped before {unexamined:,} layouts were examined; the bound covers them too")
-    if not any(case.best.fits for case in cases.cases):
-        raise InfeasibleError(cases.cases[0].best.reason)
+    if any(case.best.fits for case in cases.cases):
+        return
+    for case in cases.cases:
+        if case.status == "unknown":
+            raise UndecidedError(case.reason)
+    raise InfeasibleError(cases.cases[0].reason)
 
 
 def _score(problem: Problem, path: Path, describe: bool, output: Output) -> None:

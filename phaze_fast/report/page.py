@@ -23,7 +23,7 @@ from phaze_fast.report.wafer_page import is_wafer, wafer_page
 
 Data = dict[str, Any]
 
-_STATUSES = ("optimal", "feasible", "infeasible")
+_STATUSES = ("optimal", "feasible", "infeasible", "unknown")
 _STEPS = {
     "rules": "widths that heads, layers or the batch do not allow",
     "memory": "the model does not fit into its devices",
@@ -46,7 +46,7 @@ def _checked(document: object) -> Data:
     status = document.get("status")
     check_one_of("document: status", status, _STATUSES)
     best = document.get("best")
-    if status != "infeasible" and not isinstance(best, dict):
+    if status not in ("infeasible", "unknown") and not isinstance(best, dict):
         raise InvalidInputError(f"document: best: missing, though its status is {status}")
     return document
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
+from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError, nearest
 from phaze_fast.explore import (
     OBJECTIVES,
     UNITS,
@@ -96,7 +96,7 @@ class SearchResult(Table):
 
     @property
     def status(self) -> str:
-        """``optimal`` (proven over all points), ``feasible`` (with a gap) or ``infeasible``."""
+        """``optimal``, ``feasible`` (with a gap), ``infeasible`` or ``unknown`` (stopped first)."""
         return self.outcome.status
 
     @property
@@ -127,9 +127,12 @@ class SearchResult(Table):
         ------
         InfeasibleError
             Where nothing fits.
+        UndecidedError
+            Where the budget ended before any plan was found.
         """
         if not self.outcome.winners:
-            raise InfeasibleError(self.reason)
+            error = UndecidedError if self.status == "unknown" else InfeasibleError
+            raise error(self.reason)
         return self.top[0]
 
     @property

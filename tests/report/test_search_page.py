@@ -92,6 +92,14 @@ def test_the_least_document():
     assert "Best found, not proven" in page
 
 
+def test_a_search_stopped_before_it_found_a_plan_is_not_infeasible():
+    reason = "m: the budget ended before any plan was found"
+    page = report_page({"status": "unknown", "reason": reason, "models": ["m"]})
+    assert "No plan was found, which proves nothing" in page
+    assert reason in page
+    assert "No design fits" not in page
+
+
 def test_an_infeasible_document_says_why_and_has_no_charts():
     page = report_page(
         {

@@ -142,8 +142,8 @@ def test_no_room_is_exit_code_1_and_says_by_how_much(run, folder):
     code, out, err = run(*words)
     assert code == 1
     line = err.splitlines()[-1]
-    assert line.startswith("phaze-fast: infeasible: OOM: ")
-    assert " over 29.8 GiB of dram per die" in line
+    state = "weights, gradients and optimiser state take 195.5 GiB; all 2 dies have 59.6 GiB"
+    assert line == f"phaze-fast: infeasible: gpt3-13b on two: {state}"
     assert "OOM: " in out
     code, out, _ = run(*words, "--json")
     found = json.loads(out)
@@ -152,7 +152,10 @@ def test_no_room_is_exit_code_1_and_says_by_how_much(run, folder):
     assert ours["status"] == "oom"
     assert ours["time_s"] is None
     assert ours["over_bytes"] > 1e9
-    assert ours["reason"] in line
+    assert " over 29.8 GiB of dram per die" in ours["reason"]
+    assert found["status"] == "infeasible"
+    assert found["bound"] is None
+    assert found["reason"] in line
 
 
 def test_one_case_without_room_does_not_hide_the_others(run, folder):

@@ -36,4 +36,17 @@ MapSearchResult descend(Mapping& mapping, int rounds);
 double ways(const Mapping& mapping) noexcept;
 MapSearchResult exhaust(Mapping& mapping);
 
+// The least of a die's memory plus `off_wafer` (>= 0) times its off-wafer memory that the fullest
+// stage needs under any operator mappings and outputs, and operator mappings of that minimum; those
+// of the boundary layers are of the minimum of their own stage. No mapping fits if this exceeds the
+// die's capacity plus `off_wafer` times that off the wafer. Memory has no term that couples two
+// operators except two maxima, the operands of the largest operator and the largest gathered
+// weights: with limits on both, every operator is chosen on its own, so that the minimum is exact.
+// Every operator has a legal operator mapping.
+struct MapMemory {
+  double bytes;
+  std::vector<OpMapping> op_mappings;
+};
+MapMemory least_memory(const Mapping& mapping, double off_wafer);
+
 }  // namespace phaze

@@ -346,4 +346,152 @@ MapSearchResult exhaust(Mapping& mapping) {
   return result;
 }
 
+namespace {
+
+// Bytes of one operator in one stage under one operator mapping, and seconds to break ties.
+struct OpMemory {
+  double bytes;                       // of the terms that are sums over operators
+  double live_bytes, gathered_bytes;  // of the terms that are maxima
+  double work_s;
+  OpMapping op_mapping;
+};
+
+// Whether stage k needs no more memory than stage j under any mapping; of equal stages the first
+// one needs more.
+bool needs_less(const Mapping& mapping, int k, int j) noexcept {
+  const auto at_most = [&](int a, int b) {
+    return mapping.is_first(a) <= mapping.is_first(b) && mapping.is_last(a) <= mapping.is_last(b) &&
+           mapping.blocks()[at(a)] <= mapping.blocks()[at(b)] &&
+           mapping.flight(a) <= mapping.flight(b);
+  };
+  return at_most(k, j) && (j < k || !at_most(j, k));
+}
+
+OpMemory memory_of(const Mapping& mapping, int k, int op, const OpMapping& op_mapping,
+                   double off_wafer) noexcept {
+  const MapNode n = mapping.node(op, op_mapping);
+  const MapOpRecord& record = mapping.op(op);
+  const double work_s = n.forward_s + n.backward_s + n.blocking_f_s + n.blocking_b_s +
+                        std::max(n.hidden_f_s + n.hidden_b_s, n.stream_s);
+  OpMemory found{n.state_bytes + off_wafer * n.stream_bytes, n.live_bytes, 2.0 * n.gathered_bytes,
+                 work_s, op_mapping};
+  if (record.part != 1) {
+    found.bytes += mapping.flight(k) * n.stash_bytes;
+    return found;
+  }
+  const double stashes = mapping.flight(k) * mapping.blocks()[at(k)];
+  const bool again = (record.outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
+  const bool out = (record.outputs >> static_cast<int>(Output::kOffload) & 1) != 0 &&
+                   mapping.rules().stream_capacity_bytes > 0.0;
+  double copies = stashes;  // of the output
+  if (again) copies = std::min(copies, 1.0);
+  if (out) copies = std::min(copies, 1.0 + off_wafer * stashes);
+  found.bytes = mapping.blocks()[at(k)] * found.bytes + copies * n.stash_bytes;
+  return found;
+}
+
+// The operator mappings of one operator that no other betters in every term, by rising bytes.
+std::vector<OpMemory> non_dominated(const Mapping& mapping, int k, int op, double off_wafer) {
+  std::vector<OpMemory> every, front;
+  for (OpMapping op_mapping : mapping.choices(op)) {
+    for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
+      if ((mapping.rules().modes >> w & 1) == 0) continue;
+      op_mapping.mode = w;
+      every.push_back(memory_of(mapping, k, op, op_mapping, off_wafer));
+      if (!mapping.weighted(op)) break;
+    }
+  }
+  std::stable_sort(every.begin(), every.end(), [](const OpMemory& a, const OpMemory& b) {
+    return a.bytes != b.bytes ? a.bytes < b.bytes : a.work_s < b.work_s;
+  });
+  for (const OpMemory& one : every) {
+    const bool worse = std::any_of(front.begin(), front.end(), [&](const OpMemory& other) {
+      return other.live_bytes <= one.live_bytes && other.gathered_bytes <= one.gathered_bytes;
+    });
+    if (!worse) front.push_back(one);
+  }
+  return front;
+}
+
+// The values of a term that is a maximum, rising, from the least that all operators can meet.
+std::vector<double> limits_of(const std::vector<std::vector<OpMemory>>& fronts,
+                              double OpMemory::* term) {
+  double least = 0.0;
+  std::vector<double> limits;
+  for (const std::vector<OpMemory>& front : fronts) {
+    double own = kInfinite;
+    for (const OpMemory& one : front) {
+      own = std::min(own, one.*term);
+      limits.push_back(one.*term);
+    }
+    least = std::max(least, front.empty() ? 0.0 : own);
+  }
+  std::erase_if(limits, [&](double limit) { return limit < least; });
+  std::sort(limits.begin(), limits.end());
+  limits.erase(std::unique(limits.begin(), limits.end()), limits.end());
+  return limits;
+}
+
+// The least memory of one stage.
+MapMemory least_memory_of(const Mapping& mapping, int k, double off_wafer) {
+  MapMemory found{kInfinite, {}};
+  std::vector<std::vector<OpMemory>> fronts;  // of operators in other stages: empty
+  for (int op = 0; op < mapping.ops(); ++op) {
+    const int part = mapping.op(op).part;
+    const bool here = part == 0   ? mapping.is_first(k)
+                      : part == 2 ? mapping.is_last(k)
+                                  : mapping.blocks()[at(k)] > 0;
+    fronts.push_back(non_dominated(mapping, here ? k : 0, op, off_wafer));
+    found.op_mappings.push_back(fronts.back()[0].op_mapping);
+    if (!here) fronts.back().clear();
+  }
+  const std::vector<double> gathers = limits_of(fronts, &OpMemory::gathered_bytes);
+  for (const double live : limits_of(fronts, &OpMemory::live_bytes)) {
+    for (const double gathered : gathers) {
+      double bytes = live + gathered;
+      std::vector<const OpMemory*> chosen;
+      for (const std::vector<OpMemory>& front : fronts) {
+        const auto first = std::find_if(front.begin(), front.end(), [&](const OpMemory& one) {
+          return one.live_bytes <= live && one.gathered_bytes <= gathered;
+        });
+        chosen.push_back(first == front.end() ? nullptr : &*first);
+        if (first != front.end()) bytes += first->bytes;
+        if (first == front.end() && !front.empty()) bytes = kInfinite;
+        if (bytes >= found.bytes) break;
+      }
+      if (bytes >= found.bytes) continue;
+      found.bytes = bytes;
+      for (std::size_t op = 0; op < chosen.size(); ++op) {
+        if (chosen[op] != nullptr) found.op_mappings[op] = chosen[op]->op_mapping;
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+MapMemory least_memory(const Mapping& mapping, double off_wafer) {
+  MapMemory fullest{-1.0, {}}, first, last;
+  for (int k = 0; k < mapping.stages(); ++k) {
+    bool less = false;
+    for (int j = 0; j < mapping.stages() && !less; ++j) less = j != k && needs_less(mapping, k, j);
+    if (less) continue;
+    MapMemory stage = least_memory_of(mapping, k, off_wafer);
+    if (mapping.is_first(k)) first = stage;
+    if (mapping.is_last(k)) last = stage;
+    if (stage.bytes > fullest.bytes) fullest = std::move(stage);
+  }
+  for (int op = 0; op < mapping.ops(); ++op) {  // boundary layers lie in these stages only
+    const int part = mapping.op(op).part;
+    if (part == 0 && !first.op_mappings.empty()) {
+      fullest.op_mappings[at(op)] = first.op_mappings[at(op)];
+    }
+    if (part == 2 && !last.op_mappings.empty()) {
+      fullest.op_mappings[at(op)] = last.op_mappings[at(op)];
+    }
+  }
+  return fullest;
+}
+
 }  // namespace phaze

@@ -295,7 +295,7 @@ class Wafer(Record):
     wafer_count: Count = 1
     """Number of such wafers that train one model together, linked by their `io`."""
     power_cap_w: Watts | None = None
-    """Limit of power delivery and cooling for all dies together; none = no limit."""
+    """Limit of power delivery and cooling of one wafer, all its dies together; none = no limit."""
     reserved_bytes: Bytes = 0
     """Bytes of each die's memory that the model cannot use."""
     rules: WaferRules = WaferRules()
@@ -344,6 +344,22 @@ class Wafer(Record):
     def dies(self) -> int:
         """Number of working dies."""
         return self.positions - len(self.dead)
+
+    @property
+    def all_dies(self) -> int:
+        """Number of working dies of all `wafer_count` wafers.
+
+        Examples
+        --------
+        >>> load_wafer("dojo-tile-like").replace(wafer_count=6).all_dies
+        150
+        """
+        return self.wafer_count * self.dies
+
+    @property
+    def all_power_cap_w(self) -> float:
+        """Power limit of all `wafer_count` wafers together in watts; infinite without a limit."""
+        return float("inf") if self.power_cap_w is None else self.wafer_count * self.power_cap_w
 
     def alive(self, column: int, row: int) -> bool:
         """Return whether the die at a position works.
@@ -463,7 +479,7 @@ class Wafer(Record):
     # ---- the whole wafer ----
 
     def peak_flops(self, dtype: Dtype = "bf16") -> float:
-        """Dense matrix FLOP/s of all working dies.
+        """Dense matrix FLOP/s of all working dies of one wafer.
 
         Examples
         --------
@@ -517,7 +533,7 @@ class Wafer(Record):
 
     @property
     def area_mm2(self) -> float:
-        """Area of the part of the wafer in use, stacks and gaps included."""
+        """Area of the part of one wafer in use, stacks and gaps included."""
         return math.prod(self.size_mm)
 
     def __str__(self) -> str:
@@ -526,10 +542,11 @@ class Wafer(Record):
         x, y = (format_bandwidth(rate) for rate in self.link_bytes_per_s)
         links = f"links {x} and {y}" if self.switch is None else f"switches {x}"
         dead = f" ({len(self.dead)} dead)" if self.dead else ""
+        several = f"{self.wafer_count} wafers, each " if self.wafer_count > 1 else ""
         known = "bf16" in self.die.chip.tensor_core.rates
         peak = format_flops(self.peak_flops()) if known else "no bf16"
         return (
-            f"{self.name}: {columns}x{rows} dies of {self.die.width_mm:g} x "
+            f"{self.name}: {several}{columns}x{rows} dies of {self.die.width_mm:g} x "
             f"{self.die.height_mm:g} mm{dead}, {tier.name.upper()} "
             f"{format_bytes(tier.capacity_bytes)} a die at "
             f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, {links}, {peak}"
@@ -815,12 +832,12 @@ _BOND_YIELD = 0.99
 
 @dataclass(frozen=True)
 class WaferTotals:
-    """Peak power, yield and cost of a wafer."""
+    """Peak power, yield and cost of one wafer; `wafer_count` does not change them."""
 
     die_peak_w: float
     """Power of one die with every unit busy and every memory at its full rate."""
     peak_w: float
-    """Power of all working dies."""
+    """Power of all working dies of one wafer."""
     assembly_yield: float
     """Share of wafers with at most as many dead dies as spares: after bonding of tested dies, or
     after fabrication of a monolithic wafer."""

@@ -41,7 +41,7 @@ def step_mfu(problem: Problem, found: Evaluation) -> float:
     """
     wafer = problem.wafer
     flops = model_flops(problem.model, problem.work.seq, problem.training.global_batch)
-    return mfu(flops, found.time_s, wafer.wafer_count * wafer.dies, wafer.die.chip.peak_flops())
+    return mfu(flops, found.time_s, wafer.all_dies, wafer.die.chip.peak_flops())
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None)
     loads = step_loads(problem, found.encoding) if loads is None else loads
     stepped, streamed = _moved_bytes(problem, found)
     own_byte_j = table.hbm_byte_j if problem.chip.hbm is not None else table.local_byte_j
-    static_w = table.static_w_per_mm2 * wafer.die.outline_mm2 * wafer.dies * wafer.wafer_count
+    static_w = table.static_w_per_mm2 * wafer.die.outline_mm2 * wafer.all_dies
     return StepEnergy(
         operators_j=_operators_j(problem, found),
         optimizer_j=stepped * own_byte_j,

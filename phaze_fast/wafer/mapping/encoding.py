@@ -263,10 +263,15 @@ class Encoding:
 
     @property
     def dies(self) -> int:
-        """Number of dies in use."""
-        return sum(
-            stage_class.layout.dies * stage_class.layout.stages for stage_class in self.classes
-        )
+        """Number of dies in use on all wafers, those of every replica included.
+
+        Examples
+        --------
+        >>> Encoding(Layout(5, 2, 3, 1, replicas=4), ()).dies
+        120
+        """
+        layouts = (stage_class.layout for stage_class in self.classes)
+        return sum(layout.dies * layout.stages * layout.replicas for layout in layouts)
 
     @property
     def stages_text(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
 from phaze_fast.memory import optimizer
 from phaze_fast.opgraph.graph import loose
+from phaze_fast.tables import Array
+from phaze_fast.units import format_bytes
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.operators import PARTS, passes
 from phaze_fast.wafer.mapping.problem import LeastWork, Problem
@@ -57,6 +59,66 @@ class Roofline:
         wafers = problem.wafer.wafer_count // layout.replicas
         every = wafers * problem.wafer.dies * stream.bandwidth_bytes_per_s
         return outside * self.streamed_share / every
+
+
+def state_shortfall(problem: Problem) -> str:
+    """Return why the model's state fits in no placement at all; empty if it may fit.
+
+    The memory of all working dies and of all off-wafer memory holds at least one copy.
+
+    Examples
+    --------
+    >>> state_shortfall(Problem("bertlarge", "dram-wafer"))
+    ''
+    >>> state_shortfall(Problem("gpt3-175b", "dram-wafer"))
+    'weights, gradients and optimiser state take 2.55 TiB; all 40 dies have 1.164 TiB'
+    """
+    wafer, state_bytes = problem.wafer, roofline(problem).state_bytes
+    memory_bytes = wafer.all_dies * problem.capacity_bytes
+    off_wafer = ""
+    if problem.stream is not None:
+        memory_bytes += wafer.all_dies * problem.stream.capacity_bytes
+        off_wafer = " together with their off-wafer memory"
+    if state_bytes <= memory_bytes * (1.0 + 1e-9):  # rounding
+        return ""
+    return (
+        f"weights, gradients and optimiser state take {format_bytes(state_bytes)}; all "
+        f"{wafer.all_dies:,} dies{off_wafer} have {format_bytes(memory_bytes)}"
+    )
+
+
+class LeastMemory(NamedTuple):
+    """Least memory that any mapping of one layout needs on the dies of its fullest stage."""
+
+    needed_bytes: float
+    limit_bytes: float
+    off_wafer: bool
+    """Whether the die's off-wafer memory is included in both."""
+    op_mappings: Array
+    """Operator mappings with that minimum."""
+
+    @property
+    def proves_oom(self) -> bool:
+        """Whether no mapping of the layout fits."""
+        return self.needed_bytes * (1.0 - 1e-9) > self.limit_bytes  # rounding
+
+
+def least_memory(problem: Problem, mapping: _core.Mapping) -> list[LeastMemory]:
+    """Return the least memory of a compiled layout: of the die, and with its off-wafer memory.
+
+    Examples
+    --------
+    >>> problem = Problem("llama3-70b", "wse3-like")
+    >>> mapping = problem.mapping(Layout(12, 7, 1, 1))
+    >>> [(least.off_wafer, least.proves_oom) for least in least_memory(problem, mapping)]
+    [(False, False), (True, False)]
+    """
+    kinds = (False,) if problem.stream is None else (False, True)
+    minima = []
+    for off_wafer in kinds:
+        needed_bytes, limit_bytes, op_mappings = mapping.least_memory(float(off_wafer))
+        minima.append(LeastMemory(needed_bytes, limit_bytes, off_wafer, op_mappings))
+    return minima
 
 
 def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.0) -> float:
@@ -120,8 +182,8 @@ def any_placement_bound(problem: Problem) -> float:
     sequence_s = 0.0
     for op, seconds in zip(operators, least, strict=True):
         sequence_s += seconds * (problem.work.blocks if op.part == "block" else 1)
-    every = problem.wafer.dies * problem.wafer.wafer_count
-    return problem.training.global_batch * sequence_s / every * (1.0 - 1e-9)  # rounding
+    whole_s = problem.training.global_batch * sequence_s / problem.wafer.all_dies
+    return whole_s * (1.0 - 1e-9)  # rounding
 
 
 def roofline(problem: Problem) -> Roofline:

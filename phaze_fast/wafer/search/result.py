@@ -18,6 +18,8 @@ from phaze_fast.wafer.mapping.evaluate import Evaluation
 from phaze_fast.wafer.mapping.operators import PIECES
 from phaze_fast.wafer.mapping.problem import Problem
 
+_ROUNDING = 1e-8  # relative; bounds are lowered by several 1e-9 so that rounding never lifts them
+
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
     """Return a whole number; raise an error if it is not one, or out of range."""
@@ -86,6 +88,23 @@ def no_layout(problem: Problem) -> str:
     )
 
 
+def status_of(fits: bool, gap: float, proven_oom: bool) -> str:
+    """Return the status of a search.
+
+    ``optimal``: no mapping of the bound's space is faster, up to the rounding of bounds.
+    ``feasible``: the best mapping found, with a gap. ``infeasible``: proven that none fits.
+    ``unknown``: none that fits was found, and no proof that there is none.
+
+    Examples
+    --------
+    >>> status_of(True, 0.01, False), status_of(False, 1.0, True), status_of(False, 1.0, False)
+    ('feasible', 'infeasible', 'unknown')
+    """
+    if fits:
+        return "optimal" if gap <= _ROUNDING else "feasible"
+    return "infeasible" if proven_oom else "unknown"
+
+
 @dataclass(frozen=True)
 class Effort:
     """Effort of a search.
@@ -123,13 +142,15 @@ class Effort:
 
 @dataclass(frozen=True)
 class MappingResult(Table):
-    """The fastest mapping found on one wafer."""
+    """The fastest mapping found on one wafer, and what is proven about it."""
 
     problem: Problem
     best: Evaluation
-    """Best mapping; if nothing fits, the one that exceeds memory least (see `Evaluation.fits`)."""
+    """Best mapping; if none that fits was found, the one that exceeds memory least (see
+    `Evaluation.fits`)."""
     bound_s: float
-    """A lower bound on the time of every mapping of `bound_space`."""
+    """A lower bound on the time of every mapping of `bound_space`; infinite if none of them
+    fits."""
     evaluations: int
     seconds: float
     kernel_s: float
@@ -145,18 +166,42 @@ class MappingResult(Table):
     """Description of the mappings for which the bound holds."""
     runners_up: tuple[Evaluation, ...] = field(repr=False, default=())
     """Best mapping of each of the other promising layouts."""
+    shortfall: str = ""
+    """The constraint that no mapping meets, where this is proven; empty otherwise."""
 
     @property
     def gap(self) -> float:
-        """Relative gap between the best time and the bound; 1 if nothing fits."""
+        """Relative gap between the best time and the bound; 1 if no mapping that fits is known."""
         return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
 
+    @property
+    def status(self) -> str:
+        """``optimal``, ``feasible``, ``infeasible`` or ``unknown``; see `status_of`."""
+        return status_of(self.best.fits, self.gap, bool(self.shortfall))
+
+    @property
+    def reason(self) -> str:
+        """Why there is no mapping: the constraint, or what was not examined; empty if there is."""
+        if self.best.fits:
+            return ""
+        case = f"{self.problem.model.name} on {self.problem.wafer.name}"
+        if self.shortfall:
+            return f"{case}: {self.shortfall}"
+        left = f"{self.unseen:,} of {self.layouts:,} layouts were not examined"
+        if not self.unseen:
+            left = f"all {self.layouts:,} layouts were examined, but not every mapping"
+        return (
+            f"{case}: no mapping that fits was found, which does not prove that there is none: "
+            f"{left}. The closest is {self.best.reason}"
+        )
+
     def proof(self) -> dict[str, Any]:
-        """Bound, gap and bound space as plain data; bound and gap are null if nothing fits."""
-        fits = self.best.fits
+        """Status, bound, gap and bound space as plain data; null where there is none."""
         return {
-            "bound": self.bound_s if fits else None,
-            "gap": self.gap if fits else None,
+            "status": self.status,
+            "reason": self.reason,
+            "bound": self.bound_s if math.isfinite(self.bound_s) else None,
+            "gap": self.gap if self.best.fits else None,
             "bound_space": self.bound_space,
         }
 
@@ -211,8 +256,10 @@ class MappingResult(Table):
         return cls(problem=problem, **values)
 
     def __str__(self) -> str:
+        if not self.best.fits:
+            return f"{self.status}: {self.reason}"
         sure = f"bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
-        return f"{self.best}; {sure}, over {self.bound_space}"
+        return f"{self.status}: {self.best}; {sure}, over {self.bound_space}"
 
     @property
     def evaluations_per_s(self) -> float:

@@ -1,11 +1,13 @@
 """The search for the fastest mapping of a model on a wafer, with a lower bound.
 
 Layouts are visited in the order of a quick bound, in batches of a fixed size; a layout whose bound
-is no better than the best mapping so far is pruned. Each of the others gets start mappings - plans
-of other systems and the operator mappings of a relaxation - which are improved by single changes
-and a short annealing. The most promising layouts then get a genetic search: several seeds, long
-annealings, and children that take some operators from one parent and the rest from another. The
-same seed gives the same answer for any number of threads.
+is no better than the best mapping so far is pruned, and so is one in which a die needs more than
+its memory under every mapping. If none of the first batch has a mapping that fits, one is
+constructed: the mapping of least memory in the layouts with most memory. Each of the others gets
+start mappings - plans of other systems and the operator mappings of a relaxation - which are
+improved by single changes and a short annealing. The most promising layouts then get a genetic
+search: several seeds, long annealings, and children that take some operators from one parent and
+the rest from another. The same seed gives the same answer for any number of threads.
 """
 
 from __future__ import annotations
@@ -24,17 +26,21 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
-from phaze_fast.wafer.mapping.encoding import Encoding
-from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
+from phaze_fast.units import format_bytes
+from phaze_fast.wafer.mapping.encoding import Encoding, accepts_classes
+from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of, score_op_mappings
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.baselines import is_linear, plan_starts
 from phaze_fast.wafer.search.bounds import (
+    LeastMemory,
     Roofline,
     any_placement_bound,
+    least_memory,
     priced_mappings,
     quick_bound,
     roofline,
+    state_shortfall,
     tight_bound,
     work_bound,
 )
@@ -56,6 +62,7 @@ from phaze_fast.wafer.search.session import Data, Progress, Session, Task, sessi
 
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two updates of the incumbent
+_CONSTRUCTED = 64  # layouts with most memory among which a mapping is constructed
 _TIGHTENED = 4  # bounds tightened at a time
 _FIRST_STEPS = 3_000
 _NEAR = 1.2  # factor on the incumbent below which the survey tries single changes
@@ -73,15 +80,18 @@ class Tried:
     rank: Rank
     operator_mappings: Any
     mapping: Any
-    """The compiled layout; None if it was pruned or the budget ran out."""
+    """The compiled layout; None if it was pruned, does not fit or the budget ran out."""
+    oom: LeastMemory | None = None
+    """Proof that no mapping of the layout fits, if there is one."""
     evaluations: int = 0
     kernel_s: float = 0.0
     kernel_evaluations: int = 0
 
 
-def _by_memory(layout: Layout) -> tuple[int, int, int, Layout]:
-    """Sort by memory available per sequence: many dies, small micro-batches."""
-    return (-layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
+def _by_memory(layout: Layout) -> tuple[bool, int, int, int, Layout]:
+    """Sort by memory available per sequence: many dies, small micro-batches; plain 1F1B first."""
+    plain = layout.schedule == "1f1b" and not layout.blocks
+    return (not plain, -layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
 
 
 class MappingSearch:
@@ -114,15 +124,20 @@ class MappingSearch:
         self.pruned = self.unseen = 0
         self.begun = False
         self.missing = False  # whether the state fits in none of the layouts
+        self.short_of_state = state_shortfall(problem)  # or in no placement at all
         self.count = 0
 
     # ---- one layout ----
 
     def visit(self, task: tuple[Layout, float, float]) -> Tried | None:
-        """Bound one layout and improve a few starts; None if some operator cannot be split."""
+        """Examine one layout unless the budget is spent; None if an operator cannot be split."""
         layout, least_s, best = task
         if self.begun and self.late():
             return Tried(layout, least_s, _LAST, None, None)
+        return self.examine(layout, least_s, best)
+
+    def examine(self, layout: Layout, least_s: float, best: float) -> Tried | None:
+        """Bound one layout and improve a few starts; None if some operator cannot be split."""
         least_s = max(least_s, work_bound(self.problem, layout))
         if least_s >= best:
             return Tried(layout, least_s, _LAST, None, None)
@@ -131,6 +146,13 @@ class MappingSearch:
         except InvalidInputError:
             return None
         self.begun = True  # at least one layout is visited, even without budget
+        minima = least_memory(self.problem, mapping)
+        oom = next((least for least in minima if least.proves_oom), None)
+        if oom is not None:
+            tried = Tried(layout, float("inf"), _LAST, oom.op_mappings, mapping, oom)
+            self.start(tried, (oom.op_mappings,))
+            tried.mapping = None  # many layouts may be proven not to fit
+            return tried
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
@@ -143,6 +165,8 @@ class MappingSearch:
         self.start(tried, (relaxed, *known_starts, *plan_starts(self.problem, layout)))
         if tried.rank[0] and bound < float("inf"):  # memory is exceeded
             self.start(tried, priced_mappings(self.problem, layout, relaxation, free))
+        if tried.rank[0]:
+            self.start(tried, (least.op_mappings for least in minima))
         mapping.assign(tried.operator_mappings)
         began = time.thread_time()
         op_mappings, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
@@ -171,7 +195,7 @@ class MappingSearch:
     def breed(self, tried: Tried) -> Tried:
         """Anneal several seeds, then children of the best two."""
         mapping = tried.mapping
-        if self.effort.stop is not None and self.effort.stop():
+        if tried.oom is not None or (self.effort.stop is not None and self.effort.stop()):
             return tried
         few = 2.0 * self.effort.seeds * self.effort.steps
         if mapping.mapping_count() <= few:  # enumerate all
@@ -213,7 +237,7 @@ class MappingSearch:
         self, tried: Tried, enough_s: float, relaxation: _core.Relaxation | None = None
     ) -> float:
         """Return a tighter bound of one layout, or its known bound once the budget is spent."""
-        if self.late():
+        if tried.oom is not None or self.late():
             return tried.bound_s
         relaxation = relaxation or tried.mapping.relaxation()
         return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
@@ -251,14 +275,20 @@ class MappingSearch:
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
         """Visit layouts in batches; pruned layouts are counted and their bounds recorded."""
         seen: list[Tried] = []
+        constructed: Tried | None = None
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
+            left, batch = queue[at:], queue[at : at + _BATCH]
+            if constructed is not None:
+                left, batch = (
+                    [pair for pair in pairs if pair[1] != constructed.layout]
+                    for pairs in (left, batch)
+                )
             if self.begun and (self.late() or (self.missing and seen)):
-                self.unseen += 0 if self.missing else len(queue) - at
-                self.pruned += len(queue) - at if self.missing else 0
-                self.bounds.append(min(queue[at:])[0])
+                self.unseen += 0 if self.missing else len(left)
+                self.pruned += len(left) if self.missing else 0
+                self.bounds += [least for least, _ in left]
                 break
-            batch = queue[at : at + _BATCH]
             tasks = [(layout, least, best) for least, layout in batch if least < best]
             self.pruned += len(batch) - len(tasks)
             self.bounds += [least for least, _ in batch if least >= best]
@@ -275,12 +305,46 @@ class MappingSearch:
                 seen.append(tried)
                 if not tried.rank[0]:
                     best = min(best, tried.rank[1])
+            if at == 0 and best == float("inf") and not self.missing:
+                examined = {tried.layout for tried in seen}
+                others = [layout for _, layout in queue if layout not in examined]
+                constructed = self.construct(pool, others)
+            if at == 0 and constructed is not None:
+                seen.append(constructed)
+                best = constructed.rank[1]
+                self.unseen -= any(layout == constructed.layout for _, layout in batch)
             if self.progress is not None:
                 self.progress(min(at + _BATCH, len(queue)), len(queue), best)
         return seen
 
+    def construct(self, pool: ThreadPoolExecutor, layouts: list[Layout]) -> Tried | None:
+        """Construct a mapping that fits, without regard to the budget; None if there is none.
+
+        Of the layouts with most memory, the one whose mapping of least memory fits and is fastest
+        is examined. Where there is off-wafer memory, that mapping streams the weights.
+        """
+
+        def time_s(layout: Layout) -> float:
+            try:
+                mapping = self.problem.mapping(layout)
+            except InvalidInputError:
+                return float("inf")
+            tried = Tried(layout, 0.0, _LAST, None, mapping)
+            minima = least_memory(self.problem, mapping)
+            self.start(tried, (least.op_mappings for least in minima))
+            return float("inf") if tried.rank[0] else tried.rank[1]
+
+        most_memory = sorted(layouts, key=_by_memory)[:_CONSTRUCTED]
+        times_s = zip(pool.map(time_s, most_memory), most_memory, strict=True)
+        fastest_s, fastest = min(times_s, default=(float("inf"), None))
+        if fastest is None or fastest_s == float("inf"):
+            return None
+        tried = self.examine(fastest, self.roofline.bound_s(self.problem, fastest), float("inf"))
+        return None if tried is None or tried.rank[0] else tried
+
     def promising(self, seen: list[Tried]) -> list[Tried]:
         """Return the best layouts, and half as many that do not fit yet and could be faster."""
+        seen = [tried for tried in seen if tried.oom is None] or seen[:1]
         most = self.effort.promising
         most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # similar layouts
         best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
@@ -301,11 +365,17 @@ class MappingSearch:
             best = float("inf") if chosen[0].rank[0] else chosen[0].rank[1]
             self.certify(pool, seen, best)
             classes = self.classes(pool, [layout for _, layout in queue], chosen, best)
-        ranked = [evaluation_of(self.problem, t.layout, t.mapping) for t in chosen]
+        ranked = [
+            score_op_mappings(self.problem, t.layout, t.operator_mappings)
+            if t.mapping is None
+            else evaluation_of(self.problem, t.layout, t.mapping)
+            for t in chosen
+        ]
         bound_s = self.bound_s
         if classes.best is not None:
             ranked.insert(0, classes.best)
             bound_s = min(bound_s, any_placement_bound(self.problem))
+        fits = ranked[0].fits
         return MappingResult(
             problem=self.problem,
             best=ranked[0],
@@ -324,6 +394,28 @@ class MappingSearch:
                 classes.best is not None,
             ),
             runners_up=tuple(ranked[1:]),
+            shortfall="" if fits else self.shortfall(seen),
+        )
+
+    def shortfall(self, seen: Sequence[Tried]) -> str:
+        """Return the constraint that no mapping meets; empty where that is not proven.
+
+        A proof for every layout says nothing about stages of two shapes.
+        """
+        if self.short_of_state:
+            return self.short_of_state
+        two_shapes = accepts_classes(self.problem) and self.problem.wafer.all_dies > 2
+        if self.bound_s < float("inf") or (self.wanted is None and two_shapes):
+            return ""
+        proofs = [tried.oom for tried in seen if tried.oom is not None]
+        if not proofs:
+            return "the state does not fit on the dies of any layout"
+        closest = min(proofs, key=lambda oom: oom.needed_bytes / oom.limit_bytes)
+        memory = "memory, off-wafer memory included," if closest.off_wafer else "memory"
+        return (
+            f"in each of {self.count:,} layouts a die needs more {memory} than it has, under every "
+            f"mapping: at least {format_bytes(closest.needed_bytes)} of "
+            f"{format_bytes(closest.limit_bytes)}"
         )
 
     def classes(
@@ -333,7 +425,7 @@ class MappingSearch:
 
         The gain must justify a more complex mapping and a weaker bound.
         """
-        if self.wanted is not None or self.missing:
+        if self.wanted is not None or self.short_of_state:
             return ClassResult(None, 0)
         known = [(tried.layout, tried.operator_mappings) for tried in chosen]
         below = min(best * (1.0 - _WORTH), self.below_s)
@@ -343,8 +435,8 @@ class MappingSearch:
 
     @property
     def bound_s(self) -> float:
-        """A lower bound on the time of every mapping."""
-        return min(self.bounds, default=0.0)
+        """A lower bound on the time of every mapping of one shape; infinite if none fits."""
+        return float("inf") if self.missing else min(self.bounds, default=0.0)
 
     def late(self) -> bool:
         """Whether the budget is spent."""
@@ -382,8 +474,8 @@ def search_mapping(
     Returns
     -------
     MappingResult
-        The best mapping, a bound, and counts. If nothing fits, `best.fits` is false and
-        `best.reason` gives the missing memory.
+        The best mapping, its status, a bound, and counts. If no mapping that fits was found,
+        `best.fits` is false and `reason` gives the constraint, or what was not examined.
 
     Examples
     --------

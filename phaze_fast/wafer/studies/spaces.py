@@ -10,6 +10,7 @@ one session, so that the answer is the same for every executor, and a stopped ru
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -29,8 +30,8 @@ from phaze_fast.wafer.hardware.wafer import Wafer, wafer_totals
 from phaze_fast.wafer.mapping.details import StepEnergy, details, step_energy
 from phaze_fast.wafer.mapping.evaluate import Evaluation
 from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
-from phaze_fast.wafer.search.bounds import quickest_s
-from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.bounds import quickest_s, state_shortfall
+from phaze_fast.wafer.search.result import Effort, MappingResult, status_of
 from phaze_fast.wafer.search.search import read_result, search_task
 from phaze_fast.wafer.search.session import Progress, Session, session_of
 
@@ -65,6 +66,9 @@ class WaferResult(Table):
     seconds: float
     rows: tuple[dict[str, Any], ...] = ()
     """Every wafer that no other contains: status, bound and best mapping, fastest first."""
+    undecided: int = 0
+    """If no mapping that fits was found: wafers without a proof that there is none, unseen ones
+    included."""
 
     @property
     def bound_space(self) -> str:
@@ -75,9 +79,29 @@ class WaferResult(Table):
 
     @property
     def gap(self) -> float:
-        """Relative gap between the best time and the bound; 1 where nothing fits."""
+        """Relative gap between the best time and the bound; 1 if no mapping that fits is known."""
         evaluation = self.best.best
         return max(0.0, 1.0 - self.bound_s / evaluation.time_s) if evaluation.fits else 1.0
+
+    @property
+    def status(self) -> str:
+        """``optimal``, ``feasible``, ``infeasible`` or ``unknown``, over all wafers."""
+        return status_of(self.best.best.fits, self.gap, not self.undecided)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no mapping; empty if there is. The wafer that comes closest is named."""
+        if self.best.best.fits:
+            return ""
+        if self.undecided:
+            proof = f"{self.undecided:,} of them without a proof that none fits"
+        else:
+            proof = "proven on each"
+        known = self.best.shortfall or self.best.best.reason
+        return (
+            f"{self.best.problem.model.name}: no mapping on any of {self.wafers:,} wafers, "
+            f"{proof}; {self.best.problem.wafer.name} comes closest: {known}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -87,7 +111,9 @@ class WaferResult(Table):
             "wafer": best.problem.wafer.to_dict(),
             "ours": best.best.to_dict(),
             "base": None if self.base is None else self.base.best.to_dict(),
-            "bound": self.bound_s if best.best.fits else None,
+            "status": self.status,
+            "reason": self.reason,
+            "bound": self.bound_s if math.isfinite(self.bound_s) else None,
             "gap": self.gap if best.best.fits else None,
             "bound_space": self.bound_space,
             **details(best.problem, best.best),
@@ -99,6 +125,7 @@ class WaferResult(Table):
                 "bounded": self.bounded,
                 "searched": self.searched,
                 "unseen": self.unseen,
+                "undecided": self.undecided,
             },
             "table": list(self.rows),
             "evaluations": self.evaluations,
@@ -111,9 +138,16 @@ class WaferResult(Table):
         return joined_columns(self.rows)
 
 
-def _die(wafer: Wafer) -> str:
-    """Hash of the parts of a die that determine operator times, without memory and links."""
-    return wafer.chip.replace(name="die", hbm=None).digest()
+def _alike(wafer: Wafer) -> tuple[Any, ...]:
+    """Return what is equal in a wafer that contains this one: all except sizes and rates.
+
+    That is the die as far as operator times depend on it, without memory and links; the switches;
+    the number of wafers, on each of which a pipeline has a stage; how off-wafer memory is attached.
+    """
+    off = wafer.off_wafer
+    die = (wafer.chip.replace(name="die", hbm=None).digest(), wafer.die.network_bytes_per_s)
+    attached = None if off is None else (off.duplex, off.edges)
+    return (*die, wafer.switch, wafer.wafer_count, attached)
 
 
 def _stream(wafer: Wafer) -> tuple[float, float]:
@@ -133,12 +167,12 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
     >>> contained([whole, whole.replace(columns=4)])
     [False, True]
     """
-    dies = [_die(wafer) for wafer in wafers]
+    kinds = [_alike(wafer) for wafer in wafers]
     sizes = [_sizes(wafer) for wafer in wafers]
 
     def contains(j: int, i: int) -> bool:
         whole = not (wafers[j].dead or wafers[j].dead_links)
-        same = j != i and dies[j] == dies[i] and wafers[j].switch == wafers[i].switch
+        same = j != i and kinds[j] == kinds[i]
         larger = all(map(ge, sizes[j], sizes[i])) and (sizes[j] != sizes[i] or j < i)
         return same and whole and larger
 
@@ -151,7 +185,9 @@ def _sizes(wafer: Wafer) -> tuple[float, ...]:
     hbm = wafer.chip.hbm
     rate = hbm.bandwidth_bytes_per_s if hbm else float("inf")
     memory = (float(wafer.memory_bytes), rate, *_stream(wafer))
-    return (*wafer.grid, *wafer.link_bytes_per_s, -wafer.hop_latency_s, *memory)
+    io = (wafer.io.bandwidth_bytes_per_s, -wafer.io.latency_s) if wafer.io else (0.0, 0.0)
+    between = io if wafer.wafer_count > 1 else ()
+    return (*wafer.grid, *wafer.link_bytes_per_s, -wafer.hop_latency_s, *memory, *between)
 
 
 def search_wafers(
@@ -236,6 +272,7 @@ def search_wafers(
         evaluations=search.evaluations,
         seconds=time.perf_counter() - began,
         rows=tuple(search.rows()),
+        undecided=0 if chosen.best.fits else search.undecided,
     )
 
 
@@ -267,6 +304,13 @@ class _WaferSearch:
     def bounded(self) -> int:
         """Wafers pruned by a bound."""
         return len(self.problems) - len(self.found) - self.unseen
+
+    @property
+    def undecided(self) -> int:
+        """Wafers without a mapping that fits and without a proof that there is none."""
+        searched = sum(result.status == "unknown" for result in self.found.values())
+        others = (self.problems[i] for i in set(self.problems) - set(self.found))
+        return searched + sum(not state_shortfall(problem) for problem in others)
 
     @property
     def best(self) -> MappingResult:
@@ -355,7 +399,7 @@ class _WaferSearch:
                 "wafer": wafer.name,
                 "columns": columns,
                 "rows": lines,
-                "dies": wafer.dies,
+                "dies": wafer.all_dies,
                 "status": "searched" if i in self.found else status,
                 "bound_s": bound_s if bound_s < float("inf") else None,
             }
@@ -366,7 +410,7 @@ class _WaferSearch:
 
 def _memory_bytes(wafer: Wafer) -> float:
     """Bytes of all tiers of all dies."""
-    return wafer.dies * sum(float(tier.capacity_bytes) for tier in wafer.tiers())
+    return wafer.all_dies * sum(float(tier.capacity_bytes) for tier in wafer.tiers())
 
 
 # ---- Pareto fronts in time, area, power, cost and expected throughput ----
@@ -400,7 +444,7 @@ class WaferPoint:
     def to_row(self) -> dict[str, Any]:
         """Return one row of a table."""
         wafer = self.result.problem.wafer
-        row = {"wafer": wafer.name, "dies": wafer.wafer_count * wafer.dies}
+        row = {"wafer": wafer.name, "dies": wafer.all_dies}
         row |= {name: getattr(self, name) for name in OBJECTIVES}
         return {**row, "bound_s": self.result.bound_s, **self.result.best.encoding.layouts_dict()}
 
@@ -416,9 +460,11 @@ class WaferFront(Table):
     bounded: int
     """Number of wafers pruned because a point of the front dominates their bounds."""
     misfits: int
-    """Number of wafers on which the model does not fit."""
+    """Number of wafers on which no mapping fits, as is proven."""
     unseen: int = 0
     """Number of wafers not visited because the search was stopped."""
+    undecided: int = 0
+    """Number of wafers searched without a mapping that fits and without a proof of that."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -430,6 +476,7 @@ class WaferFront(Table):
                 "bounded": self.bounded,
                 "misfits": self.misfits,
                 "unseen": self.unseen,
+                "undecided": self.undecided,
             },
         }
 
@@ -466,15 +513,15 @@ def capped_s(problem: Problem, found: Evaluation, energy: StepEnergy | None = No
     if wafer.power_cap_w is None:
         return found.time_s
     energy = energy or step_energy(problem, found)
-    spare_w = wafer.wafer_count * wafer.power_cap_w - _leakage_w(wafer)
+    spare_w = wafer.all_power_cap_w - _leakage_w(wafer)
     if spare_w <= 0:
         return float("inf")
     return max(found.time_s, (energy.total_j - energy.static_j) / spare_w)
 
 
 def _leakage_w(wafer: Wafer) -> float:
-    dies = wafer.dies * wafer.wafer_count
-    return energy_table().static_w_per_mm2 * wafer.die.outline_mm2 * dies
+    """Return the static power of all working dies of all wafers."""
+    return energy_table().static_w_per_mm2 * wafer.die.outline_mm2 * wafer.all_dies
 
 
 def _objectives(problem: Problem, time_s: float, dynamic_j: float = 0.0) -> dict[str, float]:
@@ -586,6 +633,7 @@ def search_front(
             answers = opened.run([search_task(problem, effort, seed) for problem in wave])
             results = [read_result(*pair)[0] for pair in zip(wave, answers, strict=True)]
             fitting = [result for result in results if result is not None and result.best.fits]
+            undecided = sum(result is not None and result.status == "unknown" for result in results)
             points += map(wafer_point, fitting)
             looked = min(_WAVE, len(queue) - at)
             front = WaferFront(
@@ -593,8 +641,9 @@ def search_front(
                 pareto_front(points, objectives),
                 front.searched + len(wave),
                 front.bounded + looked - len(wave),
-                front.misfits + len(wave) - len(fitting),
+                front.misfits + len(wave) - len(fitting) - undecided,
                 front.unseen - looked,
+                front.undecided + undecided,
             )
             if progress is not None:
                 best = front.points[0].time_s if front.points else float("inf")
