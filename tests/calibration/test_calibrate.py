@@ -68,6 +68,17 @@ def test_known_constants_are_found_within_their_intervals():
     assert fitted(wrong).values == pytest.approx(TRUTH, rel=0.02)
 
 
+def test_a_curved_valley_is_followed_to_its_end():
+    """Rosenbrock's function of logarithms: steps must be damped, and damped less again."""
+    wanted = [Constant("x", np.exp(-1.2), 0.05, 20.0), Constant("y", np.e, 0.05, 20.0)]
+
+    def log_errors(values):
+        x, y = np.log(values)
+        return np.array([10.0 * (y - x**2), 1.0 - x])
+
+    assert fit_constants(log_errors, wanted).values == pytest.approx([np.e, np.e], rel=1e-6)
+
+
 def test_what_rows_cannot_tell_is_named():
     measured = SIZE * 6.0
     wanted = [Constant("a", 1.0, 0.1, 10.0), Constant("b", 3.0, 0.1, 10.0)]

@@ -79,6 +79,7 @@ def test_regret_is_what_the_pick_loses(rows):
     else:
         assert found["groups"] == len(lost)
         assert found["mean"] == pytest.approx(sum(lost) / len(lost), abs=1e-12)
+        assert found["max"] == pytest.approx(max(lost), abs=1e-12)
 
 
 # ---- tables of training runs ----

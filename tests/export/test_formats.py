@@ -268,6 +268,19 @@ def test_files_are_told_apart(tmp_path):
         export.read_plan(tmp_path / "b.json", LLAMA)
 
 
+@pytest.mark.parametrize(("pp", "batch", "rounds"), [(2, 64, 4), (2, 16, 1), (1, 64, 1)])
+def test_torchtitan_fills_the_pipeline_once_for_every_local_batch(pp, batch, rounds, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f"[training]\nlocal_batch_size = 8\nglobal_batch_size = {batch}\n"
+        f"[parallelism]\npipeline_parallel_degree = {pp}\ndata_parallel_shard_degree = 2\n"
+        '[activation_checkpoint]\nmode = "none"\n'
+    )
+    notes = export.read_plan(path, LLAMA).notes
+    assert len(notes) == (rounds > 1)
+    assert all(f"filled and drained {rounds} times a step" in note for note in notes)
+
+
 def test_a_plan_has_to_say_its_stages():
     for given, said in (
         ({"recompute": "auto"}, "recompute: auto is not accepted"),

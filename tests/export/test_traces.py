@@ -215,6 +215,12 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
     assert by_family["attention"].measured_s == pytest.approx(0.01)
     predicted = sum(family.predicted_s for family in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
+    assert (found.measured_step_s, found.measured_idle_s) == pytest.approx((0.1, 0.02))
+    assert found.predicted_step_s == load.time_s
+    assert load.parts_s["imbalance"] > 0.0
+    assert found.predicted_idle_s == load.parts_s["bubble"] + load.parts_s["imbalance"]
+    differences = [abs(family.difference_s) for family in found.families]
+    assert differences == sorted(differences, reverse=True)
     assert 0.5 < predicted / (load.stages[2].load_s * load.micro_batches) < 1.5
     with pytest.raises(InvalidInputError, match="stage: 4 is not accepted"):
         compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile, stage=4)
