@@ -11,7 +11,7 @@ from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.kineto import compare_profile, read_profile
 from phaze_fast.export.perfetto import layer_trace, step_trace
-from phaze_fast.planning import pipelines, timeline
+from phaze_fast.planning import layer_schedules, pipelines, timeline
 from phaze_fast.schedule import LayerInstance, schedule_instances
 
 SMALL = models.load("gpt2-xl").replace(name="small", layers=14, heads=24, hidden=1536)
@@ -80,6 +80,14 @@ def test_passes_end_when_the_slow_player_ends_them(schedule):
         assert own["end_s"].max() == pytest.approx(step.end_s[d], rel=1e-12)
         assert own["start_s"].min() == pytest.approx(step.start_s[d], abs=1e-12)
         assert (own["end_s"] - own["start_s"]).sum() == pytest.approx(step.busy_s[d], rel=1e-12)
+
+
+def test_operators_of_a_layer_name_the_cores_that_they_use():
+    block = layer_schedules(SMALL, CLUSTER, plan_with("1f1b"))[2].to_dict()
+    assert (block["kind"], block["way"]) == ("block", "forward")
+    for op in block["operators"]:
+        assert op["cores"]
+        assert all(0 < n <= block["cores"][core] for core, n in op["cores"].items())
 
 
 def test_a_layer_as_a_trace():

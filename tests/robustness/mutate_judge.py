@@ -135,7 +135,7 @@ class Judge:
                     return "failed"
             return ""
 
-        limits = {"cpu": int(20 + 6 * seconds), "as": 8 << 30, "core": 0}
+        limits = {"cpu": int(10 + 3 * seconds), "as": 8 << 30, "core": 0}
         said, status = in_a_child(outcome, 120 + 20 * seconds, **limits)
         if said.startswith("raised"):
             raise RuntimeError(f"mutant {number} could not be judged: {said}")
