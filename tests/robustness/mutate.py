@@ -202,7 +202,7 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
     results.write_text("")
     settings = {
         "compiled": name == "compiled", "jit": name != "numba",
-        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 40 if name == "compiled" else 15,
+        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 20, "budget_s": 40 if name == "compiled" else 15,
         "near": {n: "" if m.compiled else f"tests/{m.package}/" for n, m in mutants.items()},
         "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
         "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
