@@ -54,6 +54,14 @@ def test_an_uneven_pipeline_for_megatron():
     assert flags["--nnodes"] == ["1"]
     assert flags["--nproc-per-node"][0] == "8"
     assert "--use-distributed-optimizer" not in flags
+    assert "pretrain_gpt.py" in text
+    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": "none", "stages": (12, 14)}
+    text = export.export_plan(plan, models.load("t5-base"), "megatron").text
+    assert options_of(text)["--pipeline-model-parallel-layout"] == ["Et*11|t*13L"]
+    bert = export.export_plan(
+        {"global_batch": 8, "recompute": "none"}, models.load("bert-large"), "megatron"
+    )
+    assert "pretrain_bert.py" in bert.text
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,9 @@ def test_recomputation_for_maxtext(more, policy, kept, tmp_path):
     found = export.export_plan(plan, LLAMA, "maxtext")
     said = settings_of(found.text)
     assert found.complete
+    assert (said["model_name"], "base_emb_dim" in said) == ("llama2-7b", False)
+    own = settings_of(export.export_plan(plan, LLAMA.replace(name="own"), "maxtext").text)
+    assert (own["model_name"], own["base_emb_dim"]) == ("default", "4096")
     assert said["remat_policy"] == policy
     always = {"query_proj", "key_proj", "value_proj", "qkv_proj", "mlpwo"}
     device = {name for name, value in said.items() if value == "device"}
@@ -133,6 +144,10 @@ def test_what_cannot_be_said_is_said():
     ]
     assert not found.complete
     assert found.text.count("# Not expressed: ") == 3
+    plan = {"pp": 2, "dp": 4, "schedule": "gpipe", "recompute": "full", "zero": 3}
+    for batch, extra in ((32, []), (12, ["--stages 17,17, 3 micro-batches"])):
+        found = export.export_plan({**plan, "global_batch": batch}, LLAMA, "maxtext")
+        assert [item.what for item in found.unexpressed] == [*extra, "--stages"]
 
 
 def published(framework):

@@ -220,7 +220,10 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
     found = compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile)
     assert found.stage == 2  # rank 20 of tp 2, dp 4: the third stage
     by_family = {family.family: family for family in found.families}
-    assert by_family["attention"].measured_s == pytest.approx(0.01)
+    attention = by_family["attention"]
+    assert attention.measured_s == pytest.approx(0.01)
+    assert attention.difference_s == attention.measured_s - attention.predicted_s
+    assert any(not family.measured_s or not family.predicted_s for family in found.families)
     predicted = sum(family.predicted_s for family in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
     assert (found.measured_step_s, found.measured_idle_s) == pytest.approx((0.1, 0.02))
