@@ -56,8 +56,9 @@ def test_an_uneven_pipeline_for_megatron():
     assert "--use-distributed-optimizer" not in flags
     assert "pretrain_gpt.py" in text
     plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": "none", "stages": (12, 14)}
-    text = export.export_plan(plan, models.load("t5-base"), "megatron").text
-    assert options_of(text)["--pipeline-model-parallel-layout"] == ["Et*11|t*13L"]
+    found = export.export_plan(plan, models.load("t5-base"), "megatron")
+    assert found.unexpressed[0].what == "t5-base"
+    assert options_of(found.text)["--pipeline-model-parallel-layout"] == ["Et*11|t*13L"]
     bert = export.export_plan(
         {"global_batch": 8, "recompute": "none"}, models.load("bert-large"), "megatron"
     )
@@ -242,7 +243,10 @@ def test_a_script_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("--tensor-model-parallel-size 2", "--tensor-model-parallel-size $TP"), "'$TP'"),
+        (
+            ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size $TP"),
+            "'$TP' is not accepted; expected a whole number (shell variables are not expanded)",
+        ),
         (("--num-layers 32", "--num-layers 40"), "--num-layers: 40 is not accepted"),
         (("--nnodes=4", "--nnodes=1 --context-parallel-size 3"), "8 devices are not accepted"),
         (("--bf16", "--optimizer muon"), "--optimizer: 'muon' is not accepted"),

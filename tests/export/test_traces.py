@@ -131,6 +131,9 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
     paths = trace.write(tmp_path)
     assert len(paths) == 33
     groups = json.loads(paths[0].read_text())
+    for name, members in groups.items():
+        assert len(members) > 1
+        assert name.endswith(f".{min(members)}")
     sent, taken, seen = Counter(), Counter(), {}
     for rank in range(32):
         metadata, nodes = read_trace((tmp_path / f"plan.{rank}.et").read_bytes())
