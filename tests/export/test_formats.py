@@ -149,6 +149,10 @@ def test_what_cannot_be_said_is_said():
     for batch, extra in ((32, []), (12, ["--stages 17,17, 3 micro-batches"])):
         found = export.export_plan({**plan, "global_batch": batch}, LLAMA, "maxtext")
         assert [item.what for item in found.unexpressed] == [*extra, "--stages"]
+    plan = {"schedule": "interleaved", "vpp": 2, "recompute": "none", "global_batch": 32}
+    for pp, what in ((1, "--vpp 2"), (2, "--pp 2, --schedule interleaved, --stages")):
+        found = export.export_plan({**plan, "pp": pp, "dp": 8 // pp}, LLAMA, "deepspeed")
+        assert [item.what for item in found.unexpressed] == [what]
 
 
 def published(framework):
