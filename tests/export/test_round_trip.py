@@ -19,8 +19,8 @@ NO_EFFECT = {
     "megatron": {"zero", "recompute", "vpp"},
     "bridge": {"zero", "recompute", "vpp"},
     "torchtitan": {"zero", "recompute", "rank_order", "shard"},
-    "maxtext": {"zero", "rank_order", "shard"},
-    "deepspeed": {"recompute", "rank_order", "schedule", "vpp", "cp_kind"},
+    "maxtext": {"zero", "recompute", "rank_order", "shard"},
+    "deepspeed": {"etp", "recompute", "rank_order", "schedule", "vpp", "cp_kind"},
 }
 """Fields that are dropped where they change nothing, such as sharding among one replica."""
 SAME_BY_CHANCE = {
