@@ -16,7 +16,7 @@ from phaze_fast.calibration import (
     validate_collectives,
 )
 from phaze_fast.calibration.calibrate import Constant, cross_validated_errors, fit_constants
-from phaze_fast.calibration.collectives import read_collectives
+from phaze_fast.calibration.collectives import is_collective_table, read_collectives
 from phaze_fast.cost import collective_batch, validate
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, presets
@@ -68,13 +68,52 @@ def test_known_constants_are_found_within_their_intervals():
     assert fitted(wrong).values == pytest.approx(TRUTH, rel=0.02)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shift_is_that_of_the_least_huber_loss(seed):
+    """One factor common to all rows: errors above 8% count by their size, others by its square."""
+    shifts = np.random.default_rng(seed).normal(0.3, 0.1, 9)
+
+    def loss(shift):
+        size = np.abs(shift - shifts)
+        return np.where(size < 0.08, size**2 / 2, 0.08 * size - 0.08**2 / 2).sum()
+
+    fit = fit_constants(lambda x: np.log(x[0]) - shifts, [Constant("factor", 1.0, 0.1, 10.0)])
+    tried = np.linspace(0.0, 0.6, 60_001)
+    assert np.log(fit.values[0]) == pytest.approx(
+        tried[np.argmin(list(map(loss, tried)))], abs=1e-3
+    )
+    assert fit.at_bound == ()
+    near = (
+        shifts.mean() + (shifts - shifts.mean()) / 10
+    )  # where it is the mean, and 90% of a normal
+    fit = fit_constants(lambda x: np.log(x[0]) - near, [Constant("factor", 1.0, 0.1, 10.0)])
+    spread = 1.645 * near.std(ddof=1) / 3.0
+    middle = near.mean()
+    limits = [np.log(x[0]) for x in (fit.low, fit.values, fit.high)]
+    assert limits == pytest.approx([middle - spread, middle, middle + spread], abs=5e-5)
+    fit = fit_constants(lambda x: np.log(x[0]) - near, [Constant("factor", 1.0, 0.1, 1.1)])
+    assert fit.at_bound == ("factor",)
+
+
+def test_a_curved_valley_is_followed_to_its_end():
+    """Rosenbrock's function of logarithms: steps must be damped, and damped less again."""
+    wanted = [Constant("x", np.exp(-1.2), 0.05, 20.0), Constant("y", np.e, 0.05, 20.0)]
+
+    def log_errors(values):
+        x, y = np.log(values)
+        return np.array([10.0 * (y - x**2), 1.0 - x])
+
+    assert fit_constants(log_errors, wanted).values == pytest.approx([np.e, np.e], rel=1e-6)
+
+
 def test_what_rows_cannot_tell_is_named():
     measured = SIZE * 6.0
     wanted = [Constant("a", 1.0, 0.1, 10.0), Constant("b", 3.0, 0.1, 10.0)]
-    wanted.append(Constant("unused", 2.0, 1.0, 4.0))
+    wanted += [Constant("unused", 2.0, 1.0, 4.0), Constant("fixed", 5.0, 5.0, 5.0)]
     fit = fit_constants(lambda x: np.log(SIZE * x[0] * x[1] / measured), wanted)
     assert fit.collinear == (("b", "a"),)
-    assert fit.undetermined == ("unused",)
+    assert fit.undetermined == ("unused", "fixed")
+    assert fit.at_bound == ()
     assert (fit.values[2], fit.low[2], fit.high[2]) == pytest.approx((2.0, 1.0, 4.0))
     assert fit.values[0] * fit.values[1] == pytest.approx(6.0)
 
@@ -96,9 +135,15 @@ def test_constants_of_a_chip_come_back_from_its_own_times(tmp_path):
     assert again.launch_latency_s == pytest.approx(H200.launch_latency_s, rel=0.05)
     assert again.tuning.efficiency == pytest.approx(H200.tuning.efficiency, rel=0.02)
     assert again.tuning.sustained_flops == pytest.approx(H200.tuning.sustained_flops, rel=0.02)
+    rate = next(c for c in fit.constants if c.name == "sustained_flops")
+    assert [rate.low, rate.high] == pytest.approx([rate.value] * 2, rel=0.05)
     assert fit.errors["gemm"]["unseen"] < 0.02 < fit.errors["gemm"]["before"]
     assert again.calibration.state == "partly fitted"
-    assert again.tuning.fitted_range is not None
+    shapes = np.array([[int(n) for n in label.split("x")[-3:]] for label in found.labels])
+    ranges = dict(zip("mkn", np.stack([shapes.min(axis=0), shapes.max(axis=0)], 1), strict=True))
+    assert {k: list(v) for k, v in ranges.items()} == {
+        name: list(getattr(again.tuning.fitted_range, name)) for name in "mkn"
+    }
 
 
 def test_rows_that_a_fit_has_not_seen_are_predicted_as_well():
@@ -108,6 +153,10 @@ def test_rows_that_a_fit_has_not_seen_are_predicted_as_well():
     assert set(fit.errors) == set(limits)
     for kind, most in limits.items():
         assert fit.errors[kind]["unseen"] <= most, kind
+    names = [constant.name.split(".") for constant in fit.constants]
+    functions = {name[1] for name in names if name[0] == "functions"}
+    assert functions > {"gelu", "silu", "softmax", "layernorm", "rmsnorm", "dropout"}
+    assert not functions & {"matmul", "add", "multiply", "copy", "relu", "embedding"}
     for constant in fit.constants:
         assert constant.low <= constant.value <= constant.high, constant.name
 
@@ -159,7 +208,7 @@ def test_wrong_cells_name_their_line(tmp_path, row, said):
 
 
 def test_constants_of_a_fabric_come_back_from_its_own_times(tmp_path):
-    sizes = np.array([2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**27])
+    sizes = 2 ** np.array([10, 14, 17, 19, 20, 22, 24, 27])
     rows = []
     for ranks in (2, 4, 8):
         times = collective_batch(H100, "reduce-scatter", sizes.astype(float), ranks).time_s
@@ -167,8 +216,19 @@ def test_constants_of_a_fabric_come_back_from_its_own_times(tmp_path):
             f"h100,reduce_scatter,{ranks},{n},{1e3 * t:.9g}"
             for n, t in zip(sizes, times, strict=True)
         ]
+    path = table(tmp_path / "rs.csv", rows[1:])
+    assert "23 values for 12 constants" in refusal(calibrate_fabric, [path], H100)
     path = table(tmp_path / "rs.csv", rows)
-    assert "21 values for 12 constants" in refusal(calibrate_fabric, [path], H100)
+    assert is_collective_table(path)
+    fit = calibrate_fabric([path], H100)
+    again = fabric_from_dict(fit.document)
+    for kind in ("< 1 MiB", ">= 1 MiB"):
+        assert fit.errors[kind]["rows"] == 12
+        assert fit.errors[kind]["unseen"] < 1e-6
+    found = validate_collectives(path, again)
+    assert {name: error.rows for name, error in found.columns.items()} == {
+        "latency_ms": 24, "latency_ms >= 1 MiB": 12, "latency_ms < 1 MiB": 12,
+    }  # fmt: skip
     flat = presets.fabric("phaze-flat")
     assert "has no protocols to fit" in refusal(calibrate_fabric, [path], flat)
 

@@ -6,15 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 import phaze_fast as pf
 from phaze_fast.planning import predict
-from phaze_fast.planning.plans import groups_of, plan_kind
+from phaze_fast.planning.plans import groups_of, plan_groups, plan_kind
 
 TOOL = Path(__file__).parents[2] / "tools" / "accuracy.py"
 SPEC = importlib.util.spec_from_file_location("accuracy", TOOL)
 accuracy = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(accuracy)
+TABLE = Path(pf.planning.__file__).parent / "data" / "intervals.yaml"
+RATIOS = yaml.safe_load(TABLE.read_text())["ratios"]
 
 
 @pytest.mark.parametrize("seen", [accuracy.LEAST_RUNS, 40, 200])
@@ -35,9 +38,9 @@ def test_every_prediction_carries_an_interval():
     for some in (cluster, unmeasured):
         plan = predict("llama2-7b", some, {"tp": 4, "pp": 2, "dp": 2, "global_batch": 32})
         low, high = plan.interval_s
+        group = next(name for name in plan_groups(plan, some) if name in RATIOS)
+        assert [low / plan.time_s, high / plan.time_s] == pytest.approx(RATIOS[group])
         assert 0 < low < high
-        assert low < 1.3 * plan.time_s
-        assert high > 0.7 * plan.time_s
         assert plan.to_dict()["interval_s"] == [low, high]
 
 
@@ -46,6 +49,17 @@ def test_groups_from_the_most_alike_to_all():
     assert named[0] == "h100, megatron-core, node, tensor"
     assert named[-1] == "all"
     assert plan_kind(1, 1, 1, 0, 1) == "one device"
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    for given, last in (
+        ({}, []),
+        ({"ep": 8}, ["with experts"]),
+        ({"precision": "fp8"}, ["fewer than 16 bits"]),
+        ({"ep": 8, "precision": "fp8"}, ["with experts"]),
+    ):
+        plan = predict("mixtral-8x7b", cluster, {"dp": 8, "zero": 3, "global_batch": 8, **given})
+        groups = list(plan_groups(plan, cluster))
+        assert all("megatron-core" in name for name in groups[:4])
+        assert groups[4:] == [*last, "all"]
 
 
 def test_coverage_is_that_of_runs_that_were_left_out():

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from phaze_fast.calibration import (
     validate_runs,
     validate_steps,
 )
-from phaze_fast.calibration.published import read_run
+from phaze_fast.calibration.published import RUN_COLUMNS, is_run_table, read_run
 from phaze_fast.calibration.validation import rank_correlation
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
@@ -79,6 +80,7 @@ def test_regret_is_what_the_pick_loses(rows):
     else:
         assert found["groups"] == len(lost)
         assert found["mean"] == pytest.approx(sum(lost) / len(lost), abs=1e-12)
+        assert found["max"] == pytest.approx(max(lost), abs=1e-12)
 
 
 # ---- tables of training runs ----
@@ -151,13 +153,26 @@ def test_rows_that_contradict_themselves_or_are_not_modelled_say_why(change, sai
 
 
 def test_validation_takes_the_one_answer_path(tmp_path):
-    found = validate_runs(table(tmp_path, ROW, SELECTIVE))
+    progress = []
+    found = validate_runs(
+        table(tmp_path, ROW, SELECTIVE), progress=lambda *counts: progress.append(counts)
+    )
+    assert progress == [(1, 2), (2, 2)]
     rows = found.groups[0].rows
     run = rows[0].run
     assert rows[0].plan == predict(run.model, run.cluster, run.plan)
     assert found.groups[0].time.rows == 2
     assert found.groups[0].regret["groups"] == 1
     assert found.groups[0].time.max_abs_err < 0.2  # Calculon: 8.9% on these rows
+    # An evaluation of 6 sequences for each 10 is 6/10 of the forward passes, a third of the rest.
+    plan, evaluated = rows[0].plan, replace(rows[0], run=replace(run, evaluated=0.6))
+    share = 1.0 + 0.2 * (1.0 - plan.parts_s["recompute"] / plan.time_s)
+    assert rows[0].time_s == plan.time_s
+    assert evaluated.time_s == pytest.approx(share * plan.time_s)
+    reserving = run.plan.replace(software="fsdp-torchtitan-2024")
+    reported = replace(rows[0], run=replace(run, plan=reserving)).reported_bytes
+    assert reported == pytest.approx(1.24 * plan.allocated_bytes)
+    assert evaluated.interval_s == pytest.approx([share * bound for bound in plan.interval_s])
 
 
 def test_the_document_of_the_contract(tmp_path, capsys):
@@ -207,6 +222,12 @@ def test_parts_of_a_rack_and_of_the_replicas():
     assert (read_run(2, sharded).plan.zero, read_run(2, sharded).plan.shard) == (3, 16)
     pod = {**sharded, "gpu": "TPU v5p", "framework": "MaxText"}
     assert (read_run(2, pod).plan.zero, read_run(2, pod).plan.shard) == (3, None)
+    for devices, name in ((256, "tpuv5e-pod"), (512, "tpuv5e-multislice")):
+        wide = {"gpu": "TPU v5e", "n_gpus": f"{devices}", "dp": f"{devices // 2}"}
+        run = read_run(2, {**pod, **wide, "global_batch": "512", "fsdp": ""})
+        assert run.cluster.fabric.name == name
+    assert is_run_table(sorted(RUN_COLUMNS))
+    assert not is_run_table(sorted(RUN_COLUMNS)[1:])
 
 
 def test_columns_beside_the_name_choose_profile_format_and_remat():

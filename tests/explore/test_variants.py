@@ -7,7 +7,8 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore import ChipGroups, problems_of
+from phaze_fast.explore import ChipGroups, problems_of, scaled_cluster
+from phaze_fast.explore.best_first import run_together
 from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
 from phaze_fast.robust import terms_mm2
 
@@ -38,6 +39,20 @@ def one_by_one(space):
         cluster = CLUSTER.replace(fabric=fabric)
         found.append(pf.evaluate_batch(MODEL, chip, cluster, step, threads=1).time_s[0])
     return np.array(found)
+
+
+def test_links_are_scaled_and_threads_shared_out():
+    for name, rate, latency in (
+        ("tpuv4-pod", "link_bandwidth_bytes_per_s", "hop_latency_s"),
+        ("phaze-flat", "bandwidth_bytes_per_s", "latency_s"),
+    ):
+        fabric = pf.presets.fabric(name).replace(**{latency: 1e-6})
+        scaled = scaled_cluster(CLUSTER.replace(fabric=fabric), [4.0], [8.0]).fabric
+        assert getattr(scaled, rate) == 4.0 * getattr(fabric, rate)
+        assert getattr(scaled, latency) == 8e-6
+    threads_of_tasks = []
+    run_together([lambda threads: threads_of_tasks.append(threads)] * 3, 7)
+    assert threads_of_tasks == [2, 2, 2]
 
 
 @pytest.fixture(scope="module")

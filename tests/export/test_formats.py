@@ -54,6 +54,15 @@ def test_an_uneven_pipeline_for_megatron():
     assert flags["--nnodes"] == ["1"]
     assert flags["--nproc-per-node"][0] == "8"
     assert "--use-distributed-optimizer" not in flags
+    assert "pretrain_gpt.py" in text
+    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": "none", "stages": (12, 14)}
+    found = export.export_plan(plan, models.load("t5-base"), "megatron")
+    assert found.unexpressed[0].what == "t5-base"
+    assert options_of(found.text)["--pipeline-model-parallel-layout"] == ["Et*11|t*13L"]
+    bert = export.export_plan(
+        {"global_batch": 8, "recompute": "none"}, models.load("bert-large"), "megatron"
+    )
+    assert "pretrain_bert.py" in bert.text
 
 
 @pytest.mark.parametrize(
@@ -94,6 +103,9 @@ def test_recomputation_for_maxtext(more, policy, kept, tmp_path):
     found = export.export_plan(plan, LLAMA, "maxtext")
     said = settings_of(found.text)
     assert found.complete
+    assert (said["model_name"], "base_emb_dim" in said) == ("llama2-7b", False)
+    own = settings_of(export.export_plan(plan, LLAMA.replace(name="own"), "maxtext").text)
+    assert (own["model_name"], own["base_emb_dim"]) == ("default", "4096")
     assert said["remat_policy"] == policy
     always = {"query_proj", "key_proj", "value_proj", "qkv_proj", "mlpwo"}
     device = {name for name, value in said.items() if value == "device"}
@@ -133,6 +145,14 @@ def test_what_cannot_be_said_is_said():
     ]
     assert not found.complete
     assert found.text.count("# Not expressed: ") == 3
+    plan = {"pp": 2, "dp": 4, "schedule": "gpipe", "recompute": "full", "zero": 3}
+    for batch, extra in ((32, []), (12, ["--stages 17,17, 3 micro-batches"])):
+        found = export.export_plan({**plan, "global_batch": batch}, LLAMA, "maxtext")
+        assert [item.what for item in found.unexpressed] == [*extra, "--stages"]
+    plan = {"schedule": "interleaved", "vpp": 2, "recompute": "none", "global_batch": 32}
+    for pp, what in ((1, "--vpp 2"), (2, "--pp 2, --schedule interleaved, --stages")):
+        found = export.export_plan({**plan, "pp": pp, "dp": 8 // pp}, LLAMA, "deepspeed")
+        assert [item.what for item in found.unexpressed] == [what]
 
 
 def published(framework):
@@ -227,7 +247,10 @@ def test_a_script_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("--tensor-model-parallel-size 2", "--tensor-model-parallel-size $TP"), "'$TP'"),
+        (
+            ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size $TP"),
+            "'$TP' is not accepted; expected a whole number (shell variables are not expanded)",
+        ),
         (("--num-layers 32", "--num-layers 40"), "--num-layers: 40 is not accepted"),
         (("--nnodes=4", "--nnodes=1 --context-parallel-size 3"), "8 devices are not accepted"),
         (("--bf16", "--optimizer muon"), "--optimizer: 'muon' is not accepted"),
@@ -266,6 +289,19 @@ def test_files_are_told_apart(tmp_path):
     assert export.read_plan(tmp_path / "a.json", LLAMA).spec.zero == 3
     with pytest.raises(InvalidInputError, match="no file of a training framework"):
         export.read_plan(tmp_path / "b.json", LLAMA)
+
+
+@pytest.mark.parametrize(("pp", "batch", "rounds"), [(2, 64, 4), (2, 16, 1), (1, 64, 1)])
+def test_torchtitan_fills_the_pipeline_once_for_every_local_batch(pp, batch, rounds, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f"[training]\nlocal_batch_size = 8\nglobal_batch_size = {batch}\n"
+        f"[parallelism]\npipeline_parallel_degree = {pp}\ndata_parallel_shard_degree = 2\n"
+        '[activation_checkpoint]\nmode = "none"\n'
+    )
+    notes = export.read_plan(path, LLAMA).notes
+    assert len(notes) == (rounds > 1)
+    assert all(f"filled and drained {rounds} times a step" in note for note in notes)
 
 
 def test_a_plan_has_to_say_its_stages():

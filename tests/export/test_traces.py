@@ -11,7 +11,7 @@ from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.kineto import compare_profile, read_profile
 from phaze_fast.export.perfetto import layer_trace, step_trace
-from phaze_fast.planning import pipelines, timeline
+from phaze_fast.planning import layer_schedules, pipelines, timeline
 from phaze_fast.schedule import LayerInstance, schedule_instances
 
 SMALL = models.load("gpt2-xl").replace(name="small", layers=14, heads=24, hidden=1536)
@@ -82,6 +82,14 @@ def test_passes_end_when_the_slow_player_ends_them(schedule):
         assert (own["end_s"] - own["start_s"]).sum() == pytest.approx(step.busy_s[d], rel=1e-12)
 
 
+def test_operators_of_a_layer_name_the_cores_that_they_use():
+    block = layer_schedules(SMALL, CLUSTER, plan_with("1f1b"))[2].to_dict()
+    assert (block["kind"], block["way"]) == ("block", "forward")
+    for op in block["operators"]:
+        assert op["cores"]
+        assert all(0 < n <= block["cores"][core] for core, n in op["cores"].items())
+
+
 def test_a_layer_as_a_trace():
     ways = (((1, 4.0), (0, 2.0)), ((1, 3.0), (0, 1.5)), ((1, 2.0), (0, 1.0)))
     layer = LayerInstance("l", ("a", "b", "c"), (1, 2, 3), ways, ((0, 2),), (2, 2, 0), (0, 1, 2))
@@ -123,6 +131,9 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
     paths = trace.write(tmp_path)
     assert len(paths) == 33
     groups = json.loads(paths[0].read_text())
+    for name, members in groups.items():
+        assert len(members) > 1
+        assert name.endswith(f".{min(members)}")
     sent, taken, seen = Counter(), Counter(), {}
     for rank in range(32):
         metadata, nodes = read_trace((tmp_path / f"plan.{rank}.et").read_bytes())
@@ -212,9 +223,18 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
     found = compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile)
     assert found.stage == 2  # rank 20 of tp 2, dp 4: the third stage
     by_family = {family.family: family for family in found.families}
-    assert by_family["attention"].measured_s == pytest.approx(0.01)
+    attention = by_family["attention"]
+    assert attention.measured_s == pytest.approx(0.01)
+    assert attention.difference_s == attention.measured_s - attention.predicted_s
+    assert any(not family.measured_s or not family.predicted_s for family in found.families)
     predicted = sum(family.predicted_s for family in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
+    assert (found.measured_step_s, found.measured_idle_s) == pytest.approx((0.1, 0.02))
+    assert found.predicted_step_s == load.time_s
+    assert load.parts_s["imbalance"] > 0.0
+    assert found.predicted_idle_s == load.parts_s["bubble"] + load.parts_s["imbalance"]
+    differences = [abs(family.difference_s) for family in found.families]
+    assert differences == sorted(differences, reverse=True)
     assert 0.5 < predicted / (load.stages[2].load_s * load.micro_batches) < 1.5
     with pytest.raises(InvalidInputError, match="stage: 4 is not accepted"):
         compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile, stage=4)

@@ -85,6 +85,10 @@ def test_nothing_fits_with_a_reason():
     assert "too much; most of it is optimizer" in words
     assert "It would fit with" in words
     assert any(why.startswith("memory: tp") for why in plans.rejected)
+    # What a stage is said to need suffices, beside the reserve of 1.5 GiB; 3% less does not.
+    needed = float(re.search(r"needs ([\d.]+) GiB", words).group(1))
+    assert len(found("gpt3-175b", 8, memory_gib=1.01 * needed + 1.5)) > 0
+    assert len(found("gpt3-175b", 8, memory_gib=0.97 * needed + 1.5)) == 0
     # What is said to be the nearest that fits does fit, and half of it does not.
     devices = int(re.search(r"It would fit with (\d+) devices", words).group(1))
     assert len(found("gpt3-175b", devices)) > 0
@@ -151,7 +155,9 @@ def test_questions_that_are_not_right():
         Training(global_batch=8, uncut=(0,))
     with pytest.raises(pf.InfeasibleError, match="too much"):
         _ = found("gpt3-175b", 8).best
-    assert "33" in str(found("gpt2-small", 8, pp=33).infeasible)
+    assert "pp: [33] stages are more than" in str(found("gpt2-small", 8, pp=33).infeasible)
+    two = found("gpt2-small", 8, pp=33, dp=2)
+    assert "pp: [33] stages for each of 2 replicas are more than" in str(two.infeasible)
     assert "does not divide" in str(found("gpt2-small", 8, dp=3).infeasible)
 
 

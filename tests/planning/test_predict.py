@@ -316,5 +316,9 @@ def test_stages_as_given_are_the_stages_that_are_timed():
     even = predict("gpt2-small", ON, spec.replace(stages=None))
     assert [len(stage.layers) for stage in even.stages] == [7, 7]
     assert even.time_s < timed.time_s
+    partly = spec.replace(stages=None, recompute="full:2/norms")
+    assert predict("gpt2-small", ON, partly.replace(stages=(7, 7))) == predict(
+        "gpt2-small", ON, partly
+    )
     assert tuple(timed.parts_s) == PARTS
     assert sum(timed.parts_s.values()) == pytest.approx(timed.time_s, rel=1e-12)

@@ -49,6 +49,7 @@ def test_texts_and_codes_round_trip():
 
 def test_one_mode_twice_is_that_mode():
     variant_of = {mode: k for k, mode in enumerate(RECOMPUTE)}
+    check_stage_recompute("full:999999/none")
     assert recompute_code("full:3/full", variant_of) == variant_of["full"]
     # Two names of one variant, where attention is fused and selective recomputes nothing.
     assert recompute_code("selective:3/none", {"none": 0, "selective": 0}) == 0

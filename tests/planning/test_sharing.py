@@ -10,6 +10,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Tier, TieredFabric
 from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, layer_graph, reasons
 from phaze_fast.planning import predict_batch
+from phaze_fast.planning.prediction import evaluated
 from phaze_fast.software import DEFAULT, load_software
 
 WIDE = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
@@ -237,6 +238,21 @@ def test_only_sensible_factors_are_accepted(capsys):
         words = ["predict", "mixtral-8x7b", "--chip", "h100", "--devices", "8", "--dp", "8"]
         assert main([*words, "--ep", "8", option, value]) == 2
         assert option in capsys.readouterr().err
+
+
+def test_what_is_sent_and_waited_for_by_hand():
+    """Four all-reduces a block among 4 devices send 3/4 of their payload twice."""
+    given = {"tp": 4, "dp": 2, "global_batch": 8, "recompute": "none", "sequence_parallel": False}
+    fewer, more = (
+        evaluated(LLAMA.replace(layers=n), NODE, given)[0].sizes[0].record["sent_bytes"][0]
+        for n in (8, 9)
+    )
+    assert more - fewer == 4 * 2 * 0.75 * (2 * LLAMA.seq * LLAMA.hidden)
+    # Without recomputation a backward pass is the plain one, with the host's wait for experts.
+    waiting = load_software(DEFAULT).replace(name="waiting", expert_launch_s=1e-3)
+    given = {"dp": 8, "ep": 8, "global_batch": 8, "recompute": "none", "software": waiting}
+    _, times, _ = evaluated(MIXTURE, NODE, given)
+    assert times.backward_s[:, 0].tolist() == times.plain_s.tolist()
 
 
 # ---- DualPipe ----

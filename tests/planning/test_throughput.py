@@ -6,6 +6,7 @@ import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import model_flops
+from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.planning import (
     hfu,
     mfu,
@@ -73,6 +74,12 @@ def test_a_plan_says_the_same_of_itself():
     found = step_throughput(models.load("llama2-7b"), 64, plan.time_s, 8, peak, seq=plan.seq)
     assert found.tokens_per_s == pytest.approx(plan.tokens_per_s)
     assert 0 < found.mfu_causal < found.mfu < 1
+    given = {"tp": 2, "cp": 2, "dp": 2, "global_batch": 16, "recompute": "full"}
+    plan = pf.predict("llama2-7b", cluster, given)
+    strategy = Strategy(tp=2, cp=2, sequence_parallel=True)
+    block = layer_graph(models.load("llama2-7b"), strategy).layers[1]
+    repeated = block.count * block.forward.flops * 8 * plan.micro_batches
+    assert (plan.hfu - plan.mfu) * plan.time_s * 8 * peak == pytest.approx(repeated, rel=1e-9)
 
 
 @pytest.mark.parametrize("field", ["time_s", "devices", "peak_flops"])

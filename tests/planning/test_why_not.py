@@ -60,8 +60,9 @@ def test_malformed_fields_are_refused_by_name(text):
 
 
 def test_unknown_fields_are_refused(found):
-    with pytest.raises(InvalidInputError, match="width"):
-        why_not(found, {"width": 2})
+    for asked, named in (({"width": 2}, "'width'"), ({}, "{}")):
+        with pytest.raises(InvalidInputError, match=f"asked: {named} is not accepted"):
+            why_not(found, asked)
 
 
 def test_expert_and_context_widths_are_tried_where_practice_does():

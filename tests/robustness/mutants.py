@@ -9,11 +9,13 @@ and in Python by a `Switch`, which is a builtin function there.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -21,12 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).parent / "mutants.jsonl"
 EQUIVALENT = Path(__file__).parent / "equivalent.jsonl"
-PYTHON = (
-    "kernel", "footprint", "rates", "sizes", "times", "throughput", "collectives", "bounds",
-    "candidates", "prices", "silicon", "package",
+PACKAGES = (
+    "memory", "cost", "planning", "explore", "wafer", "hardware", "calibration", "export",
 )  # fmt: skip
-"""Names of modules that price or bound, in these packages."""
-PACKAGES = ("memory", "cost", "planning", "explore", "wafer", "hardware")
 INFIX = {
     "+": "Plus", "-": "Minus", "*": "Times", "/": "Over", "<": "Less", "<=": "AtMost",
     ">": "More", ">=": "AtLeast", "==": "Equal", "!=": "Unequal",
@@ -53,6 +52,11 @@ class Mutant:
     @property
     def compiled(self) -> bool:
         return self.path.startswith("cpp/")
+
+    @property
+    def package(self) -> str:
+        """The package of Python that contains the mutant, or C++."""
+        return "C++" if self.compiled else self.path.split("/")[1]
 
     @property
     def key(self) -> str:
@@ -191,41 +195,60 @@ def main() -> int:
 
 _SWAPS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Pow: ast.Mult, ast.Mod: ast.FloorDiv,
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
+_PAIRS = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum"}
+_NUMBERS = {1.0: 0.0, 2.0: 1.0, 0.5: 1.0}
 
 
-def changed_node(node: ast.AST) -> bool:
-    """Mutate an operator, a call of max or min, or a condition in place; whether it is one."""
-    match node:
+def changed(node: ast.expr) -> ast.expr | None:
+    """An expression with another operator, function, constant or order, if it can have one."""
+    new = copy.deepcopy(node)
+    match new:
         case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in _SWAPS:
-            node.op = _SWAPS[type(op)]()
+            new.op = _SWAPS[type(op)]()
         case ast.Compare(ops=[op]) if type(op) in _SWAPS:
-            node.ops = [_SWAPS[type(op)]()]
-        case ast.Name(id="max" | "min" as name):
-            node.id = "min" if name == "max" else "max"
-        case ast.Attribute(attr="maximum" | "minimum" as name):
-            node.attr = "minimum" if name == "maximum" else "maximum"
+            new.ops = [_SWAPS[type(op)]()]
+        case ast.Name(id=name) if name in _PAIRS:
+            new.id = _PAIRS[name]
+        case ast.Attribute(attr=name) if name in _PAIRS:
+            new.attr = _PAIRS[name]
         case ast.IfExp(body=body, orelse=orelse):
-            node.body, node.orelse = orelse, body
+            new.body, new.orelse = orelse, body
+        case ast.Constant(value=float(number)) if number in _NUMBERS:
+            new.value = _NUMBERS[number]
         case _:
-            return False
-    return True
+            return None
+    return new
+
+
+def changes(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Pairs of an expression of a node and what a mutant puts there."""
+    if isinstance(node, ast.If | ast.While):
+        yield node.test, ast.UnaryOp(ast.Not(), node.test)
+    if isinstance(node, ast.comprehension):
+        yield from ((test, ast.UnaryOp(ast.Not(), test)) for test in node.ifs)
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add | ast.Sub):
+        yield node.value, ast.UnaryOp(ast.USub(), node.value)
+    if isinstance(node, ast.expr) and (new := changed(node)) is not None:
+        yield node, new
 
 
 def function_nodes(tree: ast.Module) -> list[ast.AST]:
-    """Nodes inside functions, without annotations, defaults and messages of errors."""
+    """Nodes inside functions, without annotations, defaults, messages and formatted text."""
     found = []
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             for statement in function.body:
-                found += _unraised(statement)
+                found += _computing(statement)
     return found
 
 
-def _unraised(node: ast.AST):
-    if isinstance(node, ast.Raise | ast.FunctionDef | ast.ClassDef):
+def _computing(node: ast.AST):
+    if isinstance(node, ast.Raise | ast.FunctionDef | ast.ClassDef | ast.JoinedStr):
         return
     yield node
     for name, value in ast.iter_fields(node):
@@ -233,7 +256,7 @@ def _unraised(node: ast.AST):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _unraised(child)
+                yield from _computing(child)
 
 
 class Switch:
@@ -267,36 +290,31 @@ def python_sites(path: str) -> list[Mutant]:
 
     found = []
     for node in function_nodes(ast.parse(text)):
-        if not isinstance(node, ast.expr):
-            continue
-        before = ast.unparse(node)
-        if "'" in before or '"' in before or not changed_node(node):
-            continue
-        span = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
-        after = ast.unparse(node)
-        found.append(Mutant(path, node.lineno, before, after, python_edits(*span, after)))
-        changed_node(node)  # and back
+        for old, new in changes(node):
+            start = offset(old.lineno, old.col_offset)
+            end = offset(old.end_lineno, old.end_col_offset)
+            before, after = ast.unparse(old), ast.unparse(new)
+            found.append(Mutant(path, old.lineno, before, after, python_edits(start, end, after)))
     return found
 
 
-def chosen(count: int, python_count: int, seed: int, only: str = "") -> list[Mutant]:
-    """Listed mutants, and so many more at random, at most one on each line."""
+def chosen(
+    count: int, python_count: int, seed: int, packages: Sequence[str] = PACKAGES, only: str = ""
+) -> list[Mutant]:
+    """Listed mutants and random ones, at most one on each line: `count` in C++, `python_count` in
+    each package of Python; no C++ at all where `count` is 0."""
 
     def order(mutant: Mutant) -> str:
         return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
 
-    cpp = [m for path in _sources() if path.startswith("cpp") for m in cpp_sites(path)]
-    modules = [
-        path
-        for path in _sources()
-        if path.startswith(tuple(f"phaze_fast/{name}/" for name in PACKAGES))
-        and Path(path).stem in PYTHON
-    ]
-    python = [m for path in modules for m in python_sites(path)]
-    found = listed_mutants()
+    samples = [(count, "cpp/", cpp_sites)] if count else []
+    samples += [(python_count, f"phaze_fast/{name}/", python_sites) for name in packages]
+    prefixes = tuple(prefix for _, prefix, _ in samples)
+    found = [m for m in listed_mutants() if m.path.startswith(prefixes)]
     taken = {(m.path, m.line) for m in found} | {m.key for m in found}
-    for sites, wanted in ((cpp, count), (python, python_count)):
-        for mutant in sorted(sites, key=order):
+    for wanted, prefix, sites in samples:
+        mutants = [m for path in _sources() if path.startswith(prefix) for m in sites(path)]
+        for mutant in sorted(mutants, key=order):
             if wanted and not taken & {(mutant.path, mutant.line), mutant.key}:
                 taken |= {(mutant.path, mutant.line), mutant.key}
                 found.append(mutant)
@@ -307,7 +325,7 @@ def chosen(count: int, python_count: int, seed: int, only: str = "") -> list[Mut
 def instrumented(text: str, mutants: dict[int, Mutant]) -> str:
     """The text of a file with all its mutants in it, each under its number."""
     edits = [
-        (start, end, put.replace("#", str(number)))
+        (start, end, re.sub(r"(?<=[<(])#(?=[>)])", str(number), put))
         for number, mutant in mutants.items()
         for start, end, put in mutant.edits
     ]

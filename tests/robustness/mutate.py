@@ -1,6 +1,7 @@
-"""Mutation testing of kernels, bounds and prices: whether the tests notice each single change.
+"""Mutation testing of the kernels in C++ and of packages in Python: whether tests notice each change.
 
-    python3 dev.py mutate --cpp 230 --python 60 --seed 1
+    python3 dev.py mutate --cpp 230 --python 10 --seed 1
+    python3 dev.py mutate --cpp 0 --python 40 --packages planning,export    # Python alone
     python3 dev.py mutate --seed 1 --survivors      # the mutants that survived the last run
 
 A copy of the checkout contains all mutants at once and is built once; a number selects one. Only
@@ -21,13 +22,16 @@ import time
 from functools import cache
 from pathlib import Path
 
-from mutants import EQUIVALENT, ROOT, Mutant, chosen, entries, instrumented
+from mutants import EQUIVALENT, PACKAGES, ROOT, Mutant, chosen, entries, instrumented
 
 HERE = Path(__file__).parent
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-PYTHON_TESTS = ("memory", "hardware", "cost", "planning", "explore", "wafer")
-TESTS = (*PYTHON_TESTS, "papers", "schedule")
-"""Folders of tests for mutants in Python, and in C++."""
+TESTS = ("memory", "hardware", "cost", "planning", "explore", "wafer", "papers", "schedule")
+"""Folders of tests for mutants in C++."""
+WIDER_TESTS = (
+    "planning", "explore", "cost", "calibration", "export", "cli", "report", "robust", "papers",
+)  # fmt: skip
+"""Folders of tests for mutants in any package of Python, after those of the package itself."""
 NUMBA = "phaze_fast/memory/kernel.py"
 NUMBA_TESTS = ("memory", "planning")
 """Folders of tests for what Numba compiles, run without it."""
@@ -198,12 +202,16 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
     results.write_text("")
     settings = {
         "compiled": name == "compiled", "jit": name != "numba",
-        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 40 if name == "compiled" else 15,
+        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 20, "budget_s": 40 if name == "compiled" else 15,
+        "near": {n: "" if m.compiled else f"tests/{m.package}/" for n, m in mutants.items()},
         "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
         "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
     }  # fmt: skip
     job.write_text(json.dumps(settings))
-    tests = {"compiled": TESTS, "python": PYTHON_TESTS, "numba": NUMBA_TESTS}[name]
+    near = sorted({mutant.package for mutant in mutants.values()})
+    tests = {
+        "compiled": TESTS, "python": tuple(dict.fromkeys([*near, *WIDER_TESTS])), "numba": NUMBA_TESTS
+    }[name]  # fmt: skip
     program = RUN.format(
         package=str(workshop.source), here=str(HERE), tests=[f"tests/{test}" for test in tests]
     )
@@ -249,14 +257,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cpp", type=int, default=230, help="Number of random mutants in C++.")
     parser.add_argument(
-        "--python", type=int, default=60, help="Number of random mutants in Python."
+        "--python", type=int, default=10, help="Number of random mutants in each Python package."
+    )
+    parser.add_argument(
+        "--packages", default=",".join(PACKAGES), help="Packages of Python, between commas."
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="In files whose path contains this.")
     parser.add_argument("--survivors", action="store_true", help="The survivors of the last run.")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "mutants")
     asked = parser.parse_args()
-    mutants = dict(enumerate(chosen(asked.cpp, asked.python, asked.seed, asked.only), 1))
+    packages = asked.packages.split(",")
+    sample = chosen(asked.cpp, asked.python, asked.seed, packages, asked.only)
+    mutants = dict(enumerate(sample, 1))
     folder = asked.work.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     workshop = Workshop(folder, mutants)
@@ -269,7 +282,9 @@ def main() -> int:
     wanted = mutants
     if asked.survivors:
         wanted = {n: m for n, m in mutants.items() if before.get(m.key) != "caught"}
-    for rows in judged(workshop, wanted, f"{asked.seed}-{asked.cpp}-{asked.python}"):
+    for rows in judged(
+        workshop, wanted, f"{asked.seed}-{asked.cpp}-{asked.python}-{'-'.join(packages)}"
+    ):
         outcomes |= {mutants[n].key: row["outcome"] for n, row in rows.items()}
         kept.write_text(json.dumps(outcomes, indent=1))
     return report(list(mutants.values()), outcomes)
@@ -296,12 +311,16 @@ def report(mutants: list[Mutant], outcomes: dict[str, str]) -> int:
     for mutant in mutants:
         if why[mutant] and outcomes[mutant.key] == "caught":
             say(f"caught, though {EQUIVALENT.name} calls it equivalent: {mutant}")
-    caught, equal = len(mutants) - len(survivors), sum(bool(why[m]) for m in survivors)
-    say(
-        f"{len(mutants)} mutants, {caught} caught ({caught / len(mutants):.1%}), {equal} equivalent, "
-        f"{len(survivors) - equal} survived; {caught / max(1, len(mutants) - equal):.1%} of those not equivalent"
-    )
-    return 1 if len(survivors) > equal else 0
+    for name in (*sorted({m.package for m in mutants}), "all"):
+        group = [m for m in mutants if name in (m.package, "all")]
+        caught = sum(outcomes[m.key] == "caught" for m in group)
+        equal = sum(bool(why[m]) and outcomes[m.key] != "caught" for m in group)
+        say(
+            f"{name}: {len(group)} mutants, {caught} caught, {equal} equivalent, "
+            f"{len(group) - caught - equal} survived; {caught / max(1, len(group) - equal):.1%} of "
+            "those not equivalent are caught"
+        )
+    return 1 if any(not why[m] for m in survivors) else 0
 
 
 if __name__ == "__main__":

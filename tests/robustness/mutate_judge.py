@@ -69,7 +69,8 @@ class Judge:
         return True
 
     def tests_by_mutant(self, items):
-        """Tests that reach each mutant, the quickest first; cached in a file."""
+        """(wider, seconds, name) of the tests that reach each mutant, those of its own package first,
+        then the quickest; cached in a file."""
         kept = Path(JOB["reach"])
         known = json.loads(kept.read_text()) if kept.exists() else {}
         for name, item in items.items():
@@ -84,7 +85,8 @@ class Judge:
                 continue
             for number, mutant in self.mutants.items():
                 if mutant.key in reached:
-                    found.setdefault(number, []).append((seconds, name))
+                    wider = not name.startswith(JOB["near"][str(number)])
+                    found.setdefault(number, []).append((wider, seconds, name))
         return {number: sorted(tests) for number, tests in found.items()}
 
     def reach_of(self, item):
@@ -108,16 +110,18 @@ class Judge:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
 
     def judged(self, number, tests, items):
-        begin, spent = time.monotonic(), 0.0
+        begin = time.monotonic()
         row = {"number": number, "outcome": "survived", "tests": len(tests)}
-        chosen = []
         budget_s = JOB["brief_s"] if number in JOB.get("brief", ()) else JOB["budget_s"]
-        for seconds, name in tests:
-            if spent < budget_s:
-                chosen.append(name)
-                spent += seconds
-        if chosen and self.notices(number, [items[name] for name in chosen], spent):
-            row["outcome"] = "caught"
+        for wide in (False, True):
+            chosen, spent = [], 0.0
+            for wider, seconds, name in tests:
+                if wider == wide and spent < budget_s:
+                    chosen.append(items[name])
+                    spent += seconds
+            if chosen and self.notices(number, chosen, spent):
+                row["outcome"] = "caught"
+                break
         return {**row, "seconds": round(time.monotonic() - begin, 2)}
 
     def notices(self, number, items, seconds) -> bool:
@@ -131,7 +135,7 @@ class Judge:
                     return "failed"
             return ""
 
-        limits = {"cpu": int(20 + 6 * seconds), "as": 8 << 30, "core": 0}
+        limits = {"cpu": int(10 + 3 * seconds), "as": 8 << 30, "core": 0}
         said, status = in_a_child(outcome, 120 + 20 * seconds, **limits)
         if said.startswith("raised"):
             raise RuntimeError(f"mutant {number} could not be judged: {said}")
