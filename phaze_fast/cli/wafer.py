@@ -73,7 +73,7 @@ from phaze_fast.wafer.studies.spaces import OBJECTIVES, check_objectives
 
 
 def _transformer(model: Model) -> TransformerModel:
-    """Refuse an operator graph: splitting over a mesh requires the fields of a transformer."""
+    """Refuse a graph: operators of a mesh are split by the rules of a transformer's fields."""
     known = recognised(model) if isinstance(model, GraphModel) else model
     if known is not None:
         return known
@@ -84,7 +84,7 @@ def _transformer(model: Model) -> TransformerModel:
 
 
 def _wafer(name: str) -> Wafer | WaferSpace:
-    """Look up a wafer or a space of wafers: a preset, or a file of either kind."""
+    """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
     known = [*WAFERS.names, *WAFER_SPACES.names]
     if name not in known and not name.endswith((".yaml", ".yml", ".json")):
         raise InvalidInputError(
@@ -96,7 +96,7 @@ def _wafer(name: str) -> Wafer | WaferSpace:
 def _each_wafer(
     wafers: list[Wafer | WaferSpace], option: str, change: Callable[[Wafer], Wafer]
 ) -> list[Wafer | WaferSpace]:
-    """Apply an option to every wafer; refuse it where one of them is a space of wafers."""
+    """Change every wafer as an option says, which is not accepted with a space."""
     changed: list[Wafer | WaferSpace] = []
     for wafer in wafers:
         if isinstance(wafer, WaferSpace):
@@ -148,9 +148,9 @@ _NAMES = {
 }
 
 
-def _op_mapping_rows(problem: Problem, mapping: Evaluation) -> list[list[str]]:
+def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
     rows = []
-    for stage_class in mapping.encoding.classes:
+    for stage_class in found.encoding.classes:
         mapped = zip(problem.work.operators, stage_class.operator_mappings, strict=True)
         for op, op_mapping in mapped:
             outputs = output_text(op_mapping) if op.kept_bytes else "-"
@@ -160,18 +160,12 @@ def _op_mapping_rows(problem: Problem, mapping: Evaluation) -> list[list[str]]:
     return rows
 
 
-def _shapes(mapping: Evaluation) -> str:
+def _shapes(found: Evaluation) -> str:
     """Describe the stages of every class."""
-    layouts = (stage_class.layout for stage_class in mapping.encoding.classes)
+    layouts = (stage_class.layout for stage_class in found.encoding.classes)
     return " and ".join(f"{own.stages} of {own.width} x {own.height}" for own in layouts)
 
 
-<<<<<<< HEAD
-def _summary(problem: Problem, mapping: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
-    """Lay out the time and memory of a mapping, and the given further rows."""
-    layout, wafer = mapping.encoding.layout, problem.wafer
-    counts = [count for own in mapping.encoding.classes for count in own.layout.blocks]
-=======
 def _on(wafer: Wafer) -> str:
     """Say that a figure is of several wafers; empty for one."""
     return f" of {wafer.wafer_count} wafers" if wafer.wafer_count > 1 else ""
@@ -182,41 +176,28 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
     layout, wafer = found.encoding.layout, problem.wafer
     counts = [count for own in found.encoding.classes for count in own.layout.blocks]
     each = f" in each of {layout.replicas} pipelines" if layout.replicas > 1 else ""
->>>>>>> wafer2
     sequences = problem.training.global_batch
     first = [
-        ("step", format_time(mapping.time_s) if mapping.fits else mapping.reason),
-        ("sequences/s", f"{sequences / mapping.time_s:,.1f}" if mapping.fits else "-"),
+        ("step", format_time(found.time_s) if found.fits else found.reason),
+        ("sequences/s", f"{sequences / found.time_s:,.1f}" if found.fits else "-"),
         (
             "memory per die",
-            f"{format_bytes(mapping.memory_bytes)} of "
-            f"{format_bytes(mapping.capacity_bytes)} {mapping.tier}",
+            f"{format_bytes(found.memory_bytes)} of "
+            f"{format_bytes(found.capacity_bytes)} {found.tier}",
         ),
         (
             "stages",
-<<<<<<< HEAD
-            f"{_shapes(mapping)} dies; {mapping.encoding.dies} of {wafer.dies} dies"
-=======
             f"{_shapes(found)} dies{each}; "
             f"{found.encoding.dies:,} of {wafer.all_dies:,} dies{_on(wafer)}"
->>>>>>> wafer2
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
         ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
         (
             "one block",
-            f"{format_time(mapping.compute_s)} of work, "
-            f"{format_time(mapping.blocking_s)} of blocking collectives",
+            f"{format_time(found.compute_s)} of work, "
+            f"{format_time(found.blocking_s)} of blocking collectives",
         ),
     ]
-<<<<<<< HEAD
-    if mapping.fits:
-        energy = step_energy(problem, mapping)
-        joules, watts = energy.total_j, energy.total_j / mapping.time_s
-        limit = wafer.power_cap_w
-        over = f", more than the {limit / 1e3:g} kW supplied" if limit and watts > limit else ""
-        share = step_mfu(problem, mapping)
-=======
     if found.fits:
         energy = step_energy(problem, found)
         joules, watts = energy.total_j, energy.total_j / found.time_s
@@ -225,33 +206,20 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
         if watts > limit_w:
             over = f", more than the {limit_w / 1e3:g} kW supplied{_on(wafer)}"
         share = step_mfu(problem, found)
->>>>>>> wafer2
         first.append(("utilisation", f"{share:.1%} of peak by the model's FLOPs"))
         first.append(("energy", f"{joules:,.1f} J a step, {watts / 1e3:,.2f} kW on average{over}"))
-    if mapping.stream_bytes > 0:
-        first.insert(3, ("off the wafer", f"{format_bytes(mapping.stream_bytes)} a die"))
+    if found.stream_bytes > 0:
+        first.insert(3, ("off the wafer", f"{format_bytes(found.stream_bytes)} a die"))
     return fields(f"{problem.model.name} on {wafer.name}", [*first, *pairs])
 
 
 def _over(name: str, space: str) -> list[tuple[str, str]]:
-    """List the conditions under which a bound holds, one per line."""
+    """List the mappings that a bound holds for, one condition a line."""
     return [
         (name if k == 0 else "", part) for k, part in enumerate(filter(None, space.split("; ")))
     ]
 
 
-<<<<<<< HEAD
-def _proof(result: MappingResult) -> list[tuple[str, str]]:
-    """Lay out the bound and the gap of a mapping, and the counts of the search."""
-    bound = f"no mapping takes less than {format_time(result.bound_s)}; gap {result.gap:.1%}"
-    return [
-        ("bound", bound if result.best.fits else "-"),
-        *_over("bound holds over", result.bound_space if result.best.fits else ""),
-        (
-            "layouts",
-            f"{result.layouts:,}, of which {result.pruned:,} pruned by a bound"
-            + (f", {result.unseen:,} not examined" if result.unseen else ""),
-=======
 def _proof(found: MappingResult) -> list[tuple[str, str]]:
     """Lay out the status, the bound and the gap of a mapping, and the counts of the search."""
     bounded = math.isfinite(found.bound_s)
@@ -264,11 +232,10 @@ def _proof(found: MappingResult) -> list[tuple[str, str]]:
             "layouts",
             f"{found.layouts:,}, of which {found.pruned:,} pruned by a bound"
             + (f", {found.unseen:,} not examined" if found.unseen else ""),
->>>>>>> wafer2
         ),
         (
             "evaluations",
-            f"{result.evaluations:,}; {result.evaluations_per_s:,.0f} per second of a core",
+            f"{found.evaluations:,}; {found.evaluations_per_s:,.0f} per second of a core",
         ),
     ]
 
@@ -300,12 +267,12 @@ def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
     return rows
 
 
-def _picture(problem: Problem, mapping: Evaluation) -> list[RenderableType]:
+def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     """Draw the dies of a mapping, and list where its time goes and its operators."""
-    times = causes(problem, mapping)
+    times = causes(problem, found)
     whole = sum(times.values())
     rows = [[_CAUSES[key], format_time(s), f"{s / whole:.1%}"] for key, s in times.items()]
-    seen = {(row.get("class", 0), row["operator"]): row for row in operator_times(problem, mapping)}
+    seen = {(row.get("class", 0), row["operator"]): row for row in operator_times(problem, found)}
     slow = [
         [
             name,
@@ -319,12 +286,10 @@ def _picture(problem: Problem, mapping: Evaluation) -> list[RenderableType]:
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
         Text(
-            die_map(
-                problem.wafer, *(stage_class.layout for stage_class in mapping.encoding.classes)
-            )
+            die_map(problem.wafer, *(stage_class.layout for stage_class in found.encoding.classes))
         ),
         Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
-        Text(link_map(problem.wafer, step_loads(problem, mapping.encoding))),
+        Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
         table("Time of a step", ["cause", "time>", "share>"], rows),
         table(
             "Operators of one micro-batch, on one die",
@@ -334,18 +299,18 @@ def _picture(problem: Problem, mapping: Evaluation) -> list[RenderableType]:
         table(
             "Operators",
             ["operator", "along x", "along y", "output", "weights"],
-            _op_mapping_rows(problem, mapping),
+            _op_mapping_rows(problem, found),
             "innermost first; all blocks share their operator mappings",
         ),
     ]
 
 
-def _cell(mapping: Evaluation, ours: Evaluation) -> list[str]:
-    if not mapping.fits:
-        over = format_bytes(mapping.over_bytes or mapping.stream_over_bytes)
-        return ["OOM", "-", format_bytes(mapping.memory_bytes), f"{over} over"]
-    ratio = f"{mapping.time_s / ours.time_s:.2f}x" if ours.fits else "-"
-    return [format_time(mapping.time_s), ratio, format_bytes(mapping.memory_bytes), ""]
+def _cell(found: Evaluation, ours: Evaluation) -> list[str]:
+    if not found.fits:
+        over = format_bytes(found.over_bytes or found.stream_over_bytes)
+        return ["OOM", "-", format_bytes(found.memory_bytes), f"{over} over"]
+    ratio = f"{found.time_s / ours.time_s:.2f}x" if ours.fits else "-"
+    return [format_time(found.time_s), ratio, format_bytes(found.memory_bytes), ""]
 
 
 def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
@@ -364,7 +329,7 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
             rows.append([f"{_NAMES[name]}, {variant}", *cells])
     for name, each_one in case.ablations.items():
         if name == "no_architecture" and not searched:
-            continue  # a given wafer, not found by a search
+            continue  # the wafer was given
         rows.append([f"ours, {name.replace('_', ' ')}", *_cell(each_one, ours)])
     return rows
 
@@ -404,28 +369,16 @@ def _front_table(front: WaferFront) -> RenderableType:
     caption = (
         f"No other wafer is better in all of {', '.join(front.objectives)}. "
         f"{front.searched:,} searched, {front.bounded:,} pruned by a bound, {front.misfits:,} "
-<<<<<<< HEAD
-        f"infeasible, {front.unseen:,} not examined."
-=======
         f"on which no mapping fits, {front.undecided:,} on which none was found, "
         f"{front.unseen:,} not examined."
->>>>>>> wafer2
     )
     return table("Pareto front", headings, rows, caption)
 
 
-def _space_rows(result: WaferResult) -> list[tuple[str, str]]:
+def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
     """Lay out the best wafer of a space, and how many others were rejected, pruned or searched."""
-    rejected = ", ".join(f"{rule} {n:,}" for rule, n in result.rejected.items()) or "none"
+    rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
     rows = [
-<<<<<<< HEAD
-        ("wafer", str(result.best.problem.wafer)),
-        ("wafers", f"{result.wafers:,} meet all rules; broken: {rejected}"),
-        (
-            "pruned",
-            f"{result.contained:,} inside another, {result.bounded:,} by a bound, "
-            f"{result.unseen:,} not examined; {result.searched:,} searched",
-=======
         ("status over all", found.status),
         ("wafer", str(found.best.problem.wafer)),
         ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
@@ -433,14 +386,13 @@ def _space_rows(result: WaferResult) -> list[tuple[str, str]]:
             "left out",
             f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
             f"{found.unseen:,} not examined; {found.searched:,} searched",
->>>>>>> wafer2
         ),
     ]
-    if result.best.best.fits:
-        rows.append(("bound over all", f"{format_time(result.bound_s)}; gap {result.gap:.1%}"))
-        rows += _over("which holds over", result.bound_space)
-    if result.base is not None and result.base.best.fits:
-        rows.append(("the space's own wafer", format_time(result.base.best.time_s)))
+    if found.best.best.fits:
+        rows.append(("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"))
+        rows += _over("which holds over", found.bound_space)
+    if found.base is not None and found.base.best.fits:
+        rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
     return rows
 
 
@@ -450,7 +402,7 @@ def _space_rows(result: WaferResult) -> list[tuple[str, str]]:
 def mapping_tables(
     problem: Problem, mapping: Evaluation, with_traffic: bool
 ) -> list[RenderableType]:
-    """Lay out one mapping that was read from a file and evaluated."""
+    """Lay out one mapping that was scored, not searched for."""
     parts = [_summary(problem, mapping, []), *_picture(problem, mapping)]
     return [*parts, Text(describe(problem, mapping.encoding))] if with_traffic else parts
 
@@ -498,7 +450,7 @@ class Case:
             answer["front"] = self.front.to_dict()
         if self.space is None:
             return answer
-        whole = self.space.to_dict()  # with the bound, counts and wafer of the whole space
+        whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
         return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
 
     def rows(self) -> dict[str, Any]:
@@ -562,7 +514,7 @@ class Cases(Table):
 
 @contextlib.contextmanager
 def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
-    """Show a bar on standard error; yield functions that set its title and its progress."""
+    """Show a bar on standard error; yield what names the work, and what shows its progress."""
     watched = is_watched(sys.stderr) and not quiet
     with Progress(
         TextColumn("{task.description}"),
@@ -611,9 +563,9 @@ class _Study:
     seed: int
     compare: bool
     say: Callable[[str], None]
-    """Sets the title of the progress bar."""
+    """Names the work that starts."""
     show: Callable[[int, int, float], None]
-    """Updates the progress bar: done, total, best seconds."""
+    """Shows its progress."""
     path: Path | None
     """The file that finished cases are written to."""
     faults: Faults
@@ -621,10 +573,10 @@ class _Study:
     """Objectives of a front of wafers; none where only the fastest is searched for."""
 
     def cases(self, pairs: list[tuple[Any, Wafer | WaferSpace]]) -> Iterator[Case]:
-        """Yield each case; finished cases are written to the file before the next one starts."""
+        """Answer each case; what is finished is in the file before the next one starts."""
         cases: list[Case] = []
         single = [Problem(m, w, self.training) for m, w in pairs if isinstance(w, Wafer)]
-        if not self.session.sequential and not self.compare:  # at once, so that no worker is idle
+        if not self.session.sequential and not self.compare:  # all at once, so that no worker waits
             self.say(f"{len(single)} mappings")
             search_mappings(single, self.effort, self.seed, **self._run)
         for model, where in pairs:
@@ -675,7 +627,7 @@ class _Study:
         return Case(best, result, self._fault_study(result.best.problem))
 
     def _front_of(self, model: Any, space: WaferSpace) -> Case:
-        """Search for the non-dominated wafers of a space; the file has those found so far."""
+        """Search the non-dominated wafers of a space; the file has what is found so far."""
 
         def so_far(front: WaferFront) -> None:
             if self.path is not None:
