@@ -156,6 +156,7 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
                 assert node.type == NODES["compute"]
     assert sent
     assert sent == taken
+    assert {name.partition(".")[0] for name in seen} >= {"tensor", "data"}
     for name, ranks in seen.items():  # every member asks for the same collectives in one order
         assert sorted(ranks) == groups[name]
         first = ranks[groups[name][0]]
