@@ -23,7 +23,7 @@ def test_a_batch_of_chips_has_the_plans_of_each_chip(seed):
         ]
 
 
-@pytest.mark.parametrize("seed", [170, 174, 224])
+@pytest.mark.parametrize("seed", [170, 224, pytest.param(174, marks=pytest.mark.slow)])
 def test_a_search_of_few_chips_is_proven(seed):
     """Some layers' schedules take more nodes to prove than the search first allows."""
     case, rng = random_case(seed), random.Random(seed)

@@ -84,7 +84,7 @@ def test_passes_end_when_the_slow_player_ends_them(schedule):
 
 def test_operators_of_a_layer_name_the_cores_that_they_use():
     block = layer_schedules(SMALL, CLUSTER, plan_with("1f1b"))[2].to_dict()
-    assert (block["kind"], block["way"]) == ("block", "forward")
+    assert (block["kind"], block["direction"]) == ("block", "forward")
     for op in block["operators"]:
         assert op["cores"]
         assert all(0 < n <= block["cores"][core] for core, n in op["cores"].items())

@@ -98,9 +98,10 @@ def test_a_search_cut_short_constructs_a_mapping_that_streams_weights():
     assert (again.time_s, again.fits) == (result.best.time_s, True)
 
 
-def test_stopped_searches_never_claim_more_than_the_full_search():
+@pytest.mark.parametrize("problems", [24, pytest.param(60, marks=pytest.mark.slow)])
+def test_stopped_searches_never_claim_more_than_the_full_search(problems):
     rng, statuses = random.Random(11), set()
-    for _ in range(60):
+    for _ in range(problems):
         problem = tiny_problem(rng)
         full = search_mapping(problem, Effort(**BRIEF), threads=1)
         one_shape = [e for e in (full.best, *full.runners_up) if e.encoding.second_class is None]
