@@ -153,7 +153,7 @@ def random_cuts(rng, evaluator, layout):
 
 
 @pytest.mark.parametrize("name", LARGER)
-@some_or_many(25, 120)
+@some_or_many(40, 120)
 def test_no_random_plan_is_faster(name, cases):
     model, cluster, training = larger(name)
     best = plan(model, cluster, training, threads=1).best
