@@ -12,13 +12,18 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
 import pytest
-from sweep_points import many
 
 from phaze_fast.errors import InvalidInputError, MissingExtraError, PhazeError
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.sweep import evaluate_point, sweep
 
 needs_kill = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
+
+
+def many(count):
+    from sweep_points import many as points  # a worker of a cluster imports this file without it
+
+    return points(count)
 
 
 def dies(marker, batch, point):
