@@ -313,9 +313,13 @@ def hold_small(number: int) -> int:
         was = plan_of(old["plans"][model.name])
         assert new.index == old["index"]
         assert new.time_s == pytest.approx(old["time_s"], rel=SAME)
+        if shape_of(found_of(new.plan)) != shape_of(was):  # equal times: less memory goes first now
+            whole = cluster.replace(chip=chips[old["index"]])
+            _, again = hold(model, whole, case["training"], was)
+            assert new.plan.memory_bytes < again.memory_bytes
+            continue
         assert new.energy_j == pytest.approx(old["energy_j"], rel=SAME)
         assert LESS < new.plan.memory_bytes / was["memory_bytes"] < MORE
-        assert shape_of(found_of(new.plan)) == shape_of(was)
     # No answer is slower than that of version 0.1.0 by today's clock, nor faster than it was said
     # to be, unless by plans that there were not.
     slack = max(slack_of(model, plan_of(old["plans"][model.name])) for old in case["top"])
