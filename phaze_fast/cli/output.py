@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phaze_fast.documents import write_whole
-from phaze_fast.errors import InfeasibleError, InvalidInputError, printable
+from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError, printable
 
 # ---- options that name files ----
 
@@ -119,7 +119,7 @@ class Output:
         if not self.as_json and str(self.to_file) != "-" and not unheard:
             show(tables())
 
-    def infeasible(self, error: InfeasibleError, **more: Any) -> None:
+    def infeasible(self, error: InfeasibleError | UndecidedError, **more: Any) -> None:
         """Write the reason of infeasibility as a result, then raise the error (exit code 1).
 
         Raises
@@ -128,7 +128,8 @@ class Output:
             The error itself.
         """
         if self.wants_document:
-            self.write({"status": "infeasible", "reason": str(error), **more})
+            status = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
+            self.write({"status": status, "reason": str(error), **more})
         raise error
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError, UndecidedError
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
@@ -72,7 +72,7 @@ class Plans(Table):
         chip = "" if self.cluster.chip is None else f" x {self.cluster.chip.name}"
         problem = f"{self.model.name} on {self.cluster.devices}{chip}"
         if not self.plans:
-            return f"{problem}: infeasible; {self.shortfall or 'no plan fits'}"
+            return f"{problem}: {self.status}; {self.shortfall or 'no plan fits'}"
         least = format_time(self.bound_s)
         return f"{problem}: {self.status}, no plan takes less than {least} (gap {self.gap:.2%})"
 
@@ -84,16 +84,18 @@ class Plans(Table):
         ------
         InfeasibleError
             Where nothing fits.
+        UndecidedError
+            Where the search was stopped before it found a plan.
         """
         if not self.plans:
-            raise InfeasibleError(f"{self.model.name}: {self.shortfall or 'no plan fits'}")
+            raise self.infeasible
         return self.plans[0]
 
     @property
     def status(self) -> str:
-        """``optimal``; ``feasible`` if stopped before the proof; ``infeasible``."""
+        """``optimal``; ``feasible`` if stopped before the proof; ``infeasible``; ``unknown``."""
         if not self.plans:
-            return "infeasible"
+            return "infeasible" if self.complete else "unknown"
         return "optimal" if self.open_s >= self.best.time_s else "feasible"
 
     @property
@@ -126,8 +128,13 @@ class Plans(Table):
         return tuple(evaluator.plan(placed, times) for placed in front)
 
     @property
-    def infeasible(self) -> InfeasibleError:
+    def infeasible(self) -> InfeasibleError | UndecidedError:
         """The error with the reason why there is no plan, and the nearest change that fits."""
+        if not self.complete:
+            return UndecidedError(
+                f"{self.model.name} on {self.cluster.devices} devices: stopped before a plan was "
+                "found, which does not prove that there is none"
+            )
         common = "; ".join(f"{why} ({count} times)" for why, count in self.rejected.items())
         would = f" It would fit with {self.nearest}." if self.nearest else ""
         usable = format_bytes(usable_bytes(self.cluster, self.training))

@@ -1,7 +1,9 @@
 """Laws of plans: what fits fits, more never worsens, and every figure can be told from the parts."""
 
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from plan_cases import h100
 
 import phaze_fast as pf
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, UndecidedError
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import (
     PARTS,
@@ -105,6 +107,14 @@ def test_a_cluster_without_chip_or_memory_is_refused():
     wafer = Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
     with pytest.raises(InvalidInputError, match="no HBM"):
         plan(pf.models.load("gpt2-small"), wafer, step)
+
+
+def test_no_plan_is_infeasible_only_where_all_layouts_were_examined():
+    plans = plan(pf.models.load("gpt2-small"), cluster(8, 4), Training(global_batch=32), top=1)
+    stopped = replace(plans, plans=(), open_s=1.0)
+    assert (stopped.status, replace(stopped, open_s=math.inf).status) == ("unknown", "infeasible")
+    with pytest.raises(UndecidedError, match="stopped before a plan was found"):
+        _ = stopped.best
 
 
 def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
