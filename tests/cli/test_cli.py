@@ -301,6 +301,22 @@ def test_a_reader_that_goes_away_is_no_error():
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
 
+def test_an_answer_that_cannot_be_written_is_an_error(tmp_path):
+    lost = program("show chip h100", ">&-")
+    assert lost.returncode == 2
+    assert lost.stderr == "phaze-fast: standard output: cannot be written: it is closed\n"
+    saved = program(f"show chip h100 --output {tmp_path / 'h100.json'}", ">&-")
+    assert saved.returncode == 0
+    assert json.loads((tmp_path / "h100.json").read_text())["name"] == "h100"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_is_refused_and_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    done = program(f"check {tmp_path / 'pipe.yaml'}")
+    assert (done.returncode, "a named pipe is not accepted" in done.stderr) == (2, True)
+
+
 SILENT = [
     ("plan bert-large --chip h100 --devices 4 --global-batch 8", "plans"),
     ("show space tpuv4-area", "points"),
