@@ -59,7 +59,8 @@ class Fields:
         self.data = dict(data)
         self.source = source
         self.used = {"model_type"}
-        self.gelu_by_steps = False
+        self.activations: list[str] = []
+        self.dropouts: tuple[str, ...] = ()
         self.defaults: Mapping[str, Any] = _data("hf_defaults.json").get(data["model_type"], {})
         spellings = _data("hf_aliases.json").get(data["model_type"], {})
         self._other = spellings | {native: alias for alias, native in spellings.items()}
@@ -134,13 +135,13 @@ class Fields:
                 f"{self.source}: {name}: activation {shown or value!r} is not modelled; "
                 f"{nearest(str(value), _ACTIVATIONS)}"
             )
-        self.gelu_by_steps = value in _GELU_BY_STEPS
+        self.activations.append(value)
         return _ACTIVATIONS[value]
 
     def drops(self, *names: str) -> bool:
         """Whether any of several dropouts is on."""
-        taken = [bool(self.take(name, 0.0)) for name in names]  # marks every field as used
-        return any(taken)
+        self.dropouts = tuple(name for name in names if self.take(name, 0.0))
+        return bool(self.dropouts)
 
     def windows(self, layers: int, every: int | None = None) -> dict[str, Any]:
         """Return the attention window and the layers without it (listed, or every `every`-th)."""
@@ -486,8 +487,10 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
     if kind in _FINISH:
         built |= _FINISH[kind](fields, built)
     fields.finish()
-    if fields.gelu_by_steps:
+    activation = fields.activations[-1] if fields.activations else "gelu"
+    if activation in _GELU_BY_STEPS:
         built["gelu_new"] = True
+    built["module"] = {"family": kind, "activation": activation, "dropouts": fields.dropouts}
     window = built["seq"]
     if window > LONGEST:
         built |= {

@@ -107,6 +107,23 @@ class Patches(Record):
     """Whether a learned class token precedes the patches."""
 
 
+class Module(Record):
+    """The module of transformers that runs a model, where its operators depend on more than sizes.
+
+    Software with fused kernels does not depend on it.
+    """
+
+    what: ClassVar[str] = "module"
+    family: str = Field(min_length=1)
+    """``model_type`` of its configuration."""
+    activation: str = "gelu"
+    """Name of the activation in the configuration, such as ``gelu_new``."""
+    dropouts: tuple[str, ...] = ()
+    """Fields of the configuration that turn a dropout on."""
+    rotary_width: _Any = 0
+    """Width of the rotated part of a head; 0 = all of it."""
+
+
 Activation = Literal["gelu", "relu", "silu"]
 """Non-linearities of the feed-forward layer; variants that cost the same share a name."""
 
@@ -252,6 +269,8 @@ class TransformerModel(Record):
     """Whether next-token logits have a bias."""
     tied_embeddings: bool = True
     """Whether the logits use the token embedding's weights."""
+    module: Module | None = None
+    """The module of transformers that the model was read from, if any."""
     published_parameters: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Published parameter count, if any; unpublished digits are zero."""
     published_digits: Annotated[int, Field(strict=True, ge=1)] | None = None
