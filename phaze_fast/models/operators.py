@@ -493,27 +493,31 @@ def _column_major(x: Tensor) -> bool:
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """Product of two matrices."""
     out = Tensor(a.tape, (a.shape[0], b.shape[1]), a.dtype)
-    return _run(
-        "mm", [a, b], out, lambda node, g: _mm_gradients(node, g, a, b, 0), needs=[(0, b), (1, a)]
-    )
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        second = _mm_right(g, a, b) if node.wants(1) else None
+        return [_mm_left(g, a, b) if node.wants(0) else None, second]
+
+    return _run("mm", [a, b], out, backward, needs=[(0, b), (1, a)])
 
 
-def _mm_gradients(node: Node, g: Tensor, a: Tensor, b: Tensor, first: int) -> list[Tensor | None]:
-    results: list[Tensor | None] = [None, None]
-    if node.wants(first + 1):
-        results[1] = t(mm(t(g), a)) if _column_major(b) else mm(t(a), g)
-    if node.wants(first):
-        results[0] = t(mm(b, t(g))) if _column_major(a) else mm(g, t(b))
-    return results
+def _mm_left(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return t(mm(b, t(g))) if _column_major(a) else mm(g, t(b))
+
+
+def _mm_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return t(mm(t(g), a)) if _column_major(b) else mm(t(a), g)
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Product of two matrices plus a bias of its rows."""
     out = Tensor(a.tape, (a.shape[0], b.shape[1]), a.dtype)
-    return _run(
-        "addmm", [bias, a, b], out, lambda node, g: [g, *_mm_gradients(node, g, a, b, 1)],
-        needs=[(1, b), (2, a)],
-    )  # fmt: skip
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        first = _mm_left(g, a, b) if node.wants(1) else None
+        return [g, first, _mm_right(g, a, b) if node.wants(2) else None]
+
+    return _run("addmm", [bias, a, b], out, backward, needs=[(1, b), (2, a)])
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
@@ -569,7 +573,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     return out
 
 
-def masked(scores: Tensor, mask: Tensor, window: int = 0) -> Tensor:
+def masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Add a causal mask to scores."""
     out = _result(scores, mask)
-    return _run("add", [scores, mask], out, lambda _, g: [g, None], causal=True, window=window)
+    return _run("add", [scores, mask], out, lambda _, g: [g, None])

@@ -122,6 +122,8 @@ class Module(Record):
     """Fields of the configuration that turn a dropout on."""
     rotary_width: _Any = 0
     """Width of the rotated part of a head; 0 = all of it."""
+    unrotated: tuple[_Any, ...] = ()
+    """Layers, by position from 0, whose queries and keys are not rotated."""
 
 
 Activation = Literal["gelu", "relu", "silu"]
