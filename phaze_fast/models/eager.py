@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.graph_model import GraphModel
-from phaze_fast.models.modules import FAMILIES
+from phaze_fast.models.families import FAMILIES
 from phaze_fast.models.tape import Tape
 from phaze_fast.models.torch_import import GROUPED, layered
 from phaze_fast.models.transformer import TransformerModel

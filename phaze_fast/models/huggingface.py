@@ -475,6 +475,25 @@ LONGEST = 4096
 """Default sequence length where a model's context window is longer."""
 
 
+def _positions(
+    data: Mapping[str, Any], entry: Mapping[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return which part of a head is rotated, and which layers are not."""
+    if "unrotated" in entry:
+        listed = data.get("no_rope_layers") or ()
+        step = data.get("no_rope_layer_interval") or entry["unrotated"]
+        flags = listed or [(layer + 1) % step for layer in range(fields["layers"])]
+        return {"unrotated": tuple(at for at, flag in enumerate(flags) if not flag)}
+    if "rotated" not in entry:
+        return {}
+    width = fields.get("head_dim") or fields["hidden"] // fields["heads"]
+    given = (data.get("rope_parameters") or {}).get("partial_rotary_factor")
+    names = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+    share = next((data[name] for name in names if data.get(name) is not None), given)
+    rotated = int(width * (entry["rotated"] if share is None else share))
+    return {"rotary_width": rotated + rotated % 2}
+
+
 def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel:
     kind = data.get("model_type")
     known = [n for n in _data("hf_architectures.yaml") if not _entry(n)["hidden"]]
@@ -490,7 +509,12 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
     activation = fields.activations[-1] if fields.activations else "gelu"
     if activation in _GELU_BY_STEPS:
         built["gelu_new"] = True
-    built["module"] = {"family": kind, "activation": activation, "dropouts": fields.dropouts}
+    built["module"] = {
+        "family": kind,
+        "activation": activation,
+        "dropouts": fields.dropouts,
+        **_positions(data, _entry(kind), built),
+    }
     window = built["seq"]
     if window > LONGEST:
         built |= {

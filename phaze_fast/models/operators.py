@@ -166,6 +166,18 @@ def part(x: Tensor, dim: int, start: int, stop: int) -> Tensor:
     return _as(x, (*full[:at], stop - start, *full[at + 1 :]), x.strides, backward)
 
 
+def every_other(x: Tensor) -> Tensor:
+    """View of every second element of rows."""
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+
+    def backward(g: Tensor) -> Tensor:
+        whole = Tensor(g.tape, x.shape, g.dtype)
+        g.tape.add("slice_backward", [g], [whole])
+        return whole
+
+    return _as(x, half, (*x.strides[:-1], 2 * x.strides[-1]), backward)
+
+
 def select(x: Tensor, dim: int) -> Tensor:
     """View of one position of a dimension."""
     at, full = dim % len(x.shape), x.shape
@@ -237,6 +249,13 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
     shape = (*parts[0].shape[:at], sum(sizes), *parts[0].shape[at + 1 :])
     out = Tensor(parts[0].tape, shape, parts[0].dtype)
     return _run("cat", parts, out, lambda _, g: split(g, sizes, at))
+
+
+def stack(parts: Sequence[Tensor]) -> Tensor:
+    """Join tensors along a new last dimension."""
+    shape = (*parts[0].shape, len(parts))
+    out = Tensor(parts[0].tape, shape, parts[0].dtype)
+    return _run("stack", parts, out, lambda _, g: unbind(g, -1))
 
 
 def embedding(table: Tensor, ids: Tensor) -> Tensor:

@@ -45,6 +45,13 @@ def rotate_half(x: Tensor) -> Tensor:
     return cat([neg(second), first], -1)
 
 
+def rotate_pairs(x: Tensor) -> Tensor:
+    """Swap neighbouring elements and negate one."""
+    first, second = op.every_other(x), op.every_other(x)
+    pairs = op.stack([neg(second), first])
+    return view(pairs, *x.shape)
+
+
 class Llama:
     """A decoder with the parts of Llama."""
 
@@ -55,6 +62,7 @@ class Llama:
     head_name = "lm_head"
     partial = False  # whether code splits heads into a rotated part and the rest
     joins_last = False  # whether both are rotated before the parts are joined
+    neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
     table_format = _HALF
 
     def __init__(self, tape: Tape, model: TransformerModel, samples: int) -> None:
@@ -124,6 +132,14 @@ class Llama:
             self.rotary = [self.tape.constant(1, self.seq, width, dtype=self.table_format) for _ in range(2)]
         return [unsqueeze(x, dim) for x in self.rotary]
 
+    def half_turned(self, x: Tensor) -> Tensor:
+        """Rotate by a quarter turn: halves of heads, or neighbouring elements."""
+        return rotate_pairs(x) if self.neighbours else rotate_half(x)
+
+    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate by the angles of the positions."""
+        return add(mul(x, cos), mul(self.half_turned(x), sin))
+
     def positioned(self, q: Tensor, k: Tensor, layer: int) -> list[Tensor]:
         """Apply positions to queries and keys."""
         if self.model.positions != "rotary":
@@ -136,7 +152,7 @@ class Llama:
             (q, *rests[0]), (k, *rests[1]) = cuts
         turned = []
         for x, rest in ((q, rests[0]), (k, rests[1])):
-            y = add(mul(x, cos), mul(rotate_half(x), sin))
+            y = self.turned(x, cos, sin)
             turned.append(cat([y, *rest], -1) if rest and not self.joins_last else y)
         if self.joins_last:
             turned = [cat([y, *rest], -1) for y, rest in zip(turned, rests, strict=True)]
@@ -253,260 +269,3 @@ class Llama:
         with self.tape.module(self.root):
             x = self.trunk()
         return self.loss(self.logits(x))
-
-
-
-# ---- decoders like Llama ----
-
-
-class Qwen3(Llama):
-    """Norms of queries and keys, each head by itself."""
-
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        m, shape = self.model, (self.samples, self.seq, -1, self.model.head_width)
-        q = self.norm("q_norm", view(self.project("q_proj", x, m.query_width, m.qkv_bias), *shape))
-        q = transpose(q, 1, 2)
-        k = self.norm("k_norm", view(self.project("k_proj", x, m.kv_width, m.qkv_bias), *shape))
-        k = transpose(k, 1, 2)
-        return [q, k, self.heads(self.project("v_proj", x, m.kv_width, m.qkv_bias))]
-
-
-class Sandwich(Llama):
-    """Norms before the sub-layers and on their outputs."""
-
-    norms = (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    )
-
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        first, second, third, fourth = self.norms
-        out = self.self_attention(self.norm(first, x), layer)
-        x = add(x, self.norm(second, out))
-        return add(x, self.norm(fourth, self.feed_forward(self.norm(third, x), layer)))
-
-
-class Gemma(Llama):
-    """A scaled embedding, and norms whose gain is one plus the weight, all in fp32."""
-
-    def rms_norm(self, x: Tensor) -> Tensor:
-        weight = self.tape.parameter(x.shape[-1])
-        wide = to(x, _FLOAT)
-        wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
-        return to(mul(wide, add(to(weight, _FLOAT), 1.0)), x.dtype)
-
-    def embedded(self) -> Tensor:
-        with self.tape.module(self.table):
-            self.words = self.tape.parameter(self.model.vocab, self.model.hidden)
-            return mul(embedding(self.words, self.ids), self.tape.constant())
-
-
-class Gemma2(Gemma, Sandwich):
-    """Norms around the sub-layers."""
-
-
-class Gemma3(Gemma2):
-    """Norms of queries and keys, and tables of positions for each kind of layer."""
-
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        q, k, v = super().queries_keys_values(x, layer)
-        q = self.norm("q_norm", q)
-        return [q, self.norm("k_norm", k), v]
-
-
-class Phi3(Llama):
-    """Fused projections, and dropouts before the residuals."""
-
-    partial = True
-
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        m = self.model
-        ends = (m.query_width, m.query_width + m.kv_width, m.query_width + 2 * m.kv_width)
-        both = self.project("qkv_proj", x, ends[-1], m.qkv_bias)
-        parts = [part(both, -1, a, b) for a, b in zip((0, *ends), ends, strict=False)]
-        return [self.heads(one) for one in parts]
-
-    def mlp(self, x: Tensor, width: int) -> Tensor:
-        gate, up = split(self.project("gate_up_proj", x, 2 * width), [width, width])
-        with self.tape.module("activation_fn"):
-            gate = self.activation(gate)
-        return self.project("down_proj", mul(up, gate), self.model.hidden)
-
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        out = self.self_attention(self.norm(self.first_norm, x), layer)
-        x = add(x, self.dropped("resid_attn_dropout", out, "resid_pdrop"))
-        out = self.feed_forward(self.norm(self.second_norm, x), layer)
-        return add(x, self.dropped("resid_mlp_dropout", out, "resid_pdrop"))
-
-
-class Olmo2(Llama):
-    """Norms on the outputs of the sub-layers, and of all queries and keys together."""
-
-    table_format = _FLOAT
-
-    def positioned(self, q: Tensor, k: Tensor, layer: int) -> list[Tensor]:
-        return [to(x, _HALF) for x in super().positioned(q, k, layer)]
-
-    def rms_norm(self, x: Tensor) -> Tensor:
-        gain = self.tape.parameter(x.shape[-1])
-        wide = to(x, _FLOAT)
-        wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
-        return to(mul(gain, wide), x.dtype)
-
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        m = self.model
-        q = self.norm("q_norm", self.project("q_proj", x, m.query_width, m.qkv_bias))
-        k = self.norm("k_norm", self.project("k_proj", x, m.kv_width, m.qkv_bias))
-        v = self.project("v_proj", x, m.kv_width, m.qkv_bias)
-        return [self.heads(one) for one in (q, k, v)]
-
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        x = add(x, self.norm("post_attention_layernorm", self.self_attention(x, layer)))
-        return add(x, self.norm("post_feedforward_layernorm", self.feed_forward(x, layer)))
-
-
-class SmolLM3(Llama):
-    """Some layers without positions."""
-
-    def positioned(self, q: Tensor, k: Tensor, layer: int) -> list[Tensor]:
-        return [q, k] if layer in self.style.unrotated else super().positioned(q, k, layer)
-
-
-class Starcoder2(Llama):
-    """A plain feed-forward, and dropouts after the sub-layers."""
-
-    def attention(self, x: Tensor, layer: int) -> Tensor:
-        return self.drop(super().attention(x, layer), "residual_dropout")
-
-    def embedded(self) -> Tensor:
-        return self.drop(super().embedded(), "embedding_dropout")
-
-    def mlp(self, x: Tensor, width: int) -> Tensor:
-        m = self.model
-        with_bias = partial(self.project, bias=m.ffn_bias)
-        x = self.run("act", self.activation, with_bias("c_fc", x, width))
-        return self.drop(with_bias("c_proj", x, m.hidden), "residual_dropout")
-
-
-# ---- decoders with layer norms ----
-
-
-class GPTNeoX(Llama):
-    """Parallel blocks, and one projection in which each head has its query, key and value."""
-
-    root, final, table, out_name = "gpt_neox", "final_layer_norm", "embed_in", "dense"
-    attention_name, head_name, partial, joins_last = "attention", "lm_head", True, True
-
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        m = self.model
-        both = self.project("query_key_value", x, 3 * m.query_width, m.qkv_bias)
-        both = transpose(view(both, self.samples, self.seq, -1, 3 * m.head_width), 1, 2)
-        return split(both, [m.head_width] * 3)
-
-    def mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self.run("act", self.activation, self.project("dense_h_to_4h", x, width, True))
-        return self.project("dense_4h_to_h", x, self.model.hidden, True)
-
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        out = self.self_attention(self.norm(self.first_norm, x), layer)
-        out = self.dropped("post_attention_dropout", out, "hidden_dropout")
-        if self.model.parallel == "no":
-            x = add(out, x)
-        both = self.feed_forward(self.norm(self.second_norm, x), layer)
-        both = self.dropped("post_mlp_dropout", both, "hidden_dropout")
-        return add(both, x) if self.model.parallel == "no" else add(add(both, out), x)
-
-    def embedded(self) -> Tensor:
-        return self.dropped("emb_dropout", super().embedded(), "hidden_dropout")
-
-
-class GPT2(Llama):
-    """Learned positions, and weights stored with one row for each input."""
-
-    root, blocks, final, table = "transformer", "h", "ln_f", "wte"
-    attention_name, first_norm, second_norm = "attn", "ln_1", "ln_2"
-    drops = "resid_pdrop"
-
-    def convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
-        """Run a ``Conv1D``: rows times a matrix plus a bias."""
-        with self.tape.module(name):
-            weight, bias = self.tape.parameter(x.shape[-1], outs), self.tape.parameter(outs)
-            out = op.addmm(bias, view(x, -1, x.shape[-1]), weight)
-            return view(out, *x.shape[:-1], outs)
-
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        both = self.convolved("c_attn", x, 3 * self.model.hidden)
-        q, k, v = split(both, [self.model.hidden] * 3, 2)
-        k, v = self.heads(k), self.heads(v)
-        return [self.heads(q), k, v]
-
-    def attention(self, x: Tensor, layer: int) -> Tensor:
-        q, k, v = self.queries_keys_values(x, layer)
-        out = self.attend(q, k, v, layer, "attn_pdrop")
-        out = contiguous(reshape(out, self.samples, self.seq, -1))
-        return self.dropped("resid_dropout", self.convolved("c_proj", out, self.model.hidden), "resid_pdrop")
-
-    def mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self.run("act", self.activation, self.convolved("c_fc", x, width))
-        return self.dropped("dropout", self.convolved("c_proj", x, self.model.hidden), "resid_pdrop")
-
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        x = add(self.self_attention(self.norm(self.first_norm, x), layer), x)
-        return add(x, self.feed_forward(self.norm(self.second_norm, x), layer))
-
-    def embedded(self) -> Tensor:
-        words = super().embedded()
-        with self.tape.module("wpe"):
-            table = self.tape.parameter(self.model.max_positions, self.model.hidden)
-            places = embedding(table, self.tape.constant(1, self.seq, dtype="int64"))
-        return self.dropped("drop", add(words, places), "embd_pdrop")
-
-    def trunk(self) -> Tensor:
-        x = super().trunk()
-        return view(x, *x.shape)
-
-
-class OPT(Llama):
-    """Learned positions; queries are scaled before attention."""
-
-    root, final, out_name = "model.decoder", "final_layer_norm", "out_proj"
-    first_norm, second_norm = "self_attn_layer_norm", "final_layer_norm"
-
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        m = self.model
-        q = self.heads(mul(self.project("q_proj", x, m.hidden, m.qkv_bias), 1.0))
-        k, v = (self.project(name, x, m.hidden, m.qkv_bias) for name in ("k_proj", "v_proj"))
-        return [q, self.heads(k), self.heads(v)]
-
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        m, shape = self.model, x.shape
-        out = self.self_attention(self.norm(self.first_norm, x), layer)
-        x = reshape(add(x, self.drop(out, "dropout")), -1, m.hidden)
-        out = self.project("fc1", self.norm(self.second_norm, x), m.ffn, m.ffn_bias)
-        out = self.project("fc2", self.run("activation_fn", self.activation, out), m.hidden, m.ffn_bias)
-        return view(add(x, self.drop(out, "dropout")), *shape)
-
-    def embedded(self) -> Tensor:
-        words = super().embedded()
-        with self.tape.module("embed_positions"):
-            table = self.tape.parameter(self.model.max_positions, self.model.hidden)
-            places = embedding(table, self.tape.constant(self.samples, self.seq, dtype="int64"))
-        return add(words, places)
-
-
-FAMILIES: dict[str, type[Llama]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2"), Llama),
-    "qwen3": Qwen3,
-    "gemma": Gemma,
-    "gemma2": Gemma2,
-    "gemma3_text": Gemma3,
-    "phi3": Phi3,
-    **dict.fromkeys(("olmo2", "olmo3"), Olmo2),
-    "smollm3": SmolLM3,
-    "starcoder2": Starcoder2,
-    "gpt_neox": GPTNeoX,
-    "gpt2": GPT2,
-    "opt": OPT,
-}
