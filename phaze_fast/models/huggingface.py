@@ -513,6 +513,10 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
         "family": kind,
         "activation": activation,
         "dropouts": fields.dropouts,
+        "settings": {
+            name: fields.take(name, default)
+            for name, default in _entry(kind).get("settings", {}).items()
+        },
         **_positions(data, _entry(kind), built),
     }
     window = built["seq"]

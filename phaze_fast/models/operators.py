@@ -481,7 +481,7 @@ def layer_norm(x: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
 
     return _run(
         "native_layer_norm", [x, gain, shift], out, backward,
-        others=statistics, needs=[(0, x)], keeps=statistics,
+        others=statistics, needs=[(0, one) for one in (x, *weights)], keeps=statistics,
     )  # fmt: skip
 
 
@@ -596,3 +596,16 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Add a causal mask to scores."""
     out = _result(scores, mask)
     return _run("add", [scores, mask], out, lambda _, g: [g, None])
+
+
+def where(mask: Tensor, x: Tensor) -> Tensor:
+    """Replace what a causal mask hides by a number."""
+    number = Tensor(x.tape, (), x.dtype)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(mask, g, x.tape.created(Tensor(x.tape, (), x.dtype)), name="where")]
+
+    return _run(
+        "where", [x], _result(x, mask, dtype=x.dtype), backward,
+        reads=[mask, x, number], needs=[(0, mask)], causal=True, window=0,
+    )  # fmt: skip

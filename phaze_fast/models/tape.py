@@ -203,9 +203,12 @@ class Tape:
 
     @contextmanager
     def module(self, name: str) -> Iterator[None]:
-        """Run a child of the running module; `name` may be a path of several children."""
+        """Run a child of the running module; `name` may be a path of several children.
+
+        A module that is no child of any has no name.
+        """
         parent = self._path[-1][1] if self._path else ""
-        path = f"{parent}.{name}".lstrip(".")
+        path = f"{parent}.{name}".lstrip(".") if name else ""
         self._note_module(path)
         self._entered += 1
         self._path.append((self._entered, path))

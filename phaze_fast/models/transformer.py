@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from phaze_fast.errors import not_accepted
-from phaze_fast.records import Count, Quantity, Record, Side
+from phaze_fast.records import Count, FrozenDict, Quantity, Record, Side
 
 MOST_BLOCKS = 4094
 """Most blocks of a model: plans have at most 4,096 layers, the embedding and the head included."""
@@ -124,6 +124,8 @@ class Module(Record):
     """Width of the rotated part of a head; 0 = all of it."""
     unrotated: tuple[_Any, ...] = ()
     """Layers, by position from 0, whose queries and keys are not rotated."""
+    settings: FrozenDict[str, bool | int | str] = FrozenDict()
+    """Other fields of the configuration that its operators depend on."""
 
 
 Activation = Literal["gelu", "relu", "silu"]

@@ -1,6 +1,6 @@
 """Forward code of the families of transformers' models, by ``model_type``."""
 
-from phaze_fast.models.families import decoders
+from phaze_fast.models.families import decoders, encoders
 from phaze_fast.models.families.llama import Llama
 
 FAMILIES: dict[str, type[Llama]] = {
@@ -29,4 +29,8 @@ FAMILIES: dict[str, type[Llama]] = {
     "gpt_neox": decoders.GPTNeoX,
     "gpt2": decoders.GPT2,
     "opt": decoders.OPT,
+    "bert": encoders.Bert,
+    **dict.fromkeys(("roberta", "xlm-roberta"), encoders.Roberta),
+    "megatron-bert": encoders.MegatronBert,
+    **dict.fromkeys(("t5", "mt5"), encoders.T5),
 }

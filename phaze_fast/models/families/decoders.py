@@ -169,7 +169,7 @@ class Granite(Llama):
 class Olmo(Llama):
     """Layer norms in fp32 without weights."""
 
-    table_format = _FLOAT
+    table_format, heads_last = _FLOAT, True
 
     def layer_norm(self, x: Tensor) -> Tensor:
         return to(op.layer_norm(to(x, _FLOAT), None, None), x.dtype)
@@ -181,7 +181,7 @@ class Olmo(Llama):
 class Helium(Llama):
     """Gains in fp32, and rotation of neighbouring elements."""
 
-    neighbours = True
+    neighbours, table_per_layer = True, True
 
     def rms_norm(self, x: Tensor) -> Tensor:
         gain = self.tape.parameter(x.shape[-1])
@@ -193,7 +193,7 @@ class Helium(Llama):
 class Glm(Llama):
     """One projection of gate and values; neighbouring elements of a part of heads are rotated."""
 
-    partial, joins_last, neighbours = True, True, True
+    partial, joins_last, neighbours, table_per_layer = True, True, True, True
 
     def mlp(self, x: Tensor, width: int) -> Tensor:
         gate, up = split(self.project("gate_up_proj", x, 2 * width), [width, width])
@@ -225,7 +225,7 @@ class SeedOss(Llama):
 class Ernie(Llama):
     """Neighbouring elements are rotated in fp32."""
 
-    neighbours, table_format = True, _FLOAT
+    neighbours, table_format, table_per_layer = True, _FLOAT, True
 
     def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         first = mul(to(x, _FLOAT), cos)
@@ -326,7 +326,7 @@ class Cohere2(Cohere):
 class StableLm(Llama):
     """Layer norms, blocks in parallel or not, and a part of heads that is rotated."""
 
-    partial, joins_last = True, True
+    partial, joins_last, heads_last = True, True, True
 
     def block(self, x: Tensor, layer: int) -> Tensor:
         rows = self.norm(self.first_norm, x)

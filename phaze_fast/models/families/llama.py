@@ -64,6 +64,8 @@ class Llama:
     joins_last = False  # whether both are rotated before the parts are joined
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
     table_format = _HALF
+    table_per_layer = False
+    heads_last = False  # whether all projections run before heads are formed
 
     def __init__(self, tape: Tape, model: TransformerModel, samples: int) -> None:
         self.tape, self.model = tape, model
@@ -123,11 +125,14 @@ class Llama:
         """Project queries, keys and values."""
         m = self.model
         widths = {"q_proj": m.query_width, "k_proj": m.kv_width, "v_proj": m.kv_width}
+        if self.heads_last:
+            rows = [self.project(name, x, width, m.qkv_bias) for name, width in widths.items()]
+            return [self.heads(one) for one in rows]
         return [self.heads(self.project(n, x, width, m.qkv_bias)) for n, width in widths.items()]
 
     def tables(self, layer: int, dim: int = 1) -> list[Tensor]:
         """Cosines and sines of the positions; the same for all layers."""
-        if not self.rotary:
+        if not self.rotary or self.table_per_layer:
             width = self.style.rotary_width or self.model.head_width
             self.rotary = [self.tape.constant(1, self.seq, width, dtype=self.table_format) for _ in range(2)]
         return [unsqueeze(x, dim) for x in self.rotary]
