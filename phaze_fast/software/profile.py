@@ -19,7 +19,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.hardware.tuning import FormatTuning, FunctionCost
-from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
+from phaze_fast.models import GraphModel, Model, TransformerModel, expanded, recognised
 from phaze_fast.records import (
     Bytes,
     Count,
@@ -243,10 +243,11 @@ SoftwareOrName = Annotated[Software, by_name("software", load_software)]
 # ---- a model, a chip and a fabric as the software runs them ----
 
 
-def planned_model(model: Model, software: Software) -> Model:
+def planned_model(model: Model, software: Software, seq: int | None = None) -> Model:
     """Return the model to plan: the transformer that a graph is recognised as, or the graph.
 
-    Software that runs a module's own operators runs a graph as it was traced.
+    Software that runs a module's own operators runs a graph as it was traced, and a model read from
+    a configuration as the graph of its module, on sequences of `seq` tokens.
 
     Examples
     --------
@@ -256,7 +257,10 @@ def planned_model(model: Model, software: Software) -> Model:
     >>> planned_model(gpt, load_software("megatron-core")) is gpt
     True
     """
-    if not isinstance(model, GraphModel) or model.as_traced:
+    if isinstance(model, TransformerModel):
+        own_code = software.as_traced and model.module is not None
+        return expanded(model, seq) if own_code else model
+    if model.as_traced:
         return model
     known = None if software.as_traced else recognised(model)
     return model.replace(as_traced=True) if known is None else known
