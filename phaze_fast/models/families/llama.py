@@ -7,7 +7,7 @@ The sizes are those of a `TransformerModel`.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 from phaze_fast.models import operators as op
 from phaze_fast.models.operators import (
@@ -67,8 +67,10 @@ class Llama:
     table_per_layer = False
     heads_last = False  # whether all projections run before heads are formed
 
-    def __init__(self, tape: Tape, model: TransformerModel, samples: int) -> None:
-        self.tape, self.model = tape, model
+    def __init__(
+        self, tape: Tape, model: TransformerModel, samples: int, layers: Sequence[int]
+    ) -> None:
+        self.tape, self.model, self.layers = tape, model, layers
         self.samples, self.seq = samples, model.seq
         self.style = model.module
         self.activation = _ACTIVATIONS[self.style.activation]
@@ -250,7 +252,7 @@ class Llama:
     def trunk(self) -> Tensor:
         """Everything before the head."""
         x = self.embedded()
-        for layer in range(self.model.layers):
+        for layer in self.layers:
             with self.tape.module(f"{self.blocks}.{layer}"):
                 x = self.block(x, layer)
         return self.norm(self.final, x) if self.model.final_norm else x
