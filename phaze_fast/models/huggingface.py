@@ -90,6 +90,11 @@ class Fields:
             raise not_accepted(f"{self.source}: {name}", value, "a whole number")
         return value
 
+    def setting(self, name: str, default: Any) -> bool | int | str:
+        """Value of a field that changes operators; of a number that is not whole, whether it is set."""
+        value = self.take(name, default)
+        return value if isinstance(value, bool | int | str) else bool(value)
+
     def sizes(self, names: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
         """Whole numbers, as an entry lists them; a default may be the name of another field."""
         sizes: dict[str, Any] = {}
@@ -514,7 +519,7 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
         "activation": activation,
         "dropouts": fields.dropouts,
         "settings": {
-            name: fields.take(name, default)
+            name: fields.setting(name, default)
             for name, default in _entry(kind).get("settings", {}).items()
         },
         **_positions(data, _entry(kind), built),

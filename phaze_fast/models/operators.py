@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from phaze_fast.models.tape import (
+    ITEM_BYTES,
     Gradients,
     Node,
     Shape,
@@ -285,7 +286,7 @@ def _result(*operands: Operand, dtype: str = "") -> Tensor:
     tensors = _tensors(*operands)
     shape = broadcast(*(x.shape for x in tensors))
     kinds = [x.dtype for x in tensors if x.shape or len(tensors) == 1]
-    kind = dtype or max(kinds or [tensors[0].dtype], key=("bool", "int32", "int64", "bfloat16", "float32").index)
+    kind = dtype or max(kinds or [tensors[0].dtype], key=tuple(ITEM_BYTES).index)
     return Tensor(tensors[0].tape, shape, kind, elementwise_strides(shape, tensors))
 
 
@@ -404,12 +405,17 @@ def relu(x: Tensor) -> Tensor:
     return _pointwise("relu", "threshold_backward", x, True)
 
 
-def clamp(x: Tensor) -> Tensor:
-    """Limit values on one side or both."""
+def clamp(x: Tensor, both: bool = False) -> Tensor:
+    """Limit values from above, or from both sides."""
+    tape = x.tape
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
-        inside = x.tape.elementwise("ge", x, dtype="bool")
-        return [_times(inside, g, name="where")]
+        above = tape.elementwise("ge", x, dtype="bool") if both else None
+        inside = tape.elementwise("le", x, dtype="bool")
+        if above is not None:
+            inside = tape.elementwise("logical_and", above, inside)
+        zero = tape.created(Tensor(tape, (), g.dtype))
+        return [tape.elementwise("where", inside, g, zero, dtype=g.dtype)]
 
     return _run("clamp", [x], _result(x), backward, needs=[(0, x)])
 
@@ -609,3 +615,193 @@ def where(mask: Tensor, x: Tensor) -> Tensor:
         "where", [x], _result(x, mask, dtype=x.dtype), backward,
         reads=[mask, x, number], needs=[(0, mask)], causal=True, window=0,
     )  # fmt: skip
+
+
+# ---- choices and rows ----
+
+
+def plain(
+    name: str, reads: Sequence[Tensor], shapes: Sequence[Shape], dtype: str
+) -> list[Tensor]:
+    """Record an operator without gradient, such as a sort."""
+    outs = [Tensor(reads[0].tape, shape, dtype) for shape in shapes]
+    reads[0].tape.add(name, reads, outs)
+    return outs
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return like.tape.created(Tensor(like.tape, like.shape, like.dtype))
+
+
+def _put(name: str, like: Tensor, places: Tensor, g: Tensor) -> Tensor:
+    """Write a gradient into zeros, in place."""
+    zeros = _zeros(like)
+    like.tape.add(name, [zeros, places, g], [zeros])
+    return zeros
+
+
+def topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Largest values of rows, and their places."""
+    shape = (*x.shape[:-1], count)
+    places = Tensor(x.tape, shape, "int64")
+    out = _run(
+        "topk", [x], Tensor(x.tape, shape, x.dtype), lambda _, g: [_put("scatter", x, places, g)],
+        others=[places], keeps=[places],
+    )  # fmt: skip
+    return out, places
+
+
+def largest(x: Tensor, keepdim: bool = True) -> tuple[Tensor, Tensor]:
+    """Largest value of rows, and its place."""
+    shape = (*x.shape[:-1], 1) if keepdim else x.shape[:-1]
+    places = Tensor(x.tape, shape, "int64")
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        both = (g, places) if keepdim else (unsqueeze(g, -1), unsqueeze(places, -1))
+        return [_put("scatter", x, both[1], both[0])]
+
+    out = _run(
+        "max", [x], Tensor(x.tape, shape, x.dtype), backward, others=[places], keeps=[places]
+    )
+    return out, places
+
+
+def values(pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Values of a result that has values and places."""
+    return pair[0]
+
+
+def gather(x: Tensor, places: Tensor) -> Tensor:
+    """Values of rows at some places."""
+    out = Tensor(x.tape, places.shape, x.dtype)
+    return _run(
+        "gather", [x], out, lambda _, g: [_put("scatter_add", x, places, g)],
+        reads=[x, places], needs=[(0, places), (0, x)],
+    )  # fmt: skip
+
+
+def index(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a tensor by number."""
+    out = Tensor(x.tape, (*rows.shape, *x.shape[1:]), x.dtype)
+    return _run(
+        "index", [x], out, lambda _, g: [_put("index_put", x, rows, g)],
+        reads=[x, rows], needs=[(0, rows)],
+    )  # fmt: skip
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """Replace masked values by a number."""
+    return _run(
+        "masked_fill", [x], _result(x), lambda _, g: [_times(g, mask, name="masked_fill")],
+        reads=[x, mask], needs=[(0, mask)],
+    )  # fmt: skip
+
+
+def divided(a: Tensor, b: Tensor) -> Tensor:
+    """Quotient written in place, whose gradient needs a copy of the dividend."""
+    tape = a.tape
+    node = tape.node([a, b])
+    tape.save(node, b)
+    before = clone(a)
+    tape.save(node, before)
+    out = Tensor(tape, a.shape, a.dtype, a.strides, a.storage)
+    tape.add("div", [a, b], [out])
+
+    def backward(gradients: Gradients) -> list[Tensor | None]:
+        g = gradients[0]
+        assert g is not None
+        quotient = _times(_times(before, b, name="div"), b, name="div")
+        second = _times(_times(g, name="neg"), quotient)
+        return [_times(g, b, name="div"), second]
+
+    _joined(node, [out], backward)
+    return out
+
+
+def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Products of groups of rows, which end where `ends` says, each with a matrix of its own."""
+    tape = a.tape
+    out = Tensor(tape, (a.shape[0], b.shape[2]), a.dtype)
+
+    def product(x: Tensor, y: Tensor, shape: Shape) -> Tensor:
+        result = Tensor(tape, shape, x.dtype)
+        tape.add("_grouped_mm", [x, y, ends], [result])
+        return result
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        groups, width, outs = b.shape
+        if b.strides[1] == 1:
+            second = transpose(product(t(g), a, (groups, outs, width)), 1, 2)
+        else:
+            second = product(t(a), g, (groups, width, outs))
+        first = product(g, transpose(b, 1, 2), a.shape) if node.wants(0) else None
+        return [first, second]
+
+    return _run(
+        "_grouped_mm", [a, b], out, backward, reads=[a, b, ends], needs=[(0, ends), (1, a)]
+    )
+
+
+# ---- parts of a tensor, and complex numbers ----
+
+
+def filled(first: Tensor, second: Tensor) -> Tensor:
+    """Copy two tensors into the columns of a new one, in place."""
+    tape = first.tape
+    widths = first.shape[-1], second.shape[-1]
+    whole = Tensor(tape, (*first.shape[:-1], sum(widths)), first.dtype)
+    base: Tensor | None = None
+    for x, skipped in ((first, 0), (second, 2)):
+        for _ in range(skipped + 1):
+            tape.node([x])  # nodes of the copy itself, and of views of the base
+        place = Tensor(tape, x.shape, x.dtype, whole.strides, whole.storage)
+        tape.add("copy", [place, x], [place])
+        base = _written(whole, base, x)
+    assert base is not None
+    tape.node([base])  # the base is viewed again
+    return base
+
+
+def _written(whole: Tensor, base: Tensor | None, x: Tensor) -> Tensor:
+    """Return the tensor after a part of it was written; its gradient is copied and cut."""
+    tape, shape = whole.tape, x.shape
+    out = Tensor(tape, whole.shape, whole.dtype, whole.strides, whole.storage)
+
+    def backward(gradients: Gradients) -> list[Tensor | None]:
+        g = gradients[0]
+        assert g is not None
+        copied = tape.created(Tensor(tape, whole.shape, whole.dtype))
+        tape.add("copy", [copied, g], [copied])
+        place = Tensor(tape, shape, x.dtype, copied.strides, copied.storage)
+        own = clone(place, contiguous_strides(shape))
+        if base is not None:
+            tape.add("copy", [place, _zeros(x)], [place])
+        return [copied if base is not None else None, own]
+
+    _joined(tape.node([base, x]), [out], backward)
+    return out
+
+
+def complex_view(x: Tensor) -> Tensor:
+    """Pairs of numbers as complex ones."""
+    strides = tuple(step // 2 for step in x.strides[:-1])
+    out = Tensor(x.tape, x.shape[:-1], "complex64", strides, x.storage)
+    _joined(x.tape.node([x]), [out], lambda gradients: [real_view(gradients[0])])
+    return out
+
+
+def real_view(x: Tensor) -> Tensor:
+    """Complex numbers as pairs."""
+    strides = (*(2 * step for step in x.strides), 1)
+    out = Tensor(x.tape, (*x.shape, 2), "float32", strides, x.storage)
+    _joined(x.tape.node([x]), [out], lambda gradients: [complex_view(gradients[0])])
+    return out
+
+
+def turned(x: Tensor, turns: Tensor) -> Tensor:
+    """Product of complex numbers; the gradient has the conjugate of the constant."""
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(g, _zeros(turns))]
+
+    return _run("mul", [x], _result(x, turns), backward, reads=[x, turns], needs=[(0, turns)])

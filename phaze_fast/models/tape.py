@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from phaze_fast.models.recording import Array, Call, Saved
 
-ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4}
+ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4, "complex64": 8}
 """Bytes of an element by number format; a result has the later format of its operands."""
 _ORDER = tuple(ITEM_BYTES)
 

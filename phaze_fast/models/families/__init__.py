@@ -1,6 +1,6 @@
 """Forward code of the families of transformers' models, by ``model_type``."""
 
-from phaze_fast.models.families import decoders, encoders
+from phaze_fast.models.families import decoders, encoders, mixtures
 from phaze_fast.models.families.llama import Llama
 
 FAMILIES: dict[str, type[Llama]] = {
@@ -29,6 +29,15 @@ FAMILIES: dict[str, type[Llama]] = {
     "gpt_neox": decoders.GPTNeoX,
     "gpt2": decoders.GPT2,
     "opt": decoders.OPT,
+    "qwen3_moe": mixtures.Qwen3Moe,
+    "qwen2_moe": mixtures.Qwen2Moe,
+    "mixtral": mixtures.Mixtral,
+    "olmoe": mixtures.Olmoe,
+    "granitemoe": mixtures.GraniteMoe,
+    "gpt_oss": mixtures.GptOss,
+    "glm4_moe": mixtures.Glm4Moe,
+    "deepseek_v2": mixtures.DeepSeekV2,
+    "deepseek_v3": mixtures.DeepSeekV3,
     "bert": encoders.Bert,
     **dict.fromkeys(("roberta", "xlm-roberta"), encoders.Roberta),
     "megatron-bert": encoders.MegatronBert,
