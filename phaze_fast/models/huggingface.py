@@ -36,7 +36,6 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_GELU_BY_STEPS = ("gelu_new", "gelu_fast")  # transformers computes them operator by operator
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 
 
@@ -91,7 +90,7 @@ class Fields:
         return value
 
     def setting(self, name: str, default: Any) -> bool | int | str:
-        """Value of a field that changes operators; of a number that is not whole, whether it is set."""
+        """Value of a field that changes operators; of other numbers, whether it is set."""
         value = self.take(name, default)
         return value if isinstance(value, bool | int | str) else bool(value)
 
@@ -512,8 +511,6 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
         built |= _FINISH[kind](fields, built)
     fields.finish()
     activation = fields.activations[-1] if fields.activations else "gelu"
-    if activation in _GELU_BY_STEPS:
-        built["gelu_new"] = True
     built["module"] = {
         "family": kind,
         "activation": activation,

@@ -63,7 +63,12 @@ def _run(
     node = tape.node(inputs, 1 + len(others))
     if node is not None:
         tape.save(node, *(x for at, x in needs if node.wants(at)))
-    tape.add(name, [x for x in inputs if x is not None] if reads is None else reads, [out, *others], **options)
+    tape.add(
+        name,
+        [x for x in inputs if x is not None] if reads is None else reads,
+        [out, *others],
+        **options,
+    )
     if node is not None:
         tape.save(node, *keeps)
         _joined(node, [out], lambda gradients: backward(node, gradients[0]))
@@ -192,7 +197,7 @@ def select(x: Tensor, dim: int) -> Tensor:
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
-    """Views of ranges of one dimension."""
+    """Split into views of ranges of one dimension."""
     at, tape = dim % len(x.shape), x.tape
     shapes = [(*x.shape[:at], size, *x.shape[at + 1 :]) for size in sizes]
     outs = [Tensor(tape, shape, x.dtype, x.strides, x.storage) for shape in shapes]
@@ -209,15 +214,13 @@ def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
 
 
 def unbind(x: Tensor, dim: int) -> list[Tensor]:
-    """Views of each position of a dimension."""
+    """Split into views of each position of a dimension."""
     at, tape = dim % len(x.shape), x.tape
     shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
     outs = [Tensor(tape, shape, x.dtype, strides, x.storage) for _ in range(x.shape[at])]
 
     def backward(gradients: Gradients) -> list[Tensor]:
-        parts = [
-            tape.created(Tensor(tape, shape, x.dtype)) if g is None else g for g in gradients
-        ]
+        parts = [tape.created(Tensor(tape, shape, x.dtype)) if g is None else g for g in gradients]
         whole = Tensor(tape, x.shape, x.dtype)
         tape.add("stack", parts, [whole])
         return [whole]
@@ -348,7 +351,7 @@ def neg(x: Tensor) -> Tensor:
     return _run("neg", [x], _result(x), lambda _, g: [_times(g, name="neg")])
 
 
-def power(x: Tensor, exponent: float = 2.0) -> Tensor:
+def power(x: Tensor) -> Tensor:
     """Power with a number as exponent."""
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
@@ -391,7 +394,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x)."""
+    """X sigmoid(x)."""
     return _pointwise("silu", "silu_backward", x, False)
 
 
@@ -586,7 +589,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     sums = Tensor(tape, q.shape[:-1], "float32")
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
-        like = [Tensor(tape, x.shape, x.dtype, elementwise_strides(x.shape, [x])) for x in (q, k, v)]
+        like = [
+            Tensor(tape, x.shape, x.dtype, elementwise_strides(x.shape, [x])) for x in (q, k, v)
+        ]
         tape.add("attention_backward", [q, k, v, out, sums, g], like, **seen)
         return like
 
@@ -620,9 +625,7 @@ def where(mask: Tensor, x: Tensor) -> Tensor:
 # ---- choices and rows ----
 
 
-def plain(
-    name: str, reads: Sequence[Tensor], shapes: Sequence[Shape], dtype: str
-) -> list[Tensor]:
+def plain(name: str, reads: Sequence[Tensor], shapes: Sequence[Shape], dtype: str) -> list[Tensor]:
     """Record an operator without gradient, such as a sort."""
     outs = [Tensor(reads[0].tape, shape, dtype) for shape in shapes]
     reads[0].tape.add(name, reads, outs)
@@ -737,9 +740,7 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         first = product(g, transpose(b, 1, 2), a.shape) if node.wants(0) else None
         return [first, second]
 
-    return _run(
-        "_grouped_mm", [a, b], out, backward, reads=[a, b, ends], needs=[(0, ends), (1, a)]
-    )
+    return _run("_grouped_mm", [a, b], out, backward, reads=[a, b, ends], needs=[(0, ends), (1, a)])
 
 
 # ---- parts of a tensor, and complex numbers ----

@@ -110,9 +110,7 @@ def broadcast(*shapes: Shape) -> Shape:
     """Shape of an element-wise result."""
     length = max(map(len, shapes))
     padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
-    return tuple(
-        next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True)
-    )
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 # ---- tensors and nodes ----
@@ -272,7 +270,9 @@ class Tape:
         if name in ("_to_copy", "clone") and all(array.parameter for array in arrays):
             for array in written:  # a cast of weights is treated as the weights
                 self._writer.pop(array.storage)
-                self.copies[array.storage] = self.copies.get(reads[0].storage.key, reads[0].storage.key)
+                self.copies[array.storage] = self.copies.get(
+                    reads[0].storage.key, reads[0].storage.key
+                )
 
     def created(self, tensor: Tensor) -> Tensor:
         """Note a tensor that the backward pass fills, such as zeros for a missing gradient."""
@@ -369,4 +369,8 @@ class Tape:
             total = Tensor(self, padded, gradient.dtype)
             self.add("sum", [gradient], [total])
             gradient = Tensor(self, shape, total.dtype, total.strides[leading:], total.storage)
-        return gradient if gradient.dtype == dtype else self.elementwise("_to_copy", gradient, dtype=dtype)
+        return (
+            gradient
+            if gradient.dtype == dtype
+            else self.elementwise("_to_copy", gradient, dtype=dtype)
+        )

@@ -245,17 +245,9 @@ class TransformerModel(Record):
     kv_expanded: bool = False
     """Whether keys and values are first copied to every query head, as PyTorch's attention does
     unless it knows that heads are grouped; it affects the stored tensors."""
-    gelu_new: bool = False
-    """Whether GELU is the tanh form that HuggingFace calls ``gelu_new`` and computes as a sequence
-    of element-wise operators."""
-    gelu_by_steps: bool = False
-    """Whether GELU is computed operator by operator, which stores each intermediate result."""
     fused_activation: bool = False
     """Whether a gated activation is one kernel, which stores its inputs and no intermediate
     results."""
-    norm_by_steps: bool = False
-    """Whether an RMS norm is computed operator by operator, which stores its input in fp32 and the
-    scaled rows."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
     """Number of passes over the fp32 logits in memory by a loss that is not one fused kernel,
     forward and backward together; 0 = fused, on bf16 logits."""

@@ -7,12 +7,32 @@ The sizes are those of a `TransformerModel`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from phaze_fast.models import operators as op
 from phaze_fast.models.operators import (
-    add, attention, cat, contiguous, div, dropout, embedding, linear, matmul, mean, mul, neg, part,
-    power, reshape, rsqrt, silu, split, tanh, to, transpose, unsqueeze, view,
+    add,
+    attention,
+    cat,
+    contiguous,
+    div,
+    dropout,
+    embedding,
+    linear,
+    matmul,
+    mean,
+    mul,
+    neg,
+    part,
+    power,
+    reshape,
+    rsqrt,
+    silu,
+    tanh,
+    to,
+    transpose,
+    unsqueeze,
+    view,
 )  # fmt: skip
 from phaze_fast.models.tape import Tape, Tensor
 from phaze_fast.models.transformer import TransformerModel
@@ -23,7 +43,7 @@ _FLOAT, _HALF = "float32", "bfloat16"
 def gelu_new(x: Tensor) -> Tensor:
     """GELU's tanh form as transformers writes it, operator by operator."""
     half = mul(x, 0.5)
-    inner = mul(add(x, mul(power(x, 3.0), 0.044715)), 0.8)
+    inner = mul(add(x, mul(power(x), 0.044715)), 0.8)
     return mul(half, add(tanh(inner), 1.0))
 
 
@@ -72,86 +92,91 @@ class Llama:
     ) -> None:
         self.tape, self.model, self.layers = tape, model, layers
         self.samples, self.seq = samples, model.seq
+        assert model.module is not None
         self.style = model.module
         self.activation = _ACTIVATIONS[self.style.activation]
         self.ids = tape.constant(samples, model.seq, dtype="int64")
         self.rotary: list[Tensor] = []
+        self.layer = 0
+        """Position of the running block."""
 
     # ---- parts ----
 
-    def run(self, name: str, function, *inputs: Tensor):
+    def _run(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Run a child module."""
         with self.tape.module(name):
-            return function(*inputs)
+            return function(x)
 
-    def project(self, name: str, x: Tensor, outs: int, bias: bool = False) -> Tensor:
+    def _project(self, name: str, x: Tensor, outs: int, bias: bool = False) -> Tensor:
         """Run a linear layer."""
         with self.tape.module(name):
             weight = self.tape.parameter(outs, x.shape[-1])
             return linear(x, weight, self.tape.parameter(outs) if bias else None)
 
-    def rms_norm(self, x: Tensor) -> Tensor:
+    def _rms_norm(self, x: Tensor) -> Tensor:
         """RMS norm in fp32, whose result is cast before the gain."""
         gain = self.tape.parameter(x.shape[-1])
         wide = to(x, _FLOAT)
         wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
         return mul(gain, to(wide, x.dtype))
 
-    def layer_norm(self, x: Tensor) -> Tensor:
+    def _layer_norm(self, x: Tensor) -> Tensor:
         """Layer norm as one kernel."""
         gain = self.tape.parameter(x.shape[-1])
         shift = self.tape.parameter(x.shape[-1]) if self.model.norm_bias else None
         return op.layer_norm(x, gain, shift)
 
-    def norm(self, name: str, x: Tensor) -> Tensor:
+    def _norm(self, name: str, x: Tensor) -> Tensor:
         """Run a norm."""
         with self.tape.module(name):
-            return self.rms_norm(x) if self.model.norm == "rmsnorm" else self.layer_norm(x)
+            return self._rms_norm(x) if self.model.norm == "rmsnorm" else self._layer_norm(x)
 
-    def drop(self, x: Tensor, name: str) -> Tensor:
+    def _drop(self, x: Tensor, name: str) -> Tensor:
         """Dropout, if the configuration's field of that name is not zero."""
         return dropout(x, name in self.style.dropouts)
 
-    def dropped(self, module: str, x: Tensor, name: str) -> Tensor:
+    def _dropped(self, module: str, x: Tensor, name: str) -> Tensor:
         """Run a dropout module."""
         with self.tape.module(module):
-            return self.drop(x, name)
+            return self._drop(x, name)
 
     # ---- attention ----
 
-    def heads(self, x: Tensor) -> Tensor:
+    def _heads(self, x: Tensor) -> Tensor:
         """Rows of all heads as a matrix per head."""
         return transpose(view(x, self.samples, self.seq, -1, self.model.head_width), 1, 2)
 
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         """Project queries, keys and values."""
         m = self.model
         widths = {"q_proj": m.query_width, "k_proj": m.kv_width, "v_proj": m.kv_width}
         if self.heads_last:
-            rows = [self.project(name, x, width, m.qkv_bias) for name, width in widths.items()]
-            return [self.heads(one) for one in rows]
-        return [self.heads(self.project(n, x, width, m.qkv_bias)) for n, width in widths.items()]
+            rows = [self._project(name, x, width, m.qkv_bias) for name, width in widths.items()]
+            return [self._heads(one) for one in rows]
+        return [self._heads(self._project(n, x, width, m.qkv_bias)) for n, width in widths.items()]
 
-    def tables(self, layer: int, dim: int = 1) -> list[Tensor]:
+    def _tables(self) -> list[Tensor]:
         """Cosines and sines of the positions; the same for all layers."""
         if not self.rotary or self.table_per_layer:
             width = self.style.rotary_width or self.model.head_width
-            self.rotary = [self.tape.constant(1, self.seq, width, dtype=self.table_format) for _ in range(2)]
-        return [unsqueeze(x, dim) for x in self.rotary]
+            self.rotary = [
+                self.tape.constant(1, self.seq, width, dtype=self.table_format) for _ in range(2)
+            ]
+        return [unsqueeze(x, 1) for x in self.rotary]
 
-    def half_turned(self, x: Tensor) -> Tensor:
+    def _half_turned(self, x: Tensor) -> Tensor:
         """Rotate by a quarter turn: halves of heads, or neighbouring elements."""
         return rotate_pairs(x) if self.neighbours else rotate_half(x)
 
-    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate by the angles of the positions."""
-        return add(mul(x, cos), mul(self.half_turned(x), sin))
+        return add(mul(x, cos), mul(self._half_turned(x), sin))
 
-    def positioned(self, q: Tensor, k: Tensor, layer: int) -> list[Tensor]:
+    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """Apply positions to queries and keys."""
         if self.model.positions != "rotary":
             return [q, k]
-        cos, sin = self.tables(layer)
+        cos, sin = self._tables()
         width, full = cos.shape[-1], q.shape[-1]
         rests: list[list[Tensor]] = [[], []]
         if self.partial:  # slices of both come first
@@ -159,13 +184,13 @@ class Llama:
             (q, *rests[0]), (k, *rests[1]) = cuts
         turned = []
         for x, rest in ((q, rests[0]), (k, rests[1])):
-            y = self.turned(x, cos, sin)
+            y = self._turned(x, cos, sin)
             turned.append(cat([y, *rest], -1) if rest and not self.joins_last else y)
         if self.joins_last:
             turned = [cat([y, *rest], -1) for y, rest in zip(turned, rests, strict=True)]
         return turned
 
-    def repeated(self, x: Tensor) -> Tensor:
+    def _repeated(self, x: Tensor) -> Tensor:
         """Copy keys or values to every query head."""
         groups = self.model.heads // x.shape[1]
         if groups == 1:
@@ -174,90 +199,95 @@ class Llama:
         spread = op.expand(unsqueeze(x, 2), count, heads, groups, seq, width)
         return reshape(spread, count, heads * groups, seq, width)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, drops: str = "attention_dropout") -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, drops: str = "attention_dropout") -> Tensor:
         """Attention with the kernel of the configuration; rows of all heads."""
         m = self.model
-        windowed = m.causal and m.is_windowed(layer, self.seq)
+        windowed = m.causal and m.is_windowed(self.layer, self.seq)
         if m.attention == "eager":
-            return self.explicit(q, k, v, drops)
+            return self._explicit(q, k, v, drops)
         if windowed:
             seen = {"causal": True, "dropout": drops in self.style.dropouts, "window": m.window}
         else:
             seen = {"causal": m.causal, "dropout": drops in self.style.dropouts}
         fits = k.shape[-1] == v.shape[-1] <= 256
         if windowed or not fits:
-            k, v = self.repeated(k), self.repeated(v)
+            k, v = self._repeated(k), self._repeated(v)
         out = attention(q, k, v, **seen)
         return contiguous(transpose(out, 1, 2))
 
-    def explicit(self, q: Tensor, k: Tensor, v: Tensor, drops: str) -> Tensor:
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, drops: str) -> Tensor:
         """softmax(QK^T)V operator by operator."""
-        k, v = self.repeated(k), self.repeated(v)
+        k, v = self._repeated(k), self._repeated(v)
         scores = mul(matmul(q, transpose(k, 2, 3)), 1.0)
         if self.model.score_cap:
             scores = mul(tanh(div(scores, 1.0)), 1.0)
         if self.model.causal:
-            scores = op.masked(scores, self.mask())
+            scores = op.masked(scores, self._mask())
         shares = to(op.softmax(scores, _FLOAT), q.dtype)
-        return contiguous(transpose(matmul(self.drop(shares, drops), v), 1, 2))
+        return contiguous(transpose(matmul(self._drop(shares, drops), v), 1, 2))
 
-    def mask(self) -> Tensor:
+    def _mask(self) -> Tensor:
         """Mask that is added to scores."""
         return self.tape.constant(self.samples, 1, self.seq, self.seq)
 
-    def attention(self, x: Tensor, layer: int) -> Tensor:
+    def _attention(self, x: Tensor) -> Tensor:
         """Self-attention."""
-        q, k, v = self.queries_keys_values(x, layer)
-        q, k = self.positioned(q, k, layer)
-        out = contiguous(reshape(self.attend(q, k, v, layer), self.samples, self.seq, -1))
-        return self.project(self.out_name, out, self.model.hidden, self.model.out_bias)
+        q, k, v = self._queries_keys_values(x)
+        q, k = self._positioned(q, k)
+        out = contiguous(reshape(self._attend(q, k, v), self.samples, self.seq, -1))
+        return self._project(self.out_name, out, self.model.hidden, self.model.out_bias)
 
     # ---- feed-forward ----
 
-    def act(self, x: Tensor) -> Tensor:
+    def _act(self, x: Tensor) -> Tensor:
         """Run the activation."""
-        return self.run("act_fn", self.activation, x)
+        return self._run("act_fn", self.activation, x)
 
-    def mlp(self, x: Tensor, width: int) -> Tensor:
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
         """Feed-forward layer, gated or not."""
         m, bias = self.model, self.model.ffn_bias
         if not m.gated:
-            return self.project("down_proj", self.act(self.project("up_proj", x, width, bias)), m.hidden, bias)
-        gate = self.act(self.project("gate_proj", x, width, bias))
-        return self.project("down_proj", mul(gate, self.project("up_proj", x, width, bias)), m.hidden, bias)
+            return self._project(
+                "down_proj", self._act(self._project("up_proj", x, width, bias)), m.hidden, bias
+            )
+        gate = self._act(self._project("gate_proj", x, width, bias))
+        return self._project(
+            "down_proj", mul(gate, self._project("up_proj", x, width, bias)), m.hidden, bias
+        )
 
-    def feed_forward(self, x: Tensor, layer: int) -> Tensor:
+    def _feed_forward(self, x: Tensor) -> Tensor:
         """Feed-forward layer of a block."""
         with self.tape.module(self.mlp_name):
-            return self.mlp(x, self.model.ffn)
+            return self._mlp(x, self.model.ffn)
 
-    def self_attention(self, x: Tensor, layer: int) -> Tensor:
+    def _self_attention(self, x: Tensor) -> Tensor:
         """Attention layer of a block."""
         with self.tape.module(self.attention_name):
-            return self.attention(x, layer)
+            return self._attention(x)
 
     # ---- the model ----
 
-    def block(self, x: Tensor, layer: int) -> Tensor:
+    def _block(self, x: Tensor) -> Tensor:
         """One block, with norms before its sub-layers."""
-        x = add(x, self.self_attention(self.norm(self.first_norm, x), layer))
-        return add(x, self.feed_forward(self.norm(self.second_norm, x), layer))
+        x = add(x, self._self_attention(self._norm(self.first_norm, x)))
+        return add(x, self._feed_forward(self._norm(self.second_norm, x)))
 
-    def embedded(self) -> Tensor:
+    def _embedded(self) -> Tensor:
         """Rows of the token embedding."""
         with self.tape.module(self.table):
             self.words = self.tape.parameter(self.model.vocab, self.model.hidden)
             return embedding(self.words, self.ids)
 
-    def trunk(self) -> Tensor:
+    def _trunk(self) -> Tensor:
         """Everything before the head."""
-        x = self.embedded()
+        x = self._embedded()
         for layer in self.layers:
+            self.layer = layer
             with self.tape.module(f"{self.blocks}.{layer}"):
-                x = self.block(x, layer)
-        return self.norm(self.final, x) if self.model.final_norm else x
+                x = self._block(x)
+        return self._norm(self.final, x) if self.model.final_norm else x
 
-    def logits(self, x: Tensor) -> Tensor:
+    def _logits(self, x: Tensor) -> Tensor:
         """Logits of every token."""
         m = self.model
         x = op.alias(x)  # an index that selects all positions
@@ -266,7 +296,7 @@ class Llama:
             out = linear(x, weight, self.tape.parameter(m.vocab) if m.head_bias else None)
         return mul(tanh(div(out, 1.0)), 1.0) if m.logit_cap else out
 
-    def loss(self, logits: Tensor) -> Tensor:
+    def _loss(self, logits: Tensor) -> Tensor:
         """Mean cross-entropy of logits in fp32."""
         rows = view(to(logits, _FLOAT), -1, self.model.vocab)
         return op.cross_entropy(rows, self.tape.constant(rows.shape[0], dtype="int64"))
@@ -274,5 +304,5 @@ class Llama:
     def forward(self) -> Tensor:
         """Loss of one step."""
         with self.tape.module(self.root):
-            x = self.trunk()
-        return self.loss(self.logits(x))
+            x = self._trunk()
+        return self._loss(self._logits(x))

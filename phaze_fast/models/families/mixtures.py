@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from phaze_fast.models import operators as op
-from phaze_fast.models.families.decoders import Cohere, Granite, Olmo2, Phi3, Qwen3
+from phaze_fast.models.families.decoders import Cohere, Granite, Olmo2, Qwen3
 from phaze_fast.models.families.llama import Llama
 from phaze_fast.models.operators import (
-    add, cat, contiguous, linear, mul, part, reshape, split, to, transpose, view,
+    add,
+    cat,
+    contiguous,
+    linear,
+    mul,
+    part,
+    reshape,
+    split,
+    to,
+    transpose,
+    view,
 )  # fmt: skip
 from phaze_fast.models.tape import Tensor
 from phaze_fast.models.transformer import MixtureOfExperts
@@ -28,34 +38,34 @@ class Mixture(Llama):
         assert self.model.moe is not None
         return self.model.moe
 
-    def setting(self, name: str) -> int:
+    def _setting(self, name: str) -> int:
         """Value of another field of the configuration."""
         return int(self.style.settings.get(name, 0))
 
     # ---- routers ----
 
-    def gate_weight(self) -> Tensor:
+    def _gate_weight(self) -> Tensor:
         """Weights of the router."""
         return self.tape.parameter(self.moe.experts, self.model.hidden)
 
-    def route(self, rows: Tensor) -> Routed:
+    def _route(self, rows: Tensor) -> Routed:
         """Choose experts by the largest shares of a softmax."""
-        logits = linear(view(rows, -1, self.model.hidden), self.gate_weight())
+        logits = linear(view(rows, -1, self.model.hidden), self._gate_weight())
         scores = op.softmax(logits, _FLOAT)
         weights, chosen = op.topk(scores, self.moe.top_k)
-        if self.setting("norm_topk_prob"):
+        if self._setting("norm_topk_prob"):
             weights = op.divided(weights, op.total(weights))
         return to(weights, rows.dtype), chosen
 
     # ---- experts ----
 
-    def gated(self, rows: Tensor) -> Tensor:
+    def _gated(self, rows: Tensor) -> Tensor:
         """Activation of one half of the rows times the other half."""
         width = rows.shape[-1] // 2
         gate, up = split(rows, [width, width])
-        return mul(self.run("act_fn", self.activation, gate), up)
+        return mul(self._run("act_fn", self.activation, gate), up)
 
-    def grouped(self, rows: Tensor, outs: int, ends: Tensor, order: Tensor) -> Tensor:
+    def _grouped(self, rows: Tensor, outs: int, ends: Tensor, order: Tensor) -> Tensor:
         """Product of the rows of each expert with its weights."""
         count, width = self.moe.experts, rows.shape[-1]
         if self.stored_by_input:
@@ -69,9 +79,9 @@ class Mixture(Llama):
         out = op.grouped_mm(rows, columns, ends)
         return out if bias is None else add(out, bias, inplace=True)
 
-    def experts(self, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def _experts(self, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Sort rows by expert, compute, and sum the results of each token."""
-        tape, moe = self.tape, self.moe
+        moe = self.moe
         pairs = chosen.shape[0] * moe.top_k
         weights, numbers = reshape(weights, -1), reshape(chosen, -1)
         ordered, places = op.plain("sort", [numbers], [numbers.shape] * 2, "int64")
@@ -81,36 +91,35 @@ class Mixture(Llama):
         (small,) = op.plain("_to_copy", [ordered], [(pairs,)], "int32")
         (counts,) = op.plain("histc", [small], [(moe.experts,)], "int32")
         (ends,) = op.plain("cumsum", [counts], [(moe.experts,)], "int32")
-        return self.combined(own, shares, places, ends, ordered)
+        return self._combined(own, shares, places, ends, ordered)
 
-    def combined(
+    def _combined(
         self, own: Tensor, shares: Tensor, places: Tensor, ends: Tensor, ordered: Tensor
     ) -> Tensor:
         """Feed-forward of sorted rows, weighted, in the order of tokens and summed."""
         pairs, hidden, dtype = own.shape[0], self.model.hidden, own.dtype
-        bias = self.model.ffn_bias
-        inner = self.gated(self.grouped(own, 2 * self.moe.expert_ffn, ends, ordered))
-        out = self.grouped(inner, hidden, ends, ordered)
+        inner = self._gated(self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered))
+        out = self._grouped(inner, hidden, ends, ordered)
         out = mul(out, op.unsqueeze(shares, -1))
         empty, numbers = (self.tape.constant(pairs, dtype="int64") for _ in range(2))
         (back,) = op.plain("index_put", [empty, places, numbers], [(pairs,)], "int64")
         out = view(op.index(out, back), -1, self.moe.top_k, hidden)
         return to(op.total(out, 1, keepdim=False), dtype)
 
-    def mixture(self, x: Tensor) -> Tensor:
+    def _mixture(self, x: Tensor) -> Tensor:
         """Router and experts of a layer."""
         rows = view(x, -1, self.model.hidden)
         with self.tape.module(self.gate_name):
-            weights, chosen = self.route(rows)
+            weights, chosen = self._route(rows)
         with self.tape.module("experts"):
-            out = self.experts(rows, weights, chosen)
+            out = self._experts(rows, weights, chosen)
         return reshape(out, *x.shape)
 
-    def feed_forward(self, x: Tensor, layer: int) -> Tensor:
+    def _feed_forward(self, x: Tensor) -> Tensor:
         with self.tape.module(self.mlp_name):
-            if self.model.has_experts(layer):
-                return self.mixture(x)
-            return self.mlp(x, self.model.ffn)
+            if self.model.has_experts(self.layer):
+                return self._mixture(x)
+            return self._mlp(x, self.model.ffn)
 
 
 class Qwen3Moe(Mixture, Qwen3):
@@ -120,23 +129,23 @@ class Qwen3Moe(Mixture, Qwen3):
 class Qwen2Moe(Mixture):
     """A shared expert behind a gate."""
 
-    def mixture(self, x: Tensor) -> Tensor:
+    def _mixture(self, x: Tensor) -> Tensor:
         rows = view(x, -1, self.model.hidden)
         with self.tape.module("shared_expert"):
-            shared = self.mlp(rows, self.moe.shared_width)
+            shared = self._mlp(rows, self.moe.shared_width)
         with self.tape.module("gate"):
-            weights, chosen = self.route(rows)
+            weights, chosen = self._route(rows)
         with self.tape.module("experts"):
-            out = self.experts(rows, weights, chosen)
-        shared = mul(op.sigmoid(self.project("shared_expert_gate", rows, 1)), shared)
+            out = self._experts(rows, weights, chosen)
+        shared = mul(op.sigmoid(self._project("shared_expert_gate", rows, 1)), shared)
         return reshape(add(out, shared), *x.shape)
 
 
 class Mixtral(Mixture):
     """Weights of experts stay in fp32 and are normalised."""
 
-    def route(self, rows: Tensor) -> Routed:
-        logits = linear(view(rows, -1, self.model.hidden), self.gate_weight())
+    def _route(self, rows: Tensor) -> Routed:
+        logits = linear(view(rows, -1, self.model.hidden), self._gate_weight())
         scores = op.softmax(to(logits, _FLOAT))
         weights, chosen = op.topk(scores, self.moe.top_k)
         return op.divided(weights, op.total(weights)), chosen
@@ -147,14 +156,14 @@ class Olmoe(Mixture, Olmo2):
 
     table_format = Llama.table_format
 
-    def rms_norm(self, x: Tensor) -> Tensor:
-        return Llama.rms_norm(self, x)
+    def _rms_norm(self, x: Tensor) -> Tensor:
+        return Llama._rms_norm(self, x)
 
-    def positioned(self, q: Tensor, k: Tensor, layer: int) -> list[Tensor]:
-        return Llama.positioned(self, q, k, layer)
+    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        return Llama._positioned(self, q, k)
 
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        return Llama.block(self, x, layer)
+    def _block(self, x: Tensor) -> Tensor:
+        return Llama._block(self, x)
 
 
 class GraniteMoe(Mixture, Granite):
@@ -162,8 +171,8 @@ class GraniteMoe(Mixture, Granite):
 
     mlp_name, gate_name = "block_sparse_moe", "router"
 
-    def route(self, rows: Tensor) -> Routed:
-        logits = to(linear(rows, self.gate_weight()), _FLOAT)
+    def _route(self, rows: Tensor) -> Routed:
+        logits = to(linear(rows, self._gate_weight()), _FLOAT)
         weights, chosen = op.topk(logits, self.moe.top_k)
         return to(op.softmax(weights), rows.dtype), chosen
 
@@ -173,73 +182,68 @@ class GptOss(Mixture):
 
     gate_name, stored_by_input = "router", True
 
-    def rms_norm(self, x: Tensor) -> Tensor:
-        return Olmo2.rms_norm(self, x)  # type: ignore[arg-type]
+    def _rms_norm(self, x: Tensor) -> Tensor:
+        return Olmo2._rms_norm(self, x)  # type: ignore[arg-type]
 
-    def tables(self, layer: int, dim: int = 1) -> list[Tensor]:
+    def _tables(self) -> list[Tensor]:
         if not self.rotary:
             width = self.model.head_width // 2
             self.rotary = [self.tape.constant(1, self.seq, width) for _ in range(2)]
-        return [op.unsqueeze(x, dim) for x in self.rotary]
+        return [op.unsqueeze(x, 1) for x in self.rotary]
 
-    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         width = x.shape[-1] // 2
         first, second = split(x, [width, width])
         left = op.sub(mul(first, cos), mul(second, sin))
         return cat([left, add(mul(second, cos), mul(first, sin))], -1)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: int, drops: str = "attention_dropout"
-    ) -> Tensor:
-        k, v = self.repeated(k), self.repeated(v)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, drops: str = "attention_dropout") -> Tensor:
+        k, v = self._repeated(k), self._repeated(v)
         scores = mul(op.matmul(q, transpose(k, 2, 3)), 1.0)
-        scores = op.masked(scores, self.mask())
+        scores = op.masked(scores, self._mask())
         sinks = reshape(self.tape.parameter(self.model.heads), 1, -1, 1, 1)
         sinks = op.expand(sinks, self.samples, self.model.heads, self.seq, 1)
         both = cat([scores, sinks], -1)
         both = op.sub(both, op.values(op.largest(both)))
         shares = op.softmax(both)
-        shares = to(self.drop(part(shares, -1, 0, self.seq), drops), v.dtype)
+        shares = to(self._drop(part(shares, -1, 0, self.seq), drops), v.dtype)
         return contiguous(transpose(op.matmul(shares, v), 1, 2))
 
-    def route(self, rows: Tensor) -> Routed:
+    def _route(self, rows: Tensor) -> Routed:
         bias = self.tape.parameter(self.moe.experts)
-        weights, chosen = op.topk(linear(rows, self.gate_weight(), bias), self.moe.top_k)
+        weights, chosen = op.topk(linear(rows, self._gate_weight(), bias), self.moe.top_k)
         return op.softmax(weights), chosen
 
-    def gated(self, rows: Tensor) -> Tensor:
+    def _gated(self, rows: Tensor) -> Tensor:
         gate, up = op.every_other(rows), op.every_other(rows)
         gate, up = op.clamp(gate), op.clamp(up, both=True)
         inner = mul(gate, op.sigmoid(mul(gate, 1.0)))
         return mul(add(up, 1.0), inner)
 
-    def mixture(self, x: Tensor) -> Tensor:
-        return super().mixture(x)
-
 
 class DeepSeek(Mixture):
     """Routers in fp32, shared experts."""
 
-    def router_logits(self, x: Tensor) -> Tensor:
+    def _router_logits(self, x: Tensor) -> Tensor:
         """Logits of the router in fp32."""
         rows = view(x, -1, self.model.hidden)
-        return linear(to(rows, _FLOAT), to(self.gate_weight(), _FLOAT))
+        return linear(to(rows, _FLOAT), to(self._gate_weight(), _FLOAT))
 
-    def mixture(self, x: Tensor) -> Tensor:
+    def _mixture(self, x: Tensor) -> Tensor:
         with self.tape.module("gate"):
-            weights, chosen = self.route(x)
+            weights, chosen = self._route(x)
         rows = view(x, -1, self.model.hidden)
         with self.tape.module("experts"):
-            out = view(self.experts(rows, weights, chosen), *x.shape)
+            out = view(self._experts(rows, weights, chosen), *x.shape)
         with self.tape.module("shared_experts"):
-            shared = self.mlp(x, self.moe.shared_width)
+            shared = self._mlp(x, self.moe.shared_width)
         return add(out, shared)
 
-    def limited(self, groups: Tensor) -> Tensor:
+    def _limited(self, groups: Tensor) -> Tensor:
         """Mask of the experts outside the best groups, from a score of each group."""
         count, experts = groups.shape[0], self.moe.experts
-        number = self.setting("n_group")
-        _, best = op.topk(groups, self.setting("topk_group"))
+        number = self._setting("n_group")
+        _, best = op.topk(groups, self._setting("topk_group"))
         zeros = self.tape.constant(*groups.shape, dtype=_FLOAT)
         (mask,) = op.plain("scatter", [zeros, best], [groups.shape], _FLOAT)
         wide = op.expand(op.unsqueeze(mask, -1), count, number, experts // number)
@@ -248,16 +252,16 @@ class DeepSeek(Mixture):
         (outside,) = op.plain("bitwise_not", [flags], [flat.shape], "bool")
         return outside
 
-    def route(self, rows: Tensor) -> Routed:
-        scores = op.sigmoid(self.router_logits(rows))
+    def _route(self, rows: Tensor) -> Routed:
+        scores = op.sigmoid(self._router_logits(rows))
         biased = add(scores, self.tape.constant(self.moe.experts))
-        number = self.setting("n_group")
+        number = self._setting("n_group")
         parts = view(biased, -1, number, self.moe.experts // number)
         best, _ = op.topk(parts, 2)
-        outside = self.limited(op.total(best, keepdim=False))
+        outside = self._limited(op.total(best, keepdim=False))
         _, chosen = op.topk(op.masked_fill(biased, outside), self.moe.top_k)
         weights = op.gather(scores, chosen)
-        if self.setting("norm_topk_prob"):
+        if self._setting("norm_topk_prob"):
             weights = op.divided(weights, add(op.total(weights), 1e-20))
         return mul(weights, 1.0), chosen
 
@@ -267,61 +271,65 @@ class Glm4Moe(DeepSeek):
 
     partial, joins_last = True, True
 
-    def queries_keys_values(self, x: Tensor, layer: int) -> list[Tensor]:
-        return Cohere.queries_keys_values(self, x, layer)  # type: ignore[arg-type]
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        return Cohere._queries_keys_values(self, x)  # type: ignore[arg-type]
 
 
 class DeepSeekV3(DeepSeek):
     """Latent attention."""
 
-    def tables(self, layer: int, dim: int = 1) -> list[Tensor]:
+    def _tables(self) -> list[Tensor]:
         if not self.rotary:
             assert self.model.latent is not None
             width = self.model.latent.rotary_width
             self.rotary = [self.tape.constant(1, self.seq, width) for _ in range(2)]
         tables = self.rotary
-        if self.setting("rope_interleave"):
+        if self._setting("rope_interleave"):
             tables = [part(x, -1, 0, x.shape[-1] // 2) for x in tables]
-        return [op.unsqueeze(x, dim) for x in tables]
+        return [op.unsqueeze(x, 1) for x in tables]
 
-    def rotated_pair(self, q: Tensor, k: Tensor, layer: int) -> list[Tensor]:
+    def _rotated_pair(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """Rotate the rotary parts of queries and of the shared key."""
-        cos, sin = self.tables(layer)
-        if not self.setting("rope_interleave"):
-            return [self.turned(q, cos, sin), self.turned(k, cos, sin)]
+        cos, sin = self._tables()
+        if not self._setting("rope_interleave"):
+            return [self._turned(q, cos, sin), self._turned(k, cos, sin)]
         halves = [[op.every_other(x), op.every_other(x)] for x in (q, k)]
         return [
             cat([op.sub(mul(a, cos), mul(b, sin)), add(mul(b, cos), mul(a, sin))], -1)
             for a, b in halves
         ]
 
-    def attention(self, x: Tensor, layer: int) -> Tensor:
+    def _attention(self, x: Tensor) -> Tensor:
         m, latent = self.model, self.model.latent
         assert latent is not None
         shape = (self.samples, self.seq)
         if latent.query_rank is None:
-            q = self.project("q_proj", x, m.heads * latent.query_width)
+            q = self._project("q_proj", x, m.heads * latent.query_width)
         else:
-            q = self.project("q_a_proj", x, latent.query_rank, m.qkv_bias)
-            q = self.project("q_b_proj", self.norm("q_a_layernorm", q), m.heads * latent.query_width)
+            q = self._project("q_a_proj", x, latent.query_rank, m.qkv_bias)
+            q = self._project(
+                "q_b_proj", self._norm("q_a_layernorm", q), m.heads * latent.query_width
+            )
         q = transpose(view(q, *shape, -1, latent.query_width), 1, 2)
         plain, turned = split(q, [latent.plain_width, latent.rotary_width])
-        both = self.project("kv_a_proj_with_mqa", x, latent.kv_rank + latent.rotary_width, m.qkv_bias)
+        both = self._project(
+            "kv_a_proj_with_mqa", x, latent.kv_rank + latent.rotary_width, m.qkv_bias
+        )
         kv, key = split(both, [latent.kv_rank, latent.rotary_width])
-        kv = view(self.norm("kv_a_layernorm", kv), self.samples, 1, self.seq, latent.kv_rank)
+        kv = view(self._norm("kv_a_layernorm", kv), self.samples, 1, self.seq, latent.kv_rank)
         key = view(key, self.samples, 1, self.seq, latent.rotary_width)
-        turned, key = self.rotated_pair(turned, key, layer)
+        turned, key = self._rotated_pair(turned, key)
         q = cat([plain, turned], -1)
-        k, v = self.spread_keys(kv, key)
-        out = contiguous(reshape(self.attend(q, k, v, layer), *shape, -1))
-        return self.project("o_proj", out, m.hidden, m.out_bias)
+        k, v = self._spread_keys(kv, key)
+        out = contiguous(reshape(self._attend(q, k, v), *shape, -1))
+        return self._project("o_proj", out, m.hidden, m.out_bias)
 
-    def spread_keys(self, kv: Tensor, key: Tensor) -> list[Tensor]:
+    def _spread_keys(self, kv: Tensor, key: Tensor) -> list[Tensor]:
         """Keys and values of every head, from the latent vector and the shared key."""
         m, latent = self.model, self.model.latent
         assert latent is not None
         widths = [latent.plain_width, latent.value_width]
-        kv = self.project("kv_b_proj", kv, m.heads * sum(widths))
+        kv = self._project("kv_b_proj", kv, m.heads * sum(widths))
         kv = transpose(view(kv, self.samples, self.seq, -1, sum(widths)), 1, 2)
         plain, v = split(kv, widths)
         key = op.expand(key, -1, m.heads, -1, -1)
@@ -331,7 +339,7 @@ class DeepSeekV3(DeepSeek):
 class DeepSeekV2(DeepSeekV3):
     """Rotation by complex numbers in fp32."""
 
-    def rotated_pair(self, q: Tensor, k: Tensor, layer: int) -> list[Tensor]:
+    def _rotated_pair(self, q: Tensor, k: Tensor) -> list[Tensor]:
         if not self.rotary:
             assert self.model.latent is not None
             width = self.model.latent.rotary_width // 2
@@ -343,11 +351,11 @@ class DeepSeekV2(DeepSeekV3):
             for x, rows in zip(pairs, (q, k), strict=True)
         ]
 
-    def route(self, rows: Tensor) -> Routed:
-        scores = op.softmax(self.router_logits(rows))
+    def _route(self, rows: Tensor) -> Routed:
+        scores = op.softmax(self._router_logits(rows))
         if self.style.settings.get("topk_method") == "group_limited_greedy":
-            number = self.setting("n_group")
+            number = self._setting("n_group")
             parts = view(scores, -1, number, self.moe.experts // number)
-            scores = op.masked_fill(scores, self.limited(op.values(op.largest(parts, False))))
+            scores = op.masked_fill(scores, self._limited(op.values(op.largest(parts, False))))
         weights, chosen = op.topk(scores, self.moe.top_k)
         return mul(weights, 1.0), chosen
