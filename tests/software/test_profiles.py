@@ -114,7 +114,7 @@ def test_a_profile_is_referred_to_by_name_only_if_it_is_the_preset():
     preset = load_software("deepspeed")
     assert preset.reference == "deepspeed"
     slower = preset.replace(host_s=1.0)
-    assert slower.reference == slower.to_dict()
+    assert slower.reference["host_s"] == 1.0
 
 
 def test_a_plan_remembers_its_software():
