@@ -70,7 +70,8 @@ def _alike(model: TransformerModel) -> dict[Any, list[int]]:
 _REPEATS = 4
 
 
-def _layers_graph(model: TransformerModel, layers: Sequence[int]) -> GraphModel:
+def layers_graph(model: TransformerModel, layers: Sequence[int]) -> GraphModel:
+    """Return the graph of a model that has only some of its blocks."""
     small, large = record_model(model, 2, layers), record_model(model, 4, layers)
     return layered(model.name, small, large, small.modules, model.seq)
 
@@ -80,10 +81,10 @@ def _graph(model: TransformerModel) -> GraphModel:
     groups = _alike(model).values()
     ends = [{*g[: _REPEATS // 2], *g[-_REPEATS // 2 :]} for g in groups]
     run = sorted(set().union(*ends))
-    graph = _layers_graph(model, run)
+    graph = layers_graph(model, run)
     apart = model.encoder_layers or FAMILIES[_family(model)].table_per_layer
     if len(run) == model.layers or apart or not graph.is_chain or len(graph.order) != len(run) + 2:
-        return graph if len(run) == model.layers else _layers_graph(model, range(model.layers))
+        return graph if len(run) == model.layers else layers_graph(model, range(model.layers))
     kinds = dict(zip(run, graph.order[1:-1], strict=True))
     for group in groups:
         inner = kinds[group[min(1, len(group) - 1)]]

@@ -476,7 +476,6 @@ def softmax(x: Tensor, dtype: str = "", name: str = "_softmax") -> Tensor:
 def layer_norm(x: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
     """Layer norm over the last dimension, one kernel with statistics in fp32."""
     tape = x.tape
-    x = contiguous(x)
     out = Tensor(tape, x.shape, x.dtype)
     rows = (*x.shape[:-1], 1)
     statistics = [Tensor(tape, rows, "float32") for _ in range(2)]

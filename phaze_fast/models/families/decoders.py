@@ -342,6 +342,21 @@ class StableLm(Llama):
 
     partial, joins_last, heads_last = True, True, True
 
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super()._queries_keys_values(x)
+        if self.model.qk_norm == "no":
+            return [q, k, v]
+        return [self._normed_heads("q_layernorm", q), self._normed_heads("k_layernorm", k), v]
+
+    def _normed_heads(self, name: str, x: Tensor) -> Tensor:
+        """Normalise each head with a gain of its own."""
+        with self.tape.module(name):
+            normed = []
+            for at, head in enumerate(split(x, [1] * x.shape[1], 1)):
+                with self.tape.module(f"norms.{at}"):
+                    normed.append(op.layer_norm(head, self.tape.parameter(x.shape[-1]), None))
+            return op.cat(normed, 1)
+
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)
         out = self._self_attention(rows)
