@@ -73,6 +73,7 @@ def test_gradients_have_the_shape_of_their_tensor(pair):
 def test_presets_have_the_parameters_and_flops_of_their_record(name):
     """Two descriptions of one model, written apart: fields with formulas, and operators."""
     model = models.load(name)
+    model = model.replace(layers=min(model.layers, 6), encoder_layers=min(model.encoder_layers, 6))
     if model.module.family not in FAMILIES:
         with pytest.raises(InvalidInputError, match="trace the module"):
             models.expanded(model)
@@ -84,6 +85,7 @@ def test_presets_have_the_parameters_and_flops_of_their_record(name):
     assert ours.total == pytest.approx(theirs.total, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", hf_entries(), ids=lambda entry: entry["name"])
 def test_configurations_have_as_many_parameters_as_transformers_counts(entry):
     model = models.from_hf(entry["config"])
