@@ -142,3 +142,14 @@ def test_plans_with_tensor_and_pipeline_parallelism_and_a_reason_against_context
     spec = {"software": "huggingface-eager", "global_batch": 16, "cp": 2, "dp": 4}
     with pytest.raises(InvalidInputError, match="cp: 2: a graph of operators has no rule for it"):
         predict("llama2-7b", cluster, spec)
+
+
+def test_a_loss_does_not_read_all_scores_and_a_part_is_written_into_zeros():
+    graph = models.expanded(models.load("llama2-7b"), 64)
+    head, block = graph.layers[-1], graph.layers[1]
+    ops = {one.name: one for one in (*head.forward, *head.backward)}
+    loss, gradient = ops["nll_loss_forward"], ops["d-nll_loss_forward"]
+    assert loss.read_bytes == gradient.read_bytes == 8 * 64  # labels
+    assert gradient.write_bytes == 4 * 64 * 32000
+    part = next(one for one in block.backward if one.name.endswith("slice_backward"))
+    assert part.write_bytes == part.read_bytes * 3  # zeros of the whole, and half of it again
