@@ -192,6 +192,20 @@ class GraphLayer(Record):
         return float(sum(op.flops for op in self.forward))
 
 
+def held_bytes(
+    tensor: SavedTensor | HeldTensor, samples: int, width: int = 1, rows: bool = False
+) -> float:
+    """Return the bytes of a tensor on one device; arguments as `peak_bytes`.
+
+    Examples
+    --------
+    >>> held_bytes(SavedTensor(name="x#0", bytes=8.0, fixed_bytes=2.0, split=True), 3, width=2)
+    13.0
+    """
+    size = int(tensor.fixed_bytes + tensor.bytes * samples)
+    return float(size // (width if tensor.split or rows else 1))
+
+
 def peak_bytes(
     layer: GraphLayer, peak: LayerPeak, samples: int, width: int = 1, rows: bool = False
 ) -> float:
@@ -222,10 +236,7 @@ def peak_bytes(
     """
     absent = frozenset(peak.absent)
     kept = [tensor for at, tensor in enumerate(layer.saved) if at not in absent]
-    return sum(
-        float(int(x.fixed_bytes + x.bytes * samples) // (width if x.split or rows else 1))
-        for x in (*kept, *peak.tensors)
-    )
+    return sum(held_bytes(x, samples, width, rows) for x in (*kept, *peak.tensors))
 
 
 class GraphModel(Record):

@@ -109,7 +109,7 @@ class _Uses:
 
     def _use(self, at: int, array: Array, more: Array, until: int) -> None:
         storage = self.own(array.storage)
-        new = array.storage in self.written or at >= 0 and self.calls[at].backward
+        new = array.storage in self.written or (at >= 0 and self.calls[at].backward)
         if storage in self.parameters or not (new or storage in self.saved):
             return
         self.born.setdefault(storage, at if new else -1)

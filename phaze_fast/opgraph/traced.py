@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from phaze_fast.models import GraphLayer, GraphOperator
+from phaze_fast.models import GraphLayer, GraphOperator, held_bytes, peak_bytes
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
 from phaze_fast.opgraph.strategy import Strategy
 
@@ -214,6 +214,45 @@ def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
     return "only" if all(products) else "also"
 
 
+@dataclass(frozen=True)
+class DevicePeak:
+    """An instant at which a traced layer has the most memory allocated on one device."""
+
+    operator: str
+    """Operator that runs."""
+    backward: bool
+    """Whether it runs in the backward pass."""
+    bytes: float
+    """Bytes of the layer then: tensors stored for the backward pass, temporaries, gradients."""
+    gradient_bytes: float
+    """The part of these in gradients of its parameters."""
+    tensors: tuple[tuple[str, float], ...]
+    """Names and bytes of the tensors that are not stored for the backward pass, largest first."""
+
+
+def traced_peaks(layer: GraphLayer, strategy: Strategy) -> tuple[DevicePeak, ...]:
+    """Return the peaks of a traced layer on one device."""
+    samples, width = strategy.micro_batch, strategy.tp
+    rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
+    peaks = []
+    for peak in layer.peaks:
+        sizes = [held_bytes(tensor, samples, width, rows) for tensor in peak.tensors]
+        pairs = list(zip(peak.tensors, sizes, strict=True))
+        named = sorted(((x.name, size) for x, size in pairs), key=lambda pair: -pair[1])
+        gradients = sum(size for x, size in pairs if x.gradient)
+        whole = peak_bytes(layer, peak, samples, width, rows)
+        peaks.append(DevicePeak(peak.operator, peak.backward, whole, gradients, tuple(named)))
+    return tuple(peaks)
+
+
+def _stored_input(layer: GraphLayer, tensors: tuple[Tensor, ...], samples: float) -> list[Tensor]:
+    """Return the input of a layer that stores it only if it is recomputed; never more than that."""
+    reader = next((op.name for op in layer.forward if -1 in op.inputs), "")
+    most = sum(tensor.bytes for tensor in tensors if tensor.producer != "input")
+    size = min(int(layer.input_bytes * samples), most)
+    return [Tensor("input", size, "input", instead_of=reader)] if size and reader else []
+
+
 def traced_passes(
     layer: GraphLayer, strategy: Strategy
 ) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
@@ -228,11 +267,11 @@ def traced_passes(
     saved_tensors = tuple(
         Tensor(
             tensor.name,
-            int(tensor.fixed_bytes + tensor.bytes * samples)
-            // (width if tensor.split or rows else 1),
+            int(held_bytes(tensor, samples, width, rows)),
             "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
             operand=_operand(layer, tensor.producer),
         )
         for tensor in layer.saved
     )
-    return forward, backward, saved_tensors
+    shared = samples if not rows else samples / width
+    return forward, backward, (*saved_tensors, *_stored_input(layer, saved_tensors, shared))

@@ -151,13 +151,16 @@ def _table_bytes(graph: LayerGraph) -> float:
 
 def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
+    by_layer = all(layer.peaks for layer in graph.layers)
+    resident = software.resident_gradients
     for record, layer in zip(kinds, graph.layers, strict=True):
         end, head = layer.kind in BOUNDARY_KINDS, layer.kind == "head"
         whole = layer.forward.stashed_bytes()
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
         record["boundary"] = end
-        record["once_bytes"] = whole if head else 0.0
+        record["layer_peaks"] = by_layer
+        record["once_bytes"] = (layer.peak(resident).bytes if by_layer else whole) if head else 0.0
         if head and software.gradient_stand_ins:
             record["once_bytes"] += _table_bytes(graph)
         record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
@@ -166,7 +169,9 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         for v, mode in enumerate(variants):
             stash_bytes = whole if end else layer.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else stash_bytes
-            record["live_bytes"][v] = 0.0 if end else whole - stash_bytes + layer.work_bytes
+            if not (head or (end and not by_layer)):
+                kept = "none" if end else mode
+                record["live_bytes"][v] = layer.live_bytes(kept, resident)
     return kinds
 
 
