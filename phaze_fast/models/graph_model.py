@@ -235,8 +235,9 @@ def peak_bytes(
     30.0
     """
     absent = frozenset(peak.absent)
-    kept = [tensor for at, tensor in enumerate(layer.saved) if at not in absent]
-    return sum(held_bytes(x, samples, width, rows) for x in (*kept, *peak.tensors))
+    tensors: list[SavedTensor | HeldTensor] = [*peak.tensors]
+    tensors += [tensor for at, tensor in enumerate(layer.saved) if at not in absent]
+    return float(sum(held_bytes(tensor, samples, width, rows) for tensor in tensors))
 
 
 class GraphModel(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from phaze_fast.models import GraphLayer, GraphOperator, held_bytes, peak_bytes
+from phaze_fast.models import GraphLayer, GraphOperator, held_bytes
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
 from phaze_fast.opgraph.strategy import Strategy
 
@@ -227,7 +227,7 @@ class DevicePeak:
     gradient_bytes: float
     """The part of these in gradients of its parameters."""
     tensors: tuple[tuple[str, float], ...]
-    """Names and bytes of the tensors that are not stored for the backward pass, largest first."""
+    """Operators that wrote these tensors, and bytes, largest first."""
 
 
 def traced_peaks(layer: GraphLayer, strategy: Strategy) -> tuple[DevicePeak, ...]:
@@ -236,12 +236,16 @@ def traced_peaks(layer: GraphLayer, strategy: Strategy) -> tuple[DevicePeak, ...
     rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
     peaks = []
     for peak in layer.peaks:
-        sizes = [held_bytes(tensor, samples, width, rows) for tensor in peak.tensors]
-        pairs = list(zip(peak.tensors, sizes, strict=True))
-        named = sorted(((x.name, size) for x, size in pairs), key=lambda pair: -pair[1])
-        gradients = sum(size for x, size in pairs if x.gradient)
-        whole = peak_bytes(layer, peak, samples, width, rows)
-        peaks.append(DevicePeak(peak.operator, peak.backward, whole, gradients, tuple(named)))
+        absent = frozenset(peak.absent)
+        kept = [tensor for at, tensor in enumerate(layer.saved) if at not in absent]
+        sizes = [(x.name.rpartition("#")[0], held_bytes(x, samples, width, rows)) for x in kept]
+        temporary = [held_bytes(x, samples, width, rows) for x in peak.tensors]
+        own = list(zip(peak.tensors, temporary, strict=True))
+        sizes += [(x.name, size) for x, size in own]
+        gradients = sum(size for x, size in own if x.gradient)
+        whole = sum(size for _, size in sizes)
+        largest = tuple(sorted(sizes, key=lambda pair: -pair[1]))
+        peaks.append(DevicePeak(peak.operator, peak.backward, whole, gradients, largest))
     return tuple(peaks)
 
 

@@ -34,6 +34,7 @@ from phaze_fast.software import (
     model_as_run,
 )
 from phaze_fast.tables import Array
+from phaze_fast.units import format_bytes
 
 _UNHIDDEN_BYTES = 1e15
 """A bucket that holds all gradients: none are synchronised before the backward pass ends."""
@@ -103,6 +104,27 @@ class StrategySizes:
         """Overlapped share of the seconds of collectives, by group of devices."""
         shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
         return FrozenDict({group: share for group, share in shares.items() if share})
+
+    def holders(self, layers: Sequence[int], memory: Mapping[str, float]) -> str:
+        """Describe what holds the peak of a stage of a traced model; empty for other models.
+
+        Parameters
+        ----------
+        layers
+            Positions of the stage's layers.
+        memory
+            Bytes at its peak by term: logits are those of the head, recompute those of another
+            layer.
+        """
+        live = memory["recompute"]
+        for at in reversed([self.graph.order[i] for i in layers]):
+            layer = self.graph.layers[at]
+            loss = layer.kind == "head" and memory["logits"] > 0.0
+            if layer.peaks and (loss or (live > 0.0 and live in self.kinds[at]["live_bytes"])):
+                peak = layer.peak(self.software.resident_gradients)
+                tensors = ", ".join(f"{n} {format_bytes(b)}" for n, b in peak.tensors[:4] if b)
+                return f"{peak.operator} of {layer.kind} runs; it holds {tensors}"
+        return ""
 
     @property
     def blocks(self) -> int:
