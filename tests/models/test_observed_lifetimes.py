@@ -9,7 +9,20 @@ nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}
-KINDS = "bert gpt2 opt llama qwen2 qwen3 phi3 olmo2 gpt_neox starcoder2 granite t5".split()
+KINDS = [
+    "bert",
+    "gpt2",
+    "opt",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "olmo2",
+    "gpt_neox",
+    "starcoder2",
+    "granite",
+    "t5",
+]
 
 
 class Residual(nn.Module):
