@@ -231,8 +231,6 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
         options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
         mask = options.get("attn_mask")
-        if mask is not None and mask.requires_grad:  # no fused kernel has a gradient of the mask
-            return _ATTENTION(query, key, value, *rest, **named)
         seen = {"causal": bool(options.get("is_causal")), "dropout": bool(options.get("dropout_p"))}
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
