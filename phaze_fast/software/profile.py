@@ -100,6 +100,8 @@ class Software(Record):
     as_traced: bool = False
     """Whether the operators of a traced module run one by one as traced; otherwise, a module that
     is recognised as a transformer runs that transformer's fused operators."""
+    compiled: bool = False
+    """Whether torch.compile fuses the operators of a traced module into kernels."""
     fused_gelu: bool = True
     """Whether GELU is one kernel, even where the model's own code has several operators."""
     overlap_gradients: bool = True
@@ -256,6 +258,13 @@ def planned_model(model: Model, software: Software) -> Model:
     >>> planned_model(gpt, load_software("megatron-core")) is gpt
     True
     """
+    if isinstance(model, GraphModel) and software.compiled and model.kernels == "eager":
+        if model.compiled is None:
+            raise InvalidInputError(
+                f"model: the graph {model.name} does not hold the kernels of torch.compile, which "
+                f"{software.name} runs; trace it again, or choose software: pytorch-eager"
+            )
+        return model.compiled
     if not isinstance(model, GraphModel) or model.as_traced:
         return model
     known = None if software.as_traced else recognised(model)
