@@ -9,11 +9,12 @@ gradient, here a tensor of zeros. Profiled on compiled Llama and GPT-2 steps (Py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from phaze_fast.models.decompose import Parts
+from phaze_fast.models.decompose import MASK, Parts
 from phaze_fast.models.recording import Array, Call
 
 Code = Literal["own", "transformers", "transformers, loss apart"]
@@ -40,6 +41,7 @@ def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> li
             ]
             repeated[call.writes[0].storage] = wide[0], wide[1], mask
             options = {**call.options, "causal": False, "window": 0}
+            step += _mask_loads(call, q, mask, 1)
             step.append(replace(call, reads=(q, *wide, mask), options=options))
         elif call.name == "attention_backward" and call.reads[3].storage in repeated:
             step += _gradient(call, *repeated[call.reads[3].storage], parts)
@@ -70,7 +72,19 @@ def _gradient(call: Call, k: Array, v: Array, mask: Array, parts: Parts) -> list
     whole = replace(
         call, reads=(q, k, v, *rest, mask), writes=tuple(writes), options=options
     )
-    return [whole, *sums]
+    return [*_mask_loads(call, q, mask, 2), whole, *sums]
+
+
+def _mask_loads(call: Call, q: Array, mask: Array, times: int) -> list[Call]:
+    """Return the loads of a mask by every head, which the products do not hide.
+
+    The backward pass has two, one for the gradients of queries and one for those of keys. Measured
+    on one H200 (PyTorch 2.11, cuDNN): 151 and 375 us of 153 and 379 in a block of GPT-2, 1,024
+    tokens, where the same attention without a mask takes 29 and 78.
+    """
+    shape = (*q.shape[:-3], times * q.shape[-3], *mask.shape[-2:])
+    loaded = replace(mask, shape=shape, held_bytes=math.prod(shape) * mask.item_bytes)
+    return [replace(call, name=MASK, reads=(loaded,), writes=(), sources=(), options={})]
 
 
 def _logits(calls: Sequence[Call]) -> Array | None:

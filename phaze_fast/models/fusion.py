@@ -283,7 +283,7 @@ class Fusion:
                 stack.pop()
                 if at not in done:
                     done.add(at)
-                    if self._nodes[at].writes:
+                    if self._nodes[at].writes or not self._nodes[at].generated:
                         order.append(self._nodes[at])
         return order
 
