@@ -1,9 +1,9 @@
 """Code of transformers takes other branches when it is compiled.
 
 While torch.compile traces a model, transformers builds causal masks as tensors instead of leaving
-them to the attention kernel (masking_utils.py, `_ignore_causal_mask_sdpa`), so no score is skipped
+them to the attention kernel (masking_utils.py, ``_ignore_causal_mask_sdpa``), so no score is skipped
 and grouped keys and values are repeated for every head (integrations/sdpa_attention.py,
-`use_gqa_in_sdpa`). The model returns logits besides the loss; AOTAutograd gives each output a
+``use_gqa_in_sdpa``). The model returns logits besides the loss; AOTAutograd gives each output a
 gradient, here a tensor of zeros. Profiled on compiled Llama and GPT-2 steps (PyTorch 2.11).
 """
 
@@ -65,13 +65,9 @@ def _gradient(call: Call, k: Array, v: Array, mask: Array, parts: Parts) -> list
         wide = _per_head(q, narrow, parts)
         writes.append(wide)
         if wide is not narrow:
-            sums.append(
-                replace(call, name="add", reads=(wide,), writes=(narrow,), options={})
-            )
+            sums.append(replace(call, name="add", reads=(wide,), writes=(narrow,), options={}))
     options = {**call.options, "causal": False, "window": 0}
-    whole = replace(
-        call, reads=(q, k, v, *rest, mask), writes=tuple(writes), options=options
-    )
+    whole = replace(call, reads=(q, k, v, *rest, mask), writes=tuple(writes), options=options)
     return [*_mask_loads(call, q, mask, 2), whole, *sums]
 
 

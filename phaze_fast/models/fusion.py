@@ -3,7 +3,7 @@
 An element-wise operator is computed inside every kernel that reads it, unless its result has to be
 in memory. Reductions, and results that have to be, are fused where they run over the same elements
 and share a tensor, as long as no kernel then waits for itself (torch/_inductor/scheduler.py,
-`can_fuse`, and the thresholds of torch/_inductor/config.py).
+``can_fuse``, and the thresholds of torch/_inductor/config.py).
 """
 
 from __future__ import annotations

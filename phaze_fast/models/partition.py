@@ -1,7 +1,7 @@
 """What the forward pass of a compiled step stores, and what the backward pass computes again.
 
 PyTorch's AOTAutograd traces both passes as one graph and cuts it where the fewest bytes cross
-(torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`): element-wise operators
+(torch/_functorch/partitioners.py, ``min_cut_rematerialization_partition``): element-wise operators
 are computed again where that stores less. Never computed again are products, reductions, random
 numbers, tensors that a kernel of the backward pass reads from memory anyway, readers of a tensor
 that are separated from its other readers by a product, and the ends of very long chains.
