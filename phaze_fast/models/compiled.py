@@ -220,9 +220,10 @@ class _Writer:
 
     def _call(self, kernel: Kernel) -> Call:
         members = [self._calls[at] for at in sorted(kernel.calls)]
-        first = self._calls[kernel.stored[0]]
+        first = self._calls[kernel.place]
         if not kernel.generated:
-            return replace(first, sources=self._sources(kernel))
+            own, sources = self._calls[kernel.stored[0]], self._sources(kernel)
+            return replace(own, sources=sources, path=first.path, sequence=first.sequence)
         reads = []
         for slots in kernel.reads.values():
             arrays = [self._read(*slot) for slot in slots]

@@ -1,7 +1,7 @@
 """Code of transformers takes other branches when it is compiled.
 
 While torch.compile traces a model, transformers builds causal masks as tensors instead of leaving
-them to the attention kernel (masking_utils.py, ``_ignore_causal_mask_sdpa``), so no score is skipped
+them to the attention kernel (masking_utils.py, ``_ignore_causal_mask_sdpa``): no score is skipped,
 and grouped keys and values are repeated for every head (integrations/sdpa_attention.py,
 ``use_gqa_in_sdpa``). The model returns logits besides the loss; AOTAutograd gives each output a
 gradient, here a tensor of zeros. Profiled on compiled Llama and GPT-2 steps (PyTorch 2.11).

@@ -20,8 +20,8 @@ NORMS = frozenset(_NORMS.split())
 _NORM_GRADIENTS = frozenset(f"{name}_backward" for name in (*NORMS, "batch_norm"))
 _SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
 _SOFTMAX_GRADIENTS = frozenset({"_softmax_backward_data", "_log_softmax_backward_data"})
-_REDUCTIONS = """sum mean amax amin max min argmax argmin var var_mean std std_mean prod any all norm
-    linalg_vector_norm logsumexp mse_loss smooth_l1_loss binary_cross_entropy
+_REDUCTIONS = """sum mean amax amin max min argmax argmin var var_mean std std_mean prod any all
+    norm linalg_vector_norm logsumexp mse_loss smooth_l1_loss binary_cross_entropy
     binary_cross_entropy_with_logits kl_div"""
 _REDUCED = frozenset(_REDUCTIONS.split())
 _OWN_KERNELS = """mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triangular attention
@@ -29,8 +29,8 @@ _OWN_KERNELS = """mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triang
     logcumsumexp _logcumsumexp topk sort argsort index_put _index_put_impl index_add index_copy
     scatter scatter_add masked_scatter _unsafe_index_put embedding_dense_backward im2col
     col2im bincount histc searchsorted bucketize multinomial cdist _cdist_forward dist cross dot
-    vdot repeat_interleave zero constant_pad_nd upsample_bilinear2d_backward upsample_nearest2d_backward
-    max_pool2d_with_indices_backward max_pool3d_with_indices_backward"""
+    vdot repeat_interleave zero constant_pad_nd upsample_bilinear2d_backward
+    upsample_nearest2d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward"""
 LIBRARY = frozenset(_OWN_KERNELS.split())
 """Operators that are kernels of their own: of libraries, or that sort, scan or scatter."""
 _NOT_AGAIN = """random cat stack max_pool2d_with_indices max_pool3d_with_indices avg_pool2d

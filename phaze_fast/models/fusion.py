@@ -16,6 +16,7 @@ from phaze_fast.models.recording import Array, Call
 
 _MOST_READS = 8  # realize_acc_reads_threshold: an expression of more tensors is stored
 _MOST_READS_SHARED = 4  # realize_reads_threshold: the same where several operators use it
+_STORED = (PICKED, "embedding")  # results that are never computed twice
 _MOST_FUSED = 64  # max_fusion_size, in operators
 
 Slot = tuple[int, int]
@@ -82,6 +83,8 @@ class Kernel:
     """Operators whose results were fused, without those computed inside them."""
     largest: int = 0
     """Position in `stored` of the one with most elements."""
+    place: int = 0
+    """Operator in whose place it runs: its first one, or that of a kernel it waits for."""
 
 
 @dataclass
@@ -169,7 +172,7 @@ class Fusion:
     def _is_stored(self, at: int, reads: int) -> bool:
         flow = self._flow
         call = flow.calls[at]
-        if is_reduction(call) or call.name == PICKED or reads > _MOST_READS:
+        if is_reduction(call) or call.name in _STORED or reads > _MOST_READS:
             return True
         readers = 0
         for tensor in flow.writes[at]:
@@ -226,8 +229,8 @@ class Fusion:
         self._place(node)
 
     def _waits(self, node: _Node, kernel: int) -> bool:
-        """Whether a node needs the finished result of a kernel, directly or through others."""
-        flow = self._flow
+        """Whether a node needs the finished result of a kernel, or one that starts after it."""
+        flow, last = self._flow, max(self._nodes[kernel].stored)
         seen: set[int] = set()
         waiting: list[int] = []
         for tensor in node.reads:
@@ -235,6 +238,8 @@ class Fusion:
             if home == kernel and flow.calls[flow.producer[tensor]].name == PARTIAL:
                 return True
             if home not in (-1, kernel):
+                if min(self._nodes[home].stored) > last:
+                    return True
                 waiting.append(home)
         while waiting:
             at = waiting.pop()
@@ -268,24 +273,31 @@ class Fusion:
         for at, node in enumerate(self._nodes):
             if node.generated:
                 node.writes = [slot for slot in node.writes if self._is_read(slot, at)]
-        first = {at: min(node.stored) for at, node in enumerate(self._nodes)}
+        order: list[int] = []
         done: set[int] = set()
-        order: list[Kernel] = []
-        for start in sorted(first, key=first.__getitem__):
+        for start in sorted(range(len(self._nodes)), key=lambda at: min(self._nodes[at].stored)):
             stack = [start]
             while stack:
                 at = stack[-1]
-                before = {self._home[t] for t in self._nodes[at].reads if t in self._home}
-                waiting = sorted(before - done - {at}, reverse=True)
+                before = self._before(at)
+                waiting = sorted(before - done, reverse=True)
                 if waiting:
                     stack += waiting
                     continue
                 stack.pop()
                 if at not in done:
                     done.add(at)
-                    if self._nodes[at].writes or not self._nodes[at].generated:
-                        order.append(self._nodes[at])
-        return order
+                    order.append(at)
+                    node = self._nodes[at]
+                    places = [self._nodes[one].place for one in before]
+                    node.place = max(min(node.stored), *places, 0)
+        kernels = [self._nodes[at] for at in order]
+        kernels.sort(key=lambda kernel: kernel.place)  # stable: kernels it waits for stay before it
+        return [kernel for kernel in kernels if kernel.writes or not kernel.generated]
+
+    def _before(self, at: int) -> set[int]:
+        """Return the kernels that a kernel reads from."""
+        return {self._home[t] for t in self._nodes[at].reads if t in self._home} - {at}
 
     def _is_read(self, slot: Slot, at: int) -> bool:
         tensor = self._flow.writes[slot[0]][slot[1]]

@@ -21,8 +21,8 @@ from itertools import groupby
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.models.compiled import Code, compiled
 from phaze_fast.models.aten import figures, is_known
+from phaze_fast.models.compiled import Code, compiled
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
 from phaze_fast.tables import needed
 

@@ -207,7 +207,8 @@ def test_a_chain_is_one_kernel_and_its_backward_pass_computes_it_again():
     assert names == ["mm", f"{FUSED}_silu_mul", "mm"]
     fused = [call for call in step.calls if call.name.startswith(FUSED) and call.backward]
     assert len(fused) == 1  # the activation again, both of its gradients, and their sum
-    assert len(fused[0].reads) == 2 and len(fused[0].writes) == 1
+    assert len(fused[0].reads) == 2
+    assert len(fused[0].writes) == 1
 
 
 def test_constants_of_positions_make_a_kernel_costlier():
