@@ -99,20 +99,20 @@ def _with_gradient_of_logits(calls: list[Call], parts: Parts) -> list[Call]:
     if logits is None:
         return calls
     sequence = next(c.sequence for c in calls if logits.storage in {a.storage for a in c.writes})
+    zeros, total = (parts.array(logits.shape, logits.item_bytes) for _ in range(2))
     step: list[Call] = []
-    summed: dict[int, Array] = {}
+    summed = -1
     for call in calls:
-        if call.backward and not summed and call.sequence == sequence:
+        if call.backward and not (step and step[-1].backward):
+            step.append(replace(call, name="zero", reads=(), writes=(zeros,), sources=()))
+        if call.backward and summed < 0 and call.sequence == sequence:
             own = [a for a in call.reads if a.elements == logits.elements]
             if own:
-                zeros, total = (parts.array(own[0].shape, own[0].item_bytes) for _ in range(2))
-                step.append(replace(call, name="zero", reads=(), writes=(zeros,), sources=()))
                 step.append(replace(call, name="add", reads=(own[0], zeros), writes=(total,)))
-                summed[own[0].storage] = total
-        if summed:
+                summed = own[0].storage
+        if summed >= 0:
             reads = tuple(
-                replace(a, storage=summed[a.storage].storage) if a.storage in summed else a
-                for a in call.reads
+                replace(a, storage=total.storage) if a.storage == summed else a for a in call.reads
             )
             call = replace(call, reads=reads)
         step.append(call)

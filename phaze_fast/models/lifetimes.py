@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.models.compiled import CompiledRecording
 from phaze_fast.models.recording import Array, Call
 
 
@@ -79,8 +80,11 @@ class _Uses:
 
     def __init__(self, recording: Any, larger: Any) -> None:
         self.calls: Sequence[Call] = recording.calls
+        self._at_once = isinstance(recording, CompiledRecording)
         sums, self._shared = _gradient_sums(self.calls)
         self._ends = _node_ends(self.calls, sums)
+        if self._at_once:  # generated code frees a tensor after the last kernel that reads it
+            self._shared, self._ends = {}, list(range(len(self.calls)))
         self._module_ends = {
             number: at
             for at, call in enumerate(self.calls)
@@ -119,7 +123,7 @@ class _Uses:
     def _held_until(self, at: int, array: Array) -> int:
         """Last operator that holds an array which the operator `at` reads."""
         call, born = self.calls[at], self.born.get(self.own(array.storage), -1)
-        if call.backward or born < 0:
+        if call.backward or born < 0 or self._at_once:
             return self._ends[at]
         around = {number for number, _ in self.calls[born].path}
         passed_to = next((number for number, _ in call.path if number not in around), None)
