@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phaze_fast.models.compiled_code import Code as Code
+from phaze_fast.models.compiled_code import code_of_class as code_of_class
 from phaze_fast.models.compiled_code import transformers_branches
 from phaze_fast.models.decompose import NOT_AGAIN, Parts, is_reduction
 from phaze_fast.models.fusion import Flow, Fusion, Kernel, is_generated

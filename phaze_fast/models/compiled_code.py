@@ -23,6 +23,15 @@ Code = Literal["own", "transformers", "transformers, loss apart"]
 _MASK_BYTES = 2  # of an element; masks are added to the scores
 
 
+def code_of_class(name: str) -> Code:
+    """Return how a class of transformers is compiled.
+
+    A class whose name is not one of those that transformers has a loss for logs a warning, which
+    ends the compiled graph before the loss.
+    """
+    return "transformers, loss apart" if name.startswith("GPT2") else "transformers"
+
+
 def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> list[Call]:
     """Return the operators of a step as a compiled model of transformers runs them."""
     repeated: dict[int, tuple[Array, Array, Array]] = {}

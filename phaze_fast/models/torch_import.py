@@ -22,7 +22,7 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.models.aten import figures, is_known
-from phaze_fast.models.compiled import Code, compiled
+from phaze_fast.models.compiled import Code, code_of_class, compiled
 from phaze_fast.models.graph_model import (
     GraphLayer,
     GraphModel,
@@ -675,14 +675,6 @@ def _tensors(values: Any) -> Iterator[Any]:
             yield from _tensors(value)
 
 
-def code_of(module: Any) -> Code:
-    """Return whose code a module is, since transformers' takes other branches when compiled."""
-    if not type(module).__module__.startswith("transformers."):
-        return "own"
-    # the class names no loss that transformers has: a warning ends the graph before the loss
-    return "transformers, loss apart" if "LMHeadModel" in type(module).__name__ else "transformers"
-
-
 def from_torch(
     module: Any,
     example_inputs: Sequence[Any],
@@ -767,7 +759,9 @@ def from_torch(
     }
     seq = 1 if ids is None else int(ids.shape[1])
     graph = layered(title, recorded[0], recorded[1], modules, seq)
-    rewritten = compiled(*recorded, code=code_of(module))
+    own = not type(module).__module__.startswith("transformers.")
+    code: Code = "own" if own else code_of_class(type(module).__name__)
+    rewritten = compiled(*recorded, code=code)
     of_compiler = layered(title, *rewritten, modules, seq)
     notes = GROUPED if regrouped else ""
     of_compiler = of_compiler.replace(kernels="compiled", as_traced=True, notes=notes)

@@ -48,9 +48,7 @@ class Recording:
         self.writer |= {a.storage: len(self.calls) - 1 for a in writes}
 
     def save(self, array, path):
-        self.saved.append(
-            Saved(array, len(self.calls), path, self.writer.get(array.storage, -1))
-        )
+        self.saved.append(Saved(array, len(self.calls), path, self.writer.get(array.storage, -1)))
 
     def run(self, operators, x, path):
         """Run a layer forward; return its output."""

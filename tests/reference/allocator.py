@@ -51,8 +51,7 @@ class Player:
                 gradients |= {
                     self.name(a.storage)
                     for a in call.writes
-                    if a.storage not in later
-                    and a.elements in self.recording.parameters.values()
+                    if a.storage not in later and a.elements in self.recording.parameters.values()
                 }
             else:
                 self.pass_on(call)
