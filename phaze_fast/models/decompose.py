@@ -29,13 +29,13 @@ _OWN_KERNELS = """mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triang
     logcumsumexp _logcumsumexp topk sort argsort index_put _index_put_impl index_add index_copy
     scatter scatter_add masked_scatter _unsafe_index_put embedding_dense_backward im2col
     col2im bincount histc searchsorted bucketize multinomial cdist _cdist_forward dist cross dot
-    vdot repeat_interleave zero constant_pad_nd upsample_bilinear2d_backward
+    vdot repeat_interleave zero upsample_bilinear2d_backward
     upsample_nearest2d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward"""
 LIBRARY = frozenset(_OWN_KERNELS.split())
 """Operators that are kernels of their own: of libraries, or that sort, scan or scatter."""
 _NOT_AGAIN = """random cat stack max_pool2d_with_indices max_pool3d_with_indices avg_pool2d
     avg_pool3d _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d bernoulli normal uniform
-    copy fill flip roll repeat"""
+    copy fill constant_pad_nd flip roll repeat"""
 NOT_AGAIN = frozenset(_NOT_AGAIN.split())
 """Generated operators that the backward pass does not run again."""
 STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
@@ -54,7 +54,6 @@ class Parts:
 
     def __init__(self) -> None:
         self._storages = count(1)
-        self._padded: dict[tuple[int, bool], int] = {}
 
     def array(self, shape: tuple[int, ...], item_bytes: int = _FP32) -> Array:
         """Return an array with a storage of its own."""
@@ -155,13 +154,8 @@ class Parts:
             shape = tuple(-(-size // _ALIGNED) * _ALIGNED for size in array.shape)
             if shape == array.shape:
                 continue
-            key = (array.storage, call.backward)
             wide = self.array(shape, array.item_bytes)
             reads[slot] = replace(wide, parameter=array.parameter)
-            if key in self._padded:
-                reads[slot] = replace(reads[slot], storage=self._padded[key])
-                continue
-            self._padded[key] = wide.storage
             yield replace(call, name="constant_pad_nd", reads=(array,), writes=(reads[slot],))
         yield replace(call, reads=tuple(reads))
 

@@ -582,10 +582,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else add(product, bias, inplace=True)
 
 
+def _laid_out_like(x: Tensor, shape: Shape) -> Shape:
+    """Strides of an array whose dimensions lie in memory as those of another one do."""
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (x.strides[dim], -dim)):
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     """Fused attention as one operator, with the logarithms of its sums."""
-    tape = q.tape
-    out = Tensor(tape, (*q.shape[:-1], v.shape[-1]), q.dtype)
+    tape, shape = q.tape, (*q.shape[:-1], v.shape[-1])
+    out = Tensor(tape, shape, q.dtype, _laid_out_like(q, shape))
     sums = Tensor(tape, q.shape[:-1], "float32")
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
