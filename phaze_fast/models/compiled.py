@@ -16,7 +16,7 @@ from typing import Any
 from phaze_fast.models.compiled_code import Code as Code
 from phaze_fast.models.compiled_code import code_of_class as code_of_class
 from phaze_fast.models.compiled_code import transformers_branches
-from phaze_fast.models.decompose import NOT_AGAIN, Parts, is_reduction
+from phaze_fast.models.decompose import NOT_AGAIN, SUM_OF_PARTIAL, Parts, is_reduction
 from phaze_fast.models.fusion import Flow, Fusion, Kernel, is_generated
 from phaze_fast.models.partition import JointGraph
 from phaze_fast.models.recording import Array, Call, Saved
@@ -171,6 +171,12 @@ def _needed(flow: Flow, calls: Sequence[int], kept: set[int]) -> list[int]:
     return needed[::-1]
 
 
+def _iterated(call: Call) -> tuple[int, ...]:
+    """Return the shape of the elements that an operator runs over."""
+    arrays = call.writes if call.name == SUM_OF_PARTIAL else (*call.reads, *call.writes)
+    return max(arrays, key=lambda array: array.elements).shape
+
+
 def _kind(members: list[Call]) -> str:
     """Return the kind of a generated kernel: of a forward one, what splits have to know of it."""
     names = {call.name for call in members}
@@ -205,7 +211,7 @@ class _Writer:
     def _read(self, call: int, slot: int) -> Array:
         """Return an input of an operator; of a table, the rows that are looked up."""
         own = self._calls[call]
-        array = own.reads[slot]
+        array = own.reads[min(slot, len(own.reads) - 1)]  # fewer samples may have fewer parts
         if slot == 0 and own.name in _GATHERS:
             return replace(array, shape=own.writes[0].shape)
         return array
@@ -246,7 +252,7 @@ class _Writer:
             options={
                 "kind": _kind(members),
                 "function": self._function(kernel, members),
-                "shape": max((*largest.reads, *largest.writes), key=lambda a: a.elements).shape,
+                "shape": _iterated(largest),
             },
             line=first.line,
         )
@@ -288,7 +294,7 @@ class _Writer:
                 home = self._home.get(tensor, -1)
                 if self._flow.arrays[tensor].parameter or (home >= 0 and calls[home].backward):
                     continue
-                array = self._calls[slots[0][0]].reads[slots[0][1]]
+                array = self._read(*slots[0])
                 if producer < 0 and array.storage not in self._inputs:
                     continue
                 source = home if producer >= 0 else self._inputs[array.storage]

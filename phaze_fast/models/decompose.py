@@ -27,9 +27,10 @@ _REDUCED = frozenset(_REDUCTIONS.split())
 _OWN_KERNELS = """mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triangular attention
     attention_backward convolution convolution_input convolution_weight cumsum cumprod
     logcumsumexp _logcumsumexp topk sort argsort index_put _index_put_impl index_add index_copy
-    scatter scatter_add masked_scatter _unsafe_index_put embedding_dense_backward im2col
+    scatter scatter_add masked_scatter masked_scatter_backward _unsafe_index_put embedding_dense_backward im2col
     col2im bincount histc searchsorted bucketize multinomial cdist _cdist_forward dist cross dot
-    vdot repeat_interleave zero upsample_bilinear2d_backward
+    _thnn_fused_lstm_cell _thnn_fused_gru_cell _thnn_fused_lstm_cell_backward
+    _thnn_fused_gru_cell_backward vdot repeat_interleave zero upsample_bilinear2d_backward
     upsample_nearest2d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward"""
 LIBRARY = frozenset(_OWN_KERNELS.split())
 """Operators that are kernels of their own: of libraries, or that sort, scan or scatter."""
@@ -40,6 +41,7 @@ NOT_AGAIN = frozenset(_NOT_AGAIN.split())
 """Generated operators that the backward pass does not run again."""
 STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
 PARTIAL = "partial_sums"
+SUM_OF_PARTIAL = "sum_of_partial_sums"
 PICKED = "pick"
 MASK = "mask_load"
 _ROWS_OF_A_PARTIAL_SUM = 16  # of 512 partial sums for 8,192 rows, as profiled
@@ -139,7 +141,7 @@ class Parts:
         rows = -(-read // (width * _ROWS_OF_A_PARTIAL_SUM))
         partial = self.array((rows, width))
         yield replace(call, name=PARTIAL, writes=(partial,))
-        yield replace(call, name="sum_of_partial_sums", reads=(partial,))
+        yield replace(call, name=SUM_OF_PARTIAL, reads=(partial,))
 
     def _aligned(self, call: Call) -> Iterator[Call]:
         """Yield a product whose rows start at 16-byte bounds: copies are padded where they do not.

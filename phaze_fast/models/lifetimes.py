@@ -99,7 +99,8 @@ class _Uses:
         self.written = {a.storage for call in self.calls for a in call.writes}
         self.read = {a.storage for call in self.calls for a in call.reads}
         for at, (call, other) in enumerate(zip(self.calls, larger.calls, strict=True)):
-            for array, more in zip(call.reads, other.reads, strict=True):
+            # more samples may be more parts of one tensor, joined again
+            for array, more in zip(call.reads, other.reads, strict=False):
                 self._use(at, array, more, self._held_until(at, array))
             for array, more in zip(call.writes, other.writes, strict=True):
                 self._use(at, array, more, self._ends[at])
