@@ -245,7 +245,7 @@ def torch(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing torch and transformers")
     run(*pip, "torch==2.13.0", "transformers")
-    files = ["tests/models/test_torch.py", "tests/models/test_torch_modules.py"]
+    files = [str(file) for file in sorted(Path("tests/models").glob("test_torch*.py"))]
     run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 

@@ -16,8 +16,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:Deprecation
 
 SEQ = 16
 SIZES = {
-    **{"hidden_size": 24, "num_attention_heads": 6, "intermediate_size": 56, "vocab_size": 90},
-    **{"num_hidden_layers": 3, "max_position_embeddings": 48},
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "intermediate_size": 56,
+    "vocab_size": 90,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 48,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
 PLAIN = {**SIZES, "num_key_value_heads": 3, "pad_token_id": 0}
@@ -27,15 +31,21 @@ MIXED = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 FINE = {**MIXED, "n_routed_experts": 8, "first_k_dense_replace": 1, "n_shared_experts": 1}
 LATENT = {
     **{key: value for key, value in FINE.items() if key != "head_dim"},
-    **{"num_key_value_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 16},
-    **{"qk_rope_head_dim": 8, "v_head_dim": 12},
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
 }
 WINDOW = {"sliding_window": 8}
 CONFIGURATIONS = {
     "llama": GROUPED,
     "llama biases, dropout": {
         **GROUPED,
-        **{"attention_bias": True, "mlp_bias": True, "attention_dropout": 0.1},
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_dropout": 0.1,
     },
     "arcee": GROUPED,
     "mistral": GROUPED,
@@ -72,7 +82,8 @@ CONFIGURATIONS = {
     "gpt2 without dropout": {**GPT, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "opt": {
         **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
-        **{"ffn_dim": 56, "word_embed_proj_dim": 24},
+        "ffn_dim": 56,
+        "word_embed_proj_dim": 24,
     },
     "mixtral": {**GROUPED, "num_experts_per_tok": 2, "num_local_experts": 4},
     "qwen2_moe": {**MIXED, "num_experts": 4, "shared_expert_intermediate_size": 32},
@@ -83,23 +94,30 @@ CONFIGURATIONS = {
     "glm4_moe": {**FINE, "n_group": 1, "topk_group": 1, "use_qk_norm": True},
     "deepseek_v2": {**LATENT, "topk_method": "greedy"},
     "deepseek_v2 groups": {
-        **{**LATENT, "q_lora_rank": None},
-        **{"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+        **LATENT,
+        "q_lora_rank": None,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
     },
     "deepseek_v3": {**LATENT, "n_group": 4, "topk_group": 2},
     "deepseek_v3 halves": {**LATENT, "n_group": 4, "topk_group": 2, "rope_interleave": False},
     "bert": SIZES,
     "bert without dropout": {
         **SIZES,
-        **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
     },
     "roberta": {**SIZES, "pad_token_id": 1},
     "xlm-roberta": {**SIZES, "pad_token_id": 1},
     "megatron-bert": SIZES,
     "t5": T5,
     "t5 gated": {
-        **{**T5, "num_decoder_layers": 3, "tie_word_embeddings": False},
-        **{"feed_forward_proj": "gated-gelu", "dropout_rate": 0.0},
+        **T5,
+        "num_decoder_layers": 3,
+        "tie_word_embeddings": False,
+        "feed_forward_proj": "gated-gelu",
+        "dropout_rate": 0.0,
     },
     "mt5": T5,
 }

@@ -2,11 +2,26 @@
 
 import pytest
 
-from phaze_fast.models import from_torch
+from phaze_fast.models import expanded, from_hf, from_torch
+from phaze_fast.models.huggingface import trace_hf
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 nn, F = torch.nn, torch.nn.functional
 SAMPLES, WIDTH, VOCABULARY = 4, 64, 512
+SIZES = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FIELDS = {
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_positions": 64, "n_layer": 2},
+    "qwen3_moe": {**SIZES, **EXPERTS},
+}
 
 
 class RmsNorm(nn.Module):
@@ -132,3 +147,22 @@ def test_what_is_stored_is_what_pytorchs_partitioner_stores(name):
     # it stores one statistic less of a norm, and of the last ReLU the signs alone
     tolerance = {"gated": 0.0, "plain": 0.004, "images": 0.045}[name]
     assert stored - own == pytest.approx(partitioned_bytes(module, inputs()), rel=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3", "gemma2", "qwen3_moe"])
+def test_configurations_and_traces_are_compiled_alike(kind):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    fields = {"model_type": kind, "vocab_size": 256, **FIELDS.get(kind, SIZES)}
+    known = transformers.AutoConfig.for_model(kind).to_dict()
+    fields |= {name: 0.0 for name in known if name.endswith(("_pdrop", "dropout"))}
+    traced = trace_hf(fields, kind, seq=32).compiled
+    written = expanded(from_hf(fields), 32, True)
+    assert [layer.count for layer in written.layers] == [layer.count for layer in traced.layers]
+    for one, other in zip(written.layers, traced.layers, strict=True):
+        assert [unnamed(op) for op in one.forward] == [unnamed(op) for op in other.forward]
+        assert [unnamed(op) for op in one.backward] == [unnamed(op) for op in other.backward]
+        assert sum(x.bytes for x in one.saved) == sum(x.bytes for x in other.saved)
+
+
+def unnamed(op):
+    return op.replace(name="-")
