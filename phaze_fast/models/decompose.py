@@ -28,7 +28,8 @@ _OWN_KERNELS = """mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triang
     attention_backward convolution convolution_input convolution_weight cumsum cumprod
     logcumsumexp _logcumsumexp topk sort argsort index_put _index_put_impl index_add index_copy
     scatter scatter_add masked_scatter masked_scatter_backward _unsafe_index_put
-    embedding_dense_backward im2col col2im bincount histc searchsorted bucketize multinomial cdist _cdist_forward dist cross dot
+    embedding_dense_backward im2col col2im bincount histc searchsorted bucketize
+    multinomial cdist _cdist_forward dist cross dot
     _thnn_fused_lstm_cell _thnn_fused_gru_cell _thnn_fused_lstm_cell_backward
     _thnn_fused_gru_cell_backward vdot repeat_interleave zero upsample_bilinear2d_backward
     upsample_nearest2d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward"""

@@ -71,7 +71,10 @@ def _alike(model: TransformerModel) -> dict[Any, list[int]]:
 _REPEATS = 4
 
 
-def _layers_graph(model: TransformerModel, layers: Sequence[int], kernels: Kernels) -> GraphModel:
+def layers_graph(
+    model: TransformerModel, layers: Sequence[int], kernels: Kernels = "eager"
+) -> GraphModel:
+    """Return the graph of a model that has only some of its blocks."""
     small, large = record_model(model, 2, layers), record_model(model, 4, layers)
     steps: tuple[Any, Any] = (small, large)
     if kernels == "compiled":
@@ -85,11 +88,11 @@ def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
     groups = _alike(model).values()
     ends = [{*g[: _REPEATS // 2], *g[-_REPEATS // 2 :]} for g in groups]
     run = sorted(set().union(*ends))
-    graph = _layers_graph(model, run, kernels)
+    graph = layers_graph(model, run, kernels)
     apart = model.encoder_layers or FAMILIES[_family(model)].table_per_layer
     if len(run) == model.layers or apart or not graph.is_chain or len(graph.order) != len(run) + 2:
         whole = range(model.layers)
-        return graph if len(run) == model.layers else _layers_graph(model, whole, kernels)
+        return graph if len(run) == model.layers else layers_graph(model, whole, kernels)
     kinds = dict(zip(run, graph.order[1:-1], strict=True))
     for group in groups:
         inner = kinds[group[min(1, len(group) - 1)]]
