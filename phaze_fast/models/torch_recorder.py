@@ -188,7 +188,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return (*gradients, None, None)
 
 
-_fused_attention = torch.nn.functional.scaled_dot_product_attention
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
 
 
@@ -205,8 +205,10 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace fused attention by one operator."""
         kwargs = kwargs or {}
-        if func is _fused_attention:
+        if func is _ATTENTION:
             return self._attend(*args, **kwargs)
+        if func is torch.nn.functional.multi_head_attention_forward:
+            return self._multi_head(func, args, kwargs)
         if func in _DROPOUTS:
             return self._drop(func, *args, **kwargs)
         if func in RECURRENT:
@@ -220,22 +222,20 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         rest = {"inplace": inplace} if func is torch.nn.functional.dropout else {}
         return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
 
-    @contextmanager
-    def inside_torch(self) -> Iterator[None]:
-        """Intercept the calls of PyTorch's own functions, which run without this mode."""
-        function: Any = torch.nn.functional
-        original = function.scaled_dot_product_attention
-        function.scaled_dot_product_attention = self._attend
+    def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run PyTorch's multi-head attention, inside of which function modes are off."""
+        functional: Any = torch.nn.functional
+        functional.scaled_dot_product_attention = self._attend
         try:
-            yield
+            return func(*args, **kwargs)
         finally:
-            function.scaled_dot_product_attention = original
+            functional.scaled_dot_product_attention = _ATTENTION
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
         options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
         mask = options.get("attn_mask")
         if mask is not None and mask.requires_grad:  # no fused kernel has a gradient of the mask
-            return _fused_attention(query, key, value, *rest, **named)
+            return _ATTENTION(query, key, value, *rest, **named)
         seen = {"causal": bool(options.get("is_causal")), "dropout": bool(options.get("dropout_p"))}
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
@@ -583,14 +583,7 @@ def record_step(
     recorder.title = name
     recorder.enter_inputs([*inputs, *kwargs.values()])
     try:
-        functions = Functions(recorder)
-        with (
-            recorder.watching(),
-            _no_custom_gradients(name),
-            functions.inside_torch(),
-            functions,
-            recorder,
-        ):
+        with recorder.watching(), _no_custom_gradients(name), Functions(recorder), recorder:
             with torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda x: x):
                 loss = loss_of(module(*inputs, **kwargs))
             recorder.backward = True
