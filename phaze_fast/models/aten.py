@@ -35,7 +35,7 @@ def _kinds() -> dict[str, tuple[str, str]]:
 
 def is_known(name: str) -> bool:
     """Whether the work of an operator is known."""
-    return name in _kinds() or name in (*_PRODUCTS, *_OTHERS)
+    return name in _kinds() or name in (*_PRODUCTS, *_OTHERS) or name.startswith("fused")
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,14 @@ def _vector(call: Any) -> Figures:
     return Figures(kind, function, sizes, 0.0, read, write, *masks)
 
 
+def _generated(call: Any) -> Figures:
+    """Model a generated kernel as one function of what it reads and writes."""
+    shape = call.options["shape"] or (1,)
+    sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
+    read, write = _bytes(call.reads), _bytes(call.writes)
+    return Figures(call.options["kind"], call.options["function"], sizes, 0.0, read, write)
+
+
 def figures(call: Any) -> Figures:
     """Work of one operator of a trace (`phaze_fast.models.torch_recorder.Call`)."""
     if call.name in _PRODUCTS:
@@ -176,4 +184,6 @@ def figures(call: Any) -> Figures:
         return _attention(call)
     if call.name.startswith("convolution"):
         return _convolution(call)
+    if call.name.startswith("fused"):
+        return _generated(call)
     return _vector(call)

@@ -46,6 +46,7 @@ OperatorKind = Literal[
 PRODUCTS = frozenset({"gemm", "batched-gemm", "attention"})
 """Forward kinds that compute products."""
 
+Kernels = Literal["eager", "compiled"]
 Split = Literal["no", "columns", "rows", "inside", "vocabulary"]
 
 
@@ -269,6 +270,11 @@ class GraphModel(Record):
     """Pairs of positions in `order`: the second layer reads the output of the first."""
     as_traced: bool = False
     """Whether to plan these operators as they are, even if they form a transformer."""
+    kernels: Kernels = "eager"
+    """Whether its operators are those of the module's code, or the kernels that torch.compile makes
+    of them."""
+    compiled: GraphModel | None = None
+    """The same step as torch.compile runs it, for software that compiles."""
     notes: str = ""
     """Remarks."""
 

@@ -13,6 +13,7 @@ are split likewise, each of them.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.models.aten import figures, is_known
+from phaze_fast.models.compiled import Code, code_of_class, compiled
 from phaze_fast.models.graph_model import (
     GraphLayer,
     GraphModel,
@@ -627,6 +629,21 @@ def _without_warnings_of_padding(module: Any) -> Iterator[None]:
             part.__dict__.pop(name, None)
 
 
+@contextmanager
+def _without_checks_of_data() -> Iterator[None]:
+    """Disable checks of transformers that read data, such as the number of image tokens."""
+    name = "torch_compilable_check"
+    parts = [m for key, m in list(sys.modules.items()) if key.startswith("transformers.")]
+    found = [(m, vars(m)[name]) for m in parts if name in getattr(m, "__dict__", {})]
+    for part, _ in found:
+        setattr(part, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for part, check in found:
+            setattr(part, name, check)
+
+
 GROUPED = "experts as grouped products (transformers' experts_implementation 'grouped_mm')"
 """Note in a traced graph whose experts were recorded as grouped products instead of a loop."""
 
@@ -744,6 +761,7 @@ def from_torch(
     with (
         _on_meta(module, kind),
         _without_warnings_of_padding(module),
+        _without_checks_of_data(),
         _grouped_experts(module) as regrouped,
     ):
         for count, highest in ((2, False), (4, True)):
@@ -758,4 +776,10 @@ def from_torch(
     }
     seq = 1 if ids is None else int(ids.shape[1])
     graph = layered(title, recorded[0], recorded[1], modules, seq)
-    return graph.replace(notes=GROUPED) if regrouped else graph
+    own = not type(module).__module__.startswith("transformers.")
+    code: Code = "own" if own else code_of_class(type(module).__name__)
+    rewritten = compiled(*recorded, code=code)
+    of_compiler = layered(title, *rewritten, modules, seq)
+    notes = GROUPED if regrouped else ""
+    of_compiler = of_compiler.replace(kernels="compiled", as_traced=True, notes=notes)
+    return graph.replace(compiled=of_compiler, notes=notes)

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.recording import Array, Call, Saved
+from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
 
@@ -210,6 +211,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return self._multi_head(func, args, kwargs)
         if func in _DROPOUTS:
             return self._drop(func, *args, **kwargs)
+        if func in RECURRENT:
+            return run_recurrent(func, self.recorder, *args)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -287,6 +290,10 @@ _MAKERS = """
     triu_indices
     """
 _CREATORS = frozenset(_MAKERS.split())
+_ON_DATA = (
+    "; expected shapes that are known before: a mask in place of selected rows, and experts as "
+    "grouped products (torch.nn.functional.grouped_mm of rows sorted by expert)"
+)
 _MOST_CALLS = 200_000
 """Most operators of one step; a transformer of a hundred layers has about ten thousand."""
 _COPIES = frozenset({"_to_copy", "clone"})
@@ -587,8 +594,10 @@ def record_step(
         if "data-independent implementation" in reason or "no data" in reason:
             reason = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
         line = _failing_line(error)
+        hint = _ON_DATA if "depend" in reason and "data" in reason else ""
         raise InvalidInputError(
             f"{name}: PyTorch cannot run it on shapes alone: {reason}"
             + (f" ({line})" if line else "")
+            + hint
         ) from error
     return recorder
