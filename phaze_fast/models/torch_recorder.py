@@ -179,6 +179,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return (*gradients, None, None)
 
 
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
 
 
@@ -195,8 +196,10 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace fused attention by one operator."""
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func is _ATTENTION:
             return self._attend(*args, **kwargs)
+        if func is torch.nn.functional.multi_head_attention_forward:
+            return self._multi_head(func, args, kwargs)
         if func in _DROPOUTS:
             return self._drop(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -207,6 +210,15 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return torch.native_dropout(x, p, True)[0]
         rest = {"inplace": inplace} if func is torch.nn.functional.dropout else {}
         return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
+
+    def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run PyTorch's multi-head attention, inside of which function modes are off."""
+        functional: Any = torch.nn.functional
+        functional.scaled_dot_product_attention = self._attend
+        try:
+            return func(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = _ATTENTION
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
         options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
@@ -300,6 +312,12 @@ def _failing_line(error: BaseException) -> str:
     return ""
 
 
+def _described(arguments: Any) -> dict[str, Any]:
+    """Options of a convolution: its strides, its groups, and whether it is transposed."""
+    strides, _, _, transposed, _, groups = arguments
+    return {"strides": tuple(strides), "groups": groups, "transposed": transposed}
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Records operators as they run."""
 
@@ -338,6 +356,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             tensor.element_size(),
             storage.nbytes(),
             key in self.parameters or key in self.copies,
+            () if tensor.is_contiguous() else tuple(tensor.stride()),
         )
 
     def arrays(self, values: Any) -> list[Array]:
@@ -372,14 +391,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.constants.value(args[0], constant, _calling_line())
         name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
-        if name.endswith("_") and not self.backward:
+        if name.endswith("_") and not self.backward and torch.Tag.inplace_view not in func.tags:
             self._refuse_overwriting(name, args)
         out = func(*args, **kwargs)
         if constant:
             self.constants.follow(func, args, kwargs, out)
         writes = self.arrays(out if isinstance(out, tuple | list) else [out])
         read_storages = {array.storage for array in reads}
-        view = (
+        restrided = torch.Tag.inplace_view in func.tags  # such as as_strided_
+        view = restrided or (
             not mutable and bool(writes) and all(array.storage in read_storages for array in writes)
         )
         if view or name in _CREATORS or constant:
@@ -387,12 +407,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 for array in writes:
                     self._writer.setdefault(array.storage, -1)
             return out
-        if name == "convolution_backward":
-            self._convolution_gradients(args, out)
+        if name.startswith("convolution"):
+            convolve = self._convolution if name == "convolution" else self._convolution_gradients
+            convolve(args, out)
             return out
-        options = {"groups": args[8], "transposed": args[6]} if name == "convolution" else {}
+        options: dict[str, Any] = {}
         if name in _MASKS:
             options = self._hidden(args, writes)
+        elif torch.Tag.pointwise in func.tags:
+            options = {"element_wise": True}
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options)
         if name in _COPIES and all(array.parameter for array in reads):
             for array in writes:  # a cast of weights is treated as the weights
@@ -425,9 +448,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                     return hidden
         return {}
 
+    def _convolution(self, args: Any, out: Any) -> None:
+        """Record a convolution; on GPUs PyTorch adds the bias in a kernel of its own."""
+        written = self.arrays([out])
+        self.add("convolution", self.arrays(args[:2]), written, _described(args[3:9]))
+        if args[2] is not None:
+            self.add("add", written + self.arrays(args[2:3]), written, {})
+
     def _convolution_gradients(self, args: Any, out: Any) -> None:
-        """Record the gradients of a convolution's input and weights as separate operators."""
-        options = {"groups": args[9], "transposed": args[7]}
+        """Record the gradients of a convolution's input, weights and bias as separate operators."""
+        options = _described(args[4:10])
         gradient, x, weights = self.arrays(args[:3])
         shapes = {"x": x.shape, "weights": weights.shape, "out": gradient.shape}
         wanted = (("input", weights, out[0]), ("weight", x, out[1]))
@@ -437,6 +467,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 self.add(
                     f"convolution_{operand}", [gradient, other], written, {**options, **shapes}
                 )
+        if out[2] is not None:
+            self.add("sum", [gradient], self.arrays([out[2]]), {})
 
     def add(
         self, name: str, reads: list[Array], writes: list[Array], options: dict[str, Any]
