@@ -151,8 +151,8 @@ class _Convolution:
         out = shapes.get("out", call.writes[0].shape)
         if shapes["transposed"]:
             x, out = out, x
-        last = first.channels_last or call.writes[0].channels_last
         strides = tuple(shapes.get("strides", (1,) * (len(out) - 2)))
+        last = shapes.get("channels_last", first.channels_last)
         return cls(x, weights, out, shapes["groups"], strides, last)
 
     @property
@@ -262,14 +262,18 @@ def _element_wise(call: Any, function: str) -> str:
     or has another order of dimensions than the result, each element's address is computed; if the
     innermost dimensions differ, neighbours are far apart too.
     """
+    if call.name.endswith(("_backward", "_scatter")):
+        return function  # fills an array, and copies a part of it
     out = max(call.writes, key=lambda array: array.elements)
     arrays = [x for x in (*call.reads, *call.writes) if x.elements > 1]
     cut = call.name in ("cat", "stack")
     inner = {_order(x)[-1:] for x in arrays if x.elements == out.elements and len(_order(x)) > 1}
     if not cut and len({len(x.shape) for x in arrays}) == 1 and len(inner) > 1:
         return "transpose"
-    same = all(_is_dense(x) and (cut or _order(x) == _order(out)) for x in arrays)
-    whole = cut or all(x.elements == out.elements for x in arrays)
+    if cut:
+        return "strided" if any(x.strides for x in arrays) else function
+    same = all(_is_dense(x) and _order(x) == _order(out) for x in arrays)
+    whole = all(x.elements == out.elements for x in arrays)
     return function if same and whole else "strided"
 
 

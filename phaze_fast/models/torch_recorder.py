@@ -285,6 +285,12 @@ _CREATORS = frozenset(_MAKERS.split())
 _MOST_CALLS = 200_000
 """Most operators of one step; a transformer of a hundred layers has about ten thousand."""
 _COPIES = frozenset({"_to_copy", "clone"})
+_CONTIGUOUS = frozenset(
+    f"{name}{end}"
+    for name in ("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax")
+    for end in ("", "_backward", "_backward_data")
+)
+"""Operators whose kernels first copy arrays that are not contiguous."""
 _MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -312,10 +318,33 @@ def _failing_line(error: BaseException) -> str:
     return ""
 
 
-def _described(arguments: Any) -> dict[str, Any]:
-    """Options of a convolution: its strides, its groups, and whether it is transposed."""
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _by_channels(x: Any, weights: Any) -> bool:
+    """Whether PyTorch runs a convolution with channels last: as its input or its weights are."""
+    return any(
+        array.dim() in _CHANNELS_LAST and array.stride(1) == 1 and not array.is_contiguous()
+        for array in (x, weights)
+    )
+
+
+def _last(array: Any) -> Any:
+    """Return an array like a result of a convolution, with its channels last."""
+    if array is None or array.dim() not in _CHANNELS_LAST:
+        return array
+    return torch.empty_like(array, memory_format=_CHANNELS_LAST[array.dim()])
+
+
+def _described(arguments: Any, by_channels: bool) -> dict[str, Any]:
+    """Options of a convolution: strides, groups, layout, and whether it is transposed."""
     strides, _, _, transposed, _, groups = arguments
-    return {"strides": tuple(strides), "groups": groups, "transposed": transposed}
+    return {
+        "strides": tuple(strides),
+        "groups": groups,
+        "transposed": transposed,
+        "channels_last": by_channels,
+    }
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
@@ -339,6 +368,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self._writer: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
         self.constants = Constants(highest)
         self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
+        self._temporaries = 0  # copies inside of operators, whose storages are numbered from -1 down
         self._alive: list[Any] = []  # keeps storages alive: a freed address could be reused
         for part in module.parameters():
             self._note(part)
@@ -394,6 +424,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if name.endswith("_") and not self.backward and torch.Tag.inplace_view not in func.tags:
             self._refuse_overwriting(name, args)
         out = func(*args, **kwargs)
+        if name == "convolution" and _by_channels(*args[:2]):
+            out = _last(out)
+        elif name == "convolution_backward" and _by_channels(*args[1:3]):
+            out = tuple(map(_last, out))
         if constant:
             self.constants.follow(func, args, kwargs, out)
         writes = self.arrays(out if isinstance(out, tuple | list) else [out])
@@ -411,6 +445,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             convolve = self._convolution if name == "convolution" else self._convolution_gradients
             convolve(args, out)
             return out
+        if name in _CONTIGUOUS:
+            reads = [self._copied(array) if array.strides else array for array in reads]
         options: dict[str, Any] = {}
         if name in _MASKS:
             options = self._hidden(args, writes)
@@ -448,17 +484,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                     return hidden
         return {}
 
+    def _copied(self, array: Array) -> Array:
+        """Record the copy that PyTorch makes of an array for a kernel that needs it contiguous."""
+        self._temporaries += 1
+        size = array.elements * array.item_bytes
+        copy = Array(-self._temporaries, array.shape, array.item_bytes, size)
+        self.add("clone", [array], [copy], {})
+        return copy
+
+    def _laid_out(self, arrays: list[Array], options: dict[str, Any]) -> list[Array]:
+        """Record the copies of activations that are not in the layout of their convolution."""
+        last = options["channels_last"]
+        return [
+            array
+            if array.parameter or (array.channels_last if last else not array.strides)
+            else self._copied(array)
+            for array in arrays
+        ]
+
     def _convolution(self, args: Any, out: Any) -> None:
         """Record a convolution; on GPUs PyTorch adds the bias in a kernel of its own."""
-        written = self.arrays([out])
-        self.add("convolution", self.arrays(args[:2]), written, _described(args[3:9]))
+        written, options = self.arrays([out]), _described(args[3:9], _by_channels(*args[:2]))
+        reads = self._laid_out(self.arrays(args[:2]), options)
+        self.add("convolution", reads, written, options)
         if args[2] is not None:
             self.add("add", written + self.arrays(args[2:3]), written, {})
 
     def _convolution_gradients(self, args: Any, out: Any) -> None:
         """Record the gradients of a convolution's input, weights and bias as separate operators."""
-        options = _described(args[4:10])
-        gradient, x, weights = self.arrays(args[:3])
+        options = _described(args[4:10], _by_channels(*args[1:3]))
+        gradient, x, weights = self._laid_out(self.arrays(args[:3]), options)
         shapes = {"x": x.shape, "weights": weights.shape, "out": gradient.shape}
         wanted = (("input", weights, out[0]), ("weight", x, out[1]))
         for operand, other, computed in wanted:
