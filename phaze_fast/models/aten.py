@@ -262,8 +262,8 @@ def _element_wise(call: Any, function: str) -> str:
     or has another order of dimensions than the result, each element's address is computed; if the
     innermost dimensions differ, neighbours are far apart too.
     """
-    if call.name.endswith(("_backward", "_scatter")):
-        return function  # fills an array, and copies a part of it
+    if call.name.endswith(("_backward", "_scatter")) or call.name in ("index", "index_select"):
+        return function  # fills an array, and copies a part of it; or copies whole rows
     out = max(call.writes, key=lambda array: array.elements)
     arrays = [x for x in (*call.reads, *call.writes) if x.elements > 1]
     cut = call.name in ("cat", "stack")
@@ -308,11 +308,15 @@ def _vector(call: Any) -> Figures:
         largest, read = call.writes[0], _bytes(call.writes[:1]) + _bytes(call.reads[1:])
     elif kind == "embedding-backward":
         largest = call.reads[0]
+    elif call.name.startswith("nll_loss"):  # one element of a row; its gradient is zero elsewhere
+        ids = call.reads[2 if call.backward else 1]
+        largest = call.writes[0] if call.backward else ids
+        read = float(ids.bytes) if call.backward else 2.0 * ids.bytes
     shape = largest.shape or (1,)
     sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
     if kind == "multiply" and function == "reduce":
         function, sizes = _reduced(call)
-    elif kind == "multiply" and function in _ELEMENT_WISE:
+    elif kind == "multiply" and function in _ELEMENT_WISE and "nll_loss" not in call.name:
         function = _element_wise(call, function)
     elif kind.startswith("norm"):
         function, own = _norm(call, function)
