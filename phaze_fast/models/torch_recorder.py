@@ -12,6 +12,7 @@ import traceback
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -509,6 +510,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self.add("convolution", reads, written, options)
         if args[2] is not None:
             self.add("add", written + self.arrays(args[2:3]), written, {})
+            self.calls[-1] = replace(self.calls[-1], sequence=-1)  # gradients are the convolution's
 
     def _convolution_gradients(self, args: Any, out: Any) -> None:
         """Record the gradients of a convolution's input, weights and bias as separate operators."""
