@@ -581,6 +581,9 @@ def _samples(value: Any, size: int, count: int, dtype: Any) -> Any:
     return samples.requires_grad_(value.requires_grad)
 
 
+_IMAGE_DIMS = 4  # samples, channels, height and width
+
+
 def _tensors(values: Any) -> Iterator[Any]:
     torch = _torch()
     for value in values:
@@ -674,4 +677,6 @@ def from_torch(
     }
     seq = 1 if ids is None else int(ids.shape[1])
     graph = layered(title, recorded[0], recorded[1], modules, seq)
+    if ids is None and input_tensors and input_tensors[0].dim() == _IMAGE_DIMS:
+        graph = graph.replace(sample="image")
     return graph.replace(notes=GROUPED) if regrouped else graph

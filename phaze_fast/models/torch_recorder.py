@@ -369,7 +369,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self._writer: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
         self.constants = Constants(highest)
         self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
-        self._temporaries = 0  # copies inside of operators, whose storages are numbered from -1 down
+        self._temporaries = (
+            0  # copies inside of operators, whose storages are numbered from -1 down
+        )
         self._alive: list[Any] = []  # keeps storages alive: a freed address could be reused
         for part in module.parameters():
             self._note(part)

@@ -101,7 +101,9 @@ class Window(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.bias = nn.Parameter(torch.zeros((2 * side - 1) ** 2, heads))
         self.register_buffer("place", torch.zeros(side**4, dtype=torch.long))
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def attend(self, x):
         b, h, w, c = x.shape

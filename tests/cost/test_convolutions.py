@@ -22,7 +22,7 @@ DIRECTIONS = ("forward", "input", "weight")
 
 def array(shape, last=False, parameter=False):
     """A bf16 array, contiguous or with its channels last."""
-    n, c, *area = shape
+    _n, c, *area = shape
     width = math.prod(area)
     strides = (c * width, 1, *(c * math.prod(area[at + 1 :]) for at in range(len(area))))
     size = 2 * math.prod(shape)
@@ -150,7 +150,7 @@ def array_simulated(image, filters, rows_, cols):
     Row i of the array gets the elements of a patch, one a cycle, i cycles late; column j those of a
     filter, j cycles late. Returns the convolution that the array computes as well.
     """
-    c, height, width = image.shape
+    _c, height, width = image.shape
     count, _, r, s = filters.shape
     out_h, out_w = height - r + 1, width - s + 1
     patches = [image[:, y : y + r, x : x + s].ravel() for y in range(out_h) for x in range(out_w)]
@@ -184,7 +184,8 @@ def test_cycles_of_a_convolution_are_those_of_an_array_that_is_simulated():
         *(np.array([size], dtype=np.int64) for size in (m, k, n, 4, 3)),
         np.zeros(1, dtype=np.int32), False, 1,
     )  # fmt: skip
-    assert status[0] == 0 and counted[0] == cycles
+    assert status[0] == 0
+    assert counted[0] == cycles
 
 
 sizes = st.tuples(
