@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.models.compiled import code_of_class, compiled
 from phaze_fast.models.families import FAMILIES
-from phaze_fast.models.graph_model import GraphModel
+from phaze_fast.models.graph_model import GraphModel, Kernels
 from phaze_fast.models.tape import Tape
 from phaze_fast.models.torch_import import GROUPED, layered
 from phaze_fast.models.transformer import TransformerModel
@@ -67,24 +68,30 @@ def _alike(model: TransformerModel) -> dict[Any, list[int]]:
     return groups
 
 
-def layers_graph(model: TransformerModel, layers: Sequence[int]) -> GraphModel:
+def layers_graph(
+    model: TransformerModel, layers: Sequence[int], kernels: Kernels = "eager"
+) -> GraphModel:
     """Return the graph of a model that has only some of its blocks."""
     small, large = record_model(model, 2, layers), record_model(model, 4, layers)
-    return layered(model.name, small, large, small.modules, model.seq)
+    steps: tuple[Any, Any] = (small, large)
+    if kernels == "compiled":
+        steps = compiled(small, large, code=code_of_class(FAMILIES[_family(model)].__name__))
+    graph = layered(model.name, *steps, small.modules, model.seq)
+    return graph.replace(kernels=kernels)
 
 
-def _graph(model: TransformerModel) -> GraphModel:
+def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
     """Return the graph of a model; of many blocks that are alike, only the first and last run."""
     everything = range(model.layers)
     if model.encoder_layers or FAMILIES[_family(model)].table_per_layer:
-        return layers_graph(model, everything)  # blocks that depend on more than the one before
+        return layers_graph(model, everything, kernels)  # blocks need more than the one before
     groups = _alike(model).values()
     run = sorted({at for group in groups for at in (*group[:2], *group[-2:])})
-    graph = layers_graph(model, run)
+    graph = layers_graph(model, run, kernels)
     if len(run) == model.layers:
         return graph
     if not graph.is_chain or len(graph.order) != len(run) + 2:
-        return layers_graph(model, everything)
+        return layers_graph(model, everything, kernels)
     kinds = dict(zip(run, graph.order[1:-1], strict=True))
     for group in groups:
         inner = kinds[group[min(1, len(group) - 1)]]
@@ -96,7 +103,7 @@ def _graph(model: TransformerModel) -> GraphModel:
 
 
 @lru_cache(maxsize=64)
-def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
+def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = False) -> GraphModel:
     """Return the operators that the module of a model runs, forward and backward, as a graph.
 
     Parameters
@@ -105,6 +112,8 @@ def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
         A model with a `module`, as `phaze_fast.models.from_hf` reads it.
     seq
         Sequence length in tokens; by default that of the model.
+    compiles
+        Whether torch.compile makes kernels of the operators.
 
     Raises
     ------
@@ -126,6 +135,6 @@ def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
             f"{model.name}: seq: {tokens} is more than the {model.max_positions} positions of "
             f"{model.name}"
         )
-    graph = _graph(model.replace(seq=tokens))
+    graph = _graph(model.replace(seq=tokens), "compiled" if compiles else "eager")
     notes = "; ".join(filter(None, (model.notes, GROUPED if model.moe is not None else "")))
     return graph.replace(as_traced=True, notes=notes)

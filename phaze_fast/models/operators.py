@@ -16,10 +16,10 @@ from phaze_fast.models.tape import (
     Node,
     Shape,
     Tensor,
-    viewed_strides,
     broadcast,
     contiguous_strides,
     elementwise_strides,
+    viewed_strides,
 )
 
 Backward = Callable[[Tensor], Sequence[Tensor | None]]
@@ -595,9 +595,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
-    """Fused attention as one operator, with the logarithms of its sums."""
-    tape = q.tape
-    out = Tensor(tape, (*q.shape[:-1], v.shape[-1]), q.dtype)
+    """Fused attention as one operator, with the logarithms of its sums.
+
+    The dimensions of its output lie in memory as those of the queries do.
+    """
+    tape, shape = q.tape, (*q.shape[:-1], v.shape[-1])
+    order = sorted(range(len(shape)), key=lambda dim: (-q.strides[dim], dim))
+    dense = contiguous_strides([shape[dim] for dim in order])
+    strides = tuple(dense[order.index(dim)] for dim in range(len(shape)))
+    out = Tensor(tape, shape, q.dtype, strides)
     sums = Tensor(tape, q.shape[:-1], "float32")
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:

@@ -101,8 +101,8 @@ class Mixture(Llama):
         inner = self._gated(self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered))
         out = self._grouped(inner, hidden, ends, ordered)
         out = mul(out, op.unsqueeze(shares, -1))
-        empty, numbers = (self.tape.constant(pairs, dtype="int64") for _ in range(2))
-        (back,) = op.plain("index_put", [empty, places, numbers], [(pairs,)], "int64")
+        back, numbers = (self.tape.constant(pairs, dtype="int64") for _ in range(2))
+        self.tape.add("index_put", [back, places, numbers], [back])
         out = view(op.index(out, back), -1, self.moe.top_k, hidden)
         return to(op.total(out, 1, keepdim=False), dtype)
 
