@@ -159,6 +159,10 @@ class Olmoe(Mixture, Olmo2):
     def _rms_norm(self, x: Tensor) -> Tensor:
         return Llama._rms_norm(self, x)
 
+    def _rows(self, x: Tensor) -> list[Tensor]:
+        rows = super()._rows(x)
+        return [op.clamped(one) for one in rows] if self._setting("clip_qkv") else rows
+
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
         return Llama._positioned(self, q, k)
 
