@@ -262,6 +262,8 @@ class GraphModel(Record):
     """Name of the model."""
     seq: Count = 1
     """Tokens per sample as traced; 1 if samples are not sequences."""
+    sample: Literal["sequence", "image"] = "sequence"
+    """What one sample is."""
     layers: tuple[GraphLayer, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
     """Each kind of layer once."""
     order: tuple[_Whole, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)

@@ -127,7 +127,8 @@ class _Uses:
         if call.backward or born < 0 or self._at_once:
             return self._ends[at]
         around = {number for number, _ in self.calls[born].path}
-        passed_to = next((number for number, _ in call.path if number not in around), None)
+        inner = (number for number, path in call.path if path and number not in around)
+        passed_to = next(inner, None)
         return at if passed_to is None else self._module_ends[passed_to]
 
 

@@ -170,6 +170,7 @@ def _shared_at_peak(
 # ---- layers of a recording ----
 
 
+_DIGITS = "0123456789"
 Children = Mapping[str, tuple[str, tuple[str, ...]]]
 """Class and names of the children of every module, by path."""
 
@@ -177,16 +178,26 @@ Children = Mapping[str, tuple[str, tuple[str, ...]]]
 def layer_paths(modules: Children) -> frozenset[str]:
     """Return the paths of numbered children that are layers.
 
-    A sequence of plain operators of several classes, such as a linear, an activation and a linear,
-    is not a stack of layers.
+    Children of a stack may be numbered after a common name, as ``layer_0``. A sequence of plain
+    operators of several classes, such as a linear, an activation and a linear, is not a stack of
+    layers; nor is a stage that holds nothing but layers a layer itself.
     """
     paths: set[str] = set()
+    stages: set[str] = set()
     for path, (_, children) in modules.items():
-        numbered = [f"{path}.{child}".lstrip(".") for child in children if child.isdecimal()]
+        stems = {child.rstrip(_DIGITS) for child in children}
+        named = len(stems) == 1 and len(children) > 1
+        numbered = [
+            f"{path}.{child}".lstrip(".")
+            for child in children
+            if child[-1] in _DIGITS and (named or child.isdecimal())
+        ]
         composite = any(modules[child][1] for child in numbered)
         if composite or len({modules[child][0] for child in numbered}) == 1:
             paths.update(numbered)
-    return frozenset(paths)
+            if composite and len(numbered) == len(children):
+                stages.add(path)
+    return frozenset(paths - stages)
 
 
 class _Trace:
@@ -196,11 +207,12 @@ class _Trace:
         self.name, self.small, self.large, self.layers = name, small, large, layers
         calls = small.calls
         for call in calls:
-            if not is_known(call.name):
+            if not is_known(call):
                 where = call.path[-1][1] if call.path else ""
+                line = call.line or "in the backward pass"
                 raise InvalidInputError(
-                    f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({call.line}) is "
-                    "not modelled"
+                    f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({line}) is "
+                    "not modelled; expected operators of docs/graphs.md: write it with those"
                 )
         same = [call.name for call in calls] == [call.name for call in large.calls]
         if not same or len(small.saved) != len(large.saved):
@@ -679,7 +691,15 @@ def _samples(value: Any, size: int, count: int, dtype: Any) -> Any:
     if shape and shape[0] == size:
         shape[0] = count
     kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-    return torch.empty(shape, dtype=kind, device="meta", requires_grad=value.requires_grad)
+    by_channels = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.contiguous_format
+    if by_channels and not value.is_contiguous():
+        layout = torch.channels_last
+    samples = torch.empty(shape, dtype=kind, device="meta", memory_format=layout)
+    return samples.requires_grad_(value.requires_grad)
+
+
+_IMAGE_DIMS = 4  # samples, channels, height and width
 
 
 def _tensors(values: Any) -> Iterator[Any]:
@@ -776,6 +796,8 @@ def from_torch(
     }
     seq = 1 if ids is None else int(ids.shape[1])
     graph = layered(title, recorded[0], recorded[1], modules, seq)
+    if ids is None and input_tensors and input_tensors[0].dim() == _IMAGE_DIMS:
+        graph = graph.replace(sample="image")
     own = not type(module).__module__.startswith("transformers.")
     code: Code = "own" if own else code_of_class(type(module).__name__)
     rewritten = compiled(*recorded, code=code)

@@ -111,13 +111,6 @@ def test_a_traced_vision_transformer_is_the_recorded_one():
     assert models.model_flops(traced).total == models.model_flops(record).total
 
 
-def partly_fused(fused, explicit):
-    """Products of a model of which one attention of three, that across stacks, is fused."""
-    one = {key: times // 3 for key, times in fused.items() if key[0].startswith("attention")}
-    two = {key: times * 2 // 3 for key, times in explicit.items() if "batched" in key[0]}
-    return Counter({**explicit, **two, **one})
-
-
 @pytest.mark.parametrize("kind", SMALL)
 def test_traced_and_recorded_architectures_are_the_same(kind):
     """Parameters, every product forward and backward, FLOPs."""
@@ -125,11 +118,6 @@ def test_traced_and_recorded_architectures_are_the_same(kind):
     assert traced.parameters() == record.parameters()
     models_of = (raw(traced), record)
     found, built = (layer_graph(model, Strategy(micro_batch=2)) for model in models_of)
-    if kind == "t5":  # the relative positions that self-attention adds have a gradient
-        explicit = layer_graph(record.replace(attention="eager"), Strategy(micro_batch=2))
-        for way in ("forward", "backward"):
-            assert whole(found, way) == partly_fused(whole(built, way), whole(explicit, way))
-        return
     assert whole(found, "forward") == whole(built, "forward")
     assert whole(found, "backward") == whole(built, "backward")
     assert found.flops == pytest.approx(built.flops, rel=1e-12)

@@ -75,8 +75,8 @@ class Player:
 
     def pass_on(self, call):
         for array in call.reads:
-            for number, _ in call.path:
-                if number not in self.made_in.get(array.storage, {number}):
+            for number, path in call.path:
+                if path and number not in self.made_in.get(array.storage, {number}):
                     self.passed.setdefault(array.storage, set()).add(number)
                     break
 
