@@ -41,6 +41,8 @@ GradientSums = Literal["free", "fused", "kernels"]
 
 DEFAULT = "megatron-core"
 """The profile where none is named."""
+UNKNOWN = "generic"
+"""The profile of software that has none of its own."""
 
 
 class Software(Record):
