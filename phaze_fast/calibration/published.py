@@ -136,7 +136,9 @@ def _experts(row: CsvRow, given: Mapping[str, str], known: Any, ffn: int) -> Any
     if row.text("experts") in ("", "0"):
         return None if known is None else MixtureOfExperts(**{"expert_ffn": ffn, **known})
     shared = row.whole("shared_expert_ffn", 0)
-    dense = re.fullmatch(r"\(\[0\]\*(\d+)\+\[1\]\*\d+\)", given.get("moe-layer-freq", "([0]*0+[1]*1)"))
+    dense = re.fullmatch(
+        r"\(\[0\]\*(\d+)\+\[1\]\*\d+\)", given.get("moe-layer-freq", "([0]*0+[1]*1)")
+    )
     if dense is None:
         raise UnsupportedError("experts in layers that follow no simple rule")
     return MixtureOfExperts(
@@ -197,7 +199,9 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
         raise RowRefusedError(f"{row.where}: {str(error).splitlines()[0]}") from None
 
 
-def _wired(row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int) -> TieredFabric:
+def _wired(
+    row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int
+) -> TieredFabric:
     """Return the interconnect as the row's words, or its source, say it is wired."""
     tiers = [tier.model_dump() for tier in wired.tiers]
     said = network_of(row.text("network"), tiers[0]["size"])

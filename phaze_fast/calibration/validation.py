@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from phaze_fast.calibration.run_table import is_run_table, standard_cells
 from phaze_fast.cost.validation import ErrorSizes, measured_model
 from phaze_fast.documents import CsvRow, csv_rows, read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
-from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
+from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, FlatFabric
 from phaze_fast.models import Model, from_hf
 from phaze_fast.planning import Plan, predict
 from phaze_fast.software import Software, load_software
@@ -277,6 +277,7 @@ def validate_runs(
     by: str = "source",
     progress: Callable[[int, int], None] | None = None,
     software: Software | str | None = None,
+    fabric: AnyFabric | None = None,
 ) -> RunValidation:
     """Predict every row of a table of training runs and compare.
 
@@ -292,6 +293,8 @@ def validate_runs(
     software
         Take all rows as runs of this profile; by default each as its row says, and as ``generic``
         where its software has no profile.
+    fabric
+        Take all rows as runs over this interconnect; by default each as its row says.
 
     Raises
     ------
@@ -322,6 +325,8 @@ def validate_runs(
         group = source if by == "source" else standard_cells(cells).get(_COLUMN[by], "")
         try:
             run = read_run(line, cells, profile)
+            if fabric is not None:
+                run = replace(run, cluster=run.cluster.replace(fabric=fabric))
             group = GROUPINGS[by](run)
             predicted.setdefault(group, []).append(PredictedRun(run, _predicted(run)))
         except RowRefusedError as error:

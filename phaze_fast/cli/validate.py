@@ -164,8 +164,8 @@ class Measured:
     chip: str | None = None
     """The chip: a preset or a file; tables of training runs name their own."""
     fabric: str = ""
-    """For collectives: the interconnect, a preset or a file; by default that of each system in the
-    table."""
+    """For collectives and training runs: the interconnect, a preset or a file; by default that of
+    each system in the table."""
     by: str = "source"
     """For training runs: group errors by source, chip, software or model."""
     software: str = ""
@@ -218,7 +218,8 @@ def _validated(
         return measured, _collective_tables, measured.to_dict
     header, _ = csv_rows(file)
     if is_run_table(header):
-        runs = validate_runs(file, how.by, software=how.software or None)
+        fabric = presets.fabric(how.fabric) if how.fabric else None
+        runs = validate_runs(file, how.by, software=how.software or None, fabric=fabric)
         return runs, _run_tables, runs.to_dict
     if is_step_table(frozenset(header)):
         steps = validate_steps(file, presets.chip(how.chip or "h200"), how.configs)
