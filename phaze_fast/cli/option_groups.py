@@ -298,13 +298,14 @@ def _optional(annotation: Any) -> Any:
     return Annotated[(type_ | None, *marks)]
 
 
-def _calibrated(typed: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-    """Fill in the options that a calibration has a value for."""
+def _fill_in_calibration(typed: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+    """Fill in the options of a command that a calibration has a value for."""
     path = typed.pop("calibration", None)
     for name in _CALIBRATED:
-        if name in parameters and not typed.get(name) and path is not None:
+        if name in known and not typed.get(name) and path is not None:
             typed[name] = str(path)
-    if "chip" in parameters and parameters["chip"].default is None and typed.get("chip") is None:
+    required = "chip" in known and known["chip"].default is inspect.Parameter.empty
+    if required and typed.get("chip") is None:
         raise InvalidInputError("--chip: missing; expected a preset or a file, or --calibration")
 
 
@@ -354,7 +355,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**typed: Any) -> None:
         if accepts:
-            _calibrated(typed, {p.name: p for p in parameters})
+            _fill_in_calibration(typed, known)
         read_groups = {
             name: read({member: typed.pop(member) for member in members if member in typed})
             for name, (members, read) in groups.items()
