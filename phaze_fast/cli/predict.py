@@ -53,6 +53,7 @@ def _tables(
         ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
         ("peak memory", f"{plan.peak['instant']}; most besides weights and optimiser: "
          f"{plan.peak['term']}"),
+        *([("at the peak", plan.fullest.holders)] if plan.fullest.holders else []),
         ("energy", f"{plan.energy_j:,.0f} J a step"),
     ]  # fmt: skip
     return [

@@ -156,6 +156,10 @@ def _vector(call: Any) -> Figures:
         largest, read = call.writes[0], _bytes(call.writes[:1]) + _bytes(call.reads[1:])
     elif kind == "embedding-backward":
         largest = call.reads[0]
+    elif call.name.startswith("nll_loss"):  # labels, and one score of each row or none
+        read = _bytes(call.reads[2:3] if call.backward else call.reads[1:2])
+    elif call.name in ("slice_backward", "select_backward"):  # zeros, and a copy into a part
+        write += read
     shape = largest.shape or (1,)
     sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
     masks = bool(call.options.get("causal")), int(call.options.get("window", 0))

@@ -22,7 +22,16 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.models.aten import figures, is_known
-from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
+from phaze_fast.models.graph_model import (
+    GraphLayer,
+    GraphModel,
+    GraphOperator,
+    HeldTensor,
+    LayerPeak,
+    SavedTensor,
+    peak_bytes,
+)
+from phaze_fast.models.lifetimes import Lifetime, lifetimes, peaks_by_layer
 from phaze_fast.tables import needed
 
 # ---- tensor-parallel splits ----
@@ -130,12 +139,30 @@ def with_split(layer: GraphLayer) -> GraphLayer:
         op.replace(split=roles[at]) if at in roles else op for at, op in enumerate(operators)
     )
     saved = tuple(_kept(tensor, roles) for tensor in layer.saved)
-    return layer.replace(forward=forward, saved=saved)
+    peaks = tuple(
+        peak.replace(tensors=tuple(_shared_at_peak(x, roles, operators) for x in peak.tensors))
+        for peak in layer.peaks
+    )
+    return layer.replace(forward=forward, saved=saved, peaks=peaks)
 
 
 def _kept(tensor: SavedTensor, roles: dict[int, str]) -> SavedTensor:
     shared = roles.get(tensor.producer, "no") in ("columns", "inside")
     return tensor.replace(split=True) if shared else tensor
+
+
+def _shared_at_peak(
+    tensor: HeldTensor, roles: dict[int, str], operators: tuple[GraphOperator, ...]
+) -> HeldTensor:
+    role = roles.get(tensor.producer, "no")
+    if tensor.gradient:
+        split = role in ("columns", "rows", "vocabulary")
+    elif tensor.backward:  # the gradient of the operator's input
+        split = role in ("inside", "rows")
+    else:
+        logits = role == "vocabulary" and operators[tensor.producer].kind == "gemm"
+        split = role in ("columns", "inside") or logits
+    return tensor.replace(split=True) if split else tensor
 
 
 # ---- layers of a recording ----
@@ -291,8 +318,8 @@ def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
     return elements, rest
 
 
-def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
-    """Return (producer, bytes per sample, fixed bytes) of each segment's saved tensors."""
+def _saved(trace: _Trace) -> dict[int, dict[int, tuple[int, float, float]]]:
+    """Return each segment's saved tensors by storage: producer, bytes per sample, fixed bytes."""
     calls = trace.small.calls
     savers: dict[int, list[int]] = {}
     arrays: dict[int, tuple[Any, Any]] = {}
@@ -308,7 +335,7 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
         key = one.array.storage
         savers.setdefault(key, []).append(segment)
         arrays.setdefault(key, (one, two.array))
-    by_segment: dict[int, list[tuple[int, float, float]]] = {}
+    by_segment: dict[int, dict[int, tuple[int, float, float]]] = {}
     for key, segments in savers.items():
         one, two = arrays[key]
         home = segments[0]
@@ -317,8 +344,80 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
         elif len(set(segments)) > 1:
             home = 0 if one.source < 0 else trace.owner[one.source]
         grows, fixed = _per_sample(one.array.held_bytes, two.held_bytes)
-        by_segment.setdefault(home, []).append((one.source, grows, fixed))
+        by_segment.setdefault(home, {})[key] = one.source, grows, fixed
     return by_segment
+
+
+class _Memory:
+    """What is allocated at the peaks of each segment, and what each segment saves."""
+
+    def __init__(self, trace: _Trace) -> None:
+        self._trace, calls = trace, trace.small.calls
+        self.saved = _saved(trace)
+        homes = {storage: home for home, kept in self.saved.items() for storage in kept}
+        owners = [trace.owner[at] for at in range(len(calls))]
+        alive = lifetimes(trace.small, trace.large)
+        self._peaks = peaks_by_layer(
+            alive, owners, homes, len(trace.segments), lambda at: calls[at].backward
+        )
+        self._inputs: dict[int, float] = {}
+        passed = {x.storage: x for x in alive if x.storage not in homes and x.born >= 0}
+        read = {(owners[at], a.storage) for at in trace.forward for a in calls[at].reads}
+        for segment, storage in sorted(read):
+            one = passed.get(storage)
+            if one is not None and owners[one.born] < segment and not calls[one.born].backward:
+                grows = _per_sample(*one.sizes)[0]
+                self._inputs[segment] = self._inputs.get(segment, 0.0) + grows
+
+    def fields(
+        self, segment: int, forward: list[int], names: list[str], backward: dict[int, str]
+    ) -> dict[str, Any]:
+        """Return the fields of a segment's layer, given the names of its operators."""
+        trace = self._trace
+        place = {at: local for local, at in enumerate(forward)}
+        kept = self.saved.get(segment, {})
+        saved = tuple(
+            SavedTensor(
+                name=f"{names[place[source]] if source in place else 'input'}#{number}",
+                bytes=grows,
+                fixed_bytes=fixed,
+                producer=place.get(source, -1),
+            )
+            for number, (source, grows, fixed) in enumerate(kept.values())
+        )
+        labels = {at: names[local] for at, local in place.items()} | backward
+        peaks = []
+        for peak in self._peaks[segment]:
+            held = {one.storage: one for one in peak.tensors}
+            peaks.append(
+                LayerPeak(
+                    operator=labels[peak.operator],
+                    backward=trace.small.calls[peak.operator].backward,
+                    tensors=tuple(
+                        self._held(one, labels, place)
+                        for storage, one in held.items()
+                        if storage not in kept
+                    ),
+                    absent=tuple(n for n, storage in enumerate(kept) if storage not in held),
+                )
+            )
+        return {
+            "saved": saved,
+            "peaks": tuple(peaks),
+            "input_bytes": self._inputs.get(segment, 0.0),
+        }
+
+    def _held(self, one: Lifetime, labels: dict[int, str], place: dict[int, int]) -> HeldTensor:
+        late = one.born >= 0 and self._trace.small.calls[one.born].backward
+        grows, fixed = _per_sample(*one.sizes)
+        return HeldTensor(
+            name=labels.get(one.born, "output gradient" if late else "input"),
+            bytes=grows,
+            fixed_bytes=fixed,
+            producer=place.get(self._trace.origin.get(one.born, one.born), -1),
+            backward=late,
+            gradient=one.gradient,
+        )
 
 
 def _local(positions: Sequence[int], trace: _Trace, at: int) -> tuple[int, ...]:
@@ -369,7 +468,7 @@ def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
 
 
 def _layer(
-    trace: _Trace, segment: int, name: str, weights: dict[int, int], extra: int, kept: Any
+    trace: _Trace, segment: int, name: str, weights: dict[int, int], extra: int, memory: _Memory
 ) -> GraphLayer:
     path, forward = trace.segments[segment]
     backward = [at for at in trace.origin if trace.owner[at] == segment]
@@ -379,15 +478,8 @@ def _layer(
         GraphOperator(**trace.operator(at, label, _local(forward, trace, at), weights[at]))
         for at, label in zip(forward, names, strict=True)
     )
-    saved = tuple(
-        SavedTensor(
-            name=f"{names[place[source]] if source in place else 'input'}#{number}",
-            bytes=grows,
-            fixed_bytes=fixed,
-            producer=place.get(source, -1),
-        )
-        for number, (source, grows, fixed) in enumerate(kept)
-    )
+    gradients = _backward(trace, backward, forward, names)
+    labels = {at: op.name for at, op in zip(backward, gradients, strict=True)}
     later = {
         source
         for at in trace.forward
@@ -401,9 +493,9 @@ def _layer(
         count=1,
         parameters=sum(weights[at] for at in forward) + extra,
         forward=operators,
-        backward=_backward(trace, backward, forward, names),
-        saved=saved,
+        backward=gradients,
         output_bytes=sent,
+        **memory.fields(segment, forward, names, labels),
     )
     return with_split(layer)
 
@@ -419,6 +511,11 @@ def _kind_key(layer: GraphLayer) -> Any:
     products = Counter((op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0)
     saved = tuple(tensor.replace(name="-") for tensor in layer.saved)
     return forward, layer.parameters, saved, frozenset(products.items())
+
+
+def _peak_bytes(layer: GraphLayer) -> float:
+    """Bytes of a layer at its peak, with as many samples as the larger recording has."""
+    return max((peak_bytes(layer, peak, 4) for peak in layer.peaks), default=0.0)
 
 
 def _title(trace: _Trace, segment: int) -> str:
@@ -444,24 +541,28 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
     """
     trace = _Trace(name, small, large, layer_paths(modules))
     weights, rest = _weights(trace)
-    saved = _saved(trace)
+    memory = _Memory(trace)
     count = len(trace.segments)
     layers_by_kind: dict[Any, list[tuple[int, GraphLayer]]] = {}
     for segment in range(count):
         extra = rest if segment == count - 1 else 0
         title = _title(trace, segment)
-        new_layer = _layer(trace, segment, title, weights, extra, saved.get(segment, ()))
+        new_layer = _layer(trace, segment, title, weights, extra, memory)
         layers_by_kind.setdefault(_kind_key(new_layer), []).append((segment, new_layer))
     layers: list[GraphLayer] = []
     order = [0] * count
     for at, members in enumerate(layers_by_kind.values()):
         common = Counter(len(layer.backward) for _, layer in members).most_common(1)[0][0]
         usual = next(layer for _, layer in members if len(layer.backward) == common)
-        most = max(layer.output_bytes for _, layer in members)
+        most = {
+            field: max(getattr(layer, field) for _, layer in members)
+            for field in ("input_bytes", "output_bytes")
+        }
+        peaks = max((layer for _, layer in members), key=_peak_bytes).peaks
         title = members[0][1].name
         if any(layer.name == title for layer in layers):
             title = f"{title}-{at}"
-        layers.append(usual.replace(name=title, count=len(members), output_bytes=most))
+        layers.append(usual.replace(name=title, count=len(members), peaks=peaks, **most))
         for segment, _ in members:
             order[segment] = at
     edges = {

@@ -154,13 +154,21 @@ def _pattern(plane: Any) -> dict[str, Any]:
 # ---- fused attention, dropout and a missing loss ----
 
 
+def _laid_out_like(q: Any, width: int) -> Any:
+    """Return an array of the rows of `q` whose dimensions lie in memory as those of `q` do."""
+    shape = (*q.shape[:-1], width)
+    order = sorted(range(q.dim()), key=lambda dim: (-q.stride(dim), dim))
+    out = q.new_empty([shape[dim] for dim in order])
+    return out.permute([order.index(dim) for dim in range(q.dim())])
+
+
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Fused attention as one forward and one backward operator, with the tensors it saves."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
         """Record the operator."""
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        out = _laid_out_like(q, v.shape[-1])
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.seen, ctx.recorder = seen, recorder
@@ -179,6 +187,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return (*gradients, None, None)
 
 
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
 
 
@@ -195,8 +204,10 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace fused attention by one operator."""
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func is _ATTENTION:
             return self._attend(*args, **kwargs)
+        if func is torch.nn.functional.multi_head_attention_forward:
+            return self._multi_head(func, args, kwargs)
         if func in _DROPOUTS:
             return self._drop(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -207,6 +218,15 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return torch.native_dropout(x, p, True)[0]
         rest = {"inplace": inplace} if func is torch.nn.functional.dropout else {}
         return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
+
+    def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run PyTorch's multi-head attention, inside of which function modes are off."""
+        functional: Any = torch.nn.functional
+        functional.scaled_dot_product_attention = self._attend
+        try:
+            return func(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = _ATTENTION
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
         options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
@@ -235,15 +255,12 @@ class _Loss(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return tuple(gradient.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like)
 
 
-def _floats(output: Any) -> Iterator[Any]:
+def _tensors(output: Any) -> Iterator[Any]:
     if isinstance(output, torch.Tensor):
-        if output.requires_grad:
-            yield output
-        return
-    values = output.values() if hasattr(output, "values") else output
-    if isinstance(output, tuple | list) or hasattr(output, "values"):
-        for value in values:
-            yield from _floats(value)
+        yield output
+    elif isinstance(output, tuple | list) or hasattr(output, "values"):
+        for value in output.values() if hasattr(output, "values") else output:
+            yield from _tensors(value)
 
 
 def loss_of(output: Any) -> Any:
@@ -253,7 +270,7 @@ def loss_of(output: Any) -> Any:
         loss = output.get("loss")
     if isinstance(loss, torch.Tensor):
         return loss
-    outputs = list(_floats(output))
+    outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
     if len(outputs) == 1 and outputs[0].numel() == 1:
         return outputs[0]
     if not outputs:
@@ -321,17 +338,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self._writer: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
         self.constants = Constants(highest)
         self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
-        self._alive: list[Any] = []  # keeps storages alive: a freed address could be reused
+        self._storages: dict[int, tuple[int, Any]] = {}  # number by address, while it is alive
+        self._numbered = 0
+        self.freed: dict[int, int] = {}
+        """Number of operators that ran before each storage was freed."""
         for part in module.parameters():
-            self._note(part)
-            self.parameters[part.untyped_storage()._cdata] = part.numel()
+            self.parameters[self._note(part).storage] = part.numel()
 
     # ---- arrays ----
 
     def _note(self, tensor: Any) -> Array:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._alive.append(storage)
+        key = self._number(storage)
         return Array(
             key,
             tuple(tensor.shape),
@@ -339,6 +357,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             storage.nbytes(),
             key in self.parameters or key in self.copies,
         )
+
+    def _number(self, storage: Any) -> int:
+        """Return the number of a storage; a weak reference sees when it is freed."""
+        address = storage._cdata
+        if address not in self._storages:
+            self._numbered += 1
+            seen = weakref.ref(storage, partial(self._free, address))
+            self._storages[address] = self._numbered, seen
+        return self._storages[address][0]
+
+    def _free(self, address: int, _: Any) -> None:
+        number, _ = self._storages.pop(address)
+        self.freed[number] = len(self.calls)
 
     def arrays(self, values: Any) -> list[Array]:
         """Record the tensors among values."""

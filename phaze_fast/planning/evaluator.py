@@ -47,8 +47,10 @@ _NO_ASSIGNMENT = "memory: no assignment of the layers to the chunks of the sched
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
-def checked_model(model: Model | str, software: Software) -> Model:
+def checked_model(model: Model | str, software: Software, seq: int | None = None) -> Model:
     """Return a model, given as a record or by name, in the form that a software profile runs.
+
+    Sequences have `seq` tokens; by default as many as the model says.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def checked_model(model: Model | str, software: Software) -> Model:
         raise InvalidTypeError(
             f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
         )
-    return planned_model(known, software)
+    return planned_model(known, software, seq)
 
 
 @dataclass(frozen=True)
@@ -411,6 +413,7 @@ class PlanEvaluator:
             runs = [range(placed.cuts[c], placed.cuts[c + 1]) for c in chunks]
             layers = [i for run in runs for i in run]
             kinds = Counter(graph.layers[graph.order[i]].kind for i in layers)
+            terms = FrozenDict(zip(TERMS, memory[k], strict=True))
             stages.append(
                 Stage(
                     layers=tuple(layers),
@@ -418,8 +421,9 @@ class PlanEvaluator:
                     kinds=FrozenDict(dict(kinds)),
                     recompute=recompute_text(placed.variants[k], sizes.variants),
                     load_s=loads[k],
-                    memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
+                    memory=terms,
                     instant=INSTANTS[instants[k]],
+                    holders=sizes.holders(layers, terms),
                 )
             )
         return tuple(stages)

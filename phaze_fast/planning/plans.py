@@ -69,6 +69,8 @@ class Stage:
     """Peak memory by term, bytes."""
     instant: str
     """When memory peaks; one of `phaze_fast.memory.INSTANTS`."""
+    holders: str = ""
+    """Operator and layer that run at the peak of a traced model, and the largest tensors then."""
 
     @property
     def memory_bytes(self) -> float:
@@ -86,6 +88,7 @@ class Stage:
             "memory_bytes": self.memory_bytes,
             "memory": dict(self.memory),
             "instant": self.instant,
+            **({"holders": self.holders} if self.holders else {}),
         }
 
     @classmethod
@@ -99,6 +102,7 @@ class Stage:
             load_s=float(data["load_s"]),
             memory=FrozenDict({term: float(data["memory"][term]) for term in TERMS}),
             instant=str(data["instant"]),
+            holders=str(data.get("holders", "")),
         )
 
 
