@@ -46,6 +46,7 @@ OperatorKind = Literal[
 PRODUCTS = frozenset({"gemm", "batched-gemm", "attention"})
 """Forward kinds that compute products."""
 
+Kernels = Literal["eager", "compiled"]
 Split = Literal["no", "columns", "rows", "inside", "vocabulary"]
 
 
@@ -261,6 +262,8 @@ class GraphModel(Record):
     """Name of the model."""
     seq: Count = 1
     """Tokens per sample as traced; 1 if samples are not sequences."""
+    sample: Literal["sequence", "image"] = "sequence"
+    """What one sample is."""
     layers: tuple[GraphLayer, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
     """Each kind of layer once."""
     order: tuple[_Whole, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
@@ -269,6 +272,11 @@ class GraphModel(Record):
     """Pairs of positions in `order`: the second layer reads the output of the first."""
     as_traced: bool = False
     """Whether to plan these operators as they are, even if they form a transformer."""
+    kernels: Kernels = "eager"
+    """Whether its operators are those of the module's code, or the kernels that torch.compile makes
+    of them."""
+    compiled: GraphModel | None = None
+    """The same step as torch.compile runs it, for software that compiles."""
     notes: str = ""
     """Remarks."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.models.compiled import CompiledRecording
 from phaze_fast.models.recording import Array, Call
 
 
@@ -79,8 +80,11 @@ class _Uses:
 
     def __init__(self, recording: Any, larger: Any) -> None:
         self.calls: Sequence[Call] = recording.calls
+        self._at_once = isinstance(recording, CompiledRecording)
         sums, self._shared = _gradient_sums(self.calls)
         self._ends = _node_ends(self.calls, sums)
+        if self._at_once:  # generated code frees a tensor after the last kernel that reads it
+            self._shared, self._ends = {}, list(range(len(self.calls)))
         self._module_ends = {
             number: at
             for at, call in enumerate(self.calls)
@@ -95,7 +99,8 @@ class _Uses:
         self.written = {a.storage for call in self.calls for a in call.writes}
         self.read = {a.storage for call in self.calls for a in call.reads}
         for at, (call, other) in enumerate(zip(self.calls, larger.calls, strict=True)):
-            for array, more in zip(call.reads, other.reads, strict=True):
+            # more samples may be more parts of one tensor, joined again
+            for array, more in zip(call.reads, other.reads, strict=False):
                 self._use(at, array, more, self._held_until(at, array))
             for array, more in zip(call.writes, other.writes, strict=True):
                 self._use(at, array, more, self._ends[at])
@@ -119,7 +124,7 @@ class _Uses:
     def _held_until(self, at: int, array: Array) -> int:
         """Last operator that holds an array which the operator `at` reads."""
         call, born = self.calls[at], self.born.get(self.own(array.storage), -1)
-        if call.backward or born < 0:
+        if call.backward or born < 0 or self._at_once:
             return self._ends[at]
         around = {number for number, _ in self.calls[born].path}
         inner = (number for number, path in call.path if path and number not in around)

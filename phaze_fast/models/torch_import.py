@@ -13,6 +13,7 @@ are split likewise, each of them.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.models.aten import figures, is_known
+from phaze_fast.models.compiled import Code, code_of_class, compiled
 from phaze_fast.models.graph_model import (
     GraphLayer,
     GraphModel,
@@ -168,6 +170,7 @@ def _shared_at_peak(
 # ---- layers of a recording ----
 
 
+_DIGITS = "0123456789"
 Children = Mapping[str, tuple[str, tuple[str, ...]]]
 """Class and names of the children of every module, by path."""
 
@@ -175,16 +178,26 @@ Children = Mapping[str, tuple[str, tuple[str, ...]]]
 def layer_paths(modules: Children) -> frozenset[str]:
     """Return the paths of numbered children that are layers.
 
-    A sequence of plain operators of several classes, such as a linear, an activation and a linear,
-    is not a stack of layers.
+    Children of a stack may be numbered after a common name, as ``layer_0``. A sequence of plain
+    operators of several classes, such as a linear, an activation and a linear, is not a stack of
+    layers; nor is a stage that holds nothing but layers a layer itself.
     """
     paths: set[str] = set()
+    stages: set[str] = set()
     for path, (_, children) in modules.items():
-        numbered = [f"{path}.{child}".lstrip(".") for child in children if child.isdecimal()]
+        stems = {child.rstrip(_DIGITS) for child in children}
+        named = len(stems) == 1 and len(children) > 1
+        numbered = [
+            f"{path}.{child}".lstrip(".")
+            for child in children
+            if child[-1] in _DIGITS and (named or child.isdecimal())
+        ]
         composite = any(modules[child][1] for child in numbered)
         if composite or len({modules[child][0] for child in numbered}) == 1:
             paths.update(numbered)
-    return frozenset(paths)
+            if composite and len(numbered) == len(children):
+                stages.add(path)
+    return frozenset(paths - stages)
 
 
 class _Trace:
@@ -194,11 +207,12 @@ class _Trace:
         self.name, self.small, self.large, self.layers = name, small, large, layers
         calls = small.calls
         for call in calls:
-            if not is_known(call.name):
+            if not is_known(call):
                 where = call.path[-1][1] if call.path else ""
+                line = call.line or "in the backward pass"
                 raise InvalidInputError(
-                    f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({call.line}) is "
-                    "not modelled"
+                    f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({line}) is "
+                    "not modelled; expected operators of docs/graphs.md: write it with those"
                 )
         same = [call.name for call in calls] == [call.name for call in large.calls]
         if not same or len(small.saved) != len(large.saved):
@@ -627,6 +641,21 @@ def _without_warnings_of_padding(module: Any) -> Iterator[None]:
             part.__dict__.pop(name, None)
 
 
+@contextmanager
+def _without_checks_of_data() -> Iterator[None]:
+    """Disable checks of transformers that read data, such as the number of image tokens."""
+    name = "torch_compilable_check"
+    parts = [m for key, m in list(sys.modules.items()) if key.startswith("transformers.")]
+    found = [(m, vars(m)[name]) for m in parts if name in getattr(m, "__dict__", {})]
+    for part, _ in found:
+        setattr(part, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for part, check in found:
+            setattr(part, name, check)
+
+
 GROUPED = "experts as grouped products (transformers' experts_implementation 'grouped_mm')"
 """Note in a traced graph whose experts were recorded as grouped products instead of a loop."""
 
@@ -662,7 +691,15 @@ def _samples(value: Any, size: int, count: int, dtype: Any) -> Any:
     if shape and shape[0] == size:
         shape[0] = count
     kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-    return torch.empty(shape, dtype=kind, device="meta", requires_grad=value.requires_grad)
+    by_channels = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.contiguous_format
+    if by_channels and not value.is_contiguous():
+        layout = torch.channels_last
+    samples = torch.empty(shape, dtype=kind, device="meta", memory_format=layout)
+    return samples.requires_grad_(value.requires_grad)
+
+
+_IMAGE_DIMS = 4  # samples, channels, height and width
 
 
 def _tensors(values: Any) -> Iterator[Any]:
@@ -744,6 +781,7 @@ def from_torch(
     with (
         _on_meta(module, kind),
         _without_warnings_of_padding(module),
+        _without_checks_of_data(),
         _grouped_experts(module) as regrouped,
     ):
         for count, highest in ((2, False), (4, True)):
@@ -758,4 +796,12 @@ def from_torch(
     }
     seq = 1 if ids is None else int(ids.shape[1])
     graph = layered(title, recorded[0], recorded[1], modules, seq)
-    return graph.replace(notes=GROUPED) if regrouped else graph
+    if ids is None and input_tensors and input_tensors[0].dim() == _IMAGE_DIMS:
+        graph = graph.replace(sample="image")
+    own = not type(module).__module__.startswith("transformers.")
+    code: Code = "own" if own else code_of_class(type(module).__name__)
+    rewritten = compiled(*recorded, code=code)
+    of_compiler = layered(title, *rewritten, modules, seq)
+    notes = GROUPED if regrouped else ""
+    of_compiler = of_compiler.replace(kernels="compiled", as_traced=True, notes=notes)
+    return graph.replace(compiled=of_compiler, notes=notes)

@@ -12,6 +12,7 @@ import traceback
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.recording import Array, Call, Saved
+from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
 
@@ -210,6 +212,8 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return self._multi_head(func, args, kwargs)
         if func in _DROPOUTS:
             return self._drop(func, *args, **kwargs)
+        if func in RECURRENT:
+            return run_recurrent(func, self.recorder, *args)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -287,9 +291,19 @@ _MAKERS = """
     triu_indices
     """
 _CREATORS = frozenset(_MAKERS.split())
+_ON_DATA = (
+    "; expected shapes that are known before: a mask in place of selected rows, and experts as "
+    "grouped products (torch.nn.functional.grouped_mm of rows sorted by expert)"
+)
 _MOST_CALLS = 200_000
 """Most operators of one step; a transformer of a hundred layers has about ten thousand."""
 _COPIES = frozenset({"_to_copy", "clone"})
+_CONTIGUOUS = frozenset(
+    f"{name}{end}"
+    for name in ("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax")
+    for end in ("", "_backward", "_backward_data")
+)
+"""Operators whose kernels first copy arrays that are not contiguous."""
 _MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -317,6 +331,35 @@ def _failing_line(error: BaseException) -> str:
     return ""
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _by_channels(x: Any, weights: Any) -> bool:
+    """Whether PyTorch runs a convolution with channels last: as its input or its weights are."""
+    return any(
+        array.dim() in _CHANNELS_LAST and array.stride(1) == 1 and not array.is_contiguous()
+        for array in (x, weights)
+    )
+
+
+def _last(array: Any) -> Any:
+    """Return an array like a result of a convolution, with its channels last."""
+    if array is None or array.dim() not in _CHANNELS_LAST:
+        return array
+    return torch.empty_like(array, memory_format=_CHANNELS_LAST[array.dim()])
+
+
+def _described(arguments: Any, by_channels: bool) -> dict[str, Any]:
+    """Options of a convolution: strides, groups, layout, and whether it is transposed."""
+    strides, _, _, transposed, _, groups = arguments
+    return {
+        "strides": tuple(strides),
+        "groups": groups,
+        "transposed": transposed,
+        "channels_last": by_channels,
+    }
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Records operators as they run."""
 
@@ -342,6 +385,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self._numbered = 0
         self.freed: dict[int, int] = {}
         """Number of operators that ran before each storage was freed."""
+        self._temporaries = 0  # copies inside of operators: storages numbered from -1 down
         for part in module.parameters():
             self.parameters[self._note(part).storage] = part.numel()
 
@@ -356,6 +400,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             tensor.element_size(),
             storage.nbytes(),
             key in self.parameters or key in self.copies,
+            () if tensor.is_contiguous() else tuple(tensor.stride()),
         )
 
     def _number(self, storage: Any) -> int:
@@ -403,14 +448,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.constants.value(args[0], constant, _calling_line())
         name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
-        if name.endswith("_") and not self.backward:
+        if name.endswith("_") and not self.backward and torch.Tag.inplace_view not in func.tags:
             self._refuse_overwriting(name, args)
         out = func(*args, **kwargs)
+        if name == "convolution" and _by_channels(*args[:2]):
+            out = _last(out)
+        elif name == "convolution_backward" and _by_channels(*args[1:3]):
+            out = tuple(map(_last, out))
         if constant:
             self.constants.follow(func, args, kwargs, out)
         writes = self.arrays(out if isinstance(out, tuple | list) else [out])
         read_storages = {array.storage for array in reads}
-        view = (
+        restrided = torch.Tag.inplace_view in func.tags  # such as as_strided_
+        view = restrided or (
             not mutable and bool(writes) and all(array.storage in read_storages for array in writes)
         )
         if view or name in _CREATORS or constant:
@@ -418,12 +468,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 for array in writes:
                     self._writer.setdefault(array.storage, -1)
             return out
-        if name == "convolution_backward":
-            self._convolution_gradients(args, out)
+        if name.startswith("convolution"):
+            convolve = self._convolution if name == "convolution" else self._convolution_gradients
+            convolve(args, out)
             return out
-        options = {"groups": args[8], "transposed": args[6]} if name == "convolution" else {}
+        if name in _CONTIGUOUS:
+            reads = [self._copied(array) if array.strides else array for array in reads]
+        options: dict[str, Any] = {}
         if name in _MASKS:
             options = self._hidden(args, writes)
+        elif torch.Tag.pointwise in func.tags:
+            options = {"element_wise": True}
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options)
         if name in _COPIES and all(array.parameter for array in reads):
             for array in writes:  # a cast of weights is treated as the weights
@@ -456,10 +511,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                     return hidden
         return {}
 
+    def _copied(self, array: Array) -> Array:
+        """Record the copy that PyTorch makes of an array for a kernel that needs it contiguous."""
+        self._temporaries += 1
+        size = array.elements * array.item_bytes
+        copy = Array(-self._temporaries, array.shape, array.item_bytes, size)
+        self.add("clone", [array], [copy], {})
+        return copy
+
+    def _laid_out(self, arrays: list[Array], options: dict[str, Any]) -> list[Array]:
+        """Record the copies of activations that are not in the layout of their convolution."""
+        last = options["channels_last"]
+        return [
+            array
+            if array.parameter or (array.channels_last if last else not array.strides)
+            else self._copied(array)
+            for array in arrays
+        ]
+
+    def _convolution(self, args: Any, out: Any) -> None:
+        """Record a convolution; on GPUs PyTorch adds the bias in a kernel of its own."""
+        written, options = self.arrays([out]), _described(args[3:9], _by_channels(*args[:2]))
+        reads = self._laid_out(self.arrays(args[:2]), options)
+        self.add("convolution", reads, written, options)
+        if args[2] is not None:
+            self.add("add", written + self.arrays(args[2:3]), written, {})
+            self.calls[-1] = replace(self.calls[-1], sequence=-1)  # gradients are the convolution's
+
     def _convolution_gradients(self, args: Any, out: Any) -> None:
-        """Record the gradients of a convolution's input and weights as separate operators."""
-        options = {"groups": args[9], "transposed": args[7]}
-        gradient, x, weights = self.arrays(args[:3])
+        """Record the gradients of a convolution's input, weights and bias as separate operators."""
+        options = _described(args[4:10], _by_channels(*args[1:3]))
+        gradient, x, weights = self._laid_out(self.arrays(args[:3]), options)
         shapes = {"x": x.shape, "weights": weights.shape, "out": gradient.shape}
         wanted = (("input", weights, out[0]), ("weight", x, out[1]))
         for operand, other, computed in wanted:
@@ -468,6 +550,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 self.add(
                     f"convolution_{operand}", [gradient, other], written, {**options, **shapes}
                 )
+        if out[2] is not None:
+            self.add("sum", [gradient], self.arrays([out[2]]), {})
 
     def add(
         self, name: str, reads: list[Array], writes: list[Array], options: dict[str, Any]
@@ -587,8 +671,10 @@ def record_step(
         if "data-independent implementation" in reason or "no data" in reason:
             reason = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
         line = _failing_line(error)
+        hint = _ON_DATA if "depend" in reason and "data" in reason else ""
         raise InvalidInputError(
             f"{name}: PyTorch cannot run it on shapes alone: {reason}"
             + (f" ({line})" if line else "")
+            + hint
         ) from error
     return recorder

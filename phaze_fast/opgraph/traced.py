@@ -191,7 +191,7 @@ def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
     return OperatorSpec(
         op.name,
         op.kind,
-        "TC+VC" if product and op.bias else unit,
+        "TC+VC" if product and (op.bias or op.function) else unit,
         op.inputs,
         b=op.b * grown["b"],
         m=op.m * grown["m"],

@@ -287,11 +287,18 @@ class Plan:
         return f" ({self.cp_kind})" if self.cp > 1 else ""
 
     def __str__(self) -> str:
+        return self.described()
+
+    def described(self, sample: str = "sequence") -> str:
+        """Return the plan in one line, its speed in images if a sample is one, else in tokens."""
+        speed = f"{self.tokens_per_s:,.0f} tokens/s"
+        if sample == "image":
+            speed = f"{self.samples_per_s:,.0f} images/s"
         return (
             f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp}{self._kind} ep {self.ep} "
             f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
             f"micro-batch {self.micro_batch} {self.schedule}: {format_time(self.time_s)}, "
-            f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
+            f"{format_bytes(self.memory_bytes)}, {speed}"
         )
 
 
