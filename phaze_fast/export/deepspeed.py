@@ -64,7 +64,8 @@ def write_deepspeed(request: Request) -> tuple[str, list[Unexpressed]]:
     data: dict[str, Any] = {}
     for key, value in settings.items():
         set_nested(data, names[key], value)
-    return json.dumps(data, indent=2) + "\n", _missing(request, names)
+    missing = _missing(request, names) + request.unexpressed_model(names, program=True)
+    return json.dumps(data, indent=2) + "\n", missing
 
 
 def read_deepspeed(
