@@ -20,24 +20,14 @@ from phaze_fast.export.request import (
     whole_number,
 )
 from phaze_fast.models import TransformerModel
-from phaze_fast.software import BF16
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
     spec = request.spec
     return request.unexpressed(
         names,
-        pp=spec.pp > 1,
-        vpp=spec.vpp > 1 and spec.pp == 1,
-        cp=spec.cp > 1,
-        ep=spec.ep > 1,
         recompute=not request.modes <= {"none"},
-        sequence_parallel=spec.tp > 1 and spec.sequence_parallel,
-        optimizer=spec.optimizer not in names.tables["gradient_formats"],
-        rank_order=request.stages_inside,
-        shard=request.hybrid and spec.zero < 3,
         seq=spec.seq not in (None, request.model.seq),
-        precision=spec.precision.name != BF16,
     )
 
 

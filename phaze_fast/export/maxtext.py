@@ -34,22 +34,11 @@ _ALWAYS_RECOMPUTED = ("norms", "activations", "gated-product")
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, piped = request.spec, request.spec.pp > 1
+    spec = request.spec
     return request.unexpressed(
         names,
-        schedule=piped and spec.schedule != "gpipe",
-        uneven=piped and (not request.even or request.rounds % spec.pp > 0),
-        stages=piped,
-        vpp=spec.vpp > 1 and not piped,
-        precision=spec.precision.name not in (BF16, *names.tables["precision"]),
-        cp_kind=spec.cp > 1 and spec.cp_kind != "all-gather",
-        etp=spec.ep > 1 and spec.etp not in (None, spec.tp),
-        shard=request.hybrid and spec.zero == 1,
-        zero_2=spec.zero == 2,
+        uneven=spec.pp > 1 and (not request.even or request.rounds % spec.pp > 0),
         recompute=_policy(request, names) is None,
-        rank_order=request.stages_inside,
-        optimizer=spec.optimizer not in ("adam", "adam-fp32"),
-        zero=spec.cp * spec.ep > 1 and spec.zero < 2,
     )
 
 

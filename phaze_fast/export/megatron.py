@@ -35,6 +35,7 @@ from phaze_fast.export.request import (
     whole_number,
 )
 from phaze_fast.models import TransformerModel
+from phaze_fast.planning.frameworks import framework_table
 
 _WHOLE = frozenset(
     [
@@ -200,7 +201,6 @@ def _torchrun(names: FlagNames, request: Request) -> list[str]:
 def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     """Return a plan as terms of Megatron-Core, and the parts they cannot express."""
     spec, model, tables = request.spec, request.model, flag_names("megatron").tables
-    stages, stage_cases = _stages(request)
     recompute, recomputable = _recompute(request)
     terms: Terms = {"tp": spec.tp, "pp": spec.pp, "cp": spec.cp}
     if spec.cp > 1:
@@ -213,7 +213,7 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
         "seq": spec.seq or model.seq,
         "sequence_parallel": spec.sequence_parallel and spec.tp > 1,
         "stages_inside": spec.rank_order == "stages-inside",
-        **stages,
+        **_stages(request),
         **_sharding(request),
         **recompute,
         **tables["precisions"].get(spec.precision.name, {}),
@@ -221,29 +221,21 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     }
     missing = request.unexpressed(
         flag_names("megatron"),
-        **stage_cases,
         recompute=not recomputable,
-        precision=spec.precision.name not in tables["precisions"],
-        optimizer=spec.optimizer not in tables["optimizers"],
     )
     return terms, missing
 
 
-def _stages(request: Request) -> tuple[Terms, dict[str, bool]]:
-    """Return the terms of the stages, and which cases of `unexpressed` apply."""
-    spec, chunks = request.spec, request.chunks
-    known = spec.schedule in ("1f1b", "interleaved") or spec.pp * spec.vpp == 1
-    cases = {
-        "schedule": not known,
-        "chunks": not known and spec.vpp > 1,
-        "rounds": known and spec.vpp > 1 and (spec.pp == 1 or request.rounds % spec.pp > 0),
-    }
+def _stages(request: Request) -> Terms:
+    """Return the terms of the stages."""
+    spec = request.spec
+    known = spec.schedule in framework_table("megatron")["schedules"] or spec.pp * spec.vpp == 1
     if not known and spec.vpp > 1:  # ZB-V and DualPipe have chunks, 1F1B does not
-        return _even_stages(request), cases
-    terms: Terms = {} if request.even else {"layout": layout_text(chunks)}
+        return _even_stages(request)
+    terms: Terms = {} if request.even else {"layout": layout_text(request.chunks)}
     if spec.vpp > 1:
         terms["vpp"] = spec.vpp
-    return terms, cases
+    return terms
 
 
 def _even_stages(request: Request) -> Terms:

@@ -17,11 +17,12 @@ from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted, pri
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
+from phaze_fast.planning.frameworks import FRAMEWORKS, framework_table, inexpressible
 from phaze_fast.planning.training import split_recompute
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import DEFAULT, load_software
 
-FORMATS = ("megatron", "bridge", "deepspeed", "torchtitan", "maxtext")
+FORMATS = FRAMEWORKS
 """Formats that plans are exported to and read from."""
 
 
@@ -161,12 +162,6 @@ class Request:
         return self.spec.shard is not None and self.spec.shard < self.spec.dp
 
     @property
-    def stages_inside(self) -> bool:
-        """Whether the ranks of a pipeline are adjacent and those of its replicas are not."""
-        spec = self.spec
-        return spec.rank_order == "stages-inside" and spec.dp > 1 and spec.pp > 1
-
-    @property
     def text_decoder(self) -> bool:
         """Whether the model is a decoder of text."""
         model = self.model
@@ -189,9 +184,16 @@ class Request:
         names
             Names of the format; the table ``unexpressed`` has the part and the reason of each case.
         cases
-            Whether each case applies to this plan.
+            Whether each case applies to this plan, besides those of `inexpressible`.
         """
-        spec = self.spec
+        spec, table = self.spec, framework_table(names.format)
+        of_layout = inexpressible(names.format, spec.strategy, spec.layout)
+        cases = {
+            **{case: bool(applies[0]) for case, applies in of_layout.items()},
+            **cases,
+            "precision": spec.precision.name not in table["precisions"],
+            "optimizer": spec.optimizer not in table["optimizers"],
+        }
         texts = [names.tables["unexpressed"][case] for case, applies in cases.items() if applies]
         if spec.ep > 1 and spec.expert_overlap > 0:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))

@@ -20,7 +20,6 @@ from phaze_fast.export.request import (
     whole_number,
 )
 from phaze_fast.models import TransformerModel
-from phaze_fast.software import BF16
 
 
 def _modules(chunk: Chunk) -> list[str]:
@@ -30,21 +29,9 @@ def _modules(chunk: Chunk) -> list[str]:
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, tables = request.spec, names.tables
     return request.unexpressed(
         names,
-        zero_1=spec.zero == 1 and spec.dp * spec.cp > 1,
-        zero_0=spec.zero == 0 and spec.dp > 1 and spec.tp * spec.pp * spec.cp > 1,
-        zero_0_cp=spec.zero == 0 and spec.dp == 1 and spec.cp > 1,
-        cp_kind=spec.cp > 1 and spec.cp_kind not in tables["cp_kinds"],
-        etp=spec.ep > 1 and spec.etp not in (None, 1, spec.tp),
-        schedule=spec.schedule not in tables["schedules"] and spec.pp > 1,
-        vpp=spec.vpp > 1 and spec.pp == 1,
         recompute=not request.modes <= {"none"} and request.modes != {"full"},
-        sequence_parallel=spec.tp > 1 and not spec.sequence_parallel,
-        rank_order=request.stages_inside,
-        optimizer=spec.optimizer not in tables["param_formats"],
-        precision=spec.precision.name != BF16,
     )
 
 
