@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -267,7 +267,7 @@ def plan(
         )
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
-    model = checked_model(model, training.software)
+    model = checked_model(model, training.software, training.seq)
     workers, free = thread_count(threads), None
     if framework is not None:
         limited = framework_training(framework, model, training)
@@ -279,7 +279,8 @@ def plan(
     if not fitting and framework is None and "zero" not in training.model_fields_set:
         training = training.replace(zero=_LAST_ZERO)
         evaluators = _evaluators(model, cluster, training, framework)
-    plans, rejected, open_s, tried = [], Counter[str](), float("inf"), 0
+    plans: list[Plan] = []
+    rejected, open_s, tried = Counter[str](), float("inf"), 0
     for evaluator in evaluators:
         fastest = TopPlans([], Counter(), float("inf"))
         if evaluator.fits.any():
@@ -290,16 +291,22 @@ def plan(
             plans += [evaluator.plan(placed, times) for placed in fastest.plans]
         rejected += evaluator.rejected + fastest.rejected + _too_large(evaluator)
         open_s, tried = min(open_s, fastest.open_s), tried + int(evaluator.fits.sum())
-    why = dict(rejected.most_common())
-    best = None if free is None or not free.plans else free.best
-    ends = {"open_s": open_s, "framework": framework, "free": best}
-    common = (model, cluster, training, top)
-    if not plans:
-        reasons = (_shortfall(evaluators[-1]), _nearest(*common[:3]))
-        return Plans(*common, (), tried, why, *reasons, **ends)
-    if framework is not None:
-        plans = _best_of_layouts(plans)[:top]
-    return Plans(*common, tuple(plans), tried, why, **ends)
+    answer = Plans(
+        model,
+        cluster,
+        training,
+        top,
+        tuple(plans) if framework is None else tuple(_best_of_layouts(plans)[:top]),
+        tried,
+        dict(rejected.most_common()),
+        open_s=open_s,
+        framework=framework,
+        free=None if free is None or not free.plans else free.best,
+    )
+    if plans:
+        return answer
+    nearest = _nearest(model, cluster, training)
+    return replace(answer, shortfall=_shortfall(evaluators[-1]), nearest=nearest)
 
 
 def _best_of_layouts(plans: list[Plan]) -> list[Plan]:
