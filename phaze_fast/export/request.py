@@ -194,7 +194,7 @@ class Request:
             "precision": spec.precision.name not in table["precisions"],
             "optimizer": spec.optimizer not in table["optimizers"],
         }
-        texts = [names.tables["unexpressed"][case] for case, applies in cases.items() if applies]
+        texts = [text for case, text in names.tables["unexpressed"].items() if cases.get(case)]
         if spec.ep > 1 and spec.expert_overlap > 0:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
         if spec.ep > 1 and spec.expert_imbalance != 1.0:
