@@ -9,6 +9,9 @@ from phaze_fast.models.graph_model import GraphModel as GraphModel
 from phaze_fast.models.graph_model import GraphOperator as GraphOperator
 from phaze_fast.models.graph_model import SavedTensor as SavedTensor
 from phaze_fast.models.huggingface import from_hf as from_hf
+from phaze_fast.models.lora import PACKED_BYTES as PACKED_BYTES
+from phaze_fast.models.lora import Lora as Lora
+from phaze_fast.models.lora import read_lora as read_lora
 from phaze_fast.models.presets import Model as Model
 from phaze_fast.models.presets import load as load
 from phaze_fast.models.presets import model_from_dict as model_from_dict

@@ -48,6 +48,11 @@ struct LayerKindRecord {
   double shape_bytes;                // stored once for all layers of the kind on a device
   std::int32_t boundary;             // 1: embedding or head, 0: block
   std::int32_t unused;
+  double frozen_parameters;  // of `parameters`, those without gradients and optimiser state
+  double frozen_experts;     // of those, the routed experts'
+  double packed_parameters;  // of the frozen ones, those stored in a smaller format,
+  double packed_bytes;       // and their bytes
+  double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
 };
 
 struct StrategyRecord {
@@ -61,6 +66,8 @@ struct StrategyRecord {
   double sent_bytes;         // sent by a device in the collectives of all layers, both passes
   std::int32_t variants;     // recompute variants, least recomputed first
   std::int32_t group_kind;   // how context and expert groups communicate; part of a plan's identity
+  double copied_frozen;      // of the copied parameters, those that are not trained
+  double copied_state_bytes;  // of the copy's optimiser state, as `more_state_bytes` of a layer
 };
 
 struct LayoutRecord {
@@ -136,6 +143,7 @@ struct KindTimes {
   const double* backward_j;  // by variant
   double hbm_bytes_per_s;
   double static_w;
+  const double* step_s = nullptr;  // of the optimiser's products, on unsharded state; null: none
 };
 
 // Why there is no plan, or why a plan is invalid.

@@ -46,6 +46,7 @@ struct LayoutCosts {
   std::vector<double> each_s;        // of gradients exchanged with every micro-batch; else zeros
   std::vector<double> fetch_s;     // of weights gathered layer by layer; zeros if they are resident
   std::vector<double> step_bytes;  // that the optimiser moves to and from HBM
+  std::vector<double> step_share;  // of the optimiser's products that a device computes
   std::vector<double> shared_s;    // to gather weights after the step
   std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
   double bucket_s = 0.0;           // of the gradients that are synchronised last
