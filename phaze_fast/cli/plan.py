@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stop_on_interrupt
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Hardware, ModelName, load_model, problem_of
+from phaze_fast.cli.options import Hardware, ModelName, Trained, load_model, problem_of
 from phaze_fast.cli.output import (
     PageOutput,
     fields,
@@ -207,6 +207,7 @@ class Listing:
 def plan_model(
     model: ModelName,
     where: Hardware,
+    trained: Trained,
     step: Annotated[
         dict[str, Any], RecordOptions(Training, skip=("tied", "uncut"), global_batch=512)
     ],
@@ -225,7 +226,7 @@ def plan_model(
     fixed = None if listing.why_not is None else read_asked(listing.why_not)
     training = Training.from_dict(step)
     cluster = where.cluster()
-    loaded = load_model(model, training.seq)
+    loaded = load_model(model, training.seq, trained.lora)
     plans, stopped = _with_progress(
         lambda **hooks: plan(
             loaded, cluster, training, top=listing.top, threads=listing.threads, **hooks

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from phaze_fast.errors import InfeasibleError
+from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds, embedding_builder, head_builder
 from phaze_fast.opgraph.builder import (
@@ -392,6 +392,8 @@ def layer_graph(
         model = recognised(model) or model
     if isinstance(model, GraphModel):
         return _traced_graph(model, strategy, low)
+    if low is not None and model.lora is not None and model.lora.bits == 4:
+        raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
     builders, kinds = _builders(model, strategy)
     layers = []
     for kind, share, builder in builders:

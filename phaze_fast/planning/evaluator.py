@@ -227,7 +227,7 @@ class PlanEvaluator:
             edges=np.array(graph.edges, dtype=np.int32).reshape(-1),
             tied=np.array(pairs, dtype=np.int32).reshape(-1),
             strategies=self._strategies,
-            sizes=self._kinds[:, :-1].reshape(-1),
+            sizes=np.ascontiguousarray(self._kinds[:, :-1]).reshape(-1),
             layouts=self.layouts,
             memory_limits=np.maximum(self.limits_bytes, 0.0),
             fits=self.fits.reshape(-1),

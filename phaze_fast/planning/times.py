@@ -253,8 +253,8 @@ class KindTimes:
 
     def same_times(self) -> list[bytes]:
         """Return a key per row; rows with equal keys have the same times for every plan."""
-        columns = (self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s)
-        columns += (self.step_s,)
+        columns = [self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s]
+        columns.append(self.step_s)
         flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
         return [row.tobytes() for row in np.ascontiguousarray(flat)]
 

@@ -19,7 +19,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.hardware.tuning import FormatTuning, FunctionCost
-from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
+from phaze_fast.models import Model, TransformerModel, recognised
 from phaze_fast.records import (
     Bytes,
     Count,
@@ -256,7 +256,14 @@ def planned_model(model: Model, software: Software) -> Model:
     >>> planned_model(gpt, load_software("megatron-core")) is gpt
     True
     """
-    if not isinstance(model, GraphModel) or model.as_traced:
+    if isinstance(model, TransformerModel):
+        if model.lora is not None and software.as_traced:
+            raise InvalidInputError(
+                f"lora: {model.name}: {software.name} runs a module's own operators; trace the "
+                "module with its adapters (`phaze-fast trace`)"
+            )
+        return model
+    if model.as_traced:
         return model
     known = None if software.as_traced else recognised(model)
     return model.replace(as_traced=True) if known is None else known
