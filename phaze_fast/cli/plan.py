@@ -53,7 +53,7 @@ def _row(plan: Plan, cluster_devices: int) -> list[str]:
         plan.recompute,
         format_time(plan.time_s),
         format_bytes(plan.memory_bytes),
-        f"{plan.tokens_per_s:,.0f}",
+        f"{plan.rate:,.0f}",
         f"{plan.mfu:.1%}",
         str(cluster_devices - plan.devices),
     ]
@@ -74,7 +74,7 @@ def _short_row(plan: Plan) -> list[str]:
 
 
 _COLUMNS = ["tp>", "pp>", "dp>", "cp>", "ep>", "zero>", "micro>", "schedule", "recompute", "step>"]
-_COLUMNS += ["memory>", "tokens/s>", "MFU>", "idle>"]
+_COLUMNS += ["memory>", "rate>", "MFU>", "idle>"]
 _SHORT_COLUMNS = ["plan", "step>", "memory>", "MFU>"]
 
 
@@ -82,7 +82,9 @@ def _plans_table(title: str, result: Plans, plans: Sequence[Plan], caption: str 
     if is_narrow():
         return table(title, _SHORT_COLUMNS, [_short_row(plan) for plan in plans], caption)
     rows = [_row(plan, result.cluster.devices) for plan in plans]
-    return table(title, _COLUMNS, rows, caption)
+    unit = plans[0].rate_unit if plans else "tokens/s"
+    columns = [f"{unit}>" if column == "rate>" else column for column in _COLUMNS]
+    return table(title, columns, rows, caption)
 
 
 def time_table(title: str, plan: Plan) -> Group:

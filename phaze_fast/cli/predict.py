@@ -44,11 +44,12 @@ def _tables(
     fits = f"{format_bytes(plan.limit_bytes - plan.memory_bytes)} free"
     if plan.over_bytes:
         fits = f"{format_bytes(plan.over_bytes)} ({plan.over_bytes:,.0f} bytes) OVER"
+    tokens = [("tokens/s", f"{plan.rate:,.0f}")] if plan.sample == "sequences" else []
     low, high = (format_time(seconds) for seconds in plan.interval_s)
     rows = [
         ("step", f"{format_time(plan.time_s)} (80% interval {low} to {high})"),
-        ("samples/s", f"{plan.samples_per_s:,.2f}"),
-        ("tokens/s", f"{plan.tokens_per_s:,.0f}"),
+        (f"{plan.sample}/s", f"{plan.samples_per_s:,.2f}"),
+        *tokens,
         ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),
         ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
         ("peak memory", f"{plan.peak['instant']}; most besides weights and optimiser: "

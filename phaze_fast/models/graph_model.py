@@ -217,6 +217,11 @@ class GraphModel(Record):
         return sum(x.count for x in self.layers if x.name not in ("embedding", "head"))
 
     @property
+    def sample(self) -> Literal["sequences", "samples"]:
+        """What the samples of a batch are, as far as a graph shows."""
+        return "sequences" if self.seq > 1 else "samples"
+
+    @property
     def widest_split(self) -> int:
         """Largest tensor-parallel width to try; `reasons` refuses those that do not divide."""
         return 2**20 if any(not layer.unsplit for layer in self.layers) else 1

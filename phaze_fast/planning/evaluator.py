@@ -487,6 +487,7 @@ class PlanEvaluator:
             memory_bytes=float(estimate["memory_bytes"]),
             limit_bytes=limit_bytes,
             energy_j=float(estimate["energy_j"]),
+            sample=model.sample,
             samples_per_s=sequences / time_s,
             tokens_per_s=speed.tokens_per_s,
             tokens_per_s_per_device=speed.tokens_per_s_per_device,

@@ -43,6 +43,7 @@ they are separated."""
 
 
 _FIELDS_SINCE_0_1_0 = {
+    "sample": "sequences",
     "cp_kind": "all-gather",
     "etp": None,
     "expert_imbalance": 1.0,
@@ -165,6 +166,8 @@ class Plan:
     """Usable memory of a device: its capacity less `reserved_bytes`."""
     energy_j: float
     """Joules of one step on the devices in use."""
+    sample: str
+    """What a sample is: sequences, images, or samples of a graph that does not show it."""
     samples_per_s: float
     tokens_per_s: float
     tokens_per_s_per_device: float
@@ -184,6 +187,16 @@ class Plan:
     def devices(self) -> int:
         """Devices in use."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second; of a model without tokens, samples per second."""
+        return self.tokens_per_s if self.sample == "sequences" else self.samples_per_s
+
+    @property
+    def rate_unit(self) -> str:
+        """Unit of `rate`: ``tokens/s``, ``images/s`` or ``samples/s``."""
+        return "tokens/s" if self.sample == "sequences" else f"{self.sample}/s"
 
     @property
     def hybrid(self) -> bool:
@@ -287,7 +300,7 @@ class Plan:
             f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp}{self._kind} ep {self.ep} "
             f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
             f"micro-batch {self.micro_batch} {self.schedule}: {format_time(self.time_s)}, "
-            f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
+            f"{format_bytes(self.memory_bytes)}, {self.rate:,.0f} {self.rate_unit}"
         )
 
 
