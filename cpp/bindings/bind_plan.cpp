@@ -467,7 +467,7 @@ void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, unused,
                        frozen_parameters, frozen_experts, packed_parameters, packed_bytes,
-                       more_state_bytes);
+                       more_state_bytes, step_gather_bytes);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, micro_batch, message_bytes, gathered_bytes,
                        copied_parameters, sent_bytes, variants, group_kind, copied_frozen,
                        copied_state_bytes);

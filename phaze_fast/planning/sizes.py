@@ -94,6 +94,9 @@ class StrategySizes:
         kinds = self.kinds.copy()
         for record, layer in zip(kinds, self.graph.layers, strict=True):
             record["more_state_bytes"] = layer_state_bytes(layer, optimizer)
+            if optimizer.newton_schulz_steps is not None and layer.kind not in BOUNDARY_KINDS:
+                elements = sum(count * rows * cols for count, rows, cols in layer.matrices)
+                record["step_gather_bytes"] = 2.0 * elements  # momentum in bf16
         return kinds
 
     def record_with(self, optimizer: Optimizer) -> Array:

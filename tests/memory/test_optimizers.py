@@ -121,3 +121,20 @@ def test_state_of_stages_and_shares_adds_up(name):
     assert whole == pytest.approx(state_bytes(name))
     assert held(pp=2, dp=2) == pytest.approx(whole)
     assert 4 * held(dp=4, zero=1) == pytest.approx(whole)
+
+
+def test_muon_gathers_what_zero_3_shards():
+    """Momenta of matrices in bf16: as many bytes as ZeRO 1 gathers of weights, but for tables."""
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    model = models.load("llama2-7b").replace(layers=8, vocab=64)
+
+    def exchanged_s(name, zero):
+        spec = PlanSpec(global_batch=8, dp=8, optimizer=name, seq=4096, zero=zero)
+        return predict(model, cluster, spec).parts_s["data_comm"]
+
+    gathered = exchanged_s("muon", 3) - exchanged_s("sgd-momentum", 3)
+    assert gathered > 0.0
+    assert exchanged_s("muon", 1) == pytest.approx(exchanged_s("sgd-momentum", 1))
+    elements = 2.0 * 8 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert gathered > elements * 7 / 8 / 450e9
+    assert gathered < elements / 300e9

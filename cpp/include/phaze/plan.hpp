@@ -53,6 +53,7 @@ struct LayerKindRecord {
   double packed_parameters;  // of the frozen ones, those stored in a smaller format,
   double packed_bytes;       // and their bytes
   double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
+  double step_gather_bytes;  // that the optimiser needs whole if ZeRO 3 shards them
 };
 
 struct StrategyRecord {

@@ -20,7 +20,8 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
               is_size(kind.shape_bytes) && kind.expert_parameters <= kind.parameters &&
               is_size(kind.frozen_parameters) && is_size(kind.frozen_experts) &&
               is_size(kind.packed_parameters) && is_size(kind.packed_bytes) &&
-              is_size(kind.more_state_bytes) && kind.frozen_parameters <= kind.parameters &&
+              is_size(kind.more_state_bytes) && is_size(kind.step_gather_bytes) &&
+              kind.frozen_parameters <= kind.parameters &&
               kind.frozen_experts <= kind.expert_parameters &&
               kind.packed_parameters <= kind.frozen_parameters;
   for (int v = 0; v < variants; ++v) {
@@ -330,7 +331,12 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
                               2.0 * more_state_bytes(size, zero, p) +
                               copied_weights(size.cast_bytes, zero, p.all, p.shared));
   costs->step_share.push_back(zero >= 1 && p.trained > 0.0 ? p.shared_trained / p.trained : 1.0);
-  costs->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
+  double step_s = zero == 1 || zero == 2 ? weights_s : 0.0;
+  if (zero >= 3 && size.step_gather_bytes > 0.0) {
+    step_s =
+        seconds(CollectiveOp::kAllGather, size.step_gather_bytes / p.trained, p.trained, experts);
+  }
+  costs->shared_s.push_back(step_s);
 }
 
 double PlanSpaceImpl::buffer_bytes(const PricedLayout& layout) const noexcept {
