@@ -22,5 +22,6 @@ from phaze_fast.memory.footprint import places as places
 from phaze_fast.memory.footprint import stage_row as stage_row
 from phaze_fast.memory.footprint import stage_rows as stage_rows
 from phaze_fast.memory.optimizer import OPTIMIZERS as OPTIMIZERS
+from phaze_fast.memory.optimizer import OTHER_KERNELS as OTHER_KERNELS
 from phaze_fast.memory.optimizer import Optimizer as Optimizer
 from phaze_fast.memory.optimizer import optimizer as optimizer

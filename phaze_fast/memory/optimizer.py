@@ -19,6 +19,10 @@ Matrices = Sequence[tuple[int, int, int]]
 _BLOCK = 2048
 """Numbers of an 8-bit moment that share a constant (Dettmers et al. 2022, arXiv:2110.02861)."""
 
+OTHER_KERNELS = 7
+"""Kernels besides products that `torch.optim.Muon` launches for a matrix: two averages of gradient
+and momentum, norm, clamp and division, weight decay and update."""
+
 
 class Optimizer(Record):
     """Bytes per parameter of weights, gradients and optimiser state."""

@@ -16,7 +16,7 @@ import numpy as np
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records
-from phaze_fast.memory import Optimizer
+from phaze_fast.memory import OTHER_KERNELS, Optimizer
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.opgraph.builder import LayerBuilder
 from phaze_fast.opgraph.graph import lay_out
@@ -149,7 +149,8 @@ def optimizer_products_s(
     costs = estimate_costs(graphs, chip, threads=threads, like=as_run)
     makespan_s = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads).makespan_s
     for row, k in enumerate(kinds):
-        seconds[:, k] = np.maximum(makespan_s[row], host_s(len(products[k]), software))
+        launched = len(products[k]) + OTHER_KERNELS * len(matrices[k])
+        seconds[:, k] = np.maximum(makespan_s[row], host_s(launched, software))
     return seconds
 
 

@@ -266,6 +266,27 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   return status;
 }
 
+// Bytes of a layer's state, of its weights while they are gathered, and that the optimiser moves.
+void PlanSpaceImpl::add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
+                                   LayoutCosts* costs) const {
+  const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
+  const StateBytes state = state_bytes(training, zero, size, p);
+  const bool late = training.late_gradients != 0;
+  costs->resident_bytes.push_back(state.weights + state.optimizer +
+                                  copied_weights(size.copy_bytes, zero, p.all, p.shared) +
+                                  (late ? 0.0 : state.gradients));
+  costs->late_bytes.push_back(late ? state.gradients : 0.0);
+  const double weight_bytes = mean_weight_bytes(size, training.weight_bytes);
+  costs->gather_bytes.push_back(
+      size.boundary != 0
+          ? 0.0
+          : size.shape_bytes + gathered_weights_bytes(weight_bytes, zero, p.all, costs->shards));
+  costs->step_bytes.push_back((zero >= 1 ? p.shared_trained : p.trained) * moved +
+                              2.0 * more_state_bytes(size, zero, p) +
+                              copied_weights(size.cast_bytes, zero, p.all, p.shared));
+  costs->step_share.push_back(zero >= 1 && p.trained > 0.0 ? p.shared_trained / p.trained : 1.0);
+}
+
 // Gradients and weights of a layer are exchanged among all devices with the same ones:
 // context-parallel devices of all replicas; for an expert, those of the replicas that have that
 // expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
@@ -280,6 +301,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
   const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
   const std::int64_t sharing = sharing_replicas(layout);
   const LayerParameters p = layer_parameters(size, costs->shards, static_cast<double>(s.ep));
+  add_kind_bytes(layout.zero, size, p, costs);
   const double experts = size.expert_parameters - size.frozen_experts;  // that are trained
   const double dense = p.trained - experts;
   const auto seconds = [&](CollectiveOp op, double bytes, double all, double in_experts) {
@@ -301,18 +323,6 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
   } else if (zero >= 1) {
     weights_s = seconds(CollectiveOp::kAllGather, training.gather_bytes, p.trained, experts);
   }
-  const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
-  const StateBytes state = state_bytes(training, zero, size, p);
-  const bool late = training.late_gradients != 0;
-  costs->resident_bytes.push_back(state.weights + state.optimizer +
-                                  copied_weights(size.copy_bytes, zero, p.all, p.shared) +
-                                  (late ? 0.0 : state.gradients));
-  costs->late_bytes.push_back(late ? state.gradients : 0.0);
-  const double weight_bytes = mean_weight_bytes(size, training.weight_bytes);
-  costs->gather_bytes.push_back(
-      size.boundary != 0
-          ? 0.0
-          : size.shape_bytes + gathered_weights_bytes(weight_bytes, zero, p.all, costs->shards));
   const double reduced_s =
       seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
               training.gradient_bytes, p.trained, experts);
@@ -327,10 +337,6 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
                           paired_s);
   costs->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   costs->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
-  costs->step_bytes.push_back((zero >= 1 ? p.shared_trained : p.trained) * moved +
-                              2.0 * more_state_bytes(size, zero, p) +
-                              copied_weights(size.cast_bytes, zero, p.all, p.shared));
-  costs->step_share.push_back(zero >= 1 && p.trained > 0.0 ? p.shared_trained / p.trained : 1.0);
   double step_s = zero == 1 || zero == 2 ? weights_s : 0.0;
   if (zero >= 3 && size.step_gather_bytes > 0.0) {
     step_s =

@@ -179,6 +179,8 @@ class PlanSpaceImpl {
   Status take_layouts(const PlanProblem& problem);
   Status add_layout_costs(const LayoutRecord& layout, int most_stages);
   void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status) const;
+  void add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
+                      LayoutCosts* costs) const;
   struct Sender {
     std::int64_t rank;
     std::int64_t unit;  // ranks below the tier that its message crosses
