@@ -127,9 +127,9 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
 
 
 def _closest(word: str, names: list[str]) -> list[str]:
-    """Sort names by likeness; those that begin the word, or that it begins, come first."""
-    begun = [n for n in names if len(word) > 2 and (word.startswith(n) or n.startswith(word))]
-    begun.sort(key=lambda name: abs(len(name) - len(word)))
+    """Sort names by likeness; the longest that begins the word, and those it begins, come first."""
+    begins = sorted((name for name in names if word.startswith(name)), key=len)[-1:]
+    begun = begins + [name for name in names if len(word) > 2 and name.startswith(word)]
     others = [name for name in names if name not in begun]
     return begun + difflib.get_close_matches(word, others, n=3, cutoff=0.0)
 
