@@ -82,6 +82,11 @@ class Lora(Record):
         names = {name for word in words for name in _canonical(word)}
         return tuple(name for name in _ALIASES if name in names)
 
+    def adapts(self, module: str) -> bool:
+        """Whether a linear layer has an adapter, by the name of its module."""
+        names = _BOTH.get(module) or (_NAME_OF.get(module, ""),)
+        return bool(set(names) & set(self.targets))
+
     def parameters(self, shapes: Iterable[tuple[int, int]]) -> int:
         """Parameters of the adapters of matrices of some shapes.
 

@@ -31,8 +31,6 @@ class Tensor:
     """Whether closed forms leave it out: row statistics, random states, a shared mask."""
     operand: Literal["", "only", "also"] = ""
     """Whether a product with weights reads it, and nothing else, or others too."""
-    instead_of: str = ""
-    """Operator whose output it replaces: it is stored only if that operator is recomputed."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +126,12 @@ class LayerBuilder:
         producer: int,
         statistic: bool = False,
         operand: Literal["", "only", "also"] = "",
-        instead_of: int = -1,
         by: Collection[str] | None = None,
     ) -> None:
-        """Record that the output of an operator (or -1, the input) is stored for the backward pass.
+        """Record that the output of an operator, or the input (-1), is stored for the gradient.
 
-        If it is stored `instead_of` the output of another operator, it is needed only to recompute
-        that output. If it is needed only for gradients of the weights of the projections `by`, it
-        is not stored where these are frozen and have no adapter.
+        If it is needed only for gradients of the weights of the projections `by`, it is not stored
+        where these are frozen and have no adapter.
         """
         if self.lora is not None and by is not None:
             if self.lora.dropout or not set(by) & set(self.lora.targets):
@@ -145,8 +141,7 @@ class LayerBuilder:
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
-            other = self.specs[instead_of].name if instead_of >= 0 else ""
-            self.kept.append(Tensor(name, int(size), maker, statistic, operand, other))
+            self.kept.append(Tensor(name, int(size), maker, statistic, operand))
 
     def linear(
         self,
@@ -347,18 +342,6 @@ class LayerBuilder:
 FLOAT_BYTES = 4  # statistics are stored in fp32
 
 
-def keep_norm_input(
-    builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, norm: int
-) -> None:
-    """Store the tensors that a norm's gradient reads: its input `x`, or copies of it."""
-    if model.norm_by_steps:
-        builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, norm)
-        builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, norm)
-        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x, instead_of=norm)
-    else:
-        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x)
-
-
 _ATTENTION_INPUTS = frozenset({"q", "k", "v", "qkv", "q-down", "kv-down"})
 _FFN_INPUTS = frozenset({"up", "gate", "gate-up"})
 """Projections that read the input of attention, and of a feed-forward layer."""
@@ -415,7 +398,7 @@ class BlockBuilder(LayerBuilder):
     def norm_of(self, name: str, x: int, rows: int, width: int) -> int:
         """Normalise rows of a width."""
         norm = self.vector(name, "norm", (x,), rows, width, function=self.model.norm)
-        keep_norm_input(self, name, self.model, rows * width, x, norm)
+        self.keep(f"{name}-input", ELEMENT_BYTES * rows * width, x)
         values = 2 if self.model.norm == "layernorm" else 1  # mean and variance, or the latter
         self.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, norm, statistic=True)
         return norm
