@@ -271,6 +271,7 @@ def _mpt(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("qk_ln", "clip_qkv", "prefix_lm"):
         if inner.get(name):
             raise NotModelledError(f"{f.source}: attn_config.{name}: is not modelled")
+    f.dropouts = ("attn_pdrop",) if inner.get("attn_pdrop") else ()
     return {
         "ffn": fields["ffn"] * fields["hidden"],
         "positions": "alibi" if inner.get("alibi", True) else "none",
@@ -509,7 +510,6 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
     built = _read(fields, _entry(kind))
     if kind in _FINISH:
         built |= _FINISH[kind](fields, built)
-    fields.finish()
     activation = fields.activations[-1] if fields.activations else "gelu"
     built["module"] = {
         "family": kind,
@@ -521,6 +521,7 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
         },
         **_positions(data, _entry(kind), built),
     }
+    fields.finish()
     window = built["seq"]
     if window > LONGEST:
         built |= {

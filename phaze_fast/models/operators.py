@@ -608,7 +608,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
     return _run("add", [scores, mask], out, lambda _, g: [g, None])
 
 
-def where(mask: Tensor, x: Tensor) -> Tensor:
+def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:
     """Replace what a causal mask hides by a number."""
     number = Tensor(x.tape, (), x.dtype)
 
@@ -617,7 +617,7 @@ def where(mask: Tensor, x: Tensor) -> Tensor:
 
     return _run(
         "where", [x], _result(x, mask, dtype=x.dtype), backward,
-        reads=[mask, x, number], needs=[(0, mask)], causal=True, window=0,
+        reads=[mask, x, number], needs=[(0, mask)], **options,
     )  # fmt: skip
 
 
@@ -688,6 +688,16 @@ def index(x: Tensor, rows: Tensor) -> Tensor:
     return _run(
         "index", [x], out, lambda _, g: [_put("index_put", x, rows, g)],
         reads=[x, rows], needs=[(0, rows)],
+    )  # fmt: skip
+
+
+def pick(x: Tensor, dim: int) -> Tensor:
+    """Copy one position of a dimension, which stays with size one."""
+    place = x.tape.constant(1, dtype="int64")
+    out = Tensor(x.tape, (*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
+    return _run(
+        "index", [x], out, lambda _, g: [_put("index_put", x, place, g)],
+        reads=[x, place], needs=[(0, place)],
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Forward code of the families of transformers' models, by ``model_type``."""
 
-from phaze_fast.models.families import decoders, encoders, mixtures
+from phaze_fast.models.families import decoders, encoders, gpt, mixtures
 from phaze_fast.models.families.llama import Llama
 
 FAMILIES: dict[str, type[Llama]] = {
@@ -26,9 +26,15 @@ FAMILIES: dict[str, type[Llama]] = {
     "cohere2": decoders.Cohere2,
     "stablelm": decoders.StableLm,
     "nemotron": decoders.Nemotron,
-    "gpt_neox": decoders.GPTNeoX,
-    "gpt2": decoders.GPT2,
-    "opt": decoders.OPT,
+    "gpt_neox": gpt.GPTNeoX,
+    "gpt2": gpt.GPT2,
+    "opt": gpt.OPT,
+    "gpt_bigcode": gpt.GPTBigCode,
+    "gptj": gpt.GPTJ,
+    "codegen": gpt.CodeGen,
+    "gpt_neo": gpt.GPTNeo,
+    "falcon": gpt.Falcon,
+    "mpt": gpt.Mpt,
     "qwen3_moe": mixtures.Qwen3Moe,
     "qwen2_moe": mixtures.Qwen2Moe,
     "mixtral": mixtures.Mixtral,

@@ -8,13 +8,11 @@ from phaze_fast.models import operators as op
 from phaze_fast.models.families.llama import Llama
 from phaze_fast.models.operators import (
     add,
-    contiguous,
     embedding,
     mean,
     mul,
     part,
     power,
-    reshape,
     rsqrt,
     split,
     to,
@@ -376,115 +374,3 @@ class Nemotron(Llama):
     def _layer_norm(self, x: Tensor) -> Tensor:
         gain, shift = self.tape.parameter(x.shape[-1]), self.tape.parameter(x.shape[-1])
         return op.layer_norm(x, add(gain, 1.0), shift)
-
-
-# ---- decoders with layer norms ----
-
-
-class GPTNeoX(Llama):
-    """Parallel blocks, and one projection in which each head has its query, key and value."""
-
-    root, final, table, out_name = "gpt_neox", "final_layer_norm", "embed_in", "dense"
-    attention_name, head_name, partial, joins_last = "attention", "lm_head", True, True
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        m = self.model
-        both = self._project("query_key_value", x, 3 * m.query_width, m.qkv_bias)
-        both = transpose(view(both, self.samples, self.seq, -1, 3 * m.head_width), 1, 2)
-        return split(both, [m.head_width] * 3)
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self._run("act", self.activation, self._project("dense_h_to_4h", x, width, True))
-        return self._project("dense_4h_to_h", x, self.model.hidden, True)
-
-    def _block(self, x: Tensor) -> Tensor:
-        out = self._self_attention(self._norm(self.first_norm, x))
-        out = self._dropped("post_attention_dropout", out, "hidden_dropout")
-        if self.model.parallel == "no":
-            x = add(out, x)
-        both = self._feed_forward(self._norm(self.second_norm, x))
-        both = self._dropped("post_mlp_dropout", both, "hidden_dropout")
-        return add(both, x) if self.model.parallel == "no" else add(add(both, out), x)
-
-    def _embedded(self) -> Tensor:
-        return self._dropped("emb_dropout", super()._embedded(), "hidden_dropout")
-
-
-class GPT2(Llama):
-    """Learned positions, and weights stored with one row for each input."""
-
-    root, blocks, final, table = "transformer", "h", "ln_f", "wte"
-    attention_name, first_norm, second_norm = "attn", "ln_1", "ln_2"
-    drops = "resid_pdrop"
-
-    def _convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
-        """Run a ``Conv1D``: rows times a matrix plus a bias."""
-        with self.tape.module(name):
-            weight, bias = self.tape.parameter(x.shape[-1], outs), self.tape.parameter(outs)
-            out = op.addmm(bias, view(x, -1, x.shape[-1]), weight)
-            return view(out, *x.shape[:-1], outs)
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        both = self._convolved("c_attn", x, 3 * self.model.hidden)
-        q, k, v = split(both, [self.model.hidden] * 3, 2)
-        k, v = self._heads(k), self._heads(v)
-        return [self._heads(q), k, v]
-
-    def _attention(self, x: Tensor) -> Tensor:
-        q, k, v = self._queries_keys_values(x)
-        out = self._attend(q, k, v, "attn_pdrop")
-        out = contiguous(reshape(out, self.samples, self.seq, -1))
-        return self._dropped(
-            "resid_dropout", self._convolved("c_proj", out, self.model.hidden), "resid_pdrop"
-        )
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self._run("act", self.activation, self._convolved("c_fc", x, width))
-        return self._dropped(
-            "dropout", self._convolved("c_proj", x, self.model.hidden), "resid_pdrop"
-        )
-
-    def _block(self, x: Tensor) -> Tensor:
-        x = add(self._self_attention(self._norm(self.first_norm, x)), x)
-        return add(x, self._feed_forward(self._norm(self.second_norm, x)))
-
-    def _embedded(self) -> Tensor:
-        words = super()._embedded()
-        with self.tape.module("wpe"):
-            table = self.tape.parameter(self.model.max_positions or 0, self.model.hidden)
-            places = embedding(table, self.tape.constant(1, self.seq, dtype="int64"))
-        return self._dropped("drop", add(words, places), "embd_pdrop")
-
-    def _trunk(self) -> Tensor:
-        x = super()._trunk()
-        return view(x, *x.shape)
-
-
-class OPT(Llama):
-    """Learned positions; queries are scaled before attention."""
-
-    root, final, out_name = "model.decoder", "final_layer_norm", "out_proj"
-    first_norm, second_norm = "self_attn_layer_norm", "final_layer_norm"
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        m = self.model
-        q = self._heads(mul(self._project("q_proj", x, m.hidden, m.qkv_bias), 1.0))
-        k, v = (self._project(name, x, m.hidden, m.qkv_bias) for name in ("k_proj", "v_proj"))
-        return [q, self._heads(k), self._heads(v)]
-
-    def _block(self, x: Tensor) -> Tensor:
-        m, shape = self.model, x.shape
-        out = self._self_attention(self._norm(self.first_norm, x))
-        x = reshape(add(x, self._drop(out, "dropout")), -1, m.hidden)
-        out = self._project("fc1", self._norm(self.second_norm, x), m.ffn, m.ffn_bias)
-        out = self._project(
-            "fc2", self._run("activation_fn", self.activation, out), m.hidden, m.ffn_bias
-        )
-        return view(add(x, self._drop(out, "dropout")), *shape)
-
-    def _embedded(self) -> Tensor:
-        words = super()._embedded()
-        with self.tape.module("embed_positions"):
-            table = self.tape.parameter(self.model.max_positions or 0, self.model.hidden)
-            places = embedding(table, self.tape.constant(self.samples, self.seq, dtype="int64"))
-        return add(words, places)

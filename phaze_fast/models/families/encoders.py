@@ -164,7 +164,12 @@ class T5(Llama):
             out = self._explicit_with(q, k, v, bias[0] if learned else None, causal)
         else:
             if learned and causal:
-                op.where(self.tape.constant(1, 1, self.seq, self.seq, dtype="bool"), bias[0])
+                op.where(
+                    self.tape.constant(1, 1, self.seq, self.seq, dtype="bool"),
+                    bias[0],
+                    causal=True,
+                    window=0,
+                )
             out = op.attention(q, k, v, causal=False, dropout=self.drops in self.style.dropouts)
             out = contiguous(op.transpose(out, 1, 2))
         return self._project("o", contiguous(reshape(out, self.samples, self.seq, -1)), m.hidden)
