@@ -133,5 +133,10 @@ def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
             f"{model.name}"
         )
     graph = _graph(model.replace(seq=tokens))
+    if graph.trained_parameters() != model.trained_parameters():
+        raise InvalidInputError(
+            f"lora: {model.name}: not all adapters of {_family(model)} are known; trace the module "
+            "with its adapters (phaze-fast trace), or use a software profile with fused kernels"
+        )
     notes = "; ".join(filter(None, (model.notes, GROUPED if model.moe is not None else "")))
     return graph.replace(as_traced=True, notes=notes)

@@ -308,7 +308,8 @@ class Tape:
     def run_backward(self, loss: Tensor) -> None:
         """Run the graph of autograd backward: the node that was created last runs first."""
         self.backward = True
-        assert loss.node is not None
+        if loss.node is None:
+            return  # nothing is trained
         waits = self._waiting_edges(loss.node)
         arrived: dict[Node, list[Tensor | None]] = {}
         arrived[loss.node] = [self.created(Tensor(self, loss.shape, loss.dtype))]
