@@ -465,7 +465,7 @@ py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t dev
 
 void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
-                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, unused,
+                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks,
                        frozen_parameters, frozen_experts, packed_parameters, packed_bytes,
                        more_state_bytes, step_gather_bytes);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, micro_batch, message_bytes, gathered_bytes,

@@ -364,16 +364,16 @@ class TransformerModel(Record):
         return (self.heads if self.kv_heads is None else self.kv_heads) * self.head_width
 
     @property
-    def sample(self) -> Literal["sequences", "images"]:
-        """What the samples of a batch are."""
-        return "sequences" if self.patches is None else "images"
-
-    @property
     def widest_split(self) -> int:
         """Largest tensor-parallel width: the number of heads."""
         return self.heads
 
     # ---- layers ----
+
+    @property
+    def sample(self) -> str:
+        """What one sample is: an image if the model cuts it into patches, else a sequence."""
+        return "sequence" if self.patches is None else "image"
 
     @property
     def blocks(self) -> int:

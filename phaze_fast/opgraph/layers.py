@@ -20,7 +20,13 @@ from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
-from phaze_fast.opgraph.traced import device_matrices, device_parameters, traced_passes
+from phaze_fast.opgraph.traced import (
+    DevicePeak,
+    device_matrices,
+    device_parameters,
+    traced_passes,
+    traced_peaks,
+)
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
 
@@ -165,11 +171,31 @@ class Layer:
     """Bytes of that part on one device."""
     matrices: tuple[tuple[int, int, int], ...] = ()
     """Trained matrices on one device: how many, and rows and columns of each."""
+    peaks: tuple[DevicePeak, ...] = ()
+    """Peaks of a traced layer; without them they are estimated from its operators."""
 
     @cached_property
     def work_bytes(self) -> float:
         """Peak memory of its backward pass in bytes, beyond the tensors its forward pass stored."""
+        if self.peaks:
+            return self.peak(resident_gradients=True).bytes - self.forward.stashed_bytes()
         return backward_work_bytes(self.forward, self.backward)
+
+    def peak(self, resident_gradients: bool) -> DevicePeak:
+        """Return the largest peak; without gradients of its parameters if these are resident."""
+        if resident_gradients:
+            without = [replace(x, bytes=x.bytes - x.gradient_bytes) for x in self.peaks]
+            return max(without, key=lambda one: one.bytes)
+        return max(self.peaks, key=lambda one: one.bytes)
+
+    def live_bytes(self, recompute: str, resident_gradients: bool) -> float:
+        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation."""
+        stored = self.forward.stashed_bytes(recompute)
+        if not self.peaks:
+            return self.forward.stashed_bytes() - stored + self.work_bytes
+        again = self.forward.recomputed(recompute)
+        unsaved = sum(x.bytes for x in self.forward.tensors if x.instead_of in again)
+        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0)
 
 
 @dataclass(frozen=True)
@@ -349,7 +375,8 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
     for own in model.layers:
         share = traced_share(own, width)
         passes = traced_passes(own, strategy)
-        layers.append(_layer(model, own.name, own.count, share, passes, width, precision))
+        layer = _layer(model, own.name, own.count, share, passes, width, precision)
+        layers.append(replace(layer, peaks=traced_peaks(own, strategy)))
     sent = max(layer.output_bytes for layer in model.layers) * strategy.micro_batch
     message_bytes = sent / (width if strategy.sequence_parallel else 1)
     return LayerGraph(model, strategy, tuple(layers), model.order, model.edges, message_bytes)

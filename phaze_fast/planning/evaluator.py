@@ -418,6 +418,7 @@ class PlanEvaluator:
             runs = [range(placed.cuts[c], placed.cuts[c + 1]) for c in chunks]
             layers = [i for run in runs for i in run]
             kinds = Counter(graph.layers[graph.order[i]].kind for i in layers)
+            terms = FrozenDict(zip(TERMS, memory[k], strict=True))
             stages.append(
                 Stage(
                     layers=tuple(layers),
@@ -425,8 +426,9 @@ class PlanEvaluator:
                     kinds=FrozenDict(dict(kinds)),
                     recompute=recompute_text(placed.variants[k], sizes.variants),
                     load_s=loads[k],
-                    memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
+                    memory=terms,
                     instant=INSTANTS[instants[k]],
+                    holders=sizes.holders(layers, terms),
                 )
             )
         return tuple(stages)
@@ -489,7 +491,6 @@ class PlanEvaluator:
             memory_bytes=float(estimate["memory_bytes"]),
             limit_bytes=limit_bytes,
             energy_j=float(estimate["energy_j"]),
-            sample=model.sample,
             samples_per_s=sequences / time_s,
             tokens_per_s=speed.tokens_per_s,
             tokens_per_s_per_device=speed.tokens_per_s_per_device,

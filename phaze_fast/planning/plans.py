@@ -43,7 +43,6 @@ they are separated."""
 
 
 _FIELDS_SINCE_0_1_0 = {
-    "sample": "sequences",
     "cp_kind": "all-gather",
     "etp": None,
     "expert_imbalance": 1.0,
@@ -70,6 +69,8 @@ class Stage:
     """Peak memory by term, bytes."""
     instant: str
     """When memory peaks; one of `phaze_fast.memory.INSTANTS`."""
+    holders: str = ""
+    """Operator and layer that run at the peak of a traced model, and the largest tensors then."""
 
     @property
     def memory_bytes(self) -> float:
@@ -87,6 +88,7 @@ class Stage:
             "memory_bytes": self.memory_bytes,
             "memory": dict(self.memory),
             "instant": self.instant,
+            **({"holders": self.holders} if self.holders else {}),
         }
 
     @classmethod
@@ -100,6 +102,7 @@ class Stage:
             load_s=float(data["load_s"]),
             memory=FrozenDict({term: float(data["memory"][term]) for term in TERMS}),
             instant=str(data["instant"]),
+            holders=str(data.get("holders", "")),
         )
 
 
@@ -166,8 +169,6 @@ class Plan:
     """Usable memory of a device: its capacity less `reserved_bytes`."""
     energy_j: float
     """Joules of one step on the devices in use."""
-    sample: str
-    """What a sample is: sequences, images, or samples of a graph that does not show it."""
     samples_per_s: float
     tokens_per_s: float
     tokens_per_s_per_device: float
@@ -187,16 +188,6 @@ class Plan:
     def devices(self) -> int:
         """Devices in use."""
         return self.tp * self.cp * self.pp * self.dp
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second; of a model without tokens, samples per second."""
-        return self.tokens_per_s if self.sample == "sequences" else self.samples_per_s
-
-    @property
-    def rate_unit(self) -> str:
-        """Unit of `rate`: ``tokens/s``, ``images/s`` or ``samples/s``."""
-        return "tokens/s" if self.sample == "sequences" else f"{self.sample}/s"
 
     @property
     def hybrid(self) -> bool:
@@ -296,11 +287,18 @@ class Plan:
         return f" ({self.cp_kind})" if self.cp > 1 else ""
 
     def __str__(self) -> str:
+        return self.described()
+
+    def described(self, sample: str = "sequence") -> str:
+        """Return the plan in one line, its speed in images if a sample is one, else in tokens."""
+        speed = f"{self.tokens_per_s:,.0f} tokens/s"
+        if sample == "image":
+            speed = f"{self.samples_per_s:,.0f} images/s"
         return (
             f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp}{self._kind} ep {self.ep} "
             f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
             f"micro-batch {self.micro_batch} {self.schedule}: {format_time(self.time_s)}, "
-            f"{format_bytes(self.memory_bytes)}, {self.rate:,.0f} {self.rate_unit}"
+            f"{format_bytes(self.memory_bytes)}, {speed}"
         )
 
 

@@ -64,14 +64,3 @@ def test_parameters_of_llama_4(name, experts, step):
 def test_misspelt_names_are_found(typed, meant):
     with pytest.raises(InvalidInputError, match=f"did you mean '{meant}'"):
         models.load(typed)
-
-
-def test_samples_are_called_what_they_are():
-    from phaze_fast.hardware import Cluster
-    from phaze_fast.planning import PlanSpec, predict
-
-    alone = Cluster(devices=1, fabric="dgx-h100", chip="h100")
-    images = predict(models.load("vit-b16"), alone, PlanSpec(global_batch=8, micro_batch=8))
-    assert str(images).endswith(f"{images.samples_per_s:,.0f} images/s")
-    tokens = predict(models.load("gpt2-small"), alone, PlanSpec(global_batch=8, micro_batch=8))
-    assert str(tokens).endswith(f"{tokens.tokens_per_s:,.0f} tokens/s")
