@@ -52,7 +52,7 @@ def _is_contiguous(shape: Shape, strides: Shape) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(shape, strides, wanted, strict=True))
 
 
-def _viewed(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
+def viewed_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
     """Strides of a view of another shape; None where only a copy has that shape."""
     if _is_contiguous(shape, strides):
         return contiguous_strides(new)
