@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stop_on_interrupt
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Hardware, ModelName, load_model, problem_of
+from phaze_fast.cli.options import Hardware, ModelName, Trained, load_model, problem_of
 from phaze_fast.cli.output import (
     PageOutput,
     fields,
@@ -228,6 +228,7 @@ class Listing:
 def plan_model(
     model: ModelName,
     where: Hardware,
+    trained: Trained,
     step: Annotated[
         dict[str, Any], RecordOptions(Training, skip=("tied", "uncut"), global_batch=512)
     ],
@@ -249,7 +250,7 @@ def plan_model(
         check_one_of("--for", framework, FRAMEWORKS)
     training = Training.from_dict(step)
     cluster = where.cluster()
-    loaded = load_model(model, training.seq)
+    loaded = load_model(model, training.seq, trained.lora)
     plans, stopped = _with_progress(
         lambda **hooks: plan(
             loaded, cluster, training, listing.top, listing.threads, framework=framework, **hooks

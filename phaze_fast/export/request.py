@@ -199,6 +199,8 @@ class Request:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
         if spec.ep > 1 and spec.expert_imbalance != 1.0:
             texts.insert(0, ("expert_imbalance", "the data and the router decide"))
+        if self.model.lora is not None:
+            texts.insert(0, ("lora", "its adapters belong to the model; this trains all weights"))
         if spec.software != load_software(DEFAULT):
             own = "a profile of this package, which no framework's file names; give it to `predict`"
             texts.insert(0, ("software", own))

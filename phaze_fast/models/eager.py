@@ -49,7 +49,7 @@ def record_model(
     InvalidInputError
         Where the family of the module has no forward code.
     """
-    tape = Tape()
+    tape = Tape(model.lora)
     with tape.module(""):
         blocks = range(model.layers) if layers is None else layers
         loss = FAMILIES[_family(model)](tape, model, samples, blocks).forward()
@@ -130,11 +130,22 @@ def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = F
     [('embedding', 1), ('transformer.h.0', 48), ('head', 1)]
     """
     tokens = seq or model.seq
+    if model.lora is not None and (model.lora.bits == 4 or "experts" in model.lora.targets):
+        what = "experts" if model.lora.bits == 16 else "4-bit weights"
+        raise InvalidInputError(
+            f"lora: {model.name}: operators of {what} are not known; trace the module with its "
+            "adapters (phaze-fast trace), or use a software profile with fused kernels"
+        )
     if model.max_positions is not None and tokens > model.max_positions:
         raise InfeasibleError(
             f"{model.name}: seq: {tokens} is more than the {model.max_positions} positions of "
             f"{model.name}"
         )
     graph = _graph(model.replace(seq=tokens), "compiled" if compiles else "eager")
+    if graph.trained_parameters() != model.trained_parameters():
+        raise InvalidInputError(
+            f"lora: {model.name}: not all adapters of {_family(model)} are known; trace the module "
+            "with its adapters (phaze-fast trace), or use a software profile with fused kernels"
+        )
     notes = "; ".join(filter(None, (model.notes, GROUPED if model.moe is not None else "")))
     return graph.replace(as_traced=True, notes=notes)
