@@ -464,7 +464,7 @@ py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t dev
 void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, unused);
-  PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, micro_batch, message_bytes, gathered_bytes,
+  PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, etp, micro_batch, message_bytes, gathered_bytes,
                        copied_parameters, sent_bytes, variants, group_kind);
   PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, pp, vpp, zero, rank_order, dp,
                        micro_batches, shard);
@@ -482,7 +482,7 @@ void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
   PYBIND11_NUMPY_DTYPE(PlanWidths, tp, pp, dp, cp, ep, etp, micro_batch, vpp, zero, shard,
-                       schedule);
+                       schedule, rank_order);
   module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
              py::arg("global_batch"));

@@ -16,7 +16,7 @@ from phaze_fast.models import Model
 from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.planning.plans import PARTS, Plan
-from phaze_fast.planning.times import memory_of, times_on_chip
+from phaze_fast.planning.times import LazyTimes, memory_of
 from phaze_fast.planning.training import Training
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
@@ -25,8 +25,6 @@ from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
 Progress = Callable[[int, int], None]
-_PROGRESS_STEPS = 32
-"""Parts in which strategies are scheduled where progress is reported."""
 _LAST_ZERO = (2, 3)
 """ZeRO stages to try where nothing fits with those of the default."""
 _SLOWEST = 2.0
@@ -123,9 +121,12 @@ class Plans(Table):
             return ()
         evaluator = _evaluator(self.model, self.cluster, self.training)
         workers = thread_count(None)
-        times = evaluator.times(self.cluster, None, workers)
-        front = evaluator.front(times, _SLOWEST * self.best.time_s, threads=workers)
-        return tuple(evaluator.plan(placed, times) for placed in front)
+        times, most_s = evaluator.lazy_times(self.cluster, None, workers), self.best.time_s
+        most_s *= _SLOWEST
+        within = [s for s in range(len(evaluator)) if evaluator.bound(s, times.rows) <= most_s]
+        times.schedule(within)
+        front = evaluator.front(times.rows, most_s, threads=workers)
+        return tuple(evaluator.plan(placed, times.rows) for placed in front)
 
     @property
     def infeasible(self) -> InfeasibleError | UndecidedError:
@@ -211,8 +212,8 @@ def plan(
     cache
         Cache of layer schedules.
     progress
-        Called with the number of strategies whose layers are scheduled, and of all strategies;
-        placing the layers afterwards is fast.
+        Called before every pass over the layouts with the number of strategies whose layers are
+        scheduled, and of all strategies.
     stop
         Called after every wave of layouts; where it returns true, `plan` ends with the plans so
         far and their bound.
@@ -250,36 +251,43 @@ def plan(
     common = (model, cluster, training, top)
     fastest = TopPlans([], Counter(), float("inf"))
     if evaluator.fits.any():
-        if progress is not None:
-            _schedule_in_parts(evaluator, cluster, cache, workers, progress)
-        times = evaluator.times(cluster, cache, workers)
-        fastest = evaluator.top(times, top, threads=workers, stop=stop)
+        times = evaluator.lazy_times(cluster, cache, workers)
+        fastest = _fastest(evaluator, times, top, workers, progress, stop)
     rejected = evaluator.rejected + fastest.rejected + _too_large(evaluator)
     tried, why = int(evaluator.fits.sum()), dict(rejected.most_common())
     if not fastest.plans:
         return Plans(*common, (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
-    plans = tuple(evaluator.plan(placed, times) for placed in fastest.plans)
-    return Plans(*common, plans, tried, why, open_s=fastest.open_s)
+    plans = [evaluator.plan(placed, times.rows) for placed in fastest.plans]
+    if fastest.open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
+        plans.sort(key=lambda plan: plan.time_s)
+    return Plans(*common, tuple(plans), tried, why, open_s=fastest.open_s)
 
 
-def _schedule_in_parts(
+def _fastest(
     evaluator: PlanEvaluator,
-    cluster: Cluster,
-    cache: ScheduleCache | None,
+    times: LazyTimes,
+    top: int,
     workers: int,
-    progress: Progress,
-) -> None:
-    """Schedule the layers of all strategies in parts, and report progress.
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> TopPlans:
+    """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
-    `times_on_chip` keeps the results for `PlanEvaluator.times`.
+    The search runs with lower bounds of layers until all strategies of the plans it finds are
+    scheduled: then no other plan is faster.
     """
-    count = len(evaluator.sizes)
-    step = max(1, count // _PROGRESS_STEPS)
-    for done in range(0, count, step):
-        progress(done, count)
-        some = evaluator.sizes[done : done + step]
-        times_on_chip(some, cluster, evaluator.optimizer, cache, workers)
-    progress(count, count)
+    count = len(evaluator)
+    while True:
+        if progress is not None:
+            progress(int(times.exact.sum()), count)
+        fastest = evaluator.top(times.rows, top, threads=workers, stop=stop)
+        if not times.schedule(evaluator.strategies_of(fastest.plans)):
+            break
+        if fastest.open_s < float("inf"):  # stopped
+            break
+    if progress is not None:
+        progress(count, count)
+    return fastest
 
 
 @lru_cache(maxsize=4)

@@ -230,11 +230,11 @@ class Training(TrainingStep):
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
     a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
     ep: Counts | None = None
-    """Expert-parallel widths to try, a part of the replicas; by default 1, and for mixtures of
-    experts powers of two that divide them, up to 64."""
+    """Expert-parallel widths to try; by default 1, and for mixtures of experts every divisor of
+    them."""
     etp: Counts | None = None
-    """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
-    default that width."""
+    """Widths over the matrices of each expert to try, where ``etp * ep`` divides ``tp * cp * dp``;
+    by default powers of two up to a node, and the tensor-parallel width where `ep` is 1."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
