@@ -395,9 +395,7 @@ def estimate_costs(
     if not len(batch):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     network = [
-        collectives_s(graph, wired, rank_groups(one))
-        for one in listed
-        for graph in _flat([one])
+        collectives_s(graph, wired, rank_groups(one)) for one in listed for graph in _flat([one])
     ]
     ops = (
         np.concatenate([graph.ops for graph in flat])

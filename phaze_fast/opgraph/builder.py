@@ -253,8 +253,7 @@ class LayerBuilder:
         group: str,
         regather: bool = True,
     ) -> int:
-        """Add an all-gather; its gradient is a reduce-scatter. With `regather`, backward may
-        gather again."""
+        """Add an all-gather; its gradient is a reduce-scatter. Backward may gather again."""
         to, back = ("all-gather", float(size), group), ("reduce-scatter", float(size), group)
         return self.network(f"{name}-gather", x, to, back, regather)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
@@ -161,20 +161,42 @@ class LayerGraph(Brief):
         return all(b == a + 1 for a, b in self.edges)
 
 
-def _builders(
-    model: TransformerModel, strategy: Strategy
-) -> tuple[list[tuple[str, Share, LayerBuilder]], list[str]]:
-    """Return the kinds of layers with parameters and builders, and the order of execution."""
+def _kinds_in_order(model: TransformerModel, strategy: Strategy) -> list[str]:
+    """Return the kind of every layer, in the order of execution."""
     order = block_kinds(model, strategy.seq or model.seq)
     if model.encoder_layers:
         order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
-    embedding = embedding_builder(model, strategy)
-    builders = [("embedding", embedding_share(model, strategy), embedding)]
-    for kind in dict.fromkeys(order):
-        share = block_share(model, strategy, kind)
-        builders.append((kind, share, block_builder(model, strategy, kind)))
-    builders.append(("head", head_share(model, strategy), head_builder(model, strategy)))
-    return builders, ["embedding", *order, "head"]
+    return ["embedding", *order, "head"]
+
+
+def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Share, LayerBuilder]:
+    """Return the parameters and the builder of a kind of layer."""
+    if kind == "embedding":
+        return embedding_share(model, strategy), embedding_builder(model, strategy)
+    if kind == "head":
+        return head_share(model, strategy), head_builder(model, strategy)
+    return block_share(model, strategy, kind), block_builder(model, strategy, kind)
+
+
+@lru_cache(maxsize=256)
+def _transformer_layer(
+    model: TransformerModel,
+    strategy: Strategy,
+    kind: str,
+    count: int,
+    fused: bool,
+    precision: Precision | None,
+) -> Layer:
+    """Build a kind of layer of a transformer; the latest are cached."""
+    share, builder = _builder(model, strategy, kind)
+    passes = _passes(builder, model, share.device)
+    return _layer(model, kind, count, share, passes, strategy.tp, precision, fused)
+
+
+@lru_cache(maxsize=64)
+def _without_experts(strategy: Strategy) -> Strategy:
+    """Return the strategy of layers without experts, which other strategies share."""
+    return strategy.replace(ep=1, expert_imbalance=1.0, expert_overlap=0.0)
 
 
 def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[OperatorSpec]:
@@ -293,11 +315,11 @@ def layer_graph(
         model = recognised(model) or model
     if isinstance(model, GraphModel):
         return _traced_graph(model, strategy, low)
-    builders, kinds = _builders(model, strategy)
+    kinds = _kinds_in_order(model, strategy)
     layers = []
-    for kind, share, builder in builders:
-        passes, count = _passes(builder, model, share.device), kinds.count(kind)
-        layers.append(_layer(model, kind, count, share, passes, strategy.tp, low, fused))
+    for kind in dict.fromkeys(kinds):
+        own = strategy if kind.endswith("moe-block") else _without_experts(strategy)
+        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fused, low))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]

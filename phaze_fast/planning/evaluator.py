@@ -239,8 +239,9 @@ class PlanEvaluator:
     def lazy_times(
         self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
     ) -> LazyTimes:
-        """Cost all strategies on a cluster's chip and bound their layers from below."""
-        return LazyTimes(self.sizes, cluster, self.optimizer, cache, threads)
+        """Bound the layers of all strategies that fit some memory limit from below on a chip."""
+        fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
+        return LazyTimes(self.sizes, fit, cluster, self.optimizer, cache, threads)
 
     def strategies_of(self, placed: Iterable[Placed]) -> set[int]:
         """Return the positions of the strategies of some plans."""

@@ -77,7 +77,7 @@ class WidthChoices:
         ep = training.ep or [n for n in divisors(experts) if n <= cluster.devices]
         etp: Iterable[int | None] = training.etp or [None]
         if training.etp is None and max(ep) > 1 and training.sequence_parallel:
-            etp = [2**k for k in range(node_devices(cluster).bit_length())]
+            etp = {*tp, *(2**k for k in range(max(tp).bit_length()))}
         kinds = training.cp_kind
         return cls(
             tp=tuple(sorted(tp)),
@@ -95,7 +95,8 @@ class WidthChoices:
         for tp, (cp, kind), ep, etp, micro_batch in itertools.product(
             self.tp, contexts, self.ep, self.etp, self.micro_batch
         ):
-            yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
+            if etp is None or etp <= tp or training.etp is not None:
+                yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
 
 
 def strategies(

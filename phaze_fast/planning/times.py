@@ -468,6 +468,13 @@ def times_on_chip(
     return _streaming(KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
 
 
+def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
+    """Return an array of `count` rows, zero but for those `at` some positions."""
+    spread: Array = np.zeros((count, *rows.shape[1:]), dtype=rows.dtype)
+    spread[at] = rows
+    return spread
+
+
 class LazyTimes:
     """Times of strategies on a cluster's chip: lower bounds, and schedules where they matter.
 
@@ -475,13 +482,18 @@ class LazyTimes:
 
     Parameters
     ----------
-    sizes, cluster, optimizer, cache, threads
+    sizes
+        The strategies.
+    used
+        Positions of the strategies whose times will be read; those of others are zero.
+    cluster, optimizer, cache, threads
         As `times_on_chip` takes them.
     """
 
     def __init__(
         self,
         sizes: Sequence[StrategySizes],
+        used: Sequence[int],
         cluster: Cluster,
         optimizer: Optimizer,
         cache: ScheduleCache | None = None,
@@ -489,12 +501,14 @@ class LazyTimes:
     ) -> None:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
         known: dict[StrategySizes, KindTimes] = {}
-        for some, costs, rate in priced(sizes, cluster, known, threads):
+        for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
             roots = schedule_layers(costs, max_nodes=1, threads=threads)
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
             known.update(zip(some, rows, strict=True))
-        self.rows = _streaming(
-            KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer
+        bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
+        bounds = _streaming(bounds, cluster, optimizer)
+        self.rows = KindTimes(
+            *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
         )
         """One row per strategy; where not `exact`, no time is longer than that of the schedule."""
         self.exact = self.rows.proven.copy()

@@ -76,18 +76,6 @@ def test_times_with_fewer_ways_to_recompute_are_filled_with_zeros():
     assert both.forward_s.shape == (3, 3)
 
 
-def test_expert_groups_lie_where_tensor_groups_leave_room():
-    """Ranks between neighbours: tensor groups of two lie inside, experts' in steps of those."""
-    cluster = Cluster(devices=16, fabric="dgx-h100", chip="h100")
-    step = Training(
-        global_batch=16, micro_batch=1, tp=(1, 2), cp=1,
-        ep=(1, 4),
-    )  # fmt: skip
-    evaluator = PlanEvaluator(load("mixtral-8x7b"), cluster, step, [80 * 2**30])
-    strides = [sizes.rank_stride for sizes in evaluator.sizes]
-    assert strides == [None, 1, 2, 3, 4, None, 2, 4]
-
-
 @pytest.mark.parametrize(
     ("scattered", "sequence", "share"),
     [(False, False, 1.0), (True, False, 0.5), (False, True, 0.5), (True, True, 0.5)],
