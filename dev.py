@@ -255,8 +255,7 @@ def extras(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing distributed, ray, optuna, plotly and pyarrow")
     run(*pip, "distributed", "ray", "optuna", "plotly", "pyarrow")
-    files = ["tests/runs", "tests/report", "tests/papers", "tests/explore"]
-    run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
+    run(PYTHON, "-m", "pytest", "-q", "-m", "extras", *arguments)
 
 
 def lint(_: list[str]) -> None:

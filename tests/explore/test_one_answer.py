@@ -10,7 +10,7 @@ import phaze_fast as pf
 WIDTHS = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "recompute")
 
 
-@pytest.mark.parametrize("seed", [69, 96])  # equal times to the last bit; ties of ZeRO stages
+@pytest.mark.parametrize("seed", [39, 69, 96])  # equal times: less memory wins; ties of ZeRO
 def test_a_batch_of_chips_has_the_plans_of_each_chip(seed):
     case, chips = random_case(seed), some_chips(seed, 6)
     batch = pf.evaluate_batch(case.model, chips, case.cluster, case.training)
@@ -23,7 +23,8 @@ def test_a_batch_of_chips_has_the_plans_of_each_chip(seed):
         ]
 
 
-@pytest.mark.parametrize("seed", [170, 224, pytest.param(174, marks=pytest.mark.slow)])
+# In case 272 the group to be proven has no stored plan, so that nothing limits its proof.
+@pytest.mark.parametrize("seed", [170, 224, 272, pytest.param(174, marks=pytest.mark.slow)])
 def test_a_search_of_few_chips_is_proven(seed):
     """Some layers' schedules take more nodes to prove than the search first allows."""
     case, rng = random_case(seed), random.Random(seed)

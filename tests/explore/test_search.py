@@ -198,6 +198,7 @@ def test_a_search_in_other_processes_finds_the_same():
     same(outcome(space, executor="processes", threads=2, **TEN), outcome(space, **TEN))
 
 
+@pytest.mark.extras
 @pytest.mark.slow
 def test_a_search_through_dask_finds_the_same_though_a_worker_dies():
     distributed = pytest.importorskip("distributed")

@@ -53,6 +53,7 @@ def test_the_command_gives_the_document(few, tmp_path, capsys):
     assert "The best chips" in shown
 
 
+@pytest.mark.extras
 def test_the_command_writes_a_page_and_a_table(few, tmp_path):
     pytest.importorskip("plotly")
     parquet = pytest.importorskip("pyarrow.parquet")

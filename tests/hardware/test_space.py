@@ -145,7 +145,7 @@ def test_numpy_numbers_are_numbers(published):
     width = published.column("tensor_core.width")[7]
     core = BASE.tensor_core.replace(width=width)
     assert core.width == int(width)
-    spec = SpaceSpec(name="s", base=BASE, axes={"tensor_core.width": np.array([8, 16])})
+    spec = SpaceSpec(name="s", base=BASE, axes={"tensor_core.width": np.array([16, 8])})
     assert spec.axes["tensor_core.width"] == (8, 16)
 
 

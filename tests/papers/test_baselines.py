@@ -170,6 +170,7 @@ def test_nothing_that_fits_is_a_result(space):
     assert "none of the 3 chips it looked at fits" in found.note
 
 
+@pytest.mark.extras
 def test_bayesian_search_repeats_itself_and_counts_new_chips_alone(exact, space, scores):
     pytest.importorskip("optuna")
     found = bayesian(exact, space, 7, seed=5)
@@ -178,6 +179,7 @@ def test_bayesian_search_repeats_itself_and_counts_new_chips_alone(exact, space,
     assert found.score == scores[found.group]
 
 
+@pytest.mark.extras
 def test_bayesian_search_ends_when_nothing_new_comes(exact, space, monkeypatch):
     optuna = pytest.importorskip("optuna")
     monkeypatch.setattr(searches, "_STALE", 40)
@@ -203,6 +205,7 @@ def test_what_is_no_chip_is_worse_the_further_it_is_off(exact, space):
     assert hot.off((1, 3, 1)) > axes.off((1, 3, 1))
 
 
+@pytest.mark.extras
 def test_bayesian_search_wants_the_space_of_the_chips(exact):
     pytest.importorskip("optuna")
     one = small(axes={"hbm.capacity_bytes": (8 * GIB, 4 * GIB)})
@@ -316,6 +319,7 @@ def test_values_of_axes_are_checked(explorer):
 EXAMPLE = Path(__file__).parents[2] / "examples" / "optuna_search.py"
 
 
+@pytest.mark.extras
 @pytest.mark.checkout
 def test_the_example_runs(capsys):
     pytest.importorskip("optuna")

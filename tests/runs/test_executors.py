@@ -210,6 +210,7 @@ def ray_cluster():
     ray.shutdown()
 
 
+@pytest.mark.extras
 @pytest.mark.slow
 @needs_kill
 @pytest.mark.parametrize("name", ["processes", "dask_cluster", "ray_cluster"])
@@ -223,6 +224,7 @@ def test_a_worker_killed_in_mid_sweep_changes_no_row(name, tmp_path, request):
     assert sweep(many(16), tmp_path / "out", evaluate=once).resumed == 16
 
 
+@pytest.mark.extras
 @pytest.mark.slow
 @needs_kill
 @pytest.mark.parametrize(
@@ -240,6 +242,7 @@ def test_a_point_that_always_kills_costs_no_other_its_row(name, error, request):
     assert rows[:4] + rows[5:] == expected[:4] + expected[5:]
 
 
+@pytest.mark.extras
 @pytest.mark.slow
 def test_a_dask_scheduler_that_is_not_there_is_said():
     pytest.importorskip("distributed")

@@ -144,6 +144,7 @@ def test_columns_are_arrays_with_one_type_each():
     assert mixed["z"].tolist() == ["a", "3"]
 
 
+@pytest.mark.extras
 def test_files_hold_every_row(tmp_path, monkeypatch):
     table = sweep([point(), point(model="llama2-70b", devices=2), point()])
     table.to_json(tmp_path / "t.json")

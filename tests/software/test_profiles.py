@@ -110,6 +110,13 @@ def test_single_operators_do_not_see_the_rate_of_a_job():
     assert chip_as_run(presets.chip("tpuv4"), load_software(DEFAULT)) == presets.chip("tpuv4")
 
 
+def test_a_profile_is_referred_to_by_name_only_if_it_is_the_preset():
+    preset = load_software("deepspeed")
+    assert preset.reference == "deepspeed"
+    slower = preset.replace(host_s=1.0)
+    assert slower.reference["host_s"] == 1.0
+
+
 def test_a_plan_remembers_its_software():
     given = {**PLAN, "software": "megatron-lm-2021"}
     first = predict("gpt2-small", CLUSTER, given)
