@@ -187,7 +187,9 @@ class Request:
         texts = [names.tables["unexpressed"][case] for case, applies in cases.items() if applies]
         if spec.ep > 1 and spec.expert_overlap > 0:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
-        if spec.ep > 1 and spec.expert_imbalance != 1.0:
+        by_default = spec.strategy.model_copy(update={"expert_imbalance": None})
+        load = by_default.with_load(self.model).expert_imbalance
+        if spec.ep > 1 and spec.expert_imbalance not in (None, load):
             texts.insert(0, ("expert_imbalance", "the data and the router decide"))
         if spec.software != load_software(DEFAULT):
             own = "a profile of this package, which no framework's file names; give it to `predict`"

@@ -107,7 +107,8 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     routed = max(1, int(own_rows * moe.top_k * factor))  # at least one token is routed
     sent = -(-routed // moe.experts) * moe.experts
     # Rows of the busiest device, at most all rows; with a capacity, all devices have equally many.
-    busy = min(block.strategy.expert_imbalance, ep) if moe.capacity_factor is None else 1.0
+    load = block.strategy.with_load(m).expert_imbalance or 1.0
+    busy = min(load, ep) if moe.capacity_factor is None else 1.0
     payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
     local, rows = moe.experts // ep, -int(-busy * (sent // moe.experts * ep * sharing) // 1)

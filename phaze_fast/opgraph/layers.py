@@ -315,6 +315,7 @@ def layer_graph(
         model = recognised(model) or model
     if isinstance(model, GraphModel):
         return _traced_graph(model, strategy, low)
+    strategy = strategy.with_load(model)
     kinds = _kinds_in_order(model, strategy)
     layers = []
     for kind in dict.fromkeys(kinds):

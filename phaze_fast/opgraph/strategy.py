@@ -43,8 +43,9 @@ class Strategy(Record):
     """Devices that share the matrices of each expert; by default `tp`. Of the devices of a stage,
     counted by tensor, then context, then replica index, every `etp` neighbours share an expert and
     every ``etp * ep`` neighbours have one copy of all experts (Megatron-Core's folding)."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = 1.0
+    """Tokens of the busiest device of an expert group over their mean; none = as published runs of
+    such routers say (`MixtureOfExperts.busiest_load`)."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     micro_batch: Count = 1
@@ -56,6 +57,14 @@ class Strategy(Record):
     def expert_width(self) -> int:
         """Devices that share the matrices of each expert."""
         return self.etp or self.tp
+
+    def with_load(self, model: Model) -> Strategy:
+        """Return the strategy with the imbalance of the model's router where it gives none."""
+        if self.expert_imbalance is not None:
+            return self
+        moe = model.moe if isinstance(model, TransformerModel) else None
+        load = 1.0 if moe is None else moe.busiest_load(self.ep)
+        return self.model_copy(update={"expert_imbalance": load})
 
     @property
     def expert_devices(self) -> int:

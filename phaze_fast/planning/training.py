@@ -154,8 +154,9 @@ class TrainingStep(Record):
     """Tokens of a sequence; by default the model's."""
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = None
+    """Tokens of the busiest device of an expert group over their mean; by default as published runs
+    of such routers say, 1 where experts have a capacity."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     optimizer: str = "adam"

@@ -116,7 +116,9 @@ def random_widths(rng, model):
         ep = rng.choice([1, 2, 3, 4, 6]) if model.moe else 1
         d = ep * rng.choice([1, 1, 2, 3])
         d = d if model.moe else rng.choice([1, 2, 3, 4, 5, 8])
-        if model.moe and t * cp > 1 and rng.random() < 0.5:  # experts on devices that share a sequence or tensors
+        if (
+            model.moe and t * cp > 1 and rng.random() < 0.5
+        ):  # experts on devices that share a sequence or tensors
             d = rng.choice([1, 2, 3])
         p = rng.choice([p for p in (1, 2, 2, 3, 4, 5, 6, 8) if p <= blocks])
         sp = rng.random() < 0.7

@@ -10,7 +10,7 @@ from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
 from phaze_fast.models import load
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.planning import PlanEvaluator, Training, plan
+from phaze_fast.planning import Training, plan
 from phaze_fast.planning.sizes import strategy_sizes, training_record
 from phaze_fast.planning.times import KindTimes, host_s, optimizer_bytes_per_s
 from phaze_fast.software import load_precision
