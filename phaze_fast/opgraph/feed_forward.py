@@ -5,6 +5,8 @@ from __future__ import annotations
 from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
+_TILE_ROWS = 128
+"""Rows of a tile of grouped products: the usual one of CUTLASS and cuBLAS on NVIDIA's chips."""
 _GELU_STEPS = {"cube": 1, "scale": 1, "sum": 2, "widen": 1, "tanh": 1, "shift": 1, "halve": 1}
 """Operators of the tanh form of GELU before its last product, and the arrays that each reads."""
 
@@ -111,8 +113,12 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     busy = min(load, ep) if moe.capacity_factor is None else 1.0
     payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
-    local, rows = moe.experts // ep, -int(-busy * (sent // moe.experts * ep * sharing) // 1)
-    shared = float(ELEMENT_BYTES * local * rows * m.hidden)
+    local, even = moe.experts // ep, sent // moe.experts * ep * sharing
+    held = local * -int(-busy * even // 1)  # rows of the busiest device
+    # Its products have as many more rows as fill whole tiles: a tile that an even load fills and an
+    # uneven one exceeds by a row does not take twice as long, as experts of a device differ.
+    rows = even + _TILE_ROWS * round((busy - 1.0) * even / _TILE_ROWS)
+    shared = float(ELEMENT_BYTES * held * m.hidden)
     sorts = moe.moves > 1 and local > 1 and ep > 1
     if moe.moves:
         x = _moved(block, "permute", (x, router), own_rows, sent)
@@ -120,19 +126,19 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     if sharing > 1:
         dispatched = block.gather("experts", dispatched, shared, "expert-tensor", regather=False)
     if sorts:
-        dispatched = _moved(block, "sort", (dispatched,), local * rows, local * rows)
+        dispatched = _moved(block, "sort", (dispatched,), held, held)
     width = moe.expert_ffn // block.strategy.expert_width
-    block.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched, operand="only")
+    block.keep("dispatched", ELEMENT_BYTES * held * m.hidden, dispatched, operand="only")
     # A tile with rows of two experts is computed twice; with a capacity there are no such tiles.
     more = moe.tile_rows if moe.capacity_factor is None and local > 1 else 0
     up = block.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width, more)
     gate = -1
     if m.gated:
         gate = block.grouped_linear("expert-gate", dispatched, local, rows, m.hidden, width, more)
-    inner = _activate(block, "expert-", up, gate, local * rows, width)
+    inner = _activate(block, "expert-", up, gate, held, width)
     down = block.grouped_linear("expert-down", inner, local, rows, width, m.hidden, more)
     if sorts:
-        down = _moved(block, "unsort", (down,), local * rows, local * rows)
+        down = _moved(block, "unsort", (down,), held, held)
     if sharing > 1:
         down = block.scatter("experts", down, shared, "expert-tensor")
     combined = block.network("combine", down, exchange, exchange)
