@@ -135,8 +135,9 @@ struct Model {
 void draw_sizes(Numbers& numbers, Model* m) {
   const std::int64_t widths[][3] = {{1, 1, 1}, {2, 2, 1}, {1, 2, 2}};
   for (const auto& [tensor, context, expert] : widths) {
-    m->strategies.push_back({tensor, context, expert, tensor, 1, real(numbers, 1e4), real(numbers, 1e3),
-                             numbers.below(2) * 2e5, real(numbers, 1e4), kVariants, 0});
+    m->strategies.push_back({tensor, context, expert, tensor, 1, real(numbers, 1e4),
+                             real(numbers, 1e3), numbers.below(2) * 2e5, real(numbers, 1e4),
+                             kVariants, 0});
     for (std::int32_t kind = 0; kind < kKinds; ++kind) {
       LayerKindRecord size{};
       size.parameters = real(numbers, 1e4);

@@ -188,8 +188,8 @@ struct PlanWidths {
   std::int64_t micro_batch;
   std::int64_t vpp;
   std::int64_t zero;
-  std::int64_t shard;     // 0: all replicas
-  std::int64_t schedule;  // PipelineSchedule
+  std::int64_t shard;       // 0: all replicas
+  std::int64_t schedule;    // PipelineSchedule
   std::int64_t rank_order;  // RankOrder
 };
 
@@ -222,8 +222,7 @@ constexpr PlanStatus check_sharing(const ExpertMesh& mesh, std::int64_t shard,
                                    std::int64_t zero) noexcept {
   if (!mesh.divides()) return PlanStatus::kBadExperts;
   if (shard == 0 || shard == mesh.dp) return PlanStatus::kOk;
-  const bool even =
-      shard > 0 && mesh.dp % shard == 0 && mesh.inner * shard % mesh.devices() == 0;
+  const bool even = shard > 0 && mesh.dp % shard == 0 && mesh.inner * shard % mesh.devices() == 0;
   return even && zero > 0 ? PlanStatus::kOk : PlanStatus::kBadShard;
 }
 
