@@ -244,8 +244,8 @@ def torch(arguments: list[str]) -> None:
     install()
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing torch and transformers")
-    run(*pip, "torch==2.13.0", "transformers")
-    files = ["tests/models/test_torch.py", "tests/models/test_torch_modules.py"]
+    run(*pip, "torch==2.13.0", "transformers==5.18.0")
+    files = [f"tests/models/test_{name}.py" for name in ("torch", "torch_modules", "families")]
     run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 

@@ -215,7 +215,8 @@ def _checked(
     training = usual_training if training is None else training
     _check_type("training", training, Training, "Training")
     loaded = [load(each) if isinstance(each, str) else each for each in listed]
-    return [planned_model(each, training.software) for each in loaded], space, cluster, training
+    planned = [planned_model(each, training.software, training.seq) for each in loaded]
+    return planned, space, cluster, training
 
 
 def _check_type(argument: str, value: object, accepted: type | UnionType, expected: str) -> None:

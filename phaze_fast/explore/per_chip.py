@@ -384,7 +384,7 @@ def evaluate_batch(
         raise InvalidTypeError(
             f"training: {type(training).__name__} is not accepted; expected a Training"
         )
-    model = checked_model(model, training.software)
+    model = checked_model(model, training.software, training.seq)
     grouped, workers = _grouped(chips), thread_count(threads)
     columns = _infeasible_rows(sum(len(at) for at, _ in grouped))
     for at, groups in grouped:

@@ -1,5 +1,6 @@
 """Models: presets, files, HuggingFace configurations and traced PyTorch modules."""
 
+from phaze_fast.models.eager import expanded as expanded
 from phaze_fast.models.flops import ModelFlops as ModelFlops
 from phaze_fast.models.flops import model_flops as model_flops
 from phaze_fast.models.flops import multiplied_parameters as multiplied_parameters
@@ -18,5 +19,6 @@ from phaze_fast.models.recognise import why_not_recognised as why_not_recognised
 from phaze_fast.models.torch_import import from_torch as from_torch
 from phaze_fast.models.transformer import LatentAttention as LatentAttention
 from phaze_fast.models.transformer import MixtureOfExperts as MixtureOfExperts
+from phaze_fast.models.transformer import Module as Module
 from phaze_fast.models.transformer import Patches as Patches
 from phaze_fast.models.transformer import TransformerModel as TransformerModel

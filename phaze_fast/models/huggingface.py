@@ -36,7 +36,6 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_GELU_BY_STEPS = ("gelu_new", "gelu_fast")  # transformers computes them operator by operator
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 
 
@@ -59,7 +58,8 @@ class Fields:
         self.data = dict(data)
         self.source = source
         self.used = {"model_type"}
-        self.gelu_by_steps = False
+        self.activations: list[str] = []
+        self.dropouts: tuple[str, ...] = ()
         self.defaults: Mapping[str, Any] = _data("hf_defaults.json").get(data["model_type"], {})
         spellings = _data("hf_aliases.json").get(data["model_type"], {})
         self._other = spellings | {native: alias for alias, native in spellings.items()}
@@ -88,6 +88,11 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise not_accepted(f"{self.source}: {name}", value, "a whole number")
         return value
+
+    def setting(self, name: str, default: Any) -> bool | int | str:
+        """Value of a field that changes operators; of other numbers, whether it is set."""
+        value = self.take(name, default)
+        return value if isinstance(value, bool | int | str) else bool(value)
 
     def sizes(self, names: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
         """Whole numbers, as an entry lists them; a default may be the name of another field."""
@@ -134,13 +139,13 @@ class Fields:
                 f"{self.source}: {name}: activation {shown or value!r} is not modelled; "
                 f"{nearest(str(value), _ACTIVATIONS)}"
             )
-        self.gelu_by_steps = value in _GELU_BY_STEPS
+        self.activations.append(value)
         return _ACTIVATIONS[value]
 
     def drops(self, *names: str) -> bool:
         """Whether any of several dropouts is on."""
-        taken = [bool(self.take(name, 0.0)) for name in names]  # marks every field as used
-        return any(taken)
+        self.dropouts = tuple(name for name in names if self.take(name, 0.0))
+        return bool(self.dropouts)
 
     def windows(self, layers: int, every: int | None = None) -> dict[str, Any]:
         """Return the attention window and the layers without it (listed, or every `every`-th)."""
@@ -266,6 +271,7 @@ def _mpt(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("qk_ln", "clip_qkv", "prefix_lm"):
         if inner.get(name):
             raise NotModelledError(f"{f.source}: attn_config.{name}: is not modelled")
+    f.dropouts = ("attn_pdrop",) if inner.get("attn_pdrop") else ()
     return {
         "ffn": fields["ffn"] * fields["hidden"],
         "positions": "alibi" if inner.get("alibi", True) else "none",
@@ -480,6 +486,25 @@ LONGEST = 4096
 """Default sequence length where a model's context window is longer."""
 
 
+def _positions(
+    data: Mapping[str, Any], entry: Mapping[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return which part of a head is rotated, and which layers are not."""
+    if "unrotated" in entry:
+        listed = data.get("no_rope_layers") or ()
+        step = data.get("no_rope_layer_interval") or entry["unrotated"]
+        flags = listed or [(layer + 1) % step for layer in range(fields["layers"])]
+        return {"unrotated": tuple(at for at, flag in enumerate(flags) if not flag)}
+    if "rotated" not in entry:
+        return {}
+    width = fields.get("head_dim") or fields["hidden"] // fields["heads"]
+    given = (data.get("rope_parameters") or {}).get("partial_rotary_factor")
+    names = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+    share = next((data[name] for name in names if data.get(name) is not None), given)
+    rotated = int(width * (entry["rotated"] if share is None else share))
+    return {"rotary_width": rotated + rotated % 2}
+
+
 def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel:
     kind = data.get("model_type")
     known = [n for n in _data("hf_architectures.yaml") if not _entry(n)["hidden"]]
@@ -491,9 +516,18 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
     built = _read(fields, _entry(kind))
     if kind in _FINISH:
         built |= _FINISH[kind](fields, built)
+    activation = fields.activations[-1] if fields.activations else "gelu"
+    built["module"] = {
+        "family": kind,
+        "activation": activation,
+        "dropouts": fields.dropouts,
+        "settings": {
+            name: fields.setting(name, default)
+            for name, default in _entry(kind).get("settings", {}).items()
+        },
+        **_positions(data, _entry(kind), built),
+    }
     fields.finish()
-    if fields.gelu_by_steps:
-        built["gelu_new"] = True
     window = built["seq"]
     if window > LONGEST:
         built |= {

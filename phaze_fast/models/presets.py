@@ -19,9 +19,17 @@ from phaze_fast.models.transformer import TransformerModel
 Model = TransformerModel | GraphModel
 """A model to train: a transformer given by its fields, or any model given by its graph."""
 
-_MEGATRON_GPT: dict[str, Any] = {"dropout": True, "fused_qkv": True}
+_MEGATRON_GPT: dict[str, Any] = {
+    "dropout": True,
+    "fused_qkv": True,
+    "module": {"family": "gpt2", "dropouts": ["resid_pdrop", "embd_pdrop", "attn_pdrop"]},
+}
 _MEGATRON_BERT: dict[str, Any] = {
     **_MEGATRON_GPT,
+    "module": {
+        "family": "megatron-bert",
+        "dropouts": ["hidden_dropout_prob", "attention_probs_dropout_prob"],
+    },
     "causal": False,
     "head": "mlm",
     "token_types": 2,

@@ -84,7 +84,6 @@ class FeedForward:
     ups: tuple[int, ...]
     down: int
     curve: str
-    by_steps: bool
     rows: int
     """Number of rows of the non-linearity."""
 
@@ -276,14 +275,13 @@ class Skeleton:
             raise NotATransformerError("several non-linearities before a product")
         name = self.names[curves[0]]
         (before,) = self.ops[curves[0]].inputs[:1]
-        by_steps = name == "tanh"
         scaled = before >= 0 and self.names[before] == "mul"
         plain = scaled and sum(self.ops[at].n for at in ends) == self.ops[down].k
         curve = {"tanh": "gelu", "sigmoid": "gelu" if plain else "silu"}.get(name, name)
         if curve not in ("gelu", "relu", "silu"):
             raise NotATransformerError(f"the non-linearity {name}")
         self._explained |= set(curves)
-        return FeedForward(tuple(sorted(ends)), down, curve, by_steps, self.ops[curves[0]].m)
+        return FeedForward(tuple(sorted(ends)), down, curve, self.ops[curves[0]].m)
 
     # ---- unexplained operators ----
 
@@ -396,7 +394,6 @@ def _dense(sk: Skeleton, ff: FeedForward) -> dict[str, Any]:
     return {
         **shape,
         "activation": ff.curve,
-        "gelu_new": ff.by_steps,
         "ffn_bias": _biased(sk, (*ff.ups, ff.down)),
     }
 

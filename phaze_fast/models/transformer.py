@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import not_accepted
-from phaze_fast.records import Count, Quantity, Record, Side
+from phaze_fast.records import Count, FrozenDict, Quantity, Record, Side
 
 MOST_BLOCKS = 4094
 """Most blocks of a model: plans have at most 4,096 layers, the embedding and the head included."""
@@ -144,6 +144,27 @@ class Patches(Record):
     """Whether a learned class token precedes the patches."""
 
 
+class Module(Record):
+    """The module of transformers that runs a model, where its operators depend on more than sizes.
+
+    Software with fused kernels does not depend on it.
+    """
+
+    what: ClassVar[str] = "module"
+    family: str = Field(min_length=1)
+    """``model_type`` of its configuration."""
+    activation: str = "gelu"
+    """Name of the activation in the configuration, such as ``gelu_new``."""
+    dropouts: tuple[str, ...] = ()
+    """Fields of the configuration that turn a dropout on."""
+    rotary_width: _Any = 0
+    """Width of the rotated part of a head; 0 = all of it."""
+    unrotated: tuple[_Any, ...] = ()
+    """Layers, by position from 0, whose queries and keys are not rotated."""
+    settings: FrozenDict[str, bool | int | str] = FrozenDict()
+    """Other fields of the configuration that its operators depend on."""
+
+
 Activation = Literal["gelu", "relu", "silu"]
 """Non-linearities of the feed-forward layer; variants that cost the same share a name."""
 
@@ -261,17 +282,9 @@ class TransformerModel(Record):
     kv_expanded: bool = False
     """Whether keys and values are first copied to every query head, as PyTorch's attention does
     unless it knows that heads are grouped; it affects the stored tensors."""
-    gelu_new: bool = False
-    """Whether GELU is the tanh form that HuggingFace calls ``gelu_new`` and computes as a sequence
-    of element-wise operators."""
-    gelu_by_steps: bool = False
-    """Whether GELU is computed operator by operator, which stores each intermediate result."""
     fused_activation: bool = False
     """Whether a gated activation is one kernel, which stores its inputs and no intermediate
     results."""
-    norm_by_steps: bool = False
-    """Whether an RMS norm is computed operator by operator, which stores its input in fp32 and the
-    scaled rows."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
     """Number of passes over the fp32 logits in memory by a loss that is not one fused kernel,
     forward and backward together; 0 = fused, on bf16 logits."""
@@ -289,6 +302,8 @@ class TransformerModel(Record):
     """Whether next-token logits have a bias."""
     tied_embeddings: bool = True
     """Whether the logits use the token embedding's weights."""
+    module: Module | None = None
+    """The module of transformers that the model was read from, if any."""
     published_parameters: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Published parameter count, if any; unpublished digits are zero."""
     published_digits: Annotated[int, Field(strict=True, ge=1)] | None = None

@@ -15,7 +15,6 @@ from phaze_fast.opgraph.builder import (
     FLOAT_BYTES,
     BlockBuilder,
     LayerBuilder,
-    keep_norm_input,
     vector_spec,
 )
 from phaze_fast.opgraph.feed_forward import experts, experts_of_rows, feed_forward
@@ -166,7 +165,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     x = -1
     if model.final_norm:
         normed = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
-        keep_norm_input(builder, "final-norm", model, rows * hidden, x, normed)
+        builder.keep("final-norm-input", size, x)
         x = normed
     if model.head == "mlm":
         builder.keep("transform-input", size, x)

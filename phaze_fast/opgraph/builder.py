@@ -30,8 +30,6 @@ class Tensor:
     """Whether closed forms leave it out: row statistics, random states, a shared mask."""
     operand: Literal["", "only", "also"] = ""
     """Whether a product with weights reads it, and nothing else, or others too."""
-    instead_of: str = ""
-    """Operator whose output it replaces: it is stored only if that operator is recomputed."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +111,13 @@ class LayerBuilder:
         producer: int,
         statistic: bool = False,
         operand: Literal["", "only", "also"] = "",
-        instead_of: int = -1,
     ) -> None:
-        """Record that the output of an operator (or -1, the input) is stored for the backward pass.
-
-        If it is stored `instead_of` the output of another operator, it is needed only to recompute
-        that output.
-        """
+        """Record that the output of an operator, or the input (-1), is stored for the gradient."""
         while producer >= 0 and self.specs[producer].virtual:  # it is removed from the graph
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
-            other = self.specs[instead_of].name if instead_of >= 0 else ""
-            self.kept.append(Tensor(name, int(size), maker, statistic, operand, other))
+            self.kept.append(Tensor(name, int(size), maker, statistic, operand))
 
     def linear(
         self,
@@ -266,18 +258,6 @@ class LayerBuilder:
 FLOAT_BYTES = 4  # statistics are stored in fp32
 
 
-def keep_norm_input(
-    builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, norm: int
-) -> None:
-    """Store the tensors that a norm's gradient reads: its input `x`, or copies of it."""
-    if model.norm_by_steps:
-        builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, norm)
-        builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, norm)
-        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x, instead_of=norm)
-    else:
-        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x)
-
-
 class BlockBuilder(LayerBuilder):
     """A transformer block on one device, and the pieces that its sub-layers are built with."""
 
@@ -329,7 +309,7 @@ class BlockBuilder(LayerBuilder):
     def norm_of(self, name: str, x: int, rows: int, width: int) -> int:
         """Normalise rows of a width."""
         norm = self.vector(name, "norm", (x,), rows, width, function=self.model.norm)
-        keep_norm_input(self, name, self.model, rows * width, x, norm)
+        self.keep(f"{name}-input", ELEMENT_BYTES * rows * width, x)
         values = 2 if self.model.norm == "layernorm" else 1  # mean and variance, or the latter
         self.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, norm, statistic=True)
         return norm

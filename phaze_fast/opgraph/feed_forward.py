@@ -7,8 +7,6 @@ from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
 _TILE_ROWS = 128
 """Rows of a tile of grouped products: the usual one of CUTLASS and cuBLAS on NVIDIA's chips."""
-_GELU_STEPS = {"cube": 1, "scale": 1, "sum": 2, "widen": 1, "tanh": 1, "shift": 1, "halve": 1}
-"""Operators of the tanh form of GELU before its last product, and the arrays that each reads."""
 
 
 def feed_forward(block: BlockBuilder, x: int) -> int:
@@ -36,8 +34,6 @@ def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, w
     bent = gate if m.gated else up
     if m.activation != "relu":
         block.keep(f"{prefix}activation-input", size, bent)
-    if m.gelu_by_steps and m.activation == "gelu":
-        bent = _gelu_steps(block, prefix, bent, rows, width)
     active = block.vector(
         f"{prefix}activation", "activation", (bent,), rows, width, function=m.activation
     )
@@ -51,20 +47,6 @@ def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, w
     gated = block.vector(f"{prefix}multiply", "multiply", (active, up), rows, width, reads=2)
     block.keep(f"{prefix}gated", size, gated, operand="only")
     return gated
-
-
-def _gelu_steps(block: BlockBuilder, prefix: str, x: int, rows: int, width: int) -> int:
-    """Add GELU (tanh form) as separate kernels, without its last product.
-
-    Tensors that the gradients of cube, tanh and the two products need are stored.
-    """
-    size = ELEMENT_BYTES * rows * width
-    for step, reads in _GELU_STEPS.items():
-        x = block.vector(f"{prefix}gelu-{step}", "multiply", (x,), rows, width, reads)
-        if step in ("tanh", "halve"):
-            block.keep(f"{prefix}gelu-{step}", size, x)
-    block.keep(f"{prefix}gelu-sum", size, x)
-    return x
 
 
 def experts(block: BlockBuilder, x: int) -> int:

@@ -246,7 +246,7 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
     uses = _last_uses(forward, backward)
     freed = [0.0] * (len(backward) + 1)  # bytes of stored tensors freed after each operator
     for tensor in forward.tensors:
-        if tensor.producer != "input" and not tensor.instead_of:
+        if tensor.producer != "input":
             freed[uses.get(tensor.producer, len(backward) - 1)] += tensor.bytes
     readers = _last_readers(backward)
     gone: list[float] = [0.0] * len(backward)

@@ -118,9 +118,7 @@ class OpGraph(Brief):
         return sum(
             tensor.bytes
             for tensor in self.tensors
-            if tensor.producer not in again
-            and (not tensor.instead_of or tensor.instead_of in again)
-            and (statistics or not tensor.statistic)
+            if tensor.producer not in again and (statistics or not tensor.statistic)
         )
 
     @cached_property

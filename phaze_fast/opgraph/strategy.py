@@ -184,9 +184,9 @@ def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
     if s.seq is not None and s.seq != model.seq:
         broken.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")
     if s.cp > 1:
-        broken.append(f"cp: {s.cp}: a traced graph has no rule for it")
+        broken.append(f"cp: {s.cp}: a graph of operators has no rule for it")
     if s.ep > 1:
-        broken.append(f"ep: {s.ep}: a traced graph has no rule for it")
+        broken.append(f"ep: {s.ep}: a graph of operators has no rule for it")
     t = s.tp
     if t > 1:
         whole = [layer for layer in model.layers if layer.unsplit]

@@ -111,7 +111,7 @@ class Reproduced(Table):
 def _gain(name: str, chips: str, threads: int | None) -> float | None:
     """Speed-up of the best chip and plan over the TPUv4-like chip with the hand plan."""
     space, (cluster, step) = ArchitectureSpace.load(chips), paper_setup()
-    model = planned_model(load(name), step.software)
+    model = planned_model(load(name), step.software, step.seq)
     outcome = find_chips([model], space, cluster, step, threads=thread_count(threads))
     if not outcome.winners:
         return None

@@ -47,8 +47,10 @@ _NO_ASSIGNMENT = "memory: no assignment of the layers to the chunks of the sched
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
-def checked_model(model: Model | str, software: Software) -> Model:
+def checked_model(model: Model | str, software: Software, seq: int | None = None) -> Model:
     """Return a model, given as a record or by name, in the form that a software profile runs.
+
+    Sequences have `seq` tokens; by default as many as the model says.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def checked_model(model: Model | str, software: Software) -> Model:
         raise InvalidTypeError(
             f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
         )
-    return planned_model(known, software)
+    return planned_model(known, software, seq)
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def plan(
         )
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
-    model = checked_model(model, training.software)
+    model = checked_model(model, training.software, training.seq)
     workers = thread_count(threads)
     evaluator = _evaluator(model, cluster, training)
     if not evaluator.fits.any() and "zero" not in training.model_fields_set:

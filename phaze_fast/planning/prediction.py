@@ -131,7 +131,7 @@ def evaluated(
 ) -> tuple[PlanEvaluator, KindTimes, Placed]:
     """Return the evaluator, layer times and partition of one plan; see `predict`."""
     spec = PlanSpec.of(plan)
-    known = checked_model(model, spec.software)
+    known = checked_model(model, spec.software, spec.seq)
     memory_of(cluster.chip)
     evaluator = _evaluator(known, cluster, spec)
     times = evaluator.times(cluster, cache)
@@ -251,7 +251,7 @@ def predict_batch(
     >>> predictions.status.tolist()
     [0, 0, 0, 3]
     """
-    known = checked_model(model, training.software)
+    known = checked_model(model, training.software, training.seq)
     workers = thread_count(threads)
     texts, text_of = _recompute_texts(recompute)
     columns = {

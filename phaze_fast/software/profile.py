@@ -19,7 +19,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.hardware.tuning import FormatTuning, FunctionCost
-from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
+from phaze_fast.models import Model, TransformerModel, expanded, recognised
 from phaze_fast.records import (
     Bytes,
     Count,
@@ -98,10 +98,9 @@ class Software(Record):
     """Additional seconds of the host for each recomputed layer: saving and restoring the random
     state, entering the backward pass again."""
     as_traced: bool = False
-    """Whether the operators of a traced module run one by one as traced; otherwise, a module that
-    is recognised as a transformer runs that transformer's fused operators."""
-    fused_gelu: bool = True
-    """Whether GELU is one kernel, even where the model's own code has several operators."""
+    """Whether the operators of a module's own code run one by one, traced or of a family of
+    transformers; otherwise, a module that is recognised as a transformer runs that transformer's
+    fused operators."""
     overlap_gradients: bool = True
     """Whether the synchronisation of gradients overlaps with the backward pass."""
     overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)] = 1.0
@@ -126,8 +125,6 @@ class Software(Record):
     it is one fused kernel."""
     logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] = 4
     """Bytes that each logit takes while the loss is computed, copies and gradients included."""
-    masked_logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
-    """The same for models that predict masked tokens, where it differs."""
     fused_activation: bool = False
     """Whether activation and gate of a feed-forward are one kernel, which stores its inputs."""
     expert_moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
@@ -146,9 +143,6 @@ class Software(Record):
     """Whether there is an empty bf16 gradient for each shape of weights in a layer, where products
     accumulate into fp32 buffers themselves, and one for the logits' weights in their backward
     pass."""
-    norm_by_steps: bool = False
-    """Whether an RMS norm is a sequence of operators, which store an fp32 copy of its input and the
-    scaled rows."""
     resident_gradients: bool = True
     """Whether buffers of all gradients are allocated all the time; otherwise each is allocated by
     the first backward pass of its layer and freed by the optimiser's step."""
@@ -243,10 +237,11 @@ SoftwareOrName = Annotated[Software, by_name("software", load_software)]
 # ---- a model, a chip and a fabric as the software runs them ----
 
 
-def planned_model(model: Model, software: Software) -> Model:
+def planned_model(model: Model, software: Software, seq: int | None = None) -> Model:
     """Return the model to plan: the transformer that a graph is recognised as, or the graph.
 
-    Software that runs a module's own operators runs a graph as it was traced.
+    Software that runs a module's own operators runs a graph as it was traced, and a model read from
+    a configuration as the graph of its module, on sequences of `seq` tokens.
 
     Examples
     --------
@@ -256,7 +251,10 @@ def planned_model(model: Model, software: Software) -> Model:
     >>> planned_model(gpt, load_software("megatron-core")) is gpt
     True
     """
-    if not isinstance(model, GraphModel) or model.as_traced:
+    if isinstance(model, TransformerModel):
+        own_code = software.as_traced and model.module is not None
+        return expanded(model, seq) if own_code else model
+    if model.as_traced:
         return model
     known = None if software.as_traced else recognised(model)
     return model.replace(as_traced=True) if known is None else known
@@ -281,7 +279,6 @@ def model_as_run(model: Model, software: Software, tp: int = 1) -> Model:
         "fused_qkv": model.fused_qkv or software.fused_qkv,
         "gathers_copied": model.gathers_copied or (software.gathers_copied and tp > 1),
         "dropout": model.dropout or software.dropout,
-        "gelu_by_steps": model.gelu_by_steps or (model.gelu_new and not software.fused_gelu),
         "fused_activation": model.fused_activation or (software.fused_activation and model.gated),
         "added_gradient_bytes": software.added_gradient_bytes or model.added_gradient_bytes,
         "loss_passes": software.loss_passes or model.loss_passes,
@@ -296,8 +293,6 @@ def model_as_run(model: Model, software: Software, tp: int = 1) -> Model:
         changed["copied_bytes"] = copied
     if software.gradient_sums != "free":
         changed["gradient_sums"] = software.gradient_sums
-    if software.norm_by_steps and model.norm == "rmsnorm":
-        changed["norm_by_steps"] = True
     moved = {
         "moves": software.expert_moves,
         "sent_once": software.expert_sent_once,
@@ -315,10 +310,8 @@ def _embedding_and_logits(model: TransformerModel, software: Software, tp: int) 
     changed: dict[str, Any] = {}
     if software.one_hot_embedding and model.vocab and model.patches is None:
         changed["one_hot_embedding"] = True
-    masked = model.head == "mlm" and software.masked_logit_bytes is not None
-    logit_bytes = software.masked_logit_bytes if masked else software.logit_bytes
-    if logit_bytes != 4:
-        changed["logit_bytes"] = logit_bytes
+    if software.logit_bytes != 4:
+        changed["logit_bytes"] = software.logit_bytes
     if software.vocabulary_multiple > 1 and model.vocab:
         multiple = software.vocabulary_multiple * tp
         changed["vocab"] = -(-model.vocab // multiple) * multiple

@@ -107,8 +107,8 @@ def test_what_a_graph_has_no_rule_for_is_said(traced):
     assert reasons(traced, Strategy(tp=4)) == []
     for strategy, line in [
         (Strategy(tp=8), "tp: 8 does not divide 4 heads of"),
-        (Strategy(cp=2), "cp: 2: a traced graph has no rule for it"),
-        (Strategy(ep=2), "ep: 2: a traced graph has no rule for it"),
+        (Strategy(cp=2), "cp: 2: a graph of operators has no rule for it"),
+        (Strategy(ep=2), "ep: 2: a graph of operators has no rule for it"),
         (Strategy(seq=512), "seq: 512 is not accepted; llama was traced with 256"),
     ]:
         assert reasons(traced, strategy)[0].startswith(line)

@@ -1,0 +1,131 @@
+"""Models read from a configuration as the operators that their modules run.
+
+The forward code of each family (`phaze_fast.models.families`) is recorded on a tape for 2 and for
+4 samples and cut into layers as a traced module is: the result equals the graph that PyTorch's own
+run of the module gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.models.families import FAMILIES
+from phaze_fast.models.graph_model import GraphModel
+from phaze_fast.models.tape import Tape
+from phaze_fast.models.torch_import import GROUPED, layered
+from phaze_fast.models.transformer import TransformerModel
+
+
+def _family(model: TransformerModel) -> str:
+    family = "" if model.module is None else model.module.family
+    if family not in FAMILIES:
+        raise InvalidInputError(
+            f"{model.name}: the operators of {family or 'a model without a module'} are not known; "
+            "trace the module (phaze-fast trace), or use a software profile with fused kernels"
+        )
+    return family
+
+
+def record_model(
+    model: TransformerModel, samples: int, layers: Sequence[int] | None = None
+) -> Tape:
+    """Record one training step of a model's module on some samples.
+
+    Parameters
+    ----------
+    model
+        A model with a `module`.
+    samples
+        Number of sequences.
+    layers
+        Blocks to run, by position; by default all of them.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the family of the module has no forward code.
+    """
+    tape = Tape()
+    with tape.module(""):
+        blocks = range(model.layers) if layers is None else layers
+        loss = FAMILIES[_family(model)](tape, model, samples, blocks).forward()
+    tape.run_backward(loss)
+    return tape
+
+
+def _alike(model: TransformerModel) -> dict[Any, list[int]]:
+    """Return the blocks of a model by what their code depends on."""
+    groups: dict[Any, list[int]] = {}
+    for at in range(model.layers):
+        turns = model.module is None or at not in model.module.unrotated
+        full = at in model.full_attention_layers
+        key = (model.is_windowed(at, model.seq), full, model.has_experts(at), turns)
+        groups.setdefault(key, []).append(at)
+    return groups
+
+
+_REPEATS = 4
+
+
+def layers_graph(model: TransformerModel, layers: Sequence[int]) -> GraphModel:
+    """Return the graph of a model that has only some of its blocks."""
+    small, large = record_model(model, 2, layers), record_model(model, 4, layers)
+    return layered(model.name, small, large, small.modules, model.seq)
+
+
+def _graph(model: TransformerModel) -> GraphModel:
+    """Return the graph of a model; of many blocks that are alike, the first and last ones run."""
+    groups = _alike(model).values()
+    ends = [{*g[: _REPEATS // 2], *g[-_REPEATS // 2 :]} for g in groups]
+    run = sorted(set().union(*ends))
+    graph = layers_graph(model, run)
+    apart = model.encoder_layers or FAMILIES[_family(model)].table_per_layer
+    if len(run) == model.layers or apart or not graph.is_chain or len(graph.order) != len(run) + 2:
+        return graph if len(run) == model.layers else layers_graph(model, range(model.layers))
+    kinds = dict(zip(run, graph.order[1:-1], strict=True))
+    for group in groups:
+        inner = kinds[group[min(1, len(group) - 1)]]
+        kinds |= {at: inner for at in group if at not in kinds}
+    order = (graph.order[0], *(kinds[at] for at in range(model.layers)), graph.order[-1])
+    counted = [layer.replace(count=order.count(at)) for at, layer in enumerate(graph.layers)]
+    edges = tuple((at, at + 1) for at in range(len(order) - 1))
+    return graph.replace(layers=tuple(counted), order=order, edges=edges)
+
+
+@lru_cache(maxsize=64)
+def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
+    """Return the operators that the module of a model runs, forward and backward, as a graph.
+
+    Parameters
+    ----------
+    model
+        A model with a `module`, as `phaze_fast.models.from_hf` reads it.
+    seq
+        Sequence length in tokens; by default that of the model.
+
+    Raises
+    ------
+    InfeasibleError
+        Where the sequence is longer than the model has positions.
+    InvalidInputError
+        Where the family of the module has no forward code.
+
+    Examples
+    --------
+    >>> from phaze_fast.models import load
+    >>> graph = expanded(load("gpt2"), 1024)
+    >>> [(layer.name, layer.count) for layer in graph.layers]
+    [('embedding', 1), ('transformer.h.0', 48), ('head', 1)]
+    """
+    tokens = seq or model.seq
+    if model.max_positions is not None and tokens > model.max_positions:
+        raise InfeasibleError(
+            f"{model.name}: seq: {tokens} is more than the {model.max_positions} positions of "
+            f"{model.name}"
+        )
+    graph = _graph(model.replace(seq=tokens))
+    notes = "; ".join(filter(None, (model.notes, GROUPED if model.moe is not None else "")))
+    return graph.replace(as_traced=True, notes=notes)

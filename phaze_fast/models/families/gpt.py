@@ -1,0 +1,359 @@
+"""Decoders of transformers after GPT: layer norms, learned positions, older forms of attention."""
+
+from __future__ import annotations
+
+from phaze_fast.models import operators as op
+from phaze_fast.models.families.llama import Llama, rotate_pairs
+from phaze_fast.models.operators import (
+    add,
+    contiguous,
+    embedding,
+    mul,
+    part,
+    permute,
+    reshape,
+    split,
+    to,
+    transpose,
+    unsqueeze,
+    view,
+)  # fmt: skip
+from phaze_fast.models.tape import Tensor
+
+_FLOAT = "float32"
+
+
+class GPTNeoX(Llama):
+    """Parallel blocks, and one projection in which each head has its query, key and value."""
+
+    root, final, table, out_name = "gpt_neox", "final_layer_norm", "embed_in", "dense"
+    attention_name, head_name, partial, joins_last = "attention", "lm_head", True, True
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        m = self.model
+        both = self._project("query_key_value", x, 3 * m.query_width, m.qkv_bias)
+        both = transpose(view(both, self.samples, self.seq, -1, 3 * m.head_width), 1, 2)
+        return split(both, [m.head_width] * 3)
+
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
+        x = self._run("act", self.activation, self._project("dense_h_to_4h", x, width, True))
+        return self._project("dense_4h_to_h", x, self.model.hidden, True)
+
+    def _block(self, x: Tensor) -> Tensor:
+        out = self._self_attention(self._norm(self.first_norm, x))
+        out = self._dropped("post_attention_dropout", out, "hidden_dropout")
+        if self.model.parallel == "no":
+            x = add(out, x)
+        both = self._feed_forward(self._norm(self.second_norm, x))
+        both = self._dropped("post_mlp_dropout", both, "hidden_dropout")
+        return add(both, x) if self.model.parallel == "no" else add(add(both, out), x)
+
+    def _embedded(self) -> Tensor:
+        return self._dropped("emb_dropout", super()._embedded(), "hidden_dropout")
+
+
+class GPT2(Llama):
+    """Learned positions, and weights stored with one row for each input."""
+
+    root, blocks, final, table = "transformer", "h", "ln_f", "wte"
+    attention_name, first_norm, second_norm = "attn", "ln_1", "ln_2"
+    attention_drops, residual_drops, embedding_drops = "attn_pdrop", "resid_pdrop", "embd_pdrop"
+
+    def _convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
+        """Run a ``Conv1D``: rows times a matrix plus a bias."""
+        with self.tape.module(name):
+            weight, bias = self.tape.parameter(x.shape[-1], outs), self.tape.parameter(outs)
+            out = op.addmm(bias, view(x, -1, x.shape[-1]), weight)
+            return view(out, *x.shape[:-1], outs)
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        both = self._convolved("c_attn", x, 3 * self.model.hidden)
+        q, k, v = split(both, [self.model.hidden] * 3, 2)
+        k, v = self._heads(k), self._heads(v)
+        return [self._heads(q), k, v]
+
+    def _attention(self, x: Tensor) -> Tensor:
+        q, k, v = self._queries_keys_values(x)
+        out = self._attend(q, k, v, self.attention_drops)
+        out = contiguous(reshape(out, self.samples, self.seq, -1))
+        return self._dropped(
+            "resid_dropout", self._convolved("c_proj", out, self.model.hidden), self.residual_drops
+        )
+
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
+        x = self._run("act", self.activation, self._convolved("c_fc", x, width))
+        return self._dropped(
+            "dropout", self._convolved("c_proj", x, self.model.hidden), self.residual_drops
+        )
+
+    def _block(self, x: Tensor) -> Tensor:
+        x = add(self._self_attention(self._norm(self.first_norm, x)), x)
+        return add(x, self._feed_forward(self._norm(self.second_norm, x)))
+
+    def _embedded(self) -> Tensor:
+        words = super()._embedded()
+        with self.tape.module("wpe"):
+            table = self.tape.parameter(self.model.max_positions or 0, self.model.hidden)
+            places = embedding(table, self.tape.constant(1, self.seq, dtype="int64"))
+        return self._dropped("drop", add(words, places), self.embedding_drops)
+
+    def _trunk(self) -> Tensor:
+        x = super()._trunk()
+        return view(x, *x.shape)
+
+
+class OPT(Llama):
+    """Learned positions; queries are scaled before attention."""
+
+    root, final, out_name = "model.decoder", "final_layer_norm", "out_proj"
+    first_norm, second_norm = "self_attn_layer_norm", "final_layer_norm"
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        m = self.model
+        q = self._heads(mul(self._project("q_proj", x, m.hidden, m.qkv_bias), 1.0))
+        k, v = (self._project(name, x, m.hidden, m.qkv_bias) for name in ("k_proj", "v_proj"))
+        return [q, self._heads(k), self._heads(v)]
+
+    def _block(self, x: Tensor) -> Tensor:
+        m, shape = self.model, x.shape
+        out = self._self_attention(self._norm(self.first_norm, x))
+        x = reshape(add(x, self._drop(out, "dropout")), -1, m.hidden)
+        out = self._project("fc1", self._norm(self.second_norm, x), m.ffn, m.ffn_bias)
+        out = self._project(
+            "fc2", self._run("activation_fn", self.activation, out), m.hidden, m.ffn_bias
+        )
+        return view(add(x, self._drop(out, "dropout")), *shape)
+
+    def _embedded(self) -> Tensor:
+        words = super()._embedded()
+        with self.tape.module("embed_positions"):
+            table = self.tape.parameter(self.model.max_positions or 0, self.model.hidden)
+            places = embedding(table, self.tape.constant(self.samples, self.seq, dtype="int64"))
+        return add(words, places)
+
+
+class GPTBigCode(GPT2):
+    """One key and value for all heads, and weights stored with one row for each output."""
+
+    def _convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
+        return self._project(name, x, outs, bias=True)
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        m = self.model
+        both = self._project("c_attn", x, m.hidden + 2 * m.kv_width, bias=True)
+        if m.kv_heads == 1:
+            q, k, v = split(unsqueeze(both, 1), [m.hidden, m.kv_width, m.kv_width], 3)
+            return [self._heads(q), k, v]
+        rows = view(both, self.samples, self.seq, m.heads, 3 * m.head_width)
+        return split(transpose(rows, 1, 2), [m.head_width] * 3, 3)
+
+
+class GPTJ(GPT2):
+    """Parallel blocks, and explicit attention in fp32 with neighbouring elements rotated."""
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        names, shape = ("q_proj", "k_proj", "v_proj"), (*x.shape[:-1], -1, self.model.head_width)
+        rows = [self._project(name, x, self.model.hidden) for name in names]
+        q, k, v = (view(one, *shape) for one in rows)
+        v = permute(v, 0, 2, 1, 3)
+        return [*self._positioned(q, k), v]
+
+    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        width, full = self._setting("rotary_dim"), q.shape[-1]
+        both = [k, q]
+        rests: list[Tensor] = []
+        if width:
+            cuts = [[part(x, 3, 0, width), part(x, 3, width, full)] for x in both]
+            both, rests = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
+        turned = []
+        for x in both:
+            cos, sin = (self.tape.constant(1, self.seq, 1, x.shape[-1]) for _ in range(2))
+            turned.append(add(mul(x, cos), mul(rotate_pairs(x), sin)))
+        if rests:
+            turned = [op.cat([x, rest], -1) for x, rest in zip(turned, rests, strict=True)]
+        k, q = (permute(x, 0, 2, 1, 3) for x in turned)
+        return [q, k]
+
+    def _setting(self, name: str) -> int:
+        return int(self.style.settings.get(name, 0))
+
+    def _shares(self, scores: Tensor) -> Tensor:
+        """Scale and mask scores, and take the softmax."""
+        return op.softmax(op.masked(op.div(scores, 1.0), self._mask()))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        q, k, v = self._queries_keys_values(x)
+        q, k = to(q, _FLOAT), to(k, _FLOAT)
+        shares = to(self._shares(op.matmul(q, transpose(k, 2, 3))), v.dtype)
+        shares = self._dropped("attn_dropout", shares, self.attention_drops)
+        rows = contiguous(permute(op.matmul(shares, v), 0, 2, 1, 3))
+        out = view(rows, self.samples, self.seq, self.model.hidden)
+        out = self._project("out_proj", out, self.model.hidden, self.model.out_bias)
+        return self._dropped("resid_dropout", out, self.residual_drops)
+
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
+        x = self._run("act", self.activation, self._project("fc_in", x, width, bias=True))
+        out = self._project("fc_out", x, self.model.hidden, bias=True)
+        return self._dropped("dropout", out, self.residual_drops)
+
+    def _block(self, x: Tensor) -> Tensor:
+        rows = self._norm(self.first_norm, x)
+        out = self._self_attention(rows)
+        return add(add(out, self._feed_forward(rows)), x)
+
+    def _embedded(self) -> Tensor:
+        return self._dropped("drop", Llama._embedded(self), "embd_pdrop")
+
+
+class CodeGen(GPTJ):
+    """One projection for parts of heads that lie apart, as on four devices."""
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        m, lead = self.model, (self.samples, self.seq)
+        both = reshape(self._project("qkv_proj", x, 3 * m.hidden), *lead, 4, -1)
+        q, v, k = split(both, [m.hidden // 4] * 3)
+        q, k, v = (
+            reshape(reshape(one, *lead, 4, m.heads // 4, m.head_width), *lead, -1, m.head_width)
+            for one in (q, k, v)
+        )
+        v = permute(v, 0, 2, 1, 3)
+        return [*self._positioned(q, k), v]
+
+    def _shares(self, scores: Tensor) -> Tensor:
+        scores = op.div(op.masked(scores, self._mask()), 1.0)
+        return self._run("", op.softmax, scores)
+
+
+class GPTNeo(GPTJ):
+    """Learned positions; explicit attention in fp32 with a mask of each layer."""
+
+    attention_drops, residual_drops = "attention_dropout", "resid_dropout"
+    embedding_drops = "embed_dropout"
+    attention_name = "attn.attention"
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        names, shape = ("q_proj", "k_proj", "v_proj"), (*x.shape[:-1], -1, self.model.head_width)
+        rows = [self._project(name, x, self.model.hidden) for name in names]
+        return [permute(view(one, *shape), 0, 2, 1, 3) for one in rows]
+
+    def _shares(self, scores: Tensor) -> Tensor:
+        longest = self.model.max_positions or self.seq
+        mask = self.tape.constant(1, 1, longest, longest, dtype="bool")
+        mask = part(part(mask, 2, 0, self.seq), 3, 0, self.seq)
+        return op.softmax(op.masked(op.where(mask, scores), self._mask()))
+
+    def _self_attention(self, x: Tensor) -> Tensor:
+        with self.tape.module("attn"), self.tape.module("attention"):
+            return self._attention(x)
+
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
+        x = self._run("act", self.activation, self._project("c_fc", x, width, bias=True))
+        out = self._project("c_proj", x, self.model.hidden, bias=True)
+        return self._dropped("dropout", out, self.residual_drops)
+
+    def _block(self, x: Tensor) -> Tensor:
+        return GPT2._block(self, x)
+
+    def _embedded(self) -> Tensor:
+        return GPT2._embedded(self)
+
+
+class Falcon(Llama):
+    """Heads cut out of one projection; blocks in parallel or not, on one norm or two."""
+
+    root, blocks, final, table = "transformer", "h", "ln_f", "word_embeddings"
+    attention_name = "self_attention"
+
+    def _with_bias(self, name: str, x: Tensor, outs: int, bias: bool) -> Tensor:
+        """Run a linear layer that adds its bias by itself."""
+        with self.tape.module(name):
+            out = op.linear(x, self.tape.parameter(outs, x.shape[-1]))
+            return add(out, self.tape.parameter(outs)) if bias else out
+
+    def _cut(self, rows: Tensor) -> list[Tensor]:
+        """Cut rows into queries, keys and values, with heads before their width."""
+        m, lead = self.model, (self.samples, self.seq)
+        if self.style.settings["new_decoder_architecture"]:
+            groups = m.kv_heads or 1
+            rows = view(rows, *lead, -1, m.heads // groups + 2, m.head_width)
+            q = part(rows, 3, 0, m.heads // groups)
+            k, v = (op.pick(rows, 3) for _ in range(2))
+            k, v = op.expand(k, *q.shape), op.expand(v, *q.shape)
+            return [reshape(x, *lead, m.heads, m.head_width) for x in (q, k, v)]
+        if m.kv_heads == 1:
+            rows = view(rows, *lead, m.heads + 2, m.head_width)
+            q = part(rows, 2, 0, m.heads)
+            return [q, op.pick(rows, 2), op.pick(rows, 2)]
+        rows = view(rows, *lead, m.heads, 3, m.head_width)
+        return [op.select(rows, 3) for _ in range(3)]
+
+    def _attention(self, x: Tensor) -> Tensor:
+        m = self.model
+        width = m.query_width + 2 * m.kv_width
+        both = self._cut(self._with_bias("query_key_value", x, width, m.qkv_bias))
+        heads = [transpose(one, 1, 2) for one in both]
+        q, k, v = (view_or_copy(one) for one in heads)
+        rotates = m.positions == "rotary"
+        if rotates:
+            q, k = self._positioned(q, k)
+            out = op.attention(q, k, v, causal=True, dropout=False, window=0)
+            out = permute(view(out, *out.shape), 0, 2, 1, 3)
+        else:
+            drops = "attention_dropout" in self.style.dropouts
+            out = transpose(op.attention(q, k, v, causal=True, dropout=drops, window=0), 1, 2)
+        out = reshape(out, self.samples, self.seq, m.query_width)
+        return self._with_bias("dense", out, m.hidden, m.out_bias)
+
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
+        bias = self.model.ffn_bias
+        x = self._run("act", self.activation, self._with_bias("dense_h_to_4h", x, width, bias))
+        return self._with_bias("dense_4h_to_h", x, self.model.hidden, bias)
+
+    def _block(self, x: Tensor) -> Tensor:
+        parallel = self.model.parallel
+        two = parallel == "two-norms"
+        first = self._norm("ln_attn" if two else "input_layernorm", x)
+        second = self._norm("ln_mlp", x) if two else first
+        out = self._self_attention(first)
+        if parallel == "no":
+            x = add(x, self._drop(out, "attention_dropout"))
+            both = self._feed_forward(self._norm("post_attention_layernorm", x))
+        else:
+            both = add(self._feed_forward(second), out, inplace=True)
+        return add(x, self._drop(both, "hidden_dropout"))
+
+
+def view_or_copy(x: Tensor) -> Tensor:
+    """Reshape to the same shape, which is a view."""
+    return reshape(x, *x.shape)
+
+
+class Mpt(Llama):
+    """Explicit attention with a bias that falls with the distance."""
+
+    root, blocks, final, table = "transformer", "blocks", "norm_f", "wte"
+    attention_name, first_norm, second_norm, mlp_name = "attn", "norm_1", "norm_2", "ffn"
+
+    def _attention(self, x: Tensor) -> Tensor:
+        m, lead = self.model, (self.samples, self.seq)
+        parts = split(self._project("Wqkv", x, 3 * m.hidden), [m.hidden] * 3, 2)
+        q, k, v = (transpose(reshape(y, *lead, m.heads, -1), 1, 2) for y in parts)
+        scores = mul(op.matmul(q, transpose(k, 2, 3)), 1.0)
+        if m.positions == "alibi":
+            scores = op.masked(scores, self.tape.constant(m.heads, 1, self.seq, dtype=_FLOAT))
+        if not self.rotary:  # one mask for all layers
+            mask = self.tape.constant(self.samples, 1, self.seq, self.seq, dtype="bool")
+            self.rotary = [mask]
+        shares = op.softmax(op.masked_fill(scores, self.rotary[0]), _FLOAT)
+        shares = self._drop(to(shares, v.dtype), "attn_pdrop")
+        rows = contiguous(permute(op.matmul(shares, v), 0, 2, 1, 3))
+        return self._project("out_proj", view(rows, *lead, -1), m.hidden)
+
+    def _block(self, x: Tensor) -> Tensor:
+        m = self.model
+        out = self._self_attention(self._norm(self.first_norm, x))
+        x = add(self._dropped("resid_attn_dropout", out, "attn_pdrop"), x)
+        rows = self._norm(self.second_norm, x)
+        with self.tape.module(self.mlp_name):
+            rows = self._run("act", self.activation, self._project("up_proj", rows, m.ffn))
+            return add(self._drop(self._project("down_proj", rows, m.hidden), "attn_pdrop"), x)

@@ -1,0 +1,817 @@
+"""PyTorch's operators on the tensors of a tape, each with its gradient.
+
+Every function records what the PyTorch function of its name runs below autograd: derivatives and
+what they save are those of PyTorch's ``derivatives.yaml``, in the order of its generated code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phaze_fast.models.tape import (
+    ITEM_BYTES,
+    Gradients,
+    Node,
+    Shape,
+    Tensor,
+    _viewed,
+    broadcast,
+    contiguous_strides,
+    elementwise_strides,
+)
+
+Backward = Callable[[Tensor], Sequence[Tensor | None]]
+_Needs = Sequence[tuple[int, Tensor]]
+"""Tensors to save: number of the input whose gradient needs it, and the tensor."""
+
+
+def _joined(node: Node | None, outs: Sequence[Tensor], backward: Callable[..., Any]) -> None:
+    if node is not None:
+        node.backward = backward
+        for slot, out in enumerate(outs):
+            out.node, out.slot = node, slot
+
+
+def _run(
+    name: str,
+    inputs: Sequence[Tensor | None],
+    out: Tensor,
+    backward: Callable[[Node, Tensor], Sequence[Tensor | None]],
+    *,
+    reads: Sequence[Tensor] | None = None,
+    others: Sequence[Tensor] = (),
+    needs: _Needs = (),
+    keeps: Sequence[Tensor] = (),
+    **options: Any,
+) -> Tensor:
+    """Record a differentiable operator.
+
+    Parameters
+    ----------
+    inputs, out, others
+        Its differentiable inputs, its first result and further ones.
+    backward
+        Gradients of the inputs, given the node and the gradient of the first result.
+    reads
+        Tensors it reads, if they are not the inputs.
+    needs, keeps
+        Tensors saved before it runs, and results saved after.
+    """
+    tape = out.tape
+    node = tape.node(inputs, 1 + len(others))
+    if node is not None:
+        tape.save(node, *(x for at, x in needs if node.wants(at)))
+    tape.add(
+        name,
+        [x for x in inputs if x is not None] if reads is None else reads,
+        [out, *others],
+        **options,
+    )
+    if node is not None:
+        tape.save(node, *keeps)
+        _joined(node, [out], lambda gradients: backward(node, gradients[0]))
+    return out
+
+
+# ---- views ----
+
+
+def _as(x: Tensor, shape: Shape, strides: Shape, backward: Callable[[Tensor], Tensor]) -> Tensor:
+    out = Tensor(x.tape, shape, x.dtype, strides, x.storage)
+    _joined(x.tape.node([x]), [out], lambda gradients: [backward(gradients[0])])
+    return out
+
+
+def _sized(x: Tensor, shape: Shape) -> Shape:
+    if -1 not in shape:
+        return shape
+    rest = -math.prod(shape)
+    return tuple(math.prod(x.shape) // rest if size == -1 else size for size in shape)
+
+
+def view(x: Tensor, *shape: int) -> Tensor:
+    """View of another shape."""
+    sizes = _sized(x, shape)
+    strides = _viewed(x.shape, x.strides, sizes)
+    assert strides is not None
+    return _as(x, sizes, strides, lambda g: reshape(g, *x.shape))
+
+
+def reshape(x: Tensor, *shape: int) -> Tensor:
+    """View of another shape, or a copy where a view has no strides."""
+    sizes = _sized(x, shape)
+    if _viewed(x.shape, x.strides, sizes) is None:
+        x = clone(x, contiguous_strides(x.shape))
+    return view(x, *sizes)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """Return the tensor itself, or a contiguous copy."""
+    return x if x.is_contiguous else clone(x, contiguous_strides(x.shape))
+
+
+def permute(x: Tensor, *order: int) -> Tensor:
+    """View with dimensions in another order."""
+    back = tuple(order.index(at) for at in range(len(order)))
+    shape, strides = (tuple(sizes[at] for at in order) for sizes in (x.shape, x.strides))
+    return _as(x, shape, strides, lambda g: permute(g, *back))
+
+
+def transpose(x: Tensor, one: int, other: int) -> Tensor:
+    """View with two dimensions swapped."""
+    order = list(range(len(x.shape)))
+    order[one], order[other] = order[other], order[one]
+    return permute(x, *order)
+
+
+def t(x: Tensor) -> Tensor:
+    """Transpose of a matrix."""
+    return transpose(x, 0, 1)
+
+
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """View with a dimension of one."""
+    at = dim % (len(x.shape) + 1)
+    shape = (*x.shape[:at], 1, *x.shape[at:])
+    step = x.shape[at] * x.strides[at] if at < len(x.shape) else 1
+    return _as(x, shape, (*x.strides[:at], step, *x.strides[at:]), lambda g: squeeze(g, at))
+
+
+def squeeze(x: Tensor, dim: int) -> Tensor:
+    """View without a dimension of one."""
+    at = dim % len(x.shape)
+    shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
+    return _as(x, shape, strides, lambda g: unsqueeze(g, at))
+
+
+def expand(x: Tensor, *shape: int) -> Tensor:
+    """View that repeats dimensions of one; its gradient is summed over them."""
+    padding = len(shape) - len(x.shape)
+    sizes = tuple(x.shape[at - padding] if n == -1 else n for at, n in enumerate(shape))
+    return _as(x, sizes, x.spread(sizes), lambda g: g)
+
+
+def alias(x: Tensor) -> Tensor:
+    """View of the same shape, as of an index that selects everything."""
+    return _as(x, x.shape, x.strides, lambda g: g)
+
+
+def part(x: Tensor, dim: int, start: int, stop: int) -> Tensor:
+    """View of a range of one dimension."""
+    at, full = dim % len(x.shape), x.shape
+    if (start, stop) == (0, full[at]):
+        return alias(x)
+
+    def backward(g: Tensor) -> Tensor:
+        whole = Tensor(g.tape, full, g.dtype)
+        g.tape.add("slice_backward", [g], [whole])
+        return whole
+
+    return _as(x, (*full[:at], stop - start, *full[at + 1 :]), x.strides, backward)
+
+
+def every_other(x: Tensor) -> Tensor:
+    """View of every second element of rows."""
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+
+    def backward(g: Tensor) -> Tensor:
+        whole = Tensor(g.tape, x.shape, g.dtype)
+        g.tape.add("slice_backward", [g], [whole])
+        return whole
+
+    return _as(x, half, (*x.strides[:-1], 2 * x.strides[-1]), backward)
+
+
+def select(x: Tensor, dim: int) -> Tensor:
+    """View of one position of a dimension."""
+    at, full = dim % len(x.shape), x.shape
+
+    def backward(g: Tensor) -> Tensor:
+        whole = Tensor(g.tape, full, g.dtype)
+        g.tape.add("select_backward", [g], [whole])
+        return whole
+
+    return _as(x, (*full[:at], *full[at + 1 :]), (*x.strides[:at], *x.strides[at + 1 :]), backward)
+
+
+def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
+    """Split into views of ranges of one dimension."""
+    at, tape = dim % len(x.shape), x.tape
+    shapes = [(*x.shape[:at], size, *x.shape[at + 1 :]) for size in sizes]
+    outs = [Tensor(tape, shape, x.dtype, x.strides, x.storage) for shape in shapes]
+
+    def backward(gradients: Gradients) -> list[Tensor]:
+        parts = [
+            tape.created(Tensor(tape, shape, x.dtype)) if g is None else g
+            for g, shape in zip(gradients, shapes, strict=True)
+        ]
+        return [cat(parts, at)]
+
+    _joined(tape.node([x], len(sizes)), outs, backward)
+    return outs
+
+
+def unbind(x: Tensor, dim: int) -> list[Tensor]:
+    """Split into views of each position of a dimension."""
+    at, tape = dim % len(x.shape), x.tape
+    shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
+    outs = [Tensor(tape, shape, x.dtype, strides, x.storage) for _ in range(x.shape[at])]
+
+    def backward(gradients: Gradients) -> list[Tensor]:
+        parts = [tape.created(Tensor(tape, shape, x.dtype)) if g is None else g for g in gradients]
+        whole = Tensor(tape, x.shape, x.dtype)
+        tape.add("stack", parts, [whole])
+        return [whole]
+
+    _joined(tape.node([x], len(outs)), outs, backward)
+    return outs
+
+
+# ---- copies ----
+
+
+def clone(x: Tensor, strides: Shape | None = None) -> Tensor:
+    """Copy of a tensor."""
+    out = Tensor(x.tape, x.shape, x.dtype, strides or elementwise_strides(x.shape, [x]))
+    return _run("clone", [x], out, lambda _, g: [g])
+
+
+def to(x: Tensor, dtype: str) -> Tensor:
+    """Cast to a number format; the tensor itself if it has it."""
+    if x.dtype == dtype:
+        return x
+    out = Tensor(x.tape, x.shape, dtype, elementwise_strides(x.shape, [x]))
+    return _run("_to_copy", [x], out, lambda _, g: [g])  # the gradient is cast back
+
+
+def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Join tensors along a dimension."""
+    at = dim % len(parts[0].shape)
+    sizes = [x.shape[at] for x in parts]
+    shape = (*parts[0].shape[:at], sum(sizes), *parts[0].shape[at + 1 :])
+    out = Tensor(parts[0].tape, shape, parts[0].dtype)
+    return _run("cat", parts, out, lambda _, g: split(g, sizes, at))
+
+
+def stack(parts: Sequence[Tensor]) -> Tensor:
+    """Join tensors along a new last dimension."""
+    shape = (*parts[0].shape, len(parts))
+    out = Tensor(parts[0].tape, shape, parts[0].dtype)
+    return _run("stack", parts, out, lambda _, g: unbind(g, -1))
+
+
+def embedding(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of a table."""
+    tape = table.tape
+    out = Tensor(tape, (*ids.shape, table.shape[1]), table.dtype)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        gradient = Tensor(tape, table.shape, table.dtype)
+        tape.add("embedding_dense_backward", [g, ids], [gradient])
+        return [gradient]
+
+    return _run("embedding", [table], out, backward, reads=[table, ids], needs=[(0, ids)])
+
+
+# ---- element by element ----
+
+
+Operand = Tensor | float
+
+
+def _tensors(*operands: Operand) -> list[Tensor]:
+    return [x for x in operands if isinstance(x, Tensor)]
+
+
+def _result(*operands: Operand, dtype: str = "") -> Tensor:
+    tensors = _tensors(*operands)
+    shape = broadcast(*(x.shape for x in tensors))
+    kinds = [x.dtype for x in tensors if x.shape or len(tensors) == 1]
+    kind = dtype or max(kinds or [tensors[0].dtype], key=tuple(ITEM_BYTES).index)
+    return Tensor(tensors[0].tape, shape, kind, elementwise_strides(shape, tensors))
+
+
+def _times(one: Tensor, *others: Tensor, name: str = "mul") -> Tensor:
+    """Record an element-wise operator of the backward pass."""
+    return one.tape.elementwise(name, one, *others)
+
+
+def mul(a: Operand, b: Operand) -> Tensor:
+    """Product."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        x = a if isinstance(a, Tensor) else b
+        assert isinstance(x, Tensor)
+        return _run("mul", [x], _result(x), lambda _, g: [_times(g)])
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        second = _times(g, a) if node.wants(1) else None
+        first = _times(g, b) if node.wants(0) else None
+        return [first, second]
+
+    return _run("mul", [a, b], _result(a, b), backward, needs=[(0, b), (1, a)])
+
+
+def add(a: Operand, b: Operand, *, name: str = "add", inplace: bool = False) -> Tensor:
+    """Sum."""
+    tensors = _tensors(a, b)
+    out = _result(*tensors)
+    if inplace:
+        x = tensors[0]
+        out = Tensor(x.tape, x.shape, x.dtype, x.strides, x.storage)
+    return _run(name, tensors, out, lambda _, g: [g] * len(tensors))
+
+
+def sub(a: Operand, b: Tensor) -> Tensor:
+    """Difference; a number minus a tensor is PyTorch's ``rsub``."""
+    if not isinstance(a, Tensor):
+        return _run("rsub", [b], _result(b), lambda _, g: [_times(g, name="neg")])
+    return _run("sub", [a, b], _result(a, b), lambda _, g: [g, _times(g, name="neg")])
+
+
+def div(a: Tensor, b: Operand) -> Tensor:
+    """Quotient."""
+    if not isinstance(b, Tensor):
+        return _run("div", [a], _result(a), lambda _, g: [_times(g, name="div")])
+    out = _result(a, b)
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        second = None
+        if node.wants(1):
+            quotient = _times(_times(a, b, name="div"), b, name="div")
+            second = _times(_times(g, name="neg"), quotient)
+        return [_times(g, b, name="div") if node.wants(0) else None, second]
+
+    return _run("div", [a, b], out, backward, needs=[(0, b), (1, a), (1, b)])
+
+
+def neg(x: Tensor) -> Tensor:
+    """Negation."""
+    return _run("neg", [x], _result(x), lambda _, g: [_times(g, name="neg")])
+
+
+def power(x: Tensor) -> Tensor:
+    """Power with a number as exponent."""
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(g, _times(_times(x, name="pow")))]
+
+    return _run("pow", [x], _result(x), backward, needs=[(0, x)])
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """Reciprocal of the square root."""
+    out = _result(x)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        cube = _times(out, name="pow")
+        return [_times(_times(g), cube)]
+
+    return _run("rsqrt", [x], out, backward, keeps=[out])
+
+
+def _pointwise(name: str, backward_name: str, x: Tensor, keeps_result: bool) -> Tensor:
+    out = _result(x)
+    kept = out if keeps_result else x
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(g, kept, name=backward_name)]
+
+    if keeps_result:
+        return _run(name, [x], out, backward, keeps=[out])
+    return _run(name, [x], out, backward, needs=[(0, x)])
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
+    return _pointwise("tanh", "tanh_backward", x, True)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """Logistic function."""
+    return _pointwise("sigmoid", "sigmoid_backward", x, True)
+
+
+def silu(x: Tensor) -> Tensor:
+    """X sigmoid(x)."""
+    return _pointwise("silu", "silu_backward", x, False)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU as one operator."""
+    return _pointwise("gelu", "gelu_backward", x, False)
+
+
+def relu(x: Tensor) -> Tensor:
+    """Positive part."""
+    return _pointwise("relu", "threshold_backward", x, True)
+
+
+def clamp(x: Tensor, both: bool = False) -> Tensor:
+    """Limit values from above, or from both sides."""
+    tape = x.tape
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        above = tape.elementwise("ge", x, dtype="bool") if both else None
+        inside = tape.elementwise("le", x, dtype="bool")
+        if above is not None:
+            inside = tape.elementwise("logical_and", above, inside)
+        zero = tape.created(Tensor(tape, (), g.dtype))
+        return [tape.elementwise("where", inside, g, zero, dtype=g.dtype)]
+
+    return _run("clamp", [x], _result(x), backward, needs=[(0, x)])
+
+
+def dropout(x: Tensor, on: bool) -> Tensor:
+    """Dropout as one kernel, which stores its mask."""
+    if not on:
+        return x
+    out = _result(x)
+    mask = Tensor(x.tape, x.shape, "bool", out.strides)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(g, mask, name="native_dropout_backward")]
+
+    return _run("native_dropout", [x], out, backward, others=[mask], keeps=[mask])
+
+
+# ---- reductions ----
+
+
+def mean(x: Tensor) -> Tensor:
+    """Mean over the last dimension, which stays with size one."""
+    out = Tensor(x.tape, (*x.shape[:-1], 1), x.dtype)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(expand(g, *x.shape), name="div")]
+
+    return _run("mean", [x], out, backward)
+
+
+def total(x: Tensor, dim: int = -1, keepdim: bool = True) -> Tensor:
+    """Sum over a dimension."""
+    at = dim % len(x.shape)
+    kept = (*x.shape[:at], 1, *x.shape[at + 1 :])
+    shape = kept if keepdim else (*x.shape[:at], *x.shape[at + 1 :])
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [expand(g if keepdim else unsqueeze(g, at), *x.shape)]
+
+    return _run("sum", [x], Tensor(x.tape, shape, x.dtype), backward)
+
+
+def softmax(x: Tensor, dtype: str = "", name: str = "_softmax") -> Tensor:
+    """Softmax over the last dimension; with another number format, cast first."""
+    if dtype:
+        x = to(x, dtype)
+    out = Tensor(x.tape, x.shape, x.dtype, elementwise_strides(x.shape, [x]))
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(g, out, name=f"{name}_backward_data")]
+
+    return _run(name, [x], out, backward, keeps=[out])
+
+
+def layer_norm(x: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
+    """Layer norm over the last dimension, one kernel with statistics in fp32."""
+    tape = x.tape
+    out = Tensor(tape, x.shape, x.dtype)
+    rows = (*x.shape[:-1], 1)
+    statistics = [Tensor(tape, rows, "float32") for _ in range(2)]
+    weights = _tensors(*(w for w in (gain, shift) if w is not None))
+
+    def backward(_: Node, g: Tensor) -> list[Tensor | None]:
+        results = [Tensor(tape, one.shape, one.dtype) for one in (x, *weights)]
+        tape.add("native_layer_norm_backward", [g, x, *statistics, *weights], results)
+        pair = iter(results[1:])
+        return [results[0], *(None if w is None else next(pair) for w in (gain, shift))]
+
+    return _run(
+        "native_layer_norm", [x, gain, shift], out, backward,
+        others=statistics, needs=[(0, one) for one in (x, *weights)], keeps=statistics,
+    )  # fmt: skip
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean loss of rows of logits."""
+    tape = logits.tape
+    scores = softmax(logits, name="_log_softmax")
+    loss, weight = Tensor(tape, (), scores.dtype), Tensor(tape, (), scores.dtype)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        gradient = Tensor(tape, scores.shape, scores.dtype)
+        tape.add("nll_loss_backward", [g, scores, labels, weight], [gradient])
+        return [gradient]
+
+    return _run(
+        "nll_loss_forward", [scores], loss, backward,
+        reads=[scores, labels], others=[weight], needs=[(0, scores), (0, labels)], keeps=[weight],
+    )  # fmt: skip
+
+
+# ---- products ----
+
+
+def _column_major(x: Tensor) -> bool:
+    return x.strides[-2] == 1 and x.strides[-1] == x.shape[-2]
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Product of two matrices."""
+    out = Tensor(a.tape, (a.shape[0], b.shape[1]), a.dtype)
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        second = _mm_right(g, a, b) if node.wants(1) else None
+        return [_mm_left(g, a, b) if node.wants(0) else None, second]
+
+    return _run("mm", [a, b], out, backward, needs=[(0, b), (1, a)])
+
+
+def _mm_left(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return t(mm(b, t(g))) if _column_major(a) else mm(g, t(b))
+
+
+def _mm_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return t(mm(t(g), a)) if _column_major(b) else mm(t(a), g)
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Product of two matrices plus a bias of its rows."""
+    out = Tensor(a.tape, (a.shape[0], b.shape[1]), a.dtype)
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        first = _mm_left(g, a, b) if node.wants(1) else None
+        return [g, first, _mm_right(g, a, b) if node.wants(2) else None]
+
+    return _run("addmm", [bias, a, b], out, backward, needs=[(1, b), (2, a)])
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Product of pairs of matrices."""
+    out = Tensor(a.tape, (a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        second = bmm(transpose(a, 1, 2), g) if node.wants(1) else None
+        first = bmm(g, transpose(b, 1, 2)) if node.wants(0) else None
+        return [first, second]
+
+    return _run("bmm", [a, b], out, backward, needs=[(0, b), (1, a)])
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Products of the last two dimensions; earlier ones are repeated as needed."""
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
+    count = math.prod(batch)
+    rows = [reshape(expand(x, *batch, *x.shape[-2:]), count, *x.shape[-2:]) for x in (a, b)]
+    return view(bmm(*rows), *batch, a.shape[-2], b.shape[-1])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows times a matrix that is stored with one row for each output."""
+    width, outs = weight.shape[1], weight.shape[0]
+    if bias is not None and (len(x.shape) == 2 or x.is_contiguous):
+        rows = x if len(x.shape) == 2 else view(x, -1, width)
+        out = addmm(bias, rows, t(weight))
+        return out if len(x.shape) == 2 else view(out, *x.shape[:-1], outs)
+    columns = t(weight)
+    if len(x.shape) == 2:
+        return mm(x, columns)
+    product = view(mm(reshape(x, -1, width), columns), *x.shape[:-1], outs)
+    return product if bias is None else add(product, bias, inplace=True)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
+    """Fused attention as one operator, with the logarithms of its sums."""
+    tape = q.tape
+    out = Tensor(tape, (*q.shape[:-1], v.shape[-1]), q.dtype)
+    sums = Tensor(tape, q.shape[:-1], "float32")
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        like = [
+            Tensor(tape, x.shape, x.dtype, elementwise_strides(x.shape, [x])) for x in (q, k, v)
+        ]
+        tape.add("attention_backward", [q, k, v, out, sums, g], like, **seen)
+        return like
+
+    node = tape.node([q, k, v])
+    tape.add("attention", [q, k, v], [out, sums], **seen)
+    tape.save(node, q, k, v, out, sums)
+    if node is not None:
+        _joined(node, [out], lambda gradients: backward(node, gradients[0]))
+    return out
+
+
+def masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Add a causal mask to scores."""
+    out = _result(scores, mask)
+    return _run("add", [scores, mask], out, lambda _, g: [g, None])
+
+
+def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:
+    """Replace what a causal mask hides by a number."""
+    number = Tensor(x.tape, (), x.dtype)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(mask, g, x.tape.created(Tensor(x.tape, (), x.dtype)), name="where")]
+
+    return _run(
+        "where", [x], _result(x, mask, dtype=x.dtype), backward,
+        reads=[mask, x, number], needs=[(0, mask)], **options,
+    )  # fmt: skip
+
+
+# ---- choices and rows ----
+
+
+def plain(name: str, reads: Sequence[Tensor], shapes: Sequence[Shape], dtype: str) -> list[Tensor]:
+    """Record an operator without gradient, such as a sort."""
+    outs = [Tensor(reads[0].tape, shape, dtype) for shape in shapes]
+    reads[0].tape.add(name, reads, outs)
+    return outs
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return like.tape.created(Tensor(like.tape, like.shape, like.dtype))
+
+
+def _put(name: str, like: Tensor, places: Tensor, g: Tensor) -> Tensor:
+    """Write a gradient into zeros, in place."""
+    zeros = _zeros(like)
+    like.tape.add(name, [zeros, places, g], [zeros])
+    return zeros
+
+
+def topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Largest values of rows, and their places."""
+    shape = (*x.shape[:-1], count)
+    places = Tensor(x.tape, shape, "int64")
+    out = _run(
+        "topk", [x], Tensor(x.tape, shape, x.dtype), lambda _, g: [_put("scatter", x, places, g)],
+        others=[places], keeps=[places],
+    )  # fmt: skip
+    return out, places
+
+
+def largest(x: Tensor, keepdim: bool = True) -> tuple[Tensor, Tensor]:
+    """Largest value of rows, and its place."""
+    shape = (*x.shape[:-1], 1) if keepdim else x.shape[:-1]
+    places = Tensor(x.tape, shape, "int64")
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        both = (g, places) if keepdim else (unsqueeze(g, -1), unsqueeze(places, -1))
+        return [_put("scatter", x, both[1], both[0])]
+
+    out = _run(
+        "max", [x], Tensor(x.tape, shape, x.dtype), backward, others=[places], keeps=[places]
+    )
+    return out, places
+
+
+def values(pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Values of a result that has values and places."""
+    return pair[0]
+
+
+def gather(x: Tensor, places: Tensor) -> Tensor:
+    """Values of rows at some places."""
+    out = Tensor(x.tape, places.shape, x.dtype)
+    return _run(
+        "gather", [x], out, lambda _, g: [_put("scatter_add", x, places, g)],
+        reads=[x, places], needs=[(0, places), (0, x)],
+    )  # fmt: skip
+
+
+def index(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a tensor by number."""
+    out = Tensor(x.tape, (*rows.shape, *x.shape[1:]), x.dtype)
+    return _run(
+        "index", [x], out, lambda _, g: [_put("index_put", x, rows, g)],
+        reads=[x, rows], needs=[(0, rows)],
+    )  # fmt: skip
+
+
+def pick(x: Tensor, dim: int) -> Tensor:
+    """Copy one position of a dimension, which stays with size one."""
+    place = x.tape.constant(1, dtype="int64")
+    out = Tensor(x.tape, (*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
+    return _run(
+        "index", [x], out, lambda _, g: [_put("index_put", x, place, g)],
+        reads=[x, place], needs=[(0, place)],
+    )  # fmt: skip
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """Replace masked values by a number."""
+    return _run(
+        "masked_fill", [x], _result(x), lambda _, g: [_times(g, mask, name="masked_fill")],
+        reads=[x, mask], needs=[(0, mask)],
+    )  # fmt: skip
+
+
+def divided(a: Tensor, b: Tensor) -> Tensor:
+    """Quotient written in place, whose gradient needs a copy of the dividend."""
+    tape = a.tape
+    node = tape.node([a, b])
+    tape.save(node, b)
+    before = clone(a)
+    tape.save(node, before)
+    out = Tensor(tape, a.shape, a.dtype, a.strides, a.storage)
+    tape.add("div", [a, b], [out])
+
+    def backward(gradients: Gradients) -> list[Tensor | None]:
+        g = gradients[0]
+        assert g is not None
+        quotient = _times(_times(before, b, name="div"), b, name="div")
+        second = _times(_times(g, name="neg"), quotient)
+        return [_times(g, b, name="div"), second]
+
+    _joined(node, [out], backward)
+    return out
+
+
+def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Products of groups of rows, which end where `ends` says, each with a matrix of its own."""
+    tape = a.tape
+    out = Tensor(tape, (a.shape[0], b.shape[2]), a.dtype)
+
+    def product(x: Tensor, y: Tensor, shape: Shape) -> Tensor:
+        result = Tensor(tape, shape, x.dtype)
+        tape.add("_grouped_mm", [x, y, ends], [result])
+        return result
+
+    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
+        groups, width, outs = b.shape
+        if b.strides[1] == 1:
+            second = transpose(product(t(g), a, (groups, outs, width)), 1, 2)
+        else:
+            second = product(t(a), g, (groups, width, outs))
+        first = product(g, transpose(b, 1, 2), a.shape) if node.wants(0) else None
+        return [first, second]
+
+    return _run("_grouped_mm", [a, b], out, backward, reads=[a, b, ends], needs=[(0, ends), (1, a)])
+
+
+# ---- parts of a tensor, and complex numbers ----
+
+
+def filled(first: Tensor, second: Tensor) -> Tensor:
+    """Copy two tensors into the columns of a new one, in place."""
+    tape = first.tape
+    widths = first.shape[-1], second.shape[-1]
+    whole = Tensor(tape, (*first.shape[:-1], sum(widths)), first.dtype)
+    base: Tensor | None = None
+    for x, skipped in ((first, 0), (second, 2)):
+        for _ in range(skipped + 1):
+            tape.node([x])  # nodes of the copy itself, and of views of the base
+        place = Tensor(tape, x.shape, x.dtype, whole.strides, whole.storage)
+        tape.add("copy", [place, x], [place])
+        base = _written(whole, base, x)
+    assert base is not None
+    tape.node([base])  # the base is viewed again
+    return base
+
+
+def _written(whole: Tensor, base: Tensor | None, x: Tensor) -> Tensor:
+    """Return the tensor after a part of it was written; its gradient is copied and cut."""
+    tape, shape = whole.tape, x.shape
+    out = Tensor(tape, whole.shape, whole.dtype, whole.strides, whole.storage)
+
+    def backward(gradients: Gradients) -> list[Tensor | None]:
+        g = gradients[0]
+        assert g is not None
+        copied = tape.created(Tensor(tape, whole.shape, whole.dtype))
+        tape.add("copy", [copied, g], [copied])
+        place = Tensor(tape, shape, x.dtype, copied.strides, copied.storage)
+        own = clone(place, contiguous_strides(shape))
+        if base is not None:
+            tape.add("copy", [place, _zeros(x)], [place])
+        return [copied if base is not None else None, own]
+
+    _joined(tape.node([base, x]), [out], backward)
+    return out
+
+
+def complex_view(x: Tensor) -> Tensor:
+    """Pairs of numbers as complex ones."""
+    strides = tuple(step // 2 for step in x.strides[:-1])
+    out = Tensor(x.tape, x.shape[:-1], "complex64", strides, x.storage)
+    _joined(x.tape.node([x]), [out], lambda gradients: [real_view(gradients[0])])
+    return out
+
+
+def real_view(x: Tensor) -> Tensor:
+    """Complex numbers as pairs."""
+    strides = (*(2 * step for step in x.strides), 1)
+    out = Tensor(x.tape, (*x.shape, 2), "float32", strides, x.storage)
+    _joined(x.tape.node([x]), [out], lambda gradients: [complex_view(gradients[0])])
+    return out
+
+
+def turned(x: Tensor, turns: Tensor) -> Tensor:
+    """Product of complex numbers; the gradient has the conjugate of the constant."""
+
+    def backward(_: Node, g: Tensor) -> list[Tensor]:
+        return [_times(g, _zeros(turns))]
+
+    return _run("mul", [x], _result(x, turns), backward, reads=[x, turns], needs=[(0, turns)])
