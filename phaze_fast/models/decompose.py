@@ -42,7 +42,6 @@ NOT_AGAIN = frozenset(_NOT_AGAIN.split())
 """Generated operators that the backward pass does not run again."""
 STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
 PARTIAL = "partial_sums"
-SUM_OF_PARTIAL = "sum_of_partial_sums"
 PICKED = "pick"
 MASK = "mask_load"
 _ROWS_OF_A_PARTIAL_SUM = 16  # of 512 partial sums for 8,192 rows, as profiled
@@ -142,7 +141,7 @@ class Parts:
         rows = -(-read // (width * _ROWS_OF_A_PARTIAL_SUM))
         partial = self.array((rows, width))
         yield replace(call, name=PARTIAL, writes=(partial,))
-        yield replace(call, name=SUM_OF_PARTIAL, reads=(partial,))
+        yield replace(call, name="sum_of_partial_sums", reads=(partial,))
 
     def _aligned(self, call: Call) -> Iterator[Call]:
         """Yield a product whose rows start at 16-byte bounds: copies are padded where they do not.

@@ -40,6 +40,18 @@ class MixtureOfExperts(Record):
     """Whether the output of the shared experts is scaled by a gate per token."""
     router_bias: bool = False
     """Bias of the router."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """How the router scores experts; like the next five fields it changes no operator's size."""
+    scores_normalised: bool = True
+    """Whether the scores of a token's experts are scaled to a sum of one."""
+    scores_factor: Annotated[Quantity, Field(gt=0)] = 1.0
+    """Factor on the scores of a token's experts."""
+    balancing_bias: bool = False
+    """Whether experts are chosen by score plus a bias that evens out their load (DeepSeek-V3)."""
+    groups: Count | None = None
+    """Groups of experts of which a token first chooses `top_groups`; none = no groups."""
+    top_groups: Count | None = None
+    """Groups that a token chooses its experts from."""
     capacity_factor: Annotated[Quantity, Field(gt=0)] | None = None
     """Capacity of an expert in tokens, relative to the even share; none = no limit."""
     dense_layers: _Any = 0
@@ -93,6 +105,22 @@ class LatentAttention(Record):
     def query_width(self) -> int:
         """Width of one head's queries and keys."""
         return self.plain_width + self.rotary_width
+
+
+class RotaryEmbedding(Record):
+    """The angles of a rotary embedding, which change no operator's size."""
+
+    what: ClassVar[str] = "rotary"
+    base: Annotated[Quantity, Field(gt=0)] = 10000.0
+    """Base of the angles (theta)."""
+    share: Annotated[Quantity, Field(gt=0, le=1)] = 1.0
+    """Share of a head's width that is rotated."""
+    scaling: str = "none"
+    """How angles are stretched for long sequences: none, linear, llama3, yarn and others."""
+    factor: Annotated[Quantity, Field(gt=0)] = 1.0
+    """By how much they are stretched."""
+    original_positions: Count | None = None
+    """Positions that the angles are stretched from."""
 
 
 class Patches(Record):
@@ -186,6 +214,8 @@ class TransformerModel(Record):
     """Whether one projection computes both the gate and the gated values, as in Phi-3."""
     positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
     """Position encoding."""
+    rotary: RotaryEmbedding | None = None
+    """Angles of the rotary embedding; none = those that its defaults give."""
     max_positions: Count | None = None
     """Rows of the learned position table as allocated."""
     relative_buckets: Count | None = None
