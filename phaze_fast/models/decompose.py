@@ -24,7 +24,7 @@ _REDUCTIONS = """sum mean amax amin max min argmax argmin var var_mean std std_m
     norm linalg_vector_norm logsumexp mse_loss smooth_l1_loss binary_cross_entropy
     binary_cross_entropy_with_logits kl_div"""
 _REDUCED = frozenset(_REDUCTIONS.split())
-_OWN_KERNELS = """mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triangular attention
+_OWN_KERNELS = """fused_mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triangular attention
     attention_backward convolution convolution_input convolution_weight cumsum cumprod
     logcumsumexp _logcumsumexp topk sort argsort index_put _index_put_impl index_add index_copy
     scatter scatter_add masked_scatter masked_scatter_backward _unsafe_index_put
@@ -43,7 +43,7 @@ NOT_AGAIN = frozenset(_NOT_AGAIN.split())
 STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
 PARTIAL = "partial_sums"
 PICKED = "pick"
-MASK = "mask_load"
+MASK = "fused_mask_load"
 _ROWS_OF_A_PARTIAL_SUM = 16  # of 512 partial sums for 8,192 rows, as profiled
 _FP32, _BF16 = 4, 2  # bytes
 _PADDED = {"mm": (0, 1), "addmm": (1, 2)}  # operands of products that are padded
