@@ -586,7 +586,7 @@ class LazyTimes:
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
             known.update(zip(some, rows, strict=True))
         bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
-        bounds = _streaming(bounds, cluster, optimizer)
+        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer)
         self.rows = KindTimes(
             *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
         )
