@@ -186,7 +186,8 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
         value = getattr(training, field)
         if (word := getattr(value, "name", value)) not in table[f"{field}s"]:
             raise not_accepted(field, word, f"one of {', '.join(table[f'{field}s'])} for {name}")
-    plain = {"software": load_software(DEFAULT), "expert_imbalance": 1.0, "expert_overlap": 0.0}
+    plain: dict[str, Any] = {"software": load_software(DEFAULT), "expert_overlap": 0.0}
+    plain["expert_imbalance"] = None
     if name == "deepspeed" and training.seq != getattr(model, "seq", None):
         plain["seq"] = None
     for field, value in plain.items():
