@@ -158,8 +158,7 @@ def _kernels(flow: Flow, outputs: set[int]) -> list[Kernel]:
         }
         own = [at for at, call in enumerate(flow.calls) if call.backward == backward]
         kernels += Fusion(flow, _needed(flow, own, kept), kept).kernels()
-    # Without gradients of the weights, all readers of a kernel may compute its values themselves.
-    return [kernel for kernel in kernels if kernel.writes or not kernel.generated]
+    return kernels
 
 
 def _needed(flow: Flow, calls: Sequence[int], kept: set[int]) -> list[int]:
