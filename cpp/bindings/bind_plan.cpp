@@ -468,7 +468,7 @@ void bind_plan_records(py::module_& module) {
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks,
                        frozen_parameters, frozen_experts, packed_parameters, packed_bytes,
                        more_state_bytes, step_gather_bytes);
-  PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, micro_batch, message_bytes, gathered_bytes,
+  PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, etp, micro_batch, message_bytes, gathered_bytes,
                        copied_parameters, sent_bytes, variants, group_kind, copied_frozen,
                        copied_state_bytes);
   PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, pp, vpp, zero, rank_order, dp,
@@ -486,8 +486,8 @@ void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
-  PYBIND11_NUMPY_DTYPE(PlanWidths, tp, pp, dp, cp, ep, etp, micro_batch, vpp, zero, shard,
-                       schedule);
+  PYBIND11_NUMPY_DTYPE(PlanWidths, tp, pp, dp, cp, ep, etp, micro_batch, vpp, zero, shard, schedule,
+                       rank_order);
   module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
              py::arg("global_batch"));

@@ -61,7 +61,7 @@ Model draw(Bytes& bytes) {
     m.tied_from.push_back(bytes.below(layers));
     m.tied_to.push_back(bytes.rarely(6) ? bytes.awkward_int() : bytes.below(layers));
   }
-  m.strategies = {{1, 1, 1, 1, bytes.number(1e5), bytes.number(1e4), bytes.below(2) * 2e5, 1e6,
+  m.strategies = {{1, 1, 1, 1, 1, bytes.number(1e5), bytes.number(1e4), bytes.below(2) * 2e5, 1e6,
                    1 + bytes.below(3), 0}};
   for (int kind = 0; kind < kKinds; ++kind) {
     LayerKindRecord size{};

@@ -135,8 +135,9 @@ struct Model {
 void draw_sizes(Numbers& numbers, Model* m) {
   const std::int64_t widths[][3] = {{1, 1, 1}, {2, 2, 1}, {1, 2, 2}};
   for (const auto& [tensor, context, expert] : widths) {
-    m->strategies.push_back({tensor, context, expert, 1, real(numbers, 1e4), real(numbers, 1e3),
-                             numbers.below(2) * 2e5, real(numbers, 1e4), kVariants, 0});
+    m->strategies.push_back({tensor, context, expert, tensor, 1, real(numbers, 1e4),
+                             real(numbers, 1e3), numbers.below(2) * 2e5, real(numbers, 1e4),
+                             kVariants, 0});
     for (std::int32_t kind = 0; kind < kKinds; ++kind) {
       LayerKindRecord size{};
       size.parameters = real(numbers, 1e4);
@@ -380,7 +381,7 @@ std::uint64_t nest_bits() {
 int main() {
   same_everywhere("layer", layer_bits(), 0x446e4ebb306fa609ULL);
   same_everywhere("pipeline", pipeline_bits(), 0x543649475652c41fULL);
-  same_everywhere("plan", plan_bits(), 0x6dfcd5071e4e79acULL);
+  same_everywhere("plan", plan_bits(), 0x186570322bd12bb1ULL);
   same_everywhere("nest", nest_bits(), 0x11ee7ae44d95eb03ULL);
   return phaze::test::report("bits of plans");
 }

@@ -279,7 +279,7 @@ def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
     """
     tp, dp, ep = widths["tp"], widths["dp"], widths["ep"]
     whole = entry.get("etp") == 1 or dp % ep > 0
-    return ep > 1 and tp > 1 and whole and ep % tp == 0 and tp * dp % ep == 0
+    return ep > 1 and tp > 1 and whole and tp * widths["cp"] * dp % ep == 0
 
 
 def _software(row: CsvRow, entry: Mapping[str, Any], given: Software | None) -> Software:
@@ -349,6 +349,9 @@ def _plan(
     fields: dict[str, Any] = {
         **widths,
         "etp": etp if widths["tp"] > 1 and model.moe is not None else None,
+        # Recipes of benchmarks route evenly (moe_router_force_load_balancing of Megatron-Core) or
+        # at random (use_random_routing of MaxText).
+        "expert_imbalance": 1.0,
         "expert_overlap": entry.get("expert_overlap", 0.0),
         "global_batch": row.whole("global_batch"),
         "micro_batch": row.whole("micro_batch"),

@@ -360,10 +360,6 @@ class RankGroups(NamedTuple):
     """Ranks of each group of `GROUPS`."""
     stride: tuple[int, ...]
     """Ranks between neighbours of each group."""
-    runs: tuple[int, ...]
-    """How many such runs of ranks each group has."""
-    apart: tuple[int, ...]
-    """Ranks from one run of a group to its next."""
     visits: tuple[int, ...]
     """How many ranks of each group a row visits, where it is sent once to each node; 0 where a row
     is sent as often as its payload says."""
@@ -371,47 +367,38 @@ class RankGroups(NamedTuple):
     @property
     def devices(self) -> int:
         """Devices from the first rank of the groups to the last."""
-        rows = zip(GROUPS, self.ranks, self.stride, self.runs, self.apart, strict=True)
-        reach = {name: ((n - 1) * s, (runs - 1) * apart) for name, n, s, runs, apart in rows}
-        inside = self.apart[GROUPS.index("expert")] > 0  # expert groups are inside tensor groups
-        beyond = reach["expert"][1] if inside else reach["expert"][0]
-        return 1 + reach["tensor"][0] + reach["context"][0] + beyond
+        rows = zip(GROUPS, self.ranks, self.stride, strict=True)
+        reach = {name: (n - 1) * s for name, n, s in rows}
+        dense = reach["tensor"] + reach["context"]
+        return 1 + max(dense, reach["expert-tensor"] + reach["expert"])
 
     @property
     def widths(self) -> str:
         """Widths as text for messages."""
-        named = zip(GROUPS, self.ranks, self.runs, strict=True)
+        named = zip(GROUPS, self.ranks, strict=True)
         shown = {"tensor": "tp", "context": "cp", "expert": "ep"}
-        return ", ".join(f"{shown[name]} {n * runs}" for name, n, runs in named if name in shown)
+        return ", ".join(f"{shown[name]} {n}" for name, n in named if name in shown)
 
 
-def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankGroups | None:
-    """Lay out the groups of a graph's strategy; None for an operator graph, which has none."""
+def rank_groups(graph: OpGraph | LayerGraph) -> RankGroups | None:
+    """Lay out the groups of a graph's strategy; None for an operator graph, which has none.
+
+    Neighbouring ranks differ in their tensor index, then in their context index, then in their
+    replica. Counted in this order, every `etp` devices share an expert, and an expert group has
+    every `etp`-th device.
+    """
     if isinstance(graph, OpGraph):
         return None
     s = graph.strategy
-    inner = s.tp * s.cp
-    apart = inner if expert_stride is None else expert_stride
-    if not isinstance(apart, int) or isinstance(apart, bool):
-        raise InvalidTypeError(
-            f"expert_stride: {type(apart).__name__} is not accepted; expected a whole number"
-        )
-    if apart < inner and s.ep > 1:
-        raise InvalidInputError(
-            f"expert_stride: {apart} is not accepted; expected at least {inner}, the devices of "
-            f"tp {s.tp} and cp {s.cp}"
-        )
     moe = getattr(graph.model, "moe", None)
     visits = moe.top_k if moe is not None and moe.sent_once else 0
     laid_out = {
-        "none": (1, 1, 1, 0, 0),
-        "tensor": (s.tp, 1, 1, 0, 0),
-        "context": (s.cp, s.tp, 1, 0, 0),
-        "expert": (s.ep, apart, 1, 0, visits),
-        "expert-tensor": (s.expert_width, 1, 1, 0, 0),
+        "none": (1, 1, 0),
+        "tensor": (s.tp, 1, 0),
+        "context": (s.cp, s.tp, 0),
+        "expert": (s.ep, s.expert_width, visits),
+        "expert-tensor": (s.expert_width, 1, 0),
     }
-    if s.expert_parts > 1:  # experts are split over parts of tensor groups and replicas
-        laid_out["expert"] = (s.expert_parts, s.expert_width, s.expert_replicas, apart, visits)
     return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True))
 
 
@@ -434,12 +421,10 @@ def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> 
     wired = fabric.fabric if isinstance(fabric, Cluster) else fabric
     if not k:
         return 1.0
-    units = groups.ranks[group] * groups.runs[group]
+    units = groups.ranks[group]
     size = wired.tiers[0].size if isinstance(wired, TieredFabric) else None
     if size is not None:
-        first = np.arange(groups.ranks[group]) * groups.stride[group]
-        ranks = first[:, None] + np.arange(groups.runs[group]) * groups.apart[group]
-        nodes = len(np.unique(ranks // size))
+        nodes = len(np.unique(np.arange(units) * groups.stride[group] // size))
         units = nodes if nodes > 1 else units
     return float(units * (1.0 - (1.0 - 1.0 / units) ** k) / k)
 
@@ -475,8 +460,6 @@ def collectives_s(
         ops["payload_bytes"] * share[ops["group"]],
         np.array(groups.ranks)[ops["group"]],
         np.array(groups.stride)[ops["group"]],
-        outer_ranks=np.array(groups.runs)[ops["group"]],
-        outer_stride=np.array(groups.apart)[ops["group"]],
     )
     _refuse_too_few_devices(groups, fabric)
     if priced.status.any():

@@ -342,7 +342,6 @@ def estimate_costs(
     threads: int | None = None,
     like: Accelerator | None = None,
     bounds_only: bool = False,
-    expert_stride: int | None = None,
 ) -> Costs:
     """Price every operator of every graph on every chip, in one call; the GIL is released.
 
@@ -354,7 +353,7 @@ def estimate_costs(
         Accelerators or names of them, or an array of records such as `ArchitectureSpace.chips`.
     fabric
         Interconnect of the collectives, if a graph has any. A tensor group is neighbours, a
-        context group lies `tp` ranks apart, an expert group `expert_stride`.
+        context group lies `tp` ranks apart; expert groups are devices of a stage in this order.
     dtype
         Number format of the operands, except for operators with a format of their own.
     tuning
@@ -367,9 +366,6 @@ def estimate_costs(
         For an array of records: the chip whose tuning, launch latency and formats they share.
     bounds_only
         Return lower bounds in place of all times, and no energy: twenty times as fast.
-    expert_stride
-        Ranks between neighbours of an expert group, which are replicas: by default
-        ``tp * cp``, and more where the stages of a replica lie between.
 
     Returns
     -------
@@ -399,9 +395,7 @@ def estimate_costs(
     if not len(batch):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     network = [
-        collectives_s(graph, wired, rank_groups(one, expert_stride))
-        for one in listed
-        for graph in _flat([one])
+        collectives_s(graph, wired, rank_groups(one)) for one in listed for graph in _flat([one])
     ]
     ops = (
         np.concatenate([graph.ops for graph in flat])
@@ -454,7 +448,6 @@ def roofline_work_s(
     cluster: Cluster,
     like: Accelerator,
     threads: int | None = None,
-    expert_stride: int | None = None,
     hidden: Mapping[str, float] | None = None,
 ) -> Array:
     """Bound the seconds of all layers, forward and backward, from below on each of many chips.
@@ -475,8 +468,6 @@ def roofline_work_s(
         The chip whose tuning, launch latency and formats the chips share.
     threads
         At most this many, by default all cores; the result does not depend on it.
-    expert_stride
-        As in `estimate_costs`.
     hidden
         Share of the seconds of collectives that overlap other work, by group of devices.
 
@@ -491,7 +482,7 @@ def roofline_work_s(
     """
     flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
     batch = machines(records, like=like)
-    groups = rank_groups(graph, expert_stride)
+    groups = rank_groups(graph)
     shapes, which = distinct_operators(np.concatenate([part.ops for part in flat]))
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
     network_s = [collectives_s(part, cluster, groups) * shares[part.ops["group"]] for part in flat]

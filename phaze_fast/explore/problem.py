@@ -132,8 +132,7 @@ class SearchProblem:
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         cluster, like = variant.cluster(self.cluster), variant.like(self.like)
-        stride, hidden = sizes.rank_stride, sizes.hidden
-        return roofline_work_s(sizes.graph, records, cluster, like, threads, stride, hidden)
+        return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.hidden)
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""

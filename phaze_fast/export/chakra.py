@@ -300,8 +300,7 @@ class ChakraTrace:
         assert cluster.chip is not None, "the plan was timed on it"
         self.plan, self._played, self._sizes = played.plan, played, sizes
         self.ranks = Ranks(played.plan)
-        stride = sizes.expert_stride if sizes.strategy.ep > 1 else None
-        costs = estimate_costs([sizes.graph], cluster.chip, cluster, expert_stride=stride)
+        costs = estimate_costs([sizes.graph], cluster.chip, cluster)
         self._seconds = [costs.time_s(g)[0] for g in range(2 * len(sizes.graph.layers))]
         self._layers = [stage_layers(played.plan, sizes, k) for k in range(played.plan.pp)]
         self._pieces: dict[tuple[int, str], list[Piece]] = {}

@@ -75,22 +75,33 @@ class Ranks:
             return tuple(self.rank(k, c, d, s) for k in range(plan.tp))
         if kind == "context":
             return tuple(self.rank(t, k, d, s) for k in range(plan.cp))
-        width = plan.etp or plan.tp
-        if kind == "expert-tensor":
-            near = t - t % width
-            return tuple(self.rank(near + k, c, d, s) for k in range(width))
-        spread = max(1, plan.ep // max(1, plan.tp // width))
-        first = d - d % spread
-        if kind == "expert":  # parts of the tensor group, on `spread` replicas
-            parts = range(t % width, plan.tp, width) if plan.ep > 1 else [t]
-            return tuple(self.rank(k, c, first + r, s) for r in range(spread) for k in parts)
         if kind == "copies":
             return tuple(self.rank(t, c, r, s) for r in range(d % plan.shard, plan.dp, plan.shard))
         begin, end = d - d % plan.shard, d - d % plan.shard + plan.shard
-        replicas = range(begin, end)
-        if kind == "expert-data":
-            replicas = range(begin + d % spread, end, spread)
-        return tuple(self.rank(t, k, r, s) for r in replicas for k in range(plan.cp))
+        if kind == "data":
+            return tuple(self.rank(t, k, r, s) for r in range(begin, end) for k in range(plan.cp))
+        return self._expert_group(place, kind, begin, end)
+
+    def _expert_group(self, place: Place, kind: str, begin: int, end: int) -> tuple[int, ...]:
+        """Return a group of experts, by the order of devices in a stage; see `Strategy.etp`.
+
+        Replicas from `begin` to `end` shard the state of `place`.
+        """
+        plan, inner = self.plan, self.plan.tp * self.plan.cp
+        width = plan.etp or plan.tp
+        copy = width * plan.ep  # devices with one copy of all experts
+        own = place.tensor + plan.tp * place.context + inner * place.replica
+        if kind == "expert-tensor":
+            devices = range(own - own % width, own - own % width + width)
+        elif kind == "expert":
+            first = own - own % copy
+            devices = range(first + own % width, first + copy, width)
+        else:
+            devices = range(inner * begin + own % copy, inner * end, copy)
+        return tuple(
+            self.rank(at % plan.tp, at // plan.tp % plan.cp, at // inner, place.stage)
+            for at in devices
+        )
 
     def group_name(self, place: Place, kind: str) -> str:
         """Return the name of a group by its first rank; empty for a group of one rank."""

@@ -197,7 +197,9 @@ class Request:
         texts = [text for case, text in names.tables["unexpressed"].items() if cases.get(case)]
         if spec.ep > 1 and spec.expert_overlap > 0:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
-        if spec.ep > 1 and spec.expert_imbalance != 1.0:
+        by_default = spec.strategy.model_copy(update={"expert_imbalance": None})
+        load = by_default.with_load(self.model).expert_imbalance
+        if spec.ep > 1 and spec.expert_imbalance not in (None, load):
             texts.insert(0, ("expert_imbalance", "the data and the router decide"))
         if self.model.lora is not None:
             texts.insert(0, ("lora", "its adapters belong to the model; this trains all weights"))

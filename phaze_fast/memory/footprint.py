@@ -68,7 +68,7 @@ STAGE_DTYPE = np.dtype(
     [
         ("parameters", "f8"),  # on this device
         ("expert_parameters", "f8"),  # the part of these in experts
-        ("ep", "i8"),  # replicas an expert is spread over; 0 = 1
+        ("ep", "f8"),  # replicas that have different experts (`Strategy.expert_spread`); 0 = 1
         ("largest_layer", "f8"),  # parameters of the largest single layer on this device
         ("stash_bytes", "f8"),  # activations of one micro-batch, all layers of the stage
         ("live_bytes", "f8"),  # of one layer while it is recomputed
@@ -215,7 +215,7 @@ def stage_row(
         row["parameters"] += graph.copied_parameters
         row["frozen_parameters"] += graph.copied_frozen
         row["more_state_bytes"] += copied_state_bytes(graph, spec)
-    row["ep"] = strategy.expert_replicas
+    row["ep"] = strategy.expert_spread
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
     work = {layer.kind: layer.work_bytes for layer in layers}

@@ -52,7 +52,8 @@ def fill(rows: Array, out: Array, fragmentation: float) -> None:
     state, peak = np.zeros(4), np.zeros(5)
     for i in range(rows.shape[0]):
         row = rows[i]
-        shards, ep, zero = float(row["dp"]), max(1.0, float(row["ep"])), row["zero"]
+        shards, zero = float(row["dp"]), row["zero"]
+        ep = row["ep"] if row["ep"] > 0.0 else 1.0
         _state_bytes(
             row["parameters"], row["expert_parameters"], row["frozen_parameters"],
             row["frozen_experts"], row["packed_parameters"], row["packed_bytes"],
@@ -102,7 +103,8 @@ _STATE, _LATE, _GATHERED = 0, 1, 2
 def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds: Array) -> None:
     """Write the state, late gradients and gathered weights of one layer of each kind."""
     sharing = layout["shard"] if layout["shard"] > 0 else layout["dp"]
-    shards, ep, zero = float(sharing * strategy["cp"]), float(strategy["ep"]), layout["zero"]
+    shards, zero = float(sharing * strategy["cp"]), layout["zero"]
+    ep = float(strategy["etp"] * strategy["ep"]) / float(strategy["tp"])
     state = np.zeros(4)
     for k in range(sizes.shape[0]):
         parameters = sizes[k]["parameters"]

@@ -37,8 +37,8 @@ class CompiledRecording:
     saved: list[Saved]
     parameters: dict[int, int]
     copies: dict[int, int]
-    constants: Any
     frozen: set[int]
+    constants: Any
 
 
 def compiled(
@@ -158,7 +158,8 @@ def _kernels(flow: Flow, outputs: set[int]) -> list[Kernel]:
         }
         own = [at for at, call in enumerate(flow.calls) if call.backward == backward]
         kernels += Fusion(flow, _needed(flow, own, kept), kept).kernels()
-    return kernels
+    # Without gradients of the weights, all readers of a kernel may compute its values themselves.
+    return [kernel for kernel in kernels if kernel.writes or not kernel.generated]
 
 
 def _needed(flow: Flow, calls: Sequence[int], kept: set[int]) -> list[int]:
@@ -208,7 +209,7 @@ class _Writer:
         step = self._step
         saved = list(self._saved(calls))
         return CompiledRecording(
-            calls, saved, step.parameters, step.copies, step.constants, step.frozen
+            calls, saved, step.parameters, step.copies, step.frozen, step.constants
         )
 
     def _read(self, call: int, slot: int) -> Array:

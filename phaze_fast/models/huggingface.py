@@ -340,9 +340,14 @@ def _deepseek(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     return _fine_grained(f, fields) if f.take("n_routed_experts", None) else {}
 
 
+def _biased(found: dict[str, Any]) -> dict[str, Any]:
+    """Balance experts by a bias of their scores (``e_score_correction_bias``)."""
+    return {**found, "moe": {**found["moe"], "balance": "bias"}} if "moe" in found else found
+
+
 def _glm4_moe(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     width = fields["head_dim"] or fields["hidden"] // fields["heads"]
-    return {**_fine_grained(f, fields), "head_dim": width}
+    return {**_biased(_fine_grained(f, fields)), "head_dim": width}
 
 
 def _roberta(_: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,7 +379,8 @@ def _vit(f: Fields, _: Any) -> dict[str, Any]:
 _FINISH: dict[str, Finish] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": lambda f, fields: _biased(_deepseek(f, fields)),
     **dict.fromkeys(("roberta", "xlm-roberta"), _roberta),
     **dict.fromkeys(("t5", "mt5"), _t5),
     "falcon": _falcon,

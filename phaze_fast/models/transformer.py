@@ -6,10 +6,15 @@ refuses features that no field describes, by name.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from phaze_fast.documents import parse_text
 from phaze_fast.errors import not_accepted
 from phaze_fast.models.lora import Lora
 from phaze_fast.records import Count, FrozenDict, Quantity, Record, Side
@@ -21,6 +26,14 @@ Blocks = Annotated[int, Field(strict=True, ge=1, le=MOST_BLOCKS)]
 """Number of blocks of a model."""
 
 _Any = Annotated[int, Field(strict=True, ge=0)]
+
+
+@cache
+def _routing() -> Mapping[str, Any]:
+    """Return published statistics of routers."""
+    file = resources.files(__package__) / "data" / "routing.yaml"
+    table: dict[str, Any] = parse_text(file.read_text("utf-8"), "routing.yaml")
+    return table
 
 
 class MixtureOfExperts(Record):
@@ -68,6 +81,30 @@ class MixtureOfExperts(Record):
     sent_once: bool = False
     """Whether a token is sent once per node, or once per device within its own node, for all of its
     experts there; else once per expert."""
+
+    balance: Literal["auxiliary-loss", "bias"] = "auxiliary-loss"
+    """What keeps the load of experts even: a term of the loss, or a bias of each expert's score
+    that follows its load (DeepSeek-V3)."""
+
+    def busiest_load(self, devices: int) -> float:
+        """Return the tokens of the busiest of some expert-parallel devices over their mean.
+
+        The busiest expert exceeds the mean as published runs of routers with this `balance` say
+        (data/routing.yaml). Loads of experts are taken as independent: the mean of n of them
+        deviates 1 / sqrt(n) as much, and the largest of m such means grows as sqrt(log m). With a
+        capacity all devices have equally many tokens.
+
+        Examples
+        --------
+        >>> moe = MixtureOfExperts(experts=64, top_k=6, expert_ffn=1408)
+        >>> [round(moe.busiest_load(n), 3) for n in (1, 8, 64)]
+        [1.0, 1.13, 1.52]
+        """
+        if devices == 1 or self.capacity_factor is not None:
+            return 1.0
+        per_device = self.experts / devices
+        largest = math.log(devices) / (per_device * math.log(self.experts))
+        return 1.0 + float(_routing()[self.balance]["max_violation"]) * math.sqrt(largest)
 
     @property
     def shared_width(self) -> int:

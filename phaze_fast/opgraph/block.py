@@ -17,7 +17,7 @@ from phaze_fast.opgraph.builder import (
     LayerBuilder,
     vector_spec,
 )
-from phaze_fast.opgraph.feed_forward import experts, experts_of_rows, feed_forward, own_experts
+from phaze_fast.opgraph.feed_forward import experts, experts_of_rows, feed_forward
 from phaze_fast.opgraph.strategy import Strategy, shapes
 
 
@@ -102,7 +102,7 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
         x = _sublayer(
             block, "cross", x, lambda inner: attend(block, "cross-", inner, memory, False)
         )
-    if kind.endswith("moe-block") and own_experts(block):
+    if kind.endswith("moe-block") and strategy.own_rows:
         _sublayer(block, "ffn", x, lambda inner: experts_of_rows(block, inner), region=False)
     else:
         _sublayer(block, "ffn", x, body)

@@ -330,10 +330,17 @@ class LayerBuilder:
             )
         )
 
-    def gather(self, name: str, x: int | tuple[int, ...], size: float, group: str) -> int:
+    def gather(
+        self,
+        name: str,
+        x: int | tuple[int, ...],
+        size: float,
+        group: str,
+        regather: bool = True,
+    ) -> int:
         """Add an all-gather; its gradient is a reduce-scatter. Backward may gather again."""
         to, back = ("all-gather", float(size), group), ("reduce-scatter", float(size), group)
-        return self.network(f"{name}-gather", x, to, back, regather=True)
+        return self.network(f"{name}-gather", x, to, back, regather)
 
     def scatter(self, name: str, x: int, size: float, group: str) -> int:
         """Add a reduce-scatter; its gradient is an all-gather."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
+_TILE_ROWS = 128
+"""Rows of a tile of grouped products: the usual one of CUTLASS and cuBLAS on NVIDIA's chips."""
+
 
 def feed_forward(block: BlockBuilder, x: int) -> int:
     """Write the dense feed-forward: the first projections by columns, the last by rows."""
@@ -55,11 +58,6 @@ def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, w
     return gated
 
 
-def own_experts(block: BlockBuilder) -> bool:
-    """Whether experts are split over fewer devices than other operators."""
-    return block.strategy.expert_width < block.strategy.tp
-
-
 def experts(block: BlockBuilder, x: int) -> int:
     """Add router, dispatch, experts and combine for all rows, inside a tensor-parallel region."""
     rows, moe = block.shapes.rows, _mixture(block)
@@ -70,18 +68,12 @@ def experts(block: BlockBuilder, x: int) -> int:
 
 
 def experts_of_rows(block: BlockBuilder, x: int) -> int:
-    """Add experts (see `experts`) where each part of a tensor group sends its own rows.
+    """Add experts (see `experts`) where each device sends its own rows.
 
     Shared experts are in a separate tensor-parallel region.
     """
-    moe, rows = _mixture(block), block.shapes.rows // block.strategy.expert_parts
-    if block.strategy.expert_width == 1:
-        out = _routed(block, moe, x, rows)
-    else:  # devices that share an expert have different columns of it
-        size = ELEMENT_BYTES * rows * block.model.hidden
-        entered = block.gather("experts", x, size, "expert-tensor")
-        out = _routed(block, moe, entered, rows)
-        out = block.scatter("experts", out, size, "expert-tensor")
+    moe = _mixture(block)
+    out = _routed(block, moe, x, block.shapes.split_rows)
     if not moe.shared_width:
         return out
     shared = block.leave("ffn", _visited_by_all(block, moe, block.enter("ffn", x)))
@@ -95,26 +87,39 @@ def _mixture(block: BlockBuilder) -> MixtureOfExperts:
 
 
 def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -> int:
-    """Add router, dispatch, experts and combine. Load is even up to `expert_imbalance`."""
-    m = block.model
-    ep = block.strategy.ep
+    """Add router, dispatch, experts and combine. Load is even up to `expert_imbalance`.
+
+    As Megatron-Core's MoEAlltoAllTokenDispatcher does it: an all-to-all among the devices with
+    different experts, then an all-gather among those that share each expert if they sent different
+    rows; back by a reduce-scatter and an all-to-all.
+    """
+    m, ep = block.model, block.strategy.ep
+    sharing = block.strategy.expert_width if block.strategy.own_rows else 1
     router = block.linear("router", x, own_rows, m.hidden, moe.experts, bias=moe.router_bias)
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
     routed = max(1, int(own_rows * moe.top_k * factor))  # at least one token is routed
     sent = -(-routed // moe.experts) * moe.experts
     # Rows of the busiest device, at most all rows; with a capacity, all devices have equally many.
-    busy = min(block.strategy.expert_imbalance, ep) if moe.capacity_factor is None else 1.0
+    load = block.strategy.with_load(m).expert_imbalance or 1.0
+    busy = min(load, ep) if moe.capacity_factor is None else 1.0
     payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
-    local, rows = moe.experts // ep, -int(-busy * (sent // moe.experts * ep) // 1)
+    local, even = moe.experts // ep, sent // moe.experts * ep * sharing
+    held = local * -int(-busy * even // 1)  # rows of the busiest device
+    # Its products have as many more rows as fill whole tiles: a tile that an even load fills and an
+    # uneven one exceeds by a row does not take twice as long, as experts of a device differ.
+    rows = even + _TILE_ROWS * round((busy - 1.0) * even / _TILE_ROWS)
+    shared = float(ELEMENT_BYTES * held * m.hidden)
     sorts = moe.moves > 1 and local > 1 and ep > 1
     if moe.moves:
         x = _moved(block, "permute", (x, router), own_rows, sent)
     dispatched = block.network("dispatch", x, exchange, exchange, after=(router,))
+    if sharing > 1:
+        dispatched = block.gather("experts", dispatched, shared, "expert-tensor", regather=False)
     if sorts:
-        dispatched = _moved(block, "sort", (dispatched,), local * rows, local * rows)
+        dispatched = _moved(block, "sort", (dispatched,), held, held)
     width = moe.expert_ffn // block.strategy.expert_width
-    size = ELEMENT_BYTES * local * rows * m.hidden
+    size = ELEMENT_BYTES * held * m.hidden
     block.keep("dispatched", size, dispatched, operand="only", by=("experts",))
     # A tile with rows of two experts is computed twice; with a capacity there are no such tiles.
     more = moe.tile_rows if moe.capacity_factor is None and local > 1 else 0
@@ -122,10 +127,12 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     gate = -1
     if m.gated:
         gate = block.grouped_linear("expert-gate", dispatched, local, rows, m.hidden, width, more)
-    inner = _activate(block, "expert-", up, gate, local * rows, width)
+    inner = _activate(block, "expert-", up, gate, held, width)
     down = block.grouped_linear("expert-down", inner, local, rows, width, m.hidden, more)
     if sorts:
-        down = _moved(block, "unsort", (down,), local * rows, local * rows)
+        down = _moved(block, "unsort", (down,), held, held)
+    if sharing > 1:
+        down = block.scatter("experts", down, shared, "expert-tensor")
     combined = block.network("combine", down, exchange, exchange)
     out = block.vector("weigh", "multiply", (combined, router), sent, m.hidden)
     block.keep("expert-output", ELEMENT_BYTES * sent * m.hidden, combined)

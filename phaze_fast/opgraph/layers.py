@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
@@ -232,30 +232,50 @@ class LayerGraph(Brief):
         return all(b == a + 1 for a, b in self.edges)
 
 
-def _builders(
-    model: TransformerModel, strategy: Strategy
-) -> tuple[list[tuple[str, Share, LayerBuilder]], list[str]]:
-    """Return the kinds of layers with parameters and builders, and the order of execution."""
+def _kinds_in_order(model: TransformerModel, strategy: Strategy) -> list[str]:
+    """Return the kind of every layer, in the order of execution."""
     order = block_kinds(model, strategy.seq or model.seq)
     if model.encoder_layers:
         order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
-    embedding = embedding_builder(model, strategy)
+    return ["embedding", *order, "head"]
+
+
+def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Share, LayerBuilder]:
+    """Return the parameters and the builder of a kind of layer."""
     adapted = model.lora is not None
-    share = embedding_share(model, strategy)
-    tables = () if adapted else _tables(model, strategy)
-    builders = [
-        ("embedding", replace(share, frozen=share.device * adapted, matrices=tables), embedding)
-    ]
-    for kind in dict.fromkeys(order):
-        builder = block_builder(model, strategy, kind)
-        share = block_share(model, strategy, kind)
-        share = share.of_products(builder.specs, adapted, _adapters(model, kind))
-        builders.append((kind, share, builder))
-    builder = head_builder(model, strategy)
-    specs = [spec for spec in builder.specs if spec.name != "logits" or not model.tied_embeddings]
-    share = head_share(model, strategy).of_products(specs, adapted, 0)
-    builders.append(("head", share, builder))
-    return builders, ["embedding", *order, "head"]
+    if kind == "embedding":
+        share = embedding_share(model, strategy)
+        tables = () if adapted else _tables(model, strategy)
+        share = replace(share, frozen=share.device * adapted, matrices=tables)
+        return share, embedding_builder(model, strategy)
+    if kind == "head":
+        builder = head_builder(model, strategy)
+        own = [s for s in builder.specs if s.name != "logits" or not model.tied_embeddings]
+        return head_share(model, strategy).of_products(own, adapted, 0), builder
+    builder = block_builder(model, strategy, kind)
+    share = block_share(model, strategy, kind)
+    return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder
+
+
+@lru_cache(maxsize=256)
+def _transformer_layer(
+    model: TransformerModel,
+    strategy: Strategy,
+    kind: str,
+    count: int,
+    fused: bool,
+    precision: Precision | None,
+) -> Layer:
+    """Build a kind of layer of a transformer; the latest are cached."""
+    share, builder = _builder(model, strategy, kind)
+    passes = _passes(builder, model, share)
+    return _layer(model, kind, count, share, passes, strategy.tp, precision, fused)
+
+
+@lru_cache(maxsize=64)
+def _without_experts(strategy: Strategy) -> Strategy:
+    """Return the strategy of layers without experts, which other strategies share."""
+    return strategy.replace(ep=1, expert_imbalance=1.0, expert_overlap=0.0)
 
 
 def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:
@@ -421,11 +441,12 @@ def layer_graph(
         return _traced_graph(model, strategy, low)
     if low is not None and model.lora is not None and model.lora.bits == 4:
         raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
-    builders, kinds = _builders(model, strategy)
+    strategy = strategy.with_load(model)
+    kinds = _kinds_in_order(model, strategy)
     layers = []
-    for kind, share, builder in builders:
-        passes, count = _passes(builder, model, share), kinds.count(kind)
-        layers.append(_layer(model, kind, count, share, passes, strategy.tp, low, fused))
+    for kind in dict.fromkeys(kinds):
+        own = strategy if kind.endswith("moe-block") else _without_experts(strategy)
+        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fused, low))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -39,11 +40,12 @@ class Strategy(Record):
     ep: Count = 1
     """Devices that share the experts of a mixture."""
     etp: Count | None = None
-    """Devices that share the matrices of each expert, a divisor of `tp`; by default as
-    many. With fewer, expert-parallel groups include the devices of a tensor group, and each device
-    sends its own share of the rows."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
+    """Devices that share the matrices of each expert; by default `tp`. Of the devices of a stage,
+    counted by tensor, then context, then replica index, every `etp` neighbours share an expert and
+    every ``etp * ep`` neighbours have one copy of all experts (Megatron-Core's folding)."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = 1.0
+    """Tokens of the busiest device of an expert group over their mean; none = as published runs of
+    such routers say (`MixtureOfExperts.busiest_load`)."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     micro_batch: Count = 1
@@ -56,15 +58,42 @@ class Strategy(Record):
         """Devices that share the matrices of each expert."""
         return self.etp or self.tp
 
+    def with_load(self, model: Model) -> Strategy:
+        """Return the strategy with the imbalance of the model's router where it gives none."""
+        if self.expert_imbalance is not None:
+            return self
+        moe = model.moe if isinstance(model, TransformerModel) else None
+        load = 1.0 if moe is None else moe.busiest_load(self.ep)
+        return self.model_copy(update={"expert_imbalance": load})
+
     @property
-    def expert_parts(self) -> int:
-        """Parts of a tensor group that hold different experts."""
-        return max(1, self.tp // self.expert_width)
+    def expert_devices(self) -> int:
+        """Neighbouring devices of a stage that together have one copy of all experts."""
+        return self.expert_width * self.ep
 
     @property
     def expert_replicas(self) -> int:
-        """Replicas over which an expert group is spread."""
-        return max(1, self.ep // self.expert_parts)
+        """Fewest replicas whose devices have every expert equally often."""
+        return self.expert_devices // math.gcd(self.expert_devices, self.tp * self.cp)
+
+    @property
+    def expert_spread(self) -> float:
+        """Of devices with the same tensor index, how many have different experts.
+
+        Less than 1 where the devices of a tensor group have copies of an expert.
+        """
+        return self.expert_devices / self.tp
+
+    @property
+    def own_rows(self) -> bool:
+        """Whether each device of a tensor group sends its own share of the rows to experts.
+
+        Otherwise every device of the group has all of its rows: without sequence parallelism, and
+        where experts are split as everything else and not sent to other devices.
+        """
+        if self.tp > 1 and not self.sequence_parallel:
+            return False
+        return self.expert_width != self.tp or (self.tp > 1 and self.ep > 1)
 
 
 def _tensor_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
@@ -124,15 +153,10 @@ def _expert_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
     rejected = f"etp: {own} with tp {t} is not accepted"
     if moe is None:
         yield f"{rejected}; {model.name} has no experts"
-    elif t % own:
-        yield f"{rejected}; expected a divisor of {t}"
-    elif not s.sequence_parallel:
+    elif t > 1 and not s.sequence_parallel:
         yield f"{rejected} without sequence parallelism, by which devices have rows of their own"
-    elif ep % s.expert_parts:
-        yield (
-            f"{rejected} with ep {ep}; expected a multiple of {t} / {own} = "
-            f"{s.expert_parts} for the parts of a tensor group, or etp {t}"
-        )
+    elif model.parallel != "no":
+        yield f"{rejected}; experts of {model.name} are in one region with attention"
     elif moe.expert_ffn % own:
         yield f"{rejected}: it does not divide the experts' width {moe.expert_ffn}"
 

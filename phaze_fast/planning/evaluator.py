@@ -7,7 +7,7 @@ baselines all use it, so that they all report the same figures of a plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -29,7 +29,7 @@ from phaze_fast.planning.sizes import (
     training_record,
 )
 from phaze_fast.planning.throughput import step_throughput
-from phaze_fast.planning.times import KindTimes, free_times_on_chip, times_on_chip
+from phaze_fast.planning.times import KindTimes, LazyTimes, free_times_on_chip, times_on_chip
 from phaze_fast.planning.training import (
     RANK_ORDERS,
     Training,
@@ -146,22 +146,21 @@ class PlanEvaluator:
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
         self.strategies_rejected = sum(self.rejected.values())
         for strategy in allowed:
-            first = strategy_sizes(self.model, strategy, modes, 0, *runs)
+            own = strategy_sizes(self.model, strategy, modes, *runs)
             grid = LayoutGrid(
                 training,
                 strategy,
                 devices=self.cluster.devices,
                 node=node_devices(self.cluster),
-                blocks=first.blocks,
-                layers=len(first.graph.order),
+                blocks=own.blocks,
+                layers=len(own.graph.order),
             )
             rows = grid.layouts(self.rejected)
             if not len(rows) and (why := grid.why_empty()):
                 self.rejected[why] += 1
-            for stride, own in _by_expert_stride(first, rows):
-                own["strategy"] = len(sizes)
-                sizes.append(strategy_sizes(self.model, strategy, modes, stride, *runs))
-                parts.append(own)
+            rows["strategy"] = len(sizes)
+            sizes.append(own)
+            parts.append(rows)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
         return sizes, layouts
 
@@ -244,6 +243,17 @@ class PlanEvaluator:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
+    def lazy_times(
+        self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
+    ) -> LazyTimes:
+        """Bound the layers of all strategies that fit some memory limit from below on a chip."""
+        fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
+        return LazyTimes(self.sizes, fit, cluster, self.optimizer, cache, threads)
+
+    def strategies_of(self, placed: Iterable[Placed]) -> set[int]:
+        """Return the positions of the strategies of some plans."""
+        return {int(self.layouts[plan.layout]["strategy"]) for plan in placed}
+
     def top(self, times: KindTimes, top: int, threads: int = 1, stop: Any = None) -> TopPlans:
         """Find the fastest plans; those that differ only in rank order count once.
 
@@ -300,6 +310,10 @@ class PlanEvaluator:
         """Bound strategy `s` from below on each chip, under the memory limits at `limits`."""
         bounds: Array = self.space.bounds(s, least, limits, threads)
         return bounds
+
+    def bound(self, s: int, times: KindTimes) -> float:
+        """Bound the fastest plan of strategy `s` from below by lower bounds of its times."""
+        return float(self.bounds(s, times.at(slice(s, s + 1)), np.zeros(1, dtype=np.int64))[0])
 
     def work_bounds(self, s: int, work_s: Array, limits: Array) -> Array:
         """Bound from below by the work of one micro-batch only: faster and weaker than `bounds`."""
@@ -505,15 +519,6 @@ class PlanEvaluator:
     def _peak(self) -> float:
         chip = self.cluster.chip
         return 0.0 if chip is None else chip.peak_flops(self.training.precision.format)
-
-
-def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Array]]:
-    """Group layouts by the rank stride of the replicas of an expert-parallel group."""
-    if sizes.strategy.ep == 1:
-        return [(0, rows)]
-    near = sizes.inner
-    strides = np.where(rows["rank_order"] == 1, near * rows["pp"], near)
-    return [(int(stride), rows[strides == stride]) for stride in np.unique(strides)]
 
 
 @lru_cache(maxsize=512)

@@ -35,6 +35,12 @@ _MIN_TOKENS = 8192
 is too short to hide its exchange."""
 
 
+def divisors(number: int) -> list[int]:
+    """List the divisors of a whole number, rising."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]
+
+
 def node_devices(cluster: Cluster) -> int:
     """Count the devices of a node; 8 where the interconnect has no nodes."""
     fabric = cluster.fabric
@@ -68,15 +74,17 @@ class WidthChoices:
         cp = training.cp or [1, *(n for n in (2, 4, 8, 16, 32) if tokens >= n * _MIN_TOKENS)]
         moe = model.moe if isinstance(model, TransformerModel) else None
         experts = moe.experts if moe is not None else 1
-        most = min(experts, cluster.devices, training.global_batch)
-        spread = (n for n in (2, 4, 8, 16, 32, 64) if n <= most and experts % n == 0)
+        ep = training.ep or [n for n in divisors(experts) if n <= cluster.devices]
+        etp: Iterable[int | None] = training.etp or [None]
+        if training.etp is None and max(ep) > 1 and training.sequence_parallel:
+            etp = {*tp, *(2**k for k in range(max(tp).bit_length()))}
         kinds = training.cp_kind
         return cls(
             tp=tuple(sorted(tp)),
             cp=tuple(sorted(cp)),
             cp_kinds=tuple(k for k in CONTEXT_KINDS if "auto" in kinds or k in kinds),
-            ep=tuple(sorted(training.ep or [1, *spread])),
-            etp=tuple(sorted(training.etp)) if training.etp else (None,),
+            ep=tuple(sorted(ep)),
+            etp=tuple(sorted(etp, key=lambda n: n or 0)),
             micro_batch=tuple(sorted(training.micro_batch)),
         )
 
@@ -87,7 +95,8 @@ class WidthChoices:
         for tp, (cp, kind), ep, etp, micro_batch in itertools.product(
             self.tp, contexts, self.ep, self.etp, self.micro_batch
         ):
-            yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
+            if etp is None or etp <= tp or training.etp is not None:
+                yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
 
 
 def strategies(
@@ -182,7 +191,7 @@ class LayoutGrid:
         replicas = self._replica_counts()
         if not len(replicas):
             wanted = sorted(training.dp) if training.dp else "any"
-            experts = f" or is no multiple of ep {ep}," if ep > 1 else ""
+            experts = f" or is no multiple of the {ep} that experts span," if ep > 1 else ""
             return (
                 f"dp: {wanted} does not divide a batch of {training.global_batch} evenly,"
                 f"{experts} or is more than {most}"
@@ -246,11 +255,14 @@ class LayoutGrid:
 
     def _orders(self, dp: Array, pp: Array) -> Iterator[tuple[int, Array | bool]]:
         """Yield rank orders, and for which combinations of widths to try each."""
+        whole = self.stage_devices % self.strategy.expert_devices == 0  # experts in each replica
+        inside: Array | bool = True if whole else pp == 1
         if self.training.rank_order != "auto":
-            yield RANK_ORDERS.index(self.training.rank_order), True
+            order = RANK_ORDERS.index(self.training.rank_order)
+            yield order, inside if order else True
             return
         yield 0, True
-        yield 1, (dp > 1) & (pp * self.stage_devices <= self.node)
+        yield 1, inside & (dp > 1) & (pp * self.stage_devices <= self.node)
 
     def _shards(
         self, zero: int, order: int, dp: Array, pp: Array, rejected: Counter[str]
@@ -272,7 +284,7 @@ class LayoutGrid:
             even = (dp % count == 0) & (count % ep == 0)
             why = f"shard: {count} replicas do not share out the replicas evenly"
             if ep > 1:
-                why += f", or are no multiple of ep {ep}"
+                why += f", or are no multiple of the {ep} that experts span"
             rejected[why] += int((~even).sum())
             all_share = -1 if "all" in wanted else 0
             choices.append(np.where(even, np.where(dp == count, all_share, count), -1))
@@ -280,7 +292,7 @@ class LayoutGrid:
 
 
 def sharing_counts(dp: int, ep: int) -> list[int]:
-    """List over how many of `dp` replicas state may be sharded, with experts over `ep` of them."""
+    """List over how many of `dp` replicas state may be sharded, where experts span `ep` of them."""
     return [n for n in range(ep, dp + 1, ep) if dp % n == 0]
 
 
@@ -336,7 +348,7 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         f"context parallel {_listed(widths.cp)}"
         + f" ({_listed(widths.cp_kinds)})" * (max(widths.cp) > 1),
         f"expert parallel {_listed(widths.ep)}"
-        + f" with experts over {_listed(widths.etp)} devices each" * bool(training.etp),
+        + f" with experts over {_listed(widths.etp)} devices each" * (widths.etp != (None,)),
         f"micro-batch {_listed(widths.micro_batch)}",
         f"replicas {_listed(sorted(dp)) if dp else 'that divide the batch'}",
         f"stages {_listed(sorted(pp)) if pp else f'up to {_MOST_STAGES}'}",

@@ -12,7 +12,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks, places
 from phaze_fast.opgraph import Strategy
-from phaze_fast.planning.layouts import sharing_counts
+from phaze_fast.planning.layouts import divisors, sharing_counts
 from phaze_fast.planning.pipelines import refusal
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.training import (
@@ -56,9 +56,10 @@ class PlanSpec(TrainingStep):
     """How its devices attend to the whole sequence: keys and values gathered, sent round a ring, or
     rows exchanged for heads."""
     ep: Count = 1
-    """Expert-parallel width; a part of the replicas."""
+    """Expert-parallel width."""
     etp: Count | None = None
-    """Devices that share the matrices of each expert, a divisor of `tp`; by default as many."""
+    """Devices that share the matrices of each expert, by default as many as `tp`; ``etp * ep`` is a
+    divisor of ``tp * cp * dp``."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Count | None = None
@@ -142,12 +143,13 @@ class PlanSpec(TrainingStep):
     def _check_widths(self) -> None:
         """Raise a ValueError for the first rule that the widths break."""
         widths: Array = np.ones(1, dtype=_core.WIDTHS_DTYPE)
-        widths["tp"], widths["dp"], widths["micro_batch"] = self.tp, self.dp, self.micro_batch
-        widths["ep"], widths["etp"], widths["vpp"] = self.ep, self.etp or 0, self.vpp
+        for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch", "vpp"):
+            widths[name] = getattr(self, name)
+        widths["etp"], widths["rank_order"] = self.etp or 0, RANK_ORDERS.index(self.rank_order)
         widths["zero"], widths["shard"] = self.zero, self.shard or 0
         widths["schedule"] = SCHEDULES.index(self.schedule)
         # The number of devices is checked later, with the cluster.
-        status = int(_core.check_widths(widths, self.tp * self.dp, self.global_batch)[0])
+        status = int(_core.check_widths(widths, self.devices, self.global_batch)[0])
         if status == _core.PlanStatus.BAD_BATCH:
             raise ValueError(
                 f"global_batch: {self.global_batch} is not a multiple of dp x micro_batch = "
@@ -155,15 +157,10 @@ class PlanSpec(TrainingStep):
             )
         if status == _core.PlanStatus.BAD_SCHEDULE:
             check_chunks(self.schedule, self.vpp)
-        spread = self.strategy.expert_replicas
         if status == _core.PlanStatus.BAD_EXPERTS:
-            parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
-            near = _nearest_counts(spread, sharing_counts(self.dp, 1))
-            raise ValueError(
-                f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}"
-            )
+            raise ValueError(self._expert_fault())
         if status == _core.PlanStatus.BAD_SHARD:
-            raise ValueError(self._shard_fault(spread))
+            raise ValueError(self._shard_fault(self.strategy.expert_replicas))
         rounds = self.micro_batches
         if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.vpp)):
             raise ValueError(
@@ -172,8 +169,27 @@ class PlanSpec(TrainingStep):
                 f"is not accepted; {why}"
             )
 
+    def _expert_fault(self) -> str:
+        """Return why the devices of a stage cannot be divided into groups of experts."""
+        width, inner = self.strategy.expert_width, self.tp * self.cp
+        devices, groups = inner * self.dp, f"{width} x {self.ep} = {width * self.ep}"
+        if devices % (width * self.ep):
+            fitting = [] if devices % width else divisors(devices // width)
+            near = f"; nearest: {_nearest_counts(self.ep, fitting)}" if fitting else ""
+            return (
+                f"ep: etp x ep = {groups} does not divide tp x cp x dp = {self.tp} x {self.cp} x "
+                f"{self.dp} = {devices}{near}"
+            )
+        return (
+            f"ep: etp x ep = {groups} does not divide tp x cp = {inner}; with rank_order "
+            "stages-inside experts are inside a replica, expected replicas-inside"
+        )
+
     def _shard_fault(self, ep: int) -> str:
-        """Return why state cannot be sharded over `shard` of `dp` replicas; experts use `ep`."""
+        """Return why state cannot be sharded over `shard` of `dp` replicas.
+
+        `ep` replicas have every expert equally often.
+        """
         if self.zero == 0:
             return (
                 f"shard: {self.shard} is not accepted with zero = 0, with which replicas share "
@@ -183,8 +199,8 @@ class PlanSpec(TrainingStep):
         if self.dp % int(self.shard or 1):
             return f"shard: {self.shard} does not divide dp = {self.dp}; nearest: {near}"
         return (
-            f"shard: {self.shard} is no multiple of ep = {ep}, so that a group would not hold "
-            f"every expert; nearest: {near}"
+            f"shard: {self.shard} is no multiple of {ep}, the replicas that experts span, so that "
+            f"a group would not hold every expert equally often; nearest: {near}"
         )
 
     @classmethod

@@ -18,7 +18,7 @@ from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
 from phaze_fast.planning.frameworks import expressible, framework_training, free_training
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.planning.plans import PARTS, Plan
-from phaze_fast.planning.times import memory_of, times_on_chip
+from phaze_fast.planning.times import LazyTimes, memory_of
 from phaze_fast.planning.training import Training
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
@@ -27,8 +27,6 @@ from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
 Progress = Callable[[int, int], None]
-_PROGRESS_STEPS = 32
-"""Parts in which strategies are scheduled where progress is reported."""
 _LAST_ZERO = (2, 3)
 """ZeRO stages to try where nothing fits with those of the default."""
 _SLOWEST = 2.0
@@ -130,9 +128,11 @@ class Plans(Table):
         workers, slowest_s = thread_count(None), _SLOWEST * self.best.time_s
         plans = []
         for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
-            times = evaluator.times(self.cluster, None, workers)
-            front = evaluator.front(times, slowest_s, threads=workers)
-            plans += [evaluator.plan(placed, times) for placed in front]
+            times = evaluator.lazy_times(self.cluster, None, workers)
+            bounds_s = (evaluator.bound(s, times.rows) for s in range(len(evaluator)))
+            times.schedule([s for s, bound_s in enumerate(bounds_s) if bound_s <= slowest_s])
+            front = evaluator.front(times.rows, slowest_s, threads=workers)
+            plans += [evaluator.plan(placed, times.rows) for placed in front]
         if self.framework is None:
             return tuple(plans)
         plans.sort(key=lambda plan: (plan.time_s, plan.memory_bytes))
@@ -234,8 +234,8 @@ def plan(
     cache
         Cache of layer schedules.
     progress
-        Called with the number of strategies whose layers are scheduled, and of all strategies;
-        placing the layers afterwards is fast.
+        Called before every pass over the layouts with the number of strategies whose layers are
+        scheduled, and of all strategies.
     stop
         Called after every wave of layouts; where it returns true, `plan` ends with the plans so
         far and their bound.
@@ -284,13 +284,13 @@ def plan(
     for evaluator in evaluators:
         fastest = TopPlans([], Counter(), float("inf"))
         if evaluator.fits.any():
-            if progress is not None:
-                _schedule_in_parts(evaluator, cluster, cache, workers, progress)
-            times = evaluator.times(cluster, cache, workers)
-            fastest = evaluator.top(times, top, threads=workers, stop=stop)
-            plans += [evaluator.plan(placed, times) for placed in fastest.plans]
+            times = evaluator.lazy_times(cluster, cache, workers)
+            fastest = _fastest(evaluator, times, top, workers, progress, stop)
+            plans += [evaluator.plan(placed, times.rows) for placed in fastest.plans]
         rejected += evaluator.rejected + fastest.rejected + _too_large(evaluator)
         open_s, tried = min(open_s, fastest.open_s), tried + int(evaluator.fits.sum())
+    if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
+        plans.sort(key=lambda plan: plan.time_s)
     answer = Plans(
         model,
         cluster,
@@ -318,24 +318,31 @@ def _best_of_layouts(plans: list[Plan]) -> list[Plan]:
     return list(fastest.values())
 
 
-def _schedule_in_parts(
+def _fastest(
     evaluator: PlanEvaluator,
-    cluster: Cluster,
-    cache: ScheduleCache | None,
+    times: LazyTimes,
+    top: int,
     workers: int,
-    progress: Progress,
-) -> None:
-    """Schedule the layers of all strategies in parts, and report progress.
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> TopPlans:
+    """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
-    `times_on_chip` keeps the results for `PlanEvaluator.times`.
+    The search runs with lower bounds of layers until all strategies of the plans it finds are
+    scheduled: then no other plan is faster.
     """
-    count = len(evaluator.sizes)
-    step = max(1, count // _PROGRESS_STEPS)
-    for done in range(0, count, step):
-        progress(done, count)
-        some = evaluator.sizes[done : done + step]
-        times_on_chip(some, cluster, evaluator.optimizer, cache, workers)
-    progress(count, count)
+    count = len(evaluator)
+    while True:
+        if progress is not None:
+            progress(int(times.exact.sum()), count)
+        fastest = evaluator.top(times.rows, top, threads=workers, stop=stop)
+        if not times.schedule(evaluator.strategies_of(fastest.plans)):
+            break
+        if fastest.open_s < float("inf"):  # stopped
+            break
+    if progress is not None:
+        progress(count, count)
+    return fastest
 
 
 @lru_cache(maxsize=4)

@@ -50,16 +50,9 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     if broken:
         raise InvalidInputError(f"{model.name}: {broken[0]}")
     training = Training(**{name: getattr(spec, name) for name in TrainingStep.model_fields})
-    stages_inside = spec.rank_order == "stages-inside"
-    stride = _expert_stride(strategy.tp, strategy.cp, spec.ep, spec.pp if stages_inside else 1)
-    sizes = strategy_sizes(model, strategy, spec.modes, stride, spec.software, spec.precision)
+    sizes = strategy_sizes(model, strategy, spec.modes, spec.software, spec.precision)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
-
-
-def _expert_stride(tp: int, cp: int, ep: int, stages_inside: int) -> int:
-    """Ranks between neighbours of an expert-parallel group; 0 where there is none."""
-    return tp * cp * stages_inside if ep > 1 else 0
 
 
 def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Placed:
@@ -330,12 +323,10 @@ def _strategies(
         position of each row's strategy.
     """
     at = np.flatnonzero(status == 0)
-    stages_inside = np.where((rows["rank_order"] == 1) & (rows["ep"] > 1), rows["pp"], 1)
     kind = np.where(rows["cp"] > 1, rows["cp_kind"], 0)
     etp = np.where(rows["etp"] == rows["tp"], 0, rows["etp"])
     columns = (
         *(rows[name] for name in ("tp", "cp", "ep", "micro_batch")),
-        stages_inside,
         kind,
         etp,
         rows["recompute"],
@@ -344,17 +335,16 @@ def _strategies(
     sizes: list[StrategySizes] = []
     variants: list[int] = []
     number = np.full(len(kinds), -1)
-    for k, (tp, cp, ep, micro_batch, inside, kind_code, own, text) in enumerate(kinds.tolist()):
+    for k, (tp, cp, ep, micro_batch, kind_code, own, text) in enumerate(kinds.tolist()):
         strategy = training.strategy_of(
             tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
         )
         if not strategy_faults(model, strategy, training.software):
             number[k] = len(sizes)
-            stride = _expert_stride(tp, cp, ep, inside)
             runs = (training.software, training.precision)
             auto = texts[text] == "auto"
             modes = RECOMPUTE if auto else modes_in([texts[text]])
-            sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
+            sizes.append(strategy_sizes(model, strategy, modes, *runs))
             variants.append(-1 if auto else recompute_code(texts[text], sizes[-1].variant_of))
     position: Array = np.full(len(status), -1)
     position[at] = number[which]

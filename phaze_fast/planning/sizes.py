@@ -83,8 +83,6 @@ class StrategySizes:
     """Recompute variants, least first; each keeps other bytes than those before it."""
     variant_of: Mapping[str, int]
     """Position in `variants` of each mode of recomputation."""
-    expert_stride: int
-    """Ranks between neighbours of an expert-parallel group."""
     kinds: Array
     """One record per kind of layer, dtype ``_core.LAYER_KIND_DTYPE``."""
     record: Array
@@ -115,11 +113,6 @@ class StrategySizes:
     def inner(self) -> int:
         """Devices that hold one stage of one replica."""
         return self.strategy.tp * self.strategy.cp
-
-    @property
-    def rank_stride(self) -> int | None:
-        """Ranks between neighbours of an expert-parallel group; none without expert parallelism."""
-        return self.expert_stride if self.strategy.ep > 1 else None
 
     @property
     def hidden(self) -> Mapping[str, float]:
@@ -249,7 +242,6 @@ def strategy_sizes(
     model: Model,
     strategy: Strategy,
     recompute: tuple[str, ...],
-    expert_stride: int = 0,
     software: Software | None = None,
     precision: Precision | None = None,
 ) -> StrategySizes:
@@ -261,8 +253,6 @@ def strategy_sizes(
         What is trained, and how a layer is split.
     recompute
         Modes of recomputation that a stage may choose from, least first.
-    expert_stride
-        Ranks between neighbours of an expert-parallel group; 0 = the replicas are neighbours.
     software
         Profile of the software, by default the default one.
     precision
@@ -282,12 +272,11 @@ def strategy_sizes(
         message /= s.tp
     record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
     record["tp"], record["cp"] = s.tp, s.cp
-    record["ep"], record["micro_batch"] = s.expert_replicas, s.micro_batch
+    record["ep"], record["etp"], record["micro_batch"] = s.ep, s.expert_width, s.micro_batch
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tp > 1
     record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
-    attends = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
-    record["group_kind"] = attends + len(CONTEXT_KINDS) * (s.expert_parts - 1)
+    record["group_kind"] = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
     record["copied_parameters"] = graph.copied_parameters
     record["copied_frozen"] = graph.copied_frozen
     record["sent_bytes"] = sum(
@@ -301,7 +290,6 @@ def strategy_sizes(
         precision=formats,
         variants=variants,
         variant_of=FrozenDict(variant_of),
-        expert_stride=expert_stride or s.tp * s.cp,
         kinds=_kind_records(graph, variants, used),
         record=record,
     )

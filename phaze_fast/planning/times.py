@@ -6,7 +6,7 @@ the time to stream its state through the chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -388,8 +388,8 @@ def operator_costs(
     Parameters
     ----------
     sizes
-        Strategies with one software profile, one overlap of expert exchanges, and one rank stride
-        of expert groups; a graph that several of them share is priced once.
+        Strategies with one software profile and one overlap of expert exchanges; a graph that
+        several of them share is priced once.
     chips
         A chip, or records of chips.
     cluster
@@ -402,10 +402,7 @@ def operator_costs(
     first, graphs = sizes[0], list({id(s.graph): s.graph for s in sizes}.values())
     chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, first.software)
     as_run = None if like is None else chip_as_run(like, first.software)
-    stride = first.rank_stride
-    costs = estimate_costs(
-        graphs, chip, cluster, threads=threads, like=as_run, expert_stride=stride
-    )
+    costs = estimate_costs(graphs, chip, cluster, threads=threads, like=as_run)
     costs = costs.with_contention(first.software.contention)
     for group, share in first.hidden.items():
         costs = costs.without((group,), share)
@@ -429,11 +426,10 @@ def priced(
         return
     for precision in dict.fromkeys(s.precision for s in sizes):
         check_precision(precision, chip)
-    alike: dict[tuple[int | None, Software, float], list[StrategySizes]] = {}
+    alike: dict[tuple[Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
-            key = (s.rank_stride, s.software, s.strategy.expert_overlap)
-            alike.setdefault(key, []).append(s)
+            alike.setdefault((s.software, s.strategy.expert_overlap), []).append(s)
     for some in alike.values():
         yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 
@@ -463,13 +459,26 @@ def _scheduled(
 ) -> list[KindTimes]:
     """Schedule the layers of strategies whose operator costs are known."""
     layers = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
+    return _of_layers(sizes, costs, rate, layers.makespan_s, layers.proven, hosted)
+
+
+def _of_layers(
+    sizes: Sequence[StrategySizes],
+    costs: Costs,
+    rate: Array,
+    seconds: Array,
+    proven: Array,
+    hosted: bool = True,
+) -> list[KindTimes]:
+    """Add up the times of strategies from the seconds of their layers, shape (graphs, chips)."""
     first_of: dict[int, int] = {}
     first = 0
     for s in sizes:
         if id(s.graph) not in first_of:
             first_of[id(s.graph)], first = first, first + 2 * len(s.graph.layers)
-    schedules = (layers.makespan_s, layers.proven)
-    return [KindTimes.of(s, costs, *schedules, rate, first_of[id(s.graph)], hosted) for s in sizes]
+    return [
+        KindTimes.of(s, costs, seconds, proven, rate, first_of[id(s.graph)], hosted) for s in sizes
+    ]
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
@@ -537,6 +546,65 @@ def times_on_chip(
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
     return _streaming(sizes, KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
+
+
+def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
+    """Return an array of `count` rows, zero but for those `at` some positions."""
+    spread: Array = np.zeros((count, *rows.shape[1:]), dtype=rows.dtype)
+    spread[at] = rows
+    return spread
+
+
+class LazyTimes:
+    """Times of strategies on a cluster's chip: lower bounds, and schedules where they matter.
+
+    The bound of a layer is the root of its branch-and-bound tree, which is often its time already.
+
+    Parameters
+    ----------
+    sizes
+        The strategies.
+    used
+        Positions of the strategies whose times will be read; those of others are zero.
+    cluster, optimizer, cache, threads
+        As `times_on_chip` takes them.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[StrategySizes],
+        used: Sequence[int],
+        cluster: Cluster,
+        optimizer: Optimizer,
+        cache: ScheduleCache | None = None,
+        threads: int = 1,
+    ) -> None:
+        self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
+        known: dict[StrategySizes, KindTimes] = {}
+        for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
+            roots = schedule_layers(costs, max_nodes=1, threads=threads)
+            rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
+            known.update(zip(some, rows, strict=True))
+        bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
+        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer)
+        self.rows = KindTimes(
+            *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
+        )
+        """One row per strategy; where not `exact`, no time is longer than that of the schedule."""
+        self.exact = self.rows.proven.copy()
+
+    def schedule(self, strategies: Iterable[int]) -> bool:
+        """Schedule the layers of some strategies; return whether some were not before."""
+        new = [s for s in sorted(set(strategies)) if not self.exact[s]]
+        if not new:
+            return False
+        times = times_on_chip([self.sizes[s] for s in new], *self._on)
+        for field in fields(KindTimes):
+            own, found = getattr(self.rows, field.name), getattr(times, field.name)
+            at = np.ix_(new, range(found.shape[1])) if found.ndim == 3 else new
+            own[at] = found
+        self.exact[new] = True
+        return True
 
 
 def free_times_on_chip(

@@ -154,8 +154,9 @@ class TrainingStep(Record):
     """Tokens of a sequence; by default the model's."""
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = None
+    """Tokens of the busiest device of an expert group over their mean; by default as published runs
+    of such routers say, 1 where experts have a capacity."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     optimizer: str = "adam"
@@ -230,11 +231,12 @@ class Training(TrainingStep):
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
     a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
     ep: Counts | None = None
-    """Expert-parallel widths to try, a part of the replicas; by default 1, and for mixtures of
-    experts powers of two that divide them, up to 64."""
+    """Expert-parallel widths to try; by default 1, and for mixtures of experts every divisor of
+    them."""
     etp: Counts | None = None
-    """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
-    default that width."""
+    """Widths over the matrices of each expert to try, where ``etp * ep`` divides ``tp * cp * dp``;
+    by default powers of two up to the tensor-parallel width and that width, and where `ep` is fixed
+    to 1 that width alone."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[

@@ -116,12 +116,18 @@ def random_widths(rng, model):
         ep = rng.choice([1, 2, 3, 4, 6]) if model.moe else 1
         d = ep * rng.choice([1, 1, 2, 3])
         d = d if model.moe else rng.choice([1, 2, 3, 4, 5, 8])
+        if (
+            model.moe and t * cp > 1 and rng.random() < 0.5
+        ):  # experts on devices that share a sequence or tensors
+            d = rng.choice([1, 2, 3])
         p = rng.choice([p for p in (1, 2, 2, 3, 4, 5, 6, 8) if p <= blocks])
         sp = rng.random() < 0.7
         b = rng.choice([1, 1, 2, 3])
         own = random.Random(f"{t} {cp} {d} {p} {b}")  # of what was added later
-        kind, etp = own.choice(CONTEXT_KINDS), own.choice([None, None, *range(1, t + 1)])
-        etp = etp if model.moe and ep > 1 else None
+        kind, etp = own.choice(CONTEXT_KINDS), own.choice([None, None, *range(1, t + 1), 2 * t])
+        etp = etp if model.moe else None
+        if t * cp * d % (ep * (etp or t)):
+            continue
         strategy = Strategy(
             tp=t, sequence_parallel=sp and t > 1, cp=cp,
             cp_kind=kind, ep=ep, etp=etp, micro_batch=b,
@@ -136,6 +142,11 @@ def _chunks_at_random(rng, layers, chunks):
     """Sizes of contiguous chunks, none empty."""
     cuts = sorted(rng.sample(range(1, layers), chunks - 1))
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
+
+
+def _copy(widths):
+    """Devices with one copy of all experts."""
+    return widths["ep"] * (widths.get("etp") or widths["tp"])
 
 
 def random_spec(rng, model, widths, even=False):
@@ -161,17 +172,19 @@ def random_spec(rng, model, widths, even=False):
             recompute = tuple(rng.choice([*MODES, "full:1", "full:2/norms"]) for _ in range(p))
     zero = rng.choice([0, 1, 2, 3])
     if zero and rng.random() < 0.5:
-        ep, d = found["ep"], found["dp"]
-        parts = found["tp"] // (found.get("etp") or found["tp"])
-        step = max(1, ep // parts)
-        found["shard"] = rng.choice([s for s in range(step, d + 1, step) if d % s == 0])
+        inner, d = found["tp"] * found["cp"], found["dp"]
+        counts = [s for s in range(1, d + 1) if d % s == 0 and inner * s % _copy(found) == 0]
+        found["shard"] = rng.choice(counts)
+    orders = ["replicas-inside", "stages-inside"]
+    if p > 1 and found["tp"] * found["cp"] % _copy(found):
+        orders = orders[:1]
     return PlanSpec(
         **found,
         schedule=schedule,
         global_batch=rounds * found["dp"] * found["micro_batch"],
         zero=zero,
         recompute=recompute,
-        rank_order=rng.choice(["replicas-inside", "stages-inside"]),
+        rank_order=rng.choice(orders),
         optimizer=rng.choice(OPTIMIZERS),
         reserved_bytes=rng.choice([0, 3 * 2**29]),
         software=CONTENDED if found["dp"] % 2 else DEFAULT,

@@ -144,7 +144,6 @@ def test_work_of_rooflines_is_that_of_a_plain_loop():
             problem.cluster,
             like=problem.like,
             bounds_only=True,
-            expert_stride=sizes.expert_stride if sizes.strategy.ep > 1 else None,
         )
         for g, graph in enumerate(costs.graphs):
             seconds = costs.time_s(g)

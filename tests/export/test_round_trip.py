@@ -20,7 +20,15 @@ NO_EFFECT = {
     "bridge": {"zero", "recompute", "vpp"},
     "torchtitan": {"zero", "recompute", "rank_order", "shard"},
     "maxtext": {"zero", "recompute", "rank_order", "shard"},
-    "deepspeed": {"etp", "recompute", "rank_order", "schedule", "vpp", "cp_kind"},
+    "deepspeed": {
+        "etp",
+        "expert_imbalance",
+        "recompute",
+        "rank_order",
+        "schedule",
+        "vpp",
+        "cp_kind",
+    },
 }
 """Fields that are dropped where they change nothing, such as sharding among one replica."""
 SAME_BY_CHANCE = {

@@ -105,8 +105,8 @@ def test_experts_are_averaged_by_the_replicas_that_hold_them():
 
 
 def test_experts_with_stages_between_replicas():
-    """ep 2, dp 4, pp 2, stages inside, nodes of 4: experts by ranks 0 and 4, the rest by 0, 2, 4, 6."""
-    fields = {"dp": 4, "ep": 2, "pp": 2, "rank_order": "stages-inside"}
+    """ep 2 of cp 2, dp 2, pp 2, nodes of 4: experts by ranks 0 and 4, the rest by 0, 1, 4, 5."""
+    fields = {"cp": 2, "dp": 2, "ep": 2, "pp": 2, "rank_order": "stages-inside"}
     slow, fast = (found(nodes(4, 1e9, rate), experts(), **fields).time_s for rate in (1e8, 2e8))
     dense = GRADIENT * (EMBEDDING + 128 + 4 * 64 * 64 + 64 * 4)
     sync = 2 * 1 / 2 * (dense / 2 + GRADIENT * EXPERTS / 2) * (1 / 1e8 - 1 / 2e8)

@@ -221,7 +221,7 @@ def test_arguments_that_are_wrong_as_a_whole_raise():
         ({"dp": 16, "recompute": "some"}, r"recompute.*'some'"),
         ({"dp": 16, "zero": 4}, r"zero: 4"),
         ({"dp": 8, "pp": 2, "vpp": 2}, r"vpp: 2 is not accepted with 1f1b"),
-        ({"dp": 16, "ep": 3}, r"ep: 3 does not divide dp = 16"),
+        ({"dp": 16, "ep": 3}, r"ep: .* 1 x 3 = 3 does not divide tp x cp x dp = 1 x 1 x 16"),
         ({"tp": 16}, r"16 does not divide 12 heads"),
         ({"pp": 16}, r"16 x 1 with 12 blocks .* more stages x chunks than layers"),
         ({"dp": 16, "optimizer": "rmsprop"}, r"optimizer: 'rmsprop'"),

@@ -10,7 +10,7 @@ from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
 from phaze_fast.models import load
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.planning import PlanEvaluator, Training, plan
+from phaze_fast.planning import Training, plan
 from phaze_fast.planning.sizes import strategy_sizes, training_record
 from phaze_fast.planning.times import KindTimes, host_s, optimizer_bytes_per_s
 from phaze_fast.software import load_precision
@@ -74,18 +74,6 @@ def test_times_with_fewer_ways_to_recompute_are_filled_with_zeros():
     for each in (both.backward_s, both.backward_j):
         assert each[:, :, 0].tolist() == [[2, 0, 0], [2, 0, 0], [2, 2, 2]]
     assert both.forward_s.shape == (3, 3)
-
-
-def test_expert_groups_lie_where_tensor_groups_leave_room():
-    """Ranks between neighbours: tensor groups of two lie inside, experts' in steps of those."""
-    cluster = Cluster(devices=16, fabric="dgx-h100", chip="h100")
-    step = Training(
-        global_batch=16, micro_batch=1, tp=(1, 2), cp=1,
-        ep=(1, 4),
-    )  # fmt: skip
-    evaluator = PlanEvaluator(load("mixtral-8x7b"), cluster, step, [80 * 2**30])
-    strides = [sizes.rank_stride for sizes in evaluator.sizes]
-    assert strides == [None, 1, 2, 3, 4, None, 2, 4]
 
 
 @pytest.mark.parametrize(

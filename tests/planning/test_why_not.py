@@ -68,8 +68,8 @@ def test_unknown_fields_are_refused(found):
 def test_expert_and_context_widths_are_tried_where_practice_does():
     cluster = Cluster(devices=64, fabric="dgx-h100", chip="h100")
     step = Training(global_batch=64, micro_batch=1, tp=1, schedule="1f1b", zero=1)
-    moe = plan("mixtral-8x7b", cluster, step, threads=1)
-    assert "expert parallel 1, 2, 4, 8;" in moe.space
+    moe = plan("mixtral-8x7b", cluster, step.replace(expert_imbalance=1.0), threads=1)
+    assert "expert parallel 1, 2, 4, 8 with experts over 1 devices each;" in moe.space
     assert any(each.ep > 1 for each in moe.plans)
     dense = plan("llama2-7b", cluster, step, threads=1)
     assert "expert parallel 1;" in dense.space

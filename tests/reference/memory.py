@@ -49,7 +49,7 @@ def stage_terms(row, schedules, fragmentation):
     """All terms of one row."""
     d, zero = int(row["dp"]), int(row["zero"])
     params, experts = float(row["parameters"]), float(row["expert_parameters"])
-    own = max(1, d / max(1, int(row["ep"])))  # replicas of an expert
+    own = max(1, d / (float(row["ep"]) or 1.0))  # replicas of an expert
 
     def shared(each, least, count, inside):
         if zero < least:

@@ -50,9 +50,14 @@ def rank_numbers(spec):
     return found
 
 
-def expert_replicas(spec):
-    """Replicas that hold different experts: the parts of a tensor group hold different ones too."""
-    return spec.ep // (spec.tp // (spec.etp or spec.tp)) if spec.ep > 1 else 1
+def stage_ranks(spec, rank, count=None):
+    """Ranks of the first stage, counted by tensor, then context, then replica index."""
+    return [
+        rank[ti, ci, di, 0]
+        for di in range(count or spec.dp)
+        for ci in range(spec.cp)
+        for ti in range(spec.tp)
+    ]
 
 
 class Network:
@@ -75,12 +80,8 @@ class Network:
 
         Of the first `count` replicas, by default of all.
         """
-        step = expert_replicas(self.spec) if experts else 1
-        return [
-            self.rank[0, ci, di, 0]
-            for di in range(0, count or self.spec.dp, step)
-            for ci in range(self.spec.cp)
-        ]
+        step = self.spec.ep * (self.spec.etp or self.spec.tp) if experts else self.spec.tp
+        return stage_ranks(self.spec, self.rank, count)[::step]
 
     def shared(self, op, dense_bytes, expert_bytes):
         """A collective over the replicas that share, then one over those with the same experts."""
@@ -110,9 +111,6 @@ class Network:
             )
         return self.known[key]
 
-    def expert_stride(self):
-        return self.rank[0, 0, 1, 0] - self.rank[0, 0, 0, 0] if self.spec.dp > 1 else None
-
 
 # ---- layers ----
 
@@ -129,10 +127,10 @@ def _saves_nothing(graph, mode):
 
 
 @cache
-def layer_times(model, strategy, chip, fabric, expert_stride, slowdown):
+def layer_times(model, strategy, chip, fabric, slowdown):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
     graph = graph_of(model, strategy)
-    costs = estimate_costs(graph, chip, fabric, expert_stride=expert_stride)
+    costs = estimate_costs(graph, chip, fabric)
     costs = costs.without(("expert",), strategy.expert_overlap).with_contention(1 - 1 / slowdown)
     makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
     found = []
@@ -187,11 +185,10 @@ class Layers:
             seq=spec.seq,
         )
         self.graph = graph_of(model, self.strategy)
-        stride = network.expert_stride() if spec.ep > 1 else None
         fabric = cluster.fabric
         chip = chip_as_run(cluster.chip, spec.software)
         slower = spec.software.overlap_slowdown
-        self.kinds = layer_times(model, self.strategy, chip, fabric, stride, slower)
+        self.kinds = layer_times(model, self.strategy, chip, fabric, slower)
         self.optimizer = OPTIMIZERS[spec.optimizer]
         self.order = self.graph.order
         self.shards = (spec.shard or spec.dp) * spec.cp
@@ -225,9 +222,8 @@ class Layers:
     def share(self, i):
         """Parameters that a device is left with where replicas share them."""
         held, experts = self.parameters(i)
-        return (held - experts) / self.shards + experts / max(
-            1, self.shards / expert_replicas(self.spec)
-        )
+        same = len(self.network.replicas(True, self.spec.shard))
+        return (held - experts) / self.shards + experts / same
 
     def over_replicas(self, op, i, bytes_each):
         held, experts = self.parameters(i)

@@ -11,8 +11,9 @@ extern "C" {
 double phaze_in_flight(std::int64_t schedule, std::int64_t stages, std::int64_t stage,
                        std::int64_t micro_batches, std::int64_t vpp) noexcept;
 
-// Parameters per device when `shards` replicas shard them: (parameters - experts) / shards +
-// experts / max(1, shards / ep). An expert is on shards / ep replicas.
+// Parameters per device when `shards` devices shard them: (parameters - experts) / shards +
+// experts / max(1, shards / ep). `ep` of those devices have different experts; less than one if
+// tensor-parallel devices have copies of an expert.
 double phaze_shared_parameters(double parameters, double experts, double shards,
                                double ep) noexcept;
 

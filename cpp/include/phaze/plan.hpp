@@ -63,13 +63,14 @@ struct StrategyRecord {
   std::int64_t tp;
   std::int64_t cp;
   std::int64_t ep;
+  std::int64_t etp;  // devices that share each expert
   std::int64_t micro_batch;
   double message_bytes;      // between two stages, one direction, per device
   double gathered_bytes;     // buffers of sequence parallelism
   double copied_parameters;  // of a tied embedding that the last stage copies
   double sent_bytes;         // sent by a device in the collectives of all layers, both passes
   std::int32_t variants;     // recompute variants, least recomputed first
-  std::int32_t group_kind;   // how context and expert groups communicate; part of a plan's identity
+  std::int32_t group_kind;   // how context groups communicate; part of a plan's identity
   double copied_frozen;      // of the copied parameters, those that are not trained
   double copied_state_bytes;  // of the copy's optimiser state, as `more_state_bytes` of a layer
 };
@@ -160,7 +161,7 @@ enum class PlanStatus : std::int32_t {
   kTooManyStages = 5,  // more stages (or chunks) than layers
   kBadSchedule = 6,    // stages, chunks or micro-batches violate a rule of the schedule
   kFewRounds = 7,      // the schedule needs more micro-batches
-  kBadExperts = 8,     // expert-parallel width does not divide the replicas
+  kBadExperts = 8,     // expert groups do not divide the devices of a stage
   kBadStrategy = 9,    // the widths violate a rule of the model
   kBrokenTie = 10,     // a cut between layers that must be in the same stage
   kBadShard = 11,      // replicas that shard state are uneven groups, or shard nothing
@@ -174,11 +175,12 @@ inline constexpr const char* kPlanStatusSentences[] = {
     "there are more stages x chunks than layers",
     "the schedule does not take so many stages, chunks and micro-batches",
     "the schedule needs at least twice as many micro-batches as stages",
-    "expert parallelism does not divide data parallelism",
+    "expert x expert tensor parallelism does not divide tensor x context x data parallelism, or, "
+    "where stages lie between replicas, tensor x context parallelism",
     "the widths do not divide the model",
     "a stage ends between layers that one stage must hold",
-    "sharing replicas do not divide data parallelism, are no multiple of expert "
-    "parallelism, or share nothing with ZeRO 0",
+    "sharing replicas do not divide data parallelism, do not hold every expert equally often, or "
+    "share nothing with ZeRO 0",
 };
 inline constexpr int kPlanStatusCount = static_cast<int>(std::size(kPlanStatusSentences));
 
@@ -198,26 +200,42 @@ struct PlanWidths {
   std::int64_t micro_batch;
   std::int64_t vpp;
   std::int64_t zero;
-  std::int64_t shard;     // 0: all replicas
-  std::int64_t schedule;  // PipelineSchedule
+  std::int64_t shard;       // 0: all replicas
+  std::int64_t schedule;    // PipelineSchedule
+  std::int64_t rank_order;  // RankOrder
 };
 
-// Replicas that the experts of a layer are spread over: if an expert takes fewer than tp devices,
-// one tensor-parallel group has several experts.
-constexpr std::int64_t expert_replicas(std::int64_t tp, std::int64_t ep,
-                                       std::int64_t etp) noexcept {
-  const std::int64_t parts = etp > 0 && tp > etp ? tp / etp : 1;
-  return ep > parts ? ep / parts : 1;
-}
+// The devices of a stage as experts use them (parallel folding of Megatron-Core, Liu et al. 2025):
+// counted tensor index first, then context, then replica, every `etp` neighbours share an expert
+// and every etp x ep neighbours have one copy of all experts.
+struct ExpertMesh {
+  std::int64_t inner;  // tensor x context: neighbouring ranks
+  std::int64_t dp;
+  std::int64_t ep;
+  std::int64_t etp;
+  bool stages_between;  // ranks of other stages lie between replicas
 
-// The rule of expert parallelism or of sharding among replicas that is violated; `ep` counts
-// replicas.
-constexpr PlanStatus check_sharing(std::int64_t dp, std::int64_t ep, std::int64_t shard,
+  constexpr std::int64_t devices() const noexcept { return etp * ep; }  // of one copy
+
+  // Whether copies of the experts divide the devices of a stage; if stages lie between replicas,
+  // those of each replica.
+  constexpr bool divides() const noexcept {
+    if (static_cast<double>(etp) * static_cast<double>(ep) >
+            static_cast<double>(inner) * static_cast<double>(dp) ||
+        inner * dp % devices() != 0) {
+      return false;
+    }
+    return !stages_between || inner % devices() == 0;
+  }
+};
+
+// The rule of expert parallelism or of sharding among replicas that is violated.
+constexpr PlanStatus check_sharing(const ExpertMesh& mesh, std::int64_t shard,
                                    std::int64_t zero) noexcept {
-  if (dp % ep != 0) return PlanStatus::kBadExperts;
-  if (shard == 0 || shard == dp) return PlanStatus::kOk;
-  return shard > 0 && zero > 0 && dp % shard == 0 && shard % ep == 0 ? PlanStatus::kOk
-                                                                     : PlanStatus::kBadShard;
+  if (!mesh.divides()) return PlanStatus::kBadExperts;
+  if (shard == 0 || shard == mesh.dp) return PlanStatus::kOk;
+  const bool even = shard > 0 && mesh.dp % shard == 0 && mesh.inner * shard % mesh.devices() == 0;
+  return even && zero > 0 ? PlanStatus::kOk : PlanStatus::kBadShard;
 }
 
 // The first rule that widths violate for any model: devices, batch, experts and sharding, chunks of
@@ -233,8 +251,10 @@ inline PlanStatus check_widths(const PlanWidths& w, std::int64_t devices,
       global_batch % (w.dp * w.micro_batch) != 0) {
     return PlanStatus::kBadBatch;
   }
-  const PlanStatus sharing =
-      check_sharing(w.dp, expert_replicas(w.tp, w.ep, w.etp), w.shard, w.zero);
+  const bool between =
+      w.pp > 1 && w.rank_order == static_cast<std::int64_t>(RankOrder::kStagesInside);
+  const ExpertMesh mesh{w.tp * w.cp, w.dp, w.ep, w.etp > 0 ? w.etp : w.tp, between};
+  const PlanStatus sharing = check_sharing(mesh, w.shard, w.zero);
   if (sharing != PlanStatus::kOk) return sharing;
   if (!takes_chunks(static_cast<PipelineSchedule>(w.schedule), w.vpp)) {
     return PlanStatus::kBadSchedule;

@@ -41,12 +41,18 @@ inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t st
   return chunks_in_flight(schedule, stages, stage, micro_batches, vpp) / static_cast<double>(vpp);
 }
 
-// Parameters per device when replicas shard them: (parameters - experts) / shards + experts /
-// max(1, shards / ep). An expert is on shards / ep replicas.
+// Parameters per device when `shards` devices shard them: (parameters - experts) / shards + experts
+// / max(1, shards / ep). `ep` of those devices have different experts, so that an expert is on
+// shards / ep of them; less than one if tensor-parallel devices have copies of an expert.
 inline double shared_parameters(double parameters, double experts, double shards,
                                 double ep) noexcept {
   const double copies = std::max(1.0, shards / ep);
   return (parameters - experts) / shards + experts / copies;
+}
+
+// Of devices with the same tensor index, how many have different experts; see shared_parameters.
+inline double expert_spread(const StrategyRecord& s) noexcept {
+  return static_cast<double>(s.etp * s.ep) / static_cast<double>(s.tp);
 }
 
 // Replicas that shard state among themselves.

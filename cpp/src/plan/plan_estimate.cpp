@@ -122,7 +122,7 @@ class Estimator {
   // Weights, gradients and optimiser state of a layer, by kind.
   void find_states() {
     const LayoutRecord& l = layout_.record;
-    const auto experts = static_cast<double>(space_.strategies[at(l.strategy)].ep);
+    const double experts = expert_spread(space_.strategies[at(l.strategy)]);
     states_.resize(at(space_.kinds) + 1);
     for (int kind = 0; kind <= space_.kinds; ++kind) {
       const LayerKindRecord& size = space_.size_of(l.strategy, kind);

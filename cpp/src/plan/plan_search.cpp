@@ -57,11 +57,11 @@ class CandidateQueue {
 
 // Layouts that differ only in rank order count as one plan; a strategy whose expert groups have a
 // larger stride counts separately.
-using Kind = std::array<std::int64_t, 11>;
+using Kind = std::array<std::int64_t, 12>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];
-  return {s.tp,  s.cp,   s.ep, s.micro_batch,       l.schedule,  l.pp,
-          l.vpp, l.zero, l.dp, sharing_replicas(l), s.group_kind};
+  return {s.tp, s.cp,  s.ep,   s.etp, s.micro_batch,       l.schedule,
+          l.pp, l.vpp, l.zero, l.dp,  sharing_replicas(l), s.group_kind};
 }
 
 // The times of the fastest plans found so far, one of each kind.

@@ -31,7 +31,7 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
 }
 
 bool good_strategy(const StrategyRecord& s) noexcept {
-  return s.tp >= 1 && s.cp >= 1 && s.ep >= 1 && s.micro_batch >= 1 && s.variants >= 1 &&
+  return s.tp >= 1 && s.cp >= 1 && s.ep >= 1 && s.etp >= 1 && s.micro_batch >= 1 && s.variants >= 1 &&
          s.variants <= kMaxVariants && is_size(s.message_bytes) && is_size(s.gathered_bytes) &&
          is_size(s.copied_parameters) && is_size(s.sent_bytes) && is_size(s.copied_frozen) &&
          is_size(s.copied_state_bytes) && s.copied_frozen <= s.copied_parameters;
@@ -44,12 +44,27 @@ bool good_training(const TrainingRecord& t) noexcept {
          is_size(t.contention) && t.contention < 1.0;
 }
 
+ExpertMesh mesh_of(const LayoutRecord& l, const StrategyRecord& s) noexcept {
+  const bool inside = l.rank_order == static_cast<std::int32_t>(RankOrder::kStagesInside);
+  return {s.tp * s.cp, l.dp, s.ep, s.etp, inside && l.pp > 1};
+}
+
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
   const std::int64_t inner = s.tp * s.cp;
   return l.pp >= 1 && l.pp <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 && l.zero <= 3 &&
          l.dp >= 1 && l.micro_batches >= 1 && (l.rank_order == 0 || l.rank_order == 1) &&
          inner <= devices && l.dp <= devices / inner && l.pp <= devices / (inner * l.dp) &&
-         check_sharing(l.dp, s.ep, l.shard, l.zero) == PlanStatus::kOk;
+         check_sharing(mesh_of(l, s), l.shard, l.zero) == PlanStatus::kOk;
+}
+
+// The ranks of `count` devices of a stage, every `step`-th from the first on: `inner` devices are
+// neighbours, and the next `inner` begin `apart` ranks further. Either these are neighbours too, or
+// `step` divides `inner`.
+GroupShape folded_group(std::int64_t count, std::int64_t step, std::int64_t inner,
+                        std::int64_t apart) noexcept {
+  if (inner % step != 0) return {count, step, 1, 0};
+  const std::int64_t run = inner / step;
+  return {run, step, count / run, apart};
 }
 
 bool known_schedule(std::int32_t code) noexcept {
@@ -288,7 +303,7 @@ void PlanSpaceImpl::add_kind_bytes(int zero, const LayerKindRecord& size, const 
 }
 
 // Gradients and weights of a layer are exchanged among all devices with the same ones:
-// context-parallel devices of all replicas; for an expert, those of the replicas that have that
+// context-parallel devices of all replicas; for an expert, the devices of the stage that have that
 // expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
 // shards of a device are summed over all groups, once per step.
 void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs,
@@ -300,19 +315,24 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
   const std::int64_t sharing = sharing_replicas(layout);
-  const LayerParameters p = layer_parameters(size, costs->shards, static_cast<double>(s.ep));
+  const LayerParameters p = layer_parameters(size, costs->shards, expert_spread(s));
   add_kind_bytes(layout.zero, size, p, costs);
   const double experts = size.expert_parameters - size.frozen_experts;  // that are trained
   const double dense = p.trained - experts;
+  const std::int64_t copies_apart = s.etp * s.ep;  // of an expert, counted in devices of the stage
+  const std::int64_t holders = inner * sharing / copies_apart;
+  const GroupShape expert_group = folded_group(holders, copies_apart, inner, apart);
   const auto seconds = [&](CollectiveOp op, double bytes, double all, double in_experts) {
     const int code = static_cast<int>(op);
+    const GroupShape& g = expert_group;
     return collective_s(code, bytes * (all - in_experts), s.cp, s.tp, sharing, apart, status) +
-           collective_s(code, bytes * in_experts, s.cp, s.tp, sharing / s.ep, apart * s.ep, status);
+           collective_s(code, bytes * in_experts, g.ranks, g.stride, g.outer_ranks, g.outer_stride,
+                        status);
   };
   const int zero = layout.zero;
   const std::int64_t copies = layout.dp / sharing;
-  const auto across = [&](double parameters, std::int64_t holders) {
-    const double share = parameters / static_cast<double>(holders * s.cp);
+  const auto across = [&](double parameters, std::int64_t sharing_devices) {
+    const double share = parameters / static_cast<double>(sharing_devices);
     return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
                         copies, apart * sharing, 1, 0, status);
   };
@@ -333,7 +353,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
     const double bytes = training.gradient_bytes * (zero >= 1 ? p.shared_trained : p.trained);
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
-  costs->sync_s.push_back(reduced_s + across(dense, sharing) + across(experts, sharing / s.ep) +
+  costs->sync_s.push_back(reduced_s + across(dense, sharing * s.cp) + across(experts, holders) +
                           paired_s);
   costs->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   costs->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);

@@ -1,0 +1,110 @@
+"""Experts folded over tensor, context and data parallelism, against ranks and messages one by one."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from reference.expert_mesh import Dispatch, meshes
+
+from phaze_fast import models
+from phaze_fast.cost.collectives import rank_groups
+from phaze_fast.export.ranks import Ranks
+from phaze_fast.models import MixtureOfExperts
+from phaze_fast.opgraph import GROUPS, Strategy, layer_graph
+
+EXPERTS, TOP_K, HIDDEN = 16, 4, 64
+MODEL = models.load("mixtral-8x7b").replace(
+    layers=1, hidden=HIDDEN, heads=8, kv_heads=8, head_dim=8, ffn=64, vocab=128, seq=256,
+    moe=MixtureOfExperts(experts=EXPERTS, top_k=TOP_K, expert_ffn=64),
+)  # fmt: skip
+
+
+def random_mesh(rng):
+    """Widths of attention, and of experts over the same devices; all are powers of two."""
+    while True:
+        names = ("tp", "cp", "dp", "etp", "ep")
+        widths = {name: 2 ** rng.randrange(4) for name in names}
+        devices = widths["tp"] * widths["cp"] * widths["dp"]
+        if devices <= 64 and devices % (widths["etp"] * widths["ep"]) == 0:
+            return widths
+
+
+def block_of(strategy):
+    graph = layer_graph(MODEL, strategy)
+    layer = next(layer for layer in graph.layers if layer.kind == "moe-block")
+    return graph, layer.forward
+
+
+def copies_by_tier(graph, forward, name, devices, node):
+    """Rows of a collective by the links they cross, from its payload and the ranks of its group."""
+    at = forward.names.index(name)
+    op, ranks = forward.ops[at], rank_groups(graph)
+    count, stride = (column[int(op["group"])] for column in (ranks.ranks, ranks.stride))
+    each = float(op["payload_bytes"]) / (2 * HIDDEN) / count  # of a message to one rank
+    first = np.arange(count) * stride
+    nodes = first // node
+    inside = int((nodes[:, None] == nodes[None, :]).sum()) - count
+    groups = devices // count
+    outside = count * count - count - inside
+    return [groups * each * n for n in (count, inside, outside)]
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_bytes_of_messages_by_tier_are_those_of_every_token(block):
+    rng, gathered = random.Random(block), 0
+    for _ in range(100):
+        widths = random_mesh(rng)
+        node, devices = 2 ** rng.randrange(1, 4), widths["tp"] * widths["cp"] * widths["dp"]
+        split = widths["tp"] == 1 or widths["etp"] != widths["tp"] or rng.random() < 0.7
+        strategy = Strategy(
+            tp=widths["tp"], cp=widths["cp"], ep=widths["ep"], etp=widths["etp"],
+            sequence_parallel=split and widths["tp"] > 1,
+        )  # fmt: skip
+        graph, forward = block_of(strategy)
+        whole = Dispatch(widths, MODEL.seq // widths["cp"], EXPERTS, TOP_K, strategy.own_rows)
+        if widths["ep"] > 1:
+            found = copies_by_tier(graph, forward, "dispatch", devices, node)
+            assert found == Dispatch.by_tier(whole.sent, node), widths
+        if whole.gathered:
+            gathered += 1
+            _, inside, outside = copies_by_tier(graph, forward, "experts-gather", devices, node)
+            assert [0, inside, outside] == Dispatch.by_tier(whole.gathered, node), widths
+        up = forward.ops[forward.names.index("expert-up")]
+        local = EXPERTS // widths["ep"]
+        flops = 2.0 * whole.computed[0] * HIDDEN * 64 / widths["etp"]
+        assert float(up["flops"]) == pytest.approx(flops, rel=1e-12), (widths, local)
+        assert set(whole.computed.values()) == {whole.computed[0]}
+    assert gathered >= 20
+
+
+def random_plan(rng):
+    widths = {**random_mesh(rng), "pp": rng.choice([1, 2, 3])}
+    inner, copy = widths["tp"] * widths["cp"], widths["etp"] * widths["ep"]
+    inside = rng.random() < 0.5 and (inner == copy or widths["pp"] == 1)
+    order = "stages-inside" if inside else "replicas-inside"
+    devices = inner * widths["dp"] * widths["pp"]
+    plan = SimpleNamespace(**widths, rank_order=order, shard=widths["dp"], devices=devices)
+    return widths, inside, plan
+
+
+def test_groups_are_those_of_megatron_core():
+    """Of 500 random plans, by Megatron-Core's two rank generators, and in both orders of ranks."""
+    rng, orders = random.Random(7), set()
+    for _ in range(500):
+        widths, inside, plan = random_plan(rng)
+        ranks, expected = Ranks(plan), meshes(widths, inside)
+        orders.add((inside, widths["cp"] > 1, widths["ep"] * widths["etp"] > widths["tp"]))
+        for kind, groups in expected.items():
+            found = {tuple(sorted(ranks.group(ranks.place(r), kind))) for r in range(len(ranks))}
+            assert sorted(found) == groups, (kind, widths, inside)
+        strategy = Strategy(
+            tp=widths["tp"], cp=widths["cp"], ep=widths["ep"], etp=widths["etp"],
+            sequence_parallel=widths["tp"] > 1,
+        )  # fmt: skip
+        laid_out = rank_groups(layer_graph(MODEL, strategy))
+        for kind in ("tensor", "context", "expert", "expert-tensor"):
+            at = GROUPS.index(kind)
+            first = tuple(k * laid_out.stride[at] for k in range(laid_out.ranks[at]))
+            assert first == expected[kind][0], (kind, widths)
+    assert len(orders) >= 6
