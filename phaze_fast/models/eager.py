@@ -142,7 +142,7 @@ def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = F
             f"{model.name}"
         )
     graph = _graph(model.replace(seq=tokens), "compiled" if compiles else "eager")
-    if graph.trained_parameters() != model.trained_parameters():
+    if model.lora is not None and graph.trained_parameters() != model.trained_parameters():
         raise InvalidInputError(
             f"lora: {model.name}: not all adapters of {_family(model)} are known; trace the module "
             "with its adapters (phaze-fast trace), or use a software profile with fused kernels"

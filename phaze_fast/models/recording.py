@@ -9,6 +9,13 @@ from typing import Any
 Modules = tuple[tuple[int, str], ...]
 """Running modules, outermost first: number of the call, and path of the module."""
 
+NEED_CONTIGUOUS = frozenset(
+    f"{name}{end}"
+    for name in ("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax")
+    for end in ("", "_backward", "_backward_data")
+)
+"""Operators whose kernels first copy arrays that are not contiguous."""
+
 
 @dataclass(frozen=True)
 class Array:

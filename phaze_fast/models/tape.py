@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from phaze_fast.models.lora import Lora
-from phaze_fast.models.recording import Array, Call, Saved
+from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Call, Saved
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4, "complex64": 8}
 """Bytes of an element by number format; a result has the later format of its operands."""
@@ -252,6 +252,8 @@ class Tape:
         self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **options: Any
     ) -> None:
         """Record an operator, unless it works on constants alone."""
+        if name in NEED_CONTIGUOUS:
+            reads = [x if x.is_contiguous else self._copied(x) for x in reads]
         arrays = tuple(map(self._array, reads))
         if not any(array.parameter or array.storage in self._writer for array in arrays):
             return
@@ -280,6 +282,13 @@ class Tape:
                 self.copies[array.storage] = self.copies.get(
                     reads[0].storage.key, reads[0].storage.key
                 )
+
+    def _copied(self, x: Tensor) -> Tensor:
+        """Record the copy that PyTorch makes of a tensor for a kernel that needs it contiguous."""
+        copy = Tensor(self, x.shape, x.dtype)
+        copy.node, copy.slot = x.node, x.slot
+        self.add("clone", [x], [copy])
+        return copy
 
     def created(self, tensor: Tensor) -> Tensor:
         """Note a tensor that the backward pass fills, such as zeros for a missing gradient."""

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models.recording import Array, Call, Saved
+from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Call, Saved
 from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
@@ -298,12 +298,6 @@ _ON_DATA = (
 _MOST_CALLS = 200_000
 """Most operators of one step; a transformer of a hundred layers has about ten thousand."""
 _COPIES = frozenset({"_to_copy", "clone"})
-_CONTIGUOUS = frozenset(
-    f"{name}{end}"
-    for name in ("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax")
-    for end in ("", "_backward", "_backward_data")
-)
-"""Operators whose kernels first copy arrays that are not contiguous."""
 _MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -487,7 +481,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             convolve = self._convolution if name == "convolution" else self._convolution_gradients
             convolve(args, out)
             return out
-        if name in _CONTIGUOUS:
+        if name in NEED_CONTIGUOUS:
             reads = [self._copied(array) if array.strides else array for array in reads]
         options: dict[str, Any] = {}
         if name in _MASKS:

@@ -88,7 +88,7 @@ def test_seconds_from_tokens_or_operations():
     [
         ({"chip": "RTX-3090;Titan-RTX"}, "several kinds"),
         ({"arguments": "hybrid-layer-pattern=M-M"}, "Mamba"),
-        ({"optimizer": "muon"}, "muon"),
+        ({"optimizer": "rmsprop"}, "rmsprop"),
         ({"precision": "fp32"}, "fp32"),
         ({"model": "mystery", "layers": ""}, "mystery"),
     ],

@@ -74,6 +74,7 @@ class Step:
     saved: list = field(default_factory=list)
     parameters: dict = field(default_factory=dict)
     copies: dict = field(default_factory=dict)
+    frozen: set = field(default_factory=set)
     constants: object = None
     writers: dict = field(default_factory=dict)
     storages: int = 0
