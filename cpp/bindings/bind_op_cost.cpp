@@ -149,7 +149,7 @@ void bind_op_cost(py::module_& module) {
                        payload_bytes, collective, group, causal, epilogue, function, format);
   module.attr("OPERATOR_DTYPE") = py::dtype::of<OperatorRecord>();
   PYBIND11_NUMPY_DTYPE(VectorCost, ops_per_element, ops_per_row, launches, byte_factor, row_limit,
-                       long_ops, long_bytes);
+                       long_ops, long_bytes, most_rows, row_cycles);
   PYBIND11_NUMPY_DTYPE(TuningRecord, clock_factor, launch_s, vector_launch_share, efficiency,
                        unit_overhead_s, reduction_s, sustained_macs_per_s, hbm_share,
                        hbm_write_share, product_hbm_share, port_share, port_even_bytes_per_cycle,
@@ -171,6 +171,7 @@ void bind_op_cost(py::module_& module) {
   py::tuple functions(std::size(kFunctionNames));
   for (std::size_t i = 0; i < std::size(kFunctionNames); ++i) functions[i] = kFunctionNames[i];
   module.attr("FUNCTIONS") = functions;
+  module.attr("FIRST_CONVOLUTION") = kFirstConvolution;
   module.attr("MAX_TILES") = kMaxTiles;
   const auto define = [&](const char* name, auto function) {
     module.def(name, function, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),

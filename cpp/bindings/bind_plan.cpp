@@ -463,7 +463,7 @@ py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t dev
 
 void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
-                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, unused);
+                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, etp, micro_batch, message_bytes, gathered_bytes,
                        copied_parameters, sent_bytes, variants, group_kind);
   PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, pp, vpp, zero, rank_order, dp,

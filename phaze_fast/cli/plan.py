@@ -40,7 +40,7 @@ def _zero(plan: Plan) -> str:
     return f"{plan.zero} of {plan.shard}" if plan.hybrid else str(plan.zero)
 
 
-def _row(plan: Plan, cluster_devices: int) -> list[str]:
+def _row(plan: Plan, cluster_devices: int, images: bool) -> list[str]:
     return [
         str(plan.tp),
         str(plan.pp),
@@ -53,7 +53,7 @@ def _row(plan: Plan, cluster_devices: int) -> list[str]:
         plan.recompute,
         format_time(plan.time_s),
         format_bytes(plan.memory_bytes),
-        f"{plan.tokens_per_s:,.0f}",
+        f"{plan.samples_per_s if images else plan.tokens_per_s:,.0f}",
         f"{plan.mfu:.1%}",
         str(cluster_devices - plan.devices),
     ]
@@ -81,8 +81,10 @@ _SHORT_COLUMNS = ["plan", "step>", "memory>", "MFU>"]
 def _plans_table(title: str, result: Plans, plans: Sequence[Plan], caption: str = "") -> Group:
     if is_narrow():
         return table(title, _SHORT_COLUMNS, [_short_row(plan) for plan in plans], caption)
-    rows = [_row(plan, result.cluster.devices) for plan in plans]
-    return table(title, _COLUMNS, rows, caption)
+    images = result.model.sample == "image"
+    rows = [_row(plan, result.cluster.devices, images) for plan in plans]
+    columns = ["images/s>" if images and name == "tokens/s>" else name for name in _COLUMNS]
+    return table(title, columns, rows, caption)
 
 
 def time_table(title: str, plan: Plan) -> Group:

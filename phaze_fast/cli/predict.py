@@ -39,20 +39,24 @@ def _document(
 
 
 def _tables(
-    plan: Plan, title: str, calibration: Calibration, budget: BudgetAnswer | None
+    plan: Plan, model: Model, title: str, calibration: Calibration, budget: BudgetAnswer | None
 ) -> list[RenderableType]:
     fits = f"{format_bytes(plan.limit_bytes - plan.memory_bytes)} free"
     if plan.over_bytes:
         fits = f"{format_bytes(plan.over_bytes)} ({plan.over_bytes:,.0f} bytes) OVER"
     low, high = (format_time(seconds) for seconds in plan.interval_s)
+    speeds = [("images/s", f"{plan.samples_per_s:,.2f}")]
+    if model.sample != "image":
+        speeds = [("samples/s", f"{plan.samples_per_s:,.2f}")]
+        speeds.append(("tokens/s", f"{plan.tokens_per_s:,.0f}"))
     rows = [
         ("step", f"{format_time(plan.time_s)} (80% interval {low} to {high})"),
-        ("samples/s", f"{plan.samples_per_s:,.2f}"),
-        ("tokens/s", f"{plan.tokens_per_s:,.0f}"),
+        *speeds,
         ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),
         ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
         ("peak memory", f"{plan.peak['instant']}; most besides weights and optimiser: "
          f"{plan.peak['term']}"),
+        *([("at the peak", plan.fullest.holders)] if plan.fullest.holders else []),
         ("energy", f"{plan.energy_j:,.0f} J a step"),
     ]  # fmt: skip
     return [
@@ -116,8 +120,10 @@ def predict_plan(
         step_j=predicted.energy_j,
     )
     output.write_page(lambda: plan_page(loaded, cluster, [predicted], typed()))
-    title = f"{loaded.name} on {cluster.devices} x {chip.name}: {predicted}"
+    title = (
+        f"{loaded.name} on {cluster.devices} x {chip.name}: {predicted.described(loaded.sample)}"
+    )
     output.emit(
         lambda: _document(predicted, problem_of(loaded, cluster), chip.calibration, run),
-        lambda: _tables(predicted, title, chip.calibration, run),
+        lambda: _tables(predicted, loaded, title, chip.calibration, run),
     )

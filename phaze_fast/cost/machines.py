@@ -80,7 +80,7 @@ def in_format(ops: Array, precision: tuple[float, float, float, float]) -> Array
     if in_share == out_share == 1.0:
         return ops
     scaled = ops.copy()
-    products = ops["function"] == 0
+    products = (ops["function"] == 0) | (ops["function"] >= _core.FIRST_CONVOLUTION)
     scaled["read_bytes"] *= np.where(products, in_share, out_share)
     scaled["write_bytes"] *= out_share
     return scaled

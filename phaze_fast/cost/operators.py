@@ -22,6 +22,7 @@ from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes, format_time
 
 _ELEMENT_BYTES = 2.0
+VECTOR_FUNCTIONS = _core.FUNCTIONS[4 : _core.FIRST_CONVOLUTION]
 _CODES = {name: code for code, name in enumerate(_core.FUNCTIONS)}
 _ARRAYS_READ = {"add": 2, "multiply": 2}
 _ADAM_BYTES = 14.0  # parameter and two moments read and written, gradient read
@@ -91,7 +92,7 @@ def vector_ops(function: str, rows: Sequence[int], cols: Sequence[int]) -> Array
     Parameters
     ----------
     function
-        One of ``_core.FUNCTIONS``, such as ``gelu`` or ``layernorm-backward``; for ``adamw`` rows
+        One of `VECTOR_FUNCTIONS`, such as ``gelu`` or ``layernorm-backward``; for ``adamw`` rows
         are parameters and there is one column.
     rows, cols
         Size of each.
@@ -101,9 +102,9 @@ def vector_ops(function: str, rows: Sequence[int], cols: Sequence[int]) -> Array
     >>> float(vector_ops("add", [4], [8])["read_bytes"][0])
     128.0
     """
-    if function not in _CODES or _CODES[function] < _CODES["add"]:
+    if function not in VECTOR_FUNCTIONS:
         raise InvalidInputError(
-            f"function: {function!r} is not accepted; {nearest(function, _core.FUNCTIONS[4:])}"
+            f"function: {function!r} is not accepted; {nearest(function, VECTOR_FUNCTIONS)}"
         )
     heights, widths = _columns(rows=rows, cols=cols)
     ops = np.zeros(len(heights), dtype=_core.OPERATOR_DTYPE)
@@ -220,7 +221,7 @@ def _outside(chip: Accelerator, op: Any, dtype: Dtype) -> bool:
         return False
     if dtype not in ("bf16", "fp16"):
         return True
-    if op["function"] != 0:
+    if 0 < op["function"] < _core.FIRST_CONVOLUTION:
         return False
     return any(
         not low <= op[name] <= high

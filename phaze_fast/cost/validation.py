@@ -15,7 +15,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.cost.machines import machines
-from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
+from phaze_fast.cost.operators import VECTOR_FUNCTIONS, attention_ops, product_ops, vector_ops
 from phaze_fast.documents import CsvRow, csv_rows
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator
@@ -87,8 +87,8 @@ def _vector_row(row: CsvRow, into: Measurements) -> None:
     both = op.endswith("_fwd_bwd")
     wanted = [name, f"{name}-backward"] if both else [name]
     for function in wanted:
-        if function not in _core.FUNCTIONS[4:]:
-            raise row.fault("op", f"a known operator; {nearest(function, _core.FUNCTIONS[4:])}")
+        if function not in VECTOR_FUNCTIONS:
+            raise row.fault("op", f"a known operator; {nearest(function, VECTOR_FUNCTIONS)}")
     into.labels.append(f"{op} {size[0][0]}x{size[1][0]}")
     ops = np.concatenate([vector_ops(function, *size) for function in wanted])
     into.add("us_median", row.positive("us_median"), ops)

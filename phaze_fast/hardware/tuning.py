@@ -7,6 +7,7 @@ chip's times rest on measurements of it, of another chip, or on its data sheet a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -64,6 +65,23 @@ _OPERATIONS = {
     "rotary-backward": 4.0,
     "embedding-backward": 1.0,
     "cross-entropy-backward": 9.0,
+    "strided": 1.0,
+    "transpose": 1.0,
+    "reduce": 1.0,
+    "reduce-columns": 1.0,
+    "batchnorm": 7.0,
+    "batchnorm-backward": 14.0,
+    "batchnorm-nchw": 7.0,
+    "batchnorm-nchw-backward": 14.0,
+    "groupnorm": 7.0,
+    "groupnorm-backward": 14.0,
+    "layernorm-plain-backward": 12.0,
+    "pool": 9.0,
+    "pool-backward": 9.0,
+    **dict.fromkeys(_core.FUNCTIONS[_core.FIRST_CONVOLUTION :], 0.0),
+    **{name: 2.0 for name in _core.FUNCTIONS if name.startswith("depthwise")},
+    "layout": 0.0,
+    "layout-weights": 0.0,
 }
 
 
@@ -85,11 +103,27 @@ class FunctionCost(Record):
     """Factor on the operations of longer rows."""
     long_bytes: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
     """Factor on the bytes of longer rows."""
+    most_rows: Quantity = 0.0
+    """Number of rows above which `ops_per_row` does not grow any more; 0 = no limit."""
+    row_cycles: Quantity = 0.0
+    """Cycles for each element of a row if one core alone works on a row, however few rows there
+    are."""
 
     def with_operations(self, name: str) -> Self:
         """Return the cost with the usual operations of a function where it gives none."""
         usual = {} if self.ops_per_element is not None else {"ops_per_element": _OPERATIONS[name]}
         return self.model_copy(update=usual)
+
+
+_NO_CONVERSION = FunctionCost(ops_per_element=0.0, launches=0.0, byte_factor=0.0)
+_USUAL = {"layout": _NO_CONVERSION, "layout-weights": _NO_CONVERSION}
+"""Costs of functions that a chip does not list, where they differ from those of one pass."""
+
+
+def _cost_of(functions: Mapping[str, FunctionCost], name: str) -> FunctionCost:
+    """Return the cost of a function on a chip that lists the costs of some."""
+    cost = functions.get(name) or _USUAL.get(name) or FunctionCost()
+    return cost.with_operations(name)
 
 
 class AttentionTuning(Record):
@@ -249,7 +283,7 @@ class Tuning(Record):
         """
         functions = {}
         for name in _OPERATIONS:
-            cost = self.functions.get(name, FunctionCost()).with_operations(name)
+            cost = _cost_of(self.functions, name)
             functions[name] = cost.replace(
                 ops_per_element=(cost.ops_per_element or 0.0) / factor,
                 ops_per_row=cost.ops_per_row / factor,
@@ -328,7 +362,7 @@ def tuning_record(
             row[f"{kind}_m"][i], row[f"{kind}_n"][i] = m, n
     for code, name in enumerate(_core.FUNCTIONS):
         if name in _OPERATIONS:
-            cost = tuning.functions.get(name, FunctionCost()).with_operations(name)
+            cost = _cost_of(tuning.functions, name)
             row["functions"][code] = tuple(getattr(cost, n) for n in FunctionCost.model_fields)
     return record
 

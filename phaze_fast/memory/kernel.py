@@ -40,8 +40,8 @@ _in_flight = _rule("phaze_in_flight", _f8, *[_i8] * 5)
 _shared = _rule("phaze_shared_parameters", _f8, *[_f8] * 4)
 _state_bytes = _rule("phaze_state_bytes", types.void, *[_f8] * 5, _i8, *[_f8] * 3, _out)
 _gathered = _rule("phaze_gathered_bytes", _f8, _i8, *[_f8] * 3)
-_peak_total = _rule("phaze_peak_total", _f8, *[_f8] * 11)
-_peak = _rule("phaze_peak", _i8, *[_f8] * 11, _out)
+_peak_total = _rule("phaze_peak_total", _f8, *[_f8] * 11, _i8, _f8, _f8)
+_peak = _rule("phaze_peak", _i8, *[_f8] * 11, _i8, _f8, _f8, _out)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -75,7 +75,7 @@ def fill(rows: Array, out: Array, fragmentation: float) -> None:
         buffers += _gathered(zero, row["largest_layer"], row["weight_bytes"], shards)
         instant = _peak(
             row["stash_bytes"], row["live_bytes"], row["head_bytes"], buffers, late, last, first,
-            first_stash, waiting, float(row["micro_batches"]), share, peak.ctypes,
+            first_stash, waiting, float(row["micro_batches"]), share, 0, 0.0, 0.0, peak.ctypes,
         )  # fmt: skip
         out[i]["weights"] = weights
         out[i]["gradients"] = gradients + peak[3]
@@ -136,17 +136,23 @@ def _longest_stage(
     """
     micro_batches = layout["micro_batches"]
     waiting = _in_flight(layout["schedule"], layout["pp"], stage, micro_batches, 1)
-    first = last
+    by_layer, first = sizes[0]["layer_peaks"], last
     for v in range(variants):
         state, stash, live, once, gathered = 0.0, 0.0, 0.0, 0.0, 0.0
-        late, late_last = 0.0, 0.0
+        late, late_last, freed, later, most = 0.0, 0.0, 0.0, 0.0, -np.inf
         i = last
         while i > stop:
             k = order[i - 1]
             boundary = sizes[k]["boundary"] != 0
             state += kinds[k, _STATE]
+            own = sizes[k]["live_bytes"][v]
+            if by_layer:
+                layer_peak = own - stash + (0.0 if micro_batches > waiting else late)
+                if layer_peak > most:
+                    most, live, freed, later = layer_peak, own, stash, late
+            else:
+                live = max(live, own)
             stash += sizes[k]["stash_bytes"][v]
-            live = max(live, sizes[k]["live_bytes"][v])
             once += sizes[k]["once_bytes"]
             gathered = max(gathered, kinds[k, _GATHERED])
             late += kinds[k, _LATE]
@@ -158,7 +164,7 @@ def _longest_stage(
                 first_stash += sizes[order[1]]["stash_bytes"][v]
             peak = _peak_total(
                 stash, live, once, buffers + gathered, late, late_last, late_first, first_stash,
-                waiting, float(micro_batches), share,
+                waiting, float(micro_batches), share, by_layer, freed, later,
             )  # fmt: skip
             if state + peak > limit:
                 break

@@ -8,7 +8,11 @@ from phaze_fast.models.flops import narayanan_flops as narayanan_flops
 from phaze_fast.models.graph_model import GraphLayer as GraphLayer
 from phaze_fast.models.graph_model import GraphModel as GraphModel
 from phaze_fast.models.graph_model import GraphOperator as GraphOperator
+from phaze_fast.models.graph_model import HeldTensor as HeldTensor
+from phaze_fast.models.graph_model import LayerPeak as LayerPeak
 from phaze_fast.models.graph_model import SavedTensor as SavedTensor
+from phaze_fast.models.graph_model import held_bytes as held_bytes
+from phaze_fast.models.graph_model import peak_bytes as peak_bytes
 from phaze_fast.models.huggingface import from_hf as from_hf
 from phaze_fast.models.presets import Model as Model
 from phaze_fast.models.presets import load as load

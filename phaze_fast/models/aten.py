@@ -33,9 +33,10 @@ def _kinds() -> dict[str, tuple[str, str]]:
     }
 
 
-def is_known(name: str) -> bool:
-    """Whether the work of an operator is known."""
-    return name in _kinds() or name in (*_PRODUCTS, *_OTHERS)
+def is_known(call: Any) -> bool:
+    """Whether the work of an operator is known; PyTorch itself tags element-wise ones."""
+    tagged = bool(call.options.get("element_wise")) or call.name.startswith("fused")
+    return tagged or call.name in _kinds() or call.name in (*_PRODUCTS, *_OTHERS)
 
 
 @dataclass(frozen=True)
@@ -122,44 +123,216 @@ def _attention(call: Any) -> Figures:
     )
 
 
+# ---- convolutions ----
+
+_TURNED = {
+    "convolution": "gemm",
+    "convolution_input": "gemm-input-gradient",
+    "convolution_weight": "gemm-weight-gradient",
+}
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """Sizes of a convolution, forward or one of its gradients."""
+
+    x: Sequence[int]
+    weights: Sequence[int]
+    out: Sequence[int]
+    groups: int
+    strides: tuple[int, ...]
+    channels_last: bool
+
+    @classmethod
+    def of(cls, call: Any) -> _Convolution:
+        shapes, first = call.options, call.reads[0]
+        x = shapes.get("x", first.shape)
+        weights = shapes.get("weights", call.reads[-1 if "out" in shapes else 1].shape)
+        out = shapes.get("out", call.writes[0].shape)
+        if shapes["transposed"]:
+            x, out = out, x
+        strides = tuple(shapes.get("strides", (1,) * (len(out) - 2)))
+        last = shapes.get("channels_last", first.channels_last)
+        return cls(x, weights, out, shapes["groups"], strides, last)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the filter."""
+        return math.prod(self.weights[2:])
+
+    @property
+    def pixels(self) -> int:
+        """Positions of the output, of all samples."""
+        return self.x[0] * math.prod(self.out[2:])
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every channel has a filter of its own."""
+        return self.weights[1] == 1 and self.weights[0] == self.groups
+
+    def sizes(self, name: str) -> tuple[int, int, int, int]:
+        """(b, m, n, k) of the product: patches times weights, as implicit GEMMs compute it.
+
+        A gradient of the input gathers patches of the output's gradient. With strides it splits
+        into one product for each residue of a position, which reads its share of the filter.
+        """
+        k, n = self.weights[1], max(self.weights[0] // self.groups, 1)
+        if name == "convolution":
+            return self.groups, self.pixels, n, k * self.taps
+        if name == "convolution_weight":
+            return self.groups, k * self.taps, n, self.pixels
+        phases = math.prod(map(min, self.strides, self.weights[2:]))
+        depth = max(round(n * self.taps / phases), 1)
+        return self.groups, self.pixels * phases, k, depth
+
+    @property
+    def seen(self) -> float:
+        """Share of the input's pixels that a filter touches: strides may skip some."""
+        pairs = zip(self.weights[2:], self.strides, strict=True)
+        return math.prod(min(1.0, size / stride) for size, stride in pairs)
+
+    def function(self) -> str:
+        """Class of kernels, by what cuDNN's need: see docs/cost.md, "Convolutions".
+
+        Tensor cores take channels in groups of 8, padded if there are fewer, and at full speed
+        groups of 64; they want channels last. A filter of one position is a plain product in
+        either layout, if the pixels of a channel are aligned.
+        """
+        channels = (self.weights[1], self.weights[0] // self.groups)
+        layout = "" if self.channels_last else "-nchw"
+        if any(count % 8 for count in channels):
+            return f"convolution-padded{layout}"
+        area = math.prod(self.x[2:])
+        if self.taps == 1 and layout and self.seen == 1.0 and area % 2 == 0:
+            return "convolution" if area % 8 == 0 else "convolution-pointwise"
+        narrow = self.taps > 1 and any(count % 64 for count in channels)
+        return f"convolution{'-narrow' if narrow else ''}{layout}"
+
+
 def _convolution(call: Any) -> Figures:
     """Model a convolution as the product of its patches with its weights."""
-    shapes = call.options
-    x = shapes.get("x", call.reads[0].shape)
-    weights = shapes.get("weights", call.reads[-1 if "out" in shapes else 1].shape)
-    out = shapes.get("out", call.writes[0].shape)
-    groups = call.options["groups"]
-    if call.options["transposed"]:
-        x, out = out, x
-    m, k = x[0] * math.prod(out[2:]), math.prod(weights[1:])
-    n = max(weights[0] // groups, 1)
-    turned = {
-        "convolution": ("gemm", (groups, m, n, k)),
-        "convolution_input": ("gemm-input-gradient", (groups, m, k, n)),
-        "convolution_weight": ("gemm-weight-gradient", (groups, k, n, m)),
-    }
-    kind, sizes = turned[call.name]
-    flops, bias = 2.0 * math.prod(sizes), len(call.reads) == 3
+    shape = _Convolution.of(call)
+    b, m, n, k = shape.sizes(call.name)
     read, write = _bytes(call.reads), _bytes(call.writes)
-    if weights[1] == 1 and n == 1:  # one filter per channel: not computed as a matrix product
-        columns = out[-1]
-        rows = max(math.prod(sizes) // columns, 1)
-        return Figures("multiply", "multiply", (1, rows, columns, 0), flops, read, write)
-    return Figures(kind, "", sizes, flops, read, write, bias=bias and call.name == "convolution")
+    flops = 2.0 * shape.pixels * shape.taps * shape.weights[0] * shape.weights[1]
+    if shape.depthwise:  # not computed as a matrix product
+        turned = call.name == "convolution_input"
+        elements = shape.weights[0] * (
+            shape.x[0] * math.prod(shape.x[2:]) if turned else shape.pixels
+        )
+        function = "depthwise" + ("" if shape.channels_last else "-nchw")
+        function += call.name.removeprefix("convolution").replace("_", "-")
+        return Figures("multiply", function, (1, elements, shape.taps, 0), flops, read, write)
+    if call.name != "convolution_input":  # the input is the first read, or the last of a gradient
+        x = call.reads[-1 if call.name == "convolution_weight" else 0]
+        read -= x.bytes * (1.0 - shape.seen)
+    bias = len(call.reads) == 3 and call.name == "convolution"
+    kind = _TURNED[call.name]
+    return Figures(kind, shape.function(), (b, m, n, k), flops, read, write, bias=bias)
+
+
+# ---- vector operators ----
+
+_ELEMENT_WISE = ("add", "multiply", "copy")
+_NORMS = {"native_batch_norm": "batchnorm", "native_group_norm": "groupnorm"}
+
+
+def _order(array: Any) -> tuple[int, ...]:
+    """Dimensions of more than one element, those of the largest stride first."""
+    dims = [at for at, size in enumerate(array.shape) if size > 1]
+    if not array.strides:
+        return tuple(dims)
+    return tuple(sorted(dims, key=lambda at: -array.strides[at]))
+
+
+def _is_dense(array: Any) -> bool:
+    """Whether an array fills a stretch of memory, in any order of its dimensions."""
+    step = 1
+    for at in reversed(_order(array)):
+        if array.strides and array.strides[at] != step:
+            return False
+        step *= array.shape[at]
+    return True
+
+
+def _element_wise(call: Any, function: str) -> str:
+    """Return the function of an element-wise operator by the layout of its arrays.
+
+    A kernel that runs through memory in one stretch is fast. If an array is broadcast, is a slice
+    or has another order of dimensions than the result, each element's address is computed; if the
+    innermost dimensions differ, neighbours are far apart too.
+    """
+    if call.name.endswith(("_backward", "_scatter")) or call.name in ("index", "index_select"):
+        return function  # fills an array, and copies a part of it; or copies whole rows
+    out = max(call.writes, key=lambda array: array.elements)
+    arrays = [x for x in (*call.reads, *call.writes) if x.elements > 1]
+    cut = call.name in ("cat", "stack")
+    inner = {_order(x)[-1:] for x in arrays if x.elements == out.elements and len(_order(x)) > 1}
+    if not cut and len({len(x.shape) for x in arrays}) == 1 and len(inner) > 1:
+        return "transpose"
+    if cut:
+        return "strided" if any(x.strides for x in arrays) else function
+    same = all(_is_dense(x) and _order(x) == _order(out) for x in arrays)
+    whole = all(x.elements == out.elements for x in arrays)
+    return function if same and whole else "strided"
+
+
+def _reduced(call: Any) -> tuple[str, tuple[int, int, int, int]]:
+    """Return function and sizes of a reduction: over the innermost dimension, or over others."""
+    array, out = max(call.reads, key=lambda x: x.elements), call.writes[0]
+    kept, last = max(out.elements, 1), len(array.shape) - 1
+    if out.shape[-1:] == array.shape[-1:] and _order(array)[-1:] == (last,):
+        return "reduce-columns", (1, max(array.elements // kept, 1), kept, 0)
+    return "reduce", (1, kept, max(array.elements // kept, 1), 0)
+
+
+def _norm(call: Any, function: str) -> tuple[str, tuple[int, int, int, int] | None]:
+    """Return the function of a norm by its layout, and its sizes if rows are not the last ones."""
+    name = call.name.removesuffix("_backward")
+    if name == "native_layer_norm" and call.backward and len(call.writes) == 1:
+        return "layernorm-plain", None  # no gradients of weights, which sum over all rows
+    if name not in _NORMS:
+        return function, None
+    x = max(call.reads, key=lambda array: array.elements)
+    if name == "native_group_norm":
+        return "groupnorm", None
+    layout = "" if x.channels_last or len(x.shape) == 2 else "-nchw"
+    return f"batchnorm{layout}", (1, x.shape[1], x.elements // x.shape[1], 0)
 
 
 def _vector(call: Any) -> Figures:
-    kind, function = _kinds()[call.name]
+    kind, function = _kinds().get(call.name, ("multiply", "multiply"))
     largest = max((*call.reads, *call.writes), key=lambda array: array.elements)
     read, write = _bytes(call.reads), _bytes(call.writes)
     if kind == "embedding":  # only the rows of the table that are looked up
         largest, read = call.writes[0], _bytes(call.writes[:1]) + _bytes(call.reads[1:])
     elif kind == "embedding-backward":
         largest = call.reads[0]
+    elif call.name.startswith("nll_loss"):  # one element of a row; its gradient is zero elsewhere
+        ids = call.reads[2 if call.backward else 1]
+        largest = call.writes[0] if call.backward else ids
+        read = float(ids.bytes) if call.backward else 2.0 * ids.bytes
+    elif call.name in ("slice_backward", "select_backward"):  # zeros, and a copy into a part
+        write += read
     shape = largest.shape or (1,)
     sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
+    if kind == "multiply" and function == "reduce":
+        function, sizes = _reduced(call)
+    elif kind == "multiply" and function in _ELEMENT_WISE and "nll_loss" not in call.name:
+        function = _element_wise(call, function)
+    elif kind.startswith("norm"):
+        function, own = _norm(call, function)
+        sizes = own or sizes
     masks = bool(call.options.get("causal")), int(call.options.get("window", 0))
     return Figures(kind, function, sizes, 0.0, read, write, *masks)
+
+
+def _generated(call: Any) -> Figures:
+    """Model a generated kernel as one function of what it reads and writes."""
+    shape = call.options["shape"] or (1,)
+    sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
+    read, write = _bytes(call.reads), _bytes(call.writes)
+    return Figures(call.options["kind"], call.options["function"], sizes, 0.0, read, write)
 
 
 def figures(call: Any) -> Figures:
@@ -172,4 +345,6 @@ def figures(call: Any) -> Figures:
         return _attention(call)
     if call.name.startswith("convolution"):
         return _convolution(call)
+    if call.name.startswith("fused"):
+        return _generated(call)
     return _vector(call)

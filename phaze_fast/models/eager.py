@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.models.compiled import code_of_class, compiled
 from phaze_fast.models.families import FAMILIES
-from phaze_fast.models.graph_model import GraphModel
+from phaze_fast.models.graph_model import GraphModel, Kernels
 from phaze_fast.models.tape import Tape
 from phaze_fast.models.torch_import import GROUPED, layered
 from phaze_fast.models.transformer import TransformerModel
@@ -70,21 +71,28 @@ def _alike(model: TransformerModel) -> dict[Any, list[int]]:
 _REPEATS = 4
 
 
-def layers_graph(model: TransformerModel, layers: Sequence[int]) -> GraphModel:
+def layers_graph(
+    model: TransformerModel, layers: Sequence[int], kernels: Kernels = "eager"
+) -> GraphModel:
     """Return the graph of a model that has only some of its blocks."""
     small, large = record_model(model, 2, layers), record_model(model, 4, layers)
-    return layered(model.name, small, large, small.modules, model.seq)
+    steps: tuple[Any, Any] = (small, large)
+    if kernels == "compiled":
+        steps = compiled(small, large, code=code_of_class(FAMILIES[_family(model)].__name__))
+    graph = layered(model.name, *steps, small.modules, model.seq)
+    return graph.replace(kernels=kernels)
 
 
-def _graph(model: TransformerModel) -> GraphModel:
+def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
     """Return the graph of a model; of many blocks that are alike, the first and last ones run."""
     groups = _alike(model).values()
     ends = [{*g[: _REPEATS // 2], *g[-_REPEATS // 2 :]} for g in groups]
     run = sorted(set().union(*ends))
-    graph = layers_graph(model, run)
+    graph = layers_graph(model, run, kernels)
     apart = model.encoder_layers or FAMILIES[_family(model)].table_per_layer
     if len(run) == model.layers or apart or not graph.is_chain or len(graph.order) != len(run) + 2:
-        return graph if len(run) == model.layers else layers_graph(model, range(model.layers))
+        whole = range(model.layers)
+        return graph if len(run) == model.layers else layers_graph(model, whole, kernels)
     kinds = dict(zip(run, graph.order[1:-1], strict=True))
     for group in groups:
         inner = kinds[group[min(1, len(group) - 1)]]
@@ -96,7 +104,7 @@ def _graph(model: TransformerModel) -> GraphModel:
 
 
 @lru_cache(maxsize=64)
-def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
+def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = False) -> GraphModel:
     """Return the operators that the module of a model runs, forward and backward, as a graph.
 
     Parameters
@@ -105,6 +113,8 @@ def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
         A model with a `module`, as `phaze_fast.models.from_hf` reads it.
     seq
         Sequence length in tokens; by default that of the model.
+    compiles
+        Whether torch.compile makes kernels of the operators.
 
     Raises
     ------
@@ -126,6 +136,6 @@ def expanded(model: TransformerModel, seq: int | None = None) -> GraphModel:
             f"{model.name}: seq: {tokens} is more than the {model.max_positions} positions of "
             f"{model.name}"
         )
-    graph = _graph(model.replace(seq=tokens))
+    graph = _graph(model.replace(seq=tokens), "compiled" if compiles else "eager")
     notes = "; ".join(filter(None, (model.notes, GROUPED if model.moe is not None else "")))
     return graph.replace(as_traced=True, notes=notes)

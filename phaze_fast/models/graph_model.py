@@ -46,6 +46,7 @@ OperatorKind = Literal[
 PRODUCTS = frozenset({"gemm", "batched-gemm", "attention"})
 """Forward kinds that compute products."""
 
+Kernels = Literal["eager", "compiled"]
 Split = Literal["no", "columns", "rows", "inside", "vocabulary"]
 
 
@@ -112,6 +113,40 @@ class SavedTensor(Record):
     """Whether it is sharded over tensor-parallel devices."""
 
 
+class HeldTensor(Record):
+    """A tensor that is allocated at the peak of a layer and is not stored for the backward pass."""
+
+    what: ClassVar[str] = "tensor"
+    name: str = Field(min_length=1)
+    """Operator that writes it; ``input``, or ``output gradient``, if another layer does."""
+    bytes: Quantity = 0.0
+    """Bytes per sample."""
+    fixed_bytes: Quantity = 0.0
+    """Bytes that do not depend on the number of samples."""
+    producer: _Position = -1
+    """Forward operator that writes it, or whose gradient does; -1: another layer."""
+    backward: bool = False
+    """Whether the backward pass writes it."""
+    gradient: bool = False
+    """Whether it is the gradient of parameters of the layer."""
+    split: bool = False
+    """Whether it is sharded over tensor-parallel devices."""
+
+
+class LayerPeak(Record):
+    """An instant at which a layer has the most memory allocated, at some number of samples."""
+
+    what: ClassVar[str] = "peak"
+    operator: str = Field(min_length=1)
+    """Operator that runs."""
+    backward: bool = False
+    """Whether it runs in the backward pass."""
+    tensors: tuple[HeldTensor, ...] = ()
+    """Tensors that are allocated then besides those stored for the backward pass."""
+    absent: tuple[_Whole, ...] = ()
+    """Positions in `saved` of tensors that are not allocated then: not yet, or no longer."""
+
+
 class GraphLayer(Record):
     """One kind of layer."""
 
@@ -128,6 +163,11 @@ class GraphLayer(Record):
     """Backward operators in topological order."""
     saved: tuple[SavedTensor, ...] = ()
     """Saved tensors, each storage once."""
+    peaks: tuple[LayerPeak, ...] = ()
+    """Peaks of the forward and of the backward pass; empty: they are estimated from the operators.
+    Tensors that earlier layers save, and gradients of later layers, are not counted."""
+    input_bytes: Quantity = 0.0
+    """Bytes per sample of its input which it does not save: stored if it is recomputed."""
     output_bytes: Quantity = 0.0
     """Bytes per sample that later layers read."""
     unsplit: str = ""
@@ -141,12 +181,64 @@ class GraphLayer(Record):
                     raise ValueError(f"{op.name}: inputs: expected operators before it")
         if any(op.forward >= len(self.forward) for op in self.backward):
             raise ValueError(f"backward: expected positions below {len(self.forward)} in forward")
+        if any(at >= len(self.saved) for peak in self.peaks for at in peak.absent):
+            raise ValueError(f"peaks: absent: expected positions below {len(self.saved)} in saved")
+        if any(x.producer >= len(self.forward) for peak in self.peaks for x in peak.tensors):
+            raise ValueError(f"peaks: tensors: producer: expected below {len(self.forward)}")
         return self
 
     @property
     def flops(self) -> float:
         """FLOPs of one sample's forward pass through one layer of this kind."""
         return float(sum(op.flops for op in self.forward))
+
+
+def held_bytes(
+    tensor: SavedTensor | HeldTensor, samples: int, width: int = 1, rows: bool = False
+) -> float:
+    """Return the bytes of a tensor on one device; arguments as `peak_bytes`.
+
+    Examples
+    --------
+    >>> held_bytes(SavedTensor(name="x#0", bytes=8.0, fixed_bytes=2.0, split=True), 3, width=2)
+    13.0
+    """
+    size = int(tensor.fixed_bytes + tensor.bytes * samples)
+    return float(size // (width if tensor.split or rows else 1))
+
+
+def peak_bytes(
+    layer: GraphLayer, peak: LayerPeak, samples: int, width: int = 1, rows: bool = False
+) -> float:
+    """Return the bytes of a layer at one of its peaks on one device, stored tensors included.
+
+    Parameters
+    ----------
+    layer, peak
+        A layer and one of its peaks.
+    samples
+        Samples of a micro-batch.
+    width
+        Tensor-parallel devices.
+    rows
+        Whether these also share the rows of tensors that no region between products holds.
+
+    Examples
+    --------
+    >>> saved = SavedTensor(name="x#0", bytes=8.0)
+    >>> held = HeldTensor(name="d-fc", bytes=4.0, fixed_bytes=6.0)
+    >>> peak = LayerPeak(operator="d-fc", backward=True, tensors=(held,))
+    >>> fc = GraphOperator(name="fc", kind="gemm")
+    >>> layer = GraphLayer(
+    ...     name="0", count=1, parameters=0, forward=(fc,), saved=(saved,), peaks=(peak,)
+    ... )
+    >>> peak_bytes(layer, peak, 2)
+    30.0
+    """
+    absent = frozenset(peak.absent)
+    tensors: list[SavedTensor | HeldTensor] = [*peak.tensors]
+    tensors += [tensor for at, tensor in enumerate(layer.saved) if at not in absent]
+    return float(sum(held_bytes(tensor, samples, width, rows) for tensor in tensors))
 
 
 class GraphModel(Record):
@@ -170,6 +262,8 @@ class GraphModel(Record):
     """Name of the model."""
     seq: Count = 1
     """Tokens per sample as traced; 1 if samples are not sequences."""
+    sample: Literal["sequence", "image"] = "sequence"
+    """What one sample is."""
     layers: tuple[GraphLayer, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
     """Each kind of layer once."""
     order: tuple[_Whole, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
@@ -178,6 +272,11 @@ class GraphModel(Record):
     """Pairs of positions in `order`: the second layer reads the output of the first."""
     as_traced: bool = False
     """Whether to plan these operators as they are, even if they form a transformer."""
+    kernels: Kernels = "eager"
+    """Whether its operators are those of the module's code, or the kernels that torch.compile makes
+    of them."""
+    compiled: GraphModel | None = None
+    """The same step as torch.compile runs it, for software that compiles."""
     notes: str = ""
     """Remarks."""
 

@@ -410,17 +410,30 @@ def relu(x: Tensor) -> Tensor:
 
 def clamp(x: Tensor, both: bool = False) -> Tensor:
     """Limit values from above, or from both sides."""
+    return _run("clamp", [x], _result(x), lambda _, g: [_inside(x, g, both)], needs=[(0, x)])
+
+
+def _inside(x: Tensor, g: Tensor, both: bool) -> Tensor:
+    """Gradient of values inside of their limits."""
     tape = x.tape
+    above = tape.elementwise("ge", x, dtype="bool") if both else None
+    inside = tape.elementwise("le", x, dtype="bool")
+    if above is not None:
+        inside = tape.elementwise("logical_and", above, inside)
+    zero = tape.created(Tensor(tape, (), g.dtype))
+    return tape.elementwise("where", inside, g, zero, dtype=g.dtype)
 
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        above = tape.elementwise("ge", x, dtype="bool") if both else None
-        inside = tape.elementwise("le", x, dtype="bool")
-        if above is not None:
-            inside = tape.elementwise("logical_and", above, inside)
-        zero = tape.created(Tensor(tape, (), g.dtype))
-        return [tape.elementwise("where", inside, g, zero, dtype=g.dtype)]
 
-    return _run("clamp", [x], _result(x), backward, needs=[(0, x)])
+def clamped(x: Tensor) -> Tensor:
+    """Limit values from both sides, in place; the gradient needs a copy of the values."""
+    tape = x.tape
+    node = tape.node([x])
+    before = clone(x)
+    tape.save(node, before)
+    out = Tensor(tape, x.shape, x.dtype, x.strides, x.storage)
+    tape.add("clamp", [x], [out])
+    _joined(node, [out], lambda gradients: [_inside(before, gradients[0], True)])
+    return out
 
 
 def dropout(x: Tensor, on: bool) -> Tensor:
@@ -582,9 +595,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
-    """Fused attention as one operator, with the logarithms of its sums."""
-    tape = q.tape
-    out = Tensor(tape, (*q.shape[:-1], v.shape[-1]), q.dtype)
+    """Fused attention as one operator, with the logarithms of its sums.
+
+    The dimensions of its output lie in memory as those of the queries do.
+    """
+    tape, shape = q.tape, (*q.shape[:-1], v.shape[-1])
+    order = sorted(range(len(shape)), key=lambda dim: (-q.strides[dim], dim))
+    dense = contiguous_strides([shape[dim] for dim in order])
+    strides = tuple(dense[order.index(dim)] for dim in range(len(shape)))
+    out = Tensor(tape, shape, q.dtype, strides)
     sums = Tensor(tape, q.shape[:-1], "float32")
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:

@@ -20,6 +20,13 @@ class Array:
     held_bytes: int
     """Bytes of its storage."""
     parameter: bool = False
+    strides: tuple[int, ...] = ()
+    """Strides in elements; empty: those of a contiguous array."""
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether neighbours in memory are channels of one pixel, as in PyTorch's channels_last."""
+        return len(self.shape) > 2 and len(self.strides) > 2 and self.strides[1] == 1
 
     @property
     def elements(self) -> int:

@@ -239,7 +239,8 @@ class Tape:
         key = tensor.storage.key
         is_weight = key in self.parameters or key in self.copies
         item = ITEM_BYTES[tensor.dtype]
-        return Array(key, tensor.shape, item, tensor.storage.bytes, is_weight)
+        strides = () if tensor.is_contiguous else tensor.strides
+        return Array(key, tensor.shape, item, tensor.storage.bytes, is_weight, strides)
 
     def add(
         self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **options: Any

@@ -13,6 +13,7 @@ are split likewise, each of them.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,17 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.models.aten import figures, is_known
-from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
+from phaze_fast.models.compiled import Code, code_of_class, compiled
+from phaze_fast.models.graph_model import (
+    GraphLayer,
+    GraphModel,
+    GraphOperator,
+    HeldTensor,
+    LayerPeak,
+    SavedTensor,
+    peak_bytes,
+)
+from phaze_fast.models.lifetimes import Lifetime, lifetimes, peaks_by_layer
 from phaze_fast.tables import needed
 
 # ---- tensor-parallel splits ----
@@ -130,7 +141,11 @@ def with_split(layer: GraphLayer) -> GraphLayer:
         op.replace(split=roles[at]) if at in roles else op for at, op in enumerate(operators)
     )
     saved = tuple(_kept(tensor, roles) for tensor in layer.saved)
-    return layer.replace(forward=forward, saved=saved)
+    peaks = tuple(
+        peak.replace(tensors=tuple(_shared_at_peak(x, roles, operators) for x in peak.tensors))
+        for peak in layer.peaks
+    )
+    return layer.replace(forward=forward, saved=saved, peaks=peaks)
 
 
 def _kept(tensor: SavedTensor, roles: dict[int, str]) -> SavedTensor:
@@ -138,9 +153,24 @@ def _kept(tensor: SavedTensor, roles: dict[int, str]) -> SavedTensor:
     return tensor.replace(split=True) if shared else tensor
 
 
+def _shared_at_peak(
+    tensor: HeldTensor, roles: dict[int, str], operators: tuple[GraphOperator, ...]
+) -> HeldTensor:
+    role = roles.get(tensor.producer, "no")
+    if tensor.gradient:
+        split = role in ("columns", "rows", "vocabulary")
+    elif tensor.backward:  # the gradient of the operator's input
+        split = role in ("inside", "rows")
+    else:
+        logits = role == "vocabulary" and operators[tensor.producer].kind == "gemm"
+        split = role in ("columns", "inside") or logits
+    return tensor.replace(split=True) if split else tensor
+
+
 # ---- layers of a recording ----
 
 
+_DIGITS = "0123456789"
 Children = Mapping[str, tuple[str, tuple[str, ...]]]
 """Class and names of the children of every module, by path."""
 
@@ -148,16 +178,26 @@ Children = Mapping[str, tuple[str, tuple[str, ...]]]
 def layer_paths(modules: Children) -> frozenset[str]:
     """Return the paths of numbered children that are layers.
 
-    A sequence of plain operators of several classes, such as a linear, an activation and a linear,
-    is not a stack of layers.
+    Children of a stack may be numbered after a common name, as ``layer_0``. A sequence of plain
+    operators of several classes, such as a linear, an activation and a linear, is not a stack of
+    layers; nor is a stage that holds nothing but layers a layer itself.
     """
     paths: set[str] = set()
+    stages: set[str] = set()
     for path, (_, children) in modules.items():
-        numbered = [f"{path}.{child}".lstrip(".") for child in children if child.isdecimal()]
+        stems = {child.rstrip(_DIGITS) for child in children}
+        named = len(stems) == 1 and len(children) > 1
+        numbered = [
+            f"{path}.{child}".lstrip(".")
+            for child in children
+            if child[-1] in _DIGITS and (named or child.isdecimal())
+        ]
         composite = any(modules[child][1] for child in numbered)
         if composite or len({modules[child][0] for child in numbered}) == 1:
             paths.update(numbered)
-    return frozenset(paths)
+            if composite and len(numbered) == len(children):
+                stages.add(path)
+    return frozenset(paths - stages)
 
 
 class _Trace:
@@ -167,11 +207,12 @@ class _Trace:
         self.name, self.small, self.large, self.layers = name, small, large, layers
         calls = small.calls
         for call in calls:
-            if not is_known(call.name):
+            if not is_known(call):
                 where = call.path[-1][1] if call.path else ""
+                line = call.line or "in the backward pass"
                 raise InvalidInputError(
-                    f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({call.line}) is "
-                    "not modelled"
+                    f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({line}) is "
+                    "not modelled; expected operators of docs/graphs.md: write it with those"
                 )
         same = [call.name for call in calls] == [call.name for call in large.calls]
         if not same or len(small.saved) != len(large.saved):
@@ -291,8 +332,8 @@ def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
     return elements, rest
 
 
-def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
-    """Return (producer, bytes per sample, fixed bytes) of each segment's saved tensors."""
+def _saved(trace: _Trace) -> dict[int, dict[int, tuple[int, float, float]]]:
+    """Return each segment's saved tensors by storage: producer, bytes per sample, fixed bytes."""
     calls = trace.small.calls
     savers: dict[int, list[int]] = {}
     arrays: dict[int, tuple[Any, Any]] = {}
@@ -308,7 +349,7 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
         key = one.array.storage
         savers.setdefault(key, []).append(segment)
         arrays.setdefault(key, (one, two.array))
-    by_segment: dict[int, list[tuple[int, float, float]]] = {}
+    by_segment: dict[int, dict[int, tuple[int, float, float]]] = {}
     for key, segments in savers.items():
         one, two = arrays[key]
         home = segments[0]
@@ -317,8 +358,80 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
         elif len(set(segments)) > 1:
             home = 0 if one.source < 0 else trace.owner[one.source]
         grows, fixed = _per_sample(one.array.held_bytes, two.held_bytes)
-        by_segment.setdefault(home, []).append((one.source, grows, fixed))
+        by_segment.setdefault(home, {})[key] = one.source, grows, fixed
     return by_segment
+
+
+class _Memory:
+    """What is allocated at the peaks of each segment, and what each segment saves."""
+
+    def __init__(self, trace: _Trace) -> None:
+        self._trace, calls = trace, trace.small.calls
+        self.saved = _saved(trace)
+        homes = {storage: home for home, kept in self.saved.items() for storage in kept}
+        owners = [trace.owner[at] for at in range(len(calls))]
+        alive = lifetimes(trace.small, trace.large)
+        self._peaks = peaks_by_layer(
+            alive, owners, homes, len(trace.segments), lambda at: calls[at].backward
+        )
+        self._inputs: dict[int, float] = {}
+        passed = {x.storage: x for x in alive if x.storage not in homes and x.born >= 0}
+        read = {(owners[at], a.storage) for at in trace.forward for a in calls[at].reads}
+        for segment, storage in sorted(read):
+            one = passed.get(storage)
+            if one is not None and owners[one.born] < segment and not calls[one.born].backward:
+                grows = _per_sample(*one.sizes)[0]
+                self._inputs[segment] = self._inputs.get(segment, 0.0) + grows
+
+    def fields(
+        self, segment: int, forward: list[int], names: list[str], backward: dict[int, str]
+    ) -> dict[str, Any]:
+        """Return the fields of a segment's layer, given the names of its operators."""
+        trace = self._trace
+        place = {at: local for local, at in enumerate(forward)}
+        kept = self.saved.get(segment, {})
+        saved = tuple(
+            SavedTensor(
+                name=f"{names[place[source]] if source in place else 'input'}#{number}",
+                bytes=grows,
+                fixed_bytes=fixed,
+                producer=place.get(source, -1),
+            )
+            for number, (source, grows, fixed) in enumerate(kept.values())
+        )
+        labels = {at: names[local] for at, local in place.items()} | backward
+        peaks = []
+        for peak in self._peaks[segment]:
+            held = {one.storage: one for one in peak.tensors}
+            peaks.append(
+                LayerPeak(
+                    operator=labels[peak.operator],
+                    backward=trace.small.calls[peak.operator].backward,
+                    tensors=tuple(
+                        self._held(one, labels, place)
+                        for storage, one in held.items()
+                        if storage not in kept
+                    ),
+                    absent=tuple(n for n, storage in enumerate(kept) if storage not in held),
+                )
+            )
+        return {
+            "saved": saved,
+            "peaks": tuple(peaks),
+            "input_bytes": self._inputs.get(segment, 0.0),
+        }
+
+    def _held(self, one: Lifetime, labels: dict[int, str], place: dict[int, int]) -> HeldTensor:
+        late = one.born >= 0 and self._trace.small.calls[one.born].backward
+        grows, fixed = _per_sample(*one.sizes)
+        return HeldTensor(
+            name=labels.get(one.born, "output gradient" if late else "input"),
+            bytes=grows,
+            fixed_bytes=fixed,
+            producer=place.get(self._trace.origin.get(one.born, one.born), -1),
+            backward=late,
+            gradient=one.gradient,
+        )
 
 
 def _local(positions: Sequence[int], trace: _Trace, at: int) -> tuple[int, ...]:
@@ -369,7 +482,7 @@ def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
 
 
 def _layer(
-    trace: _Trace, segment: int, name: str, weights: dict[int, int], extra: int, kept: Any
+    trace: _Trace, segment: int, name: str, weights: dict[int, int], extra: int, memory: _Memory
 ) -> GraphLayer:
     path, forward = trace.segments[segment]
     backward = [at for at in trace.origin if trace.owner[at] == segment]
@@ -379,15 +492,8 @@ def _layer(
         GraphOperator(**trace.operator(at, label, _local(forward, trace, at), weights[at]))
         for at, label in zip(forward, names, strict=True)
     )
-    saved = tuple(
-        SavedTensor(
-            name=f"{names[place[source]] if source in place else 'input'}#{number}",
-            bytes=grows,
-            fixed_bytes=fixed,
-            producer=place.get(source, -1),
-        )
-        for number, (source, grows, fixed) in enumerate(kept)
-    )
+    gradients = _backward(trace, backward, forward, names)
+    labels = {at: op.name for at, op in zip(backward, gradients, strict=True)}
     later = {
         source
         for at in trace.forward
@@ -401,9 +507,9 @@ def _layer(
         count=1,
         parameters=sum(weights[at] for at in forward) + extra,
         forward=operators,
-        backward=_backward(trace, backward, forward, names),
-        saved=saved,
+        backward=gradients,
         output_bytes=sent,
+        **memory.fields(segment, forward, names, labels),
     )
     return with_split(layer)
 
@@ -419,6 +525,11 @@ def _kind_key(layer: GraphLayer) -> Any:
     products = Counter((op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0)
     saved = tuple(tensor.replace(name="-") for tensor in layer.saved)
     return forward, layer.parameters, saved, frozenset(products.items())
+
+
+def _peak_bytes(layer: GraphLayer) -> float:
+    """Bytes of a layer at its peak, with as many samples as the larger recording has."""
+    return max((peak_bytes(layer, peak, 4) for peak in layer.peaks), default=0.0)
 
 
 def _title(trace: _Trace, segment: int) -> str:
@@ -444,24 +555,28 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
     """
     trace = _Trace(name, small, large, layer_paths(modules))
     weights, rest = _weights(trace)
-    saved = _saved(trace)
+    memory = _Memory(trace)
     count = len(trace.segments)
     layers_by_kind: dict[Any, list[tuple[int, GraphLayer]]] = {}
     for segment in range(count):
         extra = rest if segment == count - 1 else 0
         title = _title(trace, segment)
-        new_layer = _layer(trace, segment, title, weights, extra, saved.get(segment, ()))
+        new_layer = _layer(trace, segment, title, weights, extra, memory)
         layers_by_kind.setdefault(_kind_key(new_layer), []).append((segment, new_layer))
     layers: list[GraphLayer] = []
     order = [0] * count
     for at, members in enumerate(layers_by_kind.values()):
         common = Counter(len(layer.backward) for _, layer in members).most_common(1)[0][0]
         usual = next(layer for _, layer in members if len(layer.backward) == common)
-        most = max(layer.output_bytes for _, layer in members)
+        most = {
+            field: max(getattr(layer, field) for _, layer in members)
+            for field in ("input_bytes", "output_bytes")
+        }
+        peaks = max((layer for _, layer in members), key=_peak_bytes).peaks
         title = members[0][1].name
         if any(layer.name == title for layer in layers):
             title = f"{title}-{at}"
-        layers.append(usual.replace(name=title, count=len(members), output_bytes=most))
+        layers.append(usual.replace(name=title, count=len(members), peaks=peaks, **most))
         for segment, _ in members:
             order[segment] = at
     edges = {
@@ -526,6 +641,21 @@ def _without_warnings_of_padding(module: Any) -> Iterator[None]:
             part.__dict__.pop(name, None)
 
 
+@contextmanager
+def _without_checks_of_data() -> Iterator[None]:
+    """Disable checks of transformers that read data, such as the number of image tokens."""
+    name = "torch_compilable_check"
+    parts = [m for key, m in list(sys.modules.items()) if key.startswith("transformers.")]
+    found = [(m, vars(m)[name]) for m in parts if name in getattr(m, "__dict__", {})]
+    for part, _ in found:
+        setattr(part, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for part, check in found:
+            setattr(part, name, check)
+
+
 GROUPED = "experts as grouped products (transformers' experts_implementation 'grouped_mm')"
 """Note in a traced graph whose experts were recorded as grouped products instead of a loop."""
 
@@ -561,7 +691,15 @@ def _samples(value: Any, size: int, count: int, dtype: Any) -> Any:
     if shape and shape[0] == size:
         shape[0] = count
     kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-    return torch.empty(shape, dtype=kind, device="meta", requires_grad=value.requires_grad)
+    by_channels = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.contiguous_format
+    if by_channels and not value.is_contiguous():
+        layout = torch.channels_last
+    samples = torch.empty(shape, dtype=kind, device="meta", memory_format=layout)
+    return samples.requires_grad_(value.requires_grad)
+
+
+_IMAGE_DIMS = 4  # samples, channels, height and width
 
 
 def _tensors(values: Any) -> Iterator[Any]:
@@ -643,6 +781,7 @@ def from_torch(
     with (
         _on_meta(module, kind),
         _without_warnings_of_padding(module),
+        _without_checks_of_data(),
         _grouped_experts(module) as regrouped,
     ):
         for count, highest in ((2, False), (4, True)):
@@ -657,4 +796,12 @@ def from_torch(
     }
     seq = 1 if ids is None else int(ids.shape[1])
     graph = layered(title, recorded[0], recorded[1], modules, seq)
-    return graph.replace(notes=GROUPED) if regrouped else graph
+    if ids is None and input_tensors and input_tensors[0].dim() == _IMAGE_DIMS:
+        graph = graph.replace(sample="image")
+    own = not type(module).__module__.startswith("transformers.")
+    code: Code = "own" if own else code_of_class(type(module).__name__)
+    rewritten = compiled(*recorded, code=code)
+    of_compiler = layered(title, *rewritten, modules, seq)
+    notes = GROUPED if regrouped else ""
+    of_compiler = of_compiler.replace(kernels="compiled", as_traced=True, notes=notes)
+    return graph.replace(compiled=of_compiler, notes=notes)

@@ -12,6 +12,7 @@ import traceback
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.recording import Array, Call, Saved
+from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
 
@@ -154,13 +156,21 @@ def _pattern(plane: Any) -> dict[str, Any]:
 # ---- fused attention, dropout and a missing loss ----
 
 
+def _laid_out_like(q: Any, width: int) -> Any:
+    """Return an array of the rows of `q` whose dimensions lie in memory as those of `q` do."""
+    shape = (*q.shape[:-1], width)
+    order = sorted(range(q.dim()), key=lambda dim: (-q.stride(dim), dim))
+    out = q.new_empty([shape[dim] for dim in order])
+    return out.permute([order.index(dim) for dim in range(q.dim())])
+
+
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Fused attention as one forward and one backward operator, with the tensors it saves."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
         """Record the operator."""
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        out = _laid_out_like(q, v.shape[-1])
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.seen, ctx.recorder = seen, recorder
@@ -179,6 +189,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return (*gradients, None, None)
 
 
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
 
 
@@ -195,10 +206,14 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace fused attention by one operator."""
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func is _ATTENTION:
             return self._attend(*args, **kwargs)
+        if func is torch.nn.functional.multi_head_attention_forward:
+            return self._multi_head(func, args, kwargs)
         if func in _DROPOUTS:
             return self._drop(func, *args, **kwargs)
+        if func in RECURRENT:
+            return run_recurrent(func, self.recorder, *args)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -207,6 +222,15 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return torch.native_dropout(x, p, True)[0]
         rest = {"inplace": inplace} if func is torch.nn.functional.dropout else {}
         return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
+
+    def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run PyTorch's multi-head attention, inside of which function modes are off."""
+        functional: Any = torch.nn.functional
+        functional.scaled_dot_product_attention = self._attend
+        try:
+            return func(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = _ATTENTION
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
         options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
@@ -235,15 +259,12 @@ class _Loss(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return tuple(gradient.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like)
 
 
-def _floats(output: Any) -> Iterator[Any]:
+def _tensors(output: Any) -> Iterator[Any]:
     if isinstance(output, torch.Tensor):
-        if output.requires_grad:
-            yield output
-        return
-    values = output.values() if hasattr(output, "values") else output
-    if isinstance(output, tuple | list) or hasattr(output, "values"):
-        for value in values:
-            yield from _floats(value)
+        yield output
+    elif isinstance(output, tuple | list) or hasattr(output, "values"):
+        for value in output.values() if hasattr(output, "values") else output:
+            yield from _tensors(value)
 
 
 def loss_of(output: Any) -> Any:
@@ -253,7 +274,7 @@ def loss_of(output: Any) -> Any:
         loss = output.get("loss")
     if isinstance(loss, torch.Tensor):
         return loss
-    outputs = list(_floats(output))
+    outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
     if len(outputs) == 1 and outputs[0].numel() == 1:
         return outputs[0]
     if not outputs:
@@ -270,9 +291,19 @@ _MAKERS = """
     triu_indices
     """
 _CREATORS = frozenset(_MAKERS.split())
+_ON_DATA = (
+    "; expected shapes that are known before: a mask in place of selected rows, and experts as "
+    "grouped products (torch.nn.functional.grouped_mm of rows sorted by expert)"
+)
 _MOST_CALLS = 200_000
 """Most operators of one step; a transformer of a hundred layers has about ten thousand."""
 _COPIES = frozenset({"_to_copy", "clone"})
+_CONTIGUOUS = frozenset(
+    f"{name}{end}"
+    for name in ("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax")
+    for end in ("", "_backward", "_backward_data")
+)
+"""Operators whose kernels first copy arrays that are not contiguous."""
 _MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -300,6 +331,35 @@ def _failing_line(error: BaseException) -> str:
     return ""
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _by_channels(x: Any, weights: Any) -> bool:
+    """Whether PyTorch runs a convolution with channels last: as its input or its weights are."""
+    return any(
+        array.dim() in _CHANNELS_LAST and array.stride(1) == 1 and not array.is_contiguous()
+        for array in (x, weights)
+    )
+
+
+def _last(array: Any) -> Any:
+    """Return an array like a result of a convolution, with its channels last."""
+    if array is None or array.dim() not in _CHANNELS_LAST:
+        return array
+    return torch.empty_like(array, memory_format=_CHANNELS_LAST[array.dim()])
+
+
+def _described(arguments: Any, by_channels: bool) -> dict[str, Any]:
+    """Options of a convolution: strides, groups, layout, and whether it is transposed."""
+    strides, _, _, transposed, _, groups = arguments
+    return {
+        "strides": tuple(strides),
+        "groups": groups,
+        "transposed": transposed,
+        "channels_last": by_channels,
+    }
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Records operators as they run."""
 
@@ -321,24 +381,40 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self._writer: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
         self.constants = Constants(highest)
         self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
-        self._alive: list[Any] = []  # keeps storages alive: a freed address could be reused
+        self._storages: dict[int, tuple[int, Any]] = {}  # number by address, while it is alive
+        self._numbered = 0
+        self.freed: dict[int, int] = {}
+        """Number of operators that ran before each storage was freed."""
+        self._temporaries = 0  # copies inside of operators: storages numbered from -1 down
         for part in module.parameters():
-            self._note(part)
-            self.parameters[part.untyped_storage()._cdata] = part.numel()
+            self.parameters[self._note(part).storage] = part.numel()
 
     # ---- arrays ----
 
     def _note(self, tensor: Any) -> Array:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._alive.append(storage)
+        key = self._number(storage)
         return Array(
             key,
             tuple(tensor.shape),
             tensor.element_size(),
             storage.nbytes(),
             key in self.parameters or key in self.copies,
+            () if tensor.is_contiguous() else tuple(tensor.stride()),
         )
+
+    def _number(self, storage: Any) -> int:
+        """Return the number of a storage; a weak reference sees when it is freed."""
+        address = storage._cdata
+        if address not in self._storages:
+            self._numbered += 1
+            seen = weakref.ref(storage, partial(self._free, address))
+            self._storages[address] = self._numbered, seen
+        return self._storages[address][0]
+
+    def _free(self, address: int, _: Any) -> None:
+        number, _ = self._storages.pop(address)
+        self.freed[number] = len(self.calls)
 
     def arrays(self, values: Any) -> list[Array]:
         """Record the tensors among values."""
@@ -372,14 +448,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.constants.value(args[0], constant, _calling_line())
         name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
-        if name.endswith("_") and not self.backward:
+        if name.endswith("_") and not self.backward and torch.Tag.inplace_view not in func.tags:
             self._refuse_overwriting(name, args)
         out = func(*args, **kwargs)
+        if name == "convolution" and _by_channels(*args[:2]):
+            out = _last(out)
+        elif name == "convolution_backward" and _by_channels(*args[1:3]):
+            out = tuple(map(_last, out))
         if constant:
             self.constants.follow(func, args, kwargs, out)
         writes = self.arrays(out if isinstance(out, tuple | list) else [out])
         read_storages = {array.storage for array in reads}
-        view = (
+        restrided = torch.Tag.inplace_view in func.tags  # such as as_strided_
+        view = restrided or (
             not mutable and bool(writes) and all(array.storage in read_storages for array in writes)
         )
         if view or name in _CREATORS or constant:
@@ -387,12 +468,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 for array in writes:
                     self._writer.setdefault(array.storage, -1)
             return out
-        if name == "convolution_backward":
-            self._convolution_gradients(args, out)
+        if name.startswith("convolution"):
+            convolve = self._convolution if name == "convolution" else self._convolution_gradients
+            convolve(args, out)
             return out
-        options = {"groups": args[8], "transposed": args[6]} if name == "convolution" else {}
+        if name in _CONTIGUOUS:
+            reads = [self._copied(array) if array.strides else array for array in reads]
+        options: dict[str, Any] = {}
         if name in _MASKS:
             options = self._hidden(args, writes)
+        elif torch.Tag.pointwise in func.tags:
+            options = {"element_wise": True}
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options)
         if name in _COPIES and all(array.parameter for array in reads):
             for array in writes:  # a cast of weights is treated as the weights
@@ -425,10 +511,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                     return hidden
         return {}
 
+    def _copied(self, array: Array) -> Array:
+        """Record the copy that PyTorch makes of an array for a kernel that needs it contiguous."""
+        self._temporaries += 1
+        size = array.elements * array.item_bytes
+        copy = Array(-self._temporaries, array.shape, array.item_bytes, size)
+        self.add("clone", [array], [copy], {})
+        return copy
+
+    def _laid_out(self, arrays: list[Array], options: dict[str, Any]) -> list[Array]:
+        """Record the copies of activations that are not in the layout of their convolution."""
+        last = options["channels_last"]
+        return [
+            array
+            if array.parameter or (array.channels_last if last else not array.strides)
+            else self._copied(array)
+            for array in arrays
+        ]
+
+    def _convolution(self, args: Any, out: Any) -> None:
+        """Record a convolution; on GPUs PyTorch adds the bias in a kernel of its own."""
+        written, options = self.arrays([out]), _described(args[3:9], _by_channels(*args[:2]))
+        reads = self._laid_out(self.arrays(args[:2]), options)
+        self.add("convolution", reads, written, options)
+        if args[2] is not None:
+            self.add("add", written + self.arrays(args[2:3]), written, {})
+            self.calls[-1] = replace(self.calls[-1], sequence=-1)  # gradients are the convolution's
+
     def _convolution_gradients(self, args: Any, out: Any) -> None:
-        """Record the gradients of a convolution's input and weights as separate operators."""
-        options = {"groups": args[9], "transposed": args[7]}
-        gradient, x, weights = self.arrays(args[:3])
+        """Record the gradients of a convolution's input, weights and bias as separate operators."""
+        options = _described(args[4:10], _by_channels(*args[1:3]))
+        gradient, x, weights = self._laid_out(self.arrays(args[:3]), options)
         shapes = {"x": x.shape, "weights": weights.shape, "out": gradient.shape}
         wanted = (("input", weights, out[0]), ("weight", x, out[1]))
         for operand, other, computed in wanted:
@@ -437,6 +550,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 self.add(
                     f"convolution_{operand}", [gradient, other], written, {**options, **shapes}
                 )
+        if out[2] is not None:
+            self.add("sum", [gradient], self.arrays([out[2]]), {})
 
     def add(
         self, name: str, reads: list[Array], writes: list[Array], options: dict[str, Any]
@@ -556,8 +671,10 @@ def record_step(
         if "data-independent implementation" in reason or "no data" in reason:
             reason = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
         line = _failing_line(error)
+        hint = _ON_DATA if "depend" in reason and "data" in reason else ""
         raise InvalidInputError(
             f"{name}: PyTorch cannot run it on shapes alone: {reason}"
             + (f" ({line})" if line else "")
+            + hint
         ) from error
     return recorder

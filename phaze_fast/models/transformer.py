@@ -375,6 +375,11 @@ class TransformerModel(Record):
     # ---- layers ----
 
     @property
+    def sample(self) -> str:
+        """What one sample is: an image if the model cuts it into patches, else a sequence."""
+        return "sequence" if self.patches is None else "image"
+
+    @property
     def blocks(self) -> int:
         """Number of layers that are neither the embedding nor the head."""
         return self.layers + self.encoder_layers

@@ -30,6 +30,8 @@ class Tensor:
     """Whether closed forms leave it out: row statistics, random states, a shared mask."""
     operand: Literal["", "only", "also"] = ""
     """Whether a product with weights reads it, and nothing else, or others too."""
+    instead_of: str = ""
+    """Operator whose output it replaces: it is stored only if that operator is recomputed."""
 
 
 @dataclass(frozen=True)

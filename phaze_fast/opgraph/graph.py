@@ -20,6 +20,7 @@ FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
 """Names of functions in the order of their codes; the first four are no rows of a vector table."""
 
 _CODES = {name: code for code, name in enumerate(FUNCTIONS)}
+_DIRECTIONS = {"gemm-input-gradient": "-input", "gemm-weight-gradient": "-weight"}
 _OF_KIND = {"residual": "add", "norm": "layernorm", "activation": "gelu"}
 
 
@@ -32,10 +33,12 @@ def function_code(kind: str, function: str = "") -> int:
     'rmsnorm-backward'
     >>> FUNCTIONS[function_code("gemm-weight-gradient")]
     'product'
+    >>> FUNCTIONS[function_code("gemm-weight-gradient", "convolution-nchw")]
+    'convolution-nchw-weight'
     """
     base = kind.removesuffix("-backward")
     if "gemm" in base:
-        return _CODES["product"]
+        return _CODES[function + _DIRECTIONS.get(kind, "") if function else "product"]
     name = function or _OF_KIND.get(base, base)
     return _CODES[name + kind.removeprefix(base)]
 
@@ -118,7 +121,9 @@ class OpGraph(Brief):
         return sum(
             tensor.bytes
             for tensor in self.tensors
-            if tensor.producer not in again and (statistics or not tensor.statistic)
+            if tensor.producer not in again
+            and (not tensor.instead_of or tensor.instead_of in again)
+            and (statistics or not tensor.statistic)
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from phaze_fast.errors import InfeasibleError
@@ -20,7 +20,12 @@ from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
-from phaze_fast.opgraph.traced import device_parameters, traced_passes
+from phaze_fast.opgraph.traced import (
+    DevicePeak,
+    device_parameters,
+    traced_passes,
+    traced_peaks,
+)
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
 
@@ -122,11 +127,31 @@ class Layer:
     """Bytes of a copy of its weights in a smaller format, on one device."""
     cast_bytes: float = 0.0
     """Bytes that one device moves once a step to make that copy."""
+    peaks: tuple[DevicePeak, ...] = ()
+    """Peaks of a traced layer; without them they are estimated from its operators."""
 
     @cached_property
     def work_bytes(self) -> float:
         """Peak memory of its backward pass in bytes, beyond the tensors its forward pass stored."""
+        if self.peaks:
+            return self.peak(resident_gradients=True).bytes - self.forward.stashed_bytes()
         return backward_work_bytes(self.forward, self.backward)
+
+    def peak(self, resident_gradients: bool) -> DevicePeak:
+        """Return the largest peak; without gradients of its parameters if these are resident."""
+        if resident_gradients:
+            without = [replace(x, bytes=x.bytes - x.gradient_bytes) for x in self.peaks]
+            return max(without, key=lambda one: one.bytes)
+        return max(self.peaks, key=lambda one: one.bytes)
+
+    def live_bytes(self, recompute: str, resident_gradients: bool) -> float:
+        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation."""
+        stored = self.forward.stashed_bytes(recompute)
+        if not self.peaks:
+            return self.forward.stashed_bytes() - stored + self.work_bytes
+        again = self.forward.recomputed(recompute)
+        unsaved = sum(x.bytes for x in self.forward.tensors if x.instead_of in again)
+        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0)
 
 
 @dataclass(frozen=True)
@@ -272,7 +297,8 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
     for own in model.layers:
         share = Share(own.parameters, device_parameters(own, width))
         passes = traced_passes(own, strategy)
-        layers.append(_layer(model, own.name, own.count, share, passes, width, precision))
+        layer = _layer(model, own.name, own.count, share, passes, width, precision)
+        layers.append(replace(layer, peaks=traced_peaks(own, strategy)))
     sent = max(layer.output_bytes for layer in model.layers) * strategy.micro_batch
     message_bytes = sent / (width if strategy.sequence_parallel else 1)
     return LayerGraph(model, strategy, tuple(layers), model.order, model.edges, message_bytes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from phaze_fast.models import GraphLayer, GraphOperator
+from phaze_fast.models import GraphLayer, GraphOperator, held_bytes
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
 from phaze_fast.opgraph.strategy import Strategy
 
@@ -191,7 +191,7 @@ def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
     return OperatorSpec(
         op.name,
         op.kind,
-        "TC+VC" if product and op.bias else unit,
+        "TC+VC" if product and (op.bias or op.function) else unit,
         op.inputs,
         b=op.b * grown["b"],
         m=op.m * grown["m"],
@@ -214,6 +214,49 @@ def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
     return "only" if all(products) else "also"
 
 
+@dataclass(frozen=True)
+class DevicePeak:
+    """An instant at which a traced layer has the most memory allocated on one device."""
+
+    operator: str
+    """Operator that runs."""
+    backward: bool
+    """Whether it runs in the backward pass."""
+    bytes: float
+    """Bytes of the layer then: tensors stored for the backward pass, temporaries, gradients."""
+    gradient_bytes: float
+    """The part of these in gradients of its parameters."""
+    tensors: tuple[tuple[str, float], ...]
+    """Operators that wrote these tensors, and bytes, largest first."""
+
+
+def traced_peaks(layer: GraphLayer, strategy: Strategy) -> tuple[DevicePeak, ...]:
+    """Return the peaks of a traced layer on one device."""
+    samples, width = strategy.micro_batch, strategy.tp
+    rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
+    peaks = []
+    for peak in layer.peaks:
+        absent = frozenset(peak.absent)
+        kept = [tensor for at, tensor in enumerate(layer.saved) if at not in absent]
+        sizes = [(x.name.rpartition("#")[0], held_bytes(x, samples, width, rows)) for x in kept]
+        temporary = [held_bytes(x, samples, width, rows) for x in peak.tensors]
+        own = list(zip(peak.tensors, temporary, strict=True))
+        sizes += [(x.name, size) for x, size in own]
+        gradients = sum(size for x, size in own if x.gradient)
+        whole = sum(size for _, size in sizes)
+        largest = tuple(sorted(sizes, key=lambda pair: -pair[1]))
+        peaks.append(DevicePeak(peak.operator, peak.backward, whole, gradients, largest))
+    return tuple(peaks)
+
+
+def _stored_input(layer: GraphLayer, tensors: tuple[Tensor, ...], samples: float) -> list[Tensor]:
+    """Return the input of a layer that stores it only if it is recomputed; never more than that."""
+    reader = next((op.name for op in layer.forward if -1 in op.inputs), "")
+    most = sum(tensor.bytes for tensor in tensors if tensor.producer != "input")
+    size = min(int(layer.input_bytes * samples), most)
+    return [Tensor("input", size, "input", instead_of=reader)] if size and reader else []
+
+
 def traced_passes(
     layer: GraphLayer, strategy: Strategy
 ) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
@@ -228,11 +271,11 @@ def traced_passes(
     saved_tensors = tuple(
         Tensor(
             tensor.name,
-            int(tensor.fixed_bytes + tensor.bytes * samples)
-            // (width if tensor.split or rows else 1),
+            int(held_bytes(tensor, samples, width, rows)),
             "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
             operand=_operand(layer, tensor.producer),
         )
         for tensor in layer.saved
     )
-    return forward, backward, saved_tensors
+    shared = samples if not rows else samples / width
+    return forward, backward, (*saved_tensors, *_stored_input(layer, saved_tensors, shared))

@@ -427,6 +427,7 @@ class PlanEvaluator:
             runs = [range(placed.cuts[c], placed.cuts[c + 1]) for c in chunks]
             layers = [i for run in runs for i in run]
             kinds = Counter(graph.layers[graph.order[i]].kind for i in layers)
+            terms = FrozenDict(zip(TERMS, memory[k], strict=True))
             stages.append(
                 Stage(
                     layers=tuple(layers),
@@ -434,8 +435,9 @@ class PlanEvaluator:
                     kinds=FrozenDict(dict(kinds)),
                     recompute=recompute_text(placed.variants[k], sizes.variants),
                     load_s=loads[k],
-                    memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
+                    memory=terms,
                     instant=INSTANTS[instants[k]],
+                    holders=sizes.holders(layers, terms),
                 )
             )
         return tuple(stages)

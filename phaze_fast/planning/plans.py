@@ -69,6 +69,8 @@ class Stage:
     """Peak memory by term, bytes."""
     instant: str
     """When memory peaks; one of `phaze_fast.memory.INSTANTS`."""
+    holders: str = ""
+    """Operator and layer that run at the peak of a traced model, and the largest tensors then."""
 
     @property
     def memory_bytes(self) -> float:
@@ -86,6 +88,7 @@ class Stage:
             "memory_bytes": self.memory_bytes,
             "memory": dict(self.memory),
             "instant": self.instant,
+            **({"holders": self.holders} if self.holders else {}),
         }
 
     @classmethod
@@ -99,6 +102,7 @@ class Stage:
             load_s=float(data["load_s"]),
             memory=FrozenDict({term: float(data["memory"][term]) for term in TERMS}),
             instant=str(data["instant"]),
+            holders=str(data.get("holders", "")),
         )
 
 
@@ -283,11 +287,18 @@ class Plan:
         return f" ({self.cp_kind})" if self.cp > 1 else ""
 
     def __str__(self) -> str:
+        return self.described()
+
+    def described(self, sample: str = "sequence") -> str:
+        """Return the plan in one line, its speed in images if a sample is one, else in tokens."""
+        speed = f"{self.tokens_per_s:,.0f} tokens/s"
+        if sample == "image":
+            speed = f"{self.samples_per_s:,.0f} images/s"
         return (
             f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp}{self._kind} ep {self.ep} "
             f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
             f"micro-batch {self.micro_batch} {self.schedule}: {format_time(self.time_s)}, "
-            f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
+            f"{format_bytes(self.memory_bytes)}, {speed}"
         )
 
 

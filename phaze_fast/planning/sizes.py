@@ -34,6 +34,7 @@ from phaze_fast.software import (
     model_as_run,
 )
 from phaze_fast.tables import Array
+from phaze_fast.units import format_bytes
 
 _UNHIDDEN_BYTES = 1e15
 """A bucket that holds all gradients: none are synchronised before the backward pass ends."""
@@ -97,6 +98,27 @@ class StrategySizes:
         shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
         return FrozenDict({group: share for group, share in shares.items() if share})
 
+    def holders(self, layers: Sequence[int], memory: Mapping[str, float]) -> str:
+        """Describe what holds the peak of a stage of a traced model; empty for other models.
+
+        Parameters
+        ----------
+        layers
+            Positions of the stage's layers.
+        memory
+            Bytes at its peak by term: logits are those of the head, recompute those of another
+            layer.
+        """
+        live = memory["recompute"]
+        for at in reversed([self.graph.order[i] for i in layers]):
+            layer = self.graph.layers[at]
+            loss = layer.kind == "head" and memory["logits"] > 0.0
+            if layer.peaks and (loss or (live > 0.0 and live in self.kinds[at]["live_bytes"])):
+                peak = layer.peak(self.software.resident_gradients)
+                tensors = ", ".join(f"{n} {format_bytes(b)}" for n, b in peak.tensors[:4] if b)
+                return f"{peak.operator} of {layer.kind} runs; it holds {tensors}"
+        return ""
+
     @property
     def blocks(self) -> int:
         """Layers that are neither the embedding nor the head."""
@@ -144,13 +166,16 @@ def _table_bytes(graph: LayerGraph) -> float:
 
 def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
+    by_layer = all(layer.peaks for layer in graph.layers)
+    resident = software.resident_gradients
     for record, layer in zip(kinds, graph.layers, strict=True):
         end, head = layer.kind in BOUNDARY_KINDS, layer.kind == "head"
         whole = layer.forward.stashed_bytes()
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
         record["boundary"] = end
-        record["once_bytes"] = whole if head else 0.0
+        record["layer_peaks"] = by_layer
+        record["once_bytes"] = (layer.peak(resident).bytes if by_layer else whole) if head else 0.0
         if head and software.gradient_stand_ins:
             record["once_bytes"] += _table_bytes(graph)
         record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
@@ -159,7 +184,9 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         for v, mode in enumerate(variants):
             stash_bytes = whole if end else layer.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else stash_bytes
-            record["live_bytes"][v] = 0.0 if end else whole - stash_bytes + layer.work_bytes
+            if not (head or (end and not by_layer)):
+                kept = "none" if end else mode
+                record["live_bytes"][v] = layer.live_bytes(kept, resident)
     return kinds
 
 

@@ -220,6 +220,8 @@ def _bottlenecks(plan: Plan) -> list[str]:
         f"memory: stage {fullest} peaks at {format_bytes(plan.memory_bytes)}, {margin}; most of it "
         f"is {term} ({format_bytes(memory[term])}); the peak is at: {plan.stages[fullest].instant}"
     )
+    if plan.stages[fullest].holders:
+        sentences.append(f"at the peak of memory {plan.stages[fullest].holders}")
     return sentences
 
 

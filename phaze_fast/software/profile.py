@@ -101,6 +101,8 @@ class Software(Record):
     """Whether the operators of a module's own code run one by one, traced or of a family of
     transformers; otherwise, a module that is recognised as a transformer runs that transformer's
     fused operators."""
+    compiled: bool = False
+    """Whether torch.compile fuses the operators of a module\'s own code into kernels."""
     overlap_gradients: bool = True
     """Whether the synchronisation of gradients overlaps with the backward pass."""
     overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)] = 1.0
@@ -253,7 +255,14 @@ def planned_model(model: Model, software: Software, seq: int | None = None) -> M
     """
     if isinstance(model, TransformerModel):
         own_code = software.as_traced and model.module is not None
-        return expanded(model, seq) if own_code else model
+        return expanded(model, seq, software.compiled) if own_code else model
+    if software.compiled and model.kernels == "eager":
+        if model.compiled is None:
+            raise InvalidInputError(
+                f"model: the graph {model.name} does not hold the kernels of torch.compile, which "
+                f"{software.name} runs; trace it again, or choose software: pytorch-eager"
+            )
+        return model.compiled
     if model.as_traced:
         return model
     known = None if software.as_traced else recognised(model)

@@ -26,7 +26,7 @@ from phaze_fast.hardware import ArchitectureSpace, Tuning, presets, tuning_recor
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.wafer import load_wafer
 
-VECTOR = _core.FUNCTIONS[4:]
+VECTOR = _core.FUNCTIONS[4 : _core.FIRST_CONVOLUTION]
 
 
 @given(st.integers(0, 2**32))
@@ -45,6 +45,8 @@ def test_vector_operators_are_those_of_the_oracle(seed):
         rng.choice([0, 1000]),
         rng.choice([1.0, 2.0]),
         rng.choice([1.0, 1.5]),
+        rng.choice([0, 500]),
+        rng.choice([0.0, 3.0]),
     )
     made, tuned = records(chip, tuning)
     tuned["vector_launch_share"] = tuning.vector_launch_share

@@ -38,6 +38,7 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+FALCON = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 90}
 WINDOW = {"sliding_window": 8}
 CONFIGURATIONS = {
     "llama": GROUPED,
@@ -90,10 +91,34 @@ CONFIGURATIONS = {
         "ffn_dim": 56,
         "word_embed_proj_dim": 24,
     },
+    "gpt_bigcode": GPT,
+    "gpt_bigcode all heads": {**GPT, "multi_query": False},
+    "gptj": {**GPT, "rotary_dim": 4},
+    "codegen": {**GPT, "n_head": 4, "rotary_dim": 4},
+    "gpt_neo": {
+        "hidden_size": 24,
+        "num_heads": 3,
+        "num_layers": 2,
+        "vocab_size": 90,
+        "attention_types": [[["global", "local"], 1]],
+        "max_position_embeddings": 48,
+    },
+    "falcon": FALCON,
+    "falcon groups": {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon all heads": {
+        **FALCON,
+        "multi_query": False,
+        "parallel_attn": False,
+        "alibi": True,
+        "bias": True,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+    },
+    "mpt": {"d_model": 24, "n_heads": 4, "n_layers": 3, "vocab_size": 90},
     "mixtral": {**GROUPED, "num_experts_per_tok": 2, "num_local_experts": 4},
     "qwen2_moe": {**MIXED, "num_experts": 4, "shared_expert_intermediate_size": 32},
     "qwen3_moe": {**MIXED, "num_experts": 4, "mlp_only_layers": [1], "norm_topk_prob": True},
-    "olmoe": {**PLAIN, "num_experts_per_tok": 2, "num_experts": 4},
+    "olmoe": {**PLAIN, "num_experts_per_tok": 2, "num_experts": 4, "clip_qkv": 8.0},
     "granitemoe": {**PLAIN, "num_experts_per_tok": 2, "num_local_experts": 4},
     "gpt_oss": {**GROUPED, **WINDOW, "num_experts_per_tok": 2, "num_local_experts": 4},
     "glm4_moe": {**FINE, "n_group": 1, "topk_group": 1, "use_qk_norm": True},
@@ -108,6 +133,7 @@ CONFIGURATIONS = {
     "deepseek_v3": {**LATENT, "n_group": 4, "topk_group": 2},
     "deepseek_v3 halves": {**LATENT, "n_group": 4, "topk_group": 2, "rope_interleave": False},
     "bert": SIZES,
+    "bert steps": {**SIZES, "hidden_act": "gelu_fast", "tie_word_embeddings": False},
     "bert without dropout": {
         **SIZES,
         "hidden_dropout_prob": 0.0,
@@ -126,6 +152,11 @@ CONFIGURATIONS = {
     },
     "mt5": T5,
 }
+EXPLICIT = ("llama", "gemma2", "gpt2", "bert", "t5")  # attention operator by operator as well
+CONFIGURATIONS |= {
+    f"{name} explicit": {**CONFIGURATIONS[name], "_attn_implementation": "eager"}
+    for name in EXPLICIT
+}
 
 
 @cache
@@ -134,7 +165,8 @@ def pair(name):
     from phaze_fast.models.huggingface import trace_hf
 
     fields = {"model_type": name.split()[0], **CONFIGURATIONS[name]}
-    model = models.from_hf(fields).replace(name=name, seq=SEQ)
+    kernel = "eager" if name.endswith("explicit") else "flash"
+    model = models.from_hf(fields).replace(name=name, seq=SEQ, attention=kernel)
     return model, models.expanded(model), trace_hf(fields, name, seq=SEQ)
 
 

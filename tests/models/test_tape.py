@@ -73,6 +73,7 @@ def test_gradients_have_the_shape_of_their_tensor(pair):
 def test_presets_have_the_parameters_and_flops_of_their_record(name):
     """Two descriptions of one model, written apart: fields with formulas, and operators."""
     model = models.load(name)
+    model = model.replace(layers=min(model.layers, 6), encoder_layers=min(model.encoder_layers, 6))
     if model.module.family not in FAMILIES:
         with pytest.raises(InvalidInputError, match="trace the module"):
             models.expanded(model)
@@ -84,6 +85,7 @@ def test_presets_have_the_parameters_and_flops_of_their_record(name):
     assert ours.total == pytest.approx(theirs.total, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", hf_entries(), ids=lambda entry: entry["name"])
 def test_configurations_have_as_many_parameters_as_transformers_counts(entry):
     model = models.from_hf(entry["config"])
@@ -140,3 +142,15 @@ def test_plans_with_tensor_and_pipeline_parallelism_and_a_reason_against_context
     spec = {"software": "huggingface-eager", "global_batch": 16, "cp": 2, "dp": 4}
     with pytest.raises(InvalidInputError, match="cp: 2: a graph of operators has no rule for it"):
         predict("llama2-7b", cluster, spec)
+
+
+def test_a_loss_does_not_read_all_scores_and_a_part_is_written_into_zeros():
+    graph = models.expanded(models.load("llama2-7b"), 64)
+    head, block = graph.layers[-1], graph.layers[1]
+    ops = {one.name: one for one in (*head.forward, *head.backward)}
+    loss, gradient = ops["nll_loss_forward"], ops["d-nll_loss_forward"]
+    assert loss.read_bytes == gradient.read_bytes == 8 * 64  # labels
+    assert gradient.write_bytes == 4 * 64 * 32000
+    copies = [one for one in block.backward if one.function == "copy"]
+    halves = [one for one in copies if one.write_bytes == 3 * one.read_bytes]
+    assert len(halves) == 4  # both halves of queries and keys: zeros of the whole, and half again

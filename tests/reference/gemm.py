@@ -237,14 +237,17 @@ def bound(
 def vector_time(
     rows: int, cols: int, read_bytes: float, write_bytes: float, chip: Chip, tuning: Tuning,
     ops: float, row_ops: float, launches: float, factor: float,
-    row_limit: int, long_ops: float, long_bytes: float, one_core: bool = False,
+    row_limit: int, long_ops: float, long_bytes: float, most_rows: int = 0,
+    row_cycles: float = 0.0, one_core: bool = False,
 ) -> float:  # fmt: skip
     cores = 1 if one_core else chip.vector_cores
+    paid = sum(1 for row in range(rows) if most_rows == 0 or row < most_rows)
     more_ops, more_bytes = (long_ops, long_bytes) if 0 < row_limit < cols else (1, 1)
     moved = (read_bytes + write_bytes) * factor * more_bytes
     slower = write_bytes * factor * more_bytes * (1 / tuning.hbm_write_share - 1)
     cycles = max(
-        over((rows * cols * ops + rows * row_ops) * more_ops, cores * chip.lanes * chip.alus),
+        over((rows * cols * ops + paid * row_ops) * more_ops, cores * chip.lanes * chip.alus),
+        cols * row_cycles,
         over(moved, cores * chip.port_bytes_per_cycle * tuning.port_share),
         over(moved, chip.buffer_bytes_per_cycle),
     )

@@ -29,6 +29,10 @@ struct GemmShape {
   std::int64_t m;
   std::int64_t k;
   std::int64_t n;
+  // Distinct bytes of the left operand relative to m * k: below 1 for the overlapping patches of a
+  // convolution, which are read from HBM once and gathered on the way to a core.
+  double distinct = 1.0;
+  bool aligned = false;  // whether rows are padded to 16-byte bounds, whatever k and n are
 };
 
 // Which tiles stay in the buffer, and how often the other operands are read.

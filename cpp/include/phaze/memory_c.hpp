@@ -31,14 +31,19 @@ double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weig
 // `live` is the working set of a layer during recomputation, `once` that of the head; the four
 // `late` figures are gradients that appear during the backward pass: of all layers, of those after
 // the blocks, of the first block and the layers before it, and the stash of these for one
-// micro-batch. `share` is the fraction lost to allocator fragmentation.
+// micro-batch. If `by_layer`, `freed` and `later` are the stash that later layers have freed and
+// their gradients while the layer with the largest peak runs backward, and `late_last`,
+// `late_first` and `late_first_stash` are not used. `share` is the fraction lost to allocator
+// fragmentation.
 double phaze_peak_total(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double late_first_stash,
-                        double in_flight, double micro_batches, double share) noexcept;
+                        double in_flight, double micro_batches, double share,
+                        std::int64_t by_layer, double freed, double later) noexcept;
 
 // The same peak by term: writes activations, recomputed bytes, logits, late gradients and the total
 // to out[5], and returns the instant (PeakInstant).
 std::int64_t phaze_peak(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double late_first_stash,
-                        double in_flight, double micro_batches, double share, double* out) noexcept;
+                        double in_flight, double micro_batches, double share,
+                        std::int64_t by_layer, double freed, double later, double* out) noexcept;
 }

@@ -5,7 +5,9 @@
 // are the same bits for any thread count.
 #pragma once
 
+#include <iterator>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "phaze/gemm.hpp"
@@ -53,7 +55,62 @@ inline constexpr const char* kFunctionNames[] = {"product",
                                                  "dropout-backward",
                                                  "rotary-backward",
                                                  "embedding-backward",
-                                                 "cross-entropy-backward"};
+                                                 "cross-entropy-backward",
+                                                 "strided",
+                                                 "transpose",
+                                                 "reduce",
+                                                 "reduce-columns",
+                                                 "layout",
+                                                 "layout-weights",
+                                                 "batchnorm",
+                                                 "batchnorm-backward",
+                                                 "batchnorm-nchw",
+                                                 "batchnorm-nchw-backward",
+                                                 "groupnorm",
+                                                 "groupnorm-backward",
+                                                 "layernorm-plain-backward",
+                                                 "pool",
+                                                 "pool-backward",
+                                                 "depthwise",
+                                                 "depthwise-input",
+                                                 "depthwise-weight",
+                                                 "depthwise-nchw",
+                                                 "depthwise-nchw-input",
+                                                 "depthwise-nchw-weight",
+                                                 "convolution",
+                                                 "convolution-input",
+                                                 "convolution-weight",
+                                                 "convolution-narrow",
+                                                 "convolution-narrow-input",
+                                                 "convolution-narrow-weight",
+                                                 "convolution-padded",
+                                                 "convolution-padded-input",
+                                                 "convolution-padded-weight",
+                                                 "convolution-pointwise",
+                                                 "convolution-pointwise-input",
+                                                 "convolution-pointwise-weight",
+                                                 "convolution-nchw",
+                                                 "convolution-nchw-input",
+                                                 "convolution-nchw-weight",
+                                                 "convolution-narrow-nchw",
+                                                 "convolution-narrow-nchw-input",
+                                                 "convolution-narrow-nchw-weight",
+                                                 "convolution-padded-nchw",
+                                                 "convolution-padded-nchw-input",
+                                                 "convolution-padded-nchw-weight"};
+inline constexpr int kFunctions = static_cast<int>(std::size(kFunctionNames));
+static_assert(kFunctions <= kMaxFunctions);
+
+// Convolutions come last: products whose left operand is a matrix of patches. The three directions
+// of each are the forward pass and the gradients of input and weights; those from kFirstNchw on
+// convert their arrays from and to NCHW.
+inline constexpr int kFirstConvolution = kFunctions - 21;
+inline constexpr int kFirstNchw = kFunctions - 9;
+inline constexpr int kLayout = kFirstConvolution - 17;
+inline constexpr int kLayoutWeights = kLayout + 1;
+static_assert(std::string_view(kFunctionNames[kFirstConvolution]) == "convolution");
+static_assert(std::string_view(kFunctionNames[kFirstNchw]) == "convolution-nchw");
+static_assert(std::string_view(kFunctionNames[kLayout]) == "layout");
 
 // Chips of a batch. `tuning_of` has a position in `tunings` for each chip; sizes must agree.
 struct ChipBatch {

@@ -47,7 +47,10 @@ struct LayerKindRecord {
   double cast_bytes;                 // moved once a step to make them
   double shape_bytes;                // stored once for all layers of the kind on a device
   std::int32_t boundary;             // 1: embedding or head, 0: block
-  std::int32_t unused;
+  // 1: `live_bytes` includes gradients of its own weights, and memory peaks in the layer with the
+  // largest sum of these, of what earlier layers store and of gradients of later ones; equal for
+  // all kinds.
+  std::int32_t layer_peaks;
 };
 
 struct StrategyRecord {

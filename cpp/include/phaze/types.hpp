@@ -38,17 +38,19 @@ inline double port_bytes_per_cycle(const ChipRecord& chip) noexcept {
 }
 
 inline constexpr int kMaxTiles = 12;      // block shapes a GPU's kernels come in
-inline constexpr int kMaxFunctions = 32;  // rows of the table of vector costs
+inline constexpr int kMaxFunctions = 80;  // rows of the table of function costs
 
 // Cost of one vector function; see docs/cost.md.
 struct VectorCost {
-  double ops_per_element;  // lane operations
-  double ops_per_row;      // lane operations
-  double launches;         // number of kernels
-  double byte_factor;      // moved bytes divided by compulsory bytes
-  double row_limit;        // longer rows do not fit on the core; 0 = no limit
-  double long_ops;         // factor on operations of longer rows
-  double long_bytes;       // factor on bytes of longer rows
+  double ops_per_element;   // lane operations
+  double ops_per_row;       // lane operations
+  double launches;          // number of kernels
+  double byte_factor;       // moved bytes divided by compulsory bytes
+  double row_limit;         // longer rows do not fit on the core; 0 = no limit
+  double long_ops;          // factor on operations of longer rows
+  double long_bytes;        // factor on bytes of longer rows
+  double most_rows = 0.0;   // more rows take no more operations per row; 0 = no limit
+  double row_cycles = 0.0;  // cycles per element of a row that one core alone works on
 };
 
 // Software efficiencies of a chip: neutral for an ideal systolic chip, fitted for a GPU.

@@ -106,21 +106,20 @@ void outputs_stay(const GemmShape& g, double capacity, const Precision& p, const
 
 // Stores a tile of one operand (`stored_bytes`, `x` elements along its outer side) while strips of
 // the other (`streamed` bytes) and of the outputs stream through the buffer.
-void operand_stays(std::int64_t x, std::int64_t k, double stored_bytes, double streamed,
-                   double capacity, const Precision& p, const Sizes& z, Order order,
-                   Traffic& best) noexcept {
+void operand_stays(std::int64_t x, std::int64_t k, double distinct, double stored_bytes,
+                   double streamed, double capacity, const Precision& p, const Sizes& z,
+                   Order order, Traffic& best) noexcept {
   for (std::int64_t i = 1; i <= x; i = next_on_ladder(i)) {
     const double reads = stored_bytes + streamed * static_cast<double>(i) + z.d;
     if (reads >= best.hbm_bytes) return;
     const auto tile = static_cast<double>(ceil_div(x, i));
+    const double stored = tile * p.in_bytes * distinct;
     const double outputs = 2.0 * kStrip * tile * p.acc_bytes;
     const double strip = 2.0 * kStrip * p.in_bytes;
     std::int64_t j = 1;
-    const bool whole =
-        i == 1 && (tile * p.in_bytes + strip) * static_cast<double>(k) + outputs <= capacity;
+    const bool whole = i == 1 && (stored + strip) * static_cast<double>(k) + outputs <= capacity;
     if (!whole) {
-      const std::int64_t most =
-          largest_fitting(outputs, 2.0 * tile * p.in_bytes + strip, capacity, k);
+      const std::int64_t most = largest_fitting(outputs, 2.0 * stored + strip, capacity, k);
       if (most == 0) continue;
       j = ceil_div(k, most);
     }
@@ -135,12 +134,13 @@ Traffic hbm_traffic(const GemmShape& g, double capacity, const Precision& p) noe
   const auto m = static_cast<double>(g.m);
   const auto k = static_cast<double>(g.k);
   const auto n = static_cast<double>(g.n);
-  const Sizes z{m * k * p.in_bytes, k * n * p.in_bytes, m * n * p.out_bytes, m * n * p.acc_bytes};
+  const Sizes z{m * k * p.in_bytes * g.distinct, k * n * p.in_bytes, m * n * p.out_bytes,
+                m * n * p.acc_bytes};
   // Without any buffer, operands are read again for every element of the output.
   Traffic best{z.a * n + z.b * m + z.d, Order::kNothing, g.m, g.n};
   outputs_stay(g, capacity, p, z, best);
-  operand_stays(g.m, g.k, z.a, z.b, capacity, p, z, Order::kInputs, best);
-  operand_stays(g.n, g.k, z.b, z.a, capacity, p, z, Order::kWeights, best);
+  operand_stays(g.m, g.k, g.distinct, z.a, z.b, capacity, p, z, Order::kInputs, best);
+  operand_stays(g.n, g.k, 1.0, z.b, z.a, capacity, p, z, Order::kWeights, best);
   return best;
 }
 
@@ -197,7 +197,7 @@ inline Kernels kernels_of(const GemmShape& g, const Machine& machine) noexcept {
                   t.tile_n};
   const auto element = static_cast<std::int64_t>(std::ceil(machine.precision.in_bytes));
   const std::int64_t rows = (g.k | g.n) * element;  // low bits: alignment of both row lengths
-  if ((rows & 15) == 0) return kernels;
+  if ((rows & 15) == 0 || g.aligned) return kernels;
   const bool even = (rows & 3) == 0;
   const double slow = even ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
   if (slow > 0.0) {
@@ -490,7 +490,7 @@ Floor floor_of(const GemmShape& g, const Machine& machine, double product_hbm_by
   const auto k = static_cast<double>(g.k);
   const auto n = static_cast<double>(g.n);
   Floor f{};
-  const double operands = b * (m * k + k * n) * p.in_bytes;
+  const double operands = b * (m * k * g.distinct + k * n) * p.in_bytes;
   f.resident = is_resident(operands, machine);
   f.macs = b * m * k * n;
   const double bytes = f.resident ? b * m * n * p.out_bytes : b * product_hbm_bytes;
@@ -565,7 +565,7 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   const auto m = static_cast<double>(g.m);
   const auto k = static_cast<double>(g.k);
   const auto n = static_cast<double>(g.n);
-  const double operands = b * (m * k + k * n) * p.in_bytes;
+  const double operands = b * (m * k * g.distinct + k * n) * p.in_bytes;
   const double outputs = b * m * n * p.out_bytes;
   const double macs = b * m * k * n;
   const bool resident = is_resident(operands, machine);
@@ -576,8 +576,9 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   double most = macs / machine.macs_per_s;
   most = std::max(most, macs / machine.sustained_macs_per_s);
   most = std::max(most, (hbm + machine.write_penalty * outputs) / machine.product_hbm_bytes_per_s);
-  most = std::max(most, (operands + outputs) / machine.buffer_bytes_per_s);
-  most = std::max(most, std::max(operands, outputs) / ports);
+  const double moved = b * (m * k + k * n) * p.in_bytes;
+  most = std::max(most, (moved + outputs) / machine.buffer_bytes_per_s);
+  most = std::max(most, std::max(moved, outputs) / ports);
   most = std::max(most, b * m * n * epilogue.ops_per_output / machine.lane_ops_per_s);
   return (kernels.launch_s + most) * kRounding;
 }

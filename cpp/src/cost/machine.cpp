@@ -14,8 +14,8 @@ constexpr double kLeast = 1e-9;
 constexpr std::int64_t kMost = std::int64_t{1} << 40;
 
 bool well_formed(const VectorCost& cost) noexcept {
-  for (const double number :
-       {cost.ops_per_element, cost.ops_per_row, cost.launches, cost.byte_factor, cost.row_limit}) {
+  for (const double number : {cost.ops_per_element, cost.ops_per_row, cost.launches,
+                              cost.byte_factor, cost.row_limit, cost.most_rows, cost.row_cycles}) {
     if (!(number >= 0.0) || !std::isfinite(number)) return false;
   }
   if (cost.row_limit == 0.0) return true;

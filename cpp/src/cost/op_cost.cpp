@@ -13,8 +13,10 @@ namespace {
 
 constexpr Traffic kNoTraffic{0.0, Order::kNothing, 0, 0};
 
+bool is_convolution(const OperatorRecord& op) noexcept { return op.function >= kFirstConvolution; }
+
 bool is_product(const OperatorRecord& op) noexcept {
-  return op.function == static_cast<std::int32_t>(Function::kProduct);
+  return op.function == static_cast<std::int32_t>(Function::kProduct) || is_convolution(op);
 }
 
 bool is_attention(const OperatorRecord& op) noexcept {
@@ -26,7 +28,18 @@ bool is_collective(const OperatorRecord& op) noexcept {
   return op.function == static_cast<std::int32_t>(Function::kCollective);
 }
 
-GemmShape shape_of(const OperatorRecord& op) noexcept { return {op.b, op.m, op.k, op.n}; }
+// The product of an operator. Patches of a convolution overlap: the bytes that its record reads
+// beyond the right operand are those of distinct values.
+GemmShape shape_of(const OperatorRecord& op, const Precision& p) noexcept {
+  GemmShape shape{op.b, op.m, op.k, op.n};
+  if (!is_convolution(op)) return shape;
+  constexpr double kLeastDistinct = 1e-6;
+  const double depth = static_cast<double>(op.b) * static_cast<double>(op.k) * p.in_bytes;
+  const double left = op.read_bytes - depth * static_cast<double>(op.n);
+  shape.distinct = std::clamp(left / (depth * static_cast<double>(op.m)), kLeastDistinct, 1.0);
+  shape.aligned = true;
+  return shape;
+}
 
 Status check_op(const OperatorRecord& op) noexcept {
   if (op.function < 0 || op.function >= static_cast<std::int32_t>(std::size(kFunctionNames)))
@@ -41,6 +54,20 @@ Status check_op(const OperatorRecord& op) noexcept {
   return check_shape({op.b, op.m, k, op.n});
 }
 
+const VectorCost& vector_cost(const OperatorRecord& op, const Machine& machine) noexcept {
+  return machine.tuning->functions[static_cast<std::size_t>(op.function)];
+}
+
+// Lane operations beside the product of a convolution, such as gathering patches from arrays of few
+// channels: per multiply-accumulate, and per element that is read or written.
+double gathering_ops(const OperatorRecord& op, const Machine& machine) noexcept {
+  const VectorCost& cost = vector_cost(op, machine);
+  const double macs = static_cast<double>(op.b) * static_cast<double>(op.m) *
+                      static_cast<double>(op.k) * static_cast<double>(op.n);
+  const double elements = (op.read_bytes + op.write_bytes) / machine.precision.in_bytes;
+  return macs * cost.ops_per_element + elements * cost.ops_per_row;
+}
+
 // Bytes that the product's record reads and writes beyond its own operands. Each fused operator
 // costs as much as an addition.
 Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept {
@@ -49,11 +76,13 @@ Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept 
   const auto m = static_cast<double>(op.m);
   const auto k = static_cast<double>(op.k);
   const auto n = static_cast<double>(op.n);
-  const double own = b * ((m * k + k * n) * p.in_bytes + m * n * p.out_bytes);
+  const double left = m * k * shape_of(op, p).distinct;
+  const double own = b * ((left + k * n) * p.in_bytes + m * n * p.out_bytes);
   const double recorded = op.read_bytes + op.write_bytes;
   constexpr auto add = static_cast<std::size_t>(Function::kFirstVector);
-  return {static_cast<double>(op.epilogue) * machine.tuning->functions[add].ops_per_element,
-          recorded > 0.0 ? recorded - own : 0.0};
+  double ops = static_cast<double>(op.epilogue) * machine.tuning->functions[add].ops_per_element;
+  if (is_convolution(op)) ops += gathering_ops(op, machine) / (b * m * n);
+  return {ops, recorded > 0.0 ? recorded - own : 0.0};
 }
 
 AttentionShape attention_of(const OperatorRecord& op) noexcept {
@@ -102,8 +131,36 @@ CostRecord idle() noexcept {
   return record;
 }
 
-const VectorCost& vector_cost(const OperatorRecord& op, const Machine& machine) noexcept {
-  return machine.tuning->functions[static_cast<std::size_t>(op.function)];
+// Copying `bytes` into another memory layout.
+CostRecord conversion(double bytes, int function, const Machine& machine) noexcept {
+  const VectorCost& cost = machine.tuning->functions[static_cast<std::size_t>(function)];
+  return vector_op({1.0, bytes / machine.precision.in_bytes, 2.0 * bytes, bytes}, cost, machine);
+}
+
+// A convolution: its product by kernels that may be slower than those of plain products, and where
+// arrays are in NCHW, the conversions of activations and weights before and after it.
+CostRecord convolution(const OperatorRecord& op, const Machine& machine, CostRecord cost) noexcept {
+  const double product_s = cost.time_s;
+  const double slower = std::max(vector_cost(op, machine).byte_factor, 1.0);
+  cost.time_s = cost.fixed_s + (cost.time_s - cost.fixed_s) * slower;
+  if (op.function >= kFirstNchw) {
+    const bool weight_gradient = (op.function - kFirstConvolution) % 3 == 2;
+    const double right = static_cast<double>(op.b) * static_cast<double>(op.k) *
+                         static_cast<double>(op.n) * machine.precision.in_bytes;
+    const double weights = weight_gradient ? op.write_bytes : std::min(right, op.read_bytes);
+    const double rest = op.read_bytes + op.write_bytes - weights;
+    for (const CostRecord& part :
+         {conversion(rest, kLayout, machine), conversion(weights, kLayoutWeights, machine)}) {
+      cost.time_s += part.time_s;
+      cost.fixed_s += part.time_s;
+      cost.hbm_bytes += part.hbm_bytes;
+      cost.buffer_bytes += part.buffer_bytes;
+      cost.port_bytes += part.port_bytes;
+      cost.vector_ops += part.vector_ops;
+    }
+  }
+  cost.utilization *= product_s / cost.time_s;
+  return cost;
 }
 
 CostRecord cost_on(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
@@ -111,14 +168,17 @@ CostRecord cost_on(const OperatorRecord& op, const Machine& machine, const Traff
   if (is_collective(op)) return idle();
   if (is_attention(op)) return attention(attention_of(op), machine, vectors);
   if (!is_product(op)) return vector_op(vector_of(op), vector_cost(op, machine), machine);
-  const CostRecord cost = best_gemm(shape_of(op), machine, traffic, epilogue_of(op, machine));
-  return std::isfinite(cost.time_s) ? cost : failed(Status::kNoMapping);
+  const CostRecord cost =
+      best_gemm(shape_of(op, machine.precision), machine, traffic, epilogue_of(op, machine));
+  if (!std::isfinite(cost.time_s)) return failed(Status::kNoMapping);
+  return is_convolution(op) ? convolution(op, machine, cost) : cost;
 }
 
 double time_on(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
                double vectors) noexcept {
-  if (!is_product(op)) return cost_on(op, machine, traffic, vectors).time_s;
-  const double time_s = best_gemm_time(shape_of(op), machine, traffic, epilogue_of(op, machine));
+  if (!is_product(op) || is_convolution(op)) return cost_on(op, machine, traffic, vectors).time_s;
+  const double time_s =
+      best_gemm_time(shape_of(op, machine.precision), machine, traffic, epilogue_of(op, machine));
   return std::isfinite(time_s) ? time_s : kNan;
 }
 
@@ -126,7 +186,7 @@ double bound_on(const OperatorRecord& op, const Machine& machine, double vectors
   if (is_collective(op)) return 0.0;
   if (is_attention(op)) return attention_bound(attention_of(op), machine, vectors);
   if (!is_product(op)) return vector_bound(vector_of(op), vector_cost(op, machine), machine);
-  return gemm_bound(shape_of(op), machine, epilogue_of(op, machine));
+  return gemm_bound(shape_of(op, machine.precision), machine, epilogue_of(op, machine));
 }
 
 double energy_j(const CostRecord& cost, const EnergyTable& table, double static_w) noexcept {
@@ -157,7 +217,8 @@ class TrafficTable {
       for (std::size_t i = begin; i < end; ++i) {
         const OperatorRecord& op = ops[i % ops_];
         if (good[i % ops_] != Status::kOk || !is_product(op)) continue;
-        table_[i] = hbm_traffic(shape_of(op), distinct_[i / ops_], batch.precision);
+        table_[i] =
+            hbm_traffic(shape_of(op, batch.precision), distinct_[i / ops_], batch.precision);
       }
     });
   }
@@ -223,7 +284,8 @@ CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const Tunin
   if (status != Status::kOk) return failed(status);
   const Machine machine(chip, tuning, precision, cores == Cores::kOne);
   const Traffic traffic =
-      is_product(op) ? hbm_traffic(shape_of(op), machine.capacity_bytes, precision) : kNoTraffic;
+      is_product(op) ? hbm_traffic(shape_of(op, precision), machine.capacity_bytes, precision)
+                     : kNoTraffic;
   CostRecord cost = cost_on(op, machine, traffic, vector_per_core(chip, cores));
   cost.energy_j = energy_j(cost, energy, static_w);
   return cost;

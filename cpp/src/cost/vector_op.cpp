@@ -23,6 +23,12 @@ double streaming_cycles(double m, double k, double n, double rows, double cols) 
   return std::min(output, std::min(weight, input));
 }
 
+// Lane operations of an operator whose rows all fit on a core.
+double lane_ops(const VectorShape& shape, const VectorCost& cost) noexcept {
+  const double rows = cost.most_rows > 0.0 ? std::min(shape.rows, cost.most_rows) : shape.rows;
+  return shape.rows * shape.cols * cost.ops_per_element + rows * cost.ops_per_row;
+}
+
 double launch_s(const VectorCost& cost, const Machine& machine) noexcept {
   return cost.launches * machine.tuning->launch_s * machine.tuning->vector_launch_share;
 }
@@ -87,14 +93,13 @@ double macs_of(const AttentionShape& a) noexcept {
 CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
                      const Machine& machine) noexcept {
   const bool is_long = cost.row_limit > 0.0 && shape.cols > cost.row_limit;
-  const double ops =
-      (shape.rows * shape.cols * cost.ops_per_element + shape.rows * cost.ops_per_row) *
-      (is_long ? cost.long_ops : 1.0);
+  const double ops = lane_ops(shape, cost) * (is_long ? cost.long_ops : 1.0);
   const double factor = cost.byte_factor * (is_long ? cost.long_bytes : 1.0);
   const double bytes = shape.bytes * factor;
   CostRecord record{};
   record.vector_ops = ops;
-  record.vector_s = ops / machine.lane_ops_per_s;
+  const double row_s = shape.cols * cost.row_cycles / machine.clock_hz;
+  record.vector_s = std::max(ops / machine.lane_ops_per_s, row_s);
   record.port_s = bytes / (machine.vector_cores * machine.port_bytes_per_s);
   record.buffer_s = bytes / machine.buffer_bytes_per_s;
   record.hbm_s = (bytes + machine.write_penalty * shape.written * factor) / machine.hbm_bytes_per_s;
@@ -120,7 +125,7 @@ CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
 
 double vector_bound(const VectorShape& shape, const VectorCost& cost,
                     const Machine& machine) noexcept {
-  const double ops = shape.rows * shape.cols * cost.ops_per_element + shape.rows * cost.ops_per_row;
+  const double ops = lane_ops(shape, cost);
   const double factor = std::min(cost.byte_factor, 1.0);
   const double moved = shape.bytes * factor;
   double most = ops / machine.lane_ops_per_s;

@@ -41,18 +41,20 @@ double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weig
 
 double phaze_peak_total(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double first_stash, double in_flight,
-                        double micro_batches, double share) noexcept {
-  return peak_bytes({stash, live, once, buffers}, {late, late_last, late_first, first_stash},
+                        double micro_batches, double share, std::int64_t by_layer, double freed,
+                        double later) noexcept {
+  return peak_bytes({stash, live, once, buffers, by_layer != 0, freed, later}, {late, late_last, late_first, first_stash},
                     in_flight, micro_batches, share)
       .total;
 }
 
 std::int64_t phaze_peak(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double first_stash, double in_flight,
-                        double micro_batches, double share, double* out) noexcept {
+                        double micro_batches, double share, std::int64_t by_layer, double freed,
+                        double later, double* out) noexcept {
   const PeakBytes peak =
-      peak_bytes({stash, live, once, buffers}, {late, late_last, late_first, first_stash},
-                 in_flight, micro_batches, share);
+      peak_bytes({stash, live, once, buffers, by_layer != 0, freed, later},
+                 {late, late_last, late_first, first_stash}, in_flight, micro_batches, share);
   out[0] = peak.activations;
   out[1] = peak.live;
   out[2] = peak.once;

@@ -91,6 +91,11 @@ struct MovingBytes {
   double live;     // of one layer while it is recomputed
   double once;     // of the head
   double buffers;  // of collectives and messages, gathered weights included
+  // If peaks are found layer by layer, while the layer with the largest sum runs backward: the
+  // stash that later layers have freed, and their gradients.
+  bool by_layer = false;
+  double freed = 0.0;
+  double later = 0.0;
 };
 
 // Gradients of a stage that are not allocated for the whole step, bytes.
@@ -132,9 +137,11 @@ inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double
       found = {instant, activations, live, loss, gradients, share * moving, sum};
   };
   offer(PeakInstant::kLoss, stash, 0.0, once, all ? g.all : 0.0);
-  offer(PeakInstant::kBackward, stash, m.live, 0.0, all ? g.all : g.last);
+  const double last = m.by_layer ? m.later : g.last;
+  offer(PeakInstant::kBackward, stash - m.freed, m.live, 0.0, all ? g.all : last);
   if (!all) {
-    offer(PeakInstant::kFirst, others + g.first_stash, m.live, 0.0, g.all - g.first);
+    if (!m.by_layer)
+      offer(PeakInstant::kFirst, others + g.first_stash, m.live, 0.0, g.all - g.first);
     if (in_flight > 1.0) {  // the second micro-batch
       offer(PeakInstant::kBackward, others, m.live, 0.0, g.all);
     } else {

@@ -58,7 +58,8 @@ class BlockCapacity {
         first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[given(v)];
       }
       if (space.block_count[at(k)] == 0) continue;
-      alike_ = space.block_count[at(k)] == space.blocks && space.training.late_gradients == 0;
+      alike_ = space.block_count[at(k)] == space.blocks && space.training.late_gradients == 0 &&
+               size.layer_peaks == 0;
       resident_ = std::min(resident_, costs.resident_bytes[at(k)]);
       gather = std::min(gather, costs.gather_bytes[at(k)]);
       for (int v = 0; v < variants_; ++v) {

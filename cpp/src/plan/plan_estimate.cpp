@@ -105,6 +105,10 @@ class Estimator {
     });
     moving.buffers = space_.buffer_bytes(layout_) + gather;
     moving.stash = on_.stash_bytes(partition_, k, recompute);
+    if (layout_.record.vpp == 1) {
+      const int i = partition_.cuts[at(k)];
+      sums.find_layer_peak(recompute, i, partition_.cuts[at(k) + 1], k, &moving);
+    }
     const LateGradients late = on_.late_gradients(partition_, k, recompute);
     const PeakBytes peak = sums.peak(moving, late, k);
     own.memory = {state.weights,   state.gradients + peak.gradients,

@@ -164,6 +164,32 @@ double PlanSums::live_of(int v, int i, int j) const noexcept {
   return live;
 }
 
+void PlanSums::find_layer_peak(StageRecompute r, int i, int j, int stage,
+                               MovingBytes* moving) const noexcept {
+  const int strategy = layout_->record.strategy;
+  if (space_->size_of(strategy, 0).layer_peaks == 0 || i == j) return;
+  const int border = border_of(r, i, j);
+  const bool all = static_cast<double>(layout_->record.micro_batches) > in_flight_[at(stage)];
+  double freed = 0.0;
+  double later = 0.0;
+  double most = -kInfinite;
+  for (int p = j - 1; p >= i; --p) {
+    const int kind = space_->kind_at(p, layout_->record.pp);
+    const int v = p < border ? r.more : r.rest;
+    const LayerKindRecord& size = space_->size_of(strategy, kind);
+    const double peak = size.live_bytes[v] - freed + (all ? 0.0 : later);
+    if (peak > most) {
+      most = peak;
+      moving->live = size.live_bytes[v];
+      moving->freed = freed;
+      moving->later = later;
+    }
+    freed += size.stash_bytes[v];
+    later += costs_->late_bytes[at(kind)];
+  }
+  moving->by_layer = true;
+}
+
 double PlanSums::gather_bytes(int i, int j) const noexcept {
   double gather = 0.0;
   for (std::size_t k = 0; k < live_kinds_.size(); ++k) {
@@ -174,8 +200,9 @@ double PlanSums::gather_bytes(int i, int j) const noexcept {
 }
 
 double PlanSums::bytes(StageRecompute r, int i, int j, int stage) const noexcept {
-  const MovingBytes moving{stash_bytes(r, i, j), live_bytes(r, i, j), once_bytes(i, j),
-                           buffers_ + gather_bytes(i, j)};
+  MovingBytes moving{stash_bytes(r, i, j), live_bytes(r, i, j), once_bytes(i, j),
+                     buffers_ + gather_bytes(i, j)};
+  find_layer_peak(r, i, j, stage, &moving);
   return resident_bytes(i, j) + peak(moving, late_gradients(r, i, j), stage).total;
 }
 

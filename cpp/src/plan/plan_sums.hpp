@@ -91,6 +91,9 @@ class PlanSums : public PassSums {
     const int border = border_of(r, i, j);
     return std::max(live_of(r.more, i, border), live_of(r.rest, border, j));
   }
+  // Finds the layer of a stage of one chunk with the largest peak, if peaks are found by layer.
+  void find_layer_peak(StageRecompute r, int i, int j, int stage,
+                       MovingBytes* moving) const noexcept;
   double gather_bytes(int i, int j) const noexcept;
   // Micro-batches in flight at the peak of a stage.
   double in_flight(int stage) const noexcept { return in_flight_[at(stage)]; }

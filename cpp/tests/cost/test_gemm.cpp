@@ -105,7 +105,7 @@ void extreme_operators_have_a_status() {
   for (const std::int64_t m : sizes) {
     for (const std::int64_t k : sizes) {
       for (const double moved : bytes) {
-        for (std::int32_t function = -1; function < 34; ++function) {
+        for (std::int32_t function = -1; function < kFunctions + 2; ++function) {
           OperatorRecord op = product(1, m, k, m);
           op.function = function;
           op.read_bytes = moved;

@@ -125,12 +125,15 @@ class Olmo2(Llama):
         wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
         return to(mul(gain, wide), x.dtype)
 
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+    def _rows(self, x: Tensor) -> list[Tensor]:
+        """Rows of queries, keys and values of all heads."""
         m = self.model
         q = self._norm("q_norm", self._project("q_proj", x, m.query_width, m.qkv_bias))
         k = self._norm("k_norm", self._project("k_proj", x, m.kv_width, m.qkv_bias))
-        v = self._project("v_proj", x, m.kv_width, m.qkv_bias)
-        return [self._heads(one) for one in (q, k, v)]
+        return [q, k, self._project("v_proj", x, m.kv_width, m.qkv_bias)]
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        return [self._heads(one) for one in self._rows(x)]
 
     def _block(self, x: Tensor) -> Tensor:
         x = add(x, self._norm("post_attention_layernorm", self._self_attention(x)))

@@ -12,7 +12,7 @@ class Bert(Llama):
     """An encoder with norms after the sub-layers, and logits of every token in bf16."""
 
     root, blocks, final = "bert", "encoder.layer", "encoder.ln"
-    drops = "hidden_dropout_prob"
+    drops, softmax_format = "hidden_dropout_prob", ""
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         names = ("query", "key", "value")
@@ -85,6 +85,8 @@ class Bert(Llama):
         m = self.model
         with self.tape.module("decoder"):
             weight = self.words if m.tied_embeddings else self.tape.parameter(m.vocab, m.hidden)
+            if not m.tied_embeddings:
+                self.tape.parameter(m.vocab)  # a second bias, which nothing reads
             return linear(x, weight, self.tape.parameter(m.vocab))
 
     def _loss(self, logits: Tensor) -> Tensor:
@@ -138,7 +140,7 @@ class MegatronBert(Bert):
 class T5(Llama):
     """Two stacks with a learned bias of relative positions, which attention adds to its scores."""
 
-    drops = "dropout_rate"
+    drops, softmax_format = "dropout_rate", ""
 
     def _rms_norm(self, x: Tensor) -> Tensor:
         gain = self.tape.parameter(x.shape[-1])
@@ -178,12 +180,14 @@ class T5(Llama):
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool
     ) -> Tensor:
         """softmax(QK^T + bias)V operator by operator."""
-        scores = op.matmul(q, op.transpose(k, 2, 3))
-        if bias is not None:
+        scores = mul(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
+        if bias is None:  # zeros
+            scores = op.masked(scores, self.tape.constant(1, self.model.heads, self.seq, self.seq))
+        else:
             scores = add(scores, bias)
         if causal:
             scores = op.masked(scores, self._mask())
-        shares = self._drop(op.to(op.softmax(scores, "float32"), q.dtype), self.drops)
+        shares = self._drop(op.to(op.softmax(scores), q.dtype), self.drops)
         return contiguous(op.transpose(op.matmul(shares, v), 1, 2))
 
     def _mlp(self, x: Tensor, width: int) -> Tensor:

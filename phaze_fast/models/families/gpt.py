@@ -58,6 +58,7 @@ class GPT2(Llama):
     root, blocks, final, table = "transformer", "h", "ln_f", "wte"
     attention_name, first_norm, second_norm = "attn", "ln_1", "ln_2"
     attention_drops, residual_drops, embedding_drops = "attn_pdrop", "resid_pdrop", "embd_pdrop"
+    softmax_format = ""
 
     def _convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
         """Run a ``Conv1D``: rows times a matrix plus a bias."""
@@ -134,6 +135,8 @@ class OPT(Llama):
 
 class GPTBigCode(GPT2):
     """One key and value for all heads, and weights stored with one row for each output."""
+
+    softmax_format = _FLOAT
 
     def _convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
         return self._project(name, x, outs, bias=True)
@@ -339,8 +342,7 @@ class Mpt(Llama):
         parts = split(self._project("Wqkv", x, 3 * m.hidden), [m.hidden] * 3, 2)
         q, k, v = (transpose(reshape(y, *lead, m.heads, -1), 1, 2) for y in parts)
         scores = mul(op.matmul(q, transpose(k, 2, 3)), 1.0)
-        if m.positions == "alibi":
-            scores = op.masked(scores, self.tape.constant(m.heads, 1, self.seq, dtype=_FLOAT))
+        scores = op.masked(scores, self.tape.constant(m.heads, 1, self.seq, dtype=_FLOAT))
         if not self.rotary:  # one mask for all layers
             mask = self.tape.constant(self.samples, 1, self.seq, self.seq, dtype="bool")
             self.rotary = [mask]

@@ -47,10 +47,24 @@ def gelu_new(x: Tensor) -> Tensor:
     return mul(half, add(tanh(inner), 1.0))
 
 
+def gelu_fast(x: Tensor) -> Tensor:
+    """GELU's tanh form with a polynomial, operator by operator."""
+    half = mul(x, 0.5)
+    scaled, cube = mul(x, 0.8), mul(mul(x, 0.044715), x)
+    return mul(half, add(tanh(mul(scaled, add(cube, 1.0))), 1.0))
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """GELU by a logistic function."""
+    return mul(x, op.sigmoid(mul(x, 1.702)))
+
+
 _ACTIVATIONS = {
     "gelu": op.gelu,
     "gelu_pytorch_tanh": op.gelu,
     "gelu_new": gelu_new,
+    "gelu_fast": gelu_fast,
+    "quick_gelu": quick_gelu,
     "relu": op.relu,
     "relu2": lambda x: power(op.relu(x)),
     "silu": silu,
@@ -85,6 +99,7 @@ class Llama:
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
     table_format = _HALF
     table_per_layer = False
+    softmax_format = _FLOAT  # of explicit attention
     heads_last = False  # whether all projections run before heads are formed
 
     def __init__(
@@ -223,7 +238,7 @@ class Llama:
             scores = mul(tanh(div(scores, 1.0)), 1.0)
         if self.model.causal:
             scores = op.masked(scores, self._mask())
-        shares = to(op.softmax(scores, _FLOAT), q.dtype)
+        shares = to(op.softmax(scores, self.softmax_format), q.dtype)
         return contiguous(transpose(matmul(self._drop(shares, drops), v), 1, 2))
 
     def _mask(self) -> Tensor:

@@ -101,8 +101,8 @@ class Mixture(Llama):
         inner = self._gated(self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered))
         out = self._grouped(inner, hidden, ends, ordered)
         out = mul(out, op.unsqueeze(shares, -1))
-        empty, numbers = (self.tape.constant(pairs, dtype="int64") for _ in range(2))
-        (back,) = op.plain("index_put", [empty, places, numbers], [(pairs,)], "int64")
+        back, numbers = (self.tape.constant(pairs, dtype="int64") for _ in range(2))
+        self.tape.add("index_put", [back, places, numbers], [back])
         out = view(op.index(out, back), -1, self.moe.top_k, hidden)
         return to(op.total(out, 1, keepdim=False), dtype)
 
@@ -158,6 +158,10 @@ class Olmoe(Mixture, Olmo2):
 
     def _rms_norm(self, x: Tensor) -> Tensor:
         return Llama._rms_norm(self, x)
+
+    def _rows(self, x: Tensor) -> list[Tensor]:
+        rows = super()._rows(x)
+        return [op.clamped(one) for one in rows] if self._setting("clip_qkv") else rows
 
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
         return Llama._positioned(self, q, k)
