@@ -289,8 +289,12 @@ class Presets(Generic[T]):
         return self._records[name]
 
     def from_file(self, path: str | Path) -> T:
-        """Read a file of the user."""
-        return self._read(read_document(path), str(path))
+        """Read a file of the user: a record, or a calibration that has one of this kind."""
+        document = read_document(path)
+        if isinstance(document, Mapping) and "calibration" in document and self._what in document:
+            inside = document[self._what]
+            return self.load(inside) if isinstance(inside, str) else self._read(inside, str(path))
+        return self._read(document, str(path))
 
     def preset(self, name: str) -> T:
         """Read a preset from its YAML file; subclasses may override this method."""

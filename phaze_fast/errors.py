@@ -111,17 +111,27 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     "did you mean 'a100-40'? accepted: h100, a100-40"
     >>> nearest("x", ["a", "b"])
     'accepted: a, b'
+    >>> nearest("owner/n12-base", [f"n{i}" for i in range(30)]).partition(",")[0]
+    "did you mean 'n12'"
     >>> nearest("n7", [f"n{i}" for i in range(30)])
     "did you mean 'n7', 'n27' or 'n17'? (of 30 names)"
     """
     names = list(accepted)
     if len(names) > _MOST_LISTED:
-        first, second, third = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.0)
+        first, second, third = _closest(word.lower().rpartition("/")[2], names)[:3]
         return f"did you mean '{first}', '{second}' or '{third}'? (of {len(names)} names)"
     listed = "accepted: " + ", ".join(names)
     begun = [name for name in names if len(word) > 2 and name.startswith(word.lower())]
     close = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'? {listed}" if close else listed
+
+
+def _closest(word: str, names: list[str]) -> list[str]:
+    """Sort names by likeness; the longest that begins the word, and those it begins, come first."""
+    begins = sorted((name for name in names if word.startswith(name)), key=len)[-1:]
+    begun = begins + [name for name in names if len(word) > 2 and name.startswith(word)]
+    others = [name for name in names if name not in begun]
+    return begun + difflib.get_close_matches(word, others, n=3, cutoff=0.0)
 
 
 def check_one_of(field: str, value: object, accepted: Iterable[str]) -> None:

@@ -35,6 +35,7 @@ class TimesView {
     plain_ = flat("plain_s", one);
     weight_grad_ = flat("weight_grad_s", one);
     forward_j_ = flat("forward_j", one);
+    step_ = flat("step_s", one);
     backward_ = flat("backward_s", -1);
     backward_j_ = flat("backward_j", static_cast<py::ssize_t>(backward_.size()));
     static_ = view<double>(times.attr("static_w"), "static_w", static_cast<py::ssize_t>(rows_));
@@ -58,7 +59,8 @@ class TimesView {
             forward_j_.data() + one,
             backward_j_.data() + many,
             hbm_[row],
-            static_[row]};
+            static_[row],
+            step_.data() + one};
   }
 
  private:
@@ -66,7 +68,7 @@ class TimesView {
   std::size_t rows_ = 0;
   std::size_t variants_ = 0;
   std::span<const double> hbm_, forward_, plain_, backward_, weight_grad_, forward_j_, backward_j_,
-      static_;
+      static_, step_;
 };
 
 struct PlacedArrays {
@@ -463,9 +465,12 @@ py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t dev
 
 void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
-                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks);
+                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks,
+                       frozen_parameters, frozen_experts, packed_parameters, packed_bytes,
+                       more_state_bytes, step_gather_bytes);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, etp, micro_batch, message_bytes, gathered_bytes,
-                       copied_parameters, sent_bytes, variants, group_kind);
+                       copied_parameters, sent_bytes, variants, group_kind, copied_frozen,
+                       copied_state_bytes);
   PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, pp, vpp, zero, rank_order, dp,
                        micro_batches, shard);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,

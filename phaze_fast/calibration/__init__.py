@@ -4,6 +4,8 @@ from phaze_fast.calibration.calibrate import Calibrated as Calibrated
 from phaze_fast.calibration.calibrate import benchmark_script as benchmark_script
 from phaze_fast.calibration.calibrate import calibrate_chip as calibrate_chip
 from phaze_fast.calibration.calibrate import calibrate_fabric as calibrate_fabric
+from phaze_fast.calibration.calibrate_runs import ClusterCalibration as ClusterCalibration
+from phaze_fast.calibration.calibrate_runs import calibrate_runs as calibrate_runs
 from phaze_fast.calibration.collectives import CollectiveValidation as CollectiveValidation
 from phaze_fast.calibration.collectives import is_collective_table as is_collective_table
 from phaze_fast.calibration.collectives import validate_collectives as validate_collectives

@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from phaze_fast.calibration.run_table import network_of, standard_cells
 from phaze_fast.documents import CsvRow, parse_text
 from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
-from phaze_fast.models import MixtureOfExperts, TransformerModel
+from phaze_fast.memory import OPTIMIZERS
+from phaze_fast.models import LatentAttention, MixtureOfExperts, TransformerModel, model_flops
 from phaze_fast.planning import PlanSpec
-from phaze_fast.software import load_software
-
-RUN_COLUMNS = frozenset(
-    [
-        *("source", "model", "layers", "hidden", "heads", "ffn", "seq", "precision", "gpu"),
-        *("n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch", "recompute", "framework"),
-        "iter_time_s",
-    ]
-)
-"""Columns by which a table of training runs is recognised."""
+from phaze_fast.software import UNKNOWN, Software, load_software
 
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
 _ALSO = ("source", "source_url", "framework", "gpu", "table", "notes", "model")
@@ -58,12 +51,16 @@ class PublishedRun:
     precision: str
     """Number format of the products."""
     time_s: float
-    """Seconds of a step as measured."""
+    """Seconds of a step as measured; NaN where the run failed."""
     memory_bytes: float
     """Of a device as measured; NaN where the row does not say."""
     evaluated: float = 0.0
     """Sequences that are evaluated for each one trained on, where the measured seconds contain
     that."""
+    status: str = "ok"
+    """How the run ended: ``ok``, or what the row says of its failure, such as ``oom``."""
+    assumed: tuple[str, ...] = ()
+    """What the row does not say and was taken for granted, in words."""
 
     @property
     def chip(self) -> str:
@@ -95,55 +92,153 @@ def _entry(kind: str, text: str, row: CsvRow | None = None) -> Mapping[str, Any]
     return None
 
 
-def _model(row: CsvRow) -> TransformerModel:
+_ASSUMED_BLOCKS = {
+    True: {"norm": "rmsnorm", "activation": "silu", "gated": True, "positions": "rotary",
+           "biases": False, "tied": False},
+    False: {"norm": "layernorm", "activation": "gelu", "gated": False, "positions": "learned",
+            "biases": True, "tied": True},
+}  # fmt: skip
+
+
+def _family(row: CsvRow, assumed: list[str]) -> Mapping[str, Any]:
+    """Find what no column says of a model; an unknown name gets a usual decoder's blocks.
+
+    A feed-forward that is not four times as wide as the model is taken to be gated.
+    """
     name = row.text("model")
     family = _entry("families", name, row)
     if family is None:
-        raise UnsupportedError(f"model {name}: no known kind of block")
+        if not (row.text("layers") and row.text("hidden")):
+            raise UnsupportedError(f"model {name}: no known shape")
+        gated = row.text("ffn") != "" and row.whole("ffn") != 4 * row.whole("hidden")
+        kind = "gated blocks as Llama's" if gated else "blocks as GPT-3's"
+        assumed.append(f"model {name}: {kind}")
+        return {"like": _ASSUMED_BLOCKS[gated]}
     if "unsupported" in family:
         raise UnsupportedError(family["unsupported"])
-    shape, moe, like = family.get("shape", {}), family.get("moe"), dict(family["like"])
+    return family
+
+
+def _arguments(row: CsvRow) -> tuple[dict[str, str], dict[str, Any]]:
+    """Read Megatron's arguments: their values by name, and what they change in a block."""
+    words = [word.strip() for word in row.text("arguments").split(";") if word.strip()]
+    known, changed = _names()["arguments"], {}
+    for word in words:
+        entry = known.get(word) or known.get(word.partition("=")[0]) or {}
+        if "unsupported" in entry:
+            raise UnsupportedError(entry["unsupported"])
+        changed.update(entry.get("like", {}))
+    return dict(word.partition("=")[::2] for word in words), changed
+
+
+def _experts(row: CsvRow, given: Mapping[str, str], known: Any, ffn: int) -> Any:
+    """Read a mixture of experts from the columns, else as its family has it."""
+    if row.text("experts") in ("", "0"):
+        return None if known is None else MixtureOfExperts(**{"expert_ffn": ffn, **known})
+    shared = row.whole("shared_expert_ffn", 0)
+    dense = re.fullmatch(
+        r"\(\[0\]\*(\d+)\+\[1\]\*\d+\)", given.get("moe-layer-freq", "([0]*0+[1]*1)")
+    )
+    if dense is None:
+        raise UnsupportedError("experts in layers that follow no simple rule")
+    return MixtureOfExperts(
+        experts=row.whole("experts"),
+        top_k=row.whole("topk", 1),
+        expert_ffn=row.whole("moe_ffn", ffn),
+        shared_experts=1 if shared else 0,
+        shared_ffn=shared or None,
+        dense_layers=int(dense[1]),
+    )
+
+
+def _latent(row: CsvRow, given: Mapping[str, str]) -> LatentAttention | None:
+    if row.text("mla") in ("", "0"):
+        return None
+    names = ("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim")
+    if not all(name in given for name in names):
+        raise UnsupportedError("latent attention whose ranks are not said")
+    ranks = [int(given[name]) for name in names]
+    fields = ("query_rank", "kv_rank", "plain_width", "rotary_width", "value_width")
+    return LatentAttention(**dict(zip(fields, ranks, strict=True)))
+
+
+def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
+    family = _family(row, assumed)
+    given, changed = _arguments(row)
+    if row.text("mtp") not in ("", "0"):
+        raise UnsupportedError("prediction of several tokens")
+    shape, like = dict(family.get("shape", {})), {**family["like"], **changed}
+    fields = {**family.get("fields", {})}
     biases = dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), like.pop("biases"))
     tied = like.pop("tied")
+    if row.text("hidden"):  # Megatron's defaults, megatron/training/arguments.py
+        hidden = row.whole("hidden")
+        shape.setdefault("ffn", hidden * 8 // 3 // 64 * 64 if like["gated"] else 4 * hidden)
     size = {c: row.whole(c, shape.get(c)) for c in ("layers", "hidden", "heads", "ffn", "seq")}
-    experts = None if moe is None else MixtureOfExperts(**{"expert_ffn": size["ffn"], **moe})
+    if not row.text("seq"):
+        assumed.append(f"sequences of {size['seq']} tokens")
+    latent = _latent(row, given)
+    if latent is not None:
+        fields["latent"] = latent
+    vocab = int(given.get("vocab-size") or shape.get("vocab", 51200))
     try:
         return TransformerModel(
-            name=name,
+            name=row.text("model"),
             **size,
             kv_heads=row.whole("kv_heads", shape.get("kv_heads", size["heads"])),
-            head_dim=shape.get("head_dim"),
-            vocab=row.whole("vocab", shape.get("vocab", 51200)),
+            head_dim=int(given["kv-channels"]) if "kv-channels" in given else shape.get("head_dim"),
+            vocab=row.whole("vocab", vocab),
             max_positions=size["seq"] if like["positions"] == "learned" else None,
             tied_embeddings=tied,
-            moe=experts,
+            moe=_experts(row, given, family.get("moe"), size["ffn"]),
             **like,
             **biases,
-            **family.get("fields", {}),
+            **fields,
         )
     except InvalidInputError as error:
         raise RowRefusedError(f"{row.where}: {str(error).splitlines()[0]}") from None
 
 
+def _wired(
+    row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int
+) -> TieredFabric:
+    """Return the interconnect as the row's words, or its source, say it is wired."""
+    tiers = [tier.model_dump() for tier in wired.tiers]
+    said = network_of(row.text("network"), tiers[0]["size"])
+    wiring = _entry("wiring", row.text("source"))
+    if said.node_devices is not None and len(tiers) > 1:
+        tiers[0]["size"] = said.node_devices
+    if said.beyond_node_bytes_per_s is not None and len(tiers) > 1:
+        tiers[-1]["bandwidth_bytes_per_s"] = said.beyond_node_bytes_per_s
+    elif wiring is not None:
+        tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
+    used = entry.get("used_of_a_node", tiers[0]["size"])
+    if devices > used and devices % tiers[0]["size"] and devices % used == 0:
+        tiers[0]["size"] = used
+    if tiers == [tier.model_dump() for tier in wired.tiers]:
+        return wired
+    return wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
+
+
 def _cluster(row: CsvRow) -> Cluster:
     devices, gpu = row.whole("n_gpus"), row.text("gpu")
+    kinds = [kind for kind in re.split(r"[;+]", gpu) if kind]
+    if len(set(kinds)) > 1:
+        raise UnsupportedError("devices of several kinds")
     entry = _entry("gpus", gpu)
+    if entry is None and gpu.lower() in presets.chip_names():
+        chip = presets.chip(gpu)
+        entry = {"chip": gpu, "fabric": chip.usual_fabric} if chip.usual_fabric else None
     if entry is None:
         raise UnsupportedError(f"device {gpu or '(none)'}: no preset")
     fabric = entry["fabric"]
     if "beyond" in entry and devices > entry["beyond"][0]:
         fabric = entry["beyond"][1]
+    if row.text("network").lower() in presets.fabric_names():
+        fabric = row.text("network")
     wired = presets.fabric(fabric)
-    wiring = _entry("wiring", row.text("source"))
     if isinstance(wired, TieredFabric):
-        tiers = [tier.model_dump() for tier in wired.tiers]
-        if wiring is not None:
-            tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
-        used = entry.get("used_of_a_node", tiers[0]["size"])
-        if devices > used and devices % tiers[0]["size"] and devices % used == 0:
-            tiers[0]["size"] = used
-        if tiers != [tier.model_dump() for tier in wired.tiers]:
-            wired = wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
+        wired = _wired(row, entry, wired, devices)
     try:
         return Cluster(devices=devices, fabric=wired, chip=presets.chip(entry["chip"]))
     except InvalidInputError as error:
@@ -153,11 +248,13 @@ def _cluster(row: CsvRow) -> Cluster:
 def _zero(row: CsvRow, unstated: int) -> int:
     """Read the ZeRO stage; `unstated` is the default of the software."""
     said, sharded = row.text("zero_or_dist_opt"), row.text("fsdp")
+    if said in ("0", "1", "2", "3"):
+        return int(said)
     if said.startswith("SHARD_GRAD_OP"):
         return 2
-    if re.search(r"ZeRO-3|FULL_SHARD|FSDP", said) or sharded not in ("", "0"):
+    if re.search(r"ZeRO-3|FULL_SHARD|(?i:fsdp)", said) or sharded not in ("", "0"):
         return 3
-    if re.search(r"ZeRO-1|distributed optimizer", said):
+    if re.search(r"ZeRO-1|distributed optimizer|dist-optimizer", said):
         return 1
     return 0 if said else unstated
 
@@ -168,7 +265,9 @@ def _shard(row: CsvRow, cluster: Cluster, dp: int, zero: int) -> int | None:
     On a torus, groups lie along dimensions rather than consecutive ranks, and no collective leaves
     the links of a pod: there all replicas shard.
     """
+    said = re.fullmatch(r"fsdp (\d+)", row.text("zero_or_dist_opt"))
     size = row.whole("fsdp") if row.text("fsdp") not in ("", "0", "1") else dp
+    size = int(said[1]) if said else size
     tiered = isinstance(cluster.fabric, TieredFabric)
     return size if tiered and zero == 3 and size < dp and dp % size == 0 else None
 
@@ -183,36 +282,73 @@ def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
     return ep > 1 and tp > 1 and whole and tp * widths["cp"] * dp % ep == 0
 
 
+def _software(row: CsvRow, entry: Mapping[str, Any], given: Software | None) -> Software:
+    """Return the profile with what the recipe and the row say otherwise."""
+    software = given or load_software(entry["software"]).replace(**entry.get("fields", {}))
+    if row.text("attention") in ("unfused", "local", "eager"):
+        software = software.replace(attention="eager")
+    return software
+
+
+def _optimizer(row: CsvRow, software: Software) -> str:
+    said = row.text("optimizer").lower()
+    if said in ("", "adam", "adamw"):
+        return software.optimizer
+    if said not in OPTIMIZERS:
+        raise UnsupportedError(f"optimiser {said}")
+    return said
+
+
+def _stages(row: CsvRow, model: TransformerModel, pp: int, vpp: int) -> tuple[int, ...] | None:
+    """Read the layers of each stage; None where blocks are divided evenly."""
+    chunks, said = pp * vpp, re.findall(r"\d+", row.text("stages"))
+    if said:
+        layers = [int(count) for count in said]
+        if sum(layers) == model.layers:  # embedding and head are not counted
+            layers[0], layers[-1] = layers[0] + 1, layers[-1] + 1
+        return tuple(layers)
+    if _PIPELINE_SLOTS.search(row.text("notes")) or (model.layers % chunks and vpp > 1):
+        slots, over = divmod(model.layers + 2, chunks)
+        if slots and not over:
+            return (slots,) * chunks
+    return None
+
+
+def _widths(row: CsvRow, devices: int) -> dict[str, int]:
+    """Read the parallel widths; replicas that are not said are what is left of the devices."""
+    widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
+    product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))
+    if not row.text("dp") and devices % product == 0:
+        return {**widths, "dp": devices // product}
+    if product != devices:
+        parts = " x ".join(f"{c} {widths[c]}" for c in ("tp", "pp", "dp", "cp"))
+        raise RowRefusedError(
+            f"{row.where}: n_gpus: {devices} is not accepted; {parts} is {product}"
+        )
+    return widths
+
+
 def _plan(
     row: CsvRow,
     model: TransformerModel,
     cluster: Cluster,
     named: str,
-    zero: int,
     entry: Mapping[str, Any],
+    software: Software,
 ) -> PlanSpec:
-    software = load_software(entry["software"]).replace(**entry.get("fields", {}))
-    widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
-    product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))
-    if product != cluster.devices:
-        parts = " x ".join(f"{c} {widths[c]}" for c in ("tp", "pp", "dp", "cp"))
-        raise RowRefusedError(
-            f"{row.where}: n_gpus: {cluster.devices} is not accepted; {parts} is {product}"
-        )
+    widths = _widths(row, cluster.devices)
+    zero = _zero(row, entry.get("unstated_zero", 0))
     vpp = row.whole("vp", 1) if widths["pp"] > 1 else 1
     recompute = _entry("recompute", row.text("recompute"), row)
     if recompute is None:
         raise row.fault("recompute", "none, selective, full or partial")
-    stages = None
-    chunks = widths["pp"] * vpp
-    if _PIPELINE_SLOTS.search(row.text("notes")) or (model.layers % chunks and vpp > 1):
-        slots, over = divmod(model.layers + 2, chunks)
-        if slots and not over:
-            stages = (slots,) * chunks
+    if "unsupported" in recompute:
+        raise UnsupportedError(recompute["unsupported"])
     folded = _folded(widths, entry)
+    etp = row.whole("etp", 0) or (1 if folded else None)
     fields: dict[str, Any] = {
         **widths,
-        "etp": 1 if folded else None,
+        "etp": etp if widths["tp"] > 1 and model.moe is not None else None,
         # Recipes of benchmarks route evenly (moe_router_force_load_balancing of Megatron-Core) or
         # at random (use_random_routing of MaxText).
         "expert_imbalance": 1.0,
@@ -222,14 +358,14 @@ def _plan(
         "schedule": "interleaved" if vpp > 1 else "1f1b",
         "vpp": vpp,
         "recompute": recompute["mode"],
-        "stages": stages,
+        "stages": _stages(row, model, widths["pp"], vpp),
         "zero": zero,
         "shard": _shard(row, cluster, widths["dp"], zero),
         "sequence_parallel": folded or row.text("sp") not in ("", "0"),
         "seq": model.seq,
         "precision": named,
         "software": software,
-        "optimizer": software.optimizer,
+        "optimizer": _optimizer(row, software),
     }
     try:
         return PlanSpec(**fields)
@@ -249,8 +385,42 @@ def _evaluated(row: CsvRow) -> float:
     return float(-(-entry["sequences"] // batch) * batch / entry["every"])
 
 
-def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
+def _measured_s(row: CsvRow, model: TransformerModel) -> float:
+    """Read the seconds of a step, or derive them from tokens or operations per second."""
+    if row.text("iter_time_s"):
+        return row.positive("iter_time_s")
+    if row.text("status") not in ("", "ok"):
+        return math.nan
+    batch, devices = row.whole("global_batch", 1), row.whole("n_gpus")
+    if row.text("tokens_per_s_per_gpu") and row.text("global_batch"):
+        return batch * model.seq / devices / row.positive("tokens_per_s_per_gpu")
+    if row.text("tflops_per_gpu") and row.text("global_batch"):
+        flops = model_flops(model, seq=model.seq, sequences=batch).total
+        return flops / devices / (1e12 * row.positive("tflops_per_gpu"))
+    return row.positive("iter_time_s")
+
+
+def _profile(row: CsvRow, assumed: list[str]) -> Mapping[str, Any]:
+    """Find the software's profile; `generic` where none is known."""
+    framework = row.text("framework")
+    entry = _entry("software", framework, row)
+    if entry is None:
+        assumed.append(f"software {framework or '(not stated)'}: profile {UNKNOWN}")
+        return {"software": UNKNOWN}
+    return entry
+
+
+def read_run(line: int, cells: Mapping[str, str], software: Software | None = None) -> PublishedRun:
     """Read one row of a table of training runs.
+
+    Parameters
+    ----------
+    line
+        Of the row in its file.
+    cells
+        Text by column, under any of the names in `phaze_fast.calibration.run_table`.
+    software
+        The profile to take instead of the one that the row names.
 
     Raises
     ------
@@ -259,22 +429,27 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     UnsupportedError
         Where the row needs a feature that is not modelled.
     """
-    row = CsvRow(f"row {line}", cells, RowRefusedError)
-    time_s, gib = row.positive("iter_time_s"), row.positive("memory_gib", math.nan)
-    precision = _entry("precision", row.text("precision"), row)
+    row = CsvRow(f"row {line}", standard_cells(cells), RowRefusedError)
+    assumed: list[str] = []
+    precision = _entry("precision", row.text("precision") or "bf16", row)
     if precision is None:
         raise row.fault("precision", "bf16, fp16, fp8, mxfp8, nvfp4 or int8")
-    software = _entry("software", row.text("framework"), row)
-    if software is None:
-        raise UnsupportedError(f"software {row.text('framework') or '(none)'}: no profile")
-    model = _model(row)
+    if "unsupported" in precision:
+        raise UnsupportedError(precision["unsupported"])
+    if not row.text("precision"):
+        assumed.append("products in bf16")
+    entry = {"software": software.name} if software else _profile(row, assumed)
+    model = _model(row, assumed)
+    time_s = _measured_s(row, model)
     cluster = _cluster(row)
-    zero = _zero(row, software.get("unstated_zero", 0))
-    plan = _plan(row, model, cluster, precision["format"], zero, software)
+    profile = _software(row, entry, software)
+    plan = _plan(row, model, cluster, precision["format"], entry, profile)
     label = (
         f"{model.name} on {cluster.devices} x {row.text('gpu')}, tp {plan.tp} pp {plan.pp} "
         f"dp {plan.dp}, micro-batch {plan.micro_batch}"
     )
+    if plan.recompute == "auto" and not row.text("recompute"):
+        assumed.append("the fastest recomputation that fits")
     return PublishedRun(
         line=line,
         source=row.text("source") or "(no source)",
@@ -282,14 +457,16 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
         model=model,
         cluster=cluster,
         plan=plan,
-        software=software["software"],
+        software=entry["software"],
         precision=precision["format"],
         time_s=time_s,
-        memory_bytes=gib * 2**30,
+        memory_bytes=_measured_bytes(row),
         evaluated=_evaluated(row),
+        status=row.text("status") or "ok",
+        assumed=tuple(assumed),
     )
 
 
-def is_run_table(header: Sequence[str]) -> bool:
-    """Whether columns are those of a table of training runs."""
-    return frozenset(header) >= RUN_COLUMNS
+def _measured_bytes(row: CsvRow) -> float:
+    """Read the memory of a device; NaN where the row does not say."""
+    return row.positive("memory_bytes", row.positive("memory_gib", math.nan) * 2**30)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,16 @@ from phaze_fast.calibration.published import (
     PublishedRun,
     RowRefusedError,
     UnsupportedError,
-    is_run_table,
     read_run,
 )
+from phaze_fast.calibration.run_table import is_run_table, standard_cells
 from phaze_fast.cost.validation import ErrorSizes, measured_model
 from phaze_fast.documents import CsvRow, csv_rows, read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
-from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
+from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, FlatFabric
 from phaze_fast.models import Model, from_hf
 from phaze_fast.planning import Plan, predict
-from phaze_fast.software import load_software
+from phaze_fast.software import Software, load_software
 from phaze_fast.tables import Array
 
 # ---- sizes of errors ----
@@ -177,11 +177,29 @@ class RunGroup:
     """Why rows are not predicted, and how many."""
 
     @property
+    def timed(self) -> list[PredictedRun]:
+        """Rows with a measured step."""
+        return [row for row in self.rows if row.run.time_s > 0]
+
+    @property
     def time(self) -> ErrorSummary | None:
         """Errors of the seconds of a step."""
-        if not self.rows:
-            return None
-        return summarise([row.run.time_s for row in self.rows], [r.time_s for r in self.rows])
+        rows = self.timed
+        return summarise([r.run.time_s for r in rows], [r.time_s for r in rows]) if rows else None
+
+    @property
+    def fits(self) -> Mapping[str, tuple[int, int]]:
+        """Rows by status, and how many of them are predicted to fit in memory."""
+        found: dict[str, tuple[int, int]] = {}
+        for row in self.rows:
+            rows, fit = found.get(row.run.status, (0, 0))
+            found[row.run.status] = rows + 1, fit + (row.plan.over_bytes == 0)
+        return found
+
+    @property
+    def assumed(self) -> Mapping[str, int]:
+        """What rows do not say and was taken for granted, and in how many of them."""
+        return Counter(words for row in self.rows for words in row.run.assumed)
 
     @property
     def memory(self) -> ErrorSummary | None:
@@ -195,12 +213,12 @@ class RunGroup:
     @property
     def regret(self) -> Mapping[str, float | int] | None:
         """Regret of running the plan predicted to be fastest, where rows are alternatives."""
-        return pick_regret((row.run.query, row.run.time_s, row.time_s) for row in self.rows)
+        return pick_regret((row.run.query, row.run.time_s, row.time_s) for row in self.timed)
 
     @property
     def coverage(self) -> float | None:
         """Share of measured steps inside the interval of their prediction."""
-        rows = self.rows
+        rows = self.timed
         inside = [r.interval_s[0] <= r.run.time_s <= r.interval_s[1] for r in rows]
         return sum(inside) / len(inside) if inside else None
 
@@ -211,6 +229,8 @@ class RunGroup:
             "iter_time_s": {"rows": 0} if time is None else time.to_dict(),
             "memory_gib": {"rows": 0} if memory is None else memory.to_dict(),
             "unsupported": dict(self.unsupported),
+            "assumed": dict(self.assumed),
+            "fits": {status: {"rows": n, "fit": fit} for status, (n, fit) in self.fits.items()},
             "pick_regret": self.regret,
             "interval_coverage": self.coverage,
         }
@@ -236,7 +256,7 @@ class RunValidation:
 
     def worst(self, count: int = 8) -> list[PredictedRun]:
         """Rows with the largest errors of time, largest first."""
-        return sorted(self.all_rows.rows, key=lambda row: -abs(row.error))[:count]
+        return sorted(self.all_rows.timed, key=lambda row: -abs(row.error))[:count]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data: groups by name, and all rows together as columns."""
@@ -247,23 +267,34 @@ class RunValidation:
             "groups": {group.name: group.to_dict() for group in self.groups},
             "columns": {name: total[name] for name in ("iter_time_s", "memory_gib")},
             "unsupported": total["unsupported"],
+            "assumed": total["assumed"],
             "refused": list(self.refused),
         }
 
 
 def validate_runs(
-    path: Path | str, by: str = "source", progress: Callable[[int, int], None] | None = None
+    path: Path | str,
+    by: str = "source",
+    progress: Callable[[int, int], None] | None = None,
+    software: Software | str | None = None,
+    fabric: AnyFabric | None = None,
 ) -> RunValidation:
-    """Predict every row of a table of published training runs and compare.
+    """Predict every row of a table of training runs and compare.
 
     Parameters
     ----------
     path
-        CSV with a row for each run: model, devices, plan, seconds of a step, optionally bytes.
+        CSV with a row for each run: model, devices, plan, seconds of a step, optionally bytes;
+        `phaze_fast.calibration.run_table` has the names of its columns.
     by
         Key to group rows by, a name of `GROUPINGS`.
     progress
         Called with the number of rows done, and of all rows.
+    software
+        Take all rows as runs of this profile; by default each as its row says, and as ``generic``
+        where its software has no profile.
+    fabric
+        Take all rows as runs over this interconnect; by default each as its row says.
 
     Raises
     ------
@@ -273,14 +304,14 @@ def validate_runs(
     Examples
     --------
     >>> import tempfile
-    >>> from phaze_fast.calibration.published import RUN_COLUMNS
-    >>> row = dict.fromkeys(sorted(RUN_COLUMNS), "") | {"source": "mine", "model": "llama2-7b"}
+    >>> row = {"model": "llama2-7b", "devices": "8", "global_batch": "8", "step_s": ""}
     >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
     ...     _ = file.write(",".join(row) + chr(10) + ",".join(row.values()) + chr(10))
     ...     file.flush()
     ...     validate_runs(file.name).refused
-    ('row 2: iter_time_s: is missing; expected a number from 1e-9 to 1e18',)
+    ('row 2: layers: is missing; expected a whole number from 1 to 2^40',)
     """
+    profile = load_software(software) if isinstance(software, str) else software
     if by not in GROUPINGS:
         raise InvalidInputError(f"by: {by!r} is not accepted; {nearest(by, GROUPINGS)}")
     header, rows = csv_rows(path)
@@ -291,9 +322,11 @@ def validate_runs(
     refused: list[str] = []
     for done, (line, cells) in enumerate(rows):
         source = (cells.get("source") or "").strip() or "(no source)"
-        group = source if by == "source" else (cells.get(_COLUMN[by]) or "").strip()
+        group = source if by == "source" else standard_cells(cells).get(_COLUMN[by], "")
         try:
-            run = read_run(line, cells)
+            run = read_run(line, cells, profile)
+            if fabric is not None:
+                run = replace(run, cluster=run.cluster.replace(fabric=fabric))
             group = GROUPINGS[by](run)
             predicted.setdefault(group, []).append(PredictedRun(run, _predicted(run)))
         except RowRefusedError as error:

@@ -23,6 +23,7 @@ import typer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.records import Record
 from phaze_fast.units import format_bytes
 
@@ -259,8 +260,60 @@ def _group_parameters(group: type) -> list[inspect.Parameter]:
     return parameters
 
 
+_CALIBRATED = ("chip", "fabric", "software")
+"""Options for which a calibration of a cluster has a value."""
+
+
+def _calibration_option() -> inspect.Parameter:
+    """Declare the option that sets chip, interconnect and software at once."""
+    option = typer.Option(
+        help="Chip, interconnect and software as `study calibrate RUNS.csv` wrote them; the "
+        "options of each override it.",
+        metavar="FILE",
+        rich_help_panel="Calibration",
+    )
+    return inspect.Parameter(
+        "calibration",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[Path | None, option],
+    )
+
+
+def _with_calibration(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Add the option to a command that takes software; its chip need not be given then."""
+    if {"software", "calibration"} & {p.name for p in parameters} != {"software"}:
+        return parameters
+    optional = [
+        p.replace(default=None, annotation=_optional(p.annotation))
+        if p.name == "chip" and p.default is inspect.Parameter.empty
+        else p
+        for p in parameters
+    ]
+    return [*optional, _calibration_option()]
+
+
+def _optional(annotation: Any) -> Any:
+    type_, *marks = get_args(annotation)
+    return Annotated[(type_ | None, *marks)]
+
+
+def _fill_in_calibration(typed: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+    """Fill in the options of a command that a calibration has a value for."""
+    path = typed.pop("calibration", None)
+    for name in _CALIBRATED:
+        if name in known and not typed.get(name) and path is not None:
+            typed[name] = str(path)
+    required = "chip" in known and known["chip"].default is inspect.Parameter.empty
+    if required and typed.get("chip") is None:
+        raise InvalidInputError("--chip: missing; expected a preset or a file, or --calibration")
+
+
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take groups of options: a dataclass, or the fields of a record.
+
+    A command with an option for the software takes ``--calibration`` too, which stands for the
+    options of chip, interconnect and software.
 
     Examples
     --------
@@ -295,8 +348,14 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         parameters += members
         groups[parameter.name] = [member.name for member in members], read
 
+    known = {p.name: p for p in parameters}
+    parameters = _with_calibration(parameters)
+    accepts = len(parameters) > len(known)
+
     @functools.wraps(command)
     def run(**typed: Any) -> None:
+        if accepts:
+            _fill_in_calibration(typed, known)
         read_groups = {
             name: read({member: typed.pop(member) for member in members if member in typed})
             for name, (members, read) in groups.items()

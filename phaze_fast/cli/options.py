@@ -85,9 +85,32 @@ class LongRun:
         return (Path(base) if base else Path.home() / ".cache") / "phaze_fast"
 
 
-def load_model(name: str, seq: int | None = None) -> models.Model:
-    """Load a model; print the sequence length in use where the user set none."""
+@dataclass(frozen=True)
+class Trained:
+    """What is trained."""
+
+    lora: Annotated[str | None, typer.Option(metavar="rank=R,targets=...")] = None
+    """Train adapters of a rank on frozen weights: rank=16,targets=q,k,v,o,up,gate,down (names of
+    HuggingFace modules and all-linear, the default, are accepted; experts: of routed experts);
+    also dropout=P, alpha=A (no effect on time or memory) and bits=4 for frozen weights as in
+    QLoRA. By default all parameters are trained, or those that a traced model says."""
+
+
+def load_model(name: str, seq: int | None = None, lora: str | None = None) -> models.Model:
+    """Load a model, with adapters if wanted; print the sequence length where the user set none.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a model that is given by its graph is to get adapters.
+    """
     model = models.load(name)
+    if lora is not None:
+        if not isinstance(model, models.TransformerModel):
+            raise not_accepted(
+                "--lora", lora, f"none: {name} is a graph; trace the module with its adapters"
+            )
+        model = model.with_lora(models.read_lora(lora))
     if seq is None and model.notes.startswith("seq "):
         note(f"{model.name}: {model.notes}; --seq sets another")
     return model

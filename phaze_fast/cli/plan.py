@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import typer
 from rich.console import Group, RenderableType
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stop_on_interrupt
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Hardware, ModelName, load_model, problem_of
+from phaze_fast.cli.options import Hardware, ModelName, Trained, load_model, problem_of
 from phaze_fast.cli.output import (
     PageOutput,
     fields,
@@ -20,9 +21,11 @@ from phaze_fast.cli.output import (
     table,
     typed,
 )
+from phaze_fast.errors import check_one_of
 from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Plan, Plans, Training, WhyNot, plan, read_asked
 from phaze_fast.planning import why_not as why_not_fastest
+from phaze_fast.planning.frameworks import FRAMEWORKS
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
@@ -158,6 +161,12 @@ def _tables(
             f"Stopped early: no plan takes less than {least} (gap {result.gap:.2%}), and the plans "
             "after the first may not be the next fastest."
         )
+    if (free := result.free) is not None:
+        parts.append(
+            f"Without the limits of {result.framework}, the fastest takes "
+            f"{format_time(free.time_s)} ({free}): its files cost "
+            f"{result.best.time_s / free.time_s - 1.0:.2%}.\n"
+        )
     claim = "Optimal" if result.status == "optimal" else "The best found"
     return [*parts, f"{claim} among: {result.space}."]
 
@@ -169,6 +178,7 @@ def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
         "bound_s": plans.bound_s,
         "gap": plans.gap,
         "space": plans.space,
+        **({} if plans.framework is None else _framework(plans)),
         **problem_of(plans.model, plans.cluster),
         "calibration": _chip(plans).calibration.to_dict(),
         **({} if budget is None else {"budget": budget.to_dict()}),
@@ -178,6 +188,12 @@ def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
         "tried": plans.tried,
         "rejected": plans.rejected,
     }
+
+
+def _framework(plans: Plans) -> dict[str, Any]:
+    """Return the framework, and the fastest plan without its limits, as plain data."""
+    free = None if plans.free is None else plans.free.to_dict()
+    return {"framework": plans.framework, "free": free}
 
 
 # ---- the command ----
@@ -199,6 +215,9 @@ class Listing:
 
     top: int = 10
     """How many plans to list."""
+    framework: Annotated[str | None, typer.Option("--for")] = None
+    """Only plans that files of a framework can express (megatron, bridge, deepspeed, torchtitan or
+    maxtext), and what the freedom it lacks would be worth; export writes the file."""
     why_not: str | None = None
     """Fields of a plan you have in mind, such as tp=8,pp=4: what it would take, and where it loses
     against the fastest."""
@@ -209,6 +228,7 @@ class Listing:
 def plan_model(
     model: ModelName,
     where: Hardware,
+    trained: Trained,
     step: Annotated[
         dict[str, Any], RecordOptions(Training, skip=("tied", "uncut"), global_batch=512)
     ],
@@ -225,12 +245,15 @@ def plan_model(
     """
     budget.check(where.devices)
     fixed = None if listing.why_not is None else read_asked(listing.why_not)
+    framework = None if listing.framework is None else listing.framework.lower()
+    if framework is not None:
+        check_one_of("--for", framework, FRAMEWORKS)
     training = Training.from_dict(step)
     cluster = where.cluster()
-    loaded = load_model(model, training.seq)
+    loaded = load_model(model, training.seq, trained.lora)
     plans, stopped = _with_progress(
         lambda **hooks: plan(
-            loaded, cluster, training, top=listing.top, threads=listing.threads, **hooks
+            loaded, cluster, training, listing.top, listing.threads, framework=framework, **hooks
         )
     )
     if not plans.plans:

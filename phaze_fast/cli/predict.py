@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Hardware, ModelName, load_model, problem_of
+from phaze_fast.cli.options import Hardware, ModelName, Trained, load_model, problem_of
 from phaze_fast.cli.output import PageOutput, fields, note, typed
 from phaze_fast.cli.plan import stage_table, time_table
 from phaze_fast.documents import read_document
@@ -93,6 +93,7 @@ class PlanSource:
 def predict_plan(
     model: ModelName,
     where: Hardware,
+    trained: Trained,
     source: PlanSource,
     fields_typed: Annotated[dict[str, Any], RecordOptions(PlanSpec, global_batch=None)],
     budget: Budget,
@@ -107,7 +108,7 @@ def predict_plan(
     """
     budget.check(where.devices)
     seq = fields_typed.get("seq")
-    loaded = load_model(model, seq if isinstance(seq, int) else None)
+    loaded = load_model(model, seq if isinstance(seq, int) else None, trained.lora)
     spec = _spec(source.plan, fields_typed, loaded, where.devices)
     cluster = where.cluster()
     predicted = predict(loaded, cluster, spec)

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import LongRun, ModelNames, load_model, numbers
+from phaze_fast.cli.options import LongRun, ModelNames, Trained, load_model, numbers
 from phaze_fast.cli.output import (
     TableOutput,
     fields,
@@ -388,6 +388,7 @@ def _space(name: str, hbm: str | None) -> ArchitectureSpace:
 
 def search_chips(
     model: ModelNames,
+    trained: Trained,
     step: Annotated[
         dict[str, Any],
         RecordOptions(
@@ -411,7 +412,7 @@ def search_chips(
     """
     read_baselines(doubts.baselines)  # refuses unknown names before the search
     training = Training.from_dict(step)
-    loaded = [load_model(name, training.seq) for name in model]
+    loaded = [load_model(name, training.seq, trained.lora) for name in model]
     cluster = Cluster.from_dict({"devices": where.devices, "fabric": where.fabric})
     chips, threads = _space(where.space, where.hbm), thread_count(run.threads)
     with (

@@ -9,7 +9,7 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import load_model
+from phaze_fast.cli.options import Trained, load_model
 from phaze_fast.cli.output import Output, fields, table
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.memory import Pipeline, footprint
@@ -51,6 +51,7 @@ def _data(model: Model) -> dict[str, Any]:
         **model.model_dump(mode="json"),
         "parameters": model.parameters(),
         "active_parameters": model.active_parameters(),
+        "trained_parameters": model.trained_parameters(),
         "parameters_by_part": model.parameters_by_part(),
     }
 
@@ -64,6 +65,9 @@ def _size_tables(model: Model) -> list[RenderableType]:
         for part, count in model.parameters_by_part().items()
     ]
     rows.append(["all", format_count(total), "100.0%"])
+    trained = model.trained_parameters()
+    if trained < total:
+        rows.append(["trained", format_count(trained), f"{trained / total:.1%}"])
     plain = model.model_dump(mode="json", exclude={"sources", "notes", "name"})
     pairs = [(name, str(value)) for name, value in plain.items() if value not in (None, "", False)]
     pairs += [*(("source", source) for source in model.sources), ("note", model.notes)]
@@ -94,6 +98,7 @@ def graph_tables(model: GraphModel) -> list[RenderableType]:
     ]
     pairs = [
         ("parameters", format_count(model.parameters())),
+        ("trained parameters", format_count(model.trained_parameters())),
         ("tokens of a sample", format_count(model.seq)),
         ("FLOPs of a sample, forward", f"{model.flops:.4g}"),
         ("planned as", _planned_as(model)),
@@ -215,6 +220,7 @@ def show_model(
         ),
     ] = None,
     *,
+    trained: Trained,
     shown: Operators,
     strategy: Annotated[dict[str, Any], RecordOptions(Strategy)],
     pipeline: Annotated[dict[str, Any], RecordOptions(Pipeline)],
@@ -232,9 +238,10 @@ def show_model(
     if name is None:
         _list_models(output)
     elif shown.operators:
-        _show_operators(name, Strategy(**strategy), Pipeline(**pipeline), shown, output)
+        model = load_model(name, strategy.get("seq"), trained.lora)
+        _show_operators(model, Strategy(**strategy), Pipeline(**pipeline), shown, output)
     else:
-        model = load(name)
+        model = load_model(name, 1, trained.lora)
         output.emit(lambda: _data(model), lambda: _size_tables(model))
 
 
@@ -248,10 +255,10 @@ def _list_models(output: Output) -> None:
 
 
 def _show_operators(
-    name: str, strategy: Strategy, pipeline: Pipeline, shown: Operators, output: Output
+    model: Model, strategy: Strategy, pipeline: Pipeline, shown: Operators, output: Output
 ) -> None:
     try:
-        graph = layer_graph(load_model(name, strategy.seq), strategy, shown.fused)
+        graph = layer_graph(model, strategy, shown.fused)
     except InfeasibleError as error:
         output.infeasible(error)
         return

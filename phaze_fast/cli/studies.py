@@ -15,10 +15,14 @@ from phaze_fast.calibration import (
     benchmark_script,
     calibrate_chip,
     calibrate_fabric,
+    calibrate_runs,
     is_collective_table,
 )
+from phaze_fast.calibration.calibrate_runs import ClusterCalibration
+from phaze_fast.calibration.run_table import is_run_table
 from phaze_fast.cli.options import Threads
 from phaze_fast.cli.output import ChartsOutput, JsonPath, Output, ToPath, note, table, write_text
+from phaze_fast.documents import csv_rows
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.papers.backtest import backtest
@@ -44,6 +48,49 @@ def _calibration_tables(calibrated: Calibrated) -> list[RenderableType]:
         table(f"constants of the {calibrated.what}", headings, constants),
         table(title, ["rows of", "rows>", "before>", "fitted>", "unseen>"], errors),
     ]
+
+
+def _cluster_tables(found: ClusterCalibration) -> list[RenderableType]:
+    constants = [
+        [
+            c.name,
+            f"{c.before:.3g}",
+            f"{c.value:.3g}",
+            f"{c.low:.3g} to {c.high:.3g}",
+            c.unit,
+            c.note,
+        ]
+        for c in found.constants
+    ]
+    runs = [
+        [str(run.line), run.label, f"{run.time_s:.4g} s", f"{before:+.1%}", f"{after:+.1%}"]
+        for run, before, after in zip(found.runs, found.errors_before, found.errors, strict=True)
+    ]
+    headings = ["constant", "before>", "fitted>", "90% interval", "unit", "note"]
+    columns = ["row>", "run", "measured>", "error before>", "fitted>"]
+    return [
+        table(f"{found.name}: what {len(runs)} runs tell", headings, constants),
+        table("runs", columns, runs),
+    ]
+
+
+def _calibrate_cluster(file: Path, start: Start, output: CalibrationOutput) -> None:
+    """Calibrate chip, interconnect and software by whole runs."""
+    found = calibrate_runs(file, start.name, start.profile or None)
+    for line in found.notes:
+        note(f"{file}: {line}")
+    if found.next_run is not None:
+        note(f"a further run would tell most with {found.next_run}")
+    if output.to_file is not None:
+        text = yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True)
+        write_text(output.to_file, text)
+    Output(output.as_json).emit(found.to_dict, lambda: _cluster_tables(found))
+
+
+def _is_runs(file: Path) -> bool:
+    return (
+        file.suffix == ".csv" and not is_collective_table(file) and is_run_table(csv_rows(file)[0])
+    )
 
 
 def _calibrated(files: list[Path], chip: str, fabric: str, name: str) -> Calibrated:
@@ -73,6 +120,9 @@ class Start:
     """For operators: the chip to begin from, a preset or a file."""
     fabric: str = ""
     """For collectives: the interconnect to begin from, a preset or a file."""
+    profile: str = ""
+    """For whole runs: the software profile to begin from, a name or a file; by default the one that
+    the rows name, or generic."""
     name: str = ""
     """What to call the result."""
     emit_benchmark: ToPath = None
@@ -84,7 +134,7 @@ class CalibrationOutput(Output):
     """Output."""
 
     to_file: JsonPath = None
-    """Write the chip or interconnect here, as YAML."""
+    """Write the chip, the interconnect, or the calibration of a cluster here, as YAML."""
 
 
 def calibrate(
@@ -92,14 +142,17 @@ def calibrate(
         list[Path] | None,
         typer.Argument(
             metavar="MEASUREMENTS...",
-            help="Files of measured operators, or of measured collectives, of one machine.",
+            help="Files of measured operators, or of measured collectives, of one machine; or one "
+            "table of whole training runs of one cluster.",
         ),
     ] = None,
     *,
     start: Start,
     output: CalibrationOutput,
 ) -> None:
-    """Fit a chip or interconnect to measurements.
+    """Fit a chip or interconnect to measurements, or a cluster to a handful of training runs.
+
+    What a table of runs gives is used by other commands as --calibration mine.yaml.
 
     Example: phaze-fast study calibrate products.csv --chip h200 --name mine -o mine.yaml
     """
@@ -109,6 +162,9 @@ def calibrate(
         return
     if not files:
         raise InvalidInputError("MEASUREMENTS: is missing; expected files, or --emit-benchmark")
+    if len(files) == 1 and files[0].is_file() and _is_runs(files[0]):
+        _calibrate_cluster(files[0], start, output)
+        return
     calibrated = _calibrated(files, start.chip, start.fabric, start.name)
     for pair in calibrated.collinear:
         note(

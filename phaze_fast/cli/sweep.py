@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model, numbers
+from phaze_fast.cli.options import Folder, Hardware, ModelNames, Trained, load_model, numbers
 from phaze_fast.cli.output import ChartsOutput, ToPath, note, progress_bar, table, typed
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
@@ -68,6 +68,7 @@ class SweepOutput(ChartsOutput):
 def sweep_points(
     model: ModelNames,
     where: Clusters,
+    trained: Trained,
     step: Annotated[
         dict[str, Any],
         RecordOptions(
@@ -87,7 +88,7 @@ def sweep_points(
     Example: phaze-fast sweep llama2-7b --chip h100,a100-80 --devices 8,16,32 --report sweep.html
     """
     batches, lengths = step.pop("global_batch"), step.pop("seq", (None,))
-    models = [load_model(name, lengths[0]) for name in model]
+    models = [load_model(name, lengths[0], trained.lora) for name in model]
     points = [
         Point(loaded, cluster, Training.from_dict({**step, "global_batch": batch, "seq": length}))
         for loaded, cluster, batch, length in itertools.product(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from phaze_fast.calibration import (
     validate_runs,
     validate_steps,
 )
-from phaze_fast.calibration.published import is_run_table
+from phaze_fast.calibration.run_table import is_run_table
 from phaze_fast.calibration.validation import is_step_table
 from phaze_fast.cli.output import ChartsOutput, note, table, typed
 from phaze_fast.cost import Validation, validate
@@ -94,6 +94,14 @@ def _run_tables(validation: RunValidation) -> list[RenderableType]:
     ]
     if reasons:
         parts.append(table("Rows that are not supported", [validation.by, "why", "rows>"], reasons))
+    assumed = sorted(validation.all_rows.assumed.items(), key=lambda item: -item[1])
+    if assumed:
+        rows = [[words, str(count)] for words, count in assumed]
+        parts.append(table("Taken for granted", ["what rows do not say", "rows>"], rows))
+    fits = validation.all_rows.fits
+    if set(fits) != {"ok"}:
+        rows = [[status, str(n), _share(fit / n)] for status, (n, fit) in fits.items()]
+        parts.append(table("Memory, by how runs ended", ["status", "rows>", "said to fit>"], rows))
     worst = [
         [
             str(row.run.line),
@@ -156,10 +164,13 @@ class Measured:
     chip: str | None = None
     """The chip: a preset or a file; tables of training runs name their own."""
     fabric: str = ""
-    """For collectives: the interconnect, a preset or a file; by default that of each system in the
-    table."""
+    """For collectives and training runs: the interconnect, a preset or a file; by default that of
+    each system in the table."""
     by: str = "source"
     """For training runs: group errors by source, chip, software or model."""
+    software: str = ""
+    """For training runs: take all of them as runs of this profile, a name or a file; by default as
+    each row says, and as generic where its software has no profile."""
     configs: Path | None = None
     """For measured HuggingFace steps: JSON file of the models' configurations."""
 
@@ -183,9 +194,19 @@ def show_validation(
     output.write_page(
         lambda: validation_page(validation, f"Predictions against {file.name}", typed())
     )
-    for line in getattr(validation, "refused", ()):
-        note(f"{file}: {line}")
+    for reason, lines in _by_reason(getattr(validation, "refused", ())).items():
+        note(f"{file}: {lines}: {reason}")
     output.emit(document, lambda: tables(validation))
+
+
+def _by_reason(refused: Iterable[str]) -> dict[str, str]:
+    """Join the rows that are refused for one reason."""
+    found: dict[str, list[str]] = {}
+    for line in refused:
+        row, _, reason = line.partition(": ")
+        found.setdefault(reason, []).append(row.removeprefix("row "))
+    several = {reason: "rows" if len(rows) > 1 else "row" for reason, rows in found.items()}
+    return {reason: f"{several[reason]} {', '.join(rows)}" for reason, rows in found.items()}
 
 
 def _validated(
@@ -197,7 +218,8 @@ def _validated(
         return measured, _collective_tables, measured.to_dict
     header, _ = csv_rows(file)
     if is_run_table(header):
-        runs = validate_runs(file, how.by)
+        fabric = presets.fabric(how.fabric) if how.fabric else None
+        runs = validate_runs(file, how.by, software=how.software or None, fabric=fabric)
         return runs, _run_tables, runs.to_dict
     if is_step_table(frozenset(header)):
         steps = validate_steps(file, presets.chip(how.chip or "h200"), how.configs)

@@ -7,7 +7,7 @@ operators mapped onto the chip, the root of the layer's branch-and-bound tree, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from phaze_fast.planning.times import (
     KindTimes,
     operator_costs,
     optimizer_bytes_per_s,
+    optimizer_products_s,
+    step_matrices,
 )
 from phaze_fast.schedule import layer_makespans
 from phaze_fast.software import check_precision
@@ -102,7 +104,13 @@ class PricedChips:
         costs = operator_costs([sizes], records, cluster, threads, like)
         rate = optimizer_bytes_per_s(records, like, optimizer)
         roots = _Roots.none(len(costs.graphs), costs.chips)
-        return cls(costs, FixedParts.of(sizes, costs, rate), roots, np.arange(costs.chips))
+        parts = FixedParts.of(sizes, costs, rate)
+        if optimizer.newton_schulz_steps is not None:
+            products_s = optimizer_products_s(
+                step_matrices(sizes), records, sizes.software, optimizer, threads, like
+            )
+            parts = replace(parts, step_s=products_s)
+        return cls(costs, parts, roots, np.arange(costs.chips))
 
     def __len__(self) -> int:
         return self.costs.chips

@@ -439,11 +439,21 @@ class ChakraTrace:
         tag = 2 * (micro_batch * len(self._chain) + min(source, target)) + (source > target)
         yield writer.message(word, kind, self._message_bytes, ranks, tag)
 
-    def _parameters(self, layers: Sequence[tuple[int, str]]) -> tuple[float, float]:
-        """Count the parameters of layers on a device: without experts, and of experts."""
+    def _parameters(
+        self, layers: Sequence[tuple[int, str]], frozen: bool = False
+    ) -> tuple[float, float]:
+        """Count the trained parameters of layers on a device, with `frozen` all of them.
+
+        The first count is without experts, the second of experts.
+        """
         kinds = self._sizes.kinds
-        experts = sum(float(kinds["expert_parameters"][kind]) for kind, _ in layers)
-        return sum(float(kinds["parameters"][kind]) for kind, _ in layers) - experts, experts
+
+        def total(name: str, frozen_name: str) -> float:
+            counts = kinds[name] if frozen else kinds[name] - kinds[frozen_name]
+            return sum(float(counts[kind]) for kind, _ in layers)
+
+        experts = total("expert_parameters", "frozen_experts")
+        return total("parameters", "frozen_parameters") - experts, experts
 
     def _sync(
         self, writer: _Writer, layers: Sequence[tuple[int, str]], word: str, collective: str
@@ -453,7 +463,8 @@ class ChakraTrace:
         bytes_per_parameter = (
             self._optimizer.weight_bytes if gathers else self._optimizer.gradient_bytes
         )
-        for group, count in zip(("data", "expert-data"), self._parameters(layers), strict=True):
+        counts = self._parameters(layers, frozen=gathers and self.plan.zero == 3)
+        for group, count in zip(("data", "expert-data"), counts, strict=True):
             if count:
                 name = f"{collective} of {group}"
                 piece = Piece(name, group, collective, 0.0, 0, int(count * bytes_per_parameter))

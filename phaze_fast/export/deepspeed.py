@@ -20,24 +20,14 @@ from phaze_fast.export.request import (
     whole_number,
 )
 from phaze_fast.models import TransformerModel
-from phaze_fast.software import BF16
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
     spec = request.spec
     return request.unexpressed(
         names,
-        pp=spec.pp > 1,
-        vpp=spec.vpp > 1 and spec.pp == 1,
-        cp=spec.cp > 1,
-        ep=spec.ep > 1,
         recompute=not request.modes <= {"none"},
-        sequence_parallel=spec.tp > 1 and spec.sequence_parallel,
-        optimizer=spec.optimizer not in names.tables["gradient_formats"],
-        rank_order=request.stages_inside,
-        shard=request.hybrid and spec.zero < 3,
         seq=spec.seq not in (None, request.model.seq),
-        precision=spec.precision.name != BF16,
     )
 
 
@@ -64,7 +54,8 @@ def write_deepspeed(request: Request) -> tuple[str, list[Unexpressed]]:
     data: dict[str, Any] = {}
     for key, value in settings.items():
         set_nested(data, names[key], value)
-    return json.dumps(data, indent=2) + "\n", _missing(request, names)
+    missing = _missing(request, names) + request.unexpressed_model(names, program=True)
+    return json.dumps(data, indent=2) + "\n", missing
 
 
 def read_deepspeed(

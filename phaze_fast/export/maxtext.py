@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, not_accepted
@@ -10,38 +11,34 @@ from phaze_fast.export.request import (
     Request,
     Unexpressed,
     command,
+    field_value,
     flag_names,
+    has_fields,
     not_used,
     settings_of,
+    shipped_name,
+    stage_sizes,
 )
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.software import BF16
 
 _PROGRAM = ("python3", "-m", "MaxText.train", "MaxText/configs/base.yml")
 _LARGEST = 2.0**40
 _CUSTOM = "custom"
+_LATENT = ("query_rank", "kv_rank", "plain_width", "rotary_width", "value_width")
+_OF_EXPERTS = ("experts", "top_k", "expert_ffn")
+_SIZES = ("layers", "hidden", "heads", *_OF_EXPERTS)
+"""Settings that a file and a model must agree on."""
 _ALWAYS_RECOMPUTED = ("norms", "activations", "gated-product")
 """Operators that every policy but full recomputes."""
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, piped = request.spec, request.spec.pp > 1
+    spec = request.spec
     return request.unexpressed(
         names,
-        schedule=piped and spec.schedule != "gpipe",
-        uneven=piped and (not request.even or request.rounds % spec.pp > 0),
-        stages=piped,
-        vpp=spec.vpp > 1 and not piped,
-        precision=spec.precision.name not in (BF16, *names.tables["precision"]),
-        cp_kind=spec.cp > 1 and spec.cp_kind != "all-gather",
-        etp=spec.ep > 1 and spec.etp not in (None, spec.tp),
-        shard=request.hybrid and spec.zero == 1,
-        zero_2=spec.zero == 2,
+        uneven=spec.pp > 1 and (not request.even or request.rounds % spec.pp > 0),
         recompute=_policy(request, names) is None,
-        rank_order=request.stages_inside,
-        optimizer=spec.optimizer not in ("adam", "adam-fp32"),
-        model=not request.text_decoder,
-        zero=spec.cp * spec.ep > 1 and spec.zero < 2,
     )
 
 
@@ -66,12 +63,13 @@ def _policy(request: Request, names: FlagNames) -> dict[str, str] | None:
 def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
     """Write a plan as a command that runs MaxText on synthetic data."""
     names, spec, model = flag_names("maxtext"), request.spec, request.model
-    missing = _missing(request, names)
+    own = shipped_name(model, "maxtext")
+    missing = _missing(request, names) + ([] if own else _missing_model(request, names))
     sharded = spec.zero >= 2
     outer, shard = spec.dp // spec.ep, (spec.shard or spec.dp) // spec.ep
     sequences = spec.dp * spec.micro_batch * (request.rounds if spec.pp > 1 else 1)
     values: dict[str, Any] = {
-        "model": names.tables["models"].get(model.name, "default"),
+        "model": own or "default",
         "tp_sequence" if spec.sequence_parallel and spec.tp > 1 else "tp": spec.tp,
         "cp": spec.cp,
         "ep": spec.ep,
@@ -87,24 +85,64 @@ def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
         "dataset": "synthetic",
         "steps": 10,
     }
-    if spec.pp > 1:
-        values["micro_batches"] = request.rounds
-        values["stage_layers"] = max(len(chunk.blocks) for chunk in request.chunks)
-        values["repeats"] = spec.vpp
-    else:
-        values["accumulation"] = request.rounds
+    values |= _pipeline(request)
     if spec.precision.name in names.tables["precision"]:
         values["quantization"] = names.tables["precision"][spec.precision.name]
-    if values["model"] == "default":
-        values |= _model_values(model)
+    values |= _groups(model) if own else _model_values(model, _decoder(request, names) or "llama2")
     settings = {names[key]: value for key, value in values.items()}
     settings |= _policy(request, names) or {names["recompute"]: "full"}
     words = [[f"{key}={value}"] for key, value in settings.items()]
     return command(request.remarks(names, missing), _PROGRAM, words), missing
 
 
-def _model_values(model: TransformerModel) -> dict[str, Any]:
+def _pipeline(request: Request) -> dict[str, Any]:
+    """Return the pipeline: equal stages of some blocks, with the other blocks after it."""
+    spec, blocks = request.spec, request.model.blocks
+    if spec.pp == 1:
+        return {"accumulation": request.rounds}
+    repeats = spec.vpp if blocks >= spec.pp * spec.vpp else 1
+    stage_layers = blocks // (spec.pp * repeats)
+    values = {
+        "micro_batches": request.rounds,
+        "stage_layers": stage_layers,
+        "repeats": repeats,
+    }
+    pipelined = spec.pp * repeats * stage_layers
+    return values if pipelined == blocks else {**values, "pipelined": pipelined}
+
+
+def _decoder(request: Request, names: FlagNames) -> str | None:
+    """Return the decoder block that has a model's fields, or None."""
+    known = names.tables["decoders"].items()
+    return next((name for name, fields in known if has_fields(request.model, fields)), None)
+
+
+def _missing_model(request: Request, names: FlagNames) -> list[Unexpressed]:
+    model, decoder = request.model, _decoder(request, names)
+    rotary, biased = model.rotary, decoder in ("gpt_oss", "gpt3")
+    return request.unexpressed_model(
+        names,
+        text=not request.text_decoder,
+        decoder=request.text_decoder and decoder is None,
+        out_bias=model.out_bias and not biased,
+        ffn_bias=model.ffn_bias and not biased,
+        rotary=rotary is not None and rotary.scaling not in names.tables["rotary"],
+        rotary_share=rotary is not None and rotary.share < 1,
+    )
+
+
+def _groups(model: TransformerModel) -> dict[str, Any]:
+    """Return the groups of experts, which the files of MaxText's models leave out."""
+    moe = model.moe
+    grouped = moe is not None and moe.groups
+    return {"groups": moe.groups, "top_groups": moe.top_groups} if moe and grouped else {}
+
+
+def _model_values(model: TransformerModel, decoder: str) -> dict[str, Any]:
+    """Return the architecture of a model that MaxText has no file of."""
+    activations = [model.activation, *(["linear"] if model.gated else [])]
     values: dict[str, Any] = {
+        "decoder": decoder,
         "layers": model.layers,
         "hidden": model.hidden,
         "ffn": model.ffn,
@@ -112,10 +150,42 @@ def _model_values(model: TransformerModel) -> dict[str, Any]:
         "kv_heads": model.kv_heads or model.heads,
         "head_dim": model.head_width,
         "vocab": model.vocab,
+        "activations": json.dumps(activations, separators=(",", ":")),
+        "tied": model.tied_embeddings,
+        "qkv_bias": model.qkv_bias,
+        "ffn_bias": model.ffn_bias,
+        "qk_norm": model.qk_norm == "head",
     }
-    if (moe := model.moe) is not None:
-        values |= {"experts": moe.experts, "top_k": moe.top_k, "expert_ffn": moe.expert_ffn}
-    return values
+    if model.window is not None:
+        values |= {"window": model.window, "sinks": model.sinks}
+        values["layer_cycle"] = 1 + min(model.full_attention_layers, default=0)
+    if (latent := model.latent) is not None:
+        values |= {name: getattr(latent, name) for name in _LATENT if getattr(latent, name)}
+        values |= {"attention": "mla"}
+        values.setdefault("query_rank", 0)  # queries are made from the residual stream
+    if (rotary := model.rotary) is not None:
+        words = flag_names("maxtext").tables["rotary"]
+        values |= {"rotary": words.get(rotary.scaling, "default"), "rotary_base": rotary.base}
+        if rotary.scaling != "none":
+            values["rotary_factor"] = rotary.factor
+        if rotary.original_positions:
+            values["original_positions"] = rotary.original_positions
+    return {**values, **_experts(model.moe), **_groups(model)} if model.moe else values
+
+
+def _experts(moe: MixtureOfExperts) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "experts": moe.experts,
+        "top_k": moe.top_k,
+        "expert_ffn": moe.expert_ffn,
+        "dense_layers": moe.dense_layers,
+        "shared_experts": moe.shared_experts,
+        "scores": moe.scores,
+        "scores_factor": moe.scores_factor,
+        "balancing_bias": moe.balancing_bias or moe.router_bias,
+        "normalised": moe.scores_normalised,
+    }
+    return values if moe.capacity_factor is None else {**values, "capacity": moe.capacity_factor}
 
 
 # ---- read ----
@@ -140,10 +210,10 @@ def read_maxtext(
     def count(key: str, default: int = 1) -> int:
         return round(number(key, default))
 
-    if (layers := count("layers", model.layers)) != model.layers:
-        raise InvalidInputError(
-            f"{names['layers']}: {layers} is not accepted; {model.name} has {model.layers}"
-        )
+    for key in _SIZES:
+        own = field_value(model, "moe." + key) if key in _OF_EXPERTS else getattr(model, key)
+        if own and (size := count(key, own)) != own:
+            raise InvalidInputError(f"{names[key]}: {size} is not accepted; {model.name} has {own}")
     tp = count("tp") * count("tp_sequence")
     pp, cp, ep = count("pp"), count("cp"), count("ep")
     # The size of the fsdp axis is the number of devices divided by the other axes.
@@ -158,6 +228,7 @@ def read_maxtext(
             f"expected a multiple of {dp} replicas x {rounds} micro-batches"
         )
     repeats = count("repeats") if pp > 1 else 1
+    stages = _read_stages(model, pp, repeats, count("pipelined", model.blocks), names)
     sharded = fsdp > 1 or (data == 1 and cp * ep > 1)
     zero_1 = settings.get(names["zero_1"], "False").lower() == "true"
     fields: dict[str, Any] = {
@@ -173,6 +244,7 @@ def read_maxtext(
         "shard": fsdp * ep if data > 1 and fsdp > 1 else None,
         "schedule": "1f1b" if pp == 1 else "gpipe" if repeats == 1 else "interleaved",
         "vpp": repeats,
+        "stages": stages,
         "recompute": _read_recompute(names, settings),
         "sequence_parallel": tp == 1 or names["tp_sequence"] in settings,
         "optimizer": "adam-fp32" if settings.get(names["dtype"]) == "float32" else "adam",
@@ -181,6 +253,23 @@ def read_maxtext(
     }
     tensors = " ".join(names.tables["custom"].values()).split()
     return fields, not_used([s for s in settings if s not in {*names.names.values(), *tensors}])
+
+
+def _read_stages(
+    model: TransformerModel, pp: int, repeats: int, pipelined: int, names: FlagNames
+) -> tuple[int, ...] | None:
+    """Return the layers of each chunk; blocks after the pipeline count to the last."""
+    chunks = pp * repeats
+    if pp == 1:
+        return None
+    if pipelined % chunks or pipelined > model.blocks:
+        raise InvalidInputError(
+            f"{names['pp']}: {pipelined} blocks in {pp} stages with {repeats} repeats are not "
+            f"accepted; expected a multiple, or {names['pipelined']}"
+        )
+    blocks = [pipelined // chunks] * chunks
+    blocks[-1] += model.blocks - pipelined
+    return stage_sizes(blocks)
 
 
 def _read_precision(names: FlagNames, word: str) -> str:

@@ -12,6 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.export.megatron_model import (
+    Terms,
+    check_sizes,
+    missing_model,
+    model_terms,
+    pattern_text,
+)
 from phaze_fast.export.request import (
     Chunk,
     FlagNames,
@@ -23,13 +30,12 @@ from phaze_fast.export.request import (
     not_used,
     options_of,
     settings_of,
+    shipped_name,
     stage_sizes,
     whole_number,
 )
 from phaze_fast.models import TransformerModel
-
-Terms = dict[str, Any]
-"""Values by the keys of the formats' data files."""
+from phaze_fast.planning.frameworks import framework_table
 
 _WHOLE = frozenset(
     [
@@ -114,47 +120,77 @@ def write_megatron(request: Request) -> tuple[str, list[Unexpressed]]:
     """Write a plan as a command that runs Megatron-LM on synthetic data."""
     names = flag_names("megatron")
     terms, missing = _plan_terms(request)
-    terms |= _model_terms(request.model, terms["seq"])
+    missing += missing_model(request)
+    terms |= model_terms(request.model, terms["seq"])
+    terms |= {
+        "tokenizer": "NullTokenizer",
+        "vocab": max(request.model.vocab - 1, 1),  # the tokenizer adds an end-of-document token
+        "vocab_multiple": 1,
+        "mock_data": True,
+        "steps": 10,
+    }
     if "layout" in terms:
         terms.pop("vpp", None)  # Megatron-LM derives it from the layout
     arguments: list[list[object]] = []
     for key, value in terms.items():
         if value is True:
             arguments.append([names[key]])
-        elif value is not False:
+        elif isinstance(value, tuple):
+            arguments.append([names[key], pattern_text(value)])
+        elif value is not False and value is not None:
             arguments.append([names[key], *(value if isinstance(value, list) else [value])])
     program = "pretrain_bert.py" if request.model.head == "mlm" else "pretrain_gpt.py"
     words = [*_torchrun(names, request), program]
     return command(request.remarks(names, missing), words, arguments), missing
 
 
-_RECIPE = "examples/recipes/llama/pretrain_llama3_8b.py"
-_OVERRIDDEN = (
-    *("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "experts", "top_k"),
-    "expert_ffn",
-)
-"""Terms of the model that replace a recipe's."""
+_RUNNER = "scripts/training/run_recipe.py"
+
+
+def _recipe(model: TransformerModel) -> tuple[str, str]:
+    """Return a recipe of Megatron Bridge to start from, and a remark on it."""
+    own, bases = shipped_name(model, "bridge"), flag_names("bridge").tables["recipes"]
+    if own is not None:
+        return own, "The recipe is of this model; the overrides repeat its sizes."
+    base = bases["latent" if model.latent else "other"]
+    return base, "There is no recipe of this model: the overrides give its architecture."
 
 
 def write_bridge(request: Request) -> tuple[str, list[Unexpressed]]:
     """Write a plan as a command that overrides a recipe of Megatron Bridge."""
-    names = flag_names("bridge")
+    names, model = flag_names("bridge"), request.model
+    (recipe, remark), shipped = _recipe(model), shipped_name(model, "bridge") is not None
     terms, missing = _plan_terms(request)
-    of_model = _model_terms(request.model, terms["seq"])
+    missing += [] if shipped else missing_model(request, any_activation=True)
+    of_model = model_terms(model, terms["seq"])
     terms["gradients_fp32"] = not terms.pop("gradients_bf16", False)
     terms["dataset_seq"] = terms["seq"]
     if terms.get("zero_1"):
         terms["zero_1_optimizer"] = True
-    terms |= {key: of_model[key] for key in _OVERRIDDEN if key in of_model}
-    if request.model.kv_heads is None:
-        terms["kv_heads"] = request.model.heads
-    remarks = [*request.remarks(names, missing), "Any recipe will do: what matters is overridden."]
+    of_model |= {
+        "kv_heads": model.kv_heads or model.heads,
+        "tied": model.tied_embeddings,
+        "bias": not of_model["no_bias"],
+        "vocab": model.vocab,
+        "vocab_multiple": 1,
+        "tokenizer": "NullTokenizer",
+        "tokens": max(model.vocab - 1, 1),
+        "mtp": None,
+    }
+    if not shipped:
+        of_model["activation"] = model.activation
+    terms |= {key: value for key, value in of_model.items() if key in names.names}
+    if "window" in terms:
+        terms["window"] = [int(tokens) for tokens in terms["window"].split(",")]
+    remarks = [*request.remarks(names, missing), remark]
     overrides = [[f"{names[key]}={_override(value)}"] for key, value in terms.items()]
-    return command(remarks, [*_torchrun(names, request), _RECIPE], overrides), missing
+    words = [*_torchrun(names, request), _RUNNER, names["recipe"], recipe]
+    return command(remarks, words, overrides), missing
 
 
 def _override(value: object) -> str:
-    return json.dumps(value) if isinstance(value, bool | list) else str(value)
+    plain = value is None or isinstance(value, bool | list | tuple)
+    return json.dumps(value) if plain else str(value)
 
 
 def _torchrun(names: FlagNames, request: Request) -> list[str]:
@@ -165,7 +201,6 @@ def _torchrun(names: FlagNames, request: Request) -> list[str]:
 def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     """Return a plan as terms of Megatron-Core, and the parts they cannot express."""
     spec, model, tables = request.spec, request.model, flag_names("megatron").tables
-    stages, stage_cases = _stages(request)
     recompute, recomputable = _recompute(request)
     terms: Terms = {"tp": spec.tp, "pp": spec.pp, "cp": spec.cp}
     if spec.cp > 1:
@@ -178,7 +213,7 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
         "seq": spec.seq or model.seq,
         "sequence_parallel": spec.sequence_parallel and spec.tp > 1,
         "stages_inside": spec.rank_order == "stages-inside",
-        **stages,
+        **_stages(request),
         **_sharding(request),
         **recompute,
         **tables["precisions"].get(spec.precision.name, {}),
@@ -186,34 +221,21 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     }
     missing = request.unexpressed(
         flag_names("megatron"),
-        **stage_cases,
         recompute=not recomputable,
-        precision=spec.precision.name not in tables["precisions"],
-        optimizer=spec.optimizer not in tables["optimizers"],
-        encoder=model.encoder_layers > 0,
-        images=model.patches is not None or model.head == "classifier",
-        positions=model.positions not in tables["positions"],
-        relu=model.activation == "relu" and not model.gated,
-        gate=model.gated and model.activation != "silu",
     )
     return terms, missing
 
 
-def _stages(request: Request) -> tuple[Terms, dict[str, bool]]:
-    """Return the terms of the stages, and which cases of `unexpressed` apply."""
-    spec, chunks = request.spec, request.chunks
-    known = spec.schedule in ("1f1b", "interleaved") or spec.pp * spec.vpp == 1
-    cases = {
-        "schedule": not known,
-        "chunks": not known and spec.vpp > 1,
-        "rounds": known and spec.vpp > 1 and (spec.pp == 1 or request.rounds % spec.pp > 0),
-    }
+def _stages(request: Request) -> Terms:
+    """Return the terms of the stages."""
+    spec = request.spec
+    known = spec.schedule in framework_table("megatron")["schedules"] or spec.pp * spec.vpp == 1
     if not known and spec.vpp > 1:  # ZB-V and DualPipe have chunks, 1F1B does not
-        return _even_stages(request), cases
-    terms: Terms = {} if request.even else {"layout": layout_text(chunks)}
+        return _even_stages(request)
+    terms: Terms = {} if request.even else {"layout": layout_text(request.chunks)}
     if spec.vpp > 1:
         terms["vpp"] = spec.vpp
-    return terms, cases
+    return terms
 
 
 def _even_stages(request: Request) -> Terms:
@@ -276,45 +298,6 @@ def _operators_of_modules(model: TransformerModel) -> dict[str, set[str]]:
     if model.moe is not None and not model.moe.dense_layers:
         modules["moe_act"] = {"activations", "gated-product"} if model.gated else {"activations"}
     return modules
-
-
-def _model_terms(model: TransformerModel, seq: int) -> Terms:
-    """Return a model as terms of Megatron-LM."""
-    positions, biased = flag_names("megatron").tables["positions"], model.out_bias or model.ffn_bias
-    terms: Terms = {
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "ffn": model.ffn,
-        "heads": model.heads,
-        "head_dim": model.head_width,
-        "max_positions": max(model.max_positions or seq, seq),
-        "positions": positions.get(model.positions, "learned_absolute"),
-        "norm": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
-        "gated": model.gated,
-        "untied": not model.tied_embeddings,
-        "no_bias": not biased,
-        "qkv_bias": model.qkv_bias and not biased,
-    }
-    if model.kv_heads is not None and model.kv_heads != model.heads:
-        terms |= {"grouped": True, "kv_heads": model.kv_heads}
-    if not model.dropout:
-        terms |= {"attention_dropout": 0.0, "hidden_dropout": 0.0}
-    if (moe := model.moe) is not None:
-        terms |= {"experts": moe.experts, "top_k": moe.top_k, "expert_ffn": moe.expert_ffn}
-        terms |= {"dispatcher": "alltoall", "grouped_gemm": True}
-        if moe.shared_experts:
-            terms["shared_ffn"] = moe.shared_experts * moe.expert_ffn
-        if moe.dense_layers:
-            terms["moe_layers"] = f"([0]*{moe.dense_layers}+[1]*{model.layers - moe.dense_layers})"
-        if moe.capacity_factor is not None:
-            terms["capacity"] = moe.capacity_factor
-    return terms | {
-        "tokenizer": "NullTokenizer",
-        "vocab": max(model.vocab - 1, 1),  # the tokenizer adds an end-of-document token
-        "vocab_multiple": 1,
-        "mock_data": True,
-        "steps": 10,
-    }
 
 
 # ---- read ----
@@ -389,11 +372,7 @@ def _fields(
     names
         Options by key, for messages.
     """
-    layers = terms.get("layers", model.layers)
-    if layers != model.layers:
-        raise InvalidInputError(
-            f"{names['layers']}: {layers} is not accepted; {model.name} has {model.layers}"
-        )
+    check_sizes(terms, model, names)
     tp, pp, cp = (terms.get(name, 1) for name in ("tp", "pp", "cp"))
     world = devices
     if "node_devices" in terms:

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from importlib import resources
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import Any
+from typing import Any, Literal
 
 from phaze_fast import _core
 from phaze_fast.documents import parse_text
@@ -17,22 +17,25 @@ from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted, pri
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
+from phaze_fast.planning.frameworks import FRAMEWORKS, framework_table, inexpressible
 from phaze_fast.planning.training import split_recompute
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import DEFAULT, load_software
 
-FORMATS = ("megatron", "bridge", "deepspeed", "torchtitan", "maxtext")
+FORMATS = FRAMEWORKS
 """Formats that plans are exported to and read from."""
 
 
 @dataclass(frozen=True)
 class Unexpressed:
-    """A part of a plan that a format cannot express."""
+    """A part of a plan, or of its model, that a format cannot express."""
 
     what: str
     """The part and its value, named as the option of `predict` is."""
     why: str
     """What the format lacks, or does instead."""
+    of: Literal["plan", "model"] = "plan"
+    """Whether it is a part of the plan or of the model's architecture."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"
@@ -46,18 +49,24 @@ class Exported:
     text: str
     """The file."""
     unexpressed: tuple[Unexpressed, ...]
-    """Parts of the plan that the file does not express; empty where it expresses all."""
+    """Parts of plan and model that the file does not express; empty where it expresses all."""
 
     @property
     def complete(self) -> bool:
-        """Whether the file expresses all of the plan that the time of a step depends on."""
+        """Whether the file expresses plan and model."""
         return not self.unexpressed
+
+    @property
+    def plan_complete(self) -> bool:
+        """Whether the file expresses all of the plan that the time of a step depends on."""
+        return all(part.of == "model" for part in self.unexpressed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return {
             "format": self.format,
             "complete": self.complete,
+            "plan_complete": self.plan_complete,
             "unexpressed": [asdict(part) for part in self.unexpressed],
             "text": self.text,
         }
@@ -153,12 +162,6 @@ class Request:
         return self.spec.shard is not None and self.spec.shard < self.spec.dp
 
     @property
-    def stages_inside(self) -> bool:
-        """Whether the ranks of a pipeline are adjacent and those of its replicas are not."""
-        spec = self.spec
-        return spec.rank_order == "stages-inside" and spec.dp > 1 and spec.pp > 1
-
-    @property
     def text_decoder(self) -> bool:
         """Whether the model is a decoder of text."""
         model = self.model
@@ -181,16 +184,25 @@ class Request:
         names
             Names of the format; the table ``unexpressed`` has the part and the reason of each case.
         cases
-            Whether each case applies to this plan.
+            Whether each case applies to this plan, besides those of `inexpressible`.
         """
-        spec = self.spec
-        texts = [names.tables["unexpressed"][case] for case, applies in cases.items() if applies]
+        spec, table = self.spec, framework_table(names.format)
+        of_layout = inexpressible(names.format, spec.strategy, spec.layout)
+        cases = {
+            **{case: bool(applies[0]) for case, applies in of_layout.items()},
+            **cases,
+            "precision": spec.precision.name not in table["precisions"],
+            "optimizer": spec.optimizer not in table["optimizers"],
+        }
+        texts = [text for case, text in names.tables["unexpressed"].items() if cases.get(case)]
         if spec.ep > 1 and spec.expert_overlap > 0:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
         by_default = spec.strategy.model_copy(update={"expert_imbalance": None})
         load = by_default.with_load(self.model).expert_imbalance
         if spec.ep > 1 and spec.expert_imbalance not in (None, load):
             texts.insert(0, ("expert_imbalance", "the data and the router decide"))
+        if self.model.lora is not None:
+            texts.insert(0, ("lora", "its adapters belong to the model; this trains all weights"))
         if spec.software != load_software(DEFAULT):
             own = "a profile of this package, which no framework's file names; give it to `predict`"
             texts.insert(0, ("software", own))
@@ -203,6 +215,28 @@ class Request:
             )
             for part, why in texts
         ]
+
+    def unexpressed_model(self, names: FlagNames, **cases: bool) -> list[Unexpressed]:
+        """List the parts of the model's architecture that a format cannot express.
+
+        Parameters
+        ----------
+        names
+            Names of the format; the table ``accepted`` has the values that it can express of some
+            fields, and ``unexpressed_model`` the part and the reason of each case.
+        cases
+            Whether each case applies to this model.
+        """
+        model, parts = self.model, []
+        for path, values in names.tables.get("accepted", {}).items():
+            value = field_value(model, path)
+            if value not in values:
+                text = ", ".join(map(str, values))
+                why = f"{names.format} has {text}; written so"
+                parts.append((f"{path} {value}", why))
+        texts = [names.tables["unexpressed_model"][case] for case, on in cases.items() if on]
+        parts += [(what.format(model=model), why.format(model=model)) for what, why in texts]
+        return [Unexpressed(f"{model.name}: {what}", why, "model") for what, why in parts]
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -274,6 +308,52 @@ def stage_sizes(blocks: Sequence[int]) -> tuple[int, ...]:
     sizes[0] += 1
     sizes[-1] += 1
     return tuple(sizes)
+
+
+# ---- models that frameworks come with ----
+
+
+def field_value(model: TransformerModel, path: str) -> Any:
+    """Return a field of a model by its path, such as ``moe.experts``; None below an absent part."""
+    value: Any = model
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def has_fields(model: TransformerModel, fields: Mapping[str, Any]) -> bool:
+    """Whether a model has these values of fields; ``given`` stands for any value but None.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> has_fields(models.load("mixtral-8x7b"), {"moe.experts": 8, "moe": "given"})
+    True
+    """
+    for path, wanted in fields.items():
+        value = field_value(model, path)
+        if (value is None) if wanted == "given" else (value != wanted):
+            return False
+    return True
+
+
+@cache
+def _shipped() -> tuple[Mapping[str, Any], ...]:
+    text = (resources.files(__package__) / "data" / "models.yaml").read_text("utf-8")
+    return tuple(parse_text(text, "models.yaml")["models"])
+
+
+def shipped_name(model: TransformerModel, format_: str) -> Any:
+    """Return a framework's own name for a model that it comes with, or None.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> shipped_name(models.load("llama3-8b"), "torchtitan")
+    ['llama3', '8B']
+    """
+    known = (entry for entry in _shipped() if has_fields(model, entry["fields"]))
+    return next((entry[format_] for entry in known if format_ in entry), None)
 
 
 # ---- names of options ----

@@ -16,10 +16,10 @@ from phaze_fast.export.request import (
     flag_names,
     nested_value,
     set_nested,
+    shipped_name,
     whole_number,
 )
 from phaze_fast.models import TransformerModel
-from phaze_fast.software import BF16
 
 
 def _modules(chunk: Chunk) -> list[str]:
@@ -29,30 +29,19 @@ def _modules(chunk: Chunk) -> list[str]:
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, tables = request.spec, names.tables
     return request.unexpressed(
         names,
-        zero_1=spec.zero == 1 and spec.dp * spec.cp > 1,
-        zero_0=spec.zero == 0 and spec.dp > 1 and spec.tp * spec.pp * spec.cp > 1,
-        zero_0_cp=spec.zero == 0 and spec.dp == 1 and spec.cp > 1,
-        cp_kind=spec.cp > 1 and spec.cp_kind not in tables["cp_kinds"],
-        etp=spec.ep > 1 and spec.etp not in (None, 1, spec.tp),
-        schedule=spec.schedule not in tables["schedules"] and spec.pp > 1,
-        vpp=spec.vpp > 1 and spec.pp == 1,
         recompute=not request.modes <= {"none"} and request.modes != {"full"},
-        sequence_parallel=spec.tp > 1 and not spec.sequence_parallel,
-        rank_order=request.stages_inside,
-        optimizer=spec.optimizer not in tables["param_formats"],
-        model=not request.text_decoder,
-        precision=spec.precision.name != BF16,
     )
 
 
 def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
     """Write a plan as a job configuration of torchtitan."""
     names, spec = flag_names("torchtitan"), request.spec
-    missing = _missing(request, names)
-    name, flavor = names.tables["flavors"].get(request.model.name, ("", ""))
+    name, flavor = shipped_name(request.model, "torchtitan") or ("", "")
+    missing = _missing(request, names) + request.unexpressed_model(
+        names, model=not name and request.text_decoder, decoder=not request.text_decoder
+    )
     replicated = spec.zero == 0 and spec.tp * spec.pp * spec.cp == 1
     shard = 1 if replicated else spec.shard or spec.dp
     settings: dict[str, object] = {
@@ -87,8 +76,6 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
     for key, value in settings.items():
         set_nested(data, names[key], value)
     lines = request.remarks(names, missing)
-    if not name:
-        lines.append("torchtitan has no such model: register it, and name it under [model].")
     return "".join(f"# {printable(line)}\n" for line in lines) + _toml(data), missing
 
 
@@ -217,9 +204,9 @@ def _read_stages(
         raise InvalidInputError(
             f"{names['stages']}: {len(sizes)} parts are not accepted; expected a multiple of {pp}"
         )
-    if sum(sizes) != model.layers + model.encoder_layers + 2:
+    if sum(sizes) != model.blocks + 2:
         raise InvalidInputError(
             f"{names['stages']}: {sum(sizes)} modules are not accepted; {model.name} has "
-            f"{model.layers + 2}, tok_embeddings and output counted"
+            f"{model.blocks + 2}, tok_embeddings and output counted"
         )
     return schedule, len(sizes) // pp, sizes

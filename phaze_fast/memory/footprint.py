@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, model_validator
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
+from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.records import Count, Record
 from phaze_fast.tables import Array
@@ -89,6 +90,11 @@ STAGE_DTYPE = np.dtype(
         ("micro_batches", "i4"),
         ("vpp", "i4"),
         ("late_gradients", "i4"),  # 1: gradients are allocated by their layer's first backward pass
+        ("frozen_parameters", "f8"),  # without gradients and optimiser state
+        ("frozen_experts", "f8"),  # the part of these in experts
+        ("packed_parameters", "f8"),  # frozen ones in a smaller format, and their bytes
+        ("packed_bytes", "f8"),
+        ("more_state_bytes", "f8"),  # of the optimiser, on top of state_bytes per trained parameter
     ]
 )
 TERMS_DTYPE = np.dtype([*((term, "f8") for term in (*TERMS, "total")), ("instant", "i8")])
@@ -196,18 +202,19 @@ def stage_row(
     stash_by_kind = {layer.kind: layer.forward.stashed_bytes(again) for layer in layers}
     whole = {layer.kind: layer.forward.stashed_bytes() for layer in layers}
     stash = float(sum(stash_by_kind[layer.kind] for layer in layers))
-    parameters = sum(layer.device_parameters for layer in layers)
     first, last = stage == 0, stage == pipeline.pp - 1
+    resident = list(layers)
     if first and embedding is not None:
         stash += embedding.forward.stashed_bytes()
-        parameters += embedding.device_parameters
+        resident.append(embedding)
     if last and head is not None:
-        parameters += head.device_parameters
-        if not first:
-            parameters += graph.copied_parameters  # the head's copy of the tied embedding
+        resident.append(head)
     row = np.zeros(1, dtype=STAGE_DTYPE)
-    row["parameters"] = parameters
-    row["expert_parameters"] = sum(layer.expert_parameters for layer in layers)
+    _add_parameters(row, resident, spec)
+    if last and head is not None and not first:  # the head's copy of the tied embedding
+        row["parameters"] += graph.copied_parameters
+        row["frozen_parameters"] += graph.copied_frozen
+        row["more_state_bytes"] += copied_state_bytes(graph, spec)
     row["ep"] = strategy.expert_spread
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
@@ -225,6 +232,33 @@ def stage_row(
     row["stages"], row["stage"] = pipeline.pp, stage
     row["micro_batches"], row["vpp"] = pipeline.micro_batches, pipeline.vpp
     return row
+
+
+def _add_parameters(row: Array, layers: Iterable[Layer], spec: Optimizer) -> None:
+    """Add the parameters of layers to a row, and their state that is not per parameter."""
+    for layer in layers:
+        row["parameters"] += layer.device_parameters
+        row["expert_parameters"] += layer.expert_parameters
+        row["frozen_parameters"] += layer.frozen_parameters
+        row["frozen_experts"] += layer.frozen_experts
+        row["packed_parameters"] += layer.packed_parameters
+        row["packed_bytes"] += layer.packed_bytes
+        row["more_state_bytes"] += layer_state_bytes(layer, spec)
+
+
+def layer_state_bytes(layer: Layer, spec: Optimizer) -> float:
+    """Return the bytes of a layer's optimiser state on top of `state_bytes` per parameter."""
+    trained = layer.device_parameters - layer.frozen_parameters
+    return spec.more_state_bytes(trained, layer.matrices, layer.kind in ("embedding", "head"))
+
+
+def copied_state_bytes(graph: LayerGraph, spec: Optimizer) -> float:
+    """Return the same bytes of the last stage's copy of a tied embedding."""
+    trained = graph.copied_parameters - graph.copied_frozen
+    if not trained or not isinstance(graph.model, TransformerModel):
+        return 0.0
+    hidden = graph.model.hidden
+    return spec.more_state_bytes(trained, ((1, trained // hidden, hidden),), table=True)
 
 
 def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:

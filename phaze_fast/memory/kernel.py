@@ -38,7 +38,8 @@ def _rule(name: str, result: Any, *arguments: Any) -> Any:
 
 _in_flight = _rule("phaze_in_flight", _f8, *[_i8] * 5)
 _shared = _rule("phaze_shared_parameters", _f8, *[_f8] * 4)
-_state_bytes = _rule("phaze_state_bytes", types.void, *[_f8] * 5, _i8, *[_f8] * 3, _out)
+_state_bytes = _rule("phaze_state_bytes", types.void, *[_f8] * 10, _i8, *[_f8] * 3, _out)
+_mean_weight_bytes = _rule("phaze_mean_weight_bytes", _f8, *[_f8] * 4)
 _gathered = _rule("phaze_gathered_bytes", _f8, _i8, *[_f8] * 3)
 _peak_total = _rule("phaze_peak_total", _f8, *[_f8] * 11, _i8, _f8, _f8)
 _peak = _rule("phaze_peak", _i8, *[_f8] * 11, _i8, _f8, _f8, _out)
@@ -54,8 +55,10 @@ def fill(rows: Array, out: Array, fragmentation: float) -> None:
         shards, zero = float(row["dp"]), row["zero"]
         ep = row["ep"] if row["ep"] > 0.0 else 1.0
         _state_bytes(
-            row["parameters"], row["expert_parameters"], row["copy_bytes"], shards, ep, zero,
-            row["weight_bytes"], row["gradient_bytes"], row["state_bytes"], state.ctypes,
+            row["parameters"], row["expert_parameters"], row["frozen_parameters"],
+            row["frozen_experts"], row["packed_parameters"], row["packed_bytes"],
+            row["more_state_bytes"], row["copy_bytes"], shards, ep, zero, row["weight_bytes"],
+            row["gradient_bytes"], row["state_bytes"], state.ctypes,
         )  # fmt: skip
         weights, gradients = state[0] + state[3], state[1]
         waiting = _in_flight(
@@ -72,7 +75,10 @@ def fill(rows: Array, out: Array, fragmentation: float) -> None:
             first *= row["gradient_bytes"]
             gradients = 0.0
         buffers = row["buffer_bytes"]
-        buffers += _gathered(zero, row["largest_layer"], row["weight_bytes"], shards)
+        weight_bytes = _mean_weight_bytes(
+            row["parameters"], row["packed_parameters"], row["packed_bytes"], row["weight_bytes"]
+        )
+        buffers += _gathered(zero, row["largest_layer"], weight_bytes, shards)
         instant = _peak(
             row["stash_bytes"], row["live_bytes"], row["head_bytes"], buffers, late, last, first,
             first_stash, waiting, float(row["micro_batches"]), share, 0, 0.0, 0.0, peak.ctypes,
@@ -103,7 +109,9 @@ def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds:
     for k in range(sizes.shape[0]):
         parameters = sizes[k]["parameters"]
         _state_bytes(
-            parameters, sizes[k]["expert_parameters"], sizes[k]["copy_bytes"], shards, ep, zero,
+            parameters, sizes[k]["expert_parameters"], sizes[k]["frozen_parameters"],
+            sizes[k]["frozen_experts"], sizes[k]["packed_parameters"], sizes[k]["packed_bytes"],
+            sizes[k]["more_state_bytes"], sizes[k]["copy_bytes"], shards, ep, zero,
             training["weight_bytes"], training["gradient_bytes"], training["state_bytes"],
             state.ctypes,
         )  # fmt: skip
@@ -113,7 +121,11 @@ def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds:
         kinds[k, _GATHERED] = 0.0
         if sizes[k]["boundary"] == 0:
             kinds[k, _GATHERED] = sizes[k]["shape_bytes"]
-            kinds[k, _GATHERED] += _gathered(zero, parameters, training["weight_bytes"], shards)
+            weight_bytes = _mean_weight_bytes(
+                parameters, sizes[k]["packed_parameters"], sizes[k]["packed_bytes"],
+                training["weight_bytes"],
+            )  # fmt: skip
+            kinds[k, _GATHERED] += _gathered(zero, parameters, weight_bytes, shards)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -1,11 +1,27 @@
-"""Optimisers by name, and the bytes of state that they keep per parameter."""
+"""Optimisers by name: bytes of state per parameter, and the products that a step computes.
+
+Most optimisers keep the same bytes for every parameter. Three do not: Muon applies to the matrices
+of blocks, and AdamW to embeddings, head, norms and biases; Adafactor keeps one number per row and
+column of a matrix; 8-bit Adam keeps moments of vectors in fp32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.records import Quantity, Record
+from phaze_fast.records import Count, Quantity, Record
+
+Matrices = Sequence[tuple[int, int, int]]
+"""Matrices of parameters: how many, rows and columns."""
+
+_BLOCK = 2048
+"""Numbers of an 8-bit moment that share a constant (Dettmers et al. 2022, arXiv:2110.02861)."""
+
+OTHER_KERNELS = 7
+"""Kernels besides products that `torch.optim.Muon` launches for a matrix: two averages of gradient
+and momentum, norm, clamp and division, weight decay and update."""
 
 
 class Optimizer(Record):
@@ -20,6 +36,13 @@ class Optimizer(Record):
     """Bytes of an accumulated gradient."""
     state_bytes: Quantity
     """Bytes of master weight and moments together."""
+    vector_state_bytes: Quantity | None = None
+    """The same for parameters that are in no matrix, if it is more."""
+    factor_bytes: Quantity = 0.0
+    """Bytes of state for each row and each column of a matrix."""
+    newton_schulz_steps: Count | None = None
+    """Steps of the Newton-Schulz iteration that makes the momentum of each matrix of a block
+    orthogonal; none: no such iteration. Tables of embedding and head then count as vectors."""
 
     @property
     def gathered_bytes(self) -> float:
@@ -31,6 +54,50 @@ class Optimizer(Record):
         2.0
         """
         return min(self.weight_bytes, 2.0)
+
+    def more_state_bytes(self, parameters: int, matrices: Matrices, table: bool) -> float:
+        """Return the bytes of state of trained parameters on top of `state_bytes` of each.
+
+        Parameters
+        ----------
+        parameters
+            Trained parameters.
+        matrices
+            Those of them that are in matrices.
+        table
+            Whether the matrices are tables of an embedding or a head.
+
+        Examples
+        --------
+        >>> OPTIMIZERS["adafactor"].more_state_bytes(110, [(1, 10, 10)], table=False)
+        120.0
+        """
+        if self.newton_schulz_steps is not None and table:
+            matrices = ()
+        more = self.factor_bytes * sum(count * (rows + cols) for count, rows, cols in matrices)
+        if self.vector_state_bytes is not None:
+            vectors = parameters - sum(count * rows * cols for count, rows, cols in matrices)
+            more += max(vectors, 0) * (self.vector_state_bytes - self.state_bytes)
+        return more
+
+    def products(self, matrices: Matrices) -> list[tuple[int, int, int, int]]:
+        """Return the products (b, m, k, n) of one step on matrices of a block, in bf16.
+
+        Each Newton-Schulz step on X of n x m with n <= m computes A = X X^T, A A and B X, where B
+        is a polynomial in A: 4 n^2 m + 2 n^3 FLOPs (Jordan et al. 2024, Muon; Liu et al. 2025,
+        arXiv:2502.16982, section 2.1).
+
+        Examples
+        --------
+        >>> OPTIMIZERS["muon"].products([(1, 64, 256)])[:3]
+        [(1, 64, 256, 64), (1, 64, 64, 64), (1, 64, 64, 256)]
+        """
+        products = []
+        for count, rows, cols in matrices:
+            n, m = min(rows, cols), max(rows, cols)
+            step = [(count, n, m, n), (count, n, n, n), (count, n, n, m)]
+            products += step * (self.newton_schulz_steps or 0)
+        return products
 
 
 OPTIMIZERS = {
@@ -46,7 +113,53 @@ OPTIMIZERS = {
         Optimizer(
             name="adam-fp32-bf16-grad", weight_bytes=4.0, gradient_bytes=2.0, state_bytes=8.0
         ),
+        # Two moments of one byte, without master weights.
+        Optimizer(
+            name="adam-8bit",
+            weight_bytes=2.0,
+            gradient_bytes=2.0,
+            state_bytes=2.0 * (1.0 + 4.0 / _BLOCK),
+            vector_state_bytes=8.0,
+        ),
+        # One fp32 number per row and column of a matrix (Shazeer and Stern 2018, arXiv:1804.04235).
+        Optimizer(
+            name="adafactor",
+            weight_bytes=2.0,
+            gradient_bytes=4.0,
+            state_bytes=4.0,
+            vector_state_bytes=8.0,
+            factor_bytes=4.0,
+        ),
+        Optimizer(
+            name="adafactor-bf16",
+            weight_bytes=2.0,
+            gradient_bytes=2.0,
+            state_bytes=0.0,
+            vector_state_bytes=2.0,
+            factor_bytes=2.0,
+        ),
+        # One moment (Chen et al. 2023, arXiv:2302.06675).
+        Optimizer(name="lion", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=8.0),
+        Optimizer(name="lion-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=2.0),
+        # Momentum of matrices in blocks, AdamW for the rest.
+        Optimizer(
+            name="muon",
+            weight_bytes=2.0,
+            gradient_bytes=4.0,
+            state_bytes=8.0,
+            vector_state_bytes=12.0,
+            newton_schulz_steps=5,
+        ),
+        Optimizer(
+            name="muon-bf16",
+            weight_bytes=2.0,
+            gradient_bytes=2.0,
+            state_bytes=2.0,
+            vector_state_bytes=4.0,
+            newton_schulz_steps=5,
+        ),
         Optimizer(name="sgd-momentum", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=8.0),
+        Optimizer(name="sgd-momentum-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=2.0),
         Optimizer(name="sgd", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=4.0),
         Optimizer(name="sgd-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=0.0),
     )

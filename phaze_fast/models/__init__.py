@@ -14,6 +14,9 @@ from phaze_fast.models.graph_model import SavedTensor as SavedTensor
 from phaze_fast.models.graph_model import held_bytes as held_bytes
 from phaze_fast.models.graph_model import peak_bytes as peak_bytes
 from phaze_fast.models.huggingface import from_hf as from_hf
+from phaze_fast.models.lora import PACKED_BYTES as PACKED_BYTES
+from phaze_fast.models.lora import Lora as Lora
+from phaze_fast.models.lora import read_lora as read_lora
 from phaze_fast.models.presets import Model as Model
 from phaze_fast.models.presets import load as load
 from phaze_fast.models.presets import model_from_dict as model_from_dict

@@ -16,7 +16,7 @@ from typing import Any
 from phaze_fast.models.compiled_code import Code as Code
 from phaze_fast.models.compiled_code import code_of_class as code_of_class
 from phaze_fast.models.compiled_code import transformers_branches
-from phaze_fast.models.decompose import NOT_AGAIN, SUM_OF_PARTIAL, Parts, is_reduction
+from phaze_fast.models.decompose import NOT_AGAIN, Parts, is_reduction
 from phaze_fast.models.fusion import Flow, Fusion, Kernel, is_generated
 from phaze_fast.models.partition import JointGraph
 from phaze_fast.models.recording import Array, Call, Saved
@@ -173,7 +173,7 @@ def _needed(flow: Flow, calls: Sequence[int], kept: set[int]) -> list[int]:
 
 def _iterated(call: Call) -> tuple[int, ...]:
     """Return the shape of the elements that an operator runs over."""
-    arrays = call.writes if call.name == SUM_OF_PARTIAL else (*call.reads, *call.writes)
+    arrays = call.reads if is_reduction(call) else call.writes
     return max(arrays, key=lambda array: array.elements).shape
 
 

@@ -89,7 +89,8 @@ def _mask_loads(call: Call, q: Array, mask: Array, times: int) -> list[Call]:
     """
     shape = (*q.shape[:-3], times * q.shape[-3], *mask.shape[-2:])
     loaded = replace(mask, shape=shape, held_bytes=math.prod(shape) * mask.item_bytes)
-    return [replace(call, name=MASK, reads=(loaded,), writes=(), sources=(), options={})]
+    options = {"kind": "multiply", "function": "copy", "shape": shape}
+    return [replace(call, name=MASK, reads=(loaded,), writes=(), sources=(), options=options)]
 
 
 def _logits(calls: Sequence[Call]) -> Array | None:

@@ -24,7 +24,7 @@ _REDUCTIONS = """sum mean amax amin max min argmax argmin var var_mean std std_m
     norm linalg_vector_norm logsumexp mse_loss smooth_l1_loss binary_cross_entropy
     binary_cross_entropy_with_logits kl_div"""
 _REDUCED = frozenset(_REDUCTIONS.split())
-_OWN_KERNELS = """mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triangular attention
+_OWN_KERNELS = """fused_mask_load mm bmm addmm baddbmm _grouped_mm linalg_solve_triangular attention
     attention_backward convolution convolution_input convolution_weight cumsum cumprod
     logcumsumexp _logcumsumexp topk sort argsort index_put _index_put_impl index_add index_copy
     scatter scatter_add masked_scatter masked_scatter_backward _unsafe_index_put
@@ -42,9 +42,8 @@ NOT_AGAIN = frozenset(_NOT_AGAIN.split())
 """Generated operators that the backward pass does not run again."""
 STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
 PARTIAL = "partial_sums"
-SUM_OF_PARTIAL = "sum_of_partial_sums"
 PICKED = "pick"
-MASK = "mask_load"
+MASK = "fused_mask_load"
 _ROWS_OF_A_PARTIAL_SUM = 16  # of 512 partial sums for 8,192 rows, as profiled
 _FP32, _BF16 = 4, 2  # bytes
 _PADDED = {"mm": (0, 1), "addmm": (1, 2)}  # operands of products that are padded
@@ -142,7 +141,7 @@ class Parts:
         rows = -(-read // (width * _ROWS_OF_A_PARTIAL_SUM))
         partial = self.array((rows, width))
         yield replace(call, name=PARTIAL, writes=(partial,))
-        yield replace(call, name=SUM_OF_PARTIAL, reads=(partial,))
+        yield replace(call, name="sum_of_partial_sums", reads=(partial,))
 
     def _aligned(self, call: Call) -> Iterator[Call]:
         """Yield a product whose rows start at 16-byte bounds: copies are padded where they do not.

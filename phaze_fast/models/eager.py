@@ -49,7 +49,7 @@ def record_model(
     InvalidInputError
         Where the family of the module has no forward code.
     """
-    tape = Tape()
+    tape = Tape(model.lora)
     with tape.module(""):
         blocks = range(model.layers) if layers is None else layers
         loss = FAMILIES[_family(model)](tape, model, samples, blocks).forward()
@@ -68,9 +68,6 @@ def _alike(model: TransformerModel) -> dict[Any, list[int]]:
     return groups
 
 
-_REPEATS = 4
-
-
 def layers_graph(
     model: TransformerModel, layers: Sequence[int], kernels: Kernels = "eager"
 ) -> GraphModel:
@@ -84,20 +81,22 @@ def layers_graph(
 
 
 def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
-    """Return the graph of a model; of many blocks that are alike, the first and last ones run."""
+    """Return the graph of a model; of many blocks that are alike, only the first and last run."""
+    everything = range(model.layers)
+    if model.encoder_layers or FAMILIES[_family(model)].table_per_layer:
+        return layers_graph(model, everything, kernels)  # blocks need more than the one before
     groups = _alike(model).values()
-    ends = [{*g[: _REPEATS // 2], *g[-_REPEATS // 2 :]} for g in groups]
-    run = sorted(set().union(*ends))
+    run = sorted({at for group in groups for at in (*group[:2], *group[-2:])})
     graph = layers_graph(model, run, kernels)
-    apart = model.encoder_layers or FAMILIES[_family(model)].table_per_layer
-    if len(run) == model.layers or apart or not graph.is_chain or len(graph.order) != len(run) + 2:
-        whole = range(model.layers)
-        return graph if len(run) == model.layers else layers_graph(model, whole, kernels)
+    if len(run) == model.layers:
+        return graph
+    if not graph.is_chain or len(graph.order) != len(run) + 2:
+        return layers_graph(model, everything, kernels)
     kinds = dict(zip(run, graph.order[1:-1], strict=True))
     for group in groups:
         inner = kinds[group[min(1, len(group) - 1)]]
         kinds |= {at: inner for at in group if at not in kinds}
-    order = (graph.order[0], *(kinds[at] for at in range(model.layers)), graph.order[-1])
+    order = (graph.order[0], *(kinds[at] for at in everything), graph.order[-1])
     counted = [layer.replace(count=order.count(at)) for at, layer in enumerate(graph.layers)]
     edges = tuple((at, at + 1) for at in range(len(order) - 1))
     return graph.replace(layers=tuple(counted), order=order, edges=edges)
@@ -131,11 +130,22 @@ def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = F
     [('embedding', 1), ('transformer.h.0', 48), ('head', 1)]
     """
     tokens = seq or model.seq
+    if model.lora is not None and (model.lora.bits == 4 or "experts" in model.lora.targets):
+        what = "experts" if model.lora.bits == 16 else "4-bit weights"
+        raise InvalidInputError(
+            f"lora: {model.name}: operators of {what} are not known; trace the module with its "
+            "adapters (phaze-fast trace), or use a software profile with fused kernels"
+        )
     if model.max_positions is not None and tokens > model.max_positions:
         raise InfeasibleError(
             f"{model.name}: seq: {tokens} is more than the {model.max_positions} positions of "
             f"{model.name}"
         )
     graph = _graph(model.replace(seq=tokens), "compiled" if compiles else "eager")
+    if graph.trained_parameters() != model.trained_parameters():
+        raise InvalidInputError(
+            f"lora: {model.name}: not all adapters of {_family(model)} are known; trace the module "
+            "with its adapters (phaze-fast trace), or use a software profile with fused kernels"
+        )
     notes = "; ".join(filter(None, (model.notes, GROUPED if model.moe is not None else "")))
     return graph.replace(as_traced=True, notes=notes)

@@ -15,6 +15,7 @@ from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.transformer import TransformerModel
 
 _PER_WEIGHT = 6.0  # two operations, forward once and backward twice
+_PER_FROZEN_WEIGHT = 4.0  # without the gradient of the weight
 _PASSES = 3.0  # forward, and backward twice as much
 
 
@@ -79,6 +80,18 @@ def _block_weights(model: TransformerModel) -> int:
         visited = moe.top_k * model.ffn_weights(moe.expert_ffn)
         visited += model.ffn_weights(moe.shared_width) + moe.shared_gate * model.hidden
         total += model.moe_layers * (model.hidden * moe.experts + visited)
+    return total
+
+
+def _adapter_weights(model: TransformerModel) -> int:
+    """Weights of adapters that one token is multiplied by."""
+    if model.lora is None:
+        return 0
+    total = model.trained_parameters()
+    moe = model.moe
+    if moe is not None:
+        idle = moe.experts - moe.top_k
+        total -= model.moe_layers * idle * model.expert_adapters(moe.expert_ffn)
     return total
 
 
@@ -156,16 +169,26 @@ def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
     return own + narrow, (0.5 if model.causal else 1.0) * own + narrow
 
 
+_GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
+
+
 def _graph_flops(model: GraphModel, sequences: int) -> ModelFlops:
-    """Operations of a graph's products; the backward pass counts as two forward passes."""
+    """Operations of a graph's products; the backward pass counts as two forward passes.
+
+    If some parameters are frozen, products with weights count the gradients that are computed.
+    """
     weights = attention = masked = 0.0
     blocks = blocks_masked = 0.0
+    frozen = any(layer.frozen_parameters for layer in model.layers)
     for layer in model.layers:
+        if frozen:  # the gradients that are computed
+            gradients = sum(op.flops for op in layer.backward if op.kind in _GRADIENTS)
+            weights += layer.count * (gradients / _PASSES)
         for op in layer.forward:
             flops = layer.count * op.flops
             seen = flops * (0.5 if op.causal else 1.0)
             if op.kind == "gemm":
-                weights += flops
+                weights += flops / _PASSES if frozen else flops
             else:
                 attention, masked = attention + flops, masked + seen
             if layer.name not in ("embedding", "head"):
@@ -215,11 +238,16 @@ def model_flops(
         return _graph_flops(model, sequences)
     blocks, count = float(_block_weights(model)), float(sequences)
     full, masked = _attention(model, length)
-    weights = _PER_WEIGHT * length * (blocks + _end_weights(model))
+    per_weight = _PER_WEIGHT if model.lora is None else _PER_FROZEN_WEIGHT
+    weights = per_weight * length * (blocks + _end_weights(model))
     if model.head == "classifier":  # one token of each sequence
-        weights += _PER_WEIGHT * model.hidden * model.classes
+        weights += per_weight * model.hidden * model.classes
     if model.patches is not None and model.patches.class_token and length > 1:
-        weights -= _PER_WEIGHT * _patch_weights(model)
+        weights -= per_weight * _patch_weights(model)
+    if model.lora is not None:
+        adapters = float(_adapter_weights(model))
+        weights += _PER_WEIGHT * length * adapters
+        blocks += adapters
     forward = 2.0 * length * blocks
     return ModelFlops(
         tokens=length * sequences,

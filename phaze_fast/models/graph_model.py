@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from phaze_fast.errors import not_accepted
 from phaze_fast.models.transformer import MOST_BLOCKS
 from phaze_fast.records import Count, Quantity, Record
 
@@ -91,6 +92,8 @@ class GraphOperator(Record):
     """Whether a product adds a bias."""
     weights: _Whole = 0
     """Number of elements of the parameters that it reads."""
+    frozen: _Whole = 0
+    """Number of these that are not trained."""
     forward: _Position = -1
     """For a backward operator, the position of its forward operator."""
     split: Split = "no"
@@ -157,6 +160,8 @@ class GraphLayer(Record):
     """Number of such layers in the model."""
     parameters: _Whole
     """Parameters of one such layer; a parameter counts in the first layer that reads it."""
+    frozen_parameters: _Whole = 0
+    """Those of them that are not trained: they have neither gradients nor optimiser state."""
     forward: tuple[GraphOperator, ...]
     """Forward operators in topological order."""
     backward: tuple[GraphOperator, ...] = ()
@@ -181,6 +186,10 @@ class GraphLayer(Record):
                     raise ValueError(f"{op.name}: inputs: expected operators before it")
         if any(op.forward >= len(self.forward) for op in self.backward):
             raise ValueError(f"backward: expected positions below {len(self.forward)} in forward")
+        if self.frozen_parameters > self.parameters:
+            raise not_accepted(
+                "frozen_parameters", self.frozen_parameters, f"at most {self.parameters}"
+            )
         if any(at >= len(self.saved) for peak in self.peaks for at in peak.absent):
             raise ValueError(f"peaks: absent: expected positions below {len(self.saved)} in saved")
         if any(x.producer >= len(self.forward) for peak in self.peaks for x in peak.tensors):
@@ -314,6 +323,11 @@ class GraphModel(Record):
     def parameters(self) -> int:
         """Distinct parameters of the model."""
         return sum(layer.count * layer.parameters for layer in self.layers)
+
+    def trained_parameters(self) -> int:
+        """Parameters that have gradients and optimiser state."""
+        frozen = sum(layer.count * layer.frozen_parameters for layer in self.layers)
+        return self.parameters() - frozen
 
     def active_parameters(self) -> int:
         """All parameters, since a graph does not show which experts a token uses."""

@@ -20,7 +20,7 @@ from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest, not_accepted
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.torch_import import from_torch
-from phaze_fast.models.transformer import TransformerModel
+from phaze_fast.models.transformer import RotaryEmbedding, TransformerModel
 from phaze_fast.tables import needed
 
 # ---- configurations ----
@@ -303,10 +303,24 @@ def _qwen_moe(f: Fields, fields: dict[str, Any]) -> dict[str, Any]:
     listed = frozenset(f.take("mlp_only_layers", ()))
     dense = [at for at in range(layers) if at in listed or step == 0 or (at + 1) % step]
     moe = {**fields["moe"], "dense_at": tuple(dense)}
+    moe["scores_normalised"] = bool(f.take("norm_topk_prob", False))
     shared = f.take("shared_expert_intermediate_size", None)
     if shared:
         moe |= {"shared_ffn": shared, "shared_gate": True}
     return {"moe": moe if moe["experts"] and len(dense) < layers else None}
+
+
+def _routing(f: Fields) -> dict[str, Any]:
+    """How a router of fine-grained experts scores and groups them."""
+    balanced = f.data["model_type"] != "deepseek_v2"  # as in DeepSeek-V3
+    groups = f.whole("n_group", 1)
+    return {
+        "scores": f.take("scoring_func", "sigmoid" if balanced else "softmax"),
+        "scores_normalised": bool(f.take("norm_topk_prob", balanced)),
+        "scores_factor": f.take("routed_scaling_factor", 1.0),
+        "balancing_bias": balanced,
+        **({"groups": groups, "top_groups": f.whole("topk_group", 1)} if groups > 1 else {}),
+    }
 
 
 def _fine_grained(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,6 +331,7 @@ def _fine_grained(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
         "expert_ffn": f.whole("moe_intermediate_size"),
         "shared_experts": f.whole("n_shared_experts", 0),
         "dense_layers": min(f.whole("first_k_dense_replace", 0), fields["layers"]),
+        **_routing(f),
     }
     return {} if moe["dense_layers"] == fields["layers"] else {"moe": moe}
 
@@ -377,6 +392,24 @@ _FINISH: dict[str, Finish] = {
     "glm4_moe": _glm4_moe,
     "vit": _vit,
 }
+
+
+def _rotary(f: Fields) -> dict[str, Any]:
+    """Return the angles of a rotary embedding, where they are not those of most models."""
+    scaling = f.take("rope_scaling", None) or f.take("rope_parameters", None)
+    scaling = scaling if isinstance(scaling, Mapping) else {}
+    given = {
+        "base": scaling.get("rope_theta", f.take(f.first("rope_theta", "rotary_emb_base"), None)),
+        "share": f.take(f.first("partial_rotary_factor", "rotary_pct", "rope_pct"), None),
+        "factor": scaling.get("factor"),
+        "original_positions": scaling.get("original_max_position_embeddings"),
+    }
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind not in (None, "default"):
+        given["scaling"] = str(kind)
+    usual = RotaryEmbedding().model_dump()
+    known = {name: value for name, value in given.items() if value not in (None, usual.get(name))}
+    return {"rotary": known} if known else {}
 
 
 # ---- reading and tracing ----
@@ -516,6 +549,8 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
     built = _read(fields, _entry(kind))
     if kind in _FINISH:
         built |= _FINISH[kind](fields, built)
+    if built.get("positions") == "rotary":
+        built |= _rotary(fields)
     activation = fields.activations[-1] if fields.activations else "gelu"
     built["module"] = {
         "family": kind,

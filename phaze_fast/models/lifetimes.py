@@ -4,8 +4,9 @@ PyTorch frees a tensor with its last reference. In the forward pass that is the 
 reads it, or the end of a module that it was passed to; autograd holds what it saved, and the
 gradients that enter a node, until the node that reads them last has run; gradients of parameters
 stay until the optimiser's step. Outputs of the module other than the loss are not held.
-Sums of gradients are in place unless a later operator reads the first of them, although a recording
-shows a new tensor (torch/csrc/autograd/input_buffer.cpp).
+Sums of gradients, and gradients written into zeros by index, are in place unless a later operator
+reads the first of them, although a recording by a dispatch mode shows a new tensor
+(torch/csrc/autograd/input_buffer.cpp).
 """
 
 from __future__ import annotations
@@ -64,13 +65,14 @@ def _gradient_sums(calls: Sequence[Call]) -> tuple[frozenset[int], dict[int, int
     for at, call in enumerate(calls):
         if not call.backward:
             continue
-        if call.name == "add" and len(call.reads) == 2 and len(call.writes) == 1:
+        is_sum = call.name == "add" and len(call.reads) == 2 and len(call.writes) == 1
+        if is_sum and all(array.storage in computed for array in call.reads):
+            sums.add(at)
+        if at in sums or call.name == "index_put":
             first, result = call.reads[0], call.writes[0]
-            if all(array.storage in computed for array in call.reads):
-                sums.add(at)
-                alone = last_read[first.storage] == at and first.held_bytes == result.held_bytes
-                if alone and result.storage != first.storage:
-                    shared[result.storage] = shared.get(first.storage, first.storage)
+            alone = last_read[first.storage] == at and first.held_bytes == result.held_bytes
+            if alone and result.storage != first.storage:
+                shared[result.storage] = shared.get(first.storage, first.storage)
         computed.update(array.storage for array in call.writes)
     return frozenset(sums), shared
 

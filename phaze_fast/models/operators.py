@@ -16,10 +16,10 @@ from phaze_fast.models.tape import (
     Node,
     Shape,
     Tensor,
-    _viewed,
     broadcast,
     contiguous_strides,
     elementwise_strides,
+    viewed_strides,
 )
 
 Backward = Callable[[Tensor], Sequence[Tensor | None]]
@@ -94,7 +94,7 @@ def _sized(x: Tensor, shape: Shape) -> Shape:
 def view(x: Tensor, *shape: int) -> Tensor:
     """View of another shape."""
     sizes = _sized(x, shape)
-    strides = _viewed(x.shape, x.strides, sizes)
+    strides = viewed_strides(x.shape, x.strides, sizes)
     assert strides is not None
     return _as(x, sizes, strides, lambda g: reshape(g, *x.shape))
 
@@ -102,7 +102,7 @@ def view(x: Tensor, *shape: int) -> Tensor:
 def reshape(x: Tensor, *shape: int) -> Tensor:
     """View of another shape, or a copy where a view has no strides."""
     sizes = _sized(x, shape)
-    if _viewed(x.shape, x.strides, sizes) is None:
+    if viewed_strides(x.shape, x.strides, sizes) is None:
         x = clone(x, contiguous_strides(x.shape))
     return view(x, *sizes)
 

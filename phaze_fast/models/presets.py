@@ -64,6 +64,8 @@ class _ModelPresets(Presets[Model]):
         if "hf" in entry:
             config = json.loads(self.file(f"hf/{entry['hf']}.json").read_text("utf-8"))
             return from_hf(config).replace(**about)
+        if "fields" in entry:
+            return TransformerModel.from_dict({**entry["fields"], **about}, name)
         kind = "megatron_gpt" if "megatron_gpt" in entry else "megatron_bert"
         layers, hidden, heads = entry[kind]
         sizes = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": 4 * hidden}
@@ -75,6 +77,9 @@ class _ModelPresets(Presets[Model]):
         text = str(name_or_path)
         if text.lower() not in self.names and Path(text).is_dir():
             return from_hf(text)
+        hub = text.count("/") == 1 and not text.endswith((".yaml", ".yml", ".json"))
+        if hub and not isinstance(name_or_path, Path) and not Path(text).exists():
+            self.check(text)  # a name on the HuggingFace hub
         return super().load(name_or_path)
 
     def from_file(self, path: str | Path) -> Model:

@@ -700,6 +700,8 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
 
 def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bool]:
     """Return the known fields, choices of the others, and whether attention is explicit."""
+    if graph.trained_parameters() < graph.parameters():
+        raise NotATransformerError("frozen parameters, which have no gradients")
     if len(graph.order) < 3:
         raise NotATransformerError("no repeated layers")
     head = _head(graph.layers[graph.order[-1]])

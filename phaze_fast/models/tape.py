@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from phaze_fast.models.lora import Lora
 from phaze_fast.models.recording import Array, Call, Saved
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4, "complex64": 8}
@@ -51,7 +52,7 @@ def _is_contiguous(shape: Shape, strides: Shape) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(shape, strides, wanted, strict=True))
 
 
-def _viewed(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
+def viewed_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
     """Strides of a view of another shape; None where only a copy has that shape."""
     if _is_contiguous(shape, strides):
         return contiguous_strides(new)
@@ -184,11 +185,13 @@ class Tape:
 
     constants = _NoChance()
 
-    def __init__(self) -> None:
+    def __init__(self, lora: Lora | None = None) -> None:
         self.calls: list[Call] = []
         self.saved: list[Saved] = []
         self.parameters: dict[int, int] = {}
+        self.frozen: set[int] = set()
         self.copies: dict[int, int] = {}
+        self.lora = lora
         self.backward = False
         self.modules: dict[str, tuple[str, tuple[str, ...]]] = {"": ("", ())}
         self._path: list[tuple[int, str]] = []
@@ -222,10 +225,13 @@ class Tape:
         kind, children = self.modules[parent]
         self.modules[parent] = (kind, (*children, child))
 
-    def parameter(self, *shape: int) -> Tensor:
-        """Return a weight in bf16."""
+    def parameter(self, *shape: int, adapter: bool = False) -> Tensor:
+        """Return a weight in bf16; where there are adapters, others are frozen."""
         weight = Tensor(self, shape, "bfloat16")
-        weight.node = Node(math.inf, ())
+        if self.lora is None or adapter:
+            weight.node = Node(math.inf, ())
+        else:
+            self.frozen.add(weight.storage.key)
         self.parameters[weight.storage.key] = math.prod(shape)
         return weight
 
@@ -251,7 +257,7 @@ class Tape:
             return
         sources = [self._writer[a.storage] for a in arrays if a.storage in self._writer]
         written = tuple(map(self._array, writes))
-        sequence = self._sequence - 1
+        sequence = self._sequence - 1 if any(x.requires_grad for x in reads) else -1
         if self.backward:
             sequence = -1 if self._node is None else int(self._node.sequence)
         self.calls.append(
@@ -303,7 +309,8 @@ class Tape:
     def run_backward(self, loss: Tensor) -> None:
         """Run the graph of autograd backward: the node that was created last runs first."""
         self.backward = True
-        assert loss.node is not None
+        if loss.node is None:
+            return  # nothing is trained
         waits = self._waiting_edges(loss.node)
         arrived: dict[Node, list[Tensor | None]] = {}
         arrived[loss.node] = [self.created(Tensor(self, loss.shape, loss.dtype))]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -259,7 +259,9 @@ class _Trace:
 
     # ---- sizes ----
 
-    def operator(self, at: int, name: str, inputs: tuple[int, ...], weights: int) -> dict[str, Any]:
+    def operator(
+        self, at: int, name: str, inputs: tuple[int, ...], weights: tuple[int, int] = (0, 0)
+    ) -> dict[str, Any]:
         """Fields of one operator: the per-sample part and the constant part of each size."""
         one, two = self.figures[at], self.more[at]
         grown = [d for d, a, b in zip("bmnk", one.sizes, two.sizes, strict=True) if b != a]
@@ -292,7 +294,8 @@ class _Trace:
             "causal": one.causal,
             "window": one.window,
             "bias": one.bias,
-            "weights": weights,
+            "weights": weights[0],
+            "frozen": weights[1],
         }
 
 
@@ -317,19 +320,25 @@ def _names(trace: _Trace, positions: Sequence[int], layer: str) -> list[str]:
     return names
 
 
-def _weights(trace: _Trace) -> tuple[dict[int, int], int]:
-    """Count the parameters that each operator is the first to read, and those never read."""
+def _weights(trace: _Trace) -> tuple[dict[int, tuple[int, int]], tuple[int, int]]:
+    """Count the parameters that each operator is the first to read, and those never read.
+
+    Each count is a pair: all parameters, and the frozen ones of them.
+    """
     recorder, seen, elements = trace.small, set(), {}
+
+    def counted(keys: Iterable[int]) -> tuple[int, int]:
+        own = [(recorder.parameters[key], key in recorder.frozen) for key in keys]
+        return sum(count for count, _ in own), sum(count for count, frozen in own if frozen)
+
     for at in trace.forward:
-        total = 0
-        for array in recorder.calls[at].reads:
-            key = recorder.copies.get(array.storage, array.storage)
-            if key in recorder.parameters and key not in seen:
-                seen.add(key)
-                total += recorder.parameters[key]
-        elements[at] = total
-    rest = sum(count for key, count in recorder.parameters.items() if key not in seen)
-    return elements, rest
+        keys = dict.fromkeys(
+            recorder.copies.get(array.storage, array.storage) for array in recorder.calls[at].reads
+        )
+        new = [key for key in keys if key in recorder.parameters and key not in seen]
+        seen.update(new)
+        elements[at] = counted(new)
+    return elements, counted(key for key in recorder.parameters if key not in seen)
 
 
 def _saved(trace: _Trace) -> dict[int, dict[int, tuple[int, float, float]]]:
@@ -458,7 +467,7 @@ def _backward(
             name += f".{call.name}"
         taken[name] += 1
         name += f"-{taken[name]}" if taken[name] > 1 and kind not in ends else ""
-        fields = trace.operator(at, name + ends.get(kind, ""), _local(positions, trace, at), 0)
+        fields = trace.operator(at, name + ends.get(kind, ""), _local(positions, trace, at))
         forward_kind = trace.figures[forward[origin]].kind
         if kind == "gemm-weight-gradient" and forward_kind == "batched-gemm":
             fields |= {"kind": "batched-gemm-gradient", "name": f"{name}-{taken[name]}"}
@@ -482,7 +491,12 @@ def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
 
 
 def _layer(
-    trace: _Trace, segment: int, name: str, weights: dict[int, int], extra: int, memory: _Memory
+    trace: _Trace,
+    segment: int,
+    name: str,
+    weights: dict[int, tuple[int, int]],
+    extra: tuple[int, int],
+    memory: _Memory,
 ) -> GraphLayer:
     path, forward = trace.segments[segment]
     backward = [at for at in trace.origin if trace.owner[at] == segment]
@@ -505,7 +519,8 @@ def _layer(
     layer = GraphLayer(
         name=name,
         count=1,
-        parameters=sum(weights[at] for at in forward) + extra,
+        parameters=sum(weights[at][0] for at in forward) + extra[0],
+        frozen_parameters=sum(weights[at][1] for at in forward) + extra[1],
         forward=operators,
         backward=gradients,
         output_bytes=sent,
@@ -524,7 +539,8 @@ def _kind_key(layer: GraphLayer) -> Any:
     forward = tuple(op.replace(name="-") for op in layer.forward)
     products = Counter((op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0)
     saved = tuple(tensor.replace(name="-") for tensor in layer.saved)
-    return forward, layer.parameters, saved, frozenset(products.items())
+    counts = layer.parameters, layer.frozen_parameters
+    return forward, counts, saved, frozenset(products.items())
 
 
 def _peak_bytes(layer: GraphLayer) -> float:
@@ -559,7 +575,7 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
     count = len(trace.segments)
     layers_by_kind: dict[Any, list[tuple[int, GraphLayer]]] = {}
     for segment in range(count):
-        extra = rest if segment == count - 1 else 0
+        extra = rest if segment == count - 1 else (0, 0)
         title = _title(trace, segment)
         new_layer = _layer(trace, segment, title, weights, extra, memory)
         layers_by_kind.setdefault(_kind_key(new_layer), []).append((segment, new_layer))

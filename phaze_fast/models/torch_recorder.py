@@ -175,7 +175,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.seen, ctx.recorder = seen, recorder
         reads, writes = recorder.arrays([q, k, v]), recorder.arrays([out, sums])
-        recorder.add("attention", reads, writes, seen)
+        recorder.add("attention", reads, writes, seen, _any_tracked((q, k, v)))
         return out
 
     @staticmethod
@@ -331,6 +331,16 @@ def _failing_line(error: BaseException) -> str:
     return ""
 
 
+def _any_tracked(values: Any) -> bool:
+    """Whether autograd tracks any of the tensors among values."""
+    return any(
+        _any_tracked(value)
+        if isinstance(value, tuple | list)
+        else isinstance(value, torch.Tensor) and value.requires_grad
+        for value in values
+    )
+
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -374,6 +384,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             self.names.setdefault(id(part), path)
         self.parameters: dict[int, int] = {}
         """Elements of each parameter, by storage."""
+        self.frozen: set[int] = set()
+        """Storages of parameters that require no gradient."""
         self.copies: dict[int, int] = {}
         """Storages of casts of parameters, and the parameter of each cast."""
         self._path: list[tuple[int, str]] = []
@@ -387,7 +399,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         """Number of operators that ran before each storage was freed."""
         self._temporaries = 0  # copies inside of operators: storages numbered from -1 down
         for part in module.parameters():
-            self.parameters[self._note(part).storage] = part.numel()
+            key = self._note(part).storage
+            self.parameters[key] = part.numel()
+            if not part.requires_grad:
+                self.frozen.add(key)
 
     # ---- arrays ----
 
@@ -479,7 +494,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             options = self._hidden(args, writes)
         elif torch.Tag.pointwise in func.tags:
             options = {"element_wise": True}
-        self.add(name.removesuffix("_") if mutable else name, reads, writes, options)
+        tracked = torch.is_grad_enabled() and _any_tracked([*args, *kwargs.values()])
+        self.add(name.removesuffix("_") if mutable else name, reads, writes, options, tracked)
         if name in _COPIES and all(array.parameter for array in reads):
             for array in writes:  # a cast of weights is treated as the weights
                 self._writer.pop(array.storage)
@@ -554,9 +570,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             self.add("sum", [gradient], self.arrays([out[2]]), {})
 
     def add(
-        self, name: str, reads: list[Array], writes: list[Array], options: dict[str, Any]
+        self,
+        name: str,
+        reads: list[Array],
+        writes: list[Array],
+        options: dict[str, Any],
+        tracked: bool = True,
     ) -> None:
-        """Record an operator; refuse more than `_MOST_CALLS`."""
+        """Record an operator, and whether autograd tracks it; refuse more than `_MOST_CALLS`."""
         if len(self.calls) >= _MOST_CALLS:
             line = "" if self.backward else f" ({_calling_line()})"
             raise InvalidInputError(
@@ -572,7 +593,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 tuple(dict.fromkeys(sources)),
                 self.backward,
                 tuple(self._path),
-                self._sequence(),
+                self._sequence() if tracked or self.backward else -1,
                 options,
                 "" if self.backward else _calling_line(),
             )

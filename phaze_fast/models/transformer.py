@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import not_accepted
+from phaze_fast.models.lora import Lora
 from phaze_fast.records import Count, FrozenDict, Quantity, Record, Side
 
 MOST_BLOCKS = 4094
@@ -53,6 +54,18 @@ class MixtureOfExperts(Record):
     """Whether the output of the shared experts is scaled by a gate per token."""
     router_bias: bool = False
     """Bias of the router."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """How the router scores experts; like the next five fields it changes no operator's size."""
+    scores_normalised: bool = True
+    """Whether the scores of a token's experts are scaled to a sum of one."""
+    scores_factor: Annotated[Quantity, Field(gt=0)] = 1.0
+    """Factor on the scores of a token's experts."""
+    balancing_bias: bool = False
+    """Whether experts are chosen by score plus a bias that evens out their load (DeepSeek-V3)."""
+    groups: Count | None = None
+    """Groups of experts of which a token first chooses `top_groups`; none = no groups."""
+    top_groups: Count | None = None
+    """Groups that a token chooses its experts from."""
     capacity_factor: Annotated[Quantity, Field(gt=0)] | None = None
     """Capacity of an expert in tokens, relative to the even share; none = no limit."""
     dense_layers: _Any = 0
@@ -130,6 +143,22 @@ class LatentAttention(Record):
     def query_width(self) -> int:
         """Width of one head's queries and keys."""
         return self.plain_width + self.rotary_width
+
+
+class RotaryEmbedding(Record):
+    """The angles of a rotary embedding, which change no operator's size."""
+
+    what: ClassVar[str] = "rotary"
+    base: Annotated[Quantity, Field(gt=0)] = 10000.0
+    """Base of the angles (theta)."""
+    share: Annotated[Quantity, Field(gt=0, le=1)] = 1.0
+    """Share of a head's width that is rotated."""
+    scaling: str = "none"
+    """How angles are stretched for long sequences: none, linear, llama3, yarn and others."""
+    factor: Annotated[Quantity, Field(gt=0)] = 1.0
+    """By how much they are stretched."""
+    original_positions: Count | None = None
+    """Positions that the angles are stretched from."""
 
 
 class Patches(Record):
@@ -223,6 +252,8 @@ class TransformerModel(Record):
     """Whether one projection computes both the gate and the gated values, as in Phi-3."""
     positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
     """Position encoding."""
+    rotary: RotaryEmbedding | None = None
+    """Angles of the rotary embedding; none = those that its defaults give."""
     max_positions: Count | None = None
     """Rows of the learned position table as allocated."""
     relative_buckets: Count | None = None
@@ -292,6 +323,8 @@ class TransformerModel(Record):
     """Peak bytes per logit while the loss is computed, copies and gradients included."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts; absent in dense models."""
+    lora: Lora | None = None
+    """Adapters on frozen weights; absent if all parameters are trained."""
     encoder_layers: Annotated[int, Field(strict=True, ge=0, le=MOST_BLOCKS)] = 0
     """Blocks of the encoder; the decoder then attends to its output as well."""
     head: Literal["lm", "mlm", "classifier", "none"] = "lm"
@@ -346,7 +379,37 @@ class TransformerModel(Record):
             raise ValueError(
                 "encoder_layers: is not accepted with a window, latent attention or parallel blocks"
             )
+        known = {**self.attention_shapes, **self.ffn_shapes(1), "experts": ()}
+        for target in () if self.lora is None else self.lora.targets:
+            if target not in known or (target == "experts" and self.moe is None):
+                raise not_accepted("lora: targets", target, f"some of {', '.join(known)}")
         return self
+
+    def with_lora(self, lora: Lora) -> Self:
+        """Return the model with adapters on its frozen weights.
+
+        Raises
+        ------
+        InvalidInputError
+            Where the model has no such projection, or only as a part of a fused one.
+
+        Examples
+        --------
+        >>> from phaze_fast import models
+        >>> model = models.load("llama2-7b").with_lora(Lora(rank=16))
+        >>> model.trained_parameters(), model.parameters()
+        (39976960, 6778392576)
+        """
+        fused = {"qkv": self.fused_qkv and not self.latent, "gate-up": self.fused_gate}
+        parts = {"qkv": ("q", "k", "v"), "gate-up": ("up", "gate")}
+        absent = {name for whole, is_fused in fused.items() for name in parts[whole] if is_fused}
+        absent |= {whole for whole, is_fused in fused.items() if not is_fused}
+        dense = self.moe is None or self.moe_layers < self.layers or self.moe.shared_width > 0
+        names = [*self.attention_shapes, *(self.ffn_shapes(1) if dense else ())]
+        names += ["experts"] if self.moe is not None else []
+        known = [name for name in names if name not in absent]
+        whole_names = [whole for whole, is_fused in fused.items() if is_fused]
+        return self.replace(lora=lora.resolved(known, whole_names))
 
     # ---- widths ----
 
@@ -415,6 +478,63 @@ class TransformerModel(Record):
         if self.parallel != "no":
             return 1 if self.parallel == "one-norm" else 2
         return 4 if self.norm_position == "sandwich" else 2
+
+    @property
+    def attention_shapes(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the projections of one attention layer, by name."""
+        hidden, latent = self.hidden, self.latent
+        if latent is None:
+            query, kv = self.query_width, self.kv_width
+            whole = query + 2 * kv
+            kinds = {"q": query, "k": kv, "v": kv, "qkv": whole}
+            return {
+                **{name: (hidden, width) for name, width in kinds.items()},
+                "o": (query, hidden),
+            }
+        queries, values = self.heads * latent.query_width, self.heads * latent.value_width
+        shapes = {"q": (hidden, queries)}
+        if latent.query_rank is not None:
+            shapes = {"q-down": (hidden, latent.query_rank), "q-up": (latent.query_rank, queries)}
+        return {
+            **shapes,
+            "kv-down": (hidden, latent.kv_rank + latent.rotary_width),
+            "kv-up": (latent.kv_rank, self.heads * latent.plain_width + values),
+            "o": (values, hidden),
+        }
+
+    def ffn_shapes(self, width: int) -> dict[str, tuple[int, int]]:
+        """Return inputs and outputs of the projections of a feed-forward layer, by name."""
+        shapes = {"up": (self.hidden, width), "down": (width, self.hidden)}
+        if self.gated:
+            shapes |= {"gate": (self.hidden, width), "gate-up": (self.hidden, 2 * width)}
+        return shapes
+
+    def adapter_parameters(self, shapes: dict[str, tuple[int, int]]) -> int:
+        """Parameters of the adapters of projections given by name; 0 without LoRA."""
+        if self.lora is None:
+            return 0
+        targets = self.lora.targets
+        return self.lora.parameters(shapes[name] for name in targets if name in shapes)
+
+    def expert_adapters(self, width: int) -> int:
+        """Parameters of the adapters of one routed expert of a width."""
+        if self.lora is None or "experts" not in self.lora.targets:
+            return 0
+        shapes = self.ffn_shapes(width)
+        shapes.pop("gate-up", None)
+        return self.lora.parameters(shapes.values())
+
+    def _adapters(self) -> int:
+        blocks, cross = self.layers + self.encoder_layers, self.layers * bool(self.encoder_layers)
+        total = (blocks + cross) * self.adapter_parameters(self.attention_shapes)
+        total += (blocks - self.moe_layers) * self.adapter_parameters(self.ffn_shapes(self.ffn))
+        moe = self.moe
+        if moe is not None:
+            own = moe.experts * self.expert_adapters(moe.expert_ffn)
+            if moe.shared_width:
+                own += self.adapter_parameters(self.ffn_shapes(moe.shared_width))
+            total += self.moe_layers * own
+        return total
 
     @property
     def attention_weights(self) -> int:
@@ -494,6 +614,7 @@ class TransformerModel(Record):
             "norms": (block_norms + stacks * self.final_norm) * self.norm_parameters,
             "relative positions": stacks * (self.relative_buckets or 0) * self.heads,
             "head": self._head_parameters(),
+            "adapters": self._adapters(),
         }
         return {part: count for part, count in parts.items() if count}
 
@@ -519,6 +640,10 @@ class TransformerModel(Record):
         """Parameters of the whole model."""
         return sum(self.parameters_by_part().values())
 
+    def trained_parameters(self) -> int:
+        """Parameters that have gradients and optimiser state: all, or the adapters."""
+        return self.parameters() if self.lora is None else self._adapters()
+
     def active_parameters(self) -> int:
         """Return the parameters used by one token: all except the experts it is not routed to.
 
@@ -531,7 +656,9 @@ class TransformerModel(Record):
         if self.moe is None:
             return self.parameters()
         idle = self.moe.experts - self.moe.top_k
-        return self.parameters() - self.moe_layers * idle * self.ffn_parameters(self.moe.expert_ffn)
+        width = self.moe.expert_ffn
+        each = self.ffn_parameters(width) + self.expert_adapters(width)
+        return self.parameters() - self.moe_layers * idle * each
 
     def __str__(self) -> str:
         count = self.parameters() / 1e9

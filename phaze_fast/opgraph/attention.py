@@ -63,9 +63,11 @@ def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) 
         out = _flash(block, prefix, sent, causal, read, query_bytes)
     else:
         out = _explicit(block, prefix, *sent[:3], causal)
-    block.keep(f"{prefix}context", query_bytes, out, operand="also")
+    only = ("o",) if m.attention == "eager" else None  # the gradient of flash attention reads it
+    block.keep(f"{prefix}context", query_bytes, out, operand="also", by=only)
     out = exchange_back(block, prefix, out, float(query_bytes))
-    return block.linear(f"{prefix}proj", out, s.rows, s.query_width, m.hidden, m.out_bias)
+    shape = (s.rows, s.query_width, m.hidden)
+    return block.linear(f"{prefix}proj", out, *shape, m.out_bias, targets={"o": m.hidden})
 
 
 def _projections(block: BlockBuilder, prefix: str, x: int, memory: int) -> tuple[int, int, int]:
@@ -74,12 +76,18 @@ def _projections(block: BlockBuilder, prefix: str, x: int, memory: int) -> tuple
     bias = m.qkv_bias
     if m.fused_qkv and x == memory:
         width = s.query_width + 2 * s.kv_width
-        qkv = block.linear(f"{prefix}qkv", x, s.rows, m.hidden, width, bias)
+        parts = {"qkv": width, "q": s.query_width, "k": s.kv_width, "v": s.kv_width}
+        qkv = block.linear(f"{prefix}qkv", x, s.rows, m.hidden, width, bias, targets=parts)
         return qkv, qkv, qkv
+
+    def projected(name: str, source: int, width: int) -> int:
+        shape, parts = (s.rows, m.hidden, width), {name: width}
+        return block.linear(f"{prefix}{name}", source, *shape, bias, targets=parts)
+
     return (
-        block.linear(f"{prefix}q", x, s.rows, m.hidden, s.query_width, bias),
-        block.linear(f"{prefix}k", memory, s.rows, m.hidden, s.kv_width, bias),
-        block.linear(f"{prefix}v", memory, s.rows, m.hidden, s.kv_width, bias),
+        projected("q", x, s.query_width),
+        projected("k", memory, s.kv_width),
+        projected("v", memory, s.kv_width),
     )
 
 
@@ -222,20 +230,27 @@ def _latent(block: BlockBuilder, latent: LatentAttention, prefix: str, x: int, c
     s, m = block.shapes, block.model
     rows, heads = s.rows, s.heads
     queries, values = heads * latent.query_width, heads * latent.value_width
+
+    def projected(name: str, source: int, inner: int, width: int, bias: bool) -> int:
+        parts = {name: width}
+        return block.linear(f"{prefix}{name}", source, rows, inner, width, bias, targets=parts)
+
     if latent.query_rank is None:
-        q = block.linear(f"{prefix}q", x, rows, m.hidden, queries, bias=False)
+        q = projected("q", x, m.hidden, queries, False)
     else:
         rank = latent.query_rank
-        q = block.linear(f"{prefix}q-down", x, rows, m.hidden, rank, m.qkv_bias)
+        q = projected("q-down", x, m.hidden, rank, m.qkv_bias)
         q = block.norm_of(f"{prefix}q-norm", q, rows, rank)
-        block.keep(f"{prefix}q-latent", ELEMENT_BYTES * rows * rank, q, operand="only")
-        q = block.linear(f"{prefix}q-up", q, rows, rank, queries, bias=False)
+        size = ELEMENT_BYTES * rows * rank
+        block.keep(f"{prefix}q-latent", size, q, operand="only", by=("q-up",))
+        q = projected("q-up", q, rank, queries, False)
     wide = latent.kv_rank + latent.rotary_width
-    down = block.linear(f"{prefix}kv-down", x, rows, m.hidden, wide, m.qkv_bias)
+    down = projected("kv-down", x, m.hidden, wide, m.qkv_bias)
     kv = block.norm_of(f"{prefix}kv-norm", down, rows, latent.kv_rank)
-    block.keep(f"{prefix}kv-latent", ELEMENT_BYTES * rows * latent.kv_rank, kv, operand="only")
+    size = ELEMENT_BYTES * rows * latent.kv_rank
+    block.keep(f"{prefix}kv-latent", size, kv, operand="only", by=("kv-up",))
     columns = heads * (latent.plain_width + latent.value_width)
-    kv = block.linear(f"{prefix}kv-up", kv, rows, latent.kv_rank, columns, bias=False)
+    kv = projected("kv-up", kv, latent.kv_rank, columns, False)
     turned = heads * latent.rotary_width
     q = block.vector(f"{prefix}rotate-q", "rotary", (q,), rows, turned)
     shared = block.vector(f"{prefix}rotate-k", "rotary", (down,), rows, latent.rotary_width)
@@ -247,7 +262,8 @@ def _latent(block: BlockBuilder, latent: LatentAttention, prefix: str, x: int, c
     out = _flash(block, prefix, sent, causal, read, written, shared)
     block.keep(f"{prefix}context", written, out, operand="also")
     out = exchange_back(block, prefix, out, own[2])
-    return block.linear(f"{prefix}proj", out, rows, values, m.hidden, m.out_bias)
+    shape = (rows, values, m.hidden)
+    return block.linear(f"{prefix}proj", out, *shape, m.out_bias, targets={"o": m.hidden})
 
 
 # ---- context parallelism ----
@@ -321,5 +337,5 @@ def exchange_back(block: BlockBuilder, prefix: str, context: int, query_bytes: f
         return context
     swap = ("all-to-all", query_bytes, "context")
     rows = block.network(f"{prefix}rows-exchange", context, swap, swap)
-    block.keep(f"{prefix}context-rows", query_bytes, rows)
+    block.keep(f"{prefix}context-rows", query_bytes, rows, by=("o",))
     return rows

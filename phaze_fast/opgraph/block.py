@@ -97,7 +97,8 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
     )
     if kind == "decoder-block":
         memory = -1  # the encoder's output enters the layer as its input does
-        block.keep("memory", ELEMENT_BYTES * block.shapes.rows * model.hidden, -1)
+        size = ELEMENT_BYTES * block.shapes.rows * model.hidden
+        block.keep("memory", size, -1, by=("k", "v", "qkv"))
         x = _sublayer(
             block, "cross", x, lambda inner: attend(block, "cross-", inner, memory, False)
         )
@@ -117,7 +118,7 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     A vocabulary is split over tensor-parallel devices, whose parts are summed.
     """
     s = shapes(model, strategy)
-    builder = LayerBuilder(f"{model.name}/embedding")
+    builder = LayerBuilder(f"{model.name}/embedding", lora=model.lora)
     hidden, t = model.hidden, strategy.tp
     payload = float(ELEMENT_BYTES * s.rows * hidden)
     if model.patches is not None:
@@ -148,6 +149,8 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     if model.dropout:
         x = builder.vector("embedding-dropout", "dropout", (x,), rows, hidden)
         builder.keep("embedding-dropout-mask", rows * hidden, x)
+    if model.lora is not None:
+        builder.kept.clear()  # nothing before the blocks is trained
     return builder
 
 
@@ -159,7 +162,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     sequence parallelism).
     """
     s = shapes(model, strategy)
-    builder = LayerBuilder(f"{model.name}/head")
+    builder = LayerBuilder(f"{model.name}/head", lora=model.lora)
     hidden, t, rows = model.hidden, strategy.tp, s.split_rows
     size = ELEMENT_BYTES * rows * hidden
     x = -1
@@ -168,7 +171,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
         builder.keep("final-norm-input", size, x)
         x = normed
     if model.head == "mlm":
-        builder.keep("transform-input", size, x)
+        builder.keep("transform-input", size, x, by=())
         x = builder.linear("transform", x, rows, hidden, hidden, bias=True)
         builder.keep("transform-output", size, x)
         x = builder.vector(
@@ -178,7 +181,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
         x = builder.vector("transform-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.head == "none":
         return builder
-    builder.keep("logits-input", size, x)
+    builder.keep("logits-input", size, x, by=())
     if t > 1:
         payload = float(ELEMENT_BYTES * s.rows * hidden)
         if strategy.sequence_parallel:

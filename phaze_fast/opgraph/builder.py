@@ -9,10 +9,11 @@ dropouts run on a share of the rows (Korthikanti et al. 2022).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import PACKED_BYTES, Lora, TransformerModel
 from phaze_fast.opgraph.strategy import Shapes, Strategy, shapes
 
 ELEMENT_BYTES = 2  # bf16 activations and weights
@@ -67,6 +68,10 @@ class OperatorSpec:
     """Number format of a product's operands; empty: that of activations."""
     of_data: bool = False
     """Whether it reads training data, which have no gradient."""
+    frozen: bool = False
+    """Whether the weights that it reads are not trained."""
+    packed_bytes: float = 0.0
+    """Bytes of its weights where they are stored in a smaller format than they are used in."""
 
 
 def vector_spec(
@@ -93,6 +98,14 @@ def vector_spec(
     )
 
 
+def restored_weights(name: str, rows: int, cols: int) -> OperatorSpec:
+    """Return the kernel that restores weights of a smaller format before a product reads them."""
+    elements = float(rows * cols)
+    moved = (PACKED_BYTES * elements, ELEMENT_BYTES * elements)
+    spec = vector_spec(name, "multiply", (-1,), rows, cols, *moved, function="copy")
+    return replace(spec, frozen=True)
+
+
 @dataclass
 class LayerBuilder:
     """A layer written operator by operator; -1 is the layer's input."""
@@ -100,6 +113,8 @@ class LayerBuilder:
     name: str
     specs: list[OperatorSpec] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
+    lora: Lora | None = None
+    """Adapters of a model whose other parameters are frozen."""
 
     def add(self, spec: OperatorSpec) -> int:
         """Add an operator and return its position."""
@@ -113,8 +128,17 @@ class LayerBuilder:
         producer: int,
         statistic: bool = False,
         operand: Literal["", "only", "also"] = "",
+        by: Collection[str] | None = None,
     ) -> None:
-        """Record that the output of an operator, or the input (-1), is stored for the gradient."""
+        """Record that the output of an operator, or the input (-1), is stored for the gradient.
+
+        If it is needed only for gradients of the weights of the projections `by`, it is not stored
+        where these are frozen and have no adapter.
+        """
+        if self.lora is not None and by is not None:
+            if self.lora.dropout or not set(by) & set(self.lora.targets):
+                return  # with dropout, adapters store what they read
+            operand = ""
         while producer >= 0 and self.specs[producer].virtual:  # it is removed from the graph
             producer = self.specs[producer].inputs[0]
         if size:
@@ -130,24 +154,13 @@ class LayerBuilder:
         cols: int,
         bias: bool,
         of_data: bool = False,
+        targets: Mapping[str, int] | None = None,
     ) -> int:
-        """Add rows x inner times inner x cols."""
-        return self.add(
-            OperatorSpec(
-                name,
-                "gemm",
-                "TC+VC" if bias else "TC",
-                (x,),
-                m=rows,
-                n=cols,
-                k=inner,
-                flops=2.0 * rows * inner * cols,
-                read_bytes=ELEMENT_BYTES * (rows * inner + inner * cols),
-                write_bytes=ELEMENT_BYTES * rows * cols,
-                epilogue=int(bias),
-                of_data=of_data,
-            )
-        )
+        """Add rows x inner times inner x cols.
+
+        `targets` are the names that adapters know the projection by, and columns of each.
+        """
+        return self._weighted(name, x, 1, rows, inner, cols, bias, 0, of_data, targets or {})
 
     def grouped_linear(
         self, name: str, x: int, count: int, rows: int, inner: int, cols: int, more: int = 0
@@ -156,16 +169,94 @@ class LayerBuilder:
 
         `more` rows of each are computed as padding.
         """
-        spec = self.specs[self.linear(name, x, rows, inner, cols, bias=False)]
-        self.specs[-1] = replace(
-            spec,
-            b=count,
-            m=rows + more,
-            flops=count * spec.flops,
-            read_bytes=count * spec.read_bytes,
-            write_bytes=count * spec.write_bytes,
+        return self._weighted(
+            name, x, count, rows, inner, cols, False, more, False, {"experts": cols}
         )
-        return len(self.specs) - 1
+
+    def _weighted(
+        self,
+        name: str,
+        x: int,
+        count: int,
+        rows: int,
+        inner: int,
+        cols: int,
+        bias: bool,
+        more: int,
+        of_data: bool,
+        targets: Mapping[str, int],
+    ) -> int:
+        """Add `count` products with weights, and their adapters if the weights are frozen."""
+        inputs: tuple[int, ...] = (x,)
+        packed = 0.0
+        if self.lora is not None and self.lora.bits == 4 and targets:
+            packed = PACKED_BYTES * count * inner * cols
+            inputs = (x, self.add(restored_weights(f"{name}+dequantise", count * inner, cols)))
+        out = self._product_with_weights(name, inputs, count, rows, inner, cols, bias, more)
+        if self.lora is None:
+            self.specs[out] = replace(self.specs[out], of_data=of_data)
+            return out
+        self.specs[out] = replace(
+            self.specs[out], of_data=of_data, frozen=True, packed_bytes=packed
+        )
+        parts = {part: width for part, width in targets.items() if part in self.lora.targets}
+        adapted = [
+            self._adapter(
+                f"{name}+lora" if len(parts) == 1 else f"{name}+lora-{part}",
+                x, count, rows, inner, width, more,
+            )
+            for part, width in parts.items()
+        ]  # fmt: skip
+        if not adapted:
+            return out
+        summed = count * (rows + more)
+        return self.vector(
+            f"{name}+lora-sum", "residual", (out, *adapted), summed, cols, reads=1 + len(adapted)
+        )
+
+    def _product_with_weights(
+        self,
+        name: str,
+        inputs: tuple[int, ...],
+        count: int,
+        rows: int,
+        inner: int,
+        cols: int,
+        bias: bool,
+        more: int,
+    ) -> int:
+        return self.add(
+            OperatorSpec(
+                name,
+                "gemm",
+                "TC+VC" if bias else "TC",
+                inputs,
+                b=count,
+                m=rows + more,
+                n=cols,
+                k=inner,
+                flops=count * (2.0 * rows * inner * cols),
+                read_bytes=count * (ELEMENT_BYTES * (rows * inner + inner * cols)),
+                write_bytes=count * (ELEMENT_BYTES * rows * cols),
+                epilogue=int(bias),
+            )
+        )
+
+    def _adapter(
+        self, name: str, x: int, count: int, rows: int, inner: int, cols: int, more: int
+    ) -> int:
+        """Add the two products of an adapter; the input of the second is stored."""
+        assert self.lora is not None
+        rank, dropped = self.lora.rank, x
+        if self.lora.dropout:
+            dropped = self.vector(f"{name}-dropout", "dropout", (x,), count * rows, inner)
+            self.keep(f"{name}-dropout-mask", count * rows * inner, dropped)
+            self.keep(f"{name}-input", ELEMENT_BYTES * count * rows * inner, dropped)
+        shape = (count, rows, inner, rank)
+        narrow = self._product_with_weights(f"{name}-a", (dropped,), *shape, False, more)
+        self.keep(f"{name}-rank", ELEMENT_BYTES * count * rows * rank, narrow)
+        shape = (count, rows, rank, cols)
+        return self._product_with_weights(f"{name}-b", (narrow,), *shape, False, more)
 
     def product(
         self, name: str, left: int, right: int, b: int, m: int, k: int, n: int, shared: int = 1
@@ -260,11 +351,16 @@ class LayerBuilder:
 FLOAT_BYTES = 4  # statistics are stored in fp32
 
 
+_ATTENTION_INPUTS = frozenset({"q", "k", "v", "qkv", "q-down", "kv-down"})
+_FFN_INPUTS = frozenset({"up", "gate", "gate-up"})
+"""Projections that read the input of attention, and of a feed-forward layer."""
+
+
 class BlockBuilder(LayerBuilder):
     """A transformer block on one device, and the pieces that its sub-layers are built with."""
 
     def __init__(self, model: TransformerModel, strategy: Strategy, kind: str) -> None:
-        super().__init__(f"{model.name}/{kind}")
+        super().__init__(f"{model.name}/{kind}", lora=model.lora)
         self.model, self.strategy, self.kind = model, strategy, kind
         self.shapes: Shapes = shapes(model, strategy)
         self.split = strategy.sequence_parallel and strategy.tp > 1
@@ -326,9 +422,16 @@ class BlockBuilder(LayerBuilder):
 
     def keep_input(self, name: str, x: int, routed: bool = False) -> None:
         """Store the input of a sub-layer's first projections, and of a router if `routed`."""
+        attends, widens = _ATTENTION_INPUTS, _FFN_INPUTS
+        by = widens if name == "ffn" else attends
+        if self.model.parallel == "one-norm":
+            by = attends | widens
+        if routed and (self.model.moe is None or not self.model.moe.shared_width):
+            by = frozenset()
         self.keep(
             f"{name}-input",
             ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden,
             x,
             operand="" if routed else "only",
+            by=by,
         )

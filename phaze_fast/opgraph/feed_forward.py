@@ -16,15 +16,21 @@ def feed_forward(block: BlockBuilder, x: int) -> int:
 
 def _dense(block: BlockBuilder, prefix: str, x: int, width: int) -> int:
     s, m = block.shapes, block.model
+
+    def projected(name: str, columns: int, parts: dict[str, int]) -> int:
+        shape = (s.rows, m.hidden, columns)
+        return block.linear(f"{prefix}{name}", x, *shape, m.ffn_bias, targets=parts)
+
     if m.gated and m.fused_gate:
-        up = gate = block.linear(f"{prefix}gate-up", x, s.rows, m.hidden, 2 * width, m.ffn_bias)
+        up = gate = projected(
+            "gate-up", 2 * width, {"gate-up": 2 * width, "up": width, "gate": width}
+        )
     else:
-        up = block.linear(f"{prefix}up", x, s.rows, m.hidden, width, m.ffn_bias)
-        gate = -1
-        if m.gated:
-            gate = block.linear(f"{prefix}gate", x, s.rows, m.hidden, width, m.ffn_bias)
+        up = projected("up", width, {"up": width})
+        gate = projected("gate", width, {"gate": width}) if m.gated else -1
     inner = _activate(block, prefix, up, gate, s.rows, width)
-    return block.linear(f"{prefix}down", inner, s.rows, width, m.hidden, m.ffn_bias)
+    shape = (s.rows, width, m.hidden)
+    return block.linear(f"{prefix}down", inner, *shape, m.ffn_bias, targets={"down": m.hidden})
 
 
 def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, width: int) -> int:
@@ -37,15 +43,18 @@ def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, w
     active = block.vector(
         f"{prefix}activation", "activation", (bent,), rows, width, function=m.activation
     )
-    relu = m.activation == "relu"
+    only = ("experts",) if prefix == "expert-" else ("down",)
+    if not m.gated and m.activation == "relu":
+        block.keep(f"{prefix}activation-output", size, active, operand="also")
+        return active
     if not m.gated:
-        block.keep(f"{prefix}activation-output", size, active, operand="also" if relu else "only")
+        block.keep(f"{prefix}activation-output", size, active, operand="only", by=only)
         return active
     if not m.fused_activation:
         block.keep(f"{prefix}activation-output", size, active)
     block.keep(f"{prefix}up-output", size, up)
     gated = block.vector(f"{prefix}multiply", "multiply", (active, up), rows, width, reads=2)
-    block.keep(f"{prefix}gated", size, gated, operand="only")
+    block.keep(f"{prefix}gated", size, gated, operand="only", by=only)
     return gated
 
 
@@ -110,7 +119,8 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     if sorts:
         dispatched = _moved(block, "sort", (dispatched,), held, held)
     width = moe.expert_ffn // block.strategy.expert_width
-    block.keep("dispatched", ELEMENT_BYTES * held * m.hidden, dispatched, operand="only")
+    size = ELEMENT_BYTES * held * m.hidden
+    block.keep("dispatched", size, dispatched, operand="only", by=("experts",))
     # A tile with rows of two experts is computed twice; with a capacity there are no such tiles.
     more = moe.tile_rows if moe.capacity_factor is None and local > 1 else 0
     up = block.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width, more)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, vector_spec
+from phaze_fast.opgraph.builder import (
+    ELEMENT_BYTES,
+    OperatorSpec,
+    restored_weights,
+    vector_spec,
+)
 from phaze_fast.opgraph.graph import KINDS, OpGraph
 
 SUM = "-gradients"
@@ -28,6 +33,8 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
     gathered: dict[int, int] = {}  # operator -> its repeated all-gather, shared by all readers
     for i in reversed(range(len(specs))):
         spec = specs[i]
+        if spec.frozen and spec.kind != "gemm":
+            continue  # it restores weights
         upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
@@ -82,7 +89,7 @@ def _summed(
 def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None:
     """Return the input that is stored sharded and must be gathered for the gradients, if any."""
     for source in dict.fromkeys(spec.inputs):
-        if source < 0 or not specs[source].regather:
+        if source < 0 or not specs[source].regather or spec.frozen:
             continue
         if spec.kind == "gemm" or specs[source].group == "context":
             return source
@@ -158,13 +165,16 @@ def _product_gradients(
     if spec.kind == "batched-gemm":  # two activations; several heads may share the right one
         kinds, ends = ("batched-gemm-gradient", "batched-gemm-gradient"), ("left", "right")
         right, out = spec.read_bytes - left, spec.write_bytes
+    weights: tuple[int, ...] = ()
+    if spec.packed_bytes:
+        weights = (add(restored_weights(f"d-{spec.name}+dequantise", spec.b * spec.k, spec.n)),)
     of_left = replace(
         spec,
         name=f"d-{spec.name}-{ends[0]}",
         kind=kinds[0],
         unit="TC",
         epilogue=0,
-        inputs=upstream,
+        inputs=(*upstream, *weights),
         n=spec.k,
         k=spec.n,
         read_bytes=out + right,
@@ -181,7 +191,9 @@ def _product_gradients(
         read_bytes=left + out,
         write_bytes=right,
     )
-    slots = [(0, add(replace(of_left, virtual=spec.of_data))), (1, add(of_right))]
+    slots = [(0, add(replace(of_left, virtual=spec.of_data)))]
+    if not spec.frozen:
+        slots.append((1, add(of_right)))
     return slots if spec.kind == "batched-gemm" else slots[:1]
 
 

@@ -184,7 +184,11 @@ def _in_sets(
 
 
 def _without_part(name: str) -> str:
-    """Return an operator's name without the prefix of its part of the layer."""
+    """Return an operator's name without the prefix of its part of the layer.
+
+    What belongs to a product (its adapters, its restored weights) is named after it and a ``+``.
+    """
+    name = name.partition("+")[0]
     for part in ("cross-", "expert-", "shared-"):
         if name.startswith(part):
             return name.removeprefix(part)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from phaze_fast.errors import InfeasibleError
-from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds, embedding_builder, head_builder
 from phaze_fast.opgraph.builder import (
     ELEMENT_BYTES,
@@ -22,6 +22,7 @@ from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
 from phaze_fast.opgraph.traced import (
     DevicePeak,
+    device_matrices,
     device_parameters,
     traced_passes,
     traced_peaks,
@@ -40,6 +41,39 @@ class Share:
     """Parameters on one device; norms and row-wise biases are replicated on every device."""
     experts: int = 0
     """The part of `device` in routed experts, distributed over expert-parallel devices."""
+    frozen: int = 0
+    """The part of `device` that is not trained."""
+    frozen_experts: int = 0
+    """The part of `experts` that is not trained."""
+    packed: int = 0
+    """The part of `frozen` that is stored in a smaller format."""
+    packed_bytes: float = 0.0
+    """Bytes of that part."""
+    matrices: tuple[tuple[int, int, int], ...] = ()
+    """Trained matrices on one device: how many, and rows and columns of each."""
+
+    def of_products(self, specs: Sequence[OperatorSpec], adapted: bool, whole: int) -> Share:
+        """Add the matrices of products; where `adapted`, those of adapters to frozen parameters.
+
+        `whole` are the adapters' parameters over all devices.
+        """
+        products = [spec for spec in specs if spec.kind == "gemm"]
+        trained = [spec for spec in products if not spec.frozen]
+        own = replace(self, matrices=tuple((spec.b, spec.k, spec.n) for spec in trained))
+        if not adapted:
+            return own
+        sizes = {spec.name: spec.b * spec.k * spec.n for spec in trained}
+        in_experts = sum(size for name, size in sizes.items() if name.startswith("expert-"))
+        return replace(
+            own,
+            whole=self.whole + whole,
+            device=self.device + sum(sizes.values()),
+            experts=self.experts + in_experts,
+            frozen=self.device,
+            frozen_experts=self.experts,
+            packed=sum(spec.b * spec.k * spec.n for spec in products if spec.packed_bytes),
+            packed_bytes=sum(spec.packed_bytes for spec in products),
+        )
 
 
 def _attention(model: TransformerModel, strategy: Strategy) -> int:
@@ -127,6 +161,16 @@ class Layer:
     """Bytes of a copy of its weights in a smaller format, on one device."""
     cast_bytes: float = 0.0
     """Bytes that one device moves once a step to make that copy."""
+    frozen_parameters: int = 0
+    """The part of `device_parameters` that is not trained: no gradients, no optimiser state."""
+    frozen_experts: int = 0
+    """The part of these in experts."""
+    packed_parameters: int = 0
+    """The part of `frozen_parameters` that is stored in a smaller format."""
+    packed_bytes: float = 0.0
+    """Bytes of that part on one device."""
+    matrices: tuple[tuple[int, int, int], ...] = ()
+    """Trained matrices on one device: how many, and rows and columns of each."""
     peaks: tuple[DevicePeak, ...] = ()
     """Peaks of a traced layer; without them they are estimated from its operators."""
 
@@ -172,6 +216,8 @@ class LayerGraph(Brief):
     border."""
     copied_parameters: int = 0
     """Parameters per device of the embedding copy on the last stage, if logits are tied to it."""
+    copied_frozen: int = 0
+    """The part of these that is not trained."""
 
     @property
     def flops(self) -> float:
@@ -196,11 +242,20 @@ def _kinds_in_order(model: TransformerModel, strategy: Strategy) -> list[str]:
 
 def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Share, LayerBuilder]:
     """Return the parameters and the builder of a kind of layer."""
+    adapted = model.lora is not None
     if kind == "embedding":
-        return embedding_share(model, strategy), embedding_builder(model, strategy)
+        share = embedding_share(model, strategy)
+        tables = () if adapted else _tables(model, strategy)
+        share = replace(share, frozen=share.device * adapted, matrices=tables)
+        return share, embedding_builder(model, strategy)
     if kind == "head":
-        return head_share(model, strategy), head_builder(model, strategy)
-    return block_share(model, strategy, kind), block_builder(model, strategy, kind)
+        builder = head_builder(model, strategy)
+        tied = model.tied_embeddings
+        specs = [spec for spec in builder.specs if spec.name != "logits" or not tied]
+        return head_share(model, strategy).of_products(specs, adapted, 0), builder
+    builder = block_builder(model, strategy, kind)
+    share = block_share(model, strategy, kind)
+    return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder
 
 
 @lru_cache(maxsize=256)
@@ -214,7 +269,7 @@ def _transformer_layer(
 ) -> Layer:
     """Build a kind of layer of a transformer; the latest are cached."""
     share, builder = _builder(model, strategy, kind)
-    passes = _passes(builder, model, share.device)
+    passes = _passes(builder, model, share)
     return _layer(model, kind, count, share, passes, strategy.tp, precision, fused)
 
 
@@ -222,6 +277,26 @@ def _transformer_layer(
 def _without_experts(strategy: Strategy) -> Strategy:
     """Return the strategy of layers without experts, which other strategies share."""
     return strategy.replace(ep=1, expert_imbalance=1.0, expert_overlap=0.0)
+
+
+def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:
+    """Matrices of the embedding on one device."""
+    rows = (shapes(model, strategy).vocab, model.max_positions or 0, model.token_types)
+    patches = model.patches
+    pixels = 0 if patches is None else patches.size**2 * patches.channels
+    return tuple((1, count, model.hidden) for count in (*rows, pixels) if count)
+
+
+def _adapters(model: TransformerModel, kind: str) -> int:
+    """Parameters of the adapters of a block of a kind, over all devices."""
+    attends = 2 if kind == "decoder-block" else 1
+    total = attends * model.adapter_parameters(model.attention_shapes)
+    moe = model.moe
+    if moe is None or not kind.endswith("moe-block"):
+        return total + model.adapter_parameters(model.ffn_shapes(model.ffn))
+    if moe.shared_width:
+        total += model.adapter_parameters(model.ffn_shapes(moe.shared_width))
+    return total + moe.experts * model.expert_adapters(moe.expert_ffn)
 
 
 def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[OperatorSpec]:
@@ -247,14 +322,19 @@ def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[Op
 
 
 def _passes(
-    builder: LayerBuilder, model: TransformerModel, parameters: int
+    builder: LayerBuilder, model: TransformerModel, share: Share
 ) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
     """Return the operators of a layer, forward and backward, and the tensors it stores."""
     forward = list(builder.specs)
-    backward = gradients(builder.specs, model.gradient_sums)
-    backward += _added(backward, parameters, model.added_gradient_bytes)
-    backward += _copied(backward, parameters, model.copied_bytes[1])
-    forward += _copied(forward, parameters, model.copied_bytes[0])
+    if builder.name.endswith("/embedding") and model.lora is not None:
+        backward = []  # nothing in it is trained
+    else:
+        backward = gradients(builder.specs, model.gradient_sums)
+    backward += _added(backward, share.device - share.frozen, model.added_gradient_bytes)
+    gathered, moved = model.copied_bytes  # gradients are copied of trained parameters alone
+    moved -= (moved - gathered) * share.frozen / max(share.device, 1)
+    backward += _copied(backward, share.device, moved)
+    forward += _copied(forward, share.device, model.copied_bytes[0])
     return forward, backward, tuple(builder.kept)
 
 
@@ -284,7 +364,26 @@ def _layer(
         lay_out(f"{name}/forward", forward, tensors, in_order),
         lay_out(f"{name}/backward", backward, (), in_order),
     )
-    return Layer(kind, count, *graphs, share.whole, share.device, share.experts, *copies)
+    return Layer(
+        kind,
+        count,
+        *graphs,
+        share.whole,
+        share.device,
+        share.experts,
+        *copies,
+        share.frozen,
+        share.frozen_experts,
+        share.packed,
+        share.packed_bytes,
+        share.matrices,
+    )
+
+
+def traced_share(layer: GraphLayer, width: int) -> Share:
+    """Parameters of a traced layer, of which tensor-parallel devices hold shares."""
+    device, frozen = device_parameters(layer, width)
+    return Share(layer.parameters, device, frozen=frozen, matrices=device_matrices(layer, width))
 
 
 def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | None) -> LayerGraph:
@@ -295,7 +394,7 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
     width = strategy.tp
     layers = []
     for own in model.layers:
-        share = Share(own.parameters, device_parameters(own, width))
+        share = traced_share(own, width)
         passes = traced_passes(own, strategy)
         layer = _layer(model, own.name, own.count, share, passes, width, precision)
         layers.append(replace(layer, peaks=traced_peaks(own, strategy)))
@@ -341,6 +440,8 @@ def layer_graph(
         model = recognised(model) or model
     if isinstance(model, GraphModel):
         return _traced_graph(model, strategy, low)
+    if low is not None and model.lora is not None and model.lora.bits == 4:
+        raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
     strategy = strategy.with_load(model)
     kinds = _kinds_in_order(model, strategy)
     layers = []
@@ -355,6 +456,7 @@ def layer_graph(
         edges += [(last, last + j) for j in range(2, model.layers + 1)]
     s = shapes(model, strategy)
     tied = model.tied_embeddings and model.head in ("lm", "mlm")
+    copied = s.vocab * model.hidden if tied else 0
     return LayerGraph(
         model,
         strategy,
@@ -362,7 +464,8 @@ def layer_graph(
         order,
         tuple(sorted(edges)),
         message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
-        copied_parameters=s.vocab * model.hidden if tied else 0,
+        copied_parameters=copied,
+        copied_frozen=copied if model.lora is not None else 0,
     )
 
 

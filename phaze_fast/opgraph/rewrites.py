@@ -99,7 +99,8 @@ def _linear_name(spec: OperatorSpec) -> str:
 
 def _is_low(spec: OperatorSpec, precision: Precision) -> bool:
     product = _PRODUCT_OF_KIND.get(spec.kind)
-    return product in precision.products and _linear_name(spec) not in _WHOLE
+    name = _linear_name(spec)
+    return product in precision.products and name not in _WHOLE and "+" not in name
 
 
 def _arriving(spec: OperatorSpec) -> tuple[int, float]:

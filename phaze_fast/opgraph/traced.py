@@ -171,16 +171,37 @@ def backward_specs(
     return specs
 
 
-def device_parameters(layer: GraphLayer, width: int) -> int:
-    """Parameters of a layer that one of `width` devices holds."""
-    total = layer.parameters
+def device_parameters(layer: GraphLayer, width: int) -> tuple[int, int]:
+    """Parameters of a layer that one of `width` devices holds, and the frozen ones of them."""
+    total, frozen = layer.parameters, layer.frozen_parameters
     for op in layer.forward:
         shared = op.weights
         if op.split == "rows":
             shared = min(op.weights, op.b * op.k * op.n)  # the bias is not split
         if op.split in ("columns", "rows", "vocabulary"):
             total -= shared - -(-shared // width)
-    return total
+            unused = min(shared, op.frozen)
+            frozen -= unused - -(-unused // width)
+    return total, frozen
+
+
+def device_matrices(layer: GraphLayer, width: int) -> tuple[tuple[int, int, int], ...]:
+    """Trained matrices that one of `width` devices holds: how many, rows and columns."""
+    matrices = []
+    for op in layer.forward:
+        rows, columns = op.k, op.n
+        if op.kind == "embedding" and op.n:
+            rows = op.weights // op.n
+        if op.frozen or op.weights < op.b * rows * columns or not rows * columns:
+            continue
+        if op.kind not in ("gemm", "embedding"):
+            continue
+        if op.split == "rows" or (op.split == "vocabulary" and op.kind == "embedding"):
+            rows = -(-rows // width)
+        elif op.split in ("columns", "vocabulary"):
+            columns = -(-columns // width)
+        matrices.append((op.b, rows, columns))
+    return tuple(matrices)
 
 
 def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:

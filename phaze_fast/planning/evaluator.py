@@ -195,13 +195,18 @@ class PlanEvaluator:
 
     @cached_property
     def _strategies(self) -> Array:
-        return np.concatenate([s.record for s in self.sizes])
+        return np.concatenate([s.record_with(self.optimizer) for s in self.sizes])
 
     @cached_property
     def _kinds(self) -> Array:
         """Sizes of each kind of layer; the last is the head with a copy of a tied embedding."""
-        kinds: Array = np.stack([np.append(s.kinds, s.kinds[self._order[-1]]) for s in self.sizes])
-        kinds["parameters"][:, -1] += self._strategies["copied_parameters"]
+        last = self._order[-1]
+        own = [s.kinds_with(self.optimizer) for s in self.sizes]
+        kinds: Array = np.stack([np.append(some, some[last]) for some in own])
+        strategies = self._strategies
+        kinds["parameters"][:, -1] += strategies["copied_parameters"]
+        kinds["frozen_parameters"][:, -1] += strategies["copied_frozen"]
+        kinds["more_state_bytes"][:, -1] += strategies["copied_state_bytes"]
         return kinds
 
     @cached_property
@@ -223,7 +228,7 @@ class PlanEvaluator:
             edges=np.array(graph.edges, dtype=np.int32).reshape(-1),
             tied=np.array(pairs, dtype=np.int32).reshape(-1),
             strategies=self._strategies,
-            sizes=np.concatenate([s.kinds for s in self.sizes]),
+            sizes=np.ascontiguousarray(self._kinds[:, :-1]).reshape(-1),
             layouts=self.layouts,
             memory_limits=np.maximum(self.limits_bytes, 0.0),
             fits=self.fits.reshape(-1),
@@ -478,7 +483,7 @@ class PlanEvaluator:
             cp_kind=strategy.cp_kind,
             ep=strategy.ep,
             etp=strategy.etp,
-            expert_imbalance=strategy.expert_imbalance,
+            expert_imbalance=strategy.expert_imbalance or 1.0,
             expert_overlap=strategy.expert_overlap,
             zero=int(layout["zero"]),
             shard=int(layout["shard"]) or replicas,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeErr
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
+from phaze_fast.planning.frameworks import expressible, framework_training, free_training
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.planning.plans import PARTS, Plan
 from phaze_fast.planning.times import LazyTimes, memory_of
@@ -56,6 +58,10 @@ class Plans(Table):
     """Where nothing fits: a small change with which a plan would fit."""
     open_s: float = float("inf")
     """Where `plan` was stopped: the least bound of the layouts that were not examined."""
+    framework: str | None = None
+    """The training framework whose files can express the plans; none = any plan."""
+    free: Plan | None = None
+    """With a framework: the fastest plan of all, also with what its files cannot express."""
 
     shown: ClassVar[tuple[str, ...]] = (
         *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute"),
@@ -119,14 +125,19 @@ class Plans(Table):
         """
         if not self.plans:
             return ()
-        evaluator = _evaluator(self.model, self.cluster, self.training)
-        workers = thread_count(None)
-        times, most_s = evaluator.lazy_times(self.cluster, None, workers), self.best.time_s
-        most_s *= _SLOWEST
-        within = [s for s in range(len(evaluator)) if evaluator.bound(s, times.rows) <= most_s]
-        times.schedule(within)
-        front = evaluator.front(times.rows, most_s, threads=workers)
-        return tuple(evaluator.plan(placed, times.rows) for placed in front)
+        workers, slowest_s = thread_count(None), _SLOWEST * self.best.time_s
+        plans = []
+        for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
+            times = evaluator.lazy_times(self.cluster, None, workers)
+            bounds = [evaluator.bound(s, times.rows) for s in range(len(evaluator))]
+            times.schedule(s for s, bound_s in enumerate(bounds) if bound_s <= slowest_s)
+            front = evaluator.front(times.rows, slowest_s, threads=workers)
+            plans += [evaluator.plan(placed, times.rows) for placed in front]
+        if self.framework is None:
+            return tuple(plans)
+        plans.sort(key=lambda plan: (plan.time_s, plan.memory_bytes))
+        least = [float("inf"), *accumulate((plan.memory_bytes for plan in plans), min)]
+        return tuple(p for p, before in zip(plans, least, strict=False) if p.memory_bytes < before)
 
     @property
     def infeasible(self) -> InfeasibleError | UndecidedError:
@@ -147,7 +158,15 @@ class Plans(Table):
     @property
     def space(self) -> str:
         """Description of the plans that were compared."""
-        return space_text(self.model, self.cluster, self.training)
+        text = space_text(self.model, self.cluster, self.training)
+        if self.framework is None:
+            return text
+        return f"plans that {self.framework} can run, all stages recompute the same: {text}"
+
+    @property
+    def lost_to_framework(self) -> float | None:
+        """How much longer the fastest plan takes than one without the framework's limits."""
+        return None if self.free is None else self.best.time_s / self.free.time_s - 1.0
 
     def to_columns(self) -> dict[str, Any]:
         """Convert to columns: widths, seconds by part, bytes by term."""
@@ -160,6 +179,8 @@ class Plans(Table):
             "status": self.status,
             "devices": self.cluster.devices,
             "space": self.space,
+            "framework": self.framework,
+            "free": None if self.free is None else self.free.to_dict(stages),
             "plans": [plan.to_dict(stages) for plan in self.plans],
             "front": [plan.to_dict(stages) for plan in self.front],
             "tried": self.tried,
@@ -189,6 +210,7 @@ def plan(
     cache: ScheduleCache | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
+    framework: str | None = None,
 ) -> Plans:
     """Find the best parallel plans of a model on given hardware, exactly.
 
@@ -217,6 +239,9 @@ def plan(
     stop
         Called after every wave of layouts; where it returns true, `plan` ends with the plans so
         far and their bound.
+    framework
+        A training framework (megatron, bridge, deepspeed, torchtitan, maxtext): only plans that its
+        files can express are searched, and `Plans.free` is the fastest plan without these limits.
 
     Returns
     -------
@@ -243,24 +268,54 @@ def plan(
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
     model = checked_model(model, training.software, training.seq)
-    workers = thread_count(threads)
-    evaluator = _evaluator(model, cluster, training)
-    if not evaluator.fits.any() and "zero" not in training.model_fields_set:
+    workers, free = thread_count(threads), None
+    if framework is not None:
+        limited = framework_training(framework, model, training)
+        wider = free_training(training, limited)
+        free = plan(model, cluster, wider, 1, threads, cache, progress, stop)
+        training = limited
+    evaluators = _evaluators(model, cluster, training, framework)
+    fitting = any(evaluator.fits.any() for evaluator in evaluators)
+    if not fitting and framework is None and "zero" not in training.model_fields_set:
         training = training.replace(zero=_LAST_ZERO)
-        evaluator = _evaluator(model, cluster, training)
-    common = (model, cluster, training, top)
-    fastest = TopPlans([], Counter(), float("inf"))
-    if evaluator.fits.any():
-        times = evaluator.lazy_times(cluster, cache, workers)
-        fastest = _fastest(evaluator, times, top, workers, progress, stop)
-    rejected = evaluator.rejected + fastest.rejected + _too_large(evaluator)
-    tried, why = int(evaluator.fits.sum()), dict(rejected.most_common())
-    if not fastest.plans:
-        return Plans(*common, (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
-    plans = [evaluator.plan(placed, times.rows) for placed in fastest.plans]
-    if fastest.open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
+        evaluators = _evaluators(model, cluster, training, framework)
+    plans: list[Plan] = []
+    rejected, open_s, tried = Counter[str](), float("inf"), 0
+    for evaluator in evaluators:
+        fastest = TopPlans([], Counter(), float("inf"))
+        if evaluator.fits.any():
+            times = evaluator.lazy_times(cluster, cache, workers)
+            fastest = _fastest(evaluator, times, top, workers, progress, stop)
+            plans += [evaluator.plan(placed, times.rows) for placed in fastest.plans]
+        rejected += evaluator.rejected + fastest.rejected + _too_large(evaluator)
+        open_s, tried = min(open_s, fastest.open_s), tried + int(evaluator.fits.sum())
+    if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
         plans.sort(key=lambda plan: plan.time_s)
-    return Plans(*common, tuple(plans), tried, why, open_s=fastest.open_s)
+    answer = Plans(
+        model,
+        cluster,
+        training,
+        top,
+        tuple(plans) if framework is None else tuple(_best_of_layouts(plans)[:top]),
+        tried,
+        dict(rejected.most_common()),
+        open_s=open_s,
+        framework=framework,
+        free=None if free is None or not free.plans else free.best,
+    )
+    if plans:
+        return answer
+    nearest = _nearest(model, cluster, training)
+    return replace(answer, shortfall=_shortfall(evaluators[-1]), nearest=nearest)
+
+
+def _best_of_layouts(plans: list[Plan]) -> list[Plan]:
+    """Sort plans by time, and keep the fastest of those that differ in recomputation alone."""
+    fastest: dict[tuple[Any, ...], Plan] = {}
+    for candidate in sorted(plans, key=lambda plan: plan.time_s):
+        fields = (name for name in _ASKABLE if name not in ("recompute", "rank_order"))
+        fastest.setdefault(tuple(getattr(candidate, name) for name in fields), candidate)
+    return list(fastest.values())
 
 
 def _fastest(
@@ -295,6 +350,34 @@ def _evaluator(model: Model, cluster: Cluster, training: Training) -> PlanEvalua
     """Prepare the evaluator of a problem; the latest are cached."""
     capacity = usable_bytes(cluster, training) + float(training.reserved_bytes)
     return PlanEvaluator(model, cluster, training, [capacity])
+
+
+def _evaluators(
+    model: Model, cluster: Cluster, training: Training, framework: str | None
+) -> list[PlanEvaluator]:
+    """Prepare the evaluators of a problem: of a framework, one for each recompute mode."""
+    if framework is None:
+        return [_evaluator(model, cluster, training)]
+    return [
+        _framework_evaluator(model, cluster, training.replace(recompute=(mode,)), framework)
+        for mode in training.recompute
+    ]
+
+
+@lru_cache(maxsize=16)
+def _framework_evaluator(
+    model: Model, cluster: Cluster, training: Training, framework: str
+) -> PlanEvaluator:
+    """Prepare the evaluator of the layouts that a framework can express."""
+    every = _evaluator(model, cluster, training)
+    rejected = Counter(every.rejected)
+    strategies = [sizes.strategy for sizes in every.sizes]
+    allowed = expressible(framework, strategies, every.layouts, rejected)
+    capacity = usable_bytes(cluster, training) + float(training.reserved_bytes)
+    given = (every.sizes, every.layouts[allowed])
+    limited = PlanEvaluator(model, cluster, training, [capacity], given)
+    limited.rejected = +rejected
+    return limited
 
 
 def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
@@ -503,7 +586,9 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
             f"{', '.join(_ASKABLE)}"
         )
     training = Training.from_dict({**plans.training.to_dict(), **asked})
-    fixed = plan(plans.model, plans.cluster, training, top=1, threads=threads)
+    fixed = plan(
+        plans.model, plans.cluster, training, 1, threads=threads, framework=plans.framework
+    )
     best = fixed.plans[0] if fixed.plans else None
     reason = "" if fixed.plans else str(fixed.infeasible)
     return WhyNot(FrozenDict(dict(asked)), plans.best, best, reason)

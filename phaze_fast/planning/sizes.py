@@ -10,7 +10,13 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
-from phaze_fast.memory import FRAGMENTATION, Optimizer, context_bytes
+from phaze_fast.memory import (
+    FRAGMENTATION,
+    Optimizer,
+    context_bytes,
+    copied_state_bytes,
+    layer_state_bytes,
+)
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import (
     CONTEXT_KINDS,
@@ -81,6 +87,22 @@ class StrategySizes:
     """One record per kind of layer, dtype ``_core.LAYER_KIND_DTYPE``."""
     record: Array
     """One record, dtype ``_core.STRATEGY_DTYPE``."""
+
+    def kinds_with(self, optimizer: Optimizer) -> Array:
+        """Return `kinds` with the bytes of an optimiser's state that are not per parameter."""
+        kinds = self.kinds.copy()
+        for record, layer in zip(kinds, self.graph.layers, strict=True):
+            record["more_state_bytes"] = layer_state_bytes(layer, optimizer)
+            if optimizer.newton_schulz_steps is not None and layer.kind not in BOUNDARY_KINDS:
+                elements = sum(count * rows * cols for count, rows, cols in layer.matrices)
+                record["step_gather_bytes"] = 2.0 * elements  # momentum in bf16
+        return kinds
+
+    def record_with(self, optimizer: Optimizer) -> Array:
+        """Return `record` with the same bytes of the last stage's copy of the embedding."""
+        record = self.record.copy()
+        record["copied_state_bytes"] = copied_state_bytes(self.graph, optimizer)
+        return record
 
     @property
     def strategy(self) -> Strategy:
@@ -153,8 +175,9 @@ def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
     """Bytes of one bf16 gradient per distinct weight shape of a layer; all experts share one."""
     moe = graph.model.moe if isinstance(graph.model, TransformerModel) else None
     here = 1 if moe is None else max(1, moe.experts // graph.strategy.ep)
-    whole = layer.device_parameters - layer.expert_parameters
-    return 2.0 * (whole + layer.expert_parameters / here)
+    experts = layer.expert_parameters - layer.frozen_experts
+    whole = layer.device_parameters - layer.frozen_parameters - experts
+    return 2.0 * (whole + experts / here)
 
 
 def _table_bytes(graph: LayerGraph) -> float:
@@ -173,6 +196,10 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         whole = layer.forward.stashed_bytes()
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
+        record["frozen_parameters"] = layer.frozen_parameters
+        record["frozen_experts"] = layer.frozen_experts
+        record["packed_parameters"] = layer.packed_parameters
+        record["packed_bytes"] = layer.packed_bytes
         record["boundary"] = end
         record["layer_peaks"] = by_layer
         record["once_bytes"] = (layer.peak(resident).bytes if by_layer else whole) if head else 0.0
@@ -251,6 +278,7 @@ def strategy_sizes(
     record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
     record["group_kind"] = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
     record["copied_parameters"] = graph.copied_parameters
+    record["copied_frozen"] = graph.copied_frozen
     record["sent_bytes"] = sum(
         layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))
         for layer in graph.layers

@@ -16,8 +16,10 @@ import numpy as np
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records
-from phaze_fast.memory import Optimizer
+from phaze_fast.memory import OTHER_KERNELS, Optimizer
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
+from phaze_fast.opgraph.builder import LayerBuilder
+from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
@@ -96,6 +98,72 @@ def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimize
     return streamed
 
 
+def step_matrices(sizes: StrategySizes) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """Return the trained matrices of one layer of each kind; none of embedding and head."""
+    return tuple(
+        () if layer.kind in BOUNDARY_KINDS else layer.matrices for layer in sizes.graph.layers
+    )
+
+
+def optimizer_products_s(
+    matrices: tuple[tuple[tuple[int, int, int], ...], ...],
+    chips: Accelerator | Array,
+    software: Software,
+    optimizer: Optimizer,
+    threads: int = 1,
+    like: Accelerator | None = None,
+) -> Array:
+    """Return the seconds of an optimiser's products on one layer of each kind, by chip.
+
+    Products run one after another, and at least as long as the host launches them.
+
+    Parameters
+    ----------
+    matrices
+        Trained matrices of each kind of layer: how many, rows and columns.
+    chips
+        A chip, or records of chips.
+    software
+        The profile of the software that runs them.
+    optimizer
+        The optimiser.
+    threads
+        Most threads to use; the answer does not depend on it.
+    like
+        For records: the chip whose tuning, launch latency and formats they share.
+    """
+    products = [optimizer.products(some) for some in matrices]
+    count = len(chips) if isinstance(chips, np.ndarray) else 1
+    seconds = np.zeros((count, len(matrices)))
+    kinds = [k for k, some in enumerate(products) if some]
+    if not kinds:
+        return seconds
+    graphs = []
+    for k in kinds:
+        builder = LayerBuilder(f"step-{k}")
+        for number, (b, m, inner, n) in enumerate(products[k]):
+            builder.grouped_linear(f"product-{number}", number - 1, b, m, inner, n)
+        graphs.append(lay_out(builder.name, builder.specs, (), in_order=True))
+    chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, software)
+    as_run = None if like is None else chip_as_run(like, software)
+    costs = estimate_costs(graphs, chip, threads=threads, like=as_run)
+    makespan_s = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads).makespan_s
+    for row, k in enumerate(kinds):
+        launched = len(products[k]) + OTHER_KERNELS * len(matrices[k])
+        seconds[:, k] = np.maximum(makespan_s[row], host_s(launched, software))
+    return seconds
+
+
+@lru_cache(maxsize=512)
+def _products_on_chip(
+    matrices: tuple[tuple[tuple[int, int, int], ...], ...],
+    chip: Accelerator,
+    software: Software,
+    optimizer: Optimizer,
+) -> Array:
+    return optimizer_products_s(matrices, chip, software, optimizer)
+
+
 def host_s(operators: int, software: Software | None, recomputed: int = 0) -> float:
     """Return the seconds that the host needs to launch a pass, a lower bound of its time.
 
@@ -160,6 +228,8 @@ class KindTimes:
     """Static power, shape (rows,)."""
     proven: Array
     """Whether all schedules of a row are proven, shape (rows,)."""
+    step_s: Array
+    """Products of an optimiser on the state of one layer, if no replicas share it."""
 
     def at(self, rows: Any) -> KindTimes:
         """Select some rows."""
@@ -184,7 +254,8 @@ class KindTimes:
 
     def same_times(self) -> list[bytes]:
         """Return a key per row; rows with equal keys have the same times for every plan."""
-        columns = (self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s)
+        columns = [self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s]
+        columns.append(self.step_s)
         flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
         return [row.tobytes() for row in np.ascontiguousarray(flat)]
 
@@ -227,6 +298,7 @@ class FixedParts:
     """Seconds that passes wait for the host in addition, shape (rows, 2, kinds)."""
     hbm_bytes_per_s: Array
     static_w: Array
+    step_s: Array
 
     def at(self, rows: Any) -> FixedParts:
         """Select some rows."""
@@ -266,7 +338,7 @@ class FixedParts:
             late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
             total = _summed(own_s, [True] * len(layer.backward))
             np.divide(late, total, where=total > 0, out=share[:, k])
-        rates = (hbm_bytes_per_s, costs.static_w)
+        rates = (hbm_bytes_per_s, costs.static_w, np.zeros(shape))
         return cls(again_s, share, joules, backward_j, host, host_again, wait, *rates)
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
@@ -285,6 +357,7 @@ class FixedParts:
             hbm_bytes_per_s=self.hbm_bytes_per_s,
             static_w=self.static_w,
             proven=np.all(proven, axis=0),
+            step_s=self.step_s,
         )
 
 
@@ -361,12 +434,19 @@ def priced(
         yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 
 
-def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:
-    """Set the rate at which an optimiser's state streams through the cluster's chip."""
-    if cluster.chip is None:
+def _streaming(
+    sizes: Sequence[StrategySizes], times: KindTimes, cluster: Cluster, optimizer: Optimizer
+) -> KindTimes:
+    """Set the rate at which an optimiser's state streams through the chip, and its products."""
+    chip = cluster.chip
+    if chip is None:
         return times
-    rate = optimizer_bytes_per_s(chip_records([cluster.chip]), cluster.chip, optimizer)
-    return replace(times, hbm_bytes_per_s=np.repeat(rate, len(times.proven)))
+    rate = optimizer_bytes_per_s(chip_records([chip]), chip, optimizer)
+    streamed = replace(times, hbm_bytes_per_s=np.repeat(rate, len(times.proven)))
+    if optimizer.newton_schulz_steps is None:
+        return streamed
+    rows = [_products_on_chip(step_matrices(s), chip, s.software, optimizer) for s in sizes]
+    return replace(streamed, step_s=np.concatenate(rows))
 
 
 def _scheduled(
@@ -465,7 +545,7 @@ def times_on_chip(
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return _streaming(KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
+    return _streaming(sizes, KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
 
 
 def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
@@ -501,12 +581,13 @@ class LazyTimes:
     ) -> None:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
         known: dict[StrategySizes, KindTimes] = {}
-        for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
+        used_sizes = [sizes[s] for s in used]
+        for some, costs, rate in priced(used_sizes, cluster, known, threads):
             roots = schedule_layers(costs, max_nodes=1, threads=threads)
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
             known.update(zip(some, rows, strict=True))
-        bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
-        bounds = _streaming(bounds, cluster, optimizer)
+        bounds = KindTimes.concatenated([known[s] for s in used_sizes])
+        bounds = _streaming(used_sizes, bounds, cluster, optimizer)
         self.rows = KindTimes(
             *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
         )
@@ -544,5 +625,5 @@ def free_times_on_chip(
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
         level = levels[-1] if same else KindTimes.concatenated([row[n] for row in rows])
-        levels.append(level if same else _streaming(level, cluster, optimizer))
+        levels.append(level if same else _streaming(sizes, level, cluster, optimizer))
     return tuple(levels)

@@ -41,6 +41,8 @@ GradientSums = Literal["free", "fused", "kernels"]
 
 DEFAULT = "megatron-core"
 """The profile where none is named."""
+UNKNOWN = "generic"
+"""The profile of software that has none of its own."""
 
 
 class Software(Record):
@@ -152,6 +154,9 @@ class Software(Record):
     """Memory that libraries and the process use on a device, besides that of a step."""
     optimizer: str = "adam"
     """Its default optimiser, a name of `phaze_fast.memory.OPTIMIZERS`."""
+    step_ratios: tuple[Quantity, Quantity] | None = None
+    """Measured over predicted seconds of a step: between these in four of five cases, where runs of
+    its own tell; else an interval is looked up by chip and software."""
     fitted: tuple[str, ...] = ()
     """Fields that were fitted to measured runs; all others are facts about the software."""
     sources: tuple[str, ...] = ()

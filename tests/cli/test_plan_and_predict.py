@@ -112,7 +112,7 @@ def test_predict_never_refuses_for_memory(run, document):
         (f"{SMALL} --tp x", "--tp: 'x' is not accepted"),
         (f"{SMALL} --schedule best", "--schedule: 'best'"),
         (f"{SMALL} --recompute some", "--recompute: 'some'"),
-        (f"{SMALL} --optimizer lion", "--optimizer: 'lion'"),
+        (f"{SMALL} --optimizer rmsprop", "--optimizer: 'rmsprop'"),
         (f"{SMALL} --zero 4", "--zero: 4 is not accepted"),
         (f"{SMALL} --devices 0", "--devices: 0 is not accepted; expected a number >= 1"),
         (f"{SMALL} --fabric none", "fabric"),

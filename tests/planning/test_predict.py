@@ -224,7 +224,7 @@ def test_arguments_that_are_wrong_as_a_whole_raise():
         ({"dp": 16, "ep": 3}, r"ep: .* 1 x 3 = 3 does not divide tp x cp x dp = 1 x 1 x 16"),
         ({"tp": 16}, r"16 does not divide 12 heads"),
         ({"pp": 16}, r"16 x 1 with 12 blocks .* more stages x chunks than layers"),
-        ({"dp": 16, "optimizer": "lion"}, r"optimizer: 'lion'"),
+        ({"dp": 16, "optimizer": "rmsprop"}, r"optimizer: 'rmsprop'"),
         ({"dp": 16, "seq": 4096}, r"seq: 4096 is more than the 1024"),
         (
             {"dp": 2, "pp": 8, "schedule": "interleaved", "vpp": 3},

@@ -51,19 +51,28 @@ def stage_terms(row, schedules, fragmentation):
     params, experts = float(row["parameters"]), float(row["expert_parameters"])
     own = max(1, d / (float(row["ep"]) or 1.0))  # replicas of an expert
 
-    def shared(name, least):
-        each = float(row[name])
+    def shared(each, least, count, inside):
         if zero < least:
-            return params * each
-        return (params - experts) * each / d + experts * each / own
+            return count * each
+        return (count - inside) * each / d + inside * each / own
 
-    weights = shared("weight_bytes", 3)
+    weight = float(row["weight_bytes"])
+    if row["packed_parameters"]:
+        unpacked = params - float(row["packed_parameters"])
+        weight = (unpacked * weight + float(row["packed_bytes"])) / params
+    trained = params - float(row["frozen_parameters"])
+    trained_experts = experts - float(row["frozen_experts"])
+    weights = shared(weight, 3, params, experts)
     copies = float(row["copy_bytes"])
     if zero == 3 and params > 0:
         copies *= ((params - experts) / d + experts / own) / params
     weights += copies
-    gradients = shared("gradient_bytes", 2)
-    optimizer = shared("state_bytes", 1)
+    gradients = shared(float(row["gradient_bytes"]), 2, trained, trained_experts)
+    optimizer = shared(float(row["state_bytes"]), 1, trained, trained_experts)
+    more = float(row["more_state_bytes"])
+    if zero and trained > 0:
+        more *= shared(1.0, 1, trained, trained_experts) / trained
+    optimizer += more
     waiting = in_flight(
         schedules[row["schedule"]],
         int(row["stages"]),
@@ -73,7 +82,7 @@ def stage_terms(row, schedules, fragmentation):
     )
     gathered = 0.0
     if zero == 3:
-        whole = float(row["largest_layer"]) * float(row["weight_bytes"])
+        whole = float(row["largest_layer"]) * weight
         gathered = 2 * (whole - whole / d)
     always = {"weights": weights, "optimizer": optimizer}
     always["communication"] = float(row["buffer_bytes"]) + gathered

@@ -18,10 +18,17 @@ double phaze_shared_parameters(double parameters, double experts, double shards,
                                double ep) noexcept;
 
 // Writes to out[4] the bytes of weights, gradients, optimiser state, and copies of weights in a
-// smaller format, under a ZeRO stage; the three before `out` are bytes per parameter.
-void phaze_state_bytes(double parameters, double experts, double copy_bytes, double shards,
-                       double ep, std::int64_t zero, double weight_bytes, double gradient_bytes,
-                       double optimizer_bytes, double* out) noexcept;
+// smaller format, under a ZeRO stage; the three before `out` are bytes per parameter. `frozen` of
+// the parameters have no gradient and no state; `packed` of those take `packed_bytes` together.
+// `more_state` are bytes of state on top of those per trained parameter.
+void phaze_state_bytes(double parameters, double experts, double frozen, double frozen_experts,
+                       double packed, double packed_bytes, double more_state, double copy_bytes,
+                       double shards, double ep, std::int64_t zero, double weight_bytes,
+                       double gradient_bytes, double optimizer_bytes, double* out) noexcept;
+
+// Mean bytes of a weight if `packed` of the parameters take `packed_bytes` together.
+double phaze_mean_weight_bytes(double parameters, double packed, double packed_bytes,
+                               double weight_bytes) noexcept;
 
 // Bytes of weights that ZeRO 3 gathers: of the running layer and of the one prefetched.
 double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weight_bytes,

@@ -51,6 +51,12 @@ struct LayerKindRecord {
   // largest sum of these, of what earlier layers store and of gradients of later ones; equal for
   // all kinds.
   std::int32_t layer_peaks;
+  double frozen_parameters;  // of `parameters`, those without gradients and optimiser state
+  double frozen_experts;     // of those, the routed experts'
+  double packed_parameters;  // of the frozen ones, those stored in a smaller format,
+  double packed_bytes;       // and their bytes
+  double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
+  double step_gather_bytes;  // that the optimiser needs whole if ZeRO 3 shards them
 };
 
 struct StrategyRecord {
@@ -59,12 +65,14 @@ struct StrategyRecord {
   std::int64_t ep;
   std::int64_t etp;  // devices that share each expert
   std::int64_t micro_batch;
-  double message_bytes;      // between two stages, one direction, per device
-  double gathered_bytes;     // buffers of sequence parallelism
-  double copied_parameters;  // of a tied embedding that the last stage copies
-  double sent_bytes;         // sent by a device in the collectives of all layers, both passes
-  std::int32_t variants;     // recompute variants, least recomputed first
-  std::int32_t group_kind;   // how context groups communicate; part of a plan's identity
+  double message_bytes;       // between two stages, one direction, per device
+  double gathered_bytes;      // buffers of sequence parallelism
+  double copied_parameters;   // of a tied embedding that the last stage copies
+  double sent_bytes;          // sent by a device in the collectives of all layers, both passes
+  std::int32_t variants;      // recompute variants, least recomputed first
+  std::int32_t group_kind;    // how context groups communicate; part of a plan's identity
+  double copied_frozen;       // of the copied parameters, those that are not trained
+  double copied_state_bytes;  // of the copy's optimiser state, as `more_state_bytes` of a layer
 };
 
 struct LayoutRecord {
@@ -140,6 +148,7 @@ struct KindTimes {
   const double* backward_j;  // by variant
   double hbm_bytes_per_s;
   double static_w;
+  const double* step_s = nullptr;  // of the optimiser's products, on unsharded state; null: none
 };
 
 // Why there is no plan, or why a plan is invalid.

@@ -11,20 +11,38 @@ double phaze_in_flight(std::int64_t schedule, std::int64_t stages, std::int64_t 
                                  micro_batches, vpp);
 }
 
-void phaze_state_bytes(double parameters, double experts, double copy_bytes, double shards,
-                       double ep, std::int64_t zero, double weight_bytes, double gradient_bytes,
-                       double optimizer_bytes, double* out) noexcept {
+void phaze_state_bytes(double parameters, double experts, double frozen, double frozen_experts,
+                       double packed, double packed_bytes, double more_state, double copy_bytes,
+                       double shards, double ep, std::int64_t zero, double weight_bytes,
+                       double gradient_bytes, double optimizer_bytes, double* out) noexcept {
   const int stage = static_cast<int>(zero);
-  const double shared = shared_parameters(parameters, experts, shards, ep);
+  LayerKindRecord size{};
+  size.parameters = parameters;
+  size.expert_parameters = experts;
+  size.frozen_parameters = frozen;
+  size.frozen_experts = frozen_experts;
+  size.packed_parameters = packed;
+  size.packed_bytes = packed_bytes;
+  size.more_state_bytes = more_state;
+  const LayerParameters p = layer_parameters(size, shards, ep);
   TrainingRecord training{};
   training.weight_bytes = weight_bytes;
   training.gradient_bytes = gradient_bytes;
   training.state_bytes = optimizer_bytes;
-  const StateBytes state = state_bytes(training, stage, parameters, shared);
+  const StateBytes state = state_bytes(training, stage, size, p);
   out[0] = state.weights;
   out[1] = state.gradients;
   out[2] = state.optimizer;
-  out[3] = copied_weights(copy_bytes, stage, parameters, shared);
+  out[3] = copied_weights(copy_bytes, stage, p.all, p.shared);
+}
+
+double phaze_mean_weight_bytes(double parameters, double packed, double packed_bytes,
+                               double weight_bytes) noexcept {
+  LayerKindRecord size{};
+  size.parameters = parameters;
+  size.packed_parameters = packed;
+  size.packed_bytes = packed_bytes;
+  return mean_weight_bytes(size, weight_bytes);
 }
 
 double phaze_shared_parameters(double parameters, double experts, double shards,
@@ -34,9 +52,7 @@ double phaze_shared_parameters(double parameters, double experts, double shards,
 
 double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weight_bytes,
                             double shards) noexcept {
-  TrainingRecord training{};
-  training.weight_bytes = weight_bytes;
-  return gathered_weights_bytes(training, static_cast<int>(zero), largest_layer, shards);
+  return gathered_weights_bytes(weight_bytes, static_cast<int>(zero), largest_layer, shards);
 }
 
 double phaze_peak_total(double stash, double live, double once, double buffers, double late,

@@ -67,11 +67,44 @@ struct StateBytes {
   double optimizer;
 };
 
-inline StateBytes state_bytes(const TrainingRecord& training, int zero, double parameters,
-                              double shared) noexcept {
-  return {training.weight_bytes * (zero >= 3 ? shared : parameters),
-          training.gradient_bytes * (zero >= 2 ? shared : parameters),
-          training.state_bytes * (zero >= 1 ? shared : parameters)};
+// Parameters of a layer on one device, all and those that are trained, and shares of both if
+// replicas shard them.
+struct LayerParameters {
+  double all;
+  double trained;
+  double shared;
+  double shared_trained;
+};
+
+inline LayerParameters layer_parameters(const LayerKindRecord& size, double shards,
+                                        double ep) noexcept {
+  const double trained = size.parameters - size.frozen_parameters;
+  return {size.parameters, trained,
+          shared_parameters(size.parameters, size.expert_parameters, shards, ep),
+          shared_parameters(trained, size.expert_parameters - size.frozen_experts, shards, ep)};
+}
+
+// Mean bytes of a weight of a layer, given the bytes of those that are not in a smaller format.
+inline double mean_weight_bytes(const LayerKindRecord& size, double weight_bytes) noexcept {
+  if (!(size.packed_parameters > 0.0)) return weight_bytes;
+  return (weight_bytes * (size.parameters - size.packed_parameters) + size.packed_bytes) /
+         size.parameters;
+}
+
+// Bytes of optimiser state on top of those per parameter, on one of the replicas that shard it.
+inline double more_state_bytes(const LayerKindRecord& size, int zero,
+                               const LayerParameters& p) noexcept {
+  return zero >= 1 && p.trained > 0.0 ? size.more_state_bytes * (p.shared_trained / p.trained)
+                                      : size.more_state_bytes;
+}
+
+// Gradients and optimiser state are those of trained parameters, weights of all.
+inline StateBytes state_bytes(const TrainingRecord& training, int zero, const LayerKindRecord& size,
+                              const LayerParameters& p) noexcept {
+  return {mean_weight_bytes(size, training.weight_bytes) * (zero >= 3 ? p.shared : p.all),
+          training.gradient_bytes * (zero >= 2 ? p.shared_trained : p.trained),
+          training.state_bytes * (zero >= 1 ? p.shared_trained : p.trained) +
+              more_state_bytes(size, zero, p)};
 }
 
 // Bytes that accompany the weights of a layer, such as their copies in a smaller format.
@@ -80,9 +113,9 @@ inline double copied_weights(double bytes, int zero, double parameters, double s
 }
 
 // The running layer and the prefetched one are gathered whole.
-inline double gathered_weights_bytes(const TrainingRecord& training, int zero, double largest_layer,
+inline double gathered_weights_bytes(double weight_bytes, int zero, double largest_layer,
                                      double shards) noexcept {
-  return zero >= 3 ? 2.0 * largest_layer * training.weight_bytes * (1.0 - 1.0 / shards) : 0.0;
+  return zero >= 3 ? 2.0 * largest_layer * weight_bytes * (1.0 - 1.0 / shards) : 0.0;
 }
 
 // Bytes of a stage in addition to its state, before allocator losses.

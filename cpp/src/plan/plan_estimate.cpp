@@ -126,10 +126,9 @@ class Estimator {
     states_.resize(at(space_.kinds) + 1);
     for (int kind = 0; kind <= space_.kinds; ++kind) {
       const LayerKindRecord& size = space_.size_of(l.strategy, kind);
-      const double shared =
-          shared_parameters(size.parameters, size.expert_parameters, costs_.shards, experts);
-      StateBytes own = state_bytes(space_.training, l.zero, size.parameters, shared);
-      own.weights += copied_weights(size.copy_bytes, l.zero, size.parameters, shared);
+      const LayerParameters p = layer_parameters(size, costs_.shards, experts);
+      StateBytes own = state_bytes(space_.training, l.zero, size, p);
+      own.weights += copied_weights(size.copy_bytes, l.zero, p.all, p.shared);
       if (space_.training.late_gradients != 0) own.gradients = 0.0;
       states_[at(kind)] = own;
     }
@@ -181,7 +180,8 @@ class Estimator {
     const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
     double passes_j = 0.0;
     double moved = 0.0;
-    double held = 0.0;
+    const TrainingRecord& t = space_.training;
+    LayerKindRecord held{};  // sums over all layers
     for (int k = 0; k < l.pp; ++k) {
       const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
       for_chunks(k, [&](int, int i, int j) {
@@ -193,19 +193,26 @@ class Estimator {
           const int kind = space_.kind_at(layer, l.pp);
           passes_j += times_.forward_j[timed] + times_.backward_j[variant + timed];
           moved += costs_.step_bytes[at(kind)];
-          held += space_.size_of(l.strategy, kind).parameters;
+          const LayerKindRecord& size = space_.size_of(l.strategy, kind);
+          held.parameters += size.parameters;
+          held.frozen_parameters += size.frozen_parameters;
+          held.packed_parameters += size.packed_parameters;
+          held.packed_bytes += size.packed_bytes;
         }
       });
     }
-    const TrainingRecord& t = space_.training;
     const double share = (costs_.shards - 1.0) / costs_.shards;
-    const double gradients = held * t.gradient_bytes * share;
-    const double weights = held * t.gather_bytes * share;
+    const double trained = held.parameters - held.frozen_parameters;
+    const double gathered = l.zero == 3
+                                ? held.parameters * mean_weight_bytes(held, t.gather_bytes)
+                                : trained * t.gather_bytes;
+    const double gradients = trained * t.gradient_bytes * share;
+    const double weights = gathered * share;
     double synced = 2.0 * gradients;
     if (l.zero == 1) synced = gradients + weights;
     if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
     const double among = 2.0 * (costs_.copies - 1.0) / costs_.copies;  // groups that share state
-    synced += among * held * t.gradient_bytes / costs_.shards;
+    synced += among * trained * t.gradient_bytes / costs_.shards;
     const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
     return inner * rounds_of(l) * passes_j + inner * moved * t.hbm_byte_j +

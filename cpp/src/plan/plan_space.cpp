@@ -17,7 +17,13 @@ namespace {
 bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
   bool fine = is_size(kind.parameters) && is_size(kind.expert_parameters) &&
               is_size(kind.once_bytes) && is_size(kind.copy_bytes) && is_size(kind.cast_bytes) &&
-              is_size(kind.shape_bytes) && kind.expert_parameters <= kind.parameters;
+              is_size(kind.shape_bytes) && kind.expert_parameters <= kind.parameters &&
+              is_size(kind.frozen_parameters) && is_size(kind.frozen_experts) &&
+              is_size(kind.packed_parameters) && is_size(kind.packed_bytes) &&
+              is_size(kind.more_state_bytes) && is_size(kind.step_gather_bytes) &&
+              kind.frozen_parameters <= kind.parameters &&
+              kind.frozen_experts <= kind.expert_parameters &&
+              kind.packed_parameters <= kind.frozen_parameters;
   for (int v = 0; v < variants; ++v) {
     fine = fine && is_size(kind.stash_bytes[v]) && is_size(kind.live_bytes[v]);
   }
@@ -27,7 +33,9 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
 bool good_strategy(const StrategyRecord& s) noexcept {
   return s.tp >= 1 && s.cp >= 1 && s.ep >= 1 && s.etp >= 1 && s.micro_batch >= 1 &&
          s.variants >= 1 && s.variants <= kMaxVariants && is_size(s.message_bytes) &&
-         is_size(s.gathered_bytes) && is_size(s.copied_parameters) && is_size(s.sent_bytes);
+         is_size(s.gathered_bytes) && is_size(s.copied_parameters) && is_size(s.sent_bytes) &&
+         is_size(s.copied_frozen) && is_size(s.copied_state_bytes) &&
+         s.copied_frozen <= s.copied_parameters;
 }
 
 bool good_training(const TrainingRecord& t) noexcept {
@@ -108,6 +116,8 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
     }
     LayerKindRecord copy = problem.sizes[s * at(kinds) + at(order.back())];
     copy.parameters += strategies[s].copied_parameters;
+    copy.frozen_parameters += strategies[s].copied_frozen;
+    copy.more_state_bytes += strategies[s].copied_state_bytes;
     sizes.push_back(copy);
   }
   for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
@@ -223,9 +233,10 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     if (l.pp > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
       layout.wrap_s = message_s(l, s.message_bytes, l.pp - 1, 0, &status);
     }
-    if (l.pp > 1 && s.copied_parameters > 0.0) {
+    if (l.pp > 1 && s.copied_parameters > s.copied_frozen) {
       const double share = l.zero >= 2 ? costs.shards : 1.0;
-      const double bytes = training.gradient_bytes * s.copied_parameters / share;
+      const double trained = s.copied_parameters - s.copied_frozen;
+      const double bytes = training.gradient_bytes * trained / share;
       // An all-reduce of two devices: each sends half of its gradients, then half of the sums.
       layout.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.pp - 1, &status);
     }
@@ -271,6 +282,27 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   return status;
 }
 
+// Bytes of a layer's state, of its weights while they are gathered, and that the optimiser moves.
+void PlanSpaceImpl::add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
+                                   LayoutCosts* costs) const {
+  const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
+  const StateBytes state = state_bytes(training, zero, size, p);
+  const bool late = training.late_gradients != 0;
+  costs->resident_bytes.push_back(state.weights + state.optimizer +
+                                  copied_weights(size.copy_bytes, zero, p.all, p.shared) +
+                                  (late ? 0.0 : state.gradients));
+  costs->late_bytes.push_back(late ? state.gradients : 0.0);
+  const double weight_bytes = mean_weight_bytes(size, training.weight_bytes);
+  costs->gather_bytes.push_back(
+      size.boundary != 0
+          ? 0.0
+          : size.shape_bytes + gathered_weights_bytes(weight_bytes, zero, p.all, costs->shards));
+  costs->step_bytes.push_back((zero >= 1 ? p.shared_trained : p.trained) * moved +
+                              2.0 * more_state_bytes(size, zero, p) +
+                              copied_weights(size.cast_bytes, zero, p.all, p.shared));
+  costs->step_share.push_back(zero >= 1 && p.trained > 0.0 ? p.shared_trained / p.trained : 1.0);
+}
+
 // Gradients and weights of a layer are exchanged among all devices with the same ones:
 // context-parallel devices of all replicas; for an expert, the devices of the stage that have that
 // expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
@@ -284,16 +316,17 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
   const std::int64_t sharing = sharing_replicas(layout);
-  const double experts = size.expert_parameters;
-  const double dense = size.parameters - experts;
+  const LayerParameters p = layer_parameters(size, costs->shards, expert_spread(s));
+  add_kind_bytes(layout.zero, size, p, costs);
+  const double experts = size.expert_parameters - size.frozen_experts;  // that are trained
+  const double dense = p.trained - experts;
   const std::int64_t copies_apart = s.etp * s.ep;  // of an expert, counted in devices of the stage
   const std::int64_t holders = inner * sharing / copies_apart;
-  const GroupShape expert_group = folded_group(holders, copies_apart, inner, apart);
-  const auto seconds = [&](CollectiveOp op, double bytes) {
+  const GroupShape g = folded_group(holders, copies_apart, inner, apart);
+  const auto seconds = [&](CollectiveOp op, double bytes, double all, double in_experts) {
     const int code = static_cast<int>(op);
-    const GroupShape& g = expert_group;
-    return collective_s(code, bytes * dense, s.cp, s.tp, sharing, apart, status) +
-           collective_s(code, bytes * experts, g.ranks, g.stride, g.outer_ranks, g.outer_stride,
+    return collective_s(code, bytes * (all - in_experts), s.cp, s.tp, sharing, apart, status) +
+           collective_s(code, bytes * in_experts, g.ranks, g.stride, g.outer_ranks, g.outer_stride,
                         status);
   };
   const int zero = layout.zero;
@@ -303,37 +336,33 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
     return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
                         copies, apart * sharing, 1, 0, status);
   };
-  const double shared =
-      shared_parameters(size.parameters, experts, costs->shards, expert_spread(s));
-  const double weights_s =
-      zero >= 1 ? seconds(CollectiveOp::kAllGather, training.gather_bytes) : 0.0;
-  const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
-  const StateBytes state = state_bytes(training, zero, size.parameters, shared);
-  const bool late = training.late_gradients != 0;
-  costs->resident_bytes.push_back(state.weights + state.optimizer +
-                                  copied_weights(size.copy_bytes, zero, size.parameters, shared) +
-                                  (late ? 0.0 : state.gradients));
-  costs->late_bytes.push_back(late ? state.gradients : 0.0);
-  costs->gather_bytes.push_back(
-      size.boundary != 0 ? 0.0
-                         : size.shape_bytes + gathered_weights_bytes(
-                                                  training, zero, size.parameters, costs->shards));
-  const double reduced_s = seconds(
-      zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
+  double weights_s = 0.0;  // ZeRO 3 gathers all weights, others those that the step has changed
+  if (zero >= 3) {
+    weights_s = seconds(CollectiveOp::kAllGather, mean_weight_bytes(size, training.gather_bytes),
+                        p.all, size.expert_parameters);
+  } else if (zero >= 1) {
+    weights_s = seconds(CollectiveOp::kAllGather, training.gather_bytes, p.trained, experts);
+  }
+  const double reduced_s =
+      seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
+              training.gradient_bytes, p.trained, experts);
   double paired_s = 0.0;
   if (bidirectional(layout)) {
     // The other device with the same layers: each sends half of its gradients, then half of the
     // sums. The first and last device of the pipeline are furthest apart.
-    const double bytes = training.gradient_bytes * (zero >= 1 ? shared : size.parameters);
+    const double bytes = training.gradient_bytes * (zero >= 1 ? p.shared_trained : p.trained);
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
   costs->sync_s.push_back(reduced_s + across(dense, sharing * s.cp) + across(experts, holders) +
                           paired_s);
   costs->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   costs->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
-  costs->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved +
-                              copied_weights(size.cast_bytes, zero, size.parameters, shared));
-  costs->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
+  double step_s = zero == 1 || zero == 2 ? weights_s : 0.0;
+  if (zero >= 3 && size.step_gather_bytes > 0.0) {
+    step_s =
+        seconds(CollectiveOp::kAllGather, size.step_gather_bytes / p.trained, p.trained, experts);
+  }
+  costs->shared_s.push_back(step_s);
 }
 
 double PlanSpaceImpl::buffer_bytes(const PricedLayout& layout) const noexcept {

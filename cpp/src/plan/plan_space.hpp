@@ -46,6 +46,7 @@ struct LayoutCosts {
   std::vector<double> each_s;        // of gradients exchanged with every micro-batch; else zeros
   std::vector<double> fetch_s;     // of weights gathered layer by layer; zeros if they are resident
   std::vector<double> step_bytes;  // that the optimiser moves to and from HBM
+  std::vector<double> step_share;  // of the optimiser's products that a device computes
   std::vector<double> shared_s;    // to gather weights after the step
   std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
   double bucket_s = 0.0;           // of the gradients that are synchronised last
@@ -178,6 +179,8 @@ class PlanSpaceImpl {
   Status take_layouts(const PlanProblem& problem);
   Status add_layout_costs(const LayoutRecord& layout, int most_stages);
   void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status) const;
+  void add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
+                      LayoutCosts* costs) const;
   struct Sender {
     std::int64_t rank;
     std::int64_t unit;  // ranks below the tier that its message crosses

@@ -89,7 +89,10 @@ void PlanSums::add_after(const KindTimes& times) {
   after_[0] = sum;
   for (int i = 0; i < layers_; ++i) {
     const std::size_t kind = at(space_->kind_at(i, layout_->record.pp));
-    const double own_s = costs_->step_bytes[kind] / times.hbm_bytes_per_s;
+    double own_s = costs_->step_bytes[kind] / times.hbm_bytes_per_s;
+    if (times.step_s != nullptr) {
+      own_s += times.step_s[at(space_->order[at(i)])] * costs_->step_share[kind];
+    }
     sum.sync += costs_->sync_s[kind];
     sum.step += own_s + costs_->shared_s[kind];
     sum.own_step += own_s;

@@ -65,7 +65,7 @@ class GPT2(Llama):
         with self.tape.module(name):
             weight, bias = self.tape.parameter(x.shape[-1], outs), self.tape.parameter(outs)
             out = op.addmm(bias, view(x, -1, x.shape[-1]), weight)
-            return view(out, *x.shape[:-1], outs)
+            return self._adapted(name, x, view(out, *x.shape[:-1], outs))
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         both = self._convolved("c_attn", x, 3 * self.model.hidden)

@@ -126,7 +126,23 @@ class Llama:
         """Run a linear layer."""
         with self.tape.module(name):
             weight = self.tape.parameter(outs, x.shape[-1])
-            return linear(x, weight, self.tape.parameter(outs) if bias else None)
+            out = linear(x, weight, self.tape.parameter(outs) if bias else None)
+            return self._adapted(name, x, out)
+
+    def _adapted(self, name: str, x: Tensor, out: Tensor) -> Tensor:
+        """Add the output of the adapter of a linear layer, if it has one, as PEFT does."""
+        lora = self.tape.lora
+        if lora is None or not lora.adapts(name):
+            return out
+        with self.tape.module("lora_dropout"):
+            x = dropout(x, lora.dropout > 0.0)
+        for child, shape in (
+            ("lora_A", (lora.rank, x.shape[-1])),
+            ("lora_B", (out.shape[-1], lora.rank)),
+        ):
+            with self.tape.module(child):
+                x = linear(x, self.tape.parameter(*shape, adapter=True))
+        return add(out, mul(x, 2.0))
 
     def _rms_norm(self, x: Tensor) -> Tensor:
         """RMS norm in fp32, whose result is cast before the gain."""

@@ -204,7 +204,11 @@ class WaferTraining:
             raise InvalidTypeError(
                 f"optimizer: {type(self.optimizer).__name__} is not accepted; expected a name"
             )
-        optimizer(self.optimizer)
+        spec = optimizer(self.optimizer)
+        if spec.vector_state_bytes is not None or spec.newton_schulz_steps is not None:
+            raise not_accepted(
+                "optimizer", self.optimizer, "one with as many bytes of state for every parameter"
+            )
 
 
 class Problem:
@@ -265,6 +269,8 @@ class Problem:
             if not isinstance(value, wanted):
                 raise InvalidTypeError(f"{name}: {type(value).__name__} is not accepted")
         assert isinstance(loaded, TransformerModel)  # checked above
+        if loaded.lora is not None:
+            raise not_accepted("model.lora", loaded.lora.rank, "none: wafers train all parameters")
         self.model, self.wafer = loaded, wafer
         self.training = training or WaferTraining()
         self.work: Workload = work or workload(loaded, self.training.seq)

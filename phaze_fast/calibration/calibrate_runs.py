@@ -1,0 +1,569 @@
+"""A cluster and its software calibrated by a handful of whole runs.
+
+A few physical numbers are fitted to the seconds of the runs: the most probable ones, given what is
+known of other clusters and software (the priors) and a Student distribution of errors, so that a
+straggler does not decide them. Errors are logarithms of predicted over measured seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.calibration.published import (
+    PublishedRun,
+    RowRefusedError,
+    UnsupportedError,
+    read_run,
+)
+from phaze_fast.documents import csv_rows
+from phaze_fast.errors import InvalidInputError, PhazeError
+from phaze_fast.hardware import AnyFabric, Cluster, TieredFabric, presets
+from phaze_fast.planning import Plan, PlanSpec, predict
+from phaze_fast.software import Software, load_software
+from phaze_fast.tables import Array
+
+NOISE = 0.12
+"""Standard deviation of a run's logarithm of seconds around a calibrated prediction, where the runs
+themselves do not tell: 6 to 7% between equal runs of one cluster, and what few constants leave."""
+_FREEDOM = 4.0  # of the Student distribution of errors
+_NOISE_RUNS = 4.0  # how many runs the assumed noise counts as
+_STEP = 0.04  # of a logarithm, in finite differences: wider than the kinks of a step's seconds
+_ROUNDS = 8
+_LEAST_GAIN = 1e-2  # of the logarithm of the density, below which the fit ends
+_TOLD = 0.8  # a constant is determined where its spread shrinks to this share or less
+_T90 = 1.645  # half of a 90% interval, in standard deviations
+_T80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+"""Upper tenth of Student's distribution, by degrees of freedom from 1."""
+
+
+# ---- the numbers ----
+
+
+@dataclass(frozen=True)
+class RunConstant:
+    """A physical number that whole runs can tell."""
+
+    name: str
+    unit: str
+    middle: float
+    """Most probable before any run."""
+    spread: float
+    """Standard deviation of its logarithm before any run: how much clusters and software differ."""
+    least: float
+    most: float
+
+
+def constants_of(software: Software) -> tuple[RunConstant, ...]:
+    """Return the numbers to fit, with what is known of them before any run.
+
+    Examples
+    --------
+    >>> from phaze_fast.software import load_software
+    >>> [c.name for c in constants_of(load_software("generic"))][:2]
+    ['product_speed', 'host_s']
+    """
+    exposed = max(software.overlap_slowdown - 1.0, 0.1)
+    found = (
+        RunConstant("product_speed", "of the chip's rate in a running job", 1.0, 0.2, 0.3, 1.9),
+        RunConstant("host_s", "s an operator", software.host_s or 10e-6, 1.0, 1e-6, 1e-3),
+        RunConstant("network_share", "of the bandwidth beyond a node", 1.0, 0.5, 0.02, 2.0),
+        RunConstant("node_share", "of the bandwidth inside a node", 1.0, 0.3, 0.05, 2.0),
+        RunConstant("exposed_gradients", "s of delay a hidden s", exposed, 1.0, 0.01, 50.0),
+    )
+    return found if software.overlap_gradients else found[:-1]
+
+
+def scaled_fabric(fabric: AnyFabric, node_share: float, network_share: float) -> AnyFabric:
+    """Return an interconnect with shares of its bandwidth inside and beyond a node."""
+    if not isinstance(fabric, TieredFabric):
+        return fabric
+    shares = [node_share, *[network_share] * (len(fabric.tiers) - 1)]
+    tiers = [
+        tier.replace(bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * share)
+        for tier, share in zip(fabric.tiers, shares, strict=True)
+    ]
+    return fabric.replace(tiers=tiers)
+
+
+def _applied(
+    values: Mapping[str, float], cluster: Cluster, software: Software
+) -> tuple[Cluster, Software]:
+    """Return cluster and software with the numbers at some values."""
+    assert cluster.chip is not None
+    chip = cluster.chip.name
+    speed = values["product_speed"] * software.product_speed.get(chip, 1.0)
+    changed: dict[str, Any] = {
+        "product_speed": {**software.product_speed, chip: min(speed, 2.0)},
+        "host_s": values["host_s"],
+    }
+    if "exposed_gradients" in values:
+        changed["overlap_slowdown"] = 1.0 + values["exposed_gradients"]
+    fabric = scaled_fabric(cluster.fabric, values["node_share"], values["network_share"])
+    return cluster.replace(fabric=fabric), software.replace(**changed)
+
+
+# ---- the fit ----
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The numbers given the runs."""
+
+    constants: tuple[RunConstant, ...]
+    point: Array
+    """Logarithms of the most probable values."""
+    covariance: Array
+    """Of the logarithms."""
+    errors: Array
+    """ln(predicted / measured) of every run at `point`."""
+    noise: float
+    """Standard deviation of such an error for a new run with known constants."""
+
+    def values(self, point: Array | None = None) -> dict[str, float]:
+        """Return the numbers by name."""
+        at = self.point if point is None else point
+        return {c.name: float(np.exp(x)) for c, x in zip(self.constants, at, strict=True)}
+
+
+LogSeconds = Callable[[Mapping[str, float]], Array]
+"""Function of the numbers that returns ln(predicted seconds) of every run."""
+
+
+def slopes_of(log_seconds: LogSeconds, names: Sequence[str], point: Array, base: Array) -> Array:
+    """Return how much ln(seconds) of each run changes with the logarithm of each number."""
+    columns = []
+    for i in range(len(point)):
+        moved = point.copy()
+        moved[i] += _STEP
+        values = dict(zip(names, np.exp(moved).tolist(), strict=True))
+        columns.append((log_seconds(values) - base) / _STEP)
+    return np.stack(columns, axis=1)
+
+
+def fit_runs(
+    log_seconds: LogSeconds, measured_s: Sequence[float], constants: Sequence[RunConstant]
+) -> Posterior:
+    """Fit the numbers to measured runs.
+
+    Gauss-Newton steps on the logarithms; runs are weighted as by a Student distribution of errors,
+    whose weight falls with the square of a large error.
+
+    Parameters
+    ----------
+    log_seconds
+        Predicts the runs.
+    measured_s
+        Seconds of a step of each run.
+    constants
+        What is fitted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> speed = RunConstant("speed", "", 1.0, 0.2, 0.3, 2.0)
+    >>> found = fit_runs(lambda v: -np.log(v["speed"]) * np.ones(3), [1.2, 1.2, 9.0], [speed])
+    >>> 0.8 < found.values()["speed"] < 0.88
+    True
+    """
+    problem = _Fit(log_seconds, np.log(np.asarray(measured_s)), tuple(constants))
+    point = np.clip(problem.prior, problem.low, problem.high)
+    loss, errors = problem.loss(point)
+    for _ in range(_ROUNDS):
+        step = problem.step(point, errors)
+        tried = [
+            np.clip(point + share * np.clip(step, -1.0, 1.0), problem.low, problem.high)
+            for share in (1.0, 0.5, 0.2)
+        ]
+        found = next(((at, *new) for at in tried if (new := problem.loss(at))[0] < loss), None)
+        if found is None:
+            break
+        point, gained = found[0], loss - found[1]
+        loss, errors = found[1:]
+        if gained < _LEAST_GAIN:
+            break
+    return problem.posterior(point, errors)
+
+
+class _Fit:
+    """The negative logarithm of the posterior density, its Gauss-Newton steps and its curvature."""
+
+    def __init__(
+        self, log_seconds: LogSeconds, target: Array, constants: tuple[RunConstant, ...]
+    ) -> None:
+        self.log_seconds, self.target, self.constants = log_seconds, target, constants
+        self.names = [c.name for c in constants]
+        self.prior = np.log([c.middle for c in constants])
+        self.low, self.high = (
+            np.log([getattr(c, end) for c in constants]) for end in ("least", "most")
+        )
+        self.spread = np.array([c.spread for c in constants])
+
+    def loss(self, point: Array) -> tuple[float, Array]:
+        values = dict(zip(self.names, np.exp(point).tolist(), strict=True))
+        errors = self.log_seconds(values) - self.target
+        tail = 0.5 * (_FREEDOM + 1.0) * np.log1p((errors / NOISE) ** 2 / _FREEDOM).sum()
+        away = 0.5 * (((point - self.prior) / self.spread) ** 2).sum()
+        return float(tail + away), errors
+
+    def _normal(self, point: Array, errors: Array, noise: float) -> tuple[Array, Array, Array]:
+        slopes = slopes_of(self.log_seconds, self.names, point, errors + self.target)
+        weights = _weights(errors) / noise**2
+        return slopes.T @ (slopes * weights[:, None]) + np.diag(self.spread**-2), slopes, weights
+
+    def step(self, point: Array, errors: Array) -> Array:
+        normal, slopes, weights = self._normal(point, errors, NOISE)
+        gradient = slopes.T @ (errors * weights) + (point - self.prior) / self.spread**2
+        return np.linalg.solve(normal, -gradient)
+
+    def posterior(self, point: Array, errors: Array) -> Posterior:
+        told = float((_weights(errors) * errors**2).sum())
+        noise = float(np.sqrt((_NOISE_RUNS * NOISE**2 + told) / (_NOISE_RUNS + len(errors))))
+        normal, _, _ = self._normal(point, errors, noise)
+        return Posterior(self.constants, point, np.linalg.inv(normal), errors, noise)
+
+
+def _weights(errors: Array) -> Array:
+    """Weights of runs in a fit with a Student distribution of errors."""
+    return (_FREEDOM + 1.0) / (_FREEDOM + (errors / NOISE) ** 2)
+
+
+# ---- runs of one cluster ----
+
+
+@dataclass(frozen=True)
+class OneCluster:
+    """Runs of one chip, interconnect and software."""
+
+    runs: tuple[PublishedRun, ...]
+    software: Software
+
+    def log_seconds(self, values: Mapping[str, float]) -> Array:
+        """Predict the runs with the numbers at some values: ln(seconds)."""
+        return np.log([self.predicted(run, values).time_s for run in self.runs])
+
+    def predicted(self, run: PublishedRun, values: Mapping[str, float]) -> Plan:
+        """Predict one of the runs with the numbers at some values."""
+        cluster, software = _applied(values, run.cluster, self.software)
+        optimizer = run.plan.optimizer
+        return predict(run.model, cluster, run.plan.replace(software=software, optimizer=optimizer))
+
+
+def read_cluster_runs(
+    path: Path | str, software: Software | str | None = None
+) -> tuple[OneCluster, list[str]]:
+    """Read runs of one cluster and software from a table.
+
+    Parameters
+    ----------
+    path
+        Table of runs, as `phaze_fast.calibration.validate_runs` reads it.
+    software
+        The profile to begin from; by default the one that the rows name, or ``generic``.
+
+    Returns
+    -------
+    runs, notes
+        The runs, and a line for each row that is left out.
+
+    Raises
+    ------
+    InvalidInputError
+        Where no row is accepted, or rows differ in chip, interconnect or software.
+    """
+    given = load_software(software) if isinstance(software, str) else software
+    runs, notes = [], []
+    for line, cells in csv_rows(path)[1]:
+        try:
+            run = read_run(line, cells, given)
+            if run.status != "ok":
+                raise UnsupportedError(f"status {run.status}: no seconds")
+            predict(run.model, run.cluster, run.plan)
+            runs.append(run)
+        except RowRefusedError as error:
+            notes.append(str(error))
+        except PhazeError as error:
+            notes.append(f"row {line}: {str(error).splitlines()[0]}")
+    if not runs:
+        raise InvalidInputError(f"{path}: no row is accepted: {(notes or ['it has none'])[0]}")
+    for what, kinds in (
+        ("chips", {run.chip for run in runs}),
+        ("interconnects", {run.cluster.fabric.name for run in runs}),
+        ("software", {run.plan.software.name for run in runs}),
+    ):
+        if len(kinds) > 1:
+            raise InvalidInputError(
+                f"{path}: {what} {', '.join(sorted(kinds))} are not accepted together; expected "
+                "runs of one cluster and software"
+            )
+    return OneCluster(tuple(runs), runs[0].plan.software), notes
+
+
+# ---- memory ----
+
+_RESERVED = (0.1, 0.15)
+"""What allocators reserve beyond bytes in use, as a share, before any run: middle and spread."""
+_MEMORY_NOISE = 0.12
+
+
+def reserved_share(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the share of memory that is reserved beyond bytes in use, and its spread.
+
+    Parameters
+    ----------
+    ratios
+        Measured over predicted bytes in use, one for each run that reports memory.
+
+    Examples
+    --------
+    >>> share, spread = reserved_share([1.3, 1.3, 1.3, 5.0])
+    >>> 0.2 < share < 0.35
+    True
+    """
+    middle, spread = _RESERVED
+    if not ratios:
+        return middle, spread
+    told = float(np.median(ratios)) - 1.0
+    noise = _MEMORY_NOISE * 1.25 / np.sqrt(len(ratios))  # of a median
+    weight = 1.0 / noise**2 / (1.0 / noise**2 + 1.0 / spread**2)
+    share = float(middle + weight * (told - middle))
+    return min(max(share, 0.0), 0.99), float(spread * np.sqrt(1.0 - weight))
+
+
+# ---- which run to add ----
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """The run that would tell most."""
+
+    plan: PlanSpec
+    devices: int
+    spread_before: float
+    """Standard deviation of ln(seconds) of layouts like it, in the mean, as calibrated now."""
+    spread_after: float
+    """The same once this run is added."""
+
+    def __str__(self) -> str:
+        plan = self.plan
+        return (
+            f"tp {plan.tp} pp {plan.pp} dp {plan.dp} micro-batch {plan.micro_batch} on "
+            f"{self.devices} devices: layouts like it would be known to "
+            f"{self.spread_after:.1%} instead of {self.spread_before:.1%}"
+        )
+
+
+def _candidates(run: PublishedRun, most: int = 24) -> list[PlanSpec]:
+    """List layouts of a run's model, devices and batch, spread over widths and micro-batches."""
+    devices, plan, found = run.cluster.devices, run.plan, []
+    powers = [2**k for k in range(13)]
+    for tp in (p for p in powers if p <= 8 and devices % p == 0):
+        for pp in (p for p in powers if p <= run.model.layers and devices // tp % p == 0):
+            for micro_batch in (1, 2, 4, 8):
+                dp = devices // (tp * pp * plan.cp)
+                if dp < 1 or plan.global_batch % (dp * micro_batch) or dp % plan.ep:
+                    continue
+                changed = {"tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch, "etp": None}
+                changed |= {"schedule": "1f1b", "vpp": 1, "stages": None, "shard": None}
+                try:
+                    found.append(plan.replace(**changed))
+                except PhazeError:
+                    continue
+    order = np.random.default_rng(0).permutation(len(found))[:most]
+    return [found[k] for k in sorted(order)]
+
+
+def next_run(cluster: OneCluster, posterior: Posterior) -> NextRun | None:
+    """Return the layout whose measurement reduces the spread of all candidates most.
+
+    The candidates are layouts of the largest run's model, devices and batch that fit in memory; the
+    reduction is that of Bayesian linear regression on the logarithms.
+    """
+    run = max(cluster.runs, key=lambda run: run.cluster.devices)
+    best, names = posterior.values(), [c.name for c in posterior.constants]
+    rows = []
+    for plan in _candidates(run):
+        one = OneCluster((replace(run, plan=plan),), cluster.software)
+        try:
+            predicted = one.predicted(one.runs[0], best)
+            if predicted.over_bytes == 0:
+                base = np.log([predicted.time_s])
+                rows.append((plan, slopes_of(one.log_seconds, names, posterior.point, base)[0]))
+        except PhazeError:
+            continue
+    if not rows:
+        return None
+    slopes, noise = np.stack([slope for _, slope in rows]), posterior.noise**2
+    joint = slopes @ posterior.covariance @ slopes.T
+    before = np.diag(joint)
+    gains = (joint**2).sum(axis=0) / (before + noise)
+    chosen = int(np.argmax(gains))
+    after = before.mean() - gains[chosen] / len(rows)
+    return NextRun(
+        rows[chosen][0],
+        run.cluster.devices,
+        float(np.sqrt(before.mean())),
+        float(np.sqrt(max(after, 0.0))),
+    )
+
+
+# ---- the calibration ----
+
+
+@dataclass(frozen=True)
+class FittedConstant:
+    """A number as the runs tell it."""
+
+    name: str
+    value: float
+    low: float
+    """Lower end of a 90% interval."""
+    high: float
+    """Upper end."""
+    before: float
+    """Before any run."""
+    unit: str
+    determined: bool
+    """Whether the runs tell it; else it is little but what was known before."""
+
+    @property
+    def note(self) -> str:
+        """Remark for the reader."""
+        return "" if self.determined else "not determined by these runs"
+
+
+@dataclass(frozen=True)
+class ClusterCalibration:
+    """A chip, an interconnect and software as calibrated by runs."""
+
+    name: str
+    runs: tuple[PublishedRun, ...]
+    constants: tuple[FittedConstant, ...]
+    errors_before: tuple[float, ...]
+    """Relative errors of the runs before the fit."""
+    errors: tuple[float, ...]
+    """Relative errors of the runs as fitted."""
+    fabric: AnyFabric
+    software: Software
+    next_run: NextRun | None
+    notes: tuple[str, ...]
+    """Rows that were left out, and why."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The calibration as a file: `--calibration` of every command takes it."""
+        chip = self.runs[0].cluster.chip
+        assert chip is not None
+        known = chip.name in presets.chip_names() and presets.chip(chip.name) == chip
+        return {
+            "calibration": self.name,
+            "chip": chip.name if known else chip.to_dict(),
+            "fabric": self.fabric.to_dict(),
+            "software": self.software.to_dict(),
+            "constants": {c.name: self._constant(c) for c in self.constants},
+            "runs": len(self.runs),
+        }
+
+    @staticmethod
+    def _constant(constant: FittedConstant) -> dict[str, Any]:
+        told = {"value": constant.value, "low": constant.low, "high": constant.high}
+        return {**told, "unit": constant.unit, "determined": constant.determined}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            **self.document,
+            "errors_before": list(self.errors_before),
+            "errors": list(self.errors),
+            "next_run": None if self.next_run is None else str(self.next_run),
+            "notes": list(self.notes),
+        }
+
+
+def _fitted_constants(posterior: Posterior) -> list[FittedConstant]:
+    deviations = np.sqrt(np.diag(posterior.covariance))
+    return [
+        FittedConstant(
+            c.name,
+            float(np.exp(x)),
+            float(np.exp(x - _T90 * deviation)),
+            float(np.exp(x + _T90 * deviation)),
+            c.middle,
+            c.unit,
+            bool(deviation <= _TOLD * c.spread),
+        )
+        for c, x, deviation in zip(posterior.constants, posterior.point, deviations, strict=True)
+    ]
+
+
+def _step_ratios(cluster: OneCluster, posterior: Posterior) -> tuple[float, float]:
+    """Return the 80% interval of measured over predicted seconds of a further run."""
+    names = [c.name for c in posterior.constants]
+    base = cluster.log_seconds(posterior.values())
+    slopes = slopes_of(cluster.log_seconds, names, posterior.point, base)
+    variance = float(np.einsum("ij,jk,ik->i", slopes, posterior.covariance, slopes).mean())
+    freedom = min(int(_NOISE_RUNS) + len(base), len(_T80))
+    half = _T80[freedom - 1] * float(np.sqrt(posterior.noise**2 + 2.0 * variance))
+    return float(np.exp(-half)), float(np.exp(half))
+
+
+def calibrate_runs(
+    path: Path | str, name: str = "", software: Software | str | None = None
+) -> ClusterCalibration:
+    """Calibrate a cluster and its software by a handful of whole runs.
+
+    Parameters
+    ----------
+    path
+        Table of runs of one cluster and software, as `validate_runs` reads it; 3 to 10 are enough.
+    name
+        What to call the result, by default ``NAME-calibrated`` of the profile.
+    software
+        The profile to begin from; by default the one that the rows name, or ``generic``.
+
+    Raises
+    ------
+    InvalidInputError
+        Where no row is accepted, or rows are of several clusters.
+    """
+    cluster, notes = read_cluster_runs(path, software)
+    runs, start = cluster.runs, cluster.software
+    measured = [run.time_s for run in runs]
+    posterior = fit_runs(cluster.log_seconds, measured, constants_of(start))
+    values = posterior.values()
+    plans = [cluster.predicted(run, values) for run in runs]
+    ratios = [
+        run.memory_bytes / plan.allocated_bytes
+        for run, plan in zip(runs, plans, strict=True)
+        if run.memory_bytes > 0
+    ]
+    share, spread = reserved_share(ratios)
+    memory = FittedConstant(
+        "reserved_share", share, max(share - _T90 * spread, 0.0), share + _T90 * spread,
+        _RESERVED[0], "of bytes in use", bool(ratios),
+    )  # fmt: skip
+    changed, calibrated = _applied(values, runs[0].cluster, start)
+    called = name or f"{start.name}-calibrated"
+    profile = calibrated.replace(
+        name=called,
+        reserved_share=share if ratios else start.reserved_share,
+        step_ratios=_step_ratios(cluster, posterior),
+        fitted=[*values, *(["reserved_share"] if ratios else [])],
+        sources=[*start.sources, f"calibrate: {len(runs)} runs, beginning from {start.name}"],
+    )
+    before = [predict(run.model, run.cluster, run.plan).time_s / run.time_s - 1.0 for run in runs]
+    return ClusterCalibration(
+        name=called,
+        runs=runs,
+        constants=(*_fitted_constants(posterior), memory),
+        errors_before=tuple(before),
+        errors=tuple(float(np.expm1(error)) for error in posterior.errors),
+        fabric=changed.fabric.replace(name=called),
+        software=profile,
+        next_run=next_run(cluster, posterior),
+        notes=tuple(notes),
+    )

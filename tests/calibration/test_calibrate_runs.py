@@ -1,0 +1,135 @@
+"""Calibration by whole runs: known constants are found again, stragglers do not move them."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import phaze_fast as pf
+from phaze_fast.calibration import calibrate_runs
+from phaze_fast.calibration.calibrate_runs import (
+    OneCluster,
+    RunConstant,
+    constants_of,
+    fit_runs,
+    read_cluster_runs,
+    reserved_share,
+    scaled_fabric,
+)
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.software import load_software
+
+COLUMNS = [
+    *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "chip", "devices"),
+    *("tp", "pp", "dp", "zero", "micro_batch", "global_batch", "recompute", "precision"),
+    *("software", "step_s", "memory_gib"),
+]
+SHAPE = "llama-1B,16,2048,32,32,8192,32000,2048,H100"
+LAYOUTS = ("8,1,2", "1,1,16", "1,2,8", "2,1,8")  # tp, pp, dp
+TRUE = {"product_speed": 0.8, "network_share": 0.6}
+
+
+def table(path, seconds, software="handmade"):
+    rows = [
+        f"{SHAPE},16,{layout},1,1,16,none,bf16,{software},{s},20".split(",")
+        for layout, s in zip(LAYOUTS, seconds, strict=False)
+    ]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+    return path
+
+
+def made_up(path):
+    """Seconds that a cluster with known constants would take."""
+    cluster, _ = read_cluster_runs(table(path, [1.0] * len(LAYOUTS)))
+    middle = {c.name: c.middle for c in constants_of(cluster.software)}
+    return np.exp(cluster.log_seconds({**middle, **TRUE})).tolist()
+
+
+def test_constants_of_a_made_up_cluster_are_found_again(tmp_path, capsys):
+    path = tmp_path / "runs.csv"
+    table(path, made_up(path))
+    found = calibrate_runs(path, "mine")
+    told = {c.name: c for c in found.constants}
+    for name, value in TRUE.items():
+        assert told[name].low < value < told[name].high
+    assert told["product_speed"].determined
+    unsure = replace(told["product_speed"], determined=False)
+    assert (told["product_speed"].note, unsure.note) == ("", "not determined by these runs")
+    assert np.abs(found.errors).mean() < 0.5 * np.abs(found.errors_before).mean()
+    assert found.next_run.spread_after < found.next_run.spread_before
+    file = tmp_path / "mine.yaml"
+    assert main(["study", "calibrate", str(path), "--name", "mine", "-o", str(file)]) == 0
+    assert "a further run would tell most" in capsys.readouterr().err
+    # What every command takes: chip, interconnect and software of one file.
+    assert presets.chip(file) == presets.chip("h100")
+    assert presets.fabric(file) == found.fabric
+    assert load_software(file) == found.software
+    options = f"predict llama2-7b --devices 16 --tp 8 --dp 2 --global-batch 16 --calibration {file}"
+    assert main(options.split()) == 0
+    assert "80% interval" in capsys.readouterr().out
+    cluster = pf.Cluster(devices=16, fabric=found.fabric, chip="h100")
+    plan = pf.predict("llama2-7b", cluster, {"tp": 8, "dp": 2, "global_batch": 16, "software": found.software})  # fmt: skip
+    ratios = [bound / plan.time_s for bound in plan.interval_s]
+    assert ratios == pytest.approx(found.software.step_ratios)
+    assert main([*options.split()[:-2]]) == 2
+    assert "--chip: missing" in capsys.readouterr().err
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.6, 1.4), st.floats(1.5, 8.0))
+def test_a_straggler_does_not_move_a_constant(speed, slower):
+    work = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    constant = RunConstant("speed", "", 1.0, 0.3, 0.2, 3.0)
+
+    def fitted(measured):
+        found = fit_runs(lambda v: np.log(work / v["speed"]), measured, [constant])
+        return np.log(found.values()["speed"])
+
+    clean = work / speed
+    straggling = clean * [1, 1, slower, 1, 1]
+    assert abs(fitted(straggling) - fitted(clean)) < 0.06
+
+
+def test_no_runs_that_tell_leave_what_was_known():
+    constant = RunConstant("idle", "", 2.0, 0.5, 0.1, 10.0)
+    found = fit_runs(lambda _: np.zeros(3), [1.0, 1.1, 0.9], [constant])
+    assert found.values()["idle"] == pytest.approx(2.0)
+    assert np.sqrt(found.covariance[0, 0]) == pytest.approx(0.5)
+
+
+def test_runs_of_two_clusters_are_refused(tmp_path):
+    path = table(tmp_path / "runs.csv", [1.0, 1.0])
+    path.write_text(path.read_text().replace("H100", "A100", 1))
+    with pytest.raises(InvalidInputError, match=r"chips a100-80, h100 are not accepted together"):
+        calibrate_runs(path)
+    path.write_text(",".join(COLUMNS) + "\n")
+    with pytest.raises(InvalidInputError, match="no row is accepted"):
+        calibrate_runs(path)
+
+
+def test_shares_of_tiers_and_reserved_memory():
+    fabric = presets.fabric("dgx-h100")
+    scaled = scaled_fabric(fabric, 0.5, 0.25)
+    ratio = [a.bandwidth_bytes_per_s / b.bandwidth_bytes_per_s
+             for a, b in zip(scaled.tiers, fabric.tiers, strict=True)]  # fmt: skip
+    assert ratio == [0.5, 0.25]
+    torus = presets.fabric("tpuv4-pod")
+    assert scaled_fabric(torus, 0.5, 0.5) is torus
+    one, few = reserved_share([1.3]), reserved_share([1.3] * 8)
+    assert one[0] < few[0] <= 0.3
+    assert few[1] < one[1] < reserved_share([])[1]
+
+
+def test_constants_follow_the_profile():
+    generic = load_software("generic")
+    assert [c.name for c in constants_of(generic)][-1] == "exposed_gradients"
+    waiting = generic.replace(overlap_gradients=False)
+    assert "exposed_gradients" not in [c.name for c in constants_of(waiting)]
+    runs = OneCluster((), generic)
+    assert replace(runs, software=waiting).software is waiting

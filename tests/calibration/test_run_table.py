@@ -1,0 +1,152 @@
+"""Tables of runs as others write them: names of columns, words, failed runs, unknown software."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from phaze_fast.calibration import UnsupportedError, validate_runs
+from phaze_fast.calibration.published import read_run
+from phaze_fast.calibration.run_table import is_run_table, network_of, standard_cells
+from phaze_fast.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+TRUTH = Path(os.environ.get("PHAZE_SHARED", ROOT.parent / "shared")) / "truth"
+
+# A row in other words: Llama 8B on two nodes, by software that has no profile.
+ROW = {
+    "model": "mine-8B", "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8",
+    "ffn": "14336", "vocab": "128256 (padded)", "seq": "4096", "chip": "H100", "devices": "16",
+    "interconnect": "8-GPU NVLink nodes, 3.2 Tb/s EFA per node", "tp": "4", "pp": "1", "dp": "",
+    "zero": "1", "micro_batch": "2", "global_batch": "64", "recompute": "none", "precision": "",
+    "software": "handmade 0.1", "status": "ok", "step_s": "3.0",
+    "mem_max_allocated_bytes": "40000000000",
+}  # fmt: skip
+
+
+def write(path, *rows):
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(ROW))
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "node", "bytes_per_s"),
+    [
+        ("8-GPU NVLink nodes, 3.2 Tb/s EFA per node", 8, 50e9),
+        ("8-GPU NVLink nodes, 4 x 100 Gb/s Omni-Path per node", 8, 6.25e9),
+        ("32 NeuronCores an instance, 1.6 Tb/s EFA per instance", 32, 6.25e9),
+        ("RoCE, 400 Gb/s per GPU", None, 50e9),
+        ("4 GPUs a node, 100 GB/s each node", 4, 25e9),
+        ("8-GPU nodes", 8, None),
+        ("", None, None),
+    ],
+)
+def test_networks_in_words(words, node, bytes_per_s):
+    found = network_of(words, node_devices=8)
+    assert found.node_devices == node
+    assert found.beyond_node_bytes_per_s == pytest.approx(bytes_per_s)
+
+
+def test_columns_under_other_names_and_numbers_with_remarks():
+    assert is_run_table(list(ROW))
+    assert not is_run_table(["model", "seq", "mbs", "step_ms"])
+    cells = standard_cells({**ROW, "dp": "4;4", "other": "{'max_mem': 7}"})
+    assert (cells["n_gpus"], cells["vocab"], cells["dp"]) == ("16", "128256", "4")
+    assert standard_cells({"dp": "4;2"})["dp"] == "4;2"
+    assert standard_cells({"vpp": "-"})["vp"] == ""
+    assert standard_cells({"other": "{'max_mem': 7}"})["memory_bytes"] == "7"
+
+
+def test_software_without_a_profile_is_generic_and_the_answer_says_so():
+    run = read_run(2, ROW)
+    assert (run.software, run.plan.software.name, run.plan.dp) == ("generic", "generic", 4)
+    assert run.plan.zero == 1
+    assert run.memory_bytes == 40e9
+    assert run.cluster.fabric.tiers[-1].bandwidth_bytes_per_s == 50e9
+    assert "software handmade 0.1: profile generic" in run.assumed
+    assert "products in bf16" in run.assumed
+    assert any("gated" in words for words in run.assumed)
+    known = read_run(2, {**ROW, "model": "llama-8B", "precision": "bf16", "software": "NeMo"})
+    assert known.assumed == ()
+
+
+def test_seconds_from_tokens_or_operations():
+    none = {**ROW, "step_s": ""}
+    tokens = read_run(2, {**none, "tokens_per_s_per_gpu": "4096"})
+    assert tokens.time_s == pytest.approx(64 / 16)
+    flops = read_run(2, {**none, "tflops_per_device": "400"})
+    assert 64 * 4096 * 6 * 7e9 < flops.time_s * 16 * 400e12 < 64 * 4096 * 6 * 10e9
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"chip": "RTX-3090;Titan-RTX"}, "several kinds"),
+        ({"arguments": "hybrid-layer-pattern=M-M"}, "Mamba"),
+        ({"optimizer": "muon"}, "muon"),
+        ({"precision": "fp32"}, "fp32"),
+        ({"model": "mystery", "layers": ""}, "mystery"),
+    ],
+)
+def test_what_cannot_be_expressed_says_why(changed, said):
+    with pytest.raises(UnsupportedError, match=said):
+        read_run(2, {**ROW, **changed})
+
+
+def test_arguments_of_megatron_change_the_block():
+    words = (
+        "disable-bias-linear=True;swiglu=True;normalization=RMSNorm;kv-channels=64;vocab-size=999"
+    )
+    row = {**ROW, "model": "gpt/mine", "vocab": "", "ffn": "", "arguments": words}
+    model = read_run(2, row).model
+    assert (model.gated, model.norm, model.qkv_bias, model.head_dim) == (True, "rmsnorm", False, 64)
+    assert (model.vocab, model.ffn) == (999, 4096 * 8 // 3 // 64 * 64)
+    moe = {"experts": "8", "topk": "2", "moe_ffn": "512", "shared_expert_ffn": "256"}
+    mixed = read_run(2, {**row, **moe, "arguments": "moe-layer-freq=([0]*3+[1]*29)"}).model.moe
+    assert (mixed.experts, mixed.top_k, mixed.expert_ffn) == (8, 2, 512)
+    assert (mixed.shared_ffn, mixed.dense_layers) == (256, 3)
+
+
+def test_layers_by_stage_count_embedding_and_head_or_not():
+    row = {**ROW, "tp": "1", "pp": "2", "dp": "8", "layers_per_stage": "16 16"}
+    assert read_run(2, row).plan.stages == (17, 17)
+    assert read_run(2, {**row, "layers_per_stage": "16 18"}).plan.stages == (16, 18)
+
+
+def test_failed_runs_count_for_memory_and_reasons_are_joined(tmp_path, capsys):
+    failed = {**ROW, "step_s": "", "status": "oom", "micro_batch": "4", "tp": "1"}
+    silent = {**ROW, "micro_batch": ""}
+    path = write(tmp_path / "runs.csv", ROW, failed, silent, silent)
+    found = validate_runs(path)
+    group = found.all_rows
+    assert group.time.rows == 1
+    assert group.fits == {"ok": (1, 1), "oom": (1, 0)}
+    assert len(found.refused) == 2
+    assert main(["study", "validate", str(path), "--json"]) == 0
+    written = capsys.readouterr()
+    assert "rows 4, 5: micro_batch: is missing" in written.err
+    document = json.loads(written.out)
+    assert document["assumed"]["software handmade 0.1: profile generic"] == 2
+    hidden = validate_runs(path, software="megatron-core").all_rows.rows[0]
+    assert hidden.plan.software == "megatron-core"
+
+
+def shared(test):
+    absent = pytest.mark.skipif(not TRUTH.is_dir(), reason="no ../shared here")
+    return pytest.mark.shared(pytest.mark.slow(absent(test)))
+
+
+@shared
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("open_runs.csv", 600), ("mcore_golden.csv", 235), ("sailor_validation.csv", 14)],
+)
+def test_other_peoples_tables_are_read_as_they_are(name, rows):
+    found = validate_runs(TRUTH / name)
+    assert len(found.all_rows.rows) >= rows
+    assert len(found.refused) <= 8

@@ -1,0 +1,234 @@
+"""Files of frameworks are of the model: architecture in each framework's terms, and read back."""
+
+import ast
+import json
+import re
+
+import pytest
+from export_cases import FABRIC, SUFFIX
+from golden_files import GOLDEN
+
+import phaze_fast as pf
+from phaze_fast import export, models
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.export.request import options_of, settings_of
+
+CONFIGURATIONS = {
+    entry["name"]: entry["config"]
+    for entry in json.loads((GOLDEN / "hf_parameters.json").read_text())["models"]
+}
+QUICK = (
+    *("deepseek-v3", "deepseek-v2-lite", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x22b"),
+    *("gpt-oss-20b", "gemma2-9b", "gemma3-1b", "glm-4.5-air", "olmo2-7b"),
+)
+PLAN = {"tp": 1, "dp": 8, "zero": 3, "global_batch": 8, "recompute": "none"}
+
+
+def of(name):
+    """The model of a configuration."""
+    return models.from_hf(CONFIGURATIONS[name]).replace(name=name)
+
+
+def pattern(text):
+    """What Megatron-LM makes of a pattern: a sum of lists times numbers."""
+    assert re.fullmatch(r"[\[\]()\d*+,]+", text)
+    runs = re.findall(r"\[(\d)\]\*(\d+)", text)
+    return [int(number) for number, count in runs for _ in range(int(count))]
+
+
+def counted_by_flags(flags):
+    """Parameters that Megatron-Core allocates for these options, added up by hand."""
+
+    def size(name, default=0):
+        return int(flags[name][0]) if name in flags else default
+
+    hidden, layers, heads = (
+        size("--hidden-size"),
+        size("--num-layers"),
+        size("--num-attention-heads"),
+    )
+    bias, gated = "--disable-bias-linear" not in flags, "--swiglu" in flags
+    norm = hidden * (1 if flags["--normalization"] == ["RMSNorm"] else 2)
+
+    def feed_forward(width):
+        inward = (2 if gated else 1) * width
+        return hidden * (inward + width) + bias * (inward + hidden)
+
+    if "--multi-latent-attention" in flags:
+        rank, kv = size("--q-lora-rank"), size("--kv-lora-rank")
+        plain, turned, value = (
+            size("--qk-head-dim"),
+            size("--qk-pos-emb-head-dim"),
+            size("--v-head-dim"),
+        )
+        queries = heads * (plain + turned)
+        attention = rank * (hidden + queries) + rank if rank else hidden * queries
+        attention += hidden * (kv + turned) + kv + kv * heads * (plain + value)
+        attention += heads * value * hidden
+    else:
+        width, groups = size("--kv-channels"), size("--num-query-groups", heads)
+        projected = (heads + 2 * groups) * width
+        attention = hidden * projected + heads * width * hidden + bias * hidden
+        attention += (bias or "--add-qkv-bias" in flags) * projected
+        attention += 2 * width * ("--qk-layernorm" in flags)
+        attention += heads * (flags.get("--softmax-type") == ["learnable"])
+    moe = [0] * layers
+    if "--num-experts" in flags:
+        text = flags["--moe-layer-freq"][0]
+        moe = [1] * layers if text == "1" else pattern(text)
+    experts, shared = size("--num-experts"), size("--moe-shared-expert-intermediate-size")
+    mixture = experts * (feed_forward(size("--moe-ffn-hidden-size")) + hidden + bias)
+    mixture += feed_forward(shared) * (shared > 0) + hidden * ("--moe-shared-expert-gate" in flags)
+    assert len(moe) == layers
+    total = norm + sum(
+        attention + 2 * norm + (mixture if own else feed_forward(size("--ffn-hidden-size")))
+        for own in moe
+    )
+    vocabulary = (size("--vocab-size") + 1) * hidden
+    if flags["--position-embedding-type"] == ["learned_absolute"]:
+        total += size("--max-position-embeddings") * hidden
+    return total + vocabulary * (2 if "--untie-embeddings-and-output-weights" in flags else 1)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_megatron_allocates_the_parameters_of_the_model(name):
+    model = of(name)
+    written = export.export_plan(PLAN, model, "megatron")
+    of_model = [str(item) for item in written.unexpressed if item.of == "model"]
+    assert all(line in written.text for line in of_model)
+    if of_model or model.head != "lm":
+        return
+    assert counted_by_flags(options_of(written.text)) == model.parameters()
+
+
+def test_families_that_megatron_has_whole():
+    whole = {
+        name
+        for name in CONFIGURATIONS
+        if export.export_plan(PLAN, of(name), "megatron").complete and of(name).head == "lm"
+    }
+    assert {"deepseek-v3", "deepseek-v2", "deepseek-v2-lite", "gpt-oss-20b", "glm-4.5-air"} <= whole
+    assert {"qwen3-8b", "qwen3-30b-a3b", "mixtral-8x22b", "mistral-7b-v0.1", "glm-4-9b"} <= whole
+    assert not {"gemma2-9b", "gemma3-1b", "olmo2-7b", "falcon-7b", "bloom"} & whole
+
+
+def test_the_options_of_deepseek_v3():
+    config = {"rope_theta": 10000.0}
+    config["rope_scaling"] = {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+    }
+    model = models.from_hf({**CONFIGURATIONS["deepseek-v3"], **config})
+    written = export.export_plan(PLAN, model, "megatron")
+    assert written.complete
+    flags = options_of(written.text)
+    expected = {
+        "--q-lora-rank": "1536", "--kv-lora-rank": "512", "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--moe-layer-freq": "([0]*3+[1]*58)",
+        "--moe-shared-expert-intermediate-size": "2048", "--moe-router-score-function": "sigmoid",
+        "--moe-router-topk-scaling-factor": "2.5", "--moe-router-num-groups": "8",
+        "--moe-router-group-topk": "4", "--rope-type": "yarn", "--rotary-scaling-factor": "40.0",
+        "--vocab-size": "129279", "--make-vocab-size-divisible-by": "1",
+    }  # fmt: skip
+    assert {name: flags[name][0] for name in expected} == expected
+    for name in ("--multi-latent-attention", "--qk-layernorm", "--moe-router-enable-expert-bias"):
+        assert flags[name] == []
+    assert "--kv-channels" not in flags
+    assert "--num-query-groups" not in flags
+
+
+def test_windows_and_sinks_for_megatron():
+    flags = options_of(export.export_plan(PLAN, of("gpt-oss-20b"), "megatron").text)
+    assert (flags["--window-size"], flags["--window-attn-skip-freq"]) == (["127,0"], ["2"])
+    assert flags["--softmax-type"] == ["learnable"]
+    flags = options_of(export.export_plan(PLAN, of("gpt-neo-2.7b"), "megatron").text)
+    assert flags["--window-attn-skip-freq"] == ["(" + "+".join(["[0]*1", "[1]*1"] * 16) + ")"]
+    whole = options_of(export.export_plan(PLAN, of("mistral-7b-v0.1"), "megatron").text)
+    assert whole["--window-size"] == ["4095,0"]
+    assert "--window-attn-skip-freq" not in whole
+
+
+def test_recipes_flavours_and_files_of_frameworks():
+    names = {
+        "deepseek-v3": (["deepseek_v3", "671B"], "deepseek3-671b", "deepseek_v3_pretrain_config"),
+        "qwen3-30b-a3b": (["qwen3", "30B-A3B"], "qwen3-30b-a3b", "qwen3_30b_a3b_pretrain_config"),
+        "gpt-oss-20b": (["gpt_oss", "20b"], "gpt-oss-20b", "gpt_oss_20b_pretrain_config"),
+    }
+    for name, (flavour, file, recipe) in names.items():
+        job = export.export_plan(PLAN, of(name), "torchtitan")
+        assert job.complete
+        assert f'name = "{flavour[0]}"\nflavor = "{flavour[1]}"' in job.text
+        assert settings_of(export.export_plan(PLAN, of(name), "maxtext").text)["model_name"] == file
+        bridge = export.export_plan(PLAN, of(name), "bridge").text
+        assert options_of(bridge)["--recipe"][0] == recipe
+        assert "model.activation_func" not in settings_of(bridge)
+    changed = of("deepseek-v3").replace(layers=62)
+    assert not export.export_plan(PLAN, changed, "torchtitan").complete
+    text = export.export_plan(PLAN, changed, "bridge").text
+    assert "There is no recipe of this model" in text
+    settings = settings_of(text)
+    assert ast.literal_eval(settings["model.moe_layer_freq"]) == [0] * 3 + [1] * 59
+    assert (settings["model.vocab_size"], settings["model.activation_func"]) == ("129280", "silu")
+    settings = settings_of(export.export_plan(PLAN, changed, "maxtext").text)
+    assert (settings["decoder_block"], settings["attention_type"]) == ("deepseek", "mla")
+    assert (settings["first_num_dense_layers"], settings["routed_score_func"]) == ("3", "sigmoid")
+
+
+@pytest.mark.parametrize("format_", export.FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in CONFIGURATIONS if n not in QUICK),
+    ],
+)
+def test_every_family_reads_back_the_same(name, format_, tmp_path):
+    model = of(name).replace(seq=512) if of(name).positions == "rotary" else of(name)
+    cluster = pf.Cluster(devices=8, **FABRIC)
+    recompute = "full" if format_ == "maxtext" else "none"
+    plan = pf.predict(model, cluster, {**PLAN, "recompute": recompute})
+    written = export.export_plan(plan, model, format_)
+    path = tmp_path / f"run{SUFFIX.get(format_, '.sh')}"
+    path.write_text(written.text)
+    again = pf.predict(model, cluster, export.read_plan(path, model, 8).spec)
+    assert written.plan_complete
+    assert again.time_s == pytest.approx(plan.time_s, rel=1e-12)
+    assert again.memory_bytes == pytest.approx(plan.memory_bytes, rel=1e-12)
+
+
+def test_a_file_of_another_model_is_refused(tmp_path):
+    path = tmp_path / "run.sh"
+    for format_, option in (("megatron", "--q-lora-rank"), ("bridge", "model.q_lora_rank")):
+        path.write_text(export.export_plan(PLAN, of("deepseek-v3"), format_).text)
+        latent = of("deepseek-v3").latent.replace(query_rank=1024)
+        with pytest.raises(
+            InvalidInputError, match=rf"{option}: 1536 is not accepted; .* has 1024"
+        ):
+            export.read_plan(path, of("deepseek-v3").replace(latent=latent), 8)
+    path.write_text(export.export_plan(PLAN, of("phi-4"), "maxtext").text)
+    with pytest.raises(InvalidInputError, match="base_emb_dim: 5120 is not accepted; .* has 4096"):
+        export.read_plan(path, of("phi-4").replace(hidden=4096, head_dim=128), 8)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "layers"), [(4, 2, 9), (4, 2, 7), (2, 3, 7), (3, 2, 6)])
+def test_uneven_pipelines_of_maxtext_read_back(pp, vpp, layers, tmp_path):
+    model = models.load("llama2-7b").replace(layers=layers)
+    more = layers + 2 - pp * vpp
+    plan = {"pp": pp, "vpp": vpp, "dp": 1, "global_batch": 4 * pp, "schedule": "interleaved"}
+    plan |= {"recompute": "full", "stages": tuple(1 + (k < more) for k in range(pp * vpp))}
+    path = tmp_path / "run.sh"
+    path.write_text(export.export_plan(plan, model, "maxtext").text)
+    read = export.read_plan(path, model, pp).spec
+    assert (read.pp, sum(read.stages)) == (pp, layers + 2)
+    assert pf.predict(model, pf.Cluster(devices=pp, **FABRIC), read).time_s > 0
+
+
+def test_torchtitan_counts_the_layers_of_an_encoder(tmp_path):
+    model = models.load("t5-small")
+    plan = {"pp": 2, "dp": 1, "global_batch": 4, "recompute": "none", "stages": (7, 7)}
+    text = export.export_plan(plan, model, "torchtitan").text
+    path = tmp_path / "job.toml"
+    path.write_text(text.replace('"layers.0", ', ""))
+    with pytest.raises(InvalidInputError, match="13 modules are not accepted; t5-small has 14"):
+        export.read_plan(path, model, 2)
