@@ -264,6 +264,8 @@ def _element_wise(call: Any, function: str) -> str:
     """
     if call.name.endswith(("_backward", "_scatter")) or call.name in ("index", "index_select"):
         return function  # fills an array, and copies a part of it; or copies whole rows
+    if not call.writes:  # an operator that a compiler removed
+        return function
     out = max(call.writes, key=lambda array: array.elements)
     arrays = [x for x in (*call.reads, *call.writes) if x.elements > 1]
     cut = call.name in ("cat", "stack")

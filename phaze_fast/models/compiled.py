@@ -37,6 +37,7 @@ class CompiledRecording:
     saved: list[Saved]
     parameters: dict[int, int]
     copies: dict[int, int]
+    frozen: set[int]
     constants: Any
 
 
@@ -206,7 +207,9 @@ class _Writer:
         calls = [self._call(kernel) for kernel in self._kernels]
         step = self._step
         saved = list(self._saved(calls))
-        return CompiledRecording(calls, saved, step.parameters, step.copies, step.constants)
+        return CompiledRecording(
+            calls, saved, step.parameters, step.copies, step.frozen, step.constants
+        )
 
     def _read(self, call: int, slot: int) -> Array:
         """Return an input of an operator; of a table, the rows that are looked up."""

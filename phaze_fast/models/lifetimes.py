@@ -99,7 +99,12 @@ class _Uses:
         self.dies: dict[int, int] = {}
         self.sizes: dict[int, tuple[int, int]] = {}
         self.written = {a.storage for call in self.calls for a in call.writes}
-        self.read = {a.storage for call in self.calls for a in call.reads}
+        self.read = {
+            a.storage
+            for call in self.calls
+            for a in call.reads
+            if all(a.storage != out.storage for out in call.writes)  # not in place
+        }
         for at, (call, other) in enumerate(zip(self.calls, larger.calls, strict=True)):
             # more samples may be more parts of one tensor, joined again
             for array, more in zip(call.reads, other.reads, strict=False):

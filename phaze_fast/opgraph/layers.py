@@ -250,9 +250,8 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
         return share, embedding_builder(model, strategy)
     if kind == "head":
         builder = head_builder(model, strategy)
-        tied = model.tied_embeddings
-        specs = [spec for spec in builder.specs if spec.name != "logits" or not tied]
-        return head_share(model, strategy).of_products(specs, adapted, 0), builder
+        own = [s for s in builder.specs if s.name != "logits" or not model.tied_embeddings]
+        return head_share(model, strategy).of_products(own, adapted, 0), builder
     builder = block_builder(model, strategy, kind)
     share = block_share(model, strategy, kind)
     return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder

@@ -483,7 +483,7 @@ class PlanEvaluator:
             cp_kind=strategy.cp_kind,
             ep=strategy.ep,
             etp=strategy.etp,
-            expert_imbalance=strategy.expert_imbalance or 1.0,
+            expert_imbalance=strategy.with_load(model).expert_imbalance or 1.0,
             expert_overlap=strategy.expert_overlap,
             zero=int(layout["zero"]),
             shard=int(layout["shard"]) or replicas,

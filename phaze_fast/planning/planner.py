@@ -129,8 +129,8 @@ class Plans(Table):
         plans = []
         for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
             times = evaluator.lazy_times(self.cluster, None, workers)
-            bounds = [evaluator.bound(s, times.rows) for s in range(len(evaluator))]
-            times.schedule(s for s, bound_s in enumerate(bounds) if bound_s <= slowest_s)
+            bounds_s = (evaluator.bound(s, times.rows) for s in range(len(evaluator)))
+            times.schedule([s for s, bound_s in enumerate(bounds_s) if bound_s <= slowest_s])
             front = evaluator.front(times.rows, slowest_s, threads=workers)
             plans += [evaluator.plan(placed, times.rows) for placed in front]
         if self.framework is None:

@@ -581,13 +581,12 @@ class LazyTimes:
     ) -> None:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
         known: dict[StrategySizes, KindTimes] = {}
-        used_sizes = [sizes[s] for s in used]
-        for some, costs, rate in priced(used_sizes, cluster, known, threads):
+        for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
             roots = schedule_layers(costs, max_nodes=1, threads=threads)
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
             known.update(zip(some, rows, strict=True))
-        bounds = KindTimes.concatenated([known[s] for s in used_sizes])
-        bounds = _streaming(used_sizes, bounds, cluster, optimizer)
+        bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
+        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer)
         self.rows = KindTimes(
             *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
         )

@@ -27,7 +27,7 @@ class Recording:
     def __init__(self, samples):
         self.samples = samples
         self.calls, self.saved = [], []
-        self.parameters, self.copies = {}, {}
+        self.parameters, self.copies, self.frozen = {}, {}, set()
         self.constants = SimpleNamespace(random_lines=[])
         self.storages, self.sequence = 0, 0
         self.writer, self.arrays, self.tape = {}, {}, []

@@ -322,9 +322,10 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
   const double dense = p.trained - experts;
   const std::int64_t copies_apart = s.etp * s.ep;  // of an expert, counted in devices of the stage
   const std::int64_t holders = inner * sharing / copies_apart;
-  const GroupShape g = folded_group(holders, copies_apart, inner, apart);
+  const GroupShape expert_group = folded_group(holders, copies_apart, inner, apart);
   const auto seconds = [&](CollectiveOp op, double bytes, double all, double in_experts) {
     const int code = static_cast<int>(op);
+    const GroupShape& g = expert_group;
     return collective_s(code, bytes * (all - in_experts), s.cp, s.tp, sharing, apart, status) +
            collective_s(code, bytes * in_experts, g.ranks, g.stride, g.outer_ranks, g.outer_stride,
                         status);
