@@ -66,13 +66,15 @@ def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
     own = shipped_name(model, "maxtext")
     missing = _missing(request, names) + ([] if own else _missing_model(request, names))
     sharded = spec.zero >= 2
-    outer, shard = spec.dp // spec.ep, (spec.shard or spec.dp) // spec.ep
+    shared = spec.shard or spec.dp
+    ep = spec.ep if shared % spec.ep == 0 else 1
+    outer, shard = spec.dp // ep, shared // ep
     sequences = spec.dp * spec.micro_batch * (request.rounds if spec.pp > 1 else 1)
     values: dict[str, Any] = {
         "model": own or "default",
         "tp_sequence" if spec.sequence_parallel and spec.tp > 1 else "tp": spec.tp,
         "cp": spec.cp,
-        "ep": spec.ep,
+        "ep": ep,
         "data": outer // shard if sharded else outer,
         "fsdp": shard if sharded else 1,
         "zero_1": spec.zero == 1,

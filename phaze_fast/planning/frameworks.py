@@ -37,6 +37,8 @@ class _Layouts:
             for name in ("pp", "dp", "vpp", "zero", "schedule", "micro_batches", "rank_order")
         )
         self._stages_first = order == RANK_ORDERS.index("stages-inside")
+        self.sharing = np.where(rows["shard"] > 0, rows["shard"], self.dp)
+        """Replicas that shard state among themselves."""
         self.hybrid = (self.zero > 0) & (rows["shard"] > 0) & (rows["shard"] < self.dp)
         """Whether state is sharded inside groups of replicas and copied between groups."""
 
@@ -87,7 +89,7 @@ def _torchtitan(at: _Layouts) -> dict[str, Any]:
         "zero_0": (at.zero == 0) & (at.dp > 1) & ~alone,
         "zero_0_cp": (at.zero == 0) & (at.dp == 1) & (cp > 1),
         "cp_kind": cp > 1 and at.strategy.cp_kind not in framework_table("torchtitan")["cp_kinds"],
-        "etp": at.strategy.ep > 1 and at.strategy.etp not in (None, 1, tp),
+        "etp": at.strategy.etp not in ((None, 1, tp) if at.strategy.ep > 1 else (None, tp)),
         "schedule": ~np.isin(at.schedule, _codes("torchtitan")) & (at.pp > 1),
         "vpp": at.chunks_alone,
         "sequence_parallel": tp > 1 and not at.strategy.sequence_parallel,
@@ -102,7 +104,8 @@ def _maxtext(at: _Layouts) -> dict[str, Any]:
         "stages": piped,
         "vpp": at.chunks_alone,
         "cp_kind": strategy.cp > 1 and strategy.cp_kind != "all-gather",
-        "etp": strategy.ep > 1 and strategy.etp not in (None, strategy.tp),
+        "etp": strategy.etp not in (None, strategy.tp),
+        "ep": at.sharing % strategy.ep != 0,
         "shard": at.hybrid & (at.zero == 1),
         "zero_2": at.zero == 2,
         "rank_order": at.stages_inside,

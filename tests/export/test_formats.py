@@ -327,3 +327,16 @@ def test_the_formats_of_a_mixture_of_experts():
     assert flags["--recompute-modules"] == ["moe_act"]
     cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
     assert pf.predict(model, cluster, plan).ep == 4
+
+
+def test_experts_beyond_the_replicas_are_not_a_mesh_of_maxtext():
+    """Experts folded over context-parallel devices: MaxText's are groups of replicas."""
+    model = models.load("mixtral-8x7b")
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    given = {"cp": 8, "ep": 8, "global_batch": 8, "zero": 3, "recompute": "full"}
+    plan = pf.predict(model, cluster, given)
+    words = [item.what for item in export.export_plan(plan, model, "maxtext").unexpressed]
+    assert words == ["--ep 8"]
+    assert "ep" not in [
+        item.what for item in export.export_plan(plan, model, "megatron").unexpressed
+    ]

@@ -65,13 +65,13 @@ struct StrategyRecord {
   std::int64_t ep;
   std::int64_t etp;  // devices that share each expert
   std::int64_t micro_batch;
-  double message_bytes;      // between two stages, one direction, per device
-  double gathered_bytes;     // buffers of sequence parallelism
-  double copied_parameters;  // of a tied embedding that the last stage copies
-  double sent_bytes;         // sent by a device in the collectives of all layers, both passes
-  std::int32_t variants;     // recompute variants, least recomputed first
-  std::int32_t group_kind;   // how context groups communicate; part of a plan's identity
-  double copied_frozen;      // of the copied parameters, those that are not trained
+  double message_bytes;       // between two stages, one direction, per device
+  double gathered_bytes;      // buffers of sequence parallelism
+  double copied_parameters;   // of a tied embedding that the last stage copies
+  double sent_bytes;          // sent by a device in the collectives of all layers, both passes
+  std::int32_t variants;      // recompute variants, least recomputed first
+  std::int32_t group_kind;    // how context groups communicate; part of a plan's identity
+  double copied_frozen;       // of the copied parameters, those that are not trained
   double copied_state_bytes;  // of the copy's optimiser state, as `more_state_bytes` of a layer
 };
 

@@ -31,10 +31,11 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
 }
 
 bool good_strategy(const StrategyRecord& s) noexcept {
-  return s.tp >= 1 && s.cp >= 1 && s.ep >= 1 && s.etp >= 1 && s.micro_batch >= 1 && s.variants >= 1 &&
-         s.variants <= kMaxVariants && is_size(s.message_bytes) && is_size(s.gathered_bytes) &&
-         is_size(s.copied_parameters) && is_size(s.sent_bytes) && is_size(s.copied_frozen) &&
-         is_size(s.copied_state_bytes) && s.copied_frozen <= s.copied_parameters;
+  return s.tp >= 1 && s.cp >= 1 && s.ep >= 1 && s.etp >= 1 && s.micro_batch >= 1 &&
+         s.variants >= 1 && s.variants <= kMaxVariants && is_size(s.message_bytes) &&
+         is_size(s.gathered_bytes) && is_size(s.copied_parameters) && is_size(s.sent_bytes) &&
+         is_size(s.copied_frozen) && is_size(s.copied_state_bytes) &&
+         s.copied_frozen <= s.copied_parameters;
 }
 
 bool good_training(const TrainingRecord& t) noexcept {
