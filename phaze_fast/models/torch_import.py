@@ -816,8 +816,10 @@ def from_torch(
         graph = graph.replace(sample="image")
     own = not type(module).__module__.startswith("transformers.")
     code: Code = "own" if own else code_of_class(type(module).__name__)
-    rewritten = compiled(*recorded, code=code)
-    of_compiler = layered(title, *rewritten, modules, seq)
     notes = GROUPED if regrouped else ""
+    try:
+        of_compiler = layered(title, *compiled(*recorded, code=code), modules, seq)
+    except (InvalidInputError, IndexError):  # kernels whose sizes the samples do not scale
+        return graph.replace(notes=notes)
     of_compiler = of_compiler.replace(kernels="compiled", as_traced=True, notes=notes)
     return graph.replace(compiled=of_compiler, notes=notes)
