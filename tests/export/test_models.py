@@ -17,6 +17,7 @@ CONFIGURATIONS = {
     entry["name"]: entry["config"]
     for entry in json.loads((GOLDEN / "hf_parameters.json").read_text())["models"]
 }
+THOROUGH = [pytest.mark.slow, pytest.mark.thorough]
 QUICK = (
     *("deepseek-v3", "deepseek-v2-lite", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x22b"),
     *("gpt-oss-20b", "gemma2-9b", "gemma3-1b", "glm-4.5-air", "olmo2-7b"),
@@ -180,7 +181,7 @@ def test_recipes_flavours_and_files_of_frameworks():
     "name",
     [
         *QUICK,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in CONFIGURATIONS if n not in QUICK),
+        *(pytest.param(n, marks=THOROUGH) for n in CONFIGURATIONS if n not in QUICK),
     ],
 )
 def test_every_family_reads_back_the_same(name, format_, tmp_path):
