@@ -44,13 +44,13 @@ double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weig
 // fragmentation.
 double phaze_peak_total(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double late_first_stash,
-                        double in_flight, double micro_batches, double share,
-                        std::int64_t by_layer, double freed, double later) noexcept;
+                        double in_flight, double micro_batches, double share, std::int64_t by_layer,
+                        double freed, double later) noexcept;
 
 // The same peak by term: writes activations, recomputed bytes, logits, late gradients and the total
 // to out[5], and returns the instant (PeakInstant).
 std::int64_t phaze_peak(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double late_first_stash,
-                        double in_flight, double micro_batches, double share,
-                        std::int64_t by_layer, double freed, double later, double* out) noexcept;
+                        double in_flight, double micro_batches, double share, std::int64_t by_layer,
+                        double freed, double later, double* out) noexcept;
 }

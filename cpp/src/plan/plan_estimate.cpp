@@ -203,9 +203,8 @@ class Estimator {
     }
     const double share = (costs_.shards - 1.0) / costs_.shards;
     const double trained = held.parameters - held.frozen_parameters;
-    const double gathered = l.zero == 3
-                                ? held.parameters * mean_weight_bytes(held, t.gather_bytes)
-                                : trained * t.gather_bytes;
+    const double gathered = l.zero == 3 ? held.parameters * mean_weight_bytes(held, t.gather_bytes)
+                                        : trained * t.gather_bytes;
     const double gradients = trained * t.gradient_bytes * share;
     const double weights = gathered * share;
     double synced = 2.0 * gradients;
