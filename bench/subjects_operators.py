@@ -144,7 +144,8 @@ register(
 
 
 def _others() -> Array:
-    vectors = [vector_ops(name, [4096, 8192], [4096, 1024]) for name in _core.FUNCTIONS[4:] if name]
+    names = _core.FUNCTIONS[4 : _core.FIRST_CONVOLUTION]
+    vectors = [vector_ops(name, [4096, 8192], [4096, 1024]) for name in names if name]
     fused = [attention_ops([64], [4096], [128], [True], backward) for backward in (False, True)]
     return np.concatenate([*vectors, *fused])
 
