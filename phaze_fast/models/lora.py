@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): trained pairs of narrow matrices beside frozen weights.
+"""Low-rank adapters (LoRA): trained pairs of narrow matrices added to frozen weights.
 
 A frozen product y = x W becomes y = x W + (x A) B with A of shape (inputs, rank) and B of shape
 (rank, outputs) (Hu et al. 2021, arXiv:2106.09685, equation 3). All other parameters are frozen.
