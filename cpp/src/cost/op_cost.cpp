@@ -58,8 +58,8 @@ const VectorCost& vector_cost(const OperatorRecord& op, const Machine& machine) 
   return machine.tuning->functions[static_cast<std::size_t>(op.function)];
 }
 
-// Lane operations on top of the product of a convolution, such as gathering patches from arrays of few
-// channels: per multiply-accumulate, and per element that is read or written.
+// Lane operations on top of the product of a convolution, such as gathering patches from arrays of
+// few channels: per multiply-accumulate, and per element that is read or written.
 double gathering_ops(const OperatorRecord& op, const Machine& machine) noexcept {
   const VectorCost& cost = vector_cost(op, machine);
   const double macs = static_cast<double>(op.b) * static_cast<double>(op.m) *
