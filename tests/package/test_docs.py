@@ -14,7 +14,7 @@ from phaze_fast.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WITH_TORCH = ("torch_recorder",)
+WITH_TORCH = ("torch_recorder", "torch_recurrent")
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(phaze_fast.__path__, "phaze_fast.")

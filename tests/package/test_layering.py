@@ -184,7 +184,8 @@ def imported(path):
 def resolves(name, module):
     """Whether a name is known where a module's docstring has it."""
     if name.startswith("phaze_fast."):
-        return imported(name) is not None
+        late = {module_name(file) for file in LATE}  # may need an extra that is not installed
+        return name in late or imported(name) is not None
     package = module.__name__ if hasattr(module, "__path__") else module.__package__
     places = (module.__name__, package, "phaze_fast", "builtins")
     if any(imported(f"{place}.{name}") is not None for place in places):
