@@ -486,7 +486,7 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
         evaluated=_evaluated(row),
         status=row.text("status") or "ok",
         assumed=tuple(assumed),
-        reports=entry.get("reports", "fullest"),
+        reports="last" if entry.get("reports") == "last" else "fullest",
     )
 
 
