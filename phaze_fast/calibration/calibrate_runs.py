@@ -33,7 +33,8 @@ NOISE = 0.08
 """Scale of a run's logarithm of seconds around a calibrated prediction, where the runs themselves
 do not tell: 6 to 7% between equal runs of one cluster, and what few constants leave."""
 _FREEDOM = 2.0  # of the Student distribution of errors: one run of ten is a straggler
-_NOISE_RUNS = 4.0  # how many runs the assumed noise counts as
+_LEFT = 0.13  # standard deviation of errors, stragglers among them, that calibrations leave
+_NOISE_RUNS = 4.0  # how many runs that deviation counts as
 _STEP = 0.04  # of a logarithm, in finite differences: wider than the kinks of a step's seconds
 _ROUNDS = 8
 _LEAST_GAIN = 1e-2  # of the logarithm of the density, below which the fit ends
@@ -78,8 +79,7 @@ def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[R
     ['product_speed', 'host_s']
     """
     exposed = max(software.overlap_slowdown - 1.0, 0.1)
-    # Software without a profile is slower than what chips are calibrated with: the runs of three
-    # unknown clusters by a seventh (nanotron, BLOOM) and not at all (vTrain).
+    # Software without a profile is slower than what chips are calibrated with.
     middle = 0.87 if software.name == UNKNOWN else 1.0
     most = 1.9 if chip is None else _most_speed(chip, software)
     found = (
@@ -122,9 +122,9 @@ class Habit:
 def habits_of(runs: Sequence[PublishedRun], software: Software) -> tuple[Habit, ...]:
     """List what the software of some runs may do; one entry where its profile is known.
 
-    Blocks may be divided over stages evenly or by work, where heads of large vocabularies make a
-    difference. Attention may be computed explicitly, mostly where whole layers are recomputed:
-    that is done because scores fill the memory.
+    Blocks may be divided over stages by work or evenly. Where that makes a difference, with heads
+    of large vocabularies, most people balance it. Attention may be computed explicitly, mostly
+    where whole layers are recomputed: that is done because scores fill the memory.
 
     Examples
     --------
@@ -134,12 +134,10 @@ def habits_of(runs: Sequence[PublishedRun], software: Software) -> tuple[Habit, 
     """
     if software.name != UNKNOWN:
         return (Habit("as the profile says", {}, 1.0),)
-    found = [Habit("", {}, 1.0)]
-    if any(run.plan.pp > 1 and run.plan.stages is None for run in runs):
-        found = [
-            Habit("stages of equal work", {"stage_division": "work"}, 0.6),
-            Habit("stages of equal depth", {}, 0.4),
-        ]
+    found = [
+        Habit("stages of equal work", {"stage_division": "work"}, 0.75),
+        Habit("stages of equal depth", {}, 0.25),
+    ]
     if any(run.plan.software.attention == "eager" for run in runs):
         return tuple(found)
     explicit = 0.75 if all(run.plan.recompute == "full" for run in runs) else 0.1
@@ -148,7 +146,7 @@ def habits_of(runs: Sequence[PublishedRun], software: Software) -> tuple[Habit, 
         ("explicit attention", {"attention": "eager", "dropout": True}, explicit),
     )
     return tuple(
-        Habit(", ".join(filter(None, (own.words, words))), {**own.fields, **fields}, own.prior * p)
+        Habit(f"{own.words}, {words}", {**own.fields, **fields}, own.prior * p)
         for own in found
         for words, fields, p in kinds
     )
@@ -300,7 +298,7 @@ class _Fit:
 
     def posterior(self, point: Array, errors: Array) -> Posterior:
         told = float((_weights(errors) * errors**2).sum())
-        noise = float(np.sqrt((_NOISE_RUNS * NOISE**2 + told) / (_NOISE_RUNS + len(errors))))
+        noise = float(np.sqrt((_NOISE_RUNS * _LEFT**2 + told) / (_NOISE_RUNS + len(errors))))
         sharp, _, _ = self._normal(point, errors, NOISE)
         volume = 0.5 * float(np.linalg.slogdet(sharp)[1]) + float(np.log(self.spread).sum())
         covariance = np.linalg.inv(self._normal(point, errors, noise)[0])
@@ -356,10 +354,14 @@ class Explained:
 
 def explanations(cluster: OneCluster) -> list[tuple[Explained, float]]:
     """Fit runs under every habit of their software; with probabilities, the most probable first."""
-    found = []
+    found, fits = [], {}
+    divided = any(run.plan.pp > 1 and run.plan.stages is None for run in cluster.runs)
     for habit in habits_of(cluster.runs, cluster.software):
         own = replace(cluster, software=cluster.software.replace(**habit.fields))
-        found.append(Explained(habit, own, own.fitted()))
+        seen = own.software if divided else own.software.replace(stage_division="even")
+        if seen not in fits:  # habits that these runs cannot tell apart share a fit
+            fits[seen] = own.fitted()
+        found.append(Explained(habit, own, fits[seen]))
     found.sort(key=lambda one: -one.log_density)
     shares = np.exp([one.log_density - found[0].log_density for one in found])
     return list(zip(found, (shares / shares.sum()).tolist(), strict=True))
