@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import RenderableType
 from rich.text import Text
 
 from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
@@ -22,8 +20,8 @@ from phaze_fast.cli.output import (
     Output,
     TableOutput,
     fields,
-    is_watched,
     note,
+    progress_bar,
     table,
     write_text,
 )
@@ -399,14 +397,6 @@ def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
 # ---- the cases of a command ----
 
 
-def mapping_tables(
-    problem: Problem, mapping: Evaluation, with_traffic: bool
-) -> list[RenderableType]:
-    """Lay out one mapping that was scored, not searched for."""
-    parts = [_summary(problem, mapping, []), *_picture(problem, mapping)]
-    return [*parts, Text(describe(problem, mapping.encoding))] if with_traffic else parts
-
-
 @dataclass(frozen=True)
 class Case:
     """The answer for one model on one wafer or space."""
@@ -515,25 +505,14 @@ class Cases(Table):
 @contextlib.contextmanager
 def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
     """Show a bar on standard error; yield what names the work, and what shows its progress."""
-    watched = is_watched(sys.stderr) and not quiet
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}"),
-        TimeElapsedColumn(),
-        transient=True,
-        disable=not watched,
-        console=Console(stderr=True, quiet=not watched),
-    ) as bar:
-        task = bar.add_task("", total=None, best="")
+    with progress_bar("", not quiet) as update:
 
         def say(name: str) -> None:
-            bar.update(task, description=name, completed=0, total=None)
+            update(description=name, completed=0, total=None)
 
         def show(done: int, total: int, best: float) -> None:
             text = f"best {format_time(best)}" if math.isfinite(best) else ""
-            bar.update(task, completed=done, total=total, best=text)
+            update(completed=done, total=total, text=text)
 
         yield say, show
 
@@ -782,15 +761,18 @@ def _deliver(cases: Cases, describe: bool, output: TableOutput) -> None:
     raise InfeasibleError(cases.cases[0].reason)
 
 
-def _score(problem: Problem, path: Path, describe: bool, output: Output) -> None:
+def _score(problem: Problem, path: Path, with_traffic: bool, output: Output) -> None:
     """Score a mapping from a file: a list of operator mappings, or any answer of this command."""
     data = read_document(path)
     if isinstance(data, dict):
         data = data.get("ours", data)
         data = data.get("encoding", data) if isinstance(data, dict) else data
     mapping = evaluate(problem, Encoding.from_list(data, str(path)))
-    output.emit(
-        lambda: {"ours": mapping.to_dict()}, lambda: mapping_tables(problem, mapping, describe)
-    )
+
+    def tables() -> list[RenderableType]:
+        traffic = [Text(describe(problem, mapping.encoding))] if with_traffic else []
+        return [_summary(problem, mapping, []), *_picture(problem, mapping), *traffic]
+
+    output.emit(lambda: {"ours": mapping.to_dict()}, tables)
     if not mapping.fits:
         raise InfeasibleError(mapping.reason)

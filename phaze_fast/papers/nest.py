@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.papers.problem_files import (
     Edges,
     flag,
@@ -226,10 +226,7 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
     >>> problem.devices, problem.widths[0].ids
     (4, (0, 1))
     """
-    if time_unit not in TIME_UNITS:
-        raise InvalidInputError(
-            f"time_unit: {shown(time_unit)} is not accepted; {nearest(str(time_unit), TIME_UNITS)}"
-        )
+    check_one_of("time_unit", time_unit, TIME_UNITS)
     name, data = named(data, name)
     record = required_fields(data, _REQUIRED, (*_OPTIONAL, *_UNUSED))
     devices = whole(record, "maxDevices", "", least=1, most=_core.MAX_NEST_DEVICES)
@@ -533,10 +530,7 @@ def solve_nest(
     >>> plan["p"], plan["d"], round(plan["finalTimePerBatch"], 6)
     (2, 1, 27.9)
     """
-    if replicas not in PRICED_REPLICAS:
-        raise InvalidInputError(
-            f"replicas: {replicas!r} is not accepted; {nearest(str(replicas), PRICED_REPLICAS)}"
-        )
+    check_one_of("replicas", replicas, PRICED_REPLICAS)
     for problem in problems:
         if replicas == "all" and problem.devices > _core.MAX_NEST_REPLICATED:
             raise InvalidInputError(

@@ -51,6 +51,7 @@ from phaze_fast.wafer.search.result import Effort as Effort
 from phaze_fast.wafer.search.result import MappingResult as MappingResult
 from phaze_fast.wafer.search.search import search_mapping as search_mapping
 from phaze_fast.wafer.search.search import search_mappings as search_mappings
+from phaze_fast.wafer.search.session import Session as Session
 from phaze_fast.wafer.studies.comparison import Comparison as Comparison
 from phaze_fast.wafer.studies.comparison import compare_mappings as compare_mappings
 from phaze_fast.wafer.studies.fault_study import FaultStudy as FaultStudy
