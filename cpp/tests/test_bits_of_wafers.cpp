@@ -46,7 +46,6 @@ std::uint64_t mesh_bits() {
     const MeshGrid broken{kColumns, kRows, dead, {}};
     std::vector<double> loads(kColumns * kRows * kMeshDirections, 0.0);
     hash.add(static_cast<double>(mesh_collective_loads(whole, works, links, loads)));
-    hash.add(mesh_concurrent(whole, works, links).time_s);
     std::vector<MeshFlow> flows;
     for (int k = 0; k < 5; ++k) {
       flows.push_back({numbers.below(16), numbers.below(16), real(numbers, 1.0)});

@@ -32,7 +32,6 @@ from phaze_fast.wafer.mapping.mesh import Links as Links
 from phaze_fast.wafer.mapping.mesh import MeshGroup as MeshGroup
 from phaze_fast.wafer.mapping.mesh import MeshTime as MeshTime
 from phaze_fast.wafer.mapping.mesh import Run as Run
-from phaze_fast.wafer.mapping.mesh import concurrent_s as concurrent_s
 from phaze_fast.wafer.mapping.mesh import link_loads as link_loads
 from phaze_fast.wafer.mapping.mesh import mesh_collective as mesh_collective
 from phaze_fast.wafer.mapping.problem import Problem as Problem

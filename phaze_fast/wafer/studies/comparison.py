@@ -52,15 +52,6 @@ class Comparison(Table):
     memory_at_equal_speed: dict[str, Evaluation]
     """Per baseline: our mapping of least memory that is no slower than the baseline's best plan."""
 
-    @property
-    def best_baseline(self) -> tuple[str, Evaluation] | None:
-        """Name and plan of the fastest tuned baseline that fits; None if none does."""
-        fitting = [(b.best.time_s, n) for n, b in self.baselines.items() if b.best.fits]
-        if not fitting:
-            return None
-        name = min(fitting)[1]
-        return name, self.baselines[name].best
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return {
