@@ -642,20 +642,14 @@ class _Study:
 
 
 @dataclass(frozen=True)
-class WaferProblem:
-    """The wafers and the training step."""
+class Wafers:
+    """The wafers."""
 
     on: Annotated[list[str] | None, typer.Option("--wafer")] = None
     """A wafer, or a space of wafers to choose from: a preset (`phaze-fast show wafer` lists them)
     or a file; may be given several times; by default dram-wafer."""
     wafer_count: Annotated[int, typer.Option(min=1)] = 1
     """Wafers of this kind that work together over their I/O."""
-    global_batch: int = 512
-    """Sequences of one training step."""
-    seq: int | None = None
-    """Tokens of a sequence; by default the model's."""
-    optimizer: str = "adam-bf16-grad"
-    """The optimiser, whose state takes memory."""
 
 
 @dataclass(frozen=True)
@@ -691,7 +685,8 @@ class WaferEffort:
 
 def map_on_wafers(
     model: ModelNames,
-    problem: WaferProblem,
+    where: Wafers,
+    training: WaferTraining,
     goal: WaferGoal,
     faults: Faults,
     search: WaferEffort,
@@ -704,10 +699,9 @@ def map_on_wafers(
 
     Example: phaze-fast wafer bertlarge --wafer dojo-tile-like --global-batch 64 --compare
     """
-    training = WaferTraining(problem.global_batch, problem.seq, problem.optimizer)
     effort = Effort(search.seeds, search.steps, search.promising, search.budget)
-    loaded = [_transformer(load_model(name, problem.seq)) for name in model]
-    wafers = _wafers(problem.on, problem.wafer_count, faults.faults)
+    loaded = [_transformer(load_model(name, training.seq)) for name in model]
+    wafers = _wafers(where.on, where.wafer_count, faults.faults)
     others = goal.compare or bool(faults.fault_maps)
     objectives = _front_objectives(goal.front, wafers, others)
     if goal.encoding is not None:
@@ -736,7 +730,7 @@ def map_on_wafers(
             faults=faults,
             front=objectives,
         )
-        pairs = [(loaded_model, where) for where in wafers for loaded_model in loaded]
+        pairs = [(loaded_model, wafer) for wafer in wafers for loaded_model in loaded]
         cases = Cases(list(study.cases(pairs)), session)
         for message in session.notes:
             note(message)
