@@ -11,9 +11,9 @@ from itertools import starmap
 import numpy as np
 import pytest
 from case_counts import slow_or_thorough
+from refusals import refusal
 from wafer_baseline_cases import CASES, DRAM, in_rank_order, problem_of
 from wafer_baseline_cases import QUICK as SHORT
-from wafer_cases import refusal
 from wafer_tiny_cases import BERT, FAST, tiny_problem, tiny_workload
 
 from phaze_fast import models
