@@ -184,6 +184,9 @@ def group_traffic(
 def product_bytes(
     m: int, k: int, n: int, capacities: _Array, rules: tuple[float, float, float]
 ) -> _Array: ...
+def op_hbm_bytes(
+    ops: _Array, capacities: _Array, precision: tuple[float, float, float, float]
+) -> _Array: ...
 def path_bounds(
     ops: _Array,
     chips: _Array,

@@ -211,3 +211,73 @@ def best_cuts(count: int, bytes_of: Callable[[int, int], float]) -> Cuts:
         groups.append((begin[end], end))
         end = begin[end]
     return Cuts(least[count], tuple(reversed(groups)), least[count])
+
+
+class TrainedChain(NamedTuple):
+    """Least off-chip bytes of two products and an activation, forward and backward."""
+
+    hbm_bytes: float
+    forward_fused: bool
+    backward_fused: bool
+    recomputed: bool
+    """Whether the activation's input is computed again in the backward pass instead of stashed."""
+
+
+def trained_chain(
+    rows: int,
+    inner: int,
+    hidden: int,
+    outer: int,
+    capacity_bytes: float,
+    rules: BufferRules | None = None,
+) -> TrainedChain:
+    """Choose what is fused and what is recomputed in Y = f(X A) B and its gradients, by bytes.
+
+    With U = X A and H = f(U), the backward pass reads U and H. Stashed, both are written once.
+    Recomputed, neither is: the backward pass multiplies X by A again, in its fused group or as a
+    product of its own, and writes H for the gradient of B. Gradients of weights are separate
+    products, so the gradient of U is written in any case.
+
+    Parameters
+    ----------
+    rows, inner, hidden, outer
+        X is rows x inner, U and H are rows x hidden, Y is rows x outer.
+    capacity_bytes
+        Size of the buffer.
+    rules
+        How the chip uses it.
+
+    Examples
+    --------
+    >>> trained_chain(4096, 1024, 4096, 1024, 64 * 2**20).recomputed
+    True
+    """
+    used = rules or BufferRules()
+    array = used.element_bytes * rows * hidden
+
+    def alone(m: int, k: int, n: int) -> float:
+        return float(product_bytes(m, k, n, capacity_bytes, used)[0])
+
+    def fused(*sizes: int, held: float = 1.0, moved_bytes: float = 0.0) -> float:
+        group = FusedGroup(*sizes, held=held, moved_bytes=moved_bytes)
+        return float(group_traffic(group, capacity_bytes, used).hbm_bytes[0])
+
+    up, down = alone(rows, inner, hidden), alone(rows, hidden, outer)
+    back = alone(rows, outer, hidden) + array + alone(rows, hidden, inner)
+    options = []
+    for recomputed in (False, True):
+        stash = 0.0 if recomputed else array  # U; H is written too unless fused and recomputed
+        forward = (up + stash + down, fused(rows, inner, hidden, outer, moved_bytes=2.0 * stash))
+        if recomputed:
+            again = fused(rows, outer + inner, hidden, inner, held=2.0, moved_bytes=2.0 * array)
+            backward = (up + array + back, again)
+        else:
+            backward = (back, fused(rows, outer, hidden, inner, moved_bytes=2.0 * array))
+        options += [
+            TrainedChain(f + b, bool(i), bool(j), recomputed)
+            for i, f in enumerate(forward)
+            for j, b in enumerate(backward)
+        ]
+    best = min(options, key=lambda option: option.hbm_bytes)
+    weights = alone(hidden, rows, outer) + alone(inner, rows, hidden)
+    return best._replace(hbm_bytes=best.hbm_bytes + weights)

@@ -15,10 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
 from phaze_fast.opgraph.graph import CAST, PASSING_CAST
 from phaze_fast.software import Precision
+
+Fusion = Literal["none", "epilogues", "full"]
+"""What is fused: nothing; element-wise operators onto the product before them; also products with
+one another, whose arrays then stay on chip as far as the buffer allows."""
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
 _EPILOGUES = frozenset(

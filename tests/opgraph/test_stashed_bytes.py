@@ -37,7 +37,10 @@ def shortfall(graph):
 
 def forward_graphs(name, fused):
     model = model_as_run(models.load(name), load_software("generic"), 1)
-    return [layer.forward for layer in layer_graph(model, Strategy(), fused=fused).layers]
+    return [
+        layer.forward
+        for layer in layer_graph(model, Strategy(), fusion="epilogues" if fused else "none").layers
+    ]
 
 
 @pytest.mark.parametrize("fused", [False, True])
