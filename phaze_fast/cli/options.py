@@ -131,6 +131,21 @@ def numbers(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
         raise not_accepted(option, text, f"{expected} separated by commas") from None
 
 
+def one_for_each(text: str, count: int, option: str) -> list[str]:
+    """Split an option that has one value for several clusters, or one for each.
+
+    Examples
+    --------
+    >>> one_for_each("8", 2, "--devices"), one_for_each("8,16", 2, "--devices")
+    (['8', '8'], ['8', '16'])
+    """
+    values = [word.strip() for word in text.split(",")]
+    if len(values) not in (1, count):
+        expected = f"one value, or {count} separated by commas" if count > 1 else "one value"
+        raise not_accepted(option, text, expected)
+    return values * (count // len(values))
+
+
 @dataclass(frozen=True)
 class Hardware:
     """The cluster."""
