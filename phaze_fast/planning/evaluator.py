@@ -140,7 +140,7 @@ class PlanEvaluator:
 
     def _enumerate(self) -> tuple[list[StrategySizes], Array]:
         training, modes = self.training, self.training.recompute_modes
-        runs = (training.software, training.precision)
+        runs = (training.software, training.precision, training.fusion)
         sizes: list[StrategySizes] = []
         parts: list[Array] = []
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
@@ -497,6 +497,7 @@ class PlanEvaluator:
             optimizer=training.optimizer,
             precision=training.precision.reference,
             software=training.software.reference,
+            fusion=training.fusion,
             reserved_bytes=float(training.reserved_bytes),
             layers_proven=proven,
             time_s=time_s,

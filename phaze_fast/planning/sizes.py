@@ -22,6 +22,7 @@ from phaze_fast.opgraph import (
     CONTEXT_KINDS,
     GROUPS,
     KINDS,
+    Fusion,
     Layer,
     LayerGraph,
     OpGraph,
@@ -244,6 +245,7 @@ def strategy_sizes(
     recompute: tuple[str, ...],
     software: Software | None = None,
     precision: Precision | None = None,
+    fusion: Fusion = "none",
 ) -> StrategySizes:
     """Size a model's layers under a strategy; the latest results are cached.
 
@@ -257,11 +259,13 @@ def strategy_sizes(
         Profile of the software, by default the default one.
     precision
         Number format of their products, by default bf16.
+    fusion
+        Which operators are fused; see `phaze_fast.opgraph.layer_graph`.
     """
     used = load_software(DEFAULT) if software is None else software
     model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
-    graph = _layer_graph(model, strategy, precision=formats)
+    graph = _layer_graph(model, strategy, fusion, formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tp, "context": s.cp}
