@@ -133,7 +133,7 @@ class PlanEvaluator:
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
         self.sizes, self.layouts = given if given is not None else self._enumerate()
-        self.optimizer = optimizer(training.optimizer)
+        self.optimizer = optimizer(training.optimizer_name)
         self._record = training_record(self.optimizer, training.software, training.precision)
 
     # ---- strategies and layouts ----
@@ -494,7 +494,7 @@ class PlanEvaluator:
             rank_order=RANK_ORDERS[int(layout["rank_order"])],
             sequence_parallel=training.sequence_parallel,
             seq=training.seq or model.seq,
-            optimizer=training.optimizer,
+            optimizer=training.optimizer_name,
             precision=training.precision.reference,
             software=training.software.reference,
             fusion=training.fusion,

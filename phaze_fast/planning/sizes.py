@@ -11,7 +11,6 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
 from phaze_fast.memory import (
-    FRAGMENTATION,
     Optimizer,
     context_bytes,
     copied_state_bytes,
@@ -60,7 +59,7 @@ def training_record(optimizer: Optimizer, software: Software, precision: Precisi
     record["gradient_bytes"] = optimizer.gradient_bytes
     record["state_bytes"] = optimizer.state_bytes
     record["gather_bytes"] = min(optimizer.gathered_bytes, precision.gathered_weight_bytes)
-    record["fragmentation"] = FRAGMENTATION
+    record["fragmentation"] = software.fragmentation
     hides = software.overlap_gradients
     record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES
     record["contention"] = software.contention
