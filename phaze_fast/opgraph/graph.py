@@ -92,6 +92,8 @@ class OpGraph(Brief):
     in_order: bool = False
     """Whether operators run one after another in graph order, each on all cores, as in a traced
     program; else a schedule is searched."""
+    resident: bool = False
+    """Whether arrays between products may stay on chip, as far as a chip's buffer allows."""
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -293,6 +295,7 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
         spec.epilogue,
         function_code(spec.kind, spec.function),
         FORMATS.index(spec.format),
+        0.0,  # nothing is kept on chip
     )
 
 
@@ -322,6 +325,7 @@ def lay_out(
     specs: list[OperatorSpec],
     tensors: tuple[Tensor, ...],
     in_order: bool = False,
+    resident: bool = False,
 ) -> OpGraph:
     """Return the operators as arrays, without the virtual ones."""
     real = [i for i, spec in enumerate(specs) if not spec.virtual]
@@ -346,4 +350,4 @@ def lay_out(
     for array in (ops, indptr, indices):
         array.setflags(write=False)
     names = tuple(specs[i].name for i in real)
-    return OpGraph(name, ops, names, indptr, indices, tensors, in_order)
+    return OpGraph(name, ops, names, indptr, indices, tensors, in_order, resident)

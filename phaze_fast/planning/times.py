@@ -451,7 +451,7 @@ def priced(
     memory_of(chip)
     if chip is None:
         return
-    for precision in dict.fromkeys(s.precision for s in sizes):
+    for precision in {id(s.precision): s.precision for s in sizes}.values():
         check_precision(precision, chip)
     alike: dict[tuple[Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
@@ -573,7 +573,18 @@ def times_on_chip(
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return _streaming(sizes, KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
+    return _joined(tuple(known[s] for s in sizes), tuple(sizes), cluster, optimizer)
+
+
+@lru_cache(maxsize=256)
+def _joined(
+    rows: tuple[KindTimes, ...],
+    sizes: tuple[StrategySizes, ...],
+    cluster: Cluster,
+    optimizer: Optimizer,
+) -> KindTimes:
+    """Concatenate the times of strategies, with the optimiser's rates; the latest are cached."""
+    return _streaming(sizes, KindTimes.concatenated(rows), cluster, optimizer)
 
 
 def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
@@ -651,6 +662,6 @@ def free_times_on_chip(
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        level = levels[-1] if same else KindTimes.concatenated([row[n] for row in rows])
-        levels.append(level if same else _streaming(sizes, level, cluster, optimizer))
+        own = tuple(row[n] for row in rows)
+        levels.append(levels[-1] if same else _joined(own, tuple(sizes), cluster, optimizer))
     return tuple(levels)

@@ -17,6 +17,7 @@ from phaze_fast.errors import not_accepted
 from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName
 from phaze_fast.opgraph import (
     CONTEXT_KINDS,
+    Fusion,
     Strategy,
     canonical_recompute,
     recompute_order,
@@ -167,6 +168,9 @@ class TrainingStep(Record):
     mxfp8, nvfp4, int8."""
     software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
     """What runs the step: a profile, by name or as a file."""
+    fusion: Fusion = "none"
+    """What is fused: none; epilogues, element-wise operators onto the product before them; full,
+    also products with one another, whose arrays stay on chip as far as its buffer allows."""
     reserved_bytes: Bytes = 3 * 2**29
     """Memory of each device that the model cannot use: driver, libraries, their buffers."""
 

@@ -133,6 +133,10 @@ void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
                    const EnergyTable& energy, std::span<const double> static_w,
                    std::span<CostRecord> out, int threads);
 
+// HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if it is invalid.
+double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes,
+                    const Precision& precision) noexcept;
+
 // The times alone; NaN for a bad pair.
 void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
                    std::span<double> out, int threads);
