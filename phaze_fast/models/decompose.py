@@ -150,7 +150,9 @@ class Parts:
         they are: how they are padded depends on the number of samples.
         """
         at, reads = _PADDED[call.name], list(call.reads)
-        pairs = {slot: tuple(zip(reads[slot].shape, twin.reads[slot].shape)) for slot in at}
+        pairs = {
+            slot: tuple(zip(reads[slot].shape, twin.reads[slot].shape, strict=True)) for slot in at
+        }
         sizes = {size for dims in pairs.values() for pair in dims for size in pair}
         for slot in at if min(sizes) >= _LEAST_PADDED and reads[at[0]].item_bytes == _BF16 else ():
             array = reads[slot]
