@@ -286,7 +286,9 @@ def plan(
         if evaluator.fits.any():
             times = evaluator.lazy_times(cluster, cache, workers)
             fastest = _fastest(evaluator, times, top, workers, progress, stop)
-            plans += [evaluator.plan(placed, times.rows) for placed in fastest.plans]
+            if cache is None:
+                evaluator.keep_times(cluster, times)
+            plans += evaluator.plans(fastest.plans, times.rows)
         rejected += evaluator.rejected + fastest.rejected + _too_large(evaluator)
         open_s, tried = min(open_s, fastest.open_s), tried + int(evaluator.fits.sum())
     if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers

@@ -604,16 +604,24 @@ class LazyTimes:
         """One row per strategy; where not `exact`, no time is longer than that of the schedule."""
         self.exact = self.rows.proven.copy()
 
+    def copy(self) -> LazyTimes:
+        """Return times that can be scheduled further while these stay as they are."""
+        same = LazyTimes.__new__(LazyTimes)
+        same.__dict__.update(self.__dict__)
+        return same
+
     def schedule(self, strategies: Iterable[int]) -> bool:
         """Schedule the layers of some strategies; return whether some were not before."""
         new = [s for s in sorted(set(strategies)) if not self.exact[s]]
         if not new:
             return False
         times = times_on_chip([self.sizes[s] for s in new], *self._on)
+        columns = []
         for field in fields(KindTimes):
-            own, found = getattr(self.rows, field.name), getattr(times, field.name)
-            at = np.ix_(new, range(found.shape[1])) if found.ndim == 3 else new
-            own[at] = found
+            own, found = getattr(self.rows, field.name).copy(), getattr(times, field.name)
+            own[np.ix_(new, range(found.shape[1])) if found.ndim == 3 else new] = found
+            columns.append(own)
+        self.rows, self.exact = KindTimes(*columns), self.exact.copy()
         self.exact[new] = True
         return True
 
