@@ -135,7 +135,8 @@ class PlanEvaluator:
         """Usable memory of a device for each capacity."""
         self.sizes, self.layouts = given if given is not None else self._enumerate()
         self.optimizer = optimizer(training.optimizer)
-        self._kept_times: tuple[Cluster, LazyTimes] | None = None
+        self.last_times: tuple[tuple[Cluster, int], LazyTimes] | None = None
+        """Cluster and number of plans of the last `plan`, and the times that it ended with."""
         self._record = training_record(self.optimizer, training.software, training.precision)
 
     # ---- strategies and layouts ----
@@ -244,19 +245,9 @@ class PlanEvaluator:
     def lazy_times(
         self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
     ) -> LazyTimes:
-        """Bound the layers of all strategies that fit some memory limit from below on a chip.
-
-        On the chip of the last call of `keep_times`, what was scheduled then is so already.
-        """
-        kept = self._kept_times
-        if cache is None and kept is not None and kept[0] == cluster:
-            return kept[1].copy()
+        """Bound the layers of all strategies that fit some memory limit from below on a chip."""
         fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
         return LazyTimes(self.sizes, fit, cluster, self.optimizer, cache, threads)
-
-    def keep_times(self, cluster: Cluster, times: LazyTimes) -> None:
-        """Keep the times of a cluster's chip for the next call of `lazy_times`."""
-        self._kept_times = (cluster, times)
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
         """Describe plans in full, of `times` with one row per strategy."""

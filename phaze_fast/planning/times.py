@@ -371,6 +371,12 @@ def _known_times(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
 
 
 @lru_cache(maxsize=32)
+def _known_bounds(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
+    """Return the cache of the lower bounds in `LazyTimes` for a cluster."""
+    return {}
+
+
+@lru_cache(maxsize=32)
 def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes, ...]]:
     """Return the cache of `free_times_on_chip` for a cluster."""
     return {}
@@ -591,7 +597,7 @@ class LazyTimes:
         threads: int = 1,
     ) -> None:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
-        known: dict[StrategySizes, KindTimes] = {}
+        known = _known_bounds(cluster)
         for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
             roots = schedule_layers(costs, max_nodes=1, threads=threads)
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
@@ -603,12 +609,6 @@ class LazyTimes:
         )
         """One row per strategy; where not `exact`, no time is longer than that of the schedule."""
         self.exact = self.rows.proven.copy()
-
-    def copy(self) -> LazyTimes:
-        """Return times that can be scheduled further while these stay as they are."""
-        same = LazyTimes.__new__(LazyTimes)
-        same.__dict__.update(self.__dict__)
-        return same
 
     def schedule(self, strategies: Iterable[int]) -> bool:
         """Schedule the layers of some strategies; return whether some were not before."""
