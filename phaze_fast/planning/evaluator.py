@@ -134,7 +134,7 @@ class PlanEvaluator:
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
         self.sizes, self.layouts = given if given is not None else self._enumerate()
-        self.optimizer = optimizer(training.optimizer)
+        self.optimizer = optimizer(training.optimizer_name)
         self.last_times: tuple[tuple[Cluster, int], LazyTimes] | None = None
         """Cluster and number of plans of the last `plan`, and the times that it ended with."""
         self._record = training_record(self.optimizer, training.software, training.precision)
@@ -143,7 +143,7 @@ class PlanEvaluator:
 
     def _enumerate(self) -> tuple[list[StrategySizes], Array]:
         training, modes = self.training, self.training.recompute_modes
-        runs = (training.software, training.precision)
+        runs = (training.software, training.precision, training.fusion)
         sizes: list[StrategySizes] = []
         parts: list[Array] = []
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
@@ -500,9 +500,10 @@ class PlanEvaluator:
             rank_order=RANK_ORDERS[int(layout["rank_order"])],
             sequence_parallel=training.sequence_parallel,
             seq=training.seq or model.seq,
-            optimizer=training.optimizer,
+            optimizer=training.optimizer_name,
             precision=training.precision.reference,
             software=training.software.reference,
+            fusion=training.fusion,
             reserved_bytes=float(training.reserved_bytes),
             layers_proven=proven,
             time_s=time_s,

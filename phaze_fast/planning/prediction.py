@@ -50,7 +50,8 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     if broken:
         raise InvalidInputError(f"{model.name}: {broken[0]}")
     training = Training(**{name: getattr(spec, name) for name in TrainingStep.model_fields})
-    sizes = strategy_sizes(model, strategy, spec.modes, spec.software, spec.precision)
+    runs = (spec.software, spec.precision, spec.fusion)
+    sizes = strategy_sizes(model, strategy, spec.modes, *runs)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
 
@@ -379,7 +380,8 @@ def _sized(
         return None
     auto = recompute == "auto"
     modes = RECOMPUTE if auto else modes_in([recompute])
-    sizes = strategy_sizes(model, strategy, modes, training.software, training.precision)
+    runs = (training.software, training.precision, training.fusion)
+    sizes = strategy_sizes(model, strategy, modes, *runs)
     return sizes, -1 if auto else recompute_code(recompute, sizes.variant_of)
 
 
