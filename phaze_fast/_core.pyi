@@ -12,6 +12,8 @@ CHIP_DTYPE: Final[np.dtype[Any]]
 AREA_DTYPE: Final[np.dtype[Any]]
 ENERGY_DTYPE: Final[np.dtype[Any]]
 FABRIC_DTYPE: Final[np.dtype[Any]]
+FUSED_GROUP_DTYPE: Final[np.dtype[Any]]
+FUSED_TRAFFIC_DTYPE: Final[np.dtype[Any]]
 OPERATOR_DTYPE: Final[np.dtype[Any]]
 TUNING_DTYPE: Final[np.dtype[Any]]
 COST_DTYPE: Final[np.dtype[Any]]
@@ -175,6 +177,15 @@ def op_bounds(
     precision: tuple[float, float, float, float],
     one_core: bool,
     threads: int,
+) -> _Array: ...
+def group_traffic(
+    groups: _Array, capacities: _Array, rules: tuple[float, float, float]
+) -> _Array: ...
+def product_bytes(
+    m: int, k: int, n: int, capacities: _Array, rules: tuple[float, float, float]
+) -> _Array: ...
+def op_hbm_bytes(
+    ops: _Array, capacities: _Array, precision: tuple[float, float, float, float]
 ) -> _Array: ...
 def path_bounds(
     ops: _Array,

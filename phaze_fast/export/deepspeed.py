@@ -36,7 +36,7 @@ def write_deepspeed(request: Request) -> tuple[str, list[Unexpressed]]:
     settings |= {
         "overlap": True,
         "bf16": True,
-        "gradients": names.tables["gradient_formats"].get(spec.optimizer, "fp32"),
+        "gradients": names.tables["gradient_formats"].get(spec.optimizer_name, "fp32"),
         "optimizer": "AdamW",
         "optimizer_settings": {"lr": 1e-4},
     }

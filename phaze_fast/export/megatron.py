@@ -217,7 +217,7 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
         **_sharding(request),
         **recompute,
         **tables["precisions"].get(spec.precision.name, {}),
-        **tables["optimizers"].get(spec.optimizer, tables["optimizers"]["adam"]),
+        **tables["optimizers"].get(spec.optimizer_name, tables["optimizers"]["adam"]),
     }
     return terms, request.unexpressed(flag_names("megatron"), recompute=not recomputable)
 

@@ -192,7 +192,7 @@ class Request:
             **{case: bool(applies[0]) for case, applies in of_layout.items()},
             **cases,
             "precision": spec.precision.name not in table["precisions"],
-            "optimizer": spec.optimizer not in table["optimizers"],
+            "optimizer": spec.optimizer_name not in table["optimizers"],
         }
         texts = [text for case, text in names.tables["unexpressed"].items() if cases.get(case)]
         if spec.ep > 1 and spec.expert_overlap > 0:

@@ -46,7 +46,7 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
         "global_batch": spec.global_batch,
         "seq": spec.seq or request.model.seq,
         "steps": 10,
-        "precision": names.tables["param_formats"].get(spec.optimizer, "bfloat16"),
+        "precision": names.tables["param_formats"].get(spec.optimizer_name, "bfloat16"),
         "reduce": "float32",
         "replicas": spec.dp // shard,
         "shards": shard,
