@@ -330,7 +330,8 @@ class OneCluster:
     ) -> tuple[TransformerModel, Cluster, PlanSpec]:
         """Return what `predict` takes for a run with the numbers at some values."""
         cluster, software = _applied(values, run.cluster, self.software)
-        return run.model, cluster, run.plan.replace(software=software)
+        plan = run.plan.replace(software=software, optimizer=run.plan.optimizer_name)
+        return run.model, cluster, plan
 
     def fitted(self) -> Posterior:
         """Fit the numbers to the runs."""
