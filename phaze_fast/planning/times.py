@@ -398,6 +398,12 @@ def _known_times(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
 
 
 @lru_cache(maxsize=32)
+def _known_bounds(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
+    """Return the cache of the lower bounds in `LazyTimes` for a cluster."""
+    return {}
+
+
+@lru_cache(maxsize=32)
 def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes, ...]]:
     """Return the cache of `free_times_on_chip` for a cluster."""
     return {}
@@ -619,7 +625,7 @@ class LazyTimes:
         threads: int = 1,
     ) -> None:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
-        known: dict[StrategySizes, KindTimes] = {}
+        known = _known_bounds(cluster)
         for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
             roots = schedule_layers(costs, max_nodes=1, threads=threads)
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
@@ -638,10 +644,12 @@ class LazyTimes:
         if not new:
             return False
         times = times_on_chip([self.sizes[s] for s in new], *self._on)
+        columns = []
         for field in fields(KindTimes):
-            own, found = getattr(self.rows, field.name), getattr(times, field.name)
-            at = np.ix_(new, range(found.shape[1])) if found.ndim == 3 else new
-            own[at] = found
+            own, found = getattr(self.rows, field.name).copy(), getattr(times, field.name)
+            own[np.ix_(new, range(found.shape[1])) if found.ndim == 3 else new] = found
+            columns.append(own)
+        self.rows, self.exact = KindTimes(*columns), self.exact.copy()
         self.exact[new] = True
         return True
 
