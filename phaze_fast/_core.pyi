@@ -375,14 +375,6 @@ def mesh_loads(
     target: _Array,
     payload_bytes: _Array,
 ) -> _Array: ...
-def mesh_concurrent(
-    columns: int,
-    rows: int,
-    dead: _Array,
-    dead_links: _Array,
-    links: tuple[float, float, float, int],
-    collectives: list[Any],
-) -> float: ...
 def mesh_collective_loads(
     columns: int, rows: int, links: tuple[float, float, float, int], collectives: list[Any]
 ) -> _Array: ...

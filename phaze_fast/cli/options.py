@@ -23,33 +23,14 @@ T = TypeVar("T")
 # ---- models, hardware and threads ----
 
 
-def _names_of_models() -> list[str]:
-    return list(models.names())
-
-
-def _names_of_chips() -> list[str]:
-    return list(presets.chip_names())
-
-
-def _names_of_fabrics() -> list[str]:
-    return list(presets.fabric_names())
-
-
+_complete_model = {"autocompletion": lambda: list(models.names())}
 _MODEL_HELP = (
     "a preset (`phaze-fast show model` lists them), a .yaml or .json file, or a folder with a "
     "HuggingFace config.json."
 )
-ModelName = Annotated[
-    str, typer.Argument(help=f"The model: {_MODEL_HELP}", autocompletion=_names_of_models)
-]
-ModelNames = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL",
-        help=f"The models, one or several; each {_MODEL_HELP}",
-        autocompletion=_names_of_models,
-    ),
-]
+ModelName = Annotated[str, typer.Argument(help=f"The model: {_MODEL_HELP}", **_complete_model)]
+_several = f"The models, one or several; each {_MODEL_HELP}"
+ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", help=_several, **_complete_model)]
 Threads = Annotated[
     int | None,
     typer.Option(help="At most so many threads; by default all cores.", rich_help_panel="Output"),
@@ -150,11 +131,13 @@ def one_for_each(text: str, count: int, option: str) -> list[str]:
 class Hardware:
     """The cluster."""
 
-    chip: Annotated[str, typer.Option(autocompletion=_names_of_chips)]
+    chip: Annotated[str, typer.Option(autocompletion=lambda: list(presets.chip_names()))]
     """The chip: a preset (`phaze-fast show chip` lists them) or a file."""
     devices: int
     """Devices of the cluster."""
-    fabric: Annotated[str | None, typer.Option(autocompletion=_names_of_fabrics)] = None
+    fabric: Annotated[
+        str | None, typer.Option(autocompletion=lambda: list(presets.fabric_names()))
+    ] = None
     """The interconnect: a preset (`phaze-fast show interconnect` lists them) or a file; by default
     the chip's usual one."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -69,6 +70,7 @@ _OPERATIONS = {
     "transpose": 1.0,
     "reduce": 1.0,
     "reduce-columns": 1.0,
+    "product-fp32": 2.0,  # a multiply-add, and loads from shared memory: no tensor core
     "batchnorm": 7.0,
     "batchnorm-backward": 14.0,
     "batchnorm-nchw": 7.0,
@@ -303,10 +305,11 @@ class Tuning(Record):
         return functions
 
 
+@lru_cache(maxsize=256)
 def tuning_record(
     tuning: Tuning, launch_s: float = 0.0, dtype: str = "bf16", rate: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    """Return a tuning as the record the kernels take.
+    """Return a tuning as the record the kernels take; the latest are cached.
 
     Parameters
     ----------
@@ -320,7 +323,7 @@ def tuning_record(
     Returns
     -------
     numpy.ndarray
-        Shape ``(1,)``, dtype ``_core.TUNING_DTYPE``.
+        Shape ``(1,)``, dtype ``_core.TUNING_DTYPE``; read-only.
 
     Examples
     --------
@@ -364,6 +367,7 @@ def tuning_record(
         if name in _OPERATIONS:
             cost = _cost_of(tuning.functions, name)
             row["functions"][code] = tuple(getattr(cost, n) for n in FunctionCost.model_fields)
+    record.setflags(write=False)
     return record
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.models.graph_model import OperatorKind
+from phaze_fast.models.graph_model import WIDE, OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.records import FrozenDict
 from phaze_fast.tables import Array, Brief
@@ -37,10 +37,19 @@ def function_code(kind: str, function: str = "") -> int:
     'convolution-nchw-weight'
     """
     base = kind.removesuffix("-backward")
-    if "gemm" in base:
+    if "gemm" in base and function != WIDE:
         return _CODES[function + _DIRECTIONS.get(kind, "") if function else "product"]
     name = function or _OF_KIND.get(base, base)
+    if function == WIDE:
+        return _CODES[name]
     return _CODES[name + kind.removeprefix(base)]
+
+
+_PRODUCTS = [
+    code
+    for code, name in enumerate(FUNCTIONS)
+    if name.startswith(("product", "attention", "convolution", "depthwise"))
+]
 
 
 _COMPUTED: tuple[str, ...] = get_args(OperatorKind)
@@ -88,6 +97,11 @@ class OpGraph(Brief):
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    @property
+    def products(self) -> Array:
+        """Whether each operator is a product, a convolution or attention."""
+        return np.isin(self.ops["function"], _PRODUCTS)
 
     @property
     def flops(self) -> float:

@@ -112,10 +112,12 @@ def optimizer_products_s(
     optimizer: Optimizer,
     threads: int = 1,
     like: Accelerator | None = None,
-) -> Array:
+) -> tuple[Array, Array]:
     """Return the seconds of an optimiser's products on one layer of each kind, by chip.
 
-    Products run one after another, and at least as long as the host launches them.
+    Products run one after another. The second result has the seconds in which the host launches
+    them, if it may start while the device is busy with the backward pass (`optimizer_host_s`);
+    otherwise products take at least as long as the host.
 
     Parameters
     ----------
@@ -134,10 +136,10 @@ def optimizer_products_s(
     """
     products = [optimizer.products(some) for some in matrices]
     count = len(chips) if isinstance(chips, np.ndarray) else 1
-    seconds = np.zeros((count, len(matrices)))
+    seconds, launching = np.zeros((2, count, len(matrices)))
     kinds = [k for k, some in enumerate(products) if some]
     if not kinds:
-        return seconds
+        return seconds, launching
     graphs = []
     for k in kinds:
         builder = LayerBuilder(f"step-{k}")
@@ -150,8 +152,21 @@ def optimizer_products_s(
     makespan_s = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads).makespan_s
     for row, k in enumerate(kinds):
         launched = len(products[k]) + OTHER_KERNELS * len(matrices[k])
-        seconds[:, k] = np.maximum(makespan_s[row], host_s(launched, software))
-    return seconds
+        seconds[:, k] = makespan_s[row]
+        if software.optimizer_host_s is None:
+            seconds[:, k] = np.maximum(makespan_s[row], launched * software.host_s)
+        else:
+            launching[:, k] = launched * software.optimizer_host_s
+    return seconds, launching
+
+
+def _step_s(products_s: Array, launching_s: Array, ahead_s: Array) -> Array:
+    """Return the seconds of an optimiser's products after the backward pass.
+
+    The host launches them while the device still computes gradients, by as much as it is ahead.
+    """
+    after: Array = np.maximum(products_s, launching_s - ahead_s)
+    return after
 
 
 @lru_cache(maxsize=512)
@@ -160,25 +175,31 @@ def _products_on_chip(
     chip: Accelerator,
     software: Software,
     optimizer: Optimizer,
-) -> Array:
+) -> tuple[Array, Array]:
     return optimizer_products_s(matrices, chip, software, optimizer)
 
 
-def host_s(operators: int, software: Software | None, recomputed: int = 0) -> float:
+def host_s(software: Software | None, forward: Array, backward: Array | None = None) -> float:
     """Return the seconds that the host needs to launch a pass, a lower bound of its time.
 
     Parameters
     ----------
-    operators
-        Operators that the pass launches, recomputed ones included.
     software
         The profile with the seconds per operator; None: passes never wait for the host.
-    recomputed
-        How many of the operators are recomputed.
+    forward
+        Operators of the forward pass, or those that a backward pass recomputes: for each, whether
+        it is a product, a convolution or attention.
+    backward
+        The same of the backward pass; None: a forward pass.
     """
     if software is None:
         return 0.0
-    return operators * software.host_s + (software.recompute_host_s if recomputed else 0.0)
+    seconds = len(forward) * software.host_s
+    if backward is not None:
+        seconds = (len(backward) + len(forward)) * software.host_s
+        seconds += int(backward.sum()) * software.gradient_host_s
+        seconds += software.recompute_host_s if len(forward) else 0.0
+    return seconds + int(forward.sum()) * software.product_host_s
 
 
 def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tuple[float, float]:
@@ -230,6 +251,8 @@ class KindTimes:
     """Whether all schedules of a row are proven, shape (rows,)."""
     step_s: Array
     """Products of an optimiser on the state of one layer, if no replicas share it."""
+    ahead_s: Array
+    """Seconds by which the host is ahead of the device after the backward pass of one layer."""
 
     def at(self, rows: Any) -> KindTimes:
         """Select some rows."""
@@ -299,6 +322,8 @@ class FixedParts:
     hbm_bytes_per_s: Array
     static_w: Array
     step_s: Array
+    launching_s: Array
+    """Seconds of the optimiser's products, and in which the host launches them."""
 
     def at(self, rows: Any) -> FixedParts:
         """Select some rows."""
@@ -323,8 +348,8 @@ class FixedParts:
         wait = np.zeros_like(host)
         for k, layer in enumerate(layers):
             at = first + 2 * k
-            ops = (len(layer.forward), len(layer.backward))
-            host[:, :, k] = [host_s(count, software) for count in ops]
+            called, own = layer.forward.products, layer.backward.products
+            host[:, :, k] = [host_s(software, called), host_s(software, called[:0], own)]
             wait[:, :, k] = expert_wait_s(sizes.graph, layer.kind, software)
             seconds, spent = costs.time_s(at), costs.dynamic_j(at)
             joules[:, k] = _summed(spent, [True] * len(layer.forward))
@@ -332,13 +357,13 @@ class FixedParts:
             for v, mode in enumerate(sizes.variants):
                 again = _again(layer, mode)
                 again_s[:, v, k] = np.nan if all(again) else _summed(seconds, again)
-                host_again[:, v, k] = host_s(ops[1] + sum(again), software, sum(again))
+                host_again[:, v, k] = host_s(software, called[again], own)
                 backward_j[:, v, k] = own_j + _summed(spent, again)
             own_s = costs.time_s(at + 1)
             late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
             total = _summed(own_s, [True] * len(layer.backward))
             np.divide(late, total, where=total > 0, out=share[:, k])
-        rates = (hbm_bytes_per_s, costs.static_w, np.zeros(shape))
+        rates = (hbm_bytes_per_s, costs.static_w, np.zeros(shape), np.zeros(shape))
         return cls(again_s, share, joules, backward_j, host, host_again, wait, *rates)
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
@@ -346,6 +371,7 @@ class FixedParts:
         forward, plain = (np.ascontiguousarray(makespan_s[start::2].T) for start in (0, 1))
         again = np.where(np.isnan(self.again_s), forward[:, None, :], self.again_s)
         backward = plain[:, None, :] + again
+        ahead = np.maximum(plain - self.host_s[:, 1], 0.0)
         plain = np.maximum(plain, self.host_s[:, 1]) + self.wait_s[:, 1]
         return KindTimes(
             forward_s=np.maximum(forward, self.host_s[:, 0]) + self.wait_s[:, 0],
@@ -357,7 +383,8 @@ class FixedParts:
             hbm_bytes_per_s=self.hbm_bytes_per_s,
             static_w=self.static_w,
             proven=np.all(proven, axis=0),
-            step_s=self.step_s,
+            step_s=_step_s(self.step_s, self.launching_s, ahead),
+            ahead_s=ahead,
         )
 
 
@@ -367,6 +394,12 @@ class FixedParts:
 @lru_cache(maxsize=32)
 def _known_times(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
     """Return the cache of `times_on_chip` for a cluster."""
+    return {}
+
+
+@lru_cache(maxsize=32)
+def _known_bounds(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
+    """Return the cache of the lower bounds in `LazyTimes` for a cluster."""
     return {}
 
 
@@ -424,7 +457,7 @@ def priced(
     memory_of(chip)
     if chip is None:
         return
-    for precision in dict.fromkeys(s.precision for s in sizes):
+    for precision in {id(s.precision): s.precision for s in sizes}.values():
         check_precision(precision, chip)
     alike: dict[tuple[Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
@@ -446,7 +479,8 @@ def _streaming(
     if optimizer.newton_schulz_steps is None:
         return streamed
     rows = [_products_on_chip(step_matrices(s), chip, s.software, optimizer) for s in sizes]
-    return replace(streamed, step_s=np.concatenate(rows))
+    products_s, launching_s = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    return replace(streamed, step_s=_step_s(products_s, launching_s, times.ahead_s))
 
 
 def _scheduled(
@@ -545,7 +579,18 @@ def times_on_chip(
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return _streaming(sizes, KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
+    return _joined(tuple(known[s] for s in sizes), tuple(sizes), cluster, optimizer)
+
+
+@lru_cache(maxsize=256)
+def _joined(
+    rows: tuple[KindTimes, ...],
+    sizes: tuple[StrategySizes, ...],
+    cluster: Cluster,
+    optimizer: Optimizer,
+) -> KindTimes:
+    """Concatenate the times of strategies, with the optimiser's rates; the latest are cached."""
+    return _streaming(sizes, KindTimes.concatenated(rows), cluster, optimizer)
 
 
 def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
@@ -580,7 +625,7 @@ class LazyTimes:
         threads: int = 1,
     ) -> None:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
-        known: dict[StrategySizes, KindTimes] = {}
+        known = _known_bounds(cluster)
         for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
             roots = schedule_layers(costs, max_nodes=1, threads=threads)
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
@@ -599,10 +644,12 @@ class LazyTimes:
         if not new:
             return False
         times = times_on_chip([self.sizes[s] for s in new], *self._on)
+        columns = []
         for field in fields(KindTimes):
-            own, found = getattr(self.rows, field.name), getattr(times, field.name)
-            at = np.ix_(new, range(found.shape[1])) if found.ndim == 3 else new
-            own[at] = found
+            own, found = getattr(self.rows, field.name).copy(), getattr(times, field.name)
+            own[np.ix_(new, range(found.shape[1])) if found.ndim == 3 else new] = found
+            columns.append(own)
+        self.rows, self.exact = KindTimes(*columns), self.exact.copy()
         self.exact[new] = True
         return True
 
@@ -623,6 +670,6 @@ def free_times_on_chip(
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        level = levels[-1] if same else KindTimes.concatenated([row[n] for row in rows])
-        levels.append(level if same else _streaming(sizes, level, cluster, optimizer))
+        own = tuple(row[n] for row in rows)
+        levels.append(levels[-1] if same else _joined(own, tuple(sizes), cluster, optimizer))
     return tuple(levels)
