@@ -31,7 +31,7 @@ from export_cases import SUFFIX, random_plan
 from mapping_cases import compiled, tight_case
 from mutated_documents import mutated
 from nest_cases import nest_problem
-from oracle_cases import random_cases
+from oracle_cases import random_cases, random_recompute
 from placement_cases import branching, chain, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
@@ -98,10 +98,12 @@ def nest(rng):
 
 
 def plans(rng):
-    """Plans priced stage by stage; every schedule, ZeRO stage and rank order."""
+    """Plans priced stage by stage; every schedule, ZeRO stage, rank order and recomputation."""
     seed = rng.randrange(10**9)
-    model, cluster, specs = random_cases(random.Random(seed), 40)
-    for spec in specs:
+    own = random.Random(seed)
+    model, cluster, specs = random_cases(own, 40)
+    others = [spec.replace(recompute=random_recompute(own, spec.pp)) for spec in specs]
+    for spec in specs + others:
         yield certificates.priced_plan(model, cluster, spec, predict(model, cluster, spec)), seed
 
 
