@@ -200,6 +200,8 @@ class Layouts {
   SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
                         const AskedToStop& stop = {}) {
     SettledLayouts settled{0, 0, kInfinite};
+    double best_s = kInfinite;
+    std::vector<Candidate> partly;
     PlayedSteps played;
     std::vector<Candidate> wave;
     std::vector<double> below;
@@ -222,23 +224,29 @@ class Layouts {
         wave.push_back(own);
         below.push_back(most_s);
       }
-      std::vector<PlacedPlan> found(wave.size());
-      parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
-        const SolverPool::Lease solver = space_.solvers->lend(&played);
-        for (std::size_t k = begin; k < end; ++k) {
-          found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
-                                        space_.bounds.memory_limits[memory_limit_], below[k],
-                                        wave[k].load_s);
-        }
-      });
+      std::vector<PlacedPlan> found = solve(wave, below, threads, kLittleWork, &played);
       settled.solved += static_cast<std::int64_t>(wave.size());
       for (std::size_t k = 0; k < found.size(); ++k) {
-        if (found[k].time_s < kInfinite) {
-          offer(std::move(found[k]));
+        if (found[k].open_s < kInfinite) {
+          wave[k].bound_s = std::max(wave[k].bound_s, found[k].open_s);
+          if (wave[k].bound_s <= below[k]) partly.push_back(wave[k]);
         } else {
-          settled.empty += below[k] == kInfinite;
+          settled.empty += found[k].time_s == kInfinite && below[k] == kInfinite;
         }
+        if (found[k].time_s == kInfinite) continue;
+        best_s = std::min(best_s, found[k].time_s);
+        offer(std::move(found[k]));
       }
+    }
+    // Layouts that are solved in part: whether one of them has the fastest plan.
+    for (Candidate& own : partly) {
+      if (own.bound_s < best_s) {
+        PlacedPlan found = solve({own}, {best_s}, 1, kMuchWork, &played)[0];
+        own.bound_s = std::max(own.bound_s, std::min(found.open_s, best_s));
+        best_s = std::min(best_s, found.time_s);
+        if (found.time_s < kInfinite) offer(std::move(found));
+      }
+      settled.open_s = std::min(settled.open_s, own.bound_s);
     }
     return settled;
   }
@@ -246,6 +254,21 @@ class Layouts {
  private:
   std::size_t strategy_of(const Candidate& c) const noexcept {
     return at(space_.layouts[at(c.layout)].record.strategy);
+  }
+
+  std::vector<PlacedPlan> solve(const std::vector<Candidate>& wave,
+                                const std::vector<double>& below, int threads, std::int64_t work,
+                                PlayedSteps* played) const {
+    std::vector<PlacedPlan> found(wave.size());
+    parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
+      const SolverPool::Lease solver = space_.solvers->lend(played);
+      for (std::size_t k = begin; k < end; ++k) {
+        found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
+                                      space_.bounds.memory_limits[memory_limit_], below[k],
+                                      wave[k].load_s, work);
+      }
+    });
+    return found;
   }
 
   double sharper(Candidate* own) const {
@@ -269,6 +292,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   PlacedPlan best{kInfinite, 0.0, -1, {}};
   const StepTotals totals = totals_of(space, strategy, least);
   double limit = below_s;
+  std::vector<Candidate> partly;  // layouts that are solved in part
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
     return bound_of_layout(space, at(r), memory_limit, totals, times.hbm_bytes_per_s, enough_s,
                            load_s);
@@ -291,14 +315,29 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
       if (sharper_s <= limit) queue.put_back(c, sharper_s);
       continue;
     }
-    PlacedPlan found = solver->best(space, at(c.layout), times,
-                                    space.bounds.memory_limits[memory_limit], limit, c.load_s);
+    PlacedPlan found =
+        solver->best(space, at(c.layout), times, space.bounds.memory_limits[memory_limit], limit,
+                     c.load_s, kLittleWork);
     const bool better =
         found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);
+    if (found.open_s < kInfinite) {
+      partly.push_back(c);
+      partly.back().bound_s = std::max(c.bound_s, found.open_s);
+    }
     if (found.time_s == kInfinite || !better) continue;
     best = std::move(found);
     limit = std::min(limit, best.time_s);
   }
+  double open_s = kInfinite;
+  for (const Candidate& c : partly) {  // with more work
+    if (c.bound_s > limit) continue;
+    PlacedPlan found = solver->best(space, at(c.layout), times,
+                                    space.bounds.memory_limits[memory_limit], limit, c.load_s);
+    if (found.open_s < kInfinite) open_s = std::min(open_s, std::max(c.bound_s, found.open_s));
+    if (found.time_s < best.time_s) best = std::move(found);
+    limit = std::min(limit, best.time_s);
+  }
+  best.open_s = open_s < limit ? open_s : kInfinite;
   return best;
 }
 
