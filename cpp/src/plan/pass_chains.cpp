@@ -95,34 +95,6 @@ void PassChains::select(PipelineSchedule schedule, std::int64_t stages, std::int
   own_->shape = shape;
 }
 
-const std::vector<PassChain>& PassChains::of_stages(PipelinePlayer* player) {
-  const auto [code, stages, chunks, micro_batches] = own_->shape;
-  const auto schedule = static_cast<PipelineSchedule>(code);
-  if (!own_->of_stages.empty() || stages * chunks * micro_batches > kMostPasses) {
-    return own_->of_stages;
-  }
-  const std::size_t slots = at(stages * chunks);
-  const auto own_chunks = static_cast<std::size_t>(chunks);
-  for (std::size_t stage = 0; stage < at(stages); ++stage) {
-    std::vector<double> forward_s(slots, 1.0), backward_s(slots, 2.0), weight_grad_s(slots, 1.0);
-    for (std::size_t k = stage * own_chunks; k < (stage + 1) * own_chunks; ++k) {
-      forward_s[k] *= 1.25;
-      backward_s[k] *= 1.25;
-      weight_grad_s[k] *= 1.25;
-    }
-    const PipelineLoads loads{static_cast<std::int32_t>(stages),
-                              static_cast<std::int32_t>(chunks),
-                              micro_batches,
-                              forward_s,
-                              backward_s,
-                              weight_grad_s,
-                              1.0};
-    own_->of_stages.push_back(
-        critical_chain(schedule, player->events(schedule, loads), stages, chunks, micro_batches));
-  }
-  return own_->of_stages;
-}
-
 bool PassChains::above(const PipelineLoads& loads, double limit_s) noexcept {
   std::vector<PassChain>& chains = own_->chains;
   for (std::size_t k = 0; k < chains.size(); ++k) {

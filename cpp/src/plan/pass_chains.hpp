@@ -47,14 +47,10 @@ class PassChains {
   void select(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
               std::int64_t micro_batches);
 
-  // For each stage a chain through all of its passes, with those that must precede and follow them:
-  // critical where that stage is slower than others. It depends on the shape alone. Empty if a step
-  // has too many passes.
-  const std::vector<PassChain>& of_stages(PipelinePlayer* player);
-
-  // Drops all chains, except those of stages.
+  // Drops all chains.
   void clear() noexcept {
-    for (auto& [shape, known] : known_) known.chains.clear(), known.learnt = known.wasted = 0;
+    known_.clear();
+    own_ = nullptr;
   }
 
   // Whether some chain exceeds a limit.
@@ -71,7 +67,6 @@ class PassChains {
     std::vector<PassChain> chains;
     std::int64_t learnt = 0;  // chains, replaced ones included
     std::int64_t wasted = 0;  // steps since then that no chain ruled out
-    std::vector<PassChain> of_stages;
   };
   std::map<Shape, Known> known_;
   Known* own_ = nullptr;

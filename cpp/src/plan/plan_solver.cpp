@@ -788,14 +788,14 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
 }
 
 // Takes the assignment if it is faster than the incumbent and within the time limit.
-void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
+bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double exchange_s = on_.layout->exchange_s;
   const double limit = (std::min(below_s, best->time_s) - exchange_s) * (1.0 + 1e-12);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    if (add_stage(partition_, stage, -1, &bound) > limit) return;
+    if (add_stage(partition_, stage, -1, &bound) > limit) return false;
   }
-  if (!choose_recompute(limit, &partition_)) return;
+  if (!choose_recompute(limit, &partition_)) return false;
   const double tail_s = step_.take_passes(partition_);
   PassChains& chains = in_tree_ ? tree_chains_ : chains_;
   const bool chained =
@@ -803,7 +803,7 @@ void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   if (chained) {
     const double most_s = std::min(below_s, best->time_s) - tail_s - exchange_s;
     chains.select(on_.schedule(), on_.stages, on_.record().vpp, on_.micro_batches);
-    if (chains.above(step_.loads(), most_s)) return;
+    if (chains.above(step_.loads(), most_s)) return false;
   }
   const double time_s = step_.step_s() + tail_s + exchange_s;
   const double faster_s = best->time_s * (in_tree_ ? 1.0 - 2.0 * kTie : 1.0);
@@ -815,6 +815,7 @@ void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
     best->partition = partition_;
   }
   if (in_tree_ && chain != nullptr) tree_.add(*chain, tree_limit_s(below_s, *best));
+  return true;
 }
 
 // Tries assignments with the embedding and the head counted as layers or not. If there are many,
@@ -828,7 +829,7 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
   const int base = total / count;
   const int extras = total % count;
   const auto offer_cut = [&] {
-    if (cut(count_first, base, &partition_)) offer(below_s, best);
+    return cut(count_first, base, &partition_) && offer(below_s, best);
   };
   std::fill(extra_.begin(), extra_.end(), 0);
   if (!bidirectional(on_.record())) spread_by_load(base, extras, count_first, count_last);
@@ -852,16 +853,14 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
     best->open_s = 0.0;
     return;
   }
-  tree_chains_.select(on_.schedule(), on_.stages, on_.record().vpp, on_.micro_batches);
   tree_chains_.clear();
-  tree_.start(count_first ? 0 : on_.space->first_block, base, extras,
-              tree_chains_.of_stages(step_.player()), tree_limit_s(below_s, *best));
+  tree_.start(count_first ? 0 : on_.space->first_block, base, extras, tree_limit_s(below_s, *best));
   in_tree_ = true;
   const double open_s = tree_.search(
       work_, [&] { return tree_limit_s(below_s, *best); },
       [&](const std::vector<std::int32_t>& extra) {
         extra_ = extra;
-        offer_cut();
+        return offer_cut();
       });
   in_tree_ = false;
   best->open_s = std::min(best->open_s, open_s + on_.layout->exchange_s);
@@ -892,32 +891,52 @@ bool AssignmentTree::applies() const noexcept {
          on_.record().vpp <= 8 && on_.stages > 1;
 }
 
-void AssignmentTree::start(int first, int base, int extras, const std::vector<PassChain>& chains,
-                           double limit_s) {
+void AssignmentTree::start(int first, int base, int extras, double limit_s) {
   extras_ = extras;
-  const int chunks = on_.record().vpp;
   const bool both = bidirectional(on_.record());  // two devices have the same two chunks
   groups_.assign(at(both ? on_.stages / 2 : on_.stages), {});
   extra_.assign(at(places_of(on_.record())), 0);
   dropped_.clear();
-  for (int g = 0; at(g) < groups_.size(); ++g) {
+  bounds_.clear();
+  bool any = true;
+  for (int g = 0; at(g) < groups_.size() && any; ++g) {
     Group& group = groups_[at(g)];
     group.stages.assign(1, g);
     if (both) group.stages.push_back(on_.stages - 1 - g);
-    for (int c = 0; c < chunks; ++c) group.places.push_back(on_.chain_of(g, c));
-    add_patterns(first, base, &group);
+    for (int c = 0; c < on_.record().vpp; ++c) group.places.push_back(on_.chain_of(g, c));
+    add_patterns(first, base, limit_s, &group);
     dropped_.emplace_back(group.patterns.size(), false);
+    any = !group.patterns.empty();
   }
+  if (!any) groups_[0].patterns.clear();  // no assignment is possible
   chosen_.assign(groups_.size(), 0);
   tails_s_.assign(groups_.size() + 1, 0.0);
   backward_before_s_.assign(groups_.size() + 1, 0.0);
-  bounds_.clear();
-  for (const PassChain& chain : chains) add(chain, &chain == &chains.back() ? limit_s : kInfinite);
+  for (int stage = 0; stage < on_.stages && any; ++stage) {
+    add(chain_of_stage(stage), stage + 1 == on_.stages ? limit_s : kInfinite);
+  }
 }
 
-// The patterns with which the stages of a group fit, with the longer chunks of other groups at any
-// other place.
-void AssignmentTree::add_patterns(int first, int base, Group* group) {
+// The passes of a stage one after another, with those that precede its first pass and follow its
+// last.
+PassChain AssignmentTree::chain_of_stage(int stage) const {
+  const int chunks = on_.record().vpp;
+  PassChain chain{std::vector<PassChain::Counts>(at(on_.stages * chunks))};
+  for (int before = 0; before < stage && !bidirectional(on_.record()); ++before) {
+    PassChain::Counts& own = chain.counts[at(before * chunks)];
+    own.forward = 1.0;
+    if (on_.schedule() <= PipelineSchedule::kInterleaved) own.backward = 1.0;
+  }
+  for (int c = 0; c < chunks; ++c) {
+    PassChain::Counts& own = chain.counts[at(stage * chunks + c)];
+    own.forward = own.backward = rounds_of(on_.record());
+  }
+  return chain;
+}
+
+// The patterns with which the stages of a group fit and their passes are below the limit, with the
+// longer chunks of other groups at any other place.
+void AssignmentTree::add_patterns(int first, int base, double limit_s, Group* group) {
   const auto count = extra_.size();
   std::vector<std::int32_t> sizes(count);
   for (std::int32_t mask = 0; mask < 1 << group->places.size(); ++mask) {
@@ -941,6 +960,7 @@ void AssignmentTree::add_patterns(int first, int base, Group* group) {
       fits = fits && code >= 0;
       if (!fits) break;
       StageTail& tail = pattern.tails.emplace_back();
+      double load_s = 0.0;
       for (int c = 0; c < on_.record().vpp; ++c) {
         const std::size_t chunk = at(on_.chain_of(stage, c));
         const int i = partition_.cuts[chunk];
@@ -952,7 +972,9 @@ void AssignmentTree::add_patterns(int first, int base, Group* group) {
         tail.sync_s += on_.sums.sync_s(i, j);
         tail.step_s += on_.sums.step_s(i, j);
         tail.own_s += on_.sums.plain_s(i, j);
+        load_s += pattern.passes.back().forward + backward_s;
       }
+      fits = rounds_of(on_.record()) * load_s <= limit_s;
     }
     if (fits) group->patterns.push_back(std::move(pattern));
   }
@@ -981,23 +1003,34 @@ void AssignmentTree::find_rest(Bound* bound) const {
 // Drops the patterns whose least sum, over all choices of the other groups, is above the limit.
 bool AssignmentTree::drop_patterns(const Bound& bound, double limit_s) {
   bool any = false;
-  std::vector<double> before(at(extras_) + 1, kInfinite);
+  const std::size_t width = at(on_.record().vpp) + 1;
+  std::vector<double> before(at(extras_) + 1, kInfinite), after, own(width), others(width);
   before[0] = 0.0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    std::vector<double> after(before.size(), kInfinite);
+    // By longer chunks of the group: the least of other groups, and of the group itself.
+    others.assign(width, kInfinite);
+    own.assign(width, kInfinite);
+    for (std::size_t e = 0; e < width; ++e) {
+      for (std::size_t longer = 0; longer + e < before.size(); ++longer) {
+        const double rest_s = bound.rest_s[cell(g + 1, static_cast<int>(longer + e))];
+        others[e] = std::min(others[e], before[longer] + rest_s);
+      }
+    }
     for (std::size_t p = 0; p < groups_[g].patterns.size(); ++p) {
       if (dropped_[g][p]) continue;
-      const int e = groups_[g].patterns[p].extras;
-      double least = kInfinite;
-      for (int longer = 0; longer + e <= extras_; ++longer) {
-        const double sum = before[at(longer)] + bound.pattern_s[g][p];
-        after[at(longer + e)] = std::min(after[at(longer + e)], sum);
-        least = std::min(least, sum + bound.rest_s[cell(g + 1, longer + e)]);
-      }
-      if (!(least > limit_s) && least < kInfinite) continue;
-      dropped_[g][p] = any = true;
+      const auto e = at(groups_[g].patterns[p].extras);
+      const double least = others[e] + bound.pattern_s[g][p];
+      dropped_[g][p] = least > limit_s || least == kInfinite;
+      any = any || dropped_[g][p];
+      if (!dropped_[g][p]) own[e] = std::min(own[e], bound.pattern_s[g][p]);
     }
-    before = std::move(after);
+    after.assign(before.size(), kInfinite);
+    for (std::size_t e = 0; e < width; ++e) {
+      for (std::size_t longer = 0; longer + e < before.size(); ++longer) {
+        after[longer + e] = std::min(after[longer + e], before[longer] + own[e]);
+      }
+    }
+    before.swap(after);
   }
   return any;
 }
