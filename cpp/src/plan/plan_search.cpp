@@ -202,6 +202,10 @@ class Layouts {
     SettledLayouts settled{0, 0, kInfinite};
     double best_s = kInfinite;
     std::vector<Candidate> partly;
+    const auto offer_best = [&](PlacedPlan plan) {
+      best_s = std::min(best_s, plan.time_s);
+      offer(std::move(plan));
+    };
     PlayedSteps played;
     std::vector<Candidate> wave;
     std::vector<double> below;
@@ -224,30 +228,26 @@ class Layouts {
         wave.push_back(own);
         below.push_back(most_s);
       }
-      std::vector<PlacedPlan> found = solve(wave, below, threads, kLittleWork, &played);
       settled.solved += static_cast<std::int64_t>(wave.size());
-      for (std::size_t k = 0; k < found.size(); ++k) {
-        if (found[k].open_s < kInfinite) {
-          wave[k].bound_s = std::max(wave[k].bound_s, found[k].open_s);
-          if (wave[k].bound_s <= below[k]) partly.push_back(wave[k]);
-        } else {
-          settled.empty += found[k].time_s == kInfinite && below[k] == kInfinite;
+      settled.empty += solve(wave, below, threads, 0, &played, &partly, offer_best);
+    }
+    // Layouts solved in part: whether they have a plan of interest, then whether the fastest.
+    for (const std::int64_t work : {kLittleWork, kMuchWork}) {
+      std::vector<Candidate> again;
+      below.clear();
+      for (const Candidate& own : partly) {
+        const double most_s = work == kMuchWork ? best_s : limit(own, totals_[strategy_of(own)]);
+        if (own.bound_s < most_s) {
+          again.push_back(own);
+          below.push_back(most_s);
+        } else if (work == kMuchWork) {
+          settled.open_s = std::min(settled.open_s, own.bound_s);
         }
-        if (found[k].time_s == kInfinite) continue;
-        best_s = std::min(best_s, found[k].time_s);
-        offer(std::move(found[k]));
       }
+      partly.clear();
+      settled.empty += solve(again, below, threads, work, &played, &partly, offer_best);
     }
-    // Layouts that are solved in part: whether one of them has the fastest plan.
-    for (Candidate& own : partly) {
-      if (own.bound_s < best_s) {
-        PlacedPlan found = solve({own}, {best_s}, 1, kMuchWork, &played)[0];
-        own.bound_s = std::max(own.bound_s, std::min(found.open_s, best_s));
-        best_s = std::min(best_s, found.time_s);
-        if (found.time_s < kInfinite) offer(std::move(found));
-      }
-      settled.open_s = std::min(settled.open_s, own.bound_s);
-    }
+    for (const Candidate& own : partly) settled.open_s = std::min(settled.open_s, own.bound_s);
     return settled;
   }
 
@@ -256,11 +256,14 @@ class Layouts {
     return at(space_.layouts[at(c.layout)].record.strategy);
   }
 
-  std::vector<PlacedPlan> solve(const std::vector<Candidate>& wave,
-                                const std::vector<double>& below, int threads, std::int64_t work,
-                                PlayedSteps* played) const {
+  // Solves layouts with so much work: offers their plans, adds those that are solved in part to
+  // `partly`, and returns the number of those without any plan.
+  template <typename Offer>
+  std::int64_t solve(const std::vector<Candidate>& wave, const std::vector<double>& below,
+                     int threads, std::int64_t work, PlayedSteps* played,
+                     std::vector<Candidate>* partly, const Offer& offer) const {
     std::vector<PlacedPlan> found(wave.size());
-    parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
+    parallel_for(wave.size(), threads, work == 0 ? 4 : 1, [&](std::size_t begin, std::size_t end) {
       const SolverPool::Lease solver = space_.solvers->lend(played);
       for (std::size_t k = begin; k < end; ++k) {
         found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
@@ -268,7 +271,17 @@ class Layouts {
                                       wave[k].load_s, work);
       }
     });
-    return found;
+    std::int64_t empty = 0;
+    for (std::size_t k = 0; k < found.size(); ++k) {
+      if (found[k].open_s < kInfinite) {
+        partly->push_back(wave[k]);
+        partly->back().bound_s = std::max(wave[k].bound_s, found[k].open_s);
+      } else {
+        empty += found[k].time_s == kInfinite && below[k] == kInfinite;
+      }
+      if (found[k].time_s < kInfinite) offer(std::move(found[k]));
+    }
+    return empty;
   }
 
   double sharper(Candidate* own) const {
@@ -315,9 +328,8 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
       if (sharper_s <= limit) queue.put_back(c, sharper_s);
       continue;
     }
-    PlacedPlan found =
-        solver->best(space, at(c.layout), times, space.bounds.memory_limits[memory_limit], limit,
-                     c.load_s, kLittleWork);
+    PlacedPlan found = solver->best(space, at(c.layout), times,
+                                    space.bounds.memory_limits[memory_limit], limit, c.load_s, 0);
     const bool better =
         found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);
     if (found.open_s < kInfinite) {

@@ -849,7 +849,7 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
     for (int c = 0; c < count; ++c) extra_[at((begin + c) % count)] = c < extras ? 1 : 0;
     offer_cut();
   }
-  if (!tree_.applies()) {
+  if (!tree_.applies() || work_ == 0) {
     best->open_s = 0.0;
     return;
   }
@@ -913,7 +913,13 @@ void AssignmentTree::start(int first, int base, int extras, double limit_s) {
   tails_s_.assign(groups_.size() + 1, 0.0);
   backward_before_s_.assign(groups_.size() + 1, 0.0);
   for (int stage = 0; stage < on_.stages && any; ++stage) {
-    add(chain_of_stage(stage), stage + 1 == on_.stages ? limit_s : kInfinite);
+    add(chain_of_stage(stage), kInfinite);
+    drop_patterns(bounds_.back(), limit_s);
+  }
+  for (Bound& bound : bounds_) {
+    find_rest(&bound);
+    if (!drop_patterns(bound, limit_s)) continue;
+    for (Bound& other : bounds_) find_rest(&other);
   }
 }
 
@@ -1055,12 +1061,8 @@ void AssignmentTree::add(const PassChain& chain, double limit_s) {
     if (!own.empty()) bound.before_s[g + 1] = bound.before_s[g] + own[chosen_[g]];
   }
   find_rest(&bound);
-  if (limit_s == kInfinite) return;
-  for (bool any = true; any;) {
-    any = false;
-    for (Bound& other : bounds_) any = drop_patterns(other, limit_s) || any;
-    for (Bound& other : bounds_) find_rest(&other);
-  }
+  if (limit_s == kInfinite || !drop_patterns(bound, limit_s)) return;
+  for (Bound& other : bounds_) find_rest(&other);
 }
 
 double AssignmentTree::tail_s(std::size_t group, const Pattern& pattern,

@@ -418,7 +418,7 @@ class AssignmentTree {
   template <typename Limit, typename Offer>
   void descend(std::size_t group, int longer, const Limit& limit_s, const Offer& offer) {
     if (group == groups_.size()) {
-      work_left_ -= offer(extra_) ? offer_work_ : 1;
+      work_left_ -= offer(extra_) ? offer_work_ : std::ssize(extra_);
       return;
     }
     const std::vector<Child> left = children(group, longer, limit_s());
@@ -500,8 +500,9 @@ class AssignmentSearch {
   bool in_tree_ = false;    // whether partitions are offered by the tree
 };
 
-// Work of a search over assignments: about 1 ms and 10 ms for each class of a layout.
-inline constexpr std::int64_t kLittleWork = std::int64_t{1} << 14;
+// Work of a search over assignments, for each class of a layout: about 1 ms and 10 ms. Without work
+// some assignments are tried, and the rest is left open.
+inline constexpr std::int64_t kLittleWork = std::int64_t{1} << 12;
 inline constexpr std::int64_t kMuchWork = std::int64_t{1} << 17;
 
 // The parts of a solver, for one layout at a time. Neither copyable nor movable: its parts refer to
