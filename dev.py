@@ -192,9 +192,10 @@ def slow(arguments: list[str]) -> None:
 def fuzz(arguments: list[str]) -> None:
     """Try random files and command lines, or with ``kernels`` random records, on the program."""
     install("test")
-    kernels = arguments[:1] == ["kernels"]
-    name = "fuzz_kernels.py" if kernels else "fuzz.py"
-    run(PYTHON, f"tests/robustness/{name}", *arguments[kernels:])
+    if arguments[:1] == ["kernels"]:
+        run(PYTHON, "tests/robustness/fuzz_kernels.py", *arguments[1:])
+    else:
+        run(PYTHON, "tests/robustness/attack.py", "--only", "commands", *arguments)
 
 
 def attack(arguments: list[str]) -> None:

@@ -9,8 +9,8 @@ from registry import Subject, register
 
 from phaze_fast import models
 from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer, mesh_collective
-from phaze_fast.wafer.mapping.layout import links_of
 from phaze_fast.wafer.mapping.mesh import Run
+from phaze_fast.wafer.mapping.placement import Placement
 
 STEPS = 100_000
 FULL = 2_000
@@ -155,7 +155,7 @@ def _collectives(links: Any) -> float:
 
 def _alike() -> Any:
     """Links of a wafer, all at the rate of the horizontal ones and without latency."""
-    links = links_of(load_wafer("dram-wafer"), Layout(8, 5, 1, 1))
+    links = Placement(load_wafer("dram-wafer"), (Layout(8, 5, 1, 1),)).links()
     return links._replace(hop_s=0.0, y_bytes_per_s=links.x_bytes_per_s)
 
 

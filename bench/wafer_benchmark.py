@@ -29,7 +29,8 @@ from phaze_fast import _core, models  # noqa: E402
 from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer  # noqa: E402
 from phaze_fast.wafer.mapping.layout import slots_of  # noqa: E402
 from phaze_fast.wafer.mapping.operators import WEIGHTS  # noqa: E402
-from phaze_fast.wafer.mapping.prices import combinations  # noqa: E402
+from phaze_fast.wafer.mapping.placement import Placement  # noqa: E402
+from phaze_fast.wafer.mapping.problem import combinations  # noqa: E402
 
 SEEDS, STEPS = 3, 20_000
 NAMES = tuple(ROLES)
@@ -76,7 +77,8 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
 
 
 def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
-    rules = problem.rules(layout)[0]
+    placement = Placement(problem.wafer, (layout,))
+    rules = problem.rules(placement)[0]
     edges = problem._graph(layout.micro_batch)[1]
     names = _core.MAP_RULES_DTYPE.names or ()
     names = names[: names.index("first_stage")]  # all stages have one shape here
@@ -90,7 +92,7 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
         ],
         "rules": {name: rules[name].item() for name in names},
         "blocks": list(problem.blocks(layout)),
-        "boundary_s": [_digits(value) for value in problem._boundary(layout)],
+        "boundary_s": [_digits(value) for value in problem.boundary_s(placement)],
         "chain": list(problem.work.chain),
     }
 

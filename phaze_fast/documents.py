@@ -206,6 +206,8 @@ def read_text(path: str | Path, compressed: bool = False) -> str:
         Where the file is missing, unreadable, too long or not UTF-8.
     """
     path = Path(path)
+    if path.is_fifo() and path.resolve().is_fifo():  # a shell's <(command) has no path
+        raise InvalidInputError(f"{path}: a named pipe is not accepted; expected a file")
     try:
         with gzip.open(path) if compressed else path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -428,14 +430,17 @@ class CsvRow:
         """Return a cell without blanks around it; empty where there is none."""
         return (self.cells.get(column) or "").strip()
 
+    def _number(self, column: str) -> float:
+        try:
+            return float(self.text(column))
+        except ValueError:
+            return 0.0
+
     def whole(self, column: str, default: int | None = None) -> int:
         """Return a whole number from 1 to 2^40."""
         if default is not None and not self.text(column):
             return default
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            value = 0.0
+        value = self._number(column)
         if not 1 <= value <= 2**40 or value != int(value):
             raise self.fault(column, "a whole number from 1 to 2^40")
         return int(value)
@@ -444,10 +449,7 @@ class CsvRow:
         """Return a number greater than 0."""
         if default is not None and not self.text(column):
             return default
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            value = 0.0
+        value = self._number(column)
         if not 1e-9 <= value <= 1e18:
             raise self.fault(column, "a number from 1e-9 to 1e18")
         return value

@@ -38,6 +38,17 @@ class MissingExtraError(PhazeError, ImportError):
     """An optional dependency is needed; the message names the extra that installs it."""
 
 
+def not_accepted(field: str, value: object, expected: str) -> InvalidInputError:
+    """Return the error for a value that a field does not accept.
+
+    Examples
+    --------
+    >>> not_accepted("threads", 0, "1 or more")
+    InvalidInputError('threads: 0 is not accepted; expected 1 or more')
+    """
+    return InvalidInputError(f"{field}: {value!r} is not accepted; expected {expected}")
+
+
 _BRIEF = reprlib.Repr()
 """A repr that never builds more than it shows."""
 _BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 4
@@ -58,6 +69,19 @@ def brief(value: object) -> str:
     except ValueError:  # more digits than the interpreter writes
         text = f"a value of type {type(value).__name__} that is too long to show"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def printable(text: str) -> str:
+    r"""Return text that stays on one line and moves no cursor: control characters escaped.
+
+    Examples
+    --------
+    >>> print(printable("a\nb\x1b[2J"))
+    a\nb\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(word: str, accepted: Iterable[str]) -> str:
@@ -94,3 +118,15 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     begun = [name for name in names if len(word) > 2 and name.startswith(word.lower())]
     close = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'? {listed}" if close else listed
+
+
+def check_one_of(field: str, value: object, accepted: Iterable[str]) -> None:
+    """Raise an InvalidInputError where a value is none of the accepted names.
+
+    Examples
+    --------
+    >>> check_one_of("rule", "exclusive", ("exclusive", "overlap"))
+    """
+    names = list(accepted)
+    if value not in names:
+        raise InvalidInputError(f"{field}: {value!r} is not accepted; {nearest(str(value), names)}")

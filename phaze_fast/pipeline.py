@@ -17,7 +17,13 @@ from phaze_fast.models import Model, load
 from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.robust import TOLERANCE, Uncertainty, information, robust_chip
+from phaze_fast.robust import (
+    TOLERANCE,
+    UncertainSearch,
+    Uncertainty,
+    information,
+    robust_chip,
+)
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
@@ -252,33 +258,20 @@ def _with_uncertainty(
     """Add the chip of least largest regret over intervals, if any, and what samples show."""
     if uncertainty is None:
         return result
+    search = UncertainSearch(
+        tuple(models), result.space, cluster, training, tuple(result.weights), result.threads
+    )
     robust = robust_chip(
-        models,
-        result.space,
-        cluster,
-        training,
-        uncertainty=uncertainty,
-        nominal=result.outcome.winners[0],
-        weights=result.weights,
+        search,
+        uncertainty,
+        result.outcome.winners[0],
         tolerance=tolerance,
         time_limit_s=time_limit_s,
-        threads=result.threads,
         say=say,
     )
     if not samples:
         return replace(result, robust=robust)
-    sampled = information(
-        models,
-        result.space,
-        cluster,
-        training,
-        uncertainty=uncertainty,
-        weights=result.weights,
-        samples=samples,
-        seed=seed,
-        threads=result.threads,
-        robust=robust.index,
-    )
+    sampled = information(search, uncertainty, samples=samples, seed=seed, robust=robust.index)
     return replace(result, robust=robust, information=sampled)
 
 

@@ -10,25 +10,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
+from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
 import numpy as np
 from annotated_types import GroupedMetadata
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from phaze_fast.caching import LruCache
 from phaze_fast.documents import digest, read_document, to_yaml
@@ -77,6 +79,25 @@ class Measure(GroupedMetadata):
         return value if isinstance(value, int) else int(number)
 
 
+@dataclass(frozen=True)
+class Several(GroupedMetadata):
+    """Marks a set of values to try, kept as a tuple: one value is accepted in place of several.
+
+    Values are sorted and duplicates dropped, so that no answer depends on the order of a list.
+    """
+
+    order: Callable[[Any], Any] | None = None
+    """Key by which values are sorted; None where values compare with each other."""
+    least: int = 1
+    """The fewest values accepted."""
+
+    def __iter__(self) -> Iterator[object]:
+        """Yield the annotations that this one combines."""
+        yield BeforeValidator(lambda v: tuple(v) if isinstance(v, list | tuple) else (v,))
+        yield Field(min_length=self.least)
+        yield AfterValidator(lambda v: tuple(sorted(set(v), key=self.order)))
+
+
 class NamedOr:
     """Marks a record that a file may also give by a preset's name; for the JSON Schema only."""
 
@@ -99,6 +120,12 @@ Bytes = Annotated[int, Measure("bytes", most=2**62, whole=True)]
 Quantity = Annotated[float, Field(strict=True, ge=0, le=1e24, allow_inf_nan=False)]
 """A finite number, zero or more, with no unit text."""
 
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+"""More than 0, at most 1."""
+
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+"""From 0 to 1."""
+
 Bandwidth = Annotated[float, Measure("bytes/s", above=0, most=1e24)]
 """Bytes per second; accepts text such as '1.2 TB/s' or '200 Gb/s'."""
 
@@ -115,8 +142,14 @@ SquareMillimetres = Annotated[float, Measure("mm2", above=0)]
 """mm2; accepts text such as '278.83 mm2'."""
 
 
-class FrozenDict(dict[Any, Any]):
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenDict(dict[K, V]):
     """A dict that cannot change, so that a frozen record is frozen at every level.
+
+    As the type of a field, ``FrozenDict[K, V]`` accepts a plain mapping of K to V.
 
     Examples
     --------
@@ -127,8 +160,13 @@ class FrozenDict(dict[Any, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
-    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[Any, Any]]]:
-        return FrozenDict, (dict(self),)
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[K, V]]]:
+        return type(self), (dict(self),)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        plain = handler(dict.__class_getitem__(get_args(source) or (Any, Any)))
+        return core_schema.no_info_after_validator_function(cls, plain)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("this mapping belongs to a frozen record and cannot change")
@@ -137,7 +175,7 @@ class FrozenDict(dict[Any, Any]):
     __ior__ = _refuse
 
 
-class OrderedFrozenDict(FrozenDict):
+class OrderedFrozenDict(FrozenDict[K, V]):
     """A `FrozenDict` whose order matters for equality."""
 
     def __eq__(self, other: object) -> bool:
@@ -145,9 +183,6 @@ class OrderedFrozenDict(FrozenDict):
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
-
-    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[Any, Any]]]:
-        return OrderedFrozenDict, (dict(self),)
 
 
 _UNION_TAGS: set[str] = set()  # values of `kind`; filled as record types are defined
@@ -196,6 +231,10 @@ class Record(BaseModel):
                 raise PydanticCustomError(
                     "unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint}
                 )
+            name = data.get("name")
+            if isinstance(name, str) and not name.isprintable():
+                text = f"name: {brief(name)} is not accepted; expected printable characters"
+                raise PydanticCustomError("name", "{text}", {"text": text})
         return data
 
     @classmethod
@@ -251,9 +290,7 @@ class Record(BaseModel):
     def digest(self) -> str:
         """Return a hash of the content, the same on every machine."""
         known = _DIGESTS.get(id(self))
-        if (
-            known is None
-        ):  # the entry holds a reference, so that no other record can have the same id
+        if known is None:  # the entry holds the record, so that no other can have the same id
             known = self, digest([type(self).__name__, self.model_dump(mode="json")])
             _DIGESTS.put(id(self), known)
         return known[1]
@@ -293,7 +330,7 @@ def _fault(error: ErrorDetails) -> str:
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     if kind == "missing":
         return "is missing and has no default"
-    if kind in ("unknown_key", "quantity"):
+    if kind in ("unknown_key", "quantity", "name"):
         return error["msg"][:400]
     if kind in _LIMITS:
         name, sign = _LIMITS[kind]
@@ -335,9 +372,10 @@ def explain(error: ValidationError, what: str, source: str) -> str:
         # A discriminated union puts its tag into the path; the user never wrote it there.
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
         fault = _fault(detail)
-        if detail["type"] == "value_error" and re.match(r"[a-z_0-9.]+: ", fault):
+        if detail["type"] in ("value_error", "name") and re.match(r"[a-z_0-9.]+: ", fault):
             # A check across fields names its field itself, at the end of this path.
-            inner = fault if not path or fault.startswith(f"{path}.") else f"{path}.{fault}"
+            own = not path or fault.startswith((f"{path}.", f"{path}:"))
+            inner = fault if own else f"{path}.{fault}"
             lines.append(f"{prefix}{inner}")
         else:
             lines.append(f"{prefix}{path or what}: {fault}")

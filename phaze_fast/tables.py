@@ -112,13 +112,17 @@ class Table(Brief):
         return pandas.DataFrame({name: list(values) for name, values in self.to_columns().items()})
 
     def to_csv(self, path: Path | str) -> None:
-        """Write a CSV file, one row each, with a header."""
+        """Write a CSV file, one row each, with a header.
+
+        Text that a spreadsheet would take for a formula is written after an apostrophe.
+        """
         columns = self.to_columns()
         try:
             with Path(path).open("w", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
+                for row in zip(*columns.values(), strict=True):
+                    writer.writerow([_spreadsheet_text(cell) for cell in row])
         except OSError as error:
             raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -131,6 +135,12 @@ class Table(Brief):
             parquet.write_table(arrow.table(columns), str(path))
         except OSError as error:
             raise InvalidInputError(f"{path}: cannot be written: {error}") from None
+
+
+def _spreadsheet_text(cell: Any) -> Any:
+    """Return a cell that no spreadsheet runs as a formula."""
+    risky = isinstance(cell, str) and len(cell) > 1 and cell[0] in "=+-@\t\r"
+    return f"'{cell}" if risky else cell
 
 
 def printed_columns(columns: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 
 _MOST = 1024
 
@@ -29,7 +29,5 @@ def thread_count(threads: int | None = None) -> int:
             cores = os.cpu_count() or 1
         return max(1, min(cores, _MOST))
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST:
-        raise InvalidInputError(
-            f"threads: {threads!r} is not accepted; expected a whole number from 1 to {_MOST}"
-        )
+        raise not_accepted("threads", threads, f"a whole number from 1 to {_MOST}")
     return threads

@@ -27,7 +27,12 @@ _UNITS: dict[str, dict[str, float]] = {
     "bytes": _BYTES,
     "bytes/s": {f"{unit}/s": scale for unit, scale in {**_BYTES, **_BITS}.items()},
     "Hz": {f"{prefix}Hz": scale for prefix, scale in _DECIMAL.items()},
-    "s": {f"{prefix}s": scale for prefix, scale in _SMALL.items()},
+    "s": {
+        **{f"{prefix}s": scale for prefix, scale in _SMALL.items()},
+        "min": 60.0,
+        "h": 3600.0,
+        "d": 86400.0,
+    },
     "W": {f"{prefix}W": scale for prefix, scale in {**_SMALL, **_DECIMAL}.items()},
     "mm2": {"mm2": 1.0, "mm^2": 1.0, "um2": 1e-6, "cm2": 100.0},
 }
@@ -35,7 +40,7 @@ _EXAMPLES = {
     "bytes": "'128 MiB'",
     "bytes/s": "'1.2 TB/s' or '200 Gb/s'",
     "Hz": "'1.05 GHz'",
-    "s": "'2 us'",
+    "s": "'2 us', '10 min' or '1 h'",
     "W": "'400 W'",
     "mm2": "'278.83 mm2'",
 }

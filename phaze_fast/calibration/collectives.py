@@ -18,11 +18,8 @@ from phaze_fast.cost import ColumnError, collective_batch
 from phaze_fast.cost.validation import column_error
 from phaze_fast.documents import CsvRow, csv_rows, read_text
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import presets
-from phaze_fast.hardware.fabric import FlatFabric, MeshFabric, TieredFabric, TorusFabric
-
-Array = np.ndarray[Any, Any]
-AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
+from phaze_fast.hardware import AnyFabric, presets
+from phaze_fast.tables import Array
 
 _COLUMNS = ("system", "op", "num_gpus", "bytes", "latency_ms")
 _OPERATIONS = {

@@ -102,7 +102,9 @@ def _model(row: CsvRow) -> TransformerModel:
         raise UnsupportedError(f"model {name}: no known kind of block")
     if "unsupported" in family:
         raise UnsupportedError(family["unsupported"])
-    like, shape, moe = family["like"], family.get("shape", {}), family.get("moe")
+    shape, moe, like = family.get("shape", {}), family.get("moe"), dict(family["like"])
+    biases = dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), like.pop("biases"))
+    tied = like.pop("tied")
     size = {c: row.whole(c, shape.get(c)) for c in ("layers", "hidden", "heads", "ffn", "seq")}
     experts = None if moe is None else MixtureOfExperts(**{"expert_ffn": size["ffn"], **moe})
     try:
@@ -112,16 +114,11 @@ def _model(row: CsvRow) -> TransformerModel:
             kv_heads=row.whole("kv_heads", shape.get("kv_heads", size["heads"])),
             head_dim=shape.get("head_dim"),
             vocab=row.whole("vocab", shape.get("vocab", 51200)),
-            norm=like["norm"],
-            activation=like["activation"],
-            gated=like["gated"],
-            positions=like["positions"],
             max_positions=size["seq"] if like["positions"] == "learned" else None,
-            qkv_bias=like["biases"],
-            out_bias=like["biases"],
-            ffn_bias=like["biases"],
-            tied_embeddings=like["tied"],
+            tied_embeddings=tied,
             moe=experts,
+            **like,
+            **biases,
             **family.get("fields", {}),
         )
     except InvalidInputError as error:

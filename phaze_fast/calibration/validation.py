@@ -27,8 +27,7 @@ from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
 from phaze_fast.models import Model, from_hf
 from phaze_fast.planning import Plan, predict
 from phaze_fast.software import load_software
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 # ---- sizes of errors ----
 

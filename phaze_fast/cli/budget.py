@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Goodput, TrainingRun, goodput, training_run
 from phaze_fast.units import format_time, parse_quantity
@@ -32,9 +32,7 @@ def _token_count(text: str) -> float:
     except ValueError:
         count = 0.0
     if not 1.0 <= count < 1e24:
-        raise InvalidInputError(
-            f"--tokens: {text!r} is not accepted; expected a number of tokens, such as 300B or 15T"
-        )
+        raise not_accepted("--tokens", text, "a number of tokens, such as 300B or 15T")
     return count
 
 
@@ -44,7 +42,7 @@ def _seconds(text: str, option: str) -> float:
     except InvalidInputError as error:
         raise InvalidInputError(f"{option}: {error}") from None
     if not 0.0 <= seconds < float("inf"):
-        raise InvalidInputError(f"{option}: {text!r} is not accepted; expected 0 seconds or more")
+        raise not_accepted(option, text, "0 seconds or more")
     return seconds
 
 

@@ -10,7 +10,7 @@ import typer
 
 from phaze_fast.cli.output import Output
 from phaze_fast.documents import read_document, to_yaml
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.schemas import KINDS, parse_as, schema
 
 
@@ -40,10 +40,7 @@ def check(
     if (file is None) == (how.schema is None):
         raise InvalidInputError("FILE, --schema: expected one of them")
     if how.schema is not None:
-        if how.schema not in (*KINDS, "all"):
-            raise InvalidInputError(
-                f"--schema: {how.schema!r} is not accepted; {nearest(how.schema, [*KINDS, 'all'])}"
-            )
+        check_one_of("--schema", how.schema, [*KINDS, "all"])
         every = how.schema == "all"
         output.write({name: schema(name) for name in KINDS} if every else schema(how.schema))
         return

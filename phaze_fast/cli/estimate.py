@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import Output, table
 from phaze_fast.cost import OperatorCost, array_cycles, collective, operator_costs, product_ops
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted
 from phaze_fast.hardware import Accelerator, Cluster, Fabric, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import (
@@ -36,9 +36,7 @@ def _shape(text: str) -> Shape:
     """Read [Bx]MxKxN as (b, m, k, n)."""
     cleaned = text.strip().lower().replace("*", "x")
     if not _SHAPE.fullmatch(cleaned):
-        raise InvalidInputError(
-            f"--gemm: {text!r} is not accepted; expected [Bx]MxKxN, for example 2048x12288x49152"
-        )
+        raise not_accepted("--gemm", text, "[Bx]MxKxN, for example 2048x12288x49152")
     sizes = [int(part) for part in cleaned.split("x")]
     if len(sizes) == 3:
         sizes = [1, *sizes]
@@ -51,9 +49,7 @@ def _array(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", text.strip().lower())
     sides = tuple(int(part) for part in match.groups()) if match else ()
     if len(sides) != 2 or not all(1 <= side <= 2**20 for side in sides):
-        raise InvalidInputError(
-            f"--array: {text!r} is not accepted; expected rows x columns, for example 128x128"
-        )
+        raise not_accepted("--array", text, "rows x columns, for example 128x128")
     return sides[0], sides[1]
 
 
@@ -70,7 +66,7 @@ def _lone_array(rows: int, cols: int) -> Accelerator:
                 "width": cols,
                 "depth": rows,
                 "local_buffer_bytes": 2**50,
-                "rates": {"bf16": 1.0, "fp16": 1.0, "fp8": 1.0, "fp32": 1.0, "tf32": 1.0},
+                "rates": dict.fromkeys(_DTYPES, 1.0),
             },
             "vector_core": {"count": 1, "lanes": 2**20},
             "buffer": {
@@ -103,58 +99,41 @@ def _compute_only(chip: Accelerator, shape: Shape, dataflow: str) -> tuple[str, 
     return best, counted[best] - 1  # simulators number cycles from zero
 
 
+def _row(shape: Shape, compute_cycles: float, **values: Any) -> dict[str, Any]:
+    """Return what other programs rely on first: the product, its time and its bottleneck."""
+    cycles = int(compute_cycles) if float(compute_cycles).is_integer() else compute_cycles
+    names = ("time_s", "compute_cycles", "buffer_bytes", "hbm_bytes", "bound", "dataflow")
+    row = dict(zip("bmkn", shape, strict=True)) | dict.fromkeys([*names, "utilization", "energy_j"])
+    return row | {"compute_cycles": cycles} | values
+
+
 def _compute_row(chip: Accelerator, shape: Shape, dataflow: str) -> dict[str, Any]:
-    b, m, k, n = shape
     flow, cycles = _compute_only(chip, shape, dataflow)
     core = chip.tensor_core
-    return {
-        "b": b,
-        "m": m,
-        "k": k,
-        "n": n,
-        "time_s": (cycles + 1) / chip.clock_hz,
-        "compute_cycles": cycles,
-        "buffer_bytes": None,
-        "hbm_bytes": None,
-        "bound": "compute",
-        "dataflow": flow,
-        "utilization": b * m * k * n / ((cycles + 1) * core.depth * core.width),
-        "energy_j": None,
-    }
+    return _row(
+        shape,
+        cycles,
+        time_s=(cycles + 1) / chip.clock_hz,
+        bound="compute",
+        dataflow=flow,
+        utilization=math.prod(shape) / ((cycles + 1) * core.depth * core.width),
+    )
 
 
 def _cost_row(chip: Accelerator, shape: Shape, cost: OperatorCost) -> dict[str, Any]:
-    cycles = cost.compute_cycles
-    named = dict(zip("bmkn", shape, strict=True))
-    return {
-        **named,
-        "time_s": cost.time_s,
-        "compute_cycles": int(cycles) if cycles.is_integer() else cycles,
-        "buffer_bytes": cost.buffer_bytes,
-        "hbm_bytes": cost.hbm_bytes,
-        "bound": cost.limit,
-        "dataflow": cost.dataflow,
-        "utilization": cost.utilization,
-        "energy_j": cost.energy_j,
-        "one_core_s": cost.one_core_s,
-        "bound_s": cost.bound_s,
-        "compute_s": cost.compute_s,
-        "port_s": cost.port_s,
-        "buffer_s": cost.buffer_s,
-        "hbm_s": cost.hbm_s,
-        "power_s": cost.power_s,
-        "fill_s": cost.fill_s,
-        "overhead_s": cost.overhead_s,
-        "fixed_s": cost.fixed_s,
-        "dispatch_s": cost.dispatch_s,
-        "port_bytes": cost.port_bytes,
-        "block": list(cost.block),
-        "split": cost.split,
-        "stays": cost.stays,
-        "tiles": list(cost.tiles),
-        "extrapolated": cost.extrapolated,
-        "calibration": chip.calibration.to_dict(),
+    values = {name: getattr(cost, name) for name in _COST_FIELDS}
+    lists = {"block": list(cost.block), "split": cost.split, "stays": cost.stays}
+    lists |= {"tiles": list(cost.tiles), "extrapolated": cost.extrapolated}
+    return _row(shape, cost.compute_cycles, bound=cost.limit, **values, **lists) | {
+        "calibration": chip.calibration.to_dict()
     }
+
+
+_COST_FIELDS = (
+    *("time_s", "buffer_bytes", "hbm_bytes", "dataflow", "utilization", "energy_j", "one_core_s"),
+    *("bound_s", "compute_s", "port_s", "buffer_s", "hbm_s", "power_s", "fill_s", "overhead_s"),
+    *("fixed_s", "dispatch_s", "port_bytes"),
+)
 
 
 def _joules(joules: float) -> str:
@@ -163,6 +142,10 @@ def _joules(joules: float) -> str:
             return f"{joules / scale:.4g} {unit}"
     return f"{joules / 1e-9:.4g} nJ"
 
+
+_TERMS = {name: name for name in ("compute", "port", "buffer", "hbm", "power")}
+_TERMS |= {"units": "overhead", "fill": "fill", "launch": "fixed", "dispatch": "dispatch"}
+"""Terms of a product's time, and the fields of its cost that have their seconds."""
 
 # ---- the roofline in text ----
 
@@ -207,22 +190,10 @@ def _breakdown(
     """Lay out one product: its time, its bottleneck, and how the chip was calibrated."""
     b, m, k, n = shape
     name = f"{m}x{k}x{n}" if b == 1 else f"{b} x {m}x{k}x{n}"
-    terms = [
-        ("compute", cost.compute_s),
-        ("port", cost.port_s),
-        ("buffer", cost.buffer_s),
-        ("hbm", cost.hbm_s),
-        ("power", cost.power_s),
-    ]
-    terms += [
-        ("units", cost.overhead_s),
-        ("fill", cost.fill_s),
-        ("launch", cost.fixed_s),
-        ("dispatch", cost.dispatch_s),
-    ]
+    seconds_of = {name: getattr(cost, f"{field}_s") for name, field in _TERMS.items()}
     rows = [
         [term, format_time(seconds), "<- binds" if term == cost.limit else ""]
-        for term, seconds in terms
+        for term, seconds in seconds_of.items()
         if seconds > 1e-9 * cost.time_s
     ]
     block = f"{cost.block[0]}x{cost.block[1]} blocks, {cost.dataflow}"
@@ -291,14 +262,8 @@ class Products:
         if (self.chip is None) == (self.array is None):
             both = "none was" if self.chip is None else "both were"
             raise InvalidInputError(f"--chip, --array: expected one of them; {both} given")
-        for option, value, accepted in (
-            ("--dataflow", self.dataflow or _DATAFLOWS[0], _DATAFLOWS),
-            ("--dtype", self.dtype, _DTYPES),
-        ):
-            if value not in accepted:
-                raise InvalidInputError(
-                    f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
-                )
+        check_one_of("--dataflow", self.dataflow or _DATAFLOWS[0], _DATAFLOWS)
+        check_one_of("--dtype", self.dtype, _DTYPES)
 
 
 @dataclass(frozen=True)
@@ -360,21 +325,25 @@ def _estimate_products(
     output.emit(lambda: [_cost_row(chip, shape, cost) for shape, cost in costs], tables)
 
 
-def _estimate_collective(asked: Collective, operation: str, output: Output) -> None:
-    if asked.size is None or asked.ranks is None or asked.fabric is None:
-        needed = (("--bytes", asked.size), ("--ranks", asked.ranks), ("--fabric", asked.fabric))
+def _estimate_collective(exchange: Collective, operation: str, output: Output) -> None:
+    if exchange.size is None or exchange.ranks is None or exchange.fabric is None:
+        needed = (
+            ("--bytes", exchange.size),
+            ("--ranks", exchange.ranks),
+            ("--fabric", exchange.fabric),
+        )
         option = next(option for option, value in needed if value is None)
         raise InvalidInputError(f"{option}: missing; --collective needs it")
     try:
-        payload = parse_quantity(asked.size, "bytes")
+        payload = parse_quantity(exchange.size, "bytes")
     except InvalidInputError as error:
         raise InvalidInputError(f"--bytes: {error}") from None
-    wired = presets.fabric(asked.fabric)
+    wired = presets.fabric(exchange.fabric)
     where: Fabric | Cluster = wired
-    if asked.devices is not None:
-        where = Cluster(devices=asked.devices, fabric=wired)
+    if exchange.devices is not None:
+        where = Cluster(devices=exchange.devices, fabric=wired)
         wired = where.fabric
-    cost = collective(where, operation, payload, asked.ranks, asked.stride)
+    cost = collective(where, operation, payload, exchange.ranks, exchange.stride)
 
     def tables() -> list[RenderableType]:
         rows = [

@@ -26,17 +26,20 @@ _PATH = 8
 # ---- tables ----
 
 
-def _explained(found: Explanation) -> list[RenderableType]:
-    total = found.plan.time_s
-    path = [[part, format_time(s), f"{s / total:.1%}"] for part, s in found.path[:_PATH]]
-    rest = sum(seconds for _, seconds in found.path[_PATH:])
+def _explained(explanation: Explanation) -> list[RenderableType]:
+    total = explanation.plan.time_s
+    path = [[part, format_time(s), f"{s / total:.1%}"] for part, s in explanation.path[:_PATH]]
+    rest = sum(seconds for _, seconds in explanation.path[_PATH:])
     if rest > 0:
         path.append(["all others", format_time(rest), f"{rest / total:.1%}"])
     worth = [
-        [rate.what, f"{rate.elasticity:+.3f}", f"{rate.doubled - 1:+.1%}"] for rate in found.worth
+        [rate.what, f"{rate.elasticity:+.3f}", f"{rate.doubled - 1:+.1%}"]
+        for rate in explanation.worth
     ]
     return [
-        fields(f"{found.plan}", [(str(k + 1), line) for k, line in enumerate(found.binds)]),
+        fields(
+            f"{explanation.plan}", [(str(k + 1), line) for k, line in enumerate(explanation.binds)]
+        ),
         table("The critical path of the step", ["what", "time>", "share>"], path),
         table(
             "What each rate is worth",
@@ -53,23 +56,25 @@ def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _compared(found: dict[str, Any]) -> list[RenderableType]:
+def _compared(comparison: dict[str, Any]) -> list[RenderableType]:
     how = {"memory_bytes": format_bytes, "time_s": format_time}
     measures = [
         [name.replace("_", " "), *(how.get(name, lambda v: f"{v:,.4g}")(v) for v in pair)]
-        for name, pair in found["measures"].items()
+        for name, pair in comparison["measures"].items()
     ]
-    changed = [[name, *map(_shown, pair)] for name, pair in found["fields"].items()]
+    changed = [[name, *map(_shown, pair)] for name, pair in comparison["fields"].items()]
 
     def rows(part: str, show: Any) -> list[list[str]]:
         return [
             [name.replace("_", " "), show(a), show(b), ("-" if d < 0 else "+") + show(abs(d))]
-            for name, (a, b, d) in found[part].items()
+            for name, (a, b, d) in comparison[part].items()
         ]
 
     parts: list[RenderableType] = [
         table(
-            f"The second is {found['speedup']:.3f} times as fast", ["what", "a>", "b>"], measures
+            f"The second is {comparison['speedup']:.3f} times as fast",
+            ["what", "a>", "b>"],
+            measures,
         ),
         table("What differs", ["field", "a", "b"], changed),
         table("Seconds of a step", ["part", "a>", "b>", "b - a>"], rows("parts_s", format_time)),
@@ -78,7 +83,7 @@ def _compared(found: dict[str, Any]) -> list[RenderableType]:
     return parts
 
 
-def _profiled(found: Comparison) -> list[RenderableType]:
+def _profiled(comparison: Comparison) -> list[RenderableType]:
     rows = [
         [
             family.family,
@@ -87,19 +92,19 @@ def _profiled(found: Comparison) -> list[RenderableType]:
             ("-" if family.difference_s < 0 else "+") + format_time(abs(family.difference_s)),
             f"{family.kernels:,}",
         ]
-        for family in found.families
+        for family in comparison.families
     ]
-    off = found.predicted_step_s / found.measured_step_s - 1
+    off = comparison.predicted_step_s / comparison.measured_step_s - 1
     whole = [
-        ("measured step", format_time(found.measured_step_s)),
-        ("predicted step", f"{format_time(found.predicted_step_s)} ({off:+.1%})"),
-        ("no kernel runs", format_time(found.measured_idle_s)),
-        ("predicted waiting", format_time(found.predicted_idle_s)),
+        ("measured step", format_time(comparison.measured_step_s)),
+        ("predicted step", f"{format_time(comparison.predicted_step_s)} ({off:+.1%})"),
+        ("no kernel runs", format_time(comparison.measured_idle_s)),
+        ("predicted waiting", format_time(comparison.predicted_idle_s)),
     ]
     headings = ["kernels", "measured>", "predicted>", "difference>", "count>"]
     note_ = "Seconds of a step on one device; kernels that run at the same time count each."
     return [
-        fields(f"A device of stage {found.stage}", whole),
+        fields(f"A device of stage {comparison.stage}", whole),
         table("Where measured and predicted time differ", headings, rows, note_),
     ]
 

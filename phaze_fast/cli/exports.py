@@ -12,7 +12,7 @@ import typer
 
 from phaze_fast.cli.options import PlanFile, PlanProblem, StoredPlan
 from phaze_fast.cli.output import note, write_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, nearest, not_accepted
 from phaze_fast.export import FORMATS, export_plan
 from phaze_fast.planning import layer_schedules, timeline
 from phaze_fast.planning.layouts import node_devices
@@ -28,9 +28,7 @@ def _ranks(text: str | None) -> list[int] | None:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal() or len(first + last) > 14:
-            raise InvalidInputError(
-                f"--ranks: {text!r} is not accepted; expected ranks and ranges, such as 0-7,64"
-            )
+            raise not_accepted("--ranks", text, "ranks and ranges, such as 0-7,64")
         ranks += range(int(first), int(last or first) + 1)
     return ranks
 

@@ -7,13 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 
-from phaze_fast.errors import InfeasibleError, PhazeError
+from phaze_fast.errors import InfeasibleError, PhazeError, printable
 
 DONE, INFEASIBLE, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 70, 130
 _LONGEST_LINE = 600
+
+
+class _ClosedOutput(io.TextIOBase):
+    """Standard output where the program was started without one: no answer is lost silently."""
+
+    def write(self, _: str, /) -> int:
+        """Refuse the text as the operating system would.
+
+        Raises
+        ------
+        OSError
+            Always.
+        """
+        raise OSError(errno.EBADF, "it is closed")
 
 
 def _say(message: str) -> None:
@@ -21,7 +36,7 @@ def _say(message: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         for line in message.splitlines() or [""]:
             shown = line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
-            sys.stderr.write(f"phaze-fast: {shown}\n")
+            sys.stderr.write(f"phaze-fast: {printable(shown)}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,6 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -74,8 +91,7 @@ def _run(words: list[str]) -> int:
 
     try:
         outcome = program(*words).main(args=words, prog_name="phaze-fast", standalone_mode=False)
-        if sys.stdout is not None:  # it was closed
-            sys.stdout.flush()
+        sys.stdout.flush()
     except typer.Exit as done:
         return done.exit_code
     except typer.Abort:

@@ -166,7 +166,7 @@ class RecordOptions:
     >>> from phaze_fast.planning import Training
     >>> options = RecordOptions(Training, global_batch=512)
     >>> options.values({"tp": "1,2", "optimizer": "SGD", "seq": None})
-    {'global_batch': 512, 'tp': (1, 2), 'optimizer': 'sgd'}
+    {'global_batch': 512, 'optimizer': 'sgd', 'tp': (1, 2)}
     """
 
     def __init__(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from phaze_fast import models
 from phaze_fast.cli.output import folder, note
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.planning import Plan, PlanSpec, predict
+
+T = TypeVar("T")
 
 # ---- models, hardware and threads ----
 
@@ -91,22 +93,19 @@ def load_model(name: str, seq: int | None = None) -> models.Model:
     return model
 
 
-def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    """Read numbers, separated by commas.
+def numbers(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """Read numbers of a kind, int or float, separated by commas.
 
     Examples
     --------
-    >>> numbers("1,2.5", "--weights")
+    >>> numbers("1,2.5", "--weights", float)
     (1.0, 2.5)
     """
-    if text is None:
-        return None
     try:
-        return tuple(float(part) for part in text.split(","))
+        return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise InvalidInputError(
-            f"{option}: {text!r} is not accepted; expected numbers separated by commas"
-        ) from None
+        expected = "whole numbers" if kind is int else "numbers"
+        raise not_accepted(option, text, f"{expected} separated by commas") from None
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ Results go to standard output, everything else to standard error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phaze_fast.documents import write_whole
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, printable
 
 # ---- options that name files ----
 
@@ -68,6 +69,9 @@ ToPath = Annotated[Path | None, typer.Option(callback=target)]
 """A file that is written; it is refused early where it cannot be."""
 
 
+JsonPath = Annotated[Path | None, typer.Option("-o", "--output", callback=target)]
+
+
 # ---- delivering a result ----
 
 
@@ -77,7 +81,7 @@ class Output:
 
     as_json: Annotated[bool, typer.Option("--json")] = False
     """Print one JSON document instead of a table."""
-    to_file: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    to_file: JsonPath = None
     """Write the JSON to a file."""
 
     @property
@@ -111,7 +115,8 @@ class Output:
         """
         if self.wants_document:
             self.write(document())
-        if not self.as_json and str(self.to_file) != "-":
+        unheard = self.path is not None and not sys.stdout.writable()
+        if not self.as_json and str(self.to_file) != "-" and not unheard:
             show(tables())
 
     def infeasible(self, error: InfeasibleError, **more: Any) -> None:
@@ -192,6 +197,29 @@ def _console() -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
 
 
+@contextlib.contextmanager
+def progress_bar(description: str, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a bar on standard error where that is a terminal; yield the function that updates it.
+
+    It takes ``completed``, ``total`` and ``text``, which stands to the right of the bar.
+    """
+    from rich import progress as bars  # which takes long to load
+
+    watched = shown and is_watched(sys.stderr)
+    with bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[text]}"),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        transient=True,
+        disable=not watched,
+        console=Console(stderr=True, quiet=not watched),
+    ) as bar:
+        yield functools.partial(bar.update, bar.add_task(description, total=None, text=""))
+
+
 def is_narrow() -> bool:
     """Whether the output is too narrow for tables of many columns."""
     return _console().width < _WIDE
@@ -204,6 +232,11 @@ def show(parts: list[RenderableType]) -> None:
         console.print(part, markup=False)
 
 
+def _lines(text: str) -> str:
+    """Return text without control characters but for ends of lines."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
 def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> Group:
     """Lay out rows under column headings; headings ending in '>' are right-aligned."""
     laid_out = Table()
@@ -213,12 +246,13 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
             heading.rstrip(">"), justify="right" if right else "left", no_wrap=right
         )
     for row in rows:
-        laid_out.add_row(*(Text(cell) for cell in row))
-    above = [Text(title, style="bold")] if title else []
-    below = [Text(caption, style="dim")] if caption else []
+        laid_out.add_row(*(Text(_lines(cell)) for cell in row))
+    above = [Text(_lines(title), style="bold")] if title else []
+    below = [Text(_lines(caption), style="dim")] if caption else []
     return Group(*above, laid_out, *below)
 
 
 def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:
-    """Lay out named values, one per line."""
-    return table(title, ["field", "value"], [[name, value] for name, value in pairs], caption)
+    """Lay out named values, one per line; those that are empty are left out."""
+    rows = [[name, value] for name, value in pairs if value]
+    return table(title, ["field", "value"], rows, caption)

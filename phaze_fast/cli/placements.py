@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import note, show, table, target, write_text
-from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
+from phaze_fast.cli.output import JsonPath, Output, note, show, table, write_text
+from phaze_fast.errors import InfeasibleError, InvalidInputError, check_one_of
 from phaze_fast.papers import (
     PRICED_REPLICAS,
     TIME_UNITS,
@@ -197,10 +196,8 @@ def _choose(records: list[ProblemRecord], how: Placing) -> _Form:
         ("--time-unit", how.time_unit, tuple(TIME_UNITS)),
         ("--replicas", how.replicas, PRICED_REPLICAS),
     ):
-        if value is not None and value not in accepted:
-            raise InvalidInputError(
-                f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
-            )
+        if value is not None:
+            check_one_of(option, value, accepted)
     objective = how.objective
     if objective is None:
         readable = [record.data for record in records if not record.error]
@@ -216,12 +213,12 @@ def _choose(records: list[ProblemRecord], how: Placing) -> _Form:
 
 
 @dataclass(frozen=True)
-class PlacementOutput:
+class PlacementOutput(Output):
     """Output."""
 
     as_json: Annotated[bool, typer.Option("--json")] = False
     """Print the answers as JSON instead of a table."""
-    path: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    to_file: JsonPath = None
     """Where answers go, in the same form."""
 
 
@@ -246,16 +243,16 @@ def place_file(
     if refused and not many:
         raise InvalidInputError(refused[0])
     document = answers if many else answers[0]
-    if output.path is not None:
+    if output.to_file is not None:
         if many:
             text = "".join(json.dumps(answer, allow_nan=False) + "\n" for answer in answers)
         else:
             text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-        write_text(output.path, text)
-        note(f"wrote {output.path}")
+        write_text(output.to_file, text)
+        note(f"wrote {output.to_file}")
     if output.as_json:
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    elif output.path is None:
+        Output().write(document)
+    elif output.to_file is None:
         show(_tables(form, answers, many))
     if refused:
         more = f" ({len(refused)} of {len(records)} lines are refused)" if len(refused) > 1 else ""

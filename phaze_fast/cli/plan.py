@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rich import progress as bars
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stop_on_interrupt
@@ -18,7 +16,7 @@ from phaze_fast.cli.output import (
     PageOutput,
     fields,
     is_narrow,
-    is_watched,
+    progress_bar,
     table,
     typed,
 )
@@ -80,10 +78,10 @@ _COLUMNS += ["memory>", "tokens/s>", "MFU>", "idle>"]
 _SHORT_COLUMNS = ["plan", "step>", "memory>", "MFU>"]
 
 
-def _plans_table(title: str, found: Plans, plans: Sequence[Plan], caption: str = "") -> Group:
+def _plans_table(title: str, result: Plans, plans: Sequence[Plan], caption: str = "") -> Group:
     if is_narrow():
         return table(title, _SHORT_COLUMNS, [_short_row(plan) for plan in plans], caption)
-    rows = [_row(plan, found.cluster.devices) for plan in plans]
+    rows = [_row(plan, result.cluster.devices) for plan in plans]
     return table(title, _COLUMNS, rows, caption)
 
 
@@ -123,60 +121,60 @@ def stage_table(title: str, plan: Plan) -> Group:
     return table(title, columns, rows)
 
 
-def _chip(found: Plans) -> Accelerator:
-    chip = found.cluster.chip
+def _chip(plans: Plans) -> Accelerator:
+    chip = plans.cluster.chip
     assert chip is not None, "a plan has a chip"  # `plan` has refused a cluster without one
     return chip
 
 
 def _tables(
-    found: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None
+    result: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None
 ) -> list[RenderableType]:
-    chip = _chip(found)
-    title = f"{found.model.name} on {found.cluster.devices} x {chip.name}"
+    chip = _chip(result)
+    title = f"{result.model.name} on {result.cluster.devices} x {chip.name}"
     parts: list[RenderableType] = [
-        _plans_table(title, found, found.plans, chip.calibration.note),
+        _plans_table(title, result, result.plans, chip.calibration.note),
         *([f"Why not {why_not}\n"] if why_not is not None else []),
         *([budget.table()] if budget is not None else []),
-        time_table("Where the fastest step's time goes", found.best),
-        stage_table("The fastest, stage by stage", found.best),
+        time_table("Where the fastest step's time goes", result.best),
+        stage_table("The fastest, stage by stage", result.best),
     ]
     # A search that was stopped does not go on for the front.
-    front = found.front[1:] if found.complete else ()
-    smaller = [plan for plan in front if plan not in found.plans][:_SHOWN]
+    front = result.front[1:] if result.complete else ()
+    smaller = [plan for plan in front if plan not in result.plans][:_SHOWN]
     if smaller:
-        parts.append(_plans_table("Slower, but smaller", found, smaller))
-    if found.rejected:
-        reasons = list(found.rejected.items())
+        parts.append(_plans_table("Slower, but smaller", result, smaller))
+    if result.rejected:
+        reasons = list(result.rejected.items())
         rows = [[why, str(count)] for why, count in reasons[:_SHOWN]]
         more = len(reasons) - len(rows)
         caption = f"and {more} more reasons; --json lists all" if more > 0 else ""
         parts.append(table("Rejected", ["why", "layouts>"], rows, caption))
-    if not found.complete:
-        least = format_time(found.bound_s)
+    if not result.complete:
+        least = format_time(result.bound_s)
         parts.append(
-            f"Stopped early: no plan takes less than {least} (gap {found.gap:.2%}), and the plans "
+            f"Stopped early: no plan takes less than {least} (gap {result.gap:.2%}), and the plans "
             "after the first may not be the next fastest."
         )
-    claim = "Optimal" if found.status == "optimal" else "The best found"
-    return [*parts, f"{claim} among: {found.space}."]
+    claim = "Optimal" if result.status == "optimal" else "The best found"
+    return [*parts, f"{claim} among: {result.space}."]
 
 
-def _document(found: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None) -> dict[str, Any]:
+def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None) -> dict[str, Any]:
     """Return everything as plain data; of a search that was stopped no front."""
     return {
-        "status": found.status,
-        "bound_s": found.bound_s,
-        "gap": found.gap,
-        "space": found.space,
-        **problem_of(found.model, found.cluster),
-        "calibration": _chip(found).calibration.to_dict(),
+        "status": plans.status,
+        "bound_s": plans.bound_s,
+        "gap": plans.gap,
+        "space": plans.space,
+        **problem_of(plans.model, plans.cluster),
+        "calibration": _chip(plans).calibration.to_dict(),
         **({} if budget is None else {"budget": budget.to_dict()}),
         **({} if why_not is None else {"why_not": why_not.to_dict()}),
-        "plans": [plan.to_dict() for plan in found.plans],
-        "front": [plan.to_dict() for plan in (found.front if found.complete else ())],
-        "tried": found.tried,
-        "rejected": found.rejected,
+        "plans": [plan.to_dict() for plan in plans.plans],
+        "front": [plan.to_dict() for plan in (plans.front if plans.complete else ())],
+        "tried": plans.tried,
+        "rejected": plans.rejected,
     }
 
 
@@ -185,24 +183,11 @@ def _document(found: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
 
 def _with_progress(find: Callable[..., Plans]) -> tuple[Plans, bool]:
     """Find plans with a progress bar; also return whether Ctrl-C ended the search."""
-    watched = is_watched(sys.stderr)
     with (
         stop_on_interrupt() as stop,
-        bars.Progress(
-            bars.TextColumn("strategies scheduled (time so far, time left)"),
-            bars.BarColumn(),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            bars.TimeRemainingColumn(),
-            transient=True,
-            disable=not watched,
-            console=Console(stderr=True, quiet=not watched),
-        ) as bar,
+        progress_bar("strategies scheduled (time so far, time left)") as update,
     ):
-        task = bar.add_task("plan", total=None)
-        plans = find(
-            progress=lambda done, total: bar.update(task, completed=done, total=total), stop=stop
-        )
+        plans = find(progress=lambda done, total: update(completed=done, total=total), stop=stop)
         return plans, stop() and not plans.complete
 
 

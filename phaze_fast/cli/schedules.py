@@ -15,26 +15,26 @@ from phaze_fast.schedule import LayerSchedule, read_instances, schedule_instance
 _CHARTS = 3
 
 
-def _data(found: LayerSchedule) -> dict[str, Any]:
-    instance = found.instance
+def _data(schedule: LayerSchedule) -> dict[str, Any]:
+    instance = schedule.instance
     return {
         "name": instance.name,
-        "status": found.status,
-        "makespan": found.makespan,
-        "bound": found.bound,
-        "gap": found.gap,
-        "proved_by": found.proved_by,
-        "starts": instance.as_given(found.starts),
+        "status": schedule.status,
+        "makespan": schedule.makespan,
+        "bound": schedule.bound,
+        "gap": schedule.gap,
+        "proved_by": schedule.proved_by,
+        "starts": instance.as_given(schedule.starts),
         "cores": instance.as_given(
             [
                 modes[mode][0] or "all"
-                for modes, mode in zip(instance.modes, found.mode, strict=True)
+                for modes, mode in zip(instance.modes, schedule.mode, strict=True)
             ]
         ),
-        "utilization": found.utilization,
-        "critical_path": list(found.critical_path),
-        "nodes": found.nodes,
-        "solve_s": found.solve_s,
+        "utilization": schedule.utilization,
+        "critical_path": list(schedule.critical_path),
+        "nodes": schedule.nodes,
+        "solve_s": schedule.solve_s,
     }
 
 

@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
 from phaze_fast.cli.option_groups import RecordOptions
@@ -25,6 +22,7 @@ from phaze_fast.cli.output import (
     is_narrow,
     is_watched,
     note,
+    progress_bar,
     table,
     typed,
     write_text,
@@ -46,36 +44,12 @@ from phaze_fast.units import format_bandwidth, format_bytes, format_time, parse_
 _EVERY_S = 1.0
 
 
-def _gap_text(progress: Progress) -> str:
+def _progress_text(progress: Progress) -> str:
+    placed = f"{progress.scheduled:,} scheduled, {progress.placed:,} placed"
     if not math.isfinite(progress.incumbent) or progress.bound <= 0:
-        return "-"
-    return f"{max(0.0, progress.incumbent / progress.bound - 1.0):.2%}"
-
-
-def _left(first: Progress | None, progress: Progress) -> str:
-    """Remaining time, extrapolated from the rate at which the number of open points falls."""
-    if first is None or progress.open >= first.open or progress.open == 0:
-        return "-"
-    rate = (first.open - progress.open) / max(progress.seconds - first.seconds, 1e-9)
-    return format_time(progress.open / rate)
-
-
-def _line(first: Progress | None, progress: Progress) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    best = format_time(progress.incumbent) if math.isfinite(progress.incumbent) else "-"
-    cells = {
-        "bounded": f"{progress.bounded:,}",
-        "scheduled": f"{progress.scheduled:,}",
-        "placed": f"{progress.placed:,}",
-        "open": f"{progress.open:,}",
-        "best": best,
-        "gap": _gap_text(progress),
-        "elapsed": format_time(progress.seconds),
-        "left": _left(first, progress),
-    }
-    grid.add_row(*(Text(name, style="dim") for name in cells))
-    grid.add_row(*cells.values())
-    return grid
+        return placed
+    gap = max(0.0, progress.incumbent / progress.bound - 1.0)
+    return f"{placed}; best {format_time(progress.incumbent)}, gap {gap:.2%}"
 
 
 def _plain(progress: Progress) -> dict[str, Any]:
@@ -85,28 +59,20 @@ def _plain(progress: Progress) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _shown_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield the progress callback of a search; it writes to standard error.
-
-    Parameters
-    ----------
-    quiet
-        Show nothing.
-    """
-    if quiet:
-        yield None
-        return
-    first: list[Progress] = []
-    if sys.stderr is None:  # it was closed
+def _shown_progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """Yield the progress callback of a search: a bar on a terminal, else lines of JSON."""
+    if quiet or sys.stderr is None:  # standard error was closed
         yield None
         return
     if is_watched(sys.stderr):
-        with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
+        with progress_bar("points settled") as update:
+            points = 0
 
             def show(progress: Progress) -> None:
-                if not first and progress.placed:
-                    first.append(progress)
-                live.update(_line(first[0] if first else None, progress))
+                nonlocal points
+                points = max(points, progress.open)
+                text = _progress_text(progress)
+                update(completed=points - progress.open, total=points, text=text)
 
             yield show
         return
@@ -152,9 +118,9 @@ def _chip_cells(design: Design) -> list[str]:
     ]
 
 
-def _top(found: SearchResult) -> RenderableType:
+def _top(result: SearchResult) -> RenderableType:
     rows = []
-    for k, design in enumerate(found.top):
+    for k, design in enumerate(result.top):
         plans = [f"tp {p.tp} pp {p.pp} dp {p.dp} mb {p.micro_batch}" for p in design.plans.values()]
         cells = [str(k + 1), *_chip_cells(design), format_time(design.time_s)]
         energy = f"{design.energy_j:,.0f}"
@@ -165,18 +131,20 @@ def _top(found: SearchResult) -> RenderableType:
     if is_narrow():
         shown = [0, 1, 2, 3, 6, 9]
         columns, rows = [columns[k] for k in shown], [[row[k] for k in shown] for row in rows]
-    several = "; times and rates are geometric means, joules are sums" if _several(found) else ""
-    proven = "" if found.complete else "only the bound below is proven, not that these are the best"
+    several = "; times and rates are geometric means, joules are sums" if _several(result) else ""
+    proven = (
+        "" if result.complete else "only the bound below is proven, not that these are the best"
+    )
     return table(f"The best chips{several}", columns, rows, proven)
 
 
-def _several(found: SearchResult) -> bool:
-    return len(found.problems) > 1
+def _several(result: SearchResult) -> bool:
+    return len(result.problems) > 1
 
 
-def _certificate(found: SearchResult) -> RenderableType:
-    outcome = found.outcome
-    proof = "proven optimal" if found.status == "optimal" else found.status
+def _certificate(result: SearchResult) -> RenderableType:
+    outcome = result.outcome
+    proof = "proven optimal" if result.status == "optimal" else result.status
     pairs = [
         ("status", proof),
         ("points", f"{outcome.points:,} (chip, HBM, micro-batch, tensor-parallel width)"),
@@ -190,26 +158,26 @@ def _certificate(found: SearchResult) -> RenderableType:
     if outcome.unproven:
         pairs.append(("layer schedules not proven", f"in {outcome.unproven:,} pairs"))
     if outcome.bound < float("inf"):
-        pairs.append(("bound and gap", f"{found.amount(outcome.bound)}, {outcome.gap:.3%}"))
+        pairs.append(("bound and gap", f"{result.amount(outcome.bound)}, {outcome.gap:.3%}"))
     recalled = ", kept from an earlier run" if outcome.recalled else ""
     pairs.append(("seconds", f"{outcome.seconds:.1f}{recalled}"))
     return fields("The certificate", pairs)
 
 
-def _best(found: SearchResult) -> RenderableType:
-    best = found.best
+def _best(result: SearchResult) -> RenderableType:
+    best = result.best
     pairs = [("chip", str(best.chip)), ("area", f"{best.area_mm2:.2f} mm2")]
-    if found.objective != "time":
-        pairs.append((f"least {found.objective}", found.amount(best.value)))
+    if result.objective != "time":
+        pairs.append((f"least {result.objective}", result.amount(best.value)))
     for name, plan in best.plans.items():
         pairs.append((f"{name}", str(plan)))
         pairs.append(("", f"{share_text(plan)}; memory {fullest_text(plan, best.hbm_bytes)}"))
     return fields("The best chip and plan", pairs, best.chip.calibration.note)
 
 
-def _baselines(found: SearchResult) -> RenderableType:
+def _baselines(result: SearchResult) -> RenderableType:
     rows = []
-    for item in found.baselines.values():
+    for item in result.baselines.values():
         step = format_time(item["time_s"]) if item["time_s"] is not None else "none"
         gain = f"{item['speedup']:.2f}x" if item["speedup"] is not None else "-"
         looked = f"{item['evaluations']:,}" if item["evaluations"] else "-"
@@ -218,26 +186,26 @@ def _baselines(found: SearchResult) -> RenderableType:
     return table("Baselines", columns, rows)
 
 
-def _tables(found: SearchResult) -> list[RenderableType]:
+def _tables(result: SearchResult) -> list[RenderableType]:
     """Return the best chips, the front, the baselines and the proof."""
-    parts = [_best(found), _top(found)]
-    if found.outcome.objectives:
-        parts.append(_front(found))
-    if found.baselines:
-        parts.append(_baselines(found))
-    if found.sensitivity:
-        parts.append(_sensitivity(found))
-    if found.portfolio is not None:
-        parts.append(_portfolio_fields(found.portfolio))
-    if found.robust is not None:
-        parts.append(_robust_fields(found.robust))
-    if found.information is not None:
-        parts += _information_tables(found.information)
-    return [*parts, _certificate(found)]
+    parts = [_best(result), _top(result)]
+    if result.outcome.objectives:
+        parts.append(_front(result))
+    if result.baselines:
+        parts.append(_baselines(result))
+    if result.sensitivity:
+        parts.append(_sensitivity(result))
+    if result.portfolio is not None:
+        parts.append(_portfolio_fields(result.portfolio))
+    if result.robust is not None:
+        parts.append(_robust_fields(result.robust))
+    if result.information is not None:
+        parts += _information_tables(result.information)
+    return [*parts, _certificate(result)]
 
 
-def _front(found: SearchResult) -> RenderableType:
-    front = found.pareto()
+def _front(result: SearchResult) -> RenderableType:
+    front = result.pareto()
     shown = [
         [
             format_time(row["time_s"]),
@@ -256,7 +224,7 @@ def _front(found: SearchResult) -> RenderableType:
     return table(title, columns, shown, caption)
 
 
-def _sensitivity(found: SearchResult) -> RenderableType:
+def _sensitivity(result: SearchResult) -> RenderableType:
     rows = [
         [
             f"{item['what']} x {item['factor']:g}",
@@ -264,9 +232,9 @@ def _sensitivity(found: SearchResult) -> RenderableType:
             f"{item['change']:+.1%}" if item["change"] is not None else "-",
             "same" if item["same_chip"] else item["chip_text"].split(": ", 1)[-1],
         ]
-        for item in found.sensitivity
+        for item in result.sensitivity
     ]
-    area = found.space.spec.area
+    area = result.space.spec.area
     caption = "Where an area is scaled, the limit stays."
     if area is not None and area.follows_base:
         caption = "Where an area is scaled, the limit is what the space's base chip then takes."
@@ -274,61 +242,57 @@ def _sensitivity(found: SearchResult) -> RenderableType:
     return table("If something were different", columns, rows, caption)
 
 
-def _portfolio_fields(found: Portfolio) -> RenderableType:
+def _portfolio_fields(portfolio: Portfolio) -> RenderableType:
     """Show the best two chips and what each is for."""
     pairs = [
-        (", ".join(names), str(chip)) for chip, names in zip(found.chips, found.models, strict=True)
+        (", ".join(names), str(chip))
+        for chip, names in zip(portfolio.chips, portfolio.models, strict=True)
     ]
-    proof = "proven" if found.proven else f"not proven, no pair below {found.bound:.6g}"
+    proof = "proven" if portfolio.proven else f"not proven, no pair below {portfolio.bound:.6g}"
     pairs += [
-        ("one chip for all", f"{found.single}, {found.gain - 1.0:+.2%}"),
+        ("one chip for all", f"{portfolio.single}, {portfolio.gain - 1.0:+.2%}"),
         ("status", proof),
-        ("seconds", f"{found.seconds:.1f}"),
+        ("seconds", f"{portfolio.seconds:.1f}"),
     ]
     return fields("The best two chips, each model on its better one", pairs)
 
 
-def _robust_fields(found: RobustResult) -> RenderableType:
+def _robust_fields(robust: RobustResult) -> RenderableType:
     """Show the chip of least largest regret and the nominal winner."""
-    proof = "proven" if found.proven else "not proven"
-    nominal = found.nominal
-    cost = found.time_s / found.nominal_s - 1.0
+    proof = "proven" if robust.proven else "not proven"
+    nominal = robust.nominal
+    cost = robust.time_s / robust.nominal_s - 1.0
     pairs = [
-        ("constants", f"{len(found.uncertainty.constants)} intervals"),
-        ("robust chip", str(found.chip)),
+        ("constants", f"{len(robust.uncertainty.constants)} intervals"),
+        ("robust chip", str(robust.chip)),
         (
             "largest regret",
-            f"at most {found.max_regret:.3f}, {found.attained:.3f} attained; no chip's is below "
-            f"{found.bound:.3f} ({proof} within {found.tolerance:.1%})",
+            f"at most {robust.max_regret:.3f}, {robust.attained:.3f} attained; no chip's is below "
+            f"{robust.bound:.3f} ({proof} within {robust.tolerance:.1%})",
         ),
-        ("nominal step", f"{format_time(found.time_s)}, {cost:+.2%} against the nominal winner"),
+        ("nominal step", f"{format_time(robust.time_s)}, {cost:+.2%} against the nominal winner"),
         (
             "nominal winner",
             f"largest regret at most {nominal.bound:.3f}, {nominal.attained:.3f} attained",
         ),
-        ("beaten most by", str(found.rival)),
-        ("possible winners", f"{found.possible_winners:,} chips are not ruled out"),
-        ("seconds", f"{found.seconds:.1f}"),
+        ("beaten most by", str(robust.rival)),
+        ("possible winners", f"{robust.possible_winners:,} chips are not ruled out"),
+        ("seconds", f"{robust.seconds:.1f}"),
     ]
     return fields("The chip of least largest regret over the intervals", pairs)
 
 
-def _information_tables(found: Information) -> list[RenderableType]:
+def _information_tables(information: Information) -> list[RenderableType]:
     """Show which constants decide, and how often each chip is the best."""
-    left = [[name, f"{count:,}"] for name, count in found.known.items()]
-    wins = [[f"{row['share']:.1%}", row["chip_text"]] for row in found.shares[:10]]
+    left = [[name, f"{count:,}"] for name, count in information.known.items()]
+    wins = [[f"{row['share']:.1%}", row["chip_text"]] for row in information.shares[:10]]
+    sampled = f"{information.samples} samples, seed {information.seed}"
+    possible = f"{information.possible_winners:,}"
+    title = f"Possible winners left of {possible}, were a constant known"
+    caption = "each constant uniform over its interval, all independent"
     return [
-        table(
-            f"Possible winners left of {found.possible_winners:,}, were a constant known",
-            ["constant", "left>"],
-            left,
-        ),
-        table(
-            f"How often each chip is the best: {found.samples} samples, seed {found.seed}",
-            ["share>", "chip"],
-            wins,
-            "each constant uniform over its interval, all independent",
-        ),
+        table(title, ["constant", "left>"], left),
+        table(f"How often each chip is the best: {sampled}", ["share>", "chip"], wins, caption),
     ]
 
 
@@ -460,7 +424,7 @@ def search_chips(
             chips,
             cluster,
             training,
-            weights=numbers(goal.weights, "--weights"),
+            weights=None if goal.weights is None else numbers(goal.weights, "--weights", float),
             top=goal.top,
             pareto=tuple(name.strip() for name in goal.pareto.split(",") if name.strip()),
             time_limit_s=run.time_limit_s,
@@ -492,18 +456,18 @@ def search_chips(
         _deliver(result, output)
 
 
-def _deliver(found: SearchResult, output: TableOutput) -> None:
+def _deliver(result: SearchResult, output: TableOutput) -> None:
     def document() -> dict[str, Any]:
-        data = found.to_dict()
+        data = result.to_dict()
         data["manifest"]["command"] = typed()
         return data
 
     output.write_page(lambda: report_page(document()))
-    if not found.outcome.winners:
+    if not result.outcome.winners:
         if output.wants_document:
             output.write(document())
-        raise InfeasibleError(found.reason)
+        raise InfeasibleError(result.reason)
     if output.parquet is not None:
-        found.to_parquet(output.parquet)
+        result.to_parquet(output.parquet)
         note(f"wrote {output.parquet}")
-    output.emit(document, lambda: _tables(found))
+    output.emit(document, lambda: _tables(result))

@@ -66,23 +66,19 @@ def _chip_fields(chip: Accelerator) -> list[RenderableType]:
         f"{kind} {format_flops(chip.peak_flops(kind))}" for kind in chip.tensor_core.rates
     )
     published = estimate.tensor_mm2 + estimate.vector_mm2 + estimate.buffer_mm2
+    tensor, vector, hbm = chip.tensor_core, chip.vector_core, chip.hbm
+    memory = ""
+    if hbm:
+        rate = format_bandwidth(hbm.bandwidth_bytes_per_s)
+        memory = f"{format_bytes(hbm.capacity_bytes)} at {rate}, {hbm.stacks} stacks"
     pairs = [
-        (
-            "tensor cores",
-            f"{chip.tensor_core.count:,} of {chip.tensor_core.width}x{chip.tensor_core.depth}",
-        ),
-        ("vector cores", f"{chip.vector_core.count:,} of {chip.vector_core.lanes} lanes"),
+        ("tensor cores", f"{tensor.count:,} of {tensor.width}x{tensor.depth}"),
+        ("vector cores", f"{vector.count:,} of {vector.lanes} lanes"),
         ("clock", f"{chip.clock_hz / 1e9:g} GHz"),
         ("peak", rates),
         ("buffer", format_bytes(chip.buffer.capacity_bytes)),
         ("buffer bandwidth", f"{chip.buffer.bytes_per_cycle:g} B/cycle"),
-    ]
-    if chip.hbm:
-        rate = format_bandwidth(chip.hbm.bandwidth_bytes_per_s)
-        pairs.append(
-            ("HBM", f"{format_bytes(chip.hbm.capacity_bytes)} at {rate}, {chip.hbm.stacks} stacks")
-        )
-    pairs += [
+        ("HBM", memory),
         (
             "template area",
             f"{format_area(published)} (tensor {estimate.tensor_mm2:.2f}, vector "
@@ -94,17 +90,13 @@ def _chip_fields(chip: Accelerator) -> list[RenderableType]:
             f"{estimate.network_mm2:.2f}, HBM {estimate.hbm_mm2:.2f})",
         ),
         ("template peak power", f"{power_batch([chip], terms=FULL_AREA)[0]:.0f} W"),
+        ("published die area", format_area(chip.die_area_mm2) if chip.die_area_mm2 else ""),
+        ("published power", f"{chip.power_w:g} W" if chip.power_w else ""),
+        ("usual fabric", chip.usual_fabric or ""),
+        ("times", chip.calibration.note or "fitted to measurements of this chip"),
+        *(("source", source) for source in (*chip.sources, *chip.tuning.sources)),
+        ("note", chip.notes),
     ]
-    if chip.die_area_mm2:
-        pairs.append(("published die area", format_area(chip.die_area_mm2)))
-    if chip.power_w:
-        pairs.append(("published power", f"{chip.power_w:g} W"))
-    if chip.usual_fabric:
-        pairs.append(("usual fabric", chip.usual_fabric))
-    pairs.append(("times", chip.calibration.note or "fitted to measurements of this chip"))
-    pairs += [("source", source) for source in (*chip.sources, *chip.tuning.sources)]
-    if chip.notes:
-        pairs.append(("note", chip.notes))
     return [fields(chip.name, pairs)]
 
 
@@ -133,7 +125,7 @@ def show_interconnect(name: PresetName = None, *, output: Output) -> None:
         fabric = presets.fabric(name)
         pairs = [("wiring", str(fabric).partition(": ")[2])]
         pairs += [("source", source) for source in fabric.sources]
-        pairs += [("note", fabric.notes)] if fabric.notes else []
+        pairs.append(("note", fabric.notes))
         document = fabric.model_dump(mode="json")
         output.emit(lambda: document, lambda: [fields(fabric.name, pairs)])
         return

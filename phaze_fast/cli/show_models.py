@@ -66,9 +66,7 @@ def _size_tables(model: Model) -> list[RenderableType]:
     rows.append(["all", format_count(total), "100.0%"])
     plain = model.model_dump(mode="json", exclude={"sources", "notes", "name"})
     pairs = [(name, str(value)) for name, value in plain.items() if value not in (None, "", False)]
-    pairs += [("source", source) for source in model.sources]
-    if model.notes:
-        pairs.append(("note", model.notes))
+    pairs += [*(("source", source) for source in model.sources), ("note", model.notes)]
     return [fields(model.name, pairs), table("Parameters", ["part", "count>", "share>"], rows)]
 
 
@@ -99,8 +97,8 @@ def graph_tables(model: GraphModel) -> list[RenderableType]:
         ("tokens of a sample", format_count(model.seq)),
         ("FLOPs of a sample, forward", f"{model.flops:.4g}"),
         ("planned as", _planned_as(model)),
+        ("note", model.notes),
     ]
-    pairs += [("note", model.notes)] if model.notes else []
     columns = ["layer", "count>", "parameters>", "FLOPs>", "operators>", "kept>", "tensor parallel"]
     return [fields(model.name, pairs), table("Layers, for one sample", columns, rows)]
 

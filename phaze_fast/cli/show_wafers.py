@@ -7,17 +7,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import Output, PresetName, fields, table
-from phaze_fast.documents import read_document
 from phaze_fast.units import format_area, format_bandwidth, format_bytes, format_flops
-from phaze_fast.wafer import (
-    WAFER_SPACES,
-    WAFERS,
-    Wafer,
-    WaferSpace,
-    load_wafer,
-    load_wafer_space,
-    wafer_totals,
-)
+from phaze_fast.wafer import WAFER_SPACES, WAFERS, Wafer, WaferSpace, load_wafer, wafer_totals
+from phaze_fast.wafer.hardware.space import load_wafer_or_space
 
 
 def _wafer_data(wafer: Wafer) -> dict[str, Any]:
@@ -32,7 +24,7 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
         "area_mm2": wafer.area_mm2,
         "die_yield": wafer.die_yield,
         "expected_dead": wafer.expected_dead,
-        **wafer_totals(wafer).to_dict(),
+        **vars(wafer_totals(wafer)),
     }
 
 
@@ -84,17 +76,6 @@ def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
     return [fields(wafer.name, pairs), wafer.die_map()]
 
 
-def _wafer_space(name: str) -> WaferSpace | None:
-    """Look a space of wafers up, by preset or file; None where it is something else."""
-    if name in WAFER_SPACES.names:
-        return load_wafer_space(name)
-    if name in WAFERS.names or not name.endswith((".yaml", ".yml", ".json")):
-        return None
-    data = read_document(name)
-    is_space = isinstance(data, dict) and "axes" in data
-    return WaferSpace.from_dict(data, source=name) if is_space else None
-
-
 def _emit_wafer_space(space: WaferSpace, output: Output) -> None:
     feasible, broken = space.wafers()
     counts = {"points": space.grid_size, "feasible": len(feasible), "broken": broken}
@@ -121,9 +102,8 @@ def show_wafer(name: PresetName = None, *, output: Output) -> None:
             lambda: [table("Wafers", ["wafer", "dies>", "what it is"], rows), spaces],
         )
         return
-    space = _wafer_space(name)
-    if space is not None:
-        _emit_wafer_space(space, output)
+    wafer = load_wafer_or_space(name)
+    if isinstance(wafer, WaferSpace):
+        _emit_wafer_space(wafer, output)
         return
-    wafer = load_wafer(name)
     output.emit(lambda: _wafer_data(wafer), lambda: _wafer_fields(wafer))

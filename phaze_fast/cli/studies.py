@@ -18,7 +18,7 @@ from phaze_fast.calibration import (
     is_collective_table,
 )
 from phaze_fast.cli.options import Threads
-from phaze_fast.cli.output import ChartsOutput, Output, ToPath, note, table, target, write_text
+from phaze_fast.cli.output import ChartsOutput, JsonPath, Output, ToPath, note, table, write_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.papers.backtest import backtest
@@ -29,19 +29,19 @@ from phaze_fast.units import format_time
 # ---- calibrate ----
 
 
-def _calibration_tables(found: Calibrated) -> list[RenderableType]:
+def _calibration_tables(calibrated: Calibrated) -> list[RenderableType]:
     constants = [
         [c.name, f"{c.before:.4g}", f"{c.value:.4g}", f"{c.low:.4g} to {c.high:.4g}", c.note]
-        for c in found.constants
+        for c in calibrated.constants
     ]
     errors = [
         [kind, f"{e['rows']:.0f}", f"{e['before']:.1%}", f"{e['fitted']:.1%}", f"{e['unseen']:.1%}"]
-        for kind, e in found.errors.items()
+        for kind, e in calibrated.errors.items()
     ]
     headings = ["constant", "before>", "fitted>", "90% interval", "note"]
     title = "mean absolute errors; unseen: of rows left out of the fit, five folds"
     return [
-        table(f"constants of the {found.what}", headings, constants),
+        table(f"constants of the {calibrated.what}", headings, constants),
         table(title, ["rows of", "rows>", "before>", "fitted>", "unseen>"], errors),
     ]
 
@@ -80,12 +80,10 @@ class Start:
 
 
 @dataclass(frozen=True)
-class CalibrationOutput:
+class CalibrationOutput(Output):
     """Output."""
 
-    as_json: Annotated[bool, typer.Option("--json")] = False
-    """Print one JSON document instead of a table."""
-    path: Annotated[Path | None, typer.Option("-o", "--output", callback=target)] = None
+    to_file: JsonPath = None
     """Write the chip or interconnect here, as YAML."""
 
 
@@ -123,10 +121,9 @@ def calibrate(
             f"no row depends on {', '.join(left)}: the starting chip's value is kept, which is an "
             "extrapolation"
         )
-    if output.path is not None:
-        write_text(
-            output.path, yaml.safe_dump(calibrated.document, sort_keys=False, allow_unicode=True)
-        )
+    if output.to_file is not None:
+        text = yaml.safe_dump(calibrated.document, sort_keys=False, allow_unicode=True)
+        write_text(output.to_file, text)
     Output(output.as_json).emit(calibrated.to_dict, lambda: _calibration_tables(calibrated))
 
 
@@ -145,7 +142,7 @@ def _percent(value: float | None) -> str:
     return "none" if value is None else f"{value:.1%}"
 
 
-def _backtest_tables(found: dict[str, Any]) -> list[RenderableType]:
+def _backtest_tables(document: dict[str, Any]) -> list[RenderableType]:
     rows = [
         [
             row["name"],
@@ -157,7 +154,7 @@ def _backtest_tables(found: dict[str, Any]) -> list[RenderableType]:
             _shape(row["real"]),
             _shape(row["best"]),
         ]
-        for row in found["generations"]
+        for row in document["generations"]
     ]
     columns = ["chip", "year>", "model", "rank>", "regret>", "step>", "built", "best around it"]
     parts: list[RenderableType] = []
@@ -165,7 +162,7 @@ def _backtest_tables(found: dict[str, Any]) -> list[RenderableType]:
     parts += [table(title, columns, rows)]
     moves = [
         [f"{row['from']} to {row['to']}", *("yes" if v else "no" for v in row["agree"].values())]
-        for row in found["directions"]
+        for row in document["directions"]
     ]
     if moves:
         names = ["array", "arrays", "multipliers", "vector cores", "buffer", "HBM/FLOP", "links"]
@@ -182,12 +179,12 @@ def _backtest_tables(found: dict[str, Any]) -> list[RenderableType]:
             "-" if row["points"] is None else f"{row['points']:+.1f}",
             row["note"],
         ]
-        for row in found.get("runs", [])
+        for row in document.get("runs", [])
     ]
     if runs:
         names = ["run", "chip", "devices>", "MFU>", "published>", "points>", "note"]
         parts.append(table("Published runs", names, runs))
-        order = found["order"]
+        order = document["order"]
         pairs = [
             [f"{p['from']} to {p['to']}", f"{p['predicted']:.2f}", f"{p['published']:.2f}"]
             for p in order["speedups"]
@@ -222,13 +219,13 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _paper_tables(found: Reproduced) -> list[RenderableType]:
+def _paper_tables(reproduced: Reproduced) -> list[RenderableType]:
     rows = [
         [row.case, _cell(row.published), _cell(row.ours), _cell(row.honest), row.why]
-        for row in found.rows
+        for row in reproduced.rows
     ]
     columns = ["case", "published>", "ours, its assumptions>", "ours, honest>", "why they differ"]
-    return [table(found.measure, columns, rows, found.source)]
+    return [table(reproduced.measure, columns, rows, reproduced.source)]
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model
-from phaze_fast.cli.output import ChartsOutput, ToPath, is_watched, note, table, typed
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.cli.options import Folder, Hardware, ModelNames, load_model, numbers
+from phaze_fast.cli.output import ChartsOutput, ToPath, note, progress_bar, table, typed
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
 from phaze_fast.report.sweep_page import sweep_page
@@ -21,9 +18,9 @@ from phaze_fast.units import format_bytes, format_time
 _SHOWN = 40
 
 
-def _rows(found: SweepTable) -> list[list[str]]:
+def _rows(sweep_table: SweepTable) -> list[list[str]]:
     rows = []
-    for row in found.rows[:_SHOWN]:
+    for row in sweep_table.rows[:_SHOWN]:
         point = [row["model"], row["chip"], f"{row['devices']:,}", f"{row['global_batch']:,}"]
         if row["status"] == "optimal":
             widths = " ".join(f"{n}{row[n]}" for n in ("tp", "pp", "dp", "cp", "ep") if row[n] > 1)
@@ -33,18 +30,6 @@ def _rows(found: SweepTable) -> list[list[str]]:
         else:
             rows.append([*point, "-", "-", "-", row["status"]])
     return rows
-
-
-def _progress() -> Callable[[int, int], None] | None:
-    """Count points on a terminal."""
-    if not is_watched(sys.stderr):
-        return None
-
-    def show(done: int, whole: int) -> None:
-        sys.stderr.write(f"\r{done:,} of {whole:,} points" + ("\n" if done == whole else ""))
-        sys.stderr.flush()
-
-    return show
 
 
 @dataclass(frozen=True)
@@ -60,13 +45,7 @@ class Clusters:
 
     def clusters(self) -> list[Cluster]:
         """Combine every chip with every count of devices."""
-        try:
-            counts = [int(part) for part in self.devices.split(",")]
-        except ValueError:
-            raise InvalidInputError(
-                f"--devices: {self.devices!r} is not accepted; expected whole numbers separated "
-                "by commas"
-            ) from None
+        counts = numbers(self.devices, "--devices", int)
         return [
             Hardware(chip=name.strip(), devices=count, fabric=self.fabric).cluster()
             for name in self.chip.split(",")
@@ -115,7 +94,13 @@ def sweep_points(
             models, where.clusters(), batches, lengths
         )
     ]
-    sweep_table = sweep(points, out=output.resume, threads=output.threads, progress=_progress())
+    with progress_bar("points") as update:
+        sweep_table = sweep(
+            points,
+            out=output.resume,
+            threads=output.threads,
+            progress=lambda done, total: update(completed=done, total=total),
+        )
     for line in sweep_table.notes:
         note(line)
     title = ", ".join(dict.fromkeys(loaded.name for loaded in models))

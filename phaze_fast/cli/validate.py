@@ -32,14 +32,6 @@ from phaze_fast.report.validation_page import validation_page
 _WORST = 8
 
 
-def _kind_of_table(file: Path) -> str:
-    """Recognise files of ``runs`` and ``steps`` among files of measurements by their header."""
-    header, _ = csv_rows(file)
-    if is_run_table(header):
-        return "runs"
-    return "steps" if is_step_table(frozenset(header)) else "operators"
-
-
 def _share(value: float | None, signed: bool = False) -> str:
     if value is None:
         return "-"
@@ -55,10 +47,10 @@ def _errors(error: Any) -> list[str]:
     return [str(error.rows), *map(_share, sizes), _share(error.bias, signed=True)]
 
 
-def _worst_table(found: Validation | StepValidation) -> RenderableType:
+def _worst_table(validation: Validation | StepValidation) -> RenderableType:
     rows = [
         [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", _share(error, signed=True)]
-        for label, column, measured, predicted, error in found.worst(_WORST)
+        for label, column, measured, predicted, error in validation.worst(_WORST)
     ]
     columns = ["row", "column", "measured>", "predicted>", "error>"]
     return table("Worst rows", columns, rows)
@@ -79,22 +71,29 @@ def _group_row(group: RunGroup) -> list[str]:
     ]
 
 
-def _run_tables(found: RunValidation) -> list[RenderableType]:
+def _run_tables(validation: RunValidation) -> list[RenderableType]:
     """Lay out errors of published runs as tables."""
-    headings = [found.by, "unsupported>", *_ERRORS, "rank corr.>", "pick-regret>", "in interval>"]
-    groups = [*found.groups, found.all_rows]
+    headings = [
+        validation.by,
+        "unsupported>",
+        *_ERRORS,
+        "rank corr.>",
+        "pick-regret>",
+        "in interval>",
+    ]
+    groups = [*validation.groups, validation.all_rows]
     title = "Seconds of a step, predicted against measured: relative errors without sign"
     parts: list[RenderableType] = [table(title, headings, [_group_row(g) for g in groups])]
     memory = [[g.name, *_errors(g.memory)] for g in groups if g.memory is not None]
     if memory:
-        parts.append(table("Bytes of a device", [found.by, *_ERRORS], memory))
+        parts.append(table("Bytes of a device", [validation.by, *_ERRORS], memory))
     reasons = [
         [group.name, reason, str(count)]
-        for group in found.groups
+        for group in validation.groups
         for reason, count in sorted(group.unsupported.items())
     ]
     if reasons:
-        parts.append(table("Rows that are not supported", [found.by, "why", "rows>"], reasons))
+        parts.append(table("Rows that are not supported", [validation.by, "why", "rows>"], reasons))
     worst = [
         [
             str(row.run.line),
@@ -103,51 +102,48 @@ def _run_tables(found: RunValidation) -> list[RenderableType]:
             f"{row.time_s:.4g} s",
             _share(row.error, signed=True),
         ]
-        for row in found.worst(_WORST)
+        for row in validation.worst(_WORST)
     ]
     columns = ["row>", "run", "measured>", "predicted>", "error>"]
     return [*parts, table("Worst rows", columns, worst)]
 
 
-def _step_tables(found: StepValidation) -> list[RenderableType]:
+def _step_tables(validation: StepValidation) -> list[RenderableType]:
     """Lay out errors of measured steps as tables."""
-    rows = [[name, *_errors(error)] for name, error in found.columns.items()]
-    title = f"{found.chip} against measured {found.kind}: relative errors without sign"
-    return [table(title, ["column", *_ERRORS], rows), _worst_table(found)]
+    rows = [[name, *_errors(error)] for name, error in validation.columns.items()]
+    title = f"{validation.chip} against measured {validation.kind}: relative errors without sign"
+    return [table(title, ["column", *_ERRORS], rows), _worst_table(validation)]
 
 
-def _operator_tables(found: Validation) -> list[RenderableType]:
+def _operator_tables(validation: Validation) -> list[RenderableType]:
     """Lay out errors of operators as tables."""
     rows = [
         [name, *_errors(error), f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})"]
-        for name, error in found.columns.items()
+        for name, error in validation.columns.items()
     ]
-    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
-    return [table(title, ["column", *_ERRORS, "after one scale>"], rows), _worst_table(found)]
+    title = (
+        f"{validation.chip} against measured {validation.kind} rows: relative errors without sign"
+    )
+    return [table(title, ["column", *_ERRORS, "after one scale>"], rows), _worst_table(validation)]
 
 
-def _operator_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
+def _operator_data(validation: Validation, calibration: Calibration) -> dict[str, Any]:
     """Return errors of operators as plain data."""
     return {
-        "chip": found.chip,
-        "kind": found.kind,
-        "columns": {name: vars(error) for name, error in found.columns.items()},
-        "unsupported": found.unsupported,
+        "chip": validation.chip,
+        "kind": validation.kind,
+        "columns": {name: vars(error) for name, error in validation.columns.items()},
+        "unsupported": validation.unsupported,
         "calibration": calibration.to_dict(),
     }
 
 
-def _collective_tables(found: CollectiveValidation) -> list[RenderableType]:
+def _collective_tables(validation: CollectiveValidation) -> list[RenderableType]:
     """Lay out errors of collectives as a table."""
-    errors = {**found.columns, **found.groups}
+    errors = {**validation.columns, **validation.groups}
     rows = [[name, *_errors(error)] for name, error in errors.items()]
     title = "Collectives against measured ones: relative errors without sign"
     return [table(title, ["rows of", *_ERRORS], rows)]
-
-
-def _write_page(found: Any, file: Path, output: ChartsOutput) -> None:
-    title = f"Predictions against {file.name}"
-    output.write_page(lambda: validation_page(found, title, typed()))
 
 
 # ---- the command ----
@@ -183,41 +179,33 @@ def show_validation(
 
     Example: phaze-fast study validate measurements.csv --chip h200
     """
+    validation, tables, document = _validated(file, how)
+    output.write_page(
+        lambda: validation_page(validation, f"Predictions against {file.name}", typed())
+    )
+    for line in getattr(validation, "refused", ()):
+        note(f"{file}: {line}")
+    output.emit(document, lambda: tables(validation))
+
+
+def _validated(
+    file: Path, how: Measured
+) -> tuple[Any, Callable[[Any], list[RenderableType]], Callable[[], Any]]:
+    """Compare with a file of any kind: the errors, and how to write them as tables and as data."""
     if is_collective_table(file):
         measured = validate_collectives(file, presets.fabric(how.fabric) if how.fabric else None)
-        _write_page(measured, file, output)
-        output.emit(measured.to_dict, lambda: _collective_tables(measured))
-        return
-    kind = _kind_of_table(file)
-    if kind == "operators":
-        if how.chip is None:
-            raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
-        measured_chip = presets.chip(how.chip)
-        validation = validate(file, measured_chip)
-        _write_page(validation, file, output)
-        calibration = measured_chip.calibration
-        if calibration.note:
-            note(calibration.note)
-        output.emit(
-            lambda: _operator_data(validation, calibration), lambda: _operator_tables(validation)
-        )
-        return
-    if kind == "runs":
+        return measured, _collective_tables, measured.to_dict
+    header, _ = csv_rows(file)
+    if is_run_table(header):
         runs = validate_runs(file, how.by)
-        _deliver_rows(runs, _run_tables, file, output)
-    else:
+        return runs, _run_tables, runs.to_dict
+    if is_step_table(frozenset(header)):
         steps = validate_steps(file, presets.chip(how.chip or "h200"), how.configs)
-        _deliver_rows(steps, _step_tables, file, output)
-
-
-def _deliver_rows(
-    found: Any,
-    tables: Callable[[Any], list[RenderableType]],
-    file: Path,
-    output: ChartsOutput,
-) -> None:
-    """Print the prediction errors of runs or steps, with a note for each row that was refused."""
-    _write_page(found, file, output)
-    for line in found.refused:
-        note(f"{file}: {line}")
-    output.emit(found.to_dict, lambda: tables(found))
+        return steps, _step_tables, steps.to_dict
+    if how.chip is None:
+        raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
+    chip = presets.chip(how.chip)
+    operators = validate(file, chip)
+    if chip.calibration.note:
+        note(chip.calibration.note)
+    return operators, _operator_tables, lambda: _operator_data(operators, chip.calibration)

@@ -12,38 +12,62 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
 from phaze_fast.cli.options import LongRun, ModelNames, load_model
-from phaze_fast.cli.output import Output, TableOutput, is_watched, note, write_text
-from phaze_fast.cli.wafer_tables import Case, Cases, mapping_tables
+from phaze_fast.cli.output import (
+    Output,
+    TableOutput,
+    fields,
+    is_watched,
+    note,
+    table,
+    write_text,
+)
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.report import report_page
-from phaze_fast.units import format_time
+from phaze_fast.tables import Table, joined_columns
+from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import (
     WAFER_SPACES,
     WAFERS,
+    Comparison,
+    Effort,
     Encoding,
+    Evaluation,
+    FaultStudy,
+    MappingResult,
     Problem,
     Wafer,
+    WaferFront,
+    WaferResult,
     WaferSpace,
     WaferTraining,
+    compare_mappings,
+    describe,
+    die_map,
     evaluate,
+    fault_study,
     load_faults,
-    load_wafer,
-    load_wafer_space,
+    search_front,
+    search_mappings,
+    search_wafers,
+    step_energy,
+    step_loads,
+    step_mfu,
 )
-from phaze_fast.wafer.search.result import Effort, MappingResult
-from phaze_fast.wafer.search.search import search_mappings
+from phaze_fast.wafer.hardware.space import load_wafer_or_space
+from phaze_fast.wafer.mapping.details import causes, link_map, operator_times
+from phaze_fast.wafer.mapping.traffic import output_text, runs_text
+from phaze_fast.wafer.search.baselines import VARIANTS
 from phaze_fast.wafer.search.session import Session
-from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
-from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
-from phaze_fast.wafer.studies.pareto import OBJECTIVES, WaferFront, search_front
-from phaze_fast.wafer.studies.wafers import search_wafers
+from phaze_fast.wafer.studies.comparison import PUBLISHED, PUBLISHED_MEMORY
+from phaze_fast.wafer.studies.spaces import OBJECTIVES, check_objectives
 
 # ---- reading the problem ----
 
@@ -61,19 +85,12 @@ def _transformer(model: Model) -> TransformerModel:
 
 def _wafer(name: str) -> Wafer | WaferSpace:
     """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
-    if name in WAFER_SPACES.names:
-        return load_wafer_space(name)
-    if name in WAFERS.names:
-        return load_wafer(name)
-    if not name.endswith((".yaml", ".yml", ".json")):
-        known = [*WAFERS.names, *WAFER_SPACES.names]
+    known = [*WAFERS.names, *WAFER_SPACES.names]
+    if name not in known and not name.endswith((".yaml", ".yml", ".json")):
         raise InvalidInputError(
             f"--wafer: {name!r} is not accepted; {nearest(name, known)}, or a file"
         )
-    data = read_document(name)
-    if isinstance(data, dict) and "axes" in data:
-        return WaferSpace.from_dict(data, source=name)
-    return Wafer.from_dict(data, source=name)
+    return load_wafer_or_space(name)
 
 
 def _each_wafer(
@@ -113,12 +130,360 @@ def _front_objectives(
             "--front: expected spaces of wafers with it, and neither --compare nor --fault-maps"
         )
     names = OBJECTIVES if text == "all" else tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in OBJECTIVES:
-            raise InvalidInputError(
-                f"--front: {name!r} is not accepted; {nearest(name, [*OBJECTIVES, 'all'])}"
-            )
+    check_objectives(names, "--front")
     return names
+
+
+# ---- tables ----
+
+_NAMES = {
+    "megatron": "Megatron-LM",
+    "zero3": "ZeRO-3",
+    "accpar": "AccPar",
+    "hypar": "HyPar",
+    "megatron_offload": "Megatron-LM with offload",
+    "zero_offload": "ZeRO-Offload",
+    "zero_infinity": "ZeRO-Infinity",
+    "weight_streaming": "Weight streaming",
+}
+
+
+def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
+    rows = []
+    for stage_class in found.encoding.classes:
+        mapped = zip(problem.work.operators, stage_class.operator_mappings, strict=True)
+        for op, op_mapping in mapped:
+            outputs = output_text(op_mapping) if op.kept_bytes else "-"
+            along = (runs_text(runs) or "-" for runs in (op_mapping.x, op_mapping.y))
+            weights = op_mapping.weights if op.parameters else "-"
+            rows.append([op_mapping.operator, *along, outputs, weights])
+    return rows
+
+
+def _shapes(found: Evaluation) -> str:
+    """Describe the stages of every class."""
+    layouts = (stage_class.layout for stage_class in found.encoding.classes)
+    return " and ".join(f"{own.stages} of {own.width} x {own.height}" for own in layouts)
+
+
+def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
+    """Lay out the time and memory of a mapping, with further rows."""
+    layout, wafer = found.encoding.layout, problem.wafer
+    counts = [count for own in found.encoding.classes for count in own.layout.blocks]
+    sequences = problem.training.global_batch
+    first = [
+        ("step", format_time(found.time_s) if found.fits else found.reason),
+        ("sequences/s", f"{sequences / found.time_s:,.1f}" if found.fits else "-"),
+        (
+            "memory per die",
+            f"{format_bytes(found.memory_bytes)} of "
+            f"{format_bytes(found.capacity_bytes)} {found.tier}",
+        ),
+        (
+            "stages",
+            f"{_shapes(found)} dies; {found.encoding.dies} of {wafer.dies} dies"
+            + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
+        ),
+        ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
+        (
+            "one block",
+            f"{format_time(found.compute_s)} of work, waits {format_time(found.blocking_s)} for "
+            "collectives",
+        ),
+    ]
+    if found.fits:
+        energy = step_energy(problem, found)
+        joules, watts = energy.total_j, energy.total_j / found.time_s
+        limit = wafer.power_cap_w
+        over = f", more than the {limit / 1e3:g} kW supplied" if limit and watts > limit else ""
+        share = step_mfu(problem, found)
+        first.append(("utilisation", f"{share:.1%} of peak by the model's FLOPs"))
+        first.append(("energy", f"{joules:,.1f} J a step, {watts / 1e3:,.2f} kW on average{over}"))
+    if found.stream_bytes > 0:
+        first.insert(3, ("off the wafer", f"{format_bytes(found.stream_bytes)} a die"))
+    return fields(f"{problem.model.name} on {wafer.name}", [*first, *pairs])
+
+
+def _over(name: str, space: str) -> list[tuple[str, str]]:
+    """List the mappings that a bound holds for, one condition a line."""
+    return [
+        (name if k == 0 else "", part) for k, part in enumerate(filter(None, space.split("; ")))
+    ]
+
+
+def _proof(found: MappingResult) -> list[tuple[str, str]]:
+    """Lay out the bound and the gap of a mapping, and the counts of the search."""
+    bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
+    return [
+        ("bound", bound if found.best.fits else "-"),
+        *_over("bound holds over", found.bound_space if found.best.fits else ""),
+        (
+            "layouts",
+            f"{found.layouts:,}, of which {found.pruned:,} left out by a bound"
+            + (f", {found.unseen:,} not looked at" if found.unseen else ""),
+        ),
+        (
+            "evaluations",
+            f"{found.evaluations:,}; {found.evaluations_per_s:,.0f} per second of a core",
+        ),
+    ]
+
+
+_CAUSES = {
+    "work_s": "work of the slowest stage",
+    "collectives_s": "its collectives",
+    "other_s": "recomputation, ends, sends, streams",
+    "bubble_s": "pipeline bubble",
+    "tail_s": "gradient sums and optimiser",
+}
+
+
+def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
+    """Lay out the throughput of a wafer over fault maps."""
+    data = study.to_dict()
+    rows = [
+        (
+            f"over {data['maps']} fault maps",
+            f"{data['expected_per_s']:,.1f} sequences/s expected, {data['worst_per_s']:,.1f} at "
+            f"worst; {data['whole_per_s']:,.1f} where nothing is dead",
+        )
+    ]
+    if data["with_two_classes"]:
+        rows.append(("two classes of stages", f"under {data['with_two_classes']} of the maps"))
+    for row in data["by_spares"]:
+        said = f"{row['share']:.0%} of wafers, each at least {row['least_per_s']:,.1f} sequences/s"
+        rows.append((f"with {row['spares']} spare dies", said))
+    return rows
+
+
+def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
+    """Draw the dies of a mapping, and list where its time goes and its operators."""
+    times = causes(problem, found)
+    whole = sum(times.values())
+    rows = [[_CAUSES[key], format_time(s), f"{s / whole:.1%}"] for key, s in times.items()]
+    seen = {(row.get("class", 0), row["operator"]): row for row in operator_times(problem, found)}
+    slow = [
+        [
+            name,
+            row["part"],
+            format_time(row["forward_s"]),
+            format_time(row["backward_s"]),
+            f"{row['of_peak']:.0%}",
+        ]
+        for (_, name), row in seen.items()
+    ]
+    return [
+        Text("Dies and their stages (. idle, X dead)", style="bold"),
+        Text(
+            die_map(problem.wafer, *(stage_class.layout for stage_class in found.encoding.classes))
+        ),
+        Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
+        Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
+        table("Time of a step", ["cause", "time>", "share>"], rows),
+        table(
+            "Operators of one micro-batch, on one die",
+            ["operator", "part", "forward>", "backward>", "of peak>"],
+            slow,
+        ),
+        table(
+            "Operators",
+            ["operator", "along x", "along y", "output", "weights"],
+            _op_mapping_rows(problem, found),
+            "innermost first; all blocks share their operator mappings",
+        ),
+    ]
+
+
+def _cell(found: Evaluation, ours: Evaluation) -> list[str]:
+    if not found.fits:
+        over = format_bytes(found.over_bytes or found.stream_over_bytes)
+        return ["OOM", "-", format_bytes(found.memory_bytes), f"{over} over"]
+    ratio = f"{found.time_s / ours.time_s:.2f}x" if ours.fits else "-"
+    return [format_time(found.time_s), ratio, format_bytes(found.memory_bytes), ""]
+
+
+def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
+    ours, problem = case.ours.best, case.ours.problem
+    remark = f"gap {case.ours.gap:.1%}" if ours.fits else _cell(ours, ours)[3]
+    rows = [
+        [f"{problem.model.name} on {problem.wafer.name}", "", "", "", ""],
+        ["ours", *_cell(ours, ours)[:3], remark],
+    ]
+    for name, baseline in case.baselines.items():
+        for variant in VARIANTS:
+            cells = _cell(getattr(baseline, variant), ours)
+            if variant == "tiled" and name in case.memory_at_equal_speed and ours.fits:
+                equal_speed = case.memory_at_equal_speed[name]
+                cells[3] = f"ours as fast in {format_bytes(equal_speed.memory_bytes)}"
+            rows.append([f"{_NAMES[name]}, {variant}", *cells])
+    for name, each_one in case.ablations.items():
+        if name == "no_architecture" and not searched:
+            continue  # the wafer was given
+        rows.append([f"ours, {name.replace('_', ' ')}", *_cell(each_one, ours)])
+    return rows
+
+
+def _comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
+    """Tabulate our mappings and other systems' plans."""
+    rows = [row for case, searched in cases for row in _case_rows(case, searched)]
+    published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
+    memory = " and ".join(f"{_NAMES[name]} {x}x" for name, x in PUBLISHED_MEMORY.items())
+    caption = (
+        "tuned: in linear rank order; tiled: groups laid out as best they can be. TMAC publishes "
+        f"{published}, and less memory than {memory}; docs/wafer.md explains"
+    )
+    columns = ["plan", "step>", "of ours>", "memory/die>", "remark"]
+    return table("Ours and others", columns, rows, caption)
+
+
+def _front_table(front: WaferFront) -> RenderableType:
+    """List the wafers that no other beats, the fastest first."""
+    rows = []
+    for point in front.points:
+        wafer, best = point.result.problem.wafer, point.result.best
+        rows.append(
+            [
+                wafer.name,
+                f"{wafer.wafer_count * wafer.dies}",
+                format_time(point.time_s),
+                f"{point.area_mm2:,.0f}",
+                f"{point.power_w / 1e3:,.2f}",
+                f"{point.cost_usd:,.0f}",
+                f"{point.expected_per_s:,.4g}",
+                f"{point.result.gap:.1%}",
+                f"{_shapes(best)}, {best.encoding.layout.micro_batch}",
+            ]
+        )
+    headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]
+    caption = (
+        f"No other wafer is better in all of {', '.join(front.objectives)}. "
+        f"{front.searched:,} searched, {front.bounded:,} left out by a bound, {front.misfits:,} "
+        f"without room, {front.unseen:,} not looked at."
+    )
+    return table("Pareto front", headings, rows, caption)
+
+
+def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
+    """Lay out the best wafer of a space, and how many others were rejected, pruned or searched."""
+    rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
+    rows = [
+        ("wafer", str(found.best.problem.wafer)),
+        ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
+        (
+            "left out",
+            f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
+            f"{found.unseen:,} not looked at; {found.searched:,} searched",
+        ),
+    ]
+    if found.best.best.fits:
+        rows.append(("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"))
+        rows += _over("which holds over", found.bound_space)
+    if found.base is not None and found.base.best.fits:
+        rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
+    return rows
+
+
+# ---- the cases of a command ----
+
+
+def mapping_tables(
+    problem: Problem, mapping: Evaluation, with_traffic: bool
+) -> list[RenderableType]:
+    """Lay out one mapping that was scored, not searched for."""
+    parts = [_summary(problem, mapping, []), *_picture(problem, mapping)]
+    return [*parts, Text(describe(problem, mapping.encoding))] if with_traffic else parts
+
+
+@dataclass(frozen=True)
+class Case:
+    """The answer for one model on one wafer or space."""
+
+    answer: MappingResult | Comparison
+    space: WaferResult | None
+    study: FaultStudy | None = None
+    front: WaferFront | None = None
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The comparison with other systems' plans, if there is one."""
+        return self.answer if isinstance(self.answer, Comparison) else None
+
+    @property
+    def result(self) -> MappingResult:
+        """Our own search."""
+        return self.answer.ours if isinstance(self.answer, Comparison) else self.answer
+
+    @property
+    def best(self) -> Evaluation:
+        """The best mapping."""
+        return self.result.best
+
+    def document(self) -> dict[str, Any]:
+        """Return this case as plain data."""
+        answer = self.answer.to_dict()
+        if self.study is not None:
+            answer["fault_study"] = self.study.to_dict()
+        if self.front is not None:
+            answer["front"] = self.front.to_dict()
+        if self.space is None:
+            return answer
+        whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
+        return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
+
+    def rows(self) -> dict[str, Any]:
+        """Columns of the wafers, the plans compared, or the best mappings."""
+        columns = (self.front or self.space or self.answer).to_columns()
+        count = len(next(iter(columns.values())))
+        return {"model": [self.result.problem.model.name] * count, **columns}
+
+    def tables(self, with_operators: bool) -> list[RenderableType]:
+        """Describe this case."""
+        pairs = _proof(self.result) + (_space_rows(self.space) if self.space is not None else [])
+        pairs += study_rows(self.study) if self.study is not None else []
+        parts = [_summary(self.result.problem, self.best, pairs)]
+        parts += [_front_table(self.front)] if self.front is not None else []
+        return [*parts, *_picture(self.result.problem, self.best)] if with_operators else parts
+
+
+class Cases(Table):
+    """The finished cases of a command: models on wafers or spaces of wafers."""
+
+    def __init__(self, cases: list[Case], session: Session) -> None:
+        self.cases, self.recalled = cases, session.recalled
+
+    def document(self) -> dict[str, Any]:
+        """Return one case, or all of them, as plain data."""
+        every = [case.document() for case in self.cases]
+        return every[0] if len(every) == 1 else {"cases": every}
+
+    def to_columns(self) -> dict[str, Any]:
+        """Return the rows of all cases as one table."""
+        rows = []
+        for case in self.cases:
+            columns = case.rows()
+            rows += [
+                dict(zip(columns, values, strict=True))
+                for values in zip(*columns.values(), strict=True)
+            ]
+        return joined_columns(rows)
+
+    def tables(self, with_traffic: bool) -> list[RenderableType]:
+        """Describe all cases, and compare them."""
+        parts: list[RenderableType] = []
+        for case in self.cases:
+            parts += case.tables(len(self.cases) == 1)
+            if with_traffic:
+                parts.append(Text(describe(case.result.problem, case.best.encoding)))
+        compared = [
+            (case.comparison, case.space is not None)
+            for case in self.cases
+            if case.comparison is not None
+        ]
+        if compared:
+            parts.append(_comparison_table(compared))
+        if self.recalled:
+            parts.append(Text(f"Results kept from earlier runs: {self.recalled:,}"))
+        return parts
 
 
 # ---- running ----
@@ -174,7 +539,10 @@ class _Study:
     effort: Effort
     seed: int
     compare: bool
-    quiet: bool
+    say: Callable[[str], None]
+    """Names the work that starts."""
+    show: Callable[[int, int, float], None]
+    """Shows its progress."""
     path: Path | None
     """The file that finished cases are written to."""
     faults: Faults
@@ -186,9 +554,8 @@ class _Study:
         cases: list[Case] = []
         single = [Problem(m, w, self.training) for m, w in pairs if isinstance(w, Wafer)]
         if not self.session.sequential and not self.compare:  # all at once, so that no worker waits
-            with _shown_progress(self.quiet) as (say, show):
-                say(f"{len(single)} mappings")
-                search_mappings(single, self.effort, self.seed, progress=show, session=self.session)
+            self.say(f"{len(single)} mappings")
+            search_mappings(single, self.effort, self.seed, **self._run)
         for model, where in pairs:
             if isinstance(where, Wafer):
                 cases.append(self._on_wafer(Problem(model, where, self.training)))
@@ -203,42 +570,32 @@ class _Study:
                 text = json.dumps({"cases": [case.document() for case in cases]}, indent=2)
                 write_text(self.path, text + "\n")
 
+    @property
+    def _run(self) -> dict[str, Any]:
+        return {"progress": self.show, "session": self.session}
+
     def _compared(self, problem: Problem, known: MappingResult | None = None) -> Comparison:
-        with _shown_progress(self.quiet) as (say, show):
-            name = f"{problem.model.name} on {problem.wafer.name}"
-            say(name)
-            return compare_mappings(
-                problem,
-                self.effort,
-                self.seed,
-                known=[] if known is None else [known.best],
-                progress=show,
-                report=lambda part: say(f"{name}: {part}"),
-                session=self.session,
-            )
+        name = f"{problem.model.name} on {problem.wafer.name}"
+        self.say(name)
+        return compare_mappings(
+            problem,
+            self.effort,
+            self.seed,
+            known=[] if known is None else [known.best],
+            report=lambda part: self.say(f"{name}: {part}"),
+            **self._run,
+        )
 
     def _on_wafer(self, problem: Problem) -> Case:
         if self.compare:
             return Case(self._compared(problem), None, self._fault_study(problem))
-        with _shown_progress(self.quiet) as (say, show):
-            say(f"{problem.model.name} on {problem.wafer.name}")
-            best = search_mappings(
-                [problem], self.effort, self.seed, progress=show, session=self.session
-            )[0]
+        self.say(f"{problem.model.name} on {problem.wafer.name}")
+        best = search_mappings([problem], self.effort, self.seed, **self._run)[0]
         return Case(best, None, self._fault_study(problem))
 
     def _in_space(self, model: Any, space: WaferSpace) -> Case:
-        with _shown_progress(self.quiet) as (say, show):
-            say(f"{model.name} on {space.name}")
-            result = search_wafers(
-                model,
-                space,
-                self.training,
-                self.effort,
-                self.seed,
-                progress=show,
-                session=self.session,
-            )
+        self.say(f"{model.name} on {space.name}")
+        result = search_wafers(model, space, self.training, self.effort, self.seed, **self._run)
         best: MappingResult | Comparison = result.best
         if self.compare:
             best = self._compared(result.best.problem, known=result.best)
@@ -254,19 +611,11 @@ class _Study:
                 data = {"model": model.name, "space": space.name, "front": front.to_dict()}
                 write_text(self.path, json.dumps(data, indent=2) + "\n")
 
-        with _shown_progress(self.quiet) as (say, show):
-            say(f"{model.name} on {space.name}: front")
-            front = search_front(
-                model,
-                space,
-                self.training,
-                self.effort,
-                self.seed,
-                objectives=self.front,
-                progress=show,
-                so_far=so_far,
-                session=self.session,
-            )
+        self.say(f"{model.name} on {space.name}: front")
+        settings = (self.training, self.effort, self.seed)
+        front = search_front(
+            model, space, *settings, objectives=self.front, so_far=so_far, **self._run
+        )
         if not front.points:
             raise InfeasibleError(
                 f"{space.name}: {front.misfits} wafers searched, {model.name} fits on none"
@@ -277,19 +626,11 @@ class _Study:
 
     def _fault_study(self, problem: Problem) -> FaultStudy | None:
         """Draw fault maps of a wafer and find its throughput under each."""
+        drawn = (self.faults.fault_maps, self.faults.die_fault, self.faults.link_fault)
         if not self.faults.fault_maps:
             return None
-        with _shown_progress(self.quiet) as (say, show):
-            say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
-            return fault_study(
-                problem,
-                self.faults.fault_maps,
-                self.faults.die_fault,
-                self.faults.link_fault,
-                seed=self.seed,
-                progress=show,
-                session=self.session,
-            )
+        self.say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
+        return fault_study(problem, *drawn, seed=self.seed, **self._run)
 
 
 # ---- the command ----
@@ -376,6 +717,7 @@ def map_on_wafers(
         stop_on_interrupt() as stop,
         say_where_to_resume(run.resume),
         Session(run.executor, run.threads, run.resume, run.cache_folder) as session,
+        _shown_progress(run.quiet) as (say, show),
     ):
         study = _Study(
             session,
@@ -383,7 +725,8 @@ def map_on_wafers(
             replace(effort, stop=stop),
             seed=search.seed,
             compare=goal.compare,
-            quiet=run.quiet,
+            say=say,
+            show=show,
             path=output.path,
             faults=faults,
             front=objectives,

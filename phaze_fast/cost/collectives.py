@@ -24,11 +24,9 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 from phaze_fast.records import FrozenDict
-from phaze_fast.tables import Brief
+from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
-
-Array = np.ndarray[Any, Any]
 
 _BAD_STRIDE = 4  # phaze::Status
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -19,14 +19,12 @@ from phaze_fast import _core
 from phaze_fast.caching import LruCache
 from phaze_fast.cost.collectives import collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
-from phaze_fast.tables import Brief
+from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 
 @lru_cache(maxsize=256)
@@ -87,11 +85,9 @@ class Costs(Brief):
     def _look_up(self, name: str, graph: int, chip: int | None) -> Array:
         if not 0 <= graph < len(self.graphs):
             last = len(self.graphs) - 1
-            raise InvalidInputError(f"graph: {graph!r} is not accepted; expected 0 to {last}")
+            raise not_accepted("graph", graph, f"0 to {last}")
         if chip is not None and not 0 <= chip < self.chips:
-            raise InvalidInputError(
-                f"chip: {chip!r} is not accepted; expected 0 to {self.chips - 1}"
-            )
+            raise not_accepted("chip", chip, f"0 to {self.chips - 1}")
         rows = slice(None) if chip is None else slice(chip, chip + 1)
         costs = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
         for at, mine, columns in self._places_of(graph):

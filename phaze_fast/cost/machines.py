@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import (
     Accelerator,
     EnergyTable,
@@ -21,8 +21,7 @@ from phaze_fast.hardware import (
     tuning_record,
 )
 from phaze_fast.hardware.chip import Dtype
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 PRECISIONS: dict[str, tuple[float, float, float]] = {
     "bf16": (2.0, 2.0, 4.0),
@@ -135,9 +134,7 @@ def machines(
         Where a chip does not multiply that format, or two chips do so at different relative speeds.
     """
     if dtype not in PRECISIONS:
-        raise InvalidInputError(
-            f"dtype: {dtype!r} is not accepted; expected one of {', '.join(PRECISIONS)}"
-        )
+        raise not_accepted("dtype", dtype, f"one of {', '.join(PRECISIONS)}")
     if tuning is not None and not isinstance(tuning, Tuning):
         raise InvalidTypeError(f"tuning: {type(tuning).__name__} is not accepted; expected Tuning")
     prices = energy_table() if energy is None else energy

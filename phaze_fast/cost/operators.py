@@ -18,9 +18,8 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator, EnergyTable, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph.graph import KINDS, UNITS
+from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes, format_time
-
-Array = np.ndarray[Any, Any]
 
 _ELEMENT_BYTES = 2.0
 _CODES = {name: code for code, name in enumerate(_core.FUNCTIONS)}

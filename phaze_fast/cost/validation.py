@@ -23,9 +23,7 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.models import names as model_names
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
-from phaze_fast.tables import Brief
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array, Brief
 
 
 @dataclass

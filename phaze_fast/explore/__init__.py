@@ -1,57 +1,35 @@
 """Which chip: a best-first search over chips and strategies that proves its answer."""
 
-from phaze_fast.explore.ask_tell import Explorer, Point, Told
-from phaze_fast.explore.best_first import BestFirstSearch
-from phaze_fast.explore.bounded import LeastProductSearch, LimitedSearch
-from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, tier_names
-from phaze_fast.explore.find import checked_weights, find_chips, paper_setup, search_digest
-from phaze_fast.explore.objectives import OBJECTIVES, UNITS, checked_objectives, objective_of
-from phaze_fast.explore.per_chip import Evaluations, ExactEvaluator, evaluate_batch
-from phaze_fast.explore.portfolio import Portfolio, best_pair
-from phaze_fast.explore.problem import SearchProblem, problems_of
-from phaze_fast.explore.result import (
-    Budget,
-    Design,
-    Outcome,
-    Progress,
-    Winner,
-    fullest_text,
-    geometric_mean,
-    share_text,
-)
-
-__all__ = [
-    "OBJECTIVES",
-    "UNITS",
-    "BestFirstSearch",
-    "Budget",
-    "ChipGroups",
-    "Design",
-    "Evaluations",
-    "ExactEvaluator",
-    "Explorer",
-    "LeastProductSearch",
-    "LimitedSearch",
-    "Outcome",
-    "Point",
-    "Portfolio",
-    "Progress",
-    "SearchProblem",
-    "Told",
-    "Variant",
-    "Winner",
-    "best_pair",
-    "checked_objectives",
-    "checked_weights",
-    "evaluate_batch",
-    "find_chips",
-    "fullest_text",
-    "geometric_mean",
-    "objective_of",
-    "paper_setup",
-    "problems_of",
-    "scaled_cluster",
-    "search_digest",
-    "share_text",
-    "tier_names",
-]
+from phaze_fast.explore.ask_tell import Explorer as Explorer
+from phaze_fast.explore.ask_tell import Point as Point
+from phaze_fast.explore.ask_tell import Told as Told
+from phaze_fast.explore.best_first import BestFirstSearch as BestFirstSearch
+from phaze_fast.explore.best_first import LeastProductSearch as LeastProductSearch
+from phaze_fast.explore.best_first import LimitedSearch as LimitedSearch
+from phaze_fast.explore.chip_groups import ChipGroups as ChipGroups
+from phaze_fast.explore.chip_groups import Variant as Variant
+from phaze_fast.explore.chip_groups import scaled_cluster as scaled_cluster
+from phaze_fast.explore.chip_groups import tier_names as tier_names
+from phaze_fast.explore.find import checked_weights as checked_weights
+from phaze_fast.explore.find import find_chips as find_chips
+from phaze_fast.explore.find import paper_setup as paper_setup
+from phaze_fast.explore.find import search_digest as search_digest
+from phaze_fast.explore.objectives import OBJECTIVES as OBJECTIVES
+from phaze_fast.explore.objectives import UNITS as UNITS
+from phaze_fast.explore.objectives import checked_objectives as checked_objectives
+from phaze_fast.explore.objectives import objective_of as objective_of
+from phaze_fast.explore.per_chip import Evaluations as Evaluations
+from phaze_fast.explore.per_chip import ExactEvaluator as ExactEvaluator
+from phaze_fast.explore.per_chip import evaluate_batch as evaluate_batch
+from phaze_fast.explore.portfolio import Portfolio as Portfolio
+from phaze_fast.explore.portfolio import best_pair as best_pair
+from phaze_fast.explore.problem import SearchProblem as SearchProblem
+from phaze_fast.explore.problem import problems_of as problems_of
+from phaze_fast.explore.result import Budget as Budget
+from phaze_fast.explore.result import Design as Design
+from phaze_fast.explore.result import Outcome as Outcome
+from phaze_fast.explore.result import Progress as Progress
+from phaze_fast.explore.result import Winner as Winner
+from phaze_fast.explore.result import fullest_text as fullest_text
+from phaze_fast.explore.result import geometric_mean as geometric_mean
+from phaze_fast.explore.result import share_text as share_text

@@ -10,23 +10,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest, not_accepted
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.objectives import Front
 from phaze_fast.explore.per_chip import ExactEvaluator
 from phaze_fast.explore.problem import problems_of
 from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.hardware.space_spec import COLUMNS
+from phaze_fast.hardware.space import COLUMNS
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -182,9 +180,7 @@ class Explorer:
                 raise InvalidInputError(f"values: {field!r} is missing; expected every axis")
             if values[field] not in accepted:
                 listed = ", ".join(f"{v:g}" for v in accepted)
-                raise InvalidInputError(
-                    f"values.{field}: {values[field]!r} is not accepted; expected one of {listed}"
-                )
+                raise not_accepted(f"values.{field}", values[field], f"one of {listed}")
         index = self._index.get(tuple(float(values[field]) for field in axes))
         return None if index is None else self.point(index)
 

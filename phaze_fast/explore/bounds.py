@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from phaze_fast.cost import Costs, estimate_costs
+from phaze_fast.cost import Costs
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import OpGraph
@@ -21,12 +20,12 @@ from phaze_fast.planning.times import (
     MAX_NODES,
     FixedParts,
     KindTimes,
+    operator_costs,
     optimizer_bytes_per_s,
 )
 from phaze_fast.schedule import layer_makespans
-from phaze_fast.software import check_precision, chip_as_run
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.software import check_precision
+from phaze_fast.tables import Array
 
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 """Steps of evaluating a candidate, each with a tighter bound than the one before."""
@@ -35,11 +34,6 @@ _UNITS_OF_TYPE = ((0, 2), (1, 2))
 """Operator units that occupy tensor cores, and vector cores: that type alone, or both."""
 _BEYOND_LIMIT = 1.03
 """How far beyond a limit lower bounds of layers are raised, so that rounding does not matter."""
-
-
-def expert_stride(sizes: StrategySizes) -> int | None:
-    """Ranks between neighbours of an expert-parallel group; none without expert parallelism."""
-    return sizes.expert_stride if sizes.strategy.ep > 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +99,7 @@ class PricedChips:
             At most this many; the answer does not depend on it.
         """
         check_precision(sizes.precision, like)
-        costs = estimate_costs(
-            sizes.graph,
-            records,
-            cluster,
-            threads=threads,
-            like=chip_as_run(like, sizes.software),
-            expert_stride=expert_stride(sizes),
-        )
-        costs = costs.with_contention(sizes.software.contention)
-        for group, share in sizes.hidden.items():
-            costs = costs.without((group,), share)
+        costs = operator_costs([sizes], records, cluster, threads, like)
         rate = optimizer_bytes_per_s(records, like, optimizer)
         roots = _Roots.none(len(costs.graphs), costs.chips)
         return cls(costs, FixedParts.of(sizes, costs, rate), roots, np.arange(costs.chips))

@@ -12,12 +12,12 @@ from phaze_fast.errors import PhazeError
 from phaze_fast.explore.bounds import STEPS, PricedChips
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import SearchProblem
+from phaze_fast.explore.result import json_number
 from phaze_fast.planning import Placed
 from phaze_fast.planning.times import KindTimes
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import Journal
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 PLACED = len(STEPS)
 SCHEDULED = STEPS.index("scheduled") + 1
@@ -45,10 +45,6 @@ class CachedPlans(NamedTuple):
     """Longest step that was looked for, for each HBM capacity."""
     plans: list[Placed]
     """The best plan with each capacity."""
-
-
-def _json_number(value: float) -> float | str:
-    return value if np.isfinite(value) else str(value)
 
 
 class PlanCache:
@@ -87,9 +83,9 @@ class PlanCache:
         return {
             "key": key,
             "status": "placed",
-            "limits": [_json_number(float(x)) for x in cached.limits_s],
+            "limits": [json_number(float(x)) for x in cached.limits_s],
             "placed": [
-                [_json_number(p.time_s), p.memory_bytes, p.layout, list(p.cuts), list(p.variants)]
+                [json_number(p.time_s), p.memory_bytes, p.layout, list(p.cuts), list(p.variants)]
                 + ([p.open_s] if p.open_s < float("inf") else [])
                 for p in cached.plans
             ],
@@ -242,7 +238,7 @@ class CandidateTable:
         chips = self._chips(s, groups, threads)
         step = STEPS[level - 1]
         parts = self._evaluate(SearchProblem.bound, s, [chips], step, threads=threads)
-        self._raise_by(s, groups, KindTimes.joined(parts), level, threads)
+        self._raise_by(s, groups, KindTimes.concatenated(parts), level, threads)
 
     def bound_all(self) -> None:
         """Bound every candidate by rooflines."""
@@ -299,7 +295,7 @@ class CandidateTable:
             some = groups[limited]
             arrays = [self._chips(s, some, threads), self.largest[some], limits_s[limited]]
             parts = self._evaluate(SearchProblem.rule_out, s, arrays, threads=threads)
-            self._raise_by(s, some, KindTimes.joined(parts), SCHEDULED - 1, threads)
+            self._raise_by(s, some, KindTimes.concatenated(parts), SCHEDULED - 1, threads)
             over = self.least[s, groups] > limits_s  # limits only fall: these are pruned for good
             self.level[s, groups[over]] = PLACED
             groups = groups[~over]
@@ -307,8 +303,8 @@ class CandidateTable:
             return
         chips = self._chips(s, groups, threads)
         parts = self._evaluate(SearchProblem.schedule, s, [chips], threads=threads)
-        times = KindTimes.joined([times for times, _ in parts])
-        least = KindTimes.joined([least for _, least in parts])
+        times = KindTimes.concatenated([times for times, _ in parts])
+        least = KindTimes.concatenated([least for _, least in parts])
         self._raise_by(s, groups, least, SCHEDULED, threads)
         proven = times.proven.tolist()
         for k, group in enumerate(groups.tolist()):
@@ -347,8 +343,8 @@ class CandidateTable:
             batches.setdefault(id(times), (times, least, [], []))[2].append(k)
             batches[id(times)][3].append(at)
         order = np.argsort(np.concatenate([b[3] for b in batches.values()]), kind="stable")
-        times = KindTimes.joined([b[0].at(b[2]) for b in batches.values()])
-        least = KindTimes.joined([b[1].at(b[2]) for b in batches.values()])
+        times = KindTimes.concatenated([b[0].at(b[2]) for b in batches.values()])
+        least = KindTimes.concatenated([b[1].at(b[2]) for b in batches.values()])
         return times.at(order), least.at(order)
 
     def place(

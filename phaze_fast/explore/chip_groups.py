@@ -16,13 +16,11 @@ import numpy as np
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, FlatFabric, TieredFabric
-from phaze_fast.hardware.package import PackageModel
-from phaze_fast.hardware.price import Prices
-from phaze_fast.hardware.space_spec import FP8_RATE
+from phaze_fast.hardware.package import PackageModel, Prices
+from phaze_fast.hardware.space import FP8_RATE
 from phaze_fast.planning import Training
 from phaze_fast.software import load_precision
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 
 def tier_names(cluster: Cluster) -> list[str]:

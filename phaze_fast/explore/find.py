@@ -15,7 +15,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.candidates import PlanCache
 from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.objectives import checked_objective, checked_objectives, objective_of
+from phaze_fast.explore.objectives import checked_objective, checked_objectives
 from phaze_fast.explore.problem import SearchProblem, problems_of
 from phaze_fast.explore.result import Budget, Outcome, Progress
 from phaze_fast.hardware import ArchitectureSpace, Cluster
@@ -155,7 +155,7 @@ def find_chips(
             workers=workers,
             cache=PlanCache(journal),
             progress=progress,
-            objective=objective_of(objective, problems, groups),
+            objective=objective,
         )
         outcome = search.outcome(search.run(budget))
         if journal is not None:

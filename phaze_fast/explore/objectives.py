@@ -22,9 +22,8 @@ from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import area_batch, energy_table
-from phaze_fast.hardware.price import RunningCosts
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.hardware.package import RunningCosts
+from phaze_fast.tables import Array
 
 UNITS = {
     "time": "s a step",
@@ -146,12 +145,7 @@ def _fewest_devices(problem: SearchProblem) -> Array:
     return np.array(counts, dtype=float)
 
 
-def objective_of(
-    name: str,
-    problems: Sequence[SearchProblem],
-    groups: ChipGroups,
-    running: RunningCosts | None = None,
-) -> Objective:
+def objective_of(name: str, problems: Sequence[SearchProblem], groups: ChipGroups) -> Objective:
     """Compute the coefficients of an objective on chip groups.
 
     Parameters
@@ -162,12 +156,10 @@ def objective_of(
         One for each model.
     groups
         The chips.
-    running
-        Price of electricity and years of use, for objectives in dollars.
     """
     if checked_objective(name) == "time":  # without tables of prices: proofs run many searches
         return Objective(name, (), (0.0,) * len(problems), (), np.zeros(0), ())
-    running = RunningCosts() if running is None else running
+    running = RunningCosts()
     shape = groups.chip.shape
     devices = float(problems[0].cluster.devices)
     usd = groups.device_usd() * devices

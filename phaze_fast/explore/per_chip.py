@@ -28,15 +28,12 @@ from phaze_fast.explore.result import Budget, Winner
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
 from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.memory import SCHEDULES
-from phaze_fast.models import Model, load
-from phaze_fast.planning import Training
+from phaze_fast.models import Model
+from phaze_fast.planning import Training, checked_model
 from phaze_fast.planning.training import recompute_text
 from phaze_fast.runs.executors import Workers
-from phaze_fast.software import planned_model
-from phaze_fast.tables import Table
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 _BLOCK = 1024
 """Chip groups whose candidates are priced at once."""
@@ -383,13 +380,11 @@ def evaluate_batch(
     >>> best.feasible.tolist(), best.dp.tolist()
     ([True, True, True, True], [8, 8, 8, 8])
     """
-    model = load(model) if isinstance(model, str) else model
-    if not isinstance(model, Model) or not isinstance(training, Training):
+    if not isinstance(training, Training):
         raise InvalidTypeError(
-            f"model, training: {type(model).__name__} and {type(training).__name__} are not "
-            "accepted; expected a TransformerModel (models.load) and a Training"
+            f"training: {type(training).__name__} is not accepted; expected a Training"
         )
-    model = planned_model(model, training.software)
+    model = checked_model(model, training.software)
     grouped, workers = _grouped(chips), thread_count(threads)
     columns = _infeasible_rows(sum(len(at) for at, _ in grouped))
     for at, groups in grouped:

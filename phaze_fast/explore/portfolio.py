@@ -17,18 +17,16 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.best_first import BestFirstSearch
-from phaze_fast.explore.bounded import LimitedSearch
+from phaze_fast.explore.best_first import BestFirstSearch, LimitedSearch
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.find import checked_weights
-from phaze_fast.explore.objectives import UNITS, objective_of
+from phaze_fast.explore.objectives import UNITS
 from phaze_fast.explore.problem import SearchProblem, problems_of
 from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 MOST_MODELS = 10
 """All divisions of the models are listed, 2 to the power of their number."""
@@ -101,12 +99,7 @@ class _PairSearch:
     ) -> None:
         self.problems, self.groups, self.threads = list(problems), groups, threads
         self.name, self.evaluations = objective, 0
-        search = BestFirstSearch(
-            problems,
-            groups,
-            objective=objective_of(objective, problems, groups),
-            threads=threads,
-        )
+        search = BestFirstSearch(problems, groups, objective=objective, threads=threads)
         for table in search.tables:
             table.bound_all()
         self.seconds = [table.least for table in search.tables]
@@ -128,9 +121,8 @@ class _PairSearch:
     def evaluate(self, i: int, at: Array, limits: Array) -> None:
         """Evaluate model `i` on chip groups, or prove that its values exceed their limits."""
         groups = self.groups.take(at)
-        objective = objective_of(self.name, [self.problems[i]], groups)
         search = LimitedSearch(
-            [self.problems[i]], groups, limits, threads=self.threads, objective=objective
+            [self.problems[i]], groups, limits, threads=self.threads, objective=self.name
         )
         search.known = [self.seconds[i][:, at]]
         value, least = search.exact()

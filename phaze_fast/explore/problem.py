@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
 from phaze_fast.cost.engine import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.explore.bounds import PricedChips, expert_stride
+from phaze_fast.explore.bounds import PricedChips
 from phaze_fast.explore.chip_groups import ChipGroups, Variant
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
@@ -24,8 +23,8 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.software import BF16
+from phaze_fast.tables import Array
 
-Array = np.ndarray[Any, Any]
 Chips = Array | PricedChips
 """Records of chips, or chips with their operators priced."""
 
@@ -92,6 +91,15 @@ class SearchProblem:
         variant, k = self.strategies[s]
         return self.evaluators[variant], k
 
+    def plan_order(self, s: int, placed: Placed) -> tuple[float, ...]:
+        """Return the key by which `phaze_fast.plan` lists plans: time, then memory, then widths."""
+        evaluator, k = self.of(s)
+        layout = evaluator.layouts[placed.layout]
+        pp, dp, zero = (int(layout[name]) for name in ("pp", "dp", "zero"))
+        sizes = evaluator.sizes[k]
+        widths = (sizes.inner * pp * dp, sizes.strategy.tp, pp, dp, zero, s)
+        return (placed.time_s, placed.memory_bytes, *widths, placed.layout)
+
     def runs(self, s: int, groups: ChipGroups) -> Array:
         """Mark the chip groups that strategy `s` runs on, shape (groups,)."""
         if not self.variants:
@@ -124,8 +132,8 @@ class SearchProblem:
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         cluster, like = variant.cluster(self.cluster), variant.like(self.like)
-        stride = expert_stride(sizes)
-        return roofline_work_s(sizes.graph, records, cluster, like, threads, stride, sizes.hidden)
+        stride, hidden = sizes.rank_stride, sizes.hidden
+        return roofline_work_s(sizes.graph, records, cluster, like, threads, stride, hidden)
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""

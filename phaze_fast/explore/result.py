@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Plan
 from phaze_fast.tables import Brief
@@ -28,9 +28,7 @@ class Budget:
     def __post_init__(self) -> None:
         for name, value in (("time_limit_s", self.time_limit_s), ("max_points", self.max_points)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise InvalidInputError(
-                    f"{name}: {value!r} is not accepted; expected a number, zero or more"
-                )
+                raise not_accepted(name, value, "a number, zero or more")
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,8 @@ class Winner:
         return cls(**{**data, "plans": tuple(Plan.from_dict(plan) for plan in data["plans"])})
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
+    """Write an infinite number as text, which JSON has no other way to write."""
     return value if np.isfinite(value) else str(value)
 
 
@@ -140,11 +139,11 @@ class Outcome(Brief):
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that `from_dict` reads."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["bound"] = _json_number(self.bound)
+        data["bound"] = json_number(self.bound)
         data["winners"] = [winner.to_dict() for winner in self.winners]
         data["front"] = [point.to_dict() for point in self.front]
         data["history"] = [
-            {name: _json_number(value) for name, value in asdict(progress).items()}
+            {name: json_number(value) for name, value in asdict(progress).items()}
             for progress in self.history
         ]
         return data

@@ -11,6 +11,7 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.request import (
+    FlagNames,
     Request,
     Unexpressed,
     flag_names,
@@ -22,25 +23,21 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.software import BF16
 
 
-def _missing(request: Request) -> list[Unexpressed]:
-    spec, formats = request.spec, flag_names("deepspeed").tables["gradient_formats"]
-    pipeline = f"--pp {spec.pp}, --schedule {spec.schedule}, --stages"
+def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
+    spec = request.spec
     return request.unexpressed(
-        (spec.pp > 1, pipeline, "the program says them: PipelineModule(num_stages=...)"),
-        (spec.vpp > 1 and spec.pp == 1, "vpp", "DeepSpeed has no chunks"),
-        (spec.cp > 1, "cp", "no ring over the sequence"),
-        (spec.ep > 1, "ep", "the program says it: MoE(ep_size=...)"),
-        (not request.modes <= {"none"}, "recompute", "the program says which blocks"),
-        (
-            spec.tp > 1 and spec.sequence_parallel,
-            "sequence_parallel",
-            "its tensor parallelism does not shard norms",
-        ),
-        (spec.optimizer not in formats, "optimizer", "written as adam"),
-        (request.stages_inside, "rank_order", "the program says it"),
-        (request.hybrid and spec.zero < 3, "shard", "MiCS shards with ZeRO 3 alone"),
-        (spec.seq not in (None, request.model.seq), "seq", "the data say it"),
-        (spec.precision.name != BF16, "precision", "written as bf16"),
+        names,
+        pp=spec.pp > 1,
+        vpp=spec.vpp > 1 and spec.pp == 1,
+        cp=spec.cp > 1,
+        ep=spec.ep > 1,
+        recompute=not request.modes <= {"none"},
+        sequence_parallel=spec.tp > 1 and spec.sequence_parallel,
+        optimizer=spec.optimizer not in names.tables["gradient_formats"],
+        rank_order=request.stages_inside,
+        shard=request.hybrid and spec.zero < 3,
+        seq=spec.seq not in (None, request.model.seq),
+        precision=spec.precision.name != BF16,
     )
 
 
@@ -67,7 +64,7 @@ def write_deepspeed(request: Request) -> tuple[str, list[Unexpressed]]:
     data: dict[str, Any] = {}
     for key, value in settings.items():
         set_nested(data, names[key], value)
-    return json.dumps(data, indent=2) + "\n", _missing(request)
+    return json.dumps(data, indent=2) + "\n", _missing(request, names)
 
 
 def read_deepspeed(

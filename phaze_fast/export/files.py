@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phaze_fast.documents import parse_json, parse_text, read_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.export.deepspeed import read_deepspeed, write_deepspeed
 from phaze_fast.export.maxtext import read_maxtext, write_maxtext
 from phaze_fast.export.megatron import read_bridge, read_megatron, write_bridge, write_megatron
@@ -23,19 +23,14 @@ from phaze_fast.export.torchtitan import read_torchtitan, write_torchtitan
 from phaze_fast.models import GraphModel, Model, TransformerModel, load, recognised
 from phaze_fast.planning import Plan, PlanSpec
 
-_WRITERS: Mapping[str, Callable[[Request], tuple[str, list[Unexpressed]]]] = {
-    "megatron": write_megatron,
-    "bridge": write_bridge,
-    "deepspeed": write_deepspeed,
-    "torchtitan": write_torchtitan,
-    "maxtext": write_maxtext,
-}
-_READERS: Mapping[str, Callable[..., tuple[dict[str, Any], list[str]]]] = {
-    "megatron": read_megatron,
-    "bridge": read_bridge,
-    "deepspeed": read_deepspeed,
-    "torchtitan": read_torchtitan,
-    "maxtext": read_maxtext,
+_Writer = Callable[[Request], tuple[str, list[Unexpressed]]]
+_Reader = Callable[..., tuple[dict[str, Any], list[str]]]
+_WRITERS_AND_READERS: Mapping[str, tuple[_Writer, _Reader]] = {
+    "megatron": (write_megatron, read_megatron),
+    "bridge": (write_bridge, read_bridge),
+    "deepspeed": (write_deepspeed, read_deepspeed),
+    "torchtitan": (write_torchtitan, read_torchtitan),
+    "maxtext": (write_maxtext, read_maxtext),
 }
 _DEEPSPEED_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
 
@@ -76,11 +71,10 @@ def export_plan(
     >>> exported.complete, "--tensor-model-parallel-size 4" in exported.text
     (True, True)
     """
-    if to not in FORMATS:
-        raise InvalidInputError(f"to: {to!r} is not accepted; {nearest(to, FORMATS)}")
+    check_one_of("to", to, FORMATS)
     if node_devices < 1:
         raise InvalidInputError(f"node_devices: {node_devices} is not accepted; expected 1 or more")
-    text, missing = _WRITERS[to](Request.of(plan, _transformer(model), node_devices))
+    text, missing = _WRITERS_AND_READERS[to][0](Request.of(plan, _transformer(model), node_devices))
     return Exported(to, text, tuple(missing))
 
 
@@ -153,7 +147,7 @@ def read_plan(path: str | Path, model: Model | str, devices: int | None = None) 
             f"{source}: no file of a training framework; expected one of {', '.join(FORMATS)}"
         )
     try:
-        fields, notes = _READERS[format_](contents, transformer, devices)
+        fields, notes = _WRITERS_AND_READERS[format_][1](contents, transformer, devices)
     except InvalidInputError as error:
         raise InvalidInputError(f"{source}: {error}") from None
     spec = PlanSpec.from_dict(fields, source)

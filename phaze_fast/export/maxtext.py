@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.export.request import (
     FlagNames,
     Request,
@@ -25,42 +25,23 @@ _ALWAYS_RECOMPUTED = ("norms", "activations", "gated-product")
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, rounds, piped = request.spec, request.rounds, request.spec.pp > 1
+    spec, piped = request.spec, request.spec.pp > 1
     return request.unexpressed(
-        (
-            piped and spec.schedule != "gpipe",
-            "schedule",
-            "all forward passes come first, as in GPipe",
-        ),
-        (
-            piped and (not request.even or rounds % spec.pp > 0),
-            f"{request.option('stages')}, {rounds} micro-batches",
-            "stages are even, and micro-batches a multiple of them",
-        ),
-        (piped, "--stages", "embedding and head lie outside the pipeline, on all stages"),
-        (spec.vpp > 1 and not piped, "vpp", "one stage has no chunks"),
-        (
-            spec.precision.name not in (BF16, *names.tables["precision"]),
-            "precision",
-            "written as bf16",
-        ),
-        (spec.cp > 1 and spec.cp_kind != "all-gather", "cp_kind", "written as all-gather"),
-        (
-            spec.ep > 1 and spec.etp not in (None, spec.tp),
-            "etp",
-            "experts are split as all else",
-        ),
-        (request.hybrid and spec.zero == 1, "shard", "with ZeRO 1 all replicas shard"),
-        (spec.zero == 2, "zero", "written as 3: weights are sharded too"),
-        (_policy(request, names) is None, "recompute", "no such policy; written as full"),
-        (request.stages_inside, "rank_order", "replicas lie outside by default"),
-        (spec.optimizer not in ("adam", "adam-fp32"), "optimizer", "written as adam"),
-        (not request.text_decoder, request.model.name, "MaxText has decoders of text"),
-        (
-            spec.cp * spec.ep > 1 and spec.zero < 2,
-            "zero",
-            "weights are sharded along sequence and experts",
-        ),
+        names,
+        schedule=piped and spec.schedule != "gpipe",
+        uneven=piped and (not request.even or request.rounds % spec.pp > 0),
+        stages=piped,
+        vpp=spec.vpp > 1 and not piped,
+        precision=spec.precision.name not in (BF16, *names.tables["precision"]),
+        cp_kind=spec.cp > 1 and spec.cp_kind != "all-gather",
+        etp=spec.ep > 1 and spec.etp not in (None, spec.tp),
+        shard=request.hybrid and spec.zero == 1,
+        zero_2=spec.zero == 2,
+        recompute=_policy(request, names) is None,
+        rank_order=request.stages_inside,
+        optimizer=spec.optimizer not in ("adam", "adam-fp32"),
+        model=not request.text_decoder,
+        zero=spec.cp * spec.ep > 1 and spec.zero < 2,
     )
 
 
@@ -153,9 +134,7 @@ def read_maxtext(
         except ValueError:
             value = -1.0
         if not 0 < value < _LARGEST:
-            raise InvalidInputError(
-                f"{names[key]}: {word!r} is not accepted; expected a number above 0"
-            )
+            raise not_accepted(names[key], word, "a number above 0")
         return value
 
     def count(key: str, default: int = 1) -> int:

@@ -185,45 +185,29 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
         **tables["optimizers"].get(spec.optimizer, tables["optimizers"]["adam"]),
     }
     missing = request.unexpressed(
-        *stage_cases,
-        (
-            not recomputable,
-            "recompute",
-            "Megatron-LM recomputes all blocks, the first few of every chunk, or named modules; "
-            "written as full, which needs no more memory and takes longer",
-        ),
-        (
-            spec.precision.name not in tables["precisions"],
-            "precision",
-            "no such recipe; written as bf16",
-        ),
-        (
-            spec.optimizer not in tables["optimizers"],
-            "optimizer",
-            "Megatron-LM keeps fp32 weights and moments; written as adam",
-        ),
-        *_model_cases(model),
+        flag_names("megatron"),
+        **stage_cases,
+        recompute=not recomputable,
+        precision=spec.precision.name not in tables["precisions"],
+        optimizer=spec.optimizer not in tables["optimizers"],
+        encoder=model.encoder_layers > 0,
+        images=model.patches is not None or model.head == "classifier",
+        positions=model.positions not in tables["positions"],
+        relu=model.activation == "relu" and not model.gated,
+        gate=model.gated and model.activation != "silu",
     )
     return terms, missing
 
 
-def _stages(request: Request) -> tuple[Terms, list[tuple[bool, str, str]]]:
-    """Return the terms of the stages, and what they cannot express."""
+def _stages(request: Request) -> tuple[Terms, dict[str, bool]]:
+    """Return the terms of the stages, and which cases of what they cannot express apply."""
     spec, chunks = request.spec, request.chunks
     known = spec.schedule in ("1f1b", "interleaved") or spec.pp * spec.vpp == 1
-    cases = [
-        (
-            not known,
-            "schedule",
-            "Megatron-LM has 1F1B, and interleaved 1F1B; written as 1F1B",
-        ),
-        (not known and spec.vpp > 1, "--stages", "written without chunks, split evenly"),
-        (
-            known and spec.vpp > 1 and (spec.pp == 1 or request.rounds % spec.pp > 0),
-            f"--schedule interleaved with {request.rounds} micro-batches",
-            f"Megatron-LM interleaves groups of as many micro-batches as stages, {spec.pp}",
-        ),
-    ]
+    cases = {
+        "schedule": not known,
+        "chunks": not known and spec.vpp > 1,
+        "rounds": known and spec.vpp > 1 and (spec.pp == 1 or request.rounds % spec.pp > 0),
+    }
     if not known and spec.vpp > 1:  # chunks of a V or of both directions, which 1F1B does not have
         return _even_stages(request), cases
     terms: Terms = {} if request.even else {"layout": layout_text(chunks)}
@@ -292,21 +276,6 @@ def _operators_of_modules(model: TransformerModel) -> dict[str, set[str]]:
     if model.moe is not None and not model.moe.dense_layers:
         modules["moe_act"] = {"activations", "gated-product"} if model.gated else {"activations"}
     return modules
-
-
-def _model_cases(model: TransformerModel) -> list[tuple[bool, str, str]]:
-    """Return what of a model Megatron-LM cannot express."""
-    name, relu = model.name, model.activation == "relu" and not model.gated
-    images = model.patches is not None or model.head == "classifier"
-    unknown_positions = model.positions not in flag_names("megatron").tables["positions"]
-    other_gate = model.gated and model.activation != "silu"
-    return [
-        (model.encoder_layers > 0, name, "pipelines of an encoder and a decoder"),
-        (images, name, "images in place of tokens; use your own script"),
-        (unknown_positions, f"{name}: {model.positions} positions", "left to default"),
-        (relu, f"{name}: ReLU", "Megatron-LM has GELU; written so"),
-        (other_gate, f"{name}: gated {model.activation}", "written as SwiGLU"),
-    ]
 
 
 def _model_terms(model: TransformerModel, seq: int) -> Terms:

@@ -145,7 +145,7 @@ def layer_trace(schedules: Sequence[LayerSchedule], unit_s: float = 1.0) -> dict
 
 def _of_resources(schedule: LayerSchedule) -> dict[int, list[tuple[float, float, str, int]]]:
     """Return the operators by the kind of core that they occupy, earliest first."""
-    names, occupied = schedule.instance.names, schedule.held
+    names, occupied = schedule.instance.names, schedule.cores_used
     parts: dict[int, list[tuple[float, float, str, int]]] = {}
     rows = zip(schedule.starts, schedule.durations, names, occupied, strict=True)
     for start, duration, name, cores_by_kind in rows:

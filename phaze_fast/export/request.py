@@ -13,12 +13,13 @@ from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.documents import parse_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted, printable
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.planning.training import split_recompute
 from phaze_fast.records import FrozenDict
+from phaze_fast.software import DEFAULT, load_software
 
 FORMATS = ("megatron", "bridge", "deepspeed", "torchtitan", "maxtext")
 """Formats that plans are exported to and read from."""
@@ -172,23 +173,33 @@ class Request:
         text = ",".join(map(str, value)) if isinstance(value, tuple) else value
         return f"--{name} {text}"
 
-    def unexpressed(self, *cases: tuple[bool, str, str]) -> list[Unexpressed]:
+    def unexpressed(self, names: FlagNames, **cases: bool) -> list[Unexpressed]:
         """List the parts of the plan that a format cannot express.
 
         Parameters
         ----------
+        names
+            The format's; its table ``unexpressed`` has the part and the reason of each case.
         cases
-            Whether a part cannot be expressed; the part, a field of the plan or a text; and why.
+            Whether each case applies to this plan.
         """
         spec = self.spec
-        experts = (
-            (spec.expert_imbalance != 1.0, "expert_imbalance", "the data and the router decide"),
-            (spec.expert_overlap > 0, "expert_overlap", "the library's dispatcher decides"),
-        )
+        texts = [names.tables["unexpressed"][case] for case, applies in cases.items() if applies]
+        if spec.ep > 1 and spec.expert_overlap > 0:
+            texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
+        if spec.ep > 1 and spec.expert_imbalance != 1.0:
+            texts.insert(0, ("expert_imbalance", "the data and the router decide"))
+        if spec.software != load_software(DEFAULT):
+            own = "a profile of this package, which no framework's file names; give it to `predict`"
+            texts.insert(0, ("software", own))
+        known = {"spec": spec, "model": self.model, "request": self}
+        known["stages"] = self.option("stages")
         return [
-            Unexpressed(self.option(part) if part in PlanSpec.model_fields else part, why)
-            for applies, part, why in (*(experts if spec.ep > 1 else ()), *cases)
-            if applies
+            Unexpressed(
+                self.option(part) if part in PlanSpec.model_fields else part.format(**known),
+                why.format(**known),
+            )
+            for part, why in texts
         ]
 
     @cached_property
@@ -296,9 +307,7 @@ class FlagNames:
         """
         meanings = {value: own for own, value in self.tables[table].items()}
         if word not in meanings:
-            raise InvalidInputError(
-                f"{self[key]}: {word!r} is not accepted; expected one of {', '.join(meanings)}"
-            )
+            raise not_accepted(self[key], word, f"one of {', '.join(meanings)}")
         return meanings[word]
 
 
@@ -316,8 +325,7 @@ def flag_names(name: str) -> FlagNames:
     >>> flag_names("megatron")["tp"]
     '--tensor-model-parallel-size'
     """
-    if name not in FORMATS:
-        raise InvalidInputError(f"format: {name!r} is not accepted; {nearest(name, FORMATS)}")
+    check_one_of("format", name, FORMATS)
     text = (resources.files(__package__) / "data" / f"{name}.yaml").read_text("utf-8")
     data: dict[str, Any] = parse_text(text, f"{name}.yaml")
     return FlagNames(
@@ -354,7 +362,7 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
         number = int(value) if digits else None
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         hint = " (shell variables are not expanded)" if isinstance(value, str) else ""
-        raise InvalidInputError(f"{name}: {value!r} is not accepted; expected a whole number{hint}")
+        raise not_accepted(name, value, f"a whole number{hint}")
     return number
 
 
@@ -378,7 +386,7 @@ def command(
     """
     lines = [" ".join(words)]
     lines += [" ".join(shlex.quote(str(word)) for word in option) for option in options]
-    head = "".join(f"# {line}\n" for line in remarks)
+    head = "".join(f"# {printable(line)}\n" for line in remarks)
     return f"#!/bin/sh\n{head}" + " \\\n  ".join(lines) + "\n"
 
 

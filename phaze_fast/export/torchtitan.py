@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, printable
 from phaze_fast.export.request import (
     Chunk,
     FlagNames,
@@ -30,58 +30,21 @@ def _modules(chunk: Chunk) -> list[str]:
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
     spec, tables = request.spec, names.tables
-    widths = spec.tp * spec.pp * spec.cp
     return request.unexpressed(
-        (
-            spec.zero == 1 and spec.dp * spec.cp > 1,
-            "zero",
-            "weights are sharded too; written as ZeRO 2, never resharded",
-        ),
-        (
-            spec.zero == 0 and spec.dp > 1 and widths > 1,
-            "zero",
-            "replicas stand alone or shard weights; written as ZeRO 2",
-        ),
-        (
-            spec.zero == 0 and spec.dp == 1 and spec.cp > 1,
-            "zero",
-            "weights are sharded along the sequence as well",
-        ),
-        (
-            spec.cp > 1 and spec.cp_kind not in tables["cp_kinds"],
-            "cp_kind",
-            "written as all-gather",
-        ),
-        (
-            spec.ep > 1 and spec.etp not in (None, 1, spec.tp),
-            "etp",
-            f"1 or {spec.tp}; written as {spec.tp}",
-        ),
-        (
-            spec.schedule not in tables["schedules"] and spec.pp > 1,
-            "schedule",
-            "written as 1F1B",
-        ),
-        (spec.vpp > 1 and spec.pp == 1, "vpp", "one stage has no chunks"),
-        (
-            not request.modes <= {"none"} and request.modes != {"full"},
-            "recompute",
-            "torchtitan recomputes all of every block or none, or by rules of its own; "
-            "written as full, which needs no more memory and takes longer",
-        ),
-        (
-            spec.tp > 1 and not spec.sequence_parallel,
-            "sequence_parallel",
-            "norms are always sharded",
-        ),
-        (request.stages_inside, "rank_order", "replicas lie inside"),
-        (spec.optimizer not in tables["param_formats"], "optimizer", "written as adam"),
-        (
-            not request.text_decoder,
-            request.model.name,
-            "torchtitan has decoders of text; bring your own",
-        ),
-        (spec.precision.name != BF16, "precision", "written as bf16"),
+        names,
+        zero_1=spec.zero == 1 and spec.dp * spec.cp > 1,
+        zero_0=spec.zero == 0 and spec.dp > 1 and spec.tp * spec.pp * spec.cp > 1,
+        zero_0_cp=spec.zero == 0 and spec.dp == 1 and spec.cp > 1,
+        cp_kind=spec.cp > 1 and spec.cp_kind not in tables["cp_kinds"],
+        etp=spec.ep > 1 and spec.etp not in (None, 1, spec.tp),
+        schedule=spec.schedule not in tables["schedules"] and spec.pp > 1,
+        vpp=spec.vpp > 1 and spec.pp == 1,
+        recompute=not request.modes <= {"none"} and request.modes != {"full"},
+        sequence_parallel=spec.tp > 1 and not spec.sequence_parallel,
+        rank_order=request.stages_inside,
+        optimizer=spec.optimizer not in tables["param_formats"],
+        model=not request.text_decoder,
+        precision=spec.precision.name != BF16,
     )
 
 
@@ -126,7 +89,7 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
     lines = request.remarks(names, missing)
     if not name:
         lines.append("torchtitan has no such model: register it, and name it under [model].")
-    return "".join(f"# {line}\n" for line in lines) + _toml(data), missing
+    return "".join(f"# {printable(line)}\n" for line in lines) + _toml(data), missing
 
 
 def _toml(data: Mapping[str, Mapping[str, Any]]) -> str:
@@ -139,8 +102,8 @@ def _toml(data: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return "[\n" + "".join(f"  {json.dumps(row)},\n" for row in value) + "]"
-    return json.dumps(value)
+        return "[\n" + "".join(f"  {json.dumps(row, ensure_ascii=False)},\n" for row in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 # ---- read ----

@@ -1,95 +1,44 @@
 """Hardware as records: chips, interconnects, clusters, areas, prices and spaces."""
 
-from phaze_fast.hardware import presets
-from phaze_fast.hardware.chip import (
-    Accelerator,
-    Buffer,
-    Hbm,
-    Links,
-    TensorCore,
-    VectorCore,
-    chip_records,
-)
-from phaze_fast.hardware.fabric import (
-    AnyFabric,
-    Cluster,
-    Fabric,
-    FlatFabric,
-    MeshFabric,
-    Tier,
-    TieredFabric,
-    TorusFabric,
-    cluster_record,
-    fabric_from_dict,
-    fabric_record,
-)
-from phaze_fast.hardware.silicon import (
-    EVERY_AREA,
-    FULL_AREA,
-    PUBLISHED_AREA,
-    Area,
-    AreaTerms,
-    EnergyTable,
-    area,
-    area_batch,
-    energy_table,
-    energy_table_at,
-    energy_table_names,
-    power_batch,
-)
-from phaze_fast.hardware.space import ArchitectureSpace, SpaceChunk
-from phaze_fast.hardware.space_spec import AreaLimit, SpaceSpec
-from phaze_fast.hardware.tuning import (
-    AttentionTuning,
-    Calibration,
-    CalibrationState,
-    FittedRange,
-    FunctionCost,
-    Tuning,
-    tuning_record,
-)
-
-__all__ = [
-    "EVERY_AREA",
-    "FULL_AREA",
-    "PUBLISHED_AREA",
-    "Accelerator",
-    "AnyFabric",
-    "ArchitectureSpace",
-    "Area",
-    "AreaLimit",
-    "AreaTerms",
-    "AttentionTuning",
-    "Buffer",
-    "Calibration",
-    "CalibrationState",
-    "Cluster",
-    "EnergyTable",
-    "Fabric",
-    "FittedRange",
-    "FlatFabric",
-    "FunctionCost",
-    "Hbm",
-    "Links",
-    "MeshFabric",
-    "SpaceChunk",
-    "SpaceSpec",
-    "TensorCore",
-    "Tier",
-    "TieredFabric",
-    "TorusFabric",
-    "Tuning",
-    "VectorCore",
-    "area",
-    "area_batch",
-    "chip_records",
-    "cluster_record",
-    "energy_table",
-    "energy_table_at",
-    "energy_table_names",
-    "fabric_from_dict",
-    "fabric_record",
-    "power_batch",
-    "presets",
-    "tuning_record",
-]
+from phaze_fast.hardware import presets as presets
+from phaze_fast.hardware.chip import Accelerator as Accelerator
+from phaze_fast.hardware.chip import Buffer as Buffer
+from phaze_fast.hardware.chip import Hbm as Hbm
+from phaze_fast.hardware.chip import Links as Links
+from phaze_fast.hardware.chip import TensorCore as TensorCore
+from phaze_fast.hardware.chip import VectorCore as VectorCore
+from phaze_fast.hardware.chip import chip_records as chip_records
+from phaze_fast.hardware.fabric import AnyFabric as AnyFabric
+from phaze_fast.hardware.fabric import Cluster as Cluster
+from phaze_fast.hardware.fabric import Fabric as Fabric
+from phaze_fast.hardware.fabric import FlatFabric as FlatFabric
+from phaze_fast.hardware.fabric import MeshFabric as MeshFabric
+from phaze_fast.hardware.fabric import Tier as Tier
+from phaze_fast.hardware.fabric import TieredFabric as TieredFabric
+from phaze_fast.hardware.fabric import TorusFabric as TorusFabric
+from phaze_fast.hardware.fabric import cluster_record as cluster_record
+from phaze_fast.hardware.fabric import fabric_from_dict as fabric_from_dict
+from phaze_fast.hardware.fabric import fabric_record as fabric_record
+from phaze_fast.hardware.silicon import EVERY_AREA as EVERY_AREA
+from phaze_fast.hardware.silicon import FULL_AREA as FULL_AREA
+from phaze_fast.hardware.silicon import PUBLISHED_AREA as PUBLISHED_AREA
+from phaze_fast.hardware.silicon import Area as Area
+from phaze_fast.hardware.silicon import AreaTerms as AreaTerms
+from phaze_fast.hardware.silicon import EnergyTable as EnergyTable
+from phaze_fast.hardware.silicon import area as area
+from phaze_fast.hardware.silicon import area_batch as area_batch
+from phaze_fast.hardware.silicon import energy_table as energy_table
+from phaze_fast.hardware.silicon import energy_table_at as energy_table_at
+from phaze_fast.hardware.silicon import energy_table_names as energy_table_names
+from phaze_fast.hardware.silicon import power_batch as power_batch
+from phaze_fast.hardware.space import ArchitectureSpace as ArchitectureSpace
+from phaze_fast.hardware.space import AreaLimit as AreaLimit
+from phaze_fast.hardware.space import SpaceChunk as SpaceChunk
+from phaze_fast.hardware.space import SpaceSpec as SpaceSpec
+from phaze_fast.hardware.tuning import AttentionTuning as AttentionTuning
+from phaze_fast.hardware.tuning import Calibration as Calibration
+from phaze_fast.hardware.tuning import CalibrationState as CalibrationState
+from phaze_fast.hardware.tuning import FittedRange as FittedRange
+from phaze_fast.hardware.tuning import FunctionCost as FunctionCost
+from phaze_fast.hardware.tuning import Tuning as Tuning
+from phaze_fast.hardware.tuning import tuning_record as tuning_record

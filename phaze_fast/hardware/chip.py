@@ -6,15 +6,16 @@ else, a buffer they share, and HBM. On a GPU a "tensor core" is one SM.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.tuning import AttentionKernel, Calibration, Tuning, calibration_of
+from phaze_fast.hardware.tuning import AttentionTuning, Calibration, Tuning, calibration_of
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -49,9 +50,7 @@ class TensorCore(Record):
     """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
     local_buffer_bytes: Bytes | None = None
     """Local buffer of one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
-    rates: Annotated[dict[Dtype, Rate], AfterValidator(FrozenDict)] = Field(
-        default={"bf16": 1.0, "fp16": 1.0}, validate_default=True
-    )
+    rates: FrozenDict[Dtype, Rate] = FrozenDict({"bf16": 1.0, "fp16": 1.0})
     """Multiply-accumulates per cycle in each format, relative to bf16."""
 
     @property
@@ -112,6 +111,29 @@ class Links(Record):
     """How many there are."""
     bandwidth_bytes_per_s: Bandwidth
     """Bandwidth of one link in one direction."""
+
+
+FIELD_COLUMNS = {
+    "tensor_core.count": "tensor_cores",
+    "tensor_core.width": "tensor_width",
+    "tensor_core.depth": "tensor_depth",
+    "tensor_core.local_buffer_bytes": "tensor_local_bytes",
+    "vector_core.count": "vector_cores",
+    "vector_core.lanes": "vector_lanes",
+    "vector_core.alus_per_lane": "vector_alus_per_lane",
+    "vector_core.local_buffer_bytes": "vector_local_bytes",
+    "buffer.capacity_bytes": "buffer_bytes",
+    "buffer.bytes_per_cycle": "buffer_bytes_per_cycle",
+    "buffer.port_bytes_per_cycle": "buffer_port_bytes_per_cycle",
+    "hbm.capacity_bytes": "hbm_bytes",
+    "hbm.bandwidth_bytes_per_s": "hbm_bytes_per_s",
+    "hbm.stacks": "hbm_stacks",
+    "clock_hz": "clock_hz",
+    "links.count": "links",
+    "links.bandwidth_bytes_per_s": "link_bytes_per_s",
+    "dies": "dies",
+}
+"""Fields of a chip, and the columns of ``_core.CHIP_DTYPE`` that hold them."""
 
 
 class Accelerator(Record):
@@ -191,7 +213,7 @@ class Accelerator(Record):
         """Source of its times: measurements of it, of another chip, or its data sheet."""
         return calibration_of(self.name, self.tuning)
 
-    def with_attention(self, kernel: AttentionKernel) -> Self:
+    def with_attention(self, kernel: str) -> Self:
         """Return the same chip with another kernel for fused attention.
 
         Raises
@@ -206,7 +228,7 @@ class Accelerator(Record):
         >>> chip.tuning.attention.efficiency < presets.chip("h200").tuning.attention.efficiency
         True
         """
-        kernels = self.tuning.attention_kernels
+        kernels: Mapping[Any, AttentionTuning] = self.tuning.attention_kernels
         if kernel not in kernels:
             raise InvalidInputError(
                 f"attention: {kernel!r} is not accepted for {self.name}; accepted: "
@@ -216,30 +238,18 @@ class Accelerator(Record):
 
     def to_row(self) -> dict[str, float]:
         """Return the fields the kernels use, by the names of ``_core.CHIP_DTYPE``."""
-        tensor, vector, hbm = self.tensor_core, self.vector_core, self.hbm
-        return {
-            "tensor_cores": tensor.count,
-            "tensor_width": tensor.width,
-            "tensor_depth": tensor.depth,
-            "tensor_local_bytes": _or_default(
-                tensor.local_buffer_bytes, tensor.width * tensor.depth
-            ),
-            "vector_cores": vector.count,
-            "vector_lanes": vector.lanes,
-            "vector_alus_per_lane": vector.alus_per_lane,
-            "vector_local_bytes": _or_default(vector.local_buffer_bytes, vector.lanes),
-            "buffer_bytes": self.buffer.capacity_bytes,
-            "buffer_bytes_per_cycle": self.buffer.bytes_per_cycle,
-            "buffer_port_bytes_per_cycle": self.buffer.port_bytes_per_cycle,
-            "hbm_bytes": hbm.capacity_bytes if hbm else 0,
-            "hbm_bytes_per_s": hbm.bandwidth_bytes_per_s if hbm else 0.0,
-            "hbm_stacks": hbm.stacks if hbm else 0,
-            "clock_hz": self.clock_hz,
-            "links": self.links.count if self.links else 0,
-            "link_bytes_per_s": self.links.bandwidth_bytes_per_s if self.links else 0.0,
-            "dies": self.dies,
-            "fp8": int("fp8" in tensor.rates),
-        }
+        row: dict[str, float] = {"fp8": int("fp8" in self.tensor_core.rates)}
+        for field, column in FIELD_COLUMNS.items():
+            part, _, leaf = field.rpartition(".")
+            owner = getattr(self, part) if part else self
+            row[column] = 0 if owner is None else getattr(owner, leaf)
+        # PHAZE's template: 1 KiB of local buffer per 64 processing elements or lanes, at least one.
+        tensor, vector = self.tensor_core, self.vector_core
+        if tensor.local_buffer_bytes is None:
+            row["tensor_local_bytes"] = max(KIB, tensor.width * tensor.depth * KIB // 64)
+        if vector.local_buffer_bytes is None:
+            row["vector_local_bytes"] = max(KIB, vector.lanes * KIB // 64)
+        return row
 
     def _peak_text(self) -> str:
         known = "bf16" in self.tensor_core.rates
@@ -257,11 +267,6 @@ class Accelerator(Record):
             f"{format_bytes(self.buffer.capacity_bytes)}, HBM {hbm}, "
             f"{self._peak_text()} at {self.clock_hz / 1e9:g} GHz"
         )
-
-
-def _or_default(local_bytes: int | None, elements: int) -> int:
-    # PHAZE's template: 1 KiB of local buffer per 64 processing elements or lanes, at least 1 KiB.
-    return max(KIB, elements * KIB // 64) if local_bytes is None else local_bytes
 
 
 def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarray[Any, Any]:

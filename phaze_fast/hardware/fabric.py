@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import (
-    AfterValidator,
     Field,
     SerializerFunctionWrapHandler,
     TypeAdapter,
@@ -35,15 +34,13 @@ from phaze_fast.records import (
     NamedOr,
     Record,
     Seconds,
+    Share,
     explain,
 )
 from phaze_fast.units import format_bandwidth
 
 # ---- communication libraries ----
 
-
-Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
-"""More than 0, at most 1."""
 
 Operation = Literal["all-reduce", "reduce-scatter", "all-gather"]
 _TRANSFERS: tuple[Operation, ...] = ("all-reduce", "reduce-scatter", "all-gather")
@@ -69,9 +66,7 @@ class Protocol(Record):
     """Share of the tier's bandwidth that two ranks reach."""
     many_rank_share: Share
     """Share that very many ranks reach; at most twice the other."""
-    operations: Annotated[dict[Operation, tuple[Share, Share]], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    operations: FrozenDict[Operation, tuple[Share, Share]] = FrozenDict()
     """Both shares for collectives with other values, by name."""
     most_bytes_per_rank: Bytes = 0
     """Largest part of the vector per rank for which it is used; 0 = no limit."""

@@ -23,9 +23,10 @@ from pydantic import field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.documents import Presets
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, not_accepted
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 
 # ---- process nodes ----
@@ -85,7 +86,7 @@ def process_node(nm: float) -> ProcessNode:
     """
     if nm not in _NODES:
         known = ", ".join(f"{n:g}" for n in _NODES)
-        raise InvalidInputError(f"process_nm: {nm!r} is not accepted; expected one of {known}")
+        raise not_accepted("process_nm", nm, f"one of {known}")
     return _NODES[nm]
 
 
@@ -367,8 +368,6 @@ def energy_table_at(nm: float) -> EnergyTable:
 # ---- power at a clock ----
 
 
-Array = np.ndarray[Any, Any]
-
 _HALVINGS = 60
 
 
@@ -417,15 +416,11 @@ class PowerModel(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not 0.0 < self.least_volts <= self.volts:
-            raise ValueError(
-                f"least_volts: {self.least_volts!r} is not accepted; expected more than 0 and at "
-                f"most volts, {self.volts!r}"
+            raise not_accepted(
+                "least_volts", self.least_volts, f"more than 0 and at most volts, {self.volts!r}"
             )
         if not 0.0 < self.least_volts_at < 1.0:
-            raise ValueError(
-                f"least_volts_at: {self.least_volts_at!r} is not accepted; expected a share "
-                "between 0 and 1"
-            )
+            raise not_accepted("least_volts_at", self.least_volts_at, "a share between 0 and 1")
         return self
 
     def _volts(self, share: Any) -> Any:
@@ -442,16 +437,11 @@ class PowerModel(Record):
     ) -> ChipPower:
         """Peak power at a share of the rated clock."""
         if not 0.0 <= clock_share <= 1.0:
-            raise InvalidInputError(
-                f"clock_share: {clock_share!r} is not accepted; expected 0 to 1"
-            )
+            raise not_accepted("clock_share", clock_share, "0 to 1")
         table = energy_table_at(terms.process_nm) if table is None else table
         total = float(power_batch([chip], table, terms)[0])
-        hbm = 0.0 if chip.hbm is None else chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j
-        links = 0.0
-        if chip.links is not None:
-            links = chip.links.count * chip.links.bandwidth_bytes_per_s * table.network_byte_j
-        leakage = table.static_w_per_mm2 * area(chip, terms).total_mm2
+        watts = _unclocked_w(chip_records([chip]), table, terms)
+        hbm, links, leakage = (float(term[0]) for term in watts)
         volts = float(self._volts(clock_share))
         swing = volts / self.volts
         return ChipPower(
@@ -509,7 +499,8 @@ class PowerModel(Record):
             One share per chip; NaN where leakage, links and HBM alone are above the cap.
         """
         table = energy_table_at(terms.process_nm) if table is None else table
-        fixed, leakage = _unclocked_w(records, table, terms)
+        hbm, links, leakage = _unclocked_w(records, table, terms)
+        fixed = hbm + links
         dynamic = power_batch(records, table, terms) - fixed - leakage
 
         def total(share: Array) -> Array:
@@ -531,13 +522,15 @@ class PowerModel(Record):
     ) -> Array:
         """Watts that chips draw without a clock: leakage at the least voltage, links and HBM."""
         table = energy_table_at(terms.process_nm) if table is None else table
-        fixed, leakage = _unclocked_w(records, table, terms)
-        watts: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
+        hbm, links, leakage = _unclocked_w(records, table, terms)
+        watts: Array = hbm + links + leakage * float(self._volts(0.0)) / self.volts
         return watts
 
 
-def _unclocked_w(records: Array, table: EnergyTable, terms: AreaTerms) -> tuple[Array, Array]:
-    """Watts of HBM and links at full bandwidth, and of leakage at the rated voltage."""
-    fixed = records["hbm_bytes_per_s"] * table.hbm_byte_j
-    fixed = fixed + records["links"] * records["link_bytes_per_s"] * table.network_byte_j
-    return fixed, table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]
+def _unclocked_w(
+    records: Array, table: EnergyTable, terms: AreaTerms
+) -> tuple[Array, Array, Array]:
+    """Watts of HBM and of links at full bandwidth, and of leakage at the rated voltage."""
+    hbm = records["hbm_bytes_per_s"] * table.hbm_byte_j
+    links = records["links"] * records["link_bytes_per_s"] * table.network_byte_j
+    return hbm, links, table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]

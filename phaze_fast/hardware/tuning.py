@@ -11,22 +11,27 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import nearest
-from phaze_fast.records import FrozenDict, Quantity, Record, Seconds, Side
+from phaze_fast.records import (
+    Fraction,
+    FrozenDict,
+    Quantity,
+    Record,
+    Seconds,
+    Share,
+    Side,
+)
 
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """Generations of fused attention kernels; attention that is not fused is a graph of products."""
 
-Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
-"""More than 0, at most 1."""
-
 Blocks = Annotated[tuple[tuple[Side, Side], ...], Field(max_length=_core.MAX_TILES)]
 """Shapes of output blocks, as (m, n)."""
 
-StepRate = Annotated[float, Field(strict=True, ge=1e6, le=1e24)]
+Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e24)]
 """FLOP/s."""
 
 _VECTOR_FUNCTIONS = _core.FUNCTIONS[4:]
@@ -81,6 +86,11 @@ class FunctionCost(Record):
     long_bytes: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
     """Factor on the bytes of longer rows."""
 
+    def with_operations(self, name: str) -> Self:
+        """Return the cost with the usual operations of a function where it gives none."""
+        usual = {} if self.ops_per_element is not None else {"ops_per_element": _OPERATIONS[name]}
+        return self.model_copy(update=usual)
+
 
 class AttentionTuning(Record):
     """Fused attention on a chip."""
@@ -110,7 +120,7 @@ class FormatTuning(Record):
     what: ClassVar[str] = "format"
     efficiency: Share | None = None
     """Share of its peak that a core reaches inside a unit of work."""
-    sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
+    sustained_flops: Flops | None = None
     """FLOP/s in this format that the power limit allows for long."""
     unit_overhead_s: Seconds | None = None
     """Start and end of one unit of work on a core."""
@@ -161,11 +171,9 @@ class Tuning(Record):
     """Start and end of one unit of work on a core."""
     reduction_s: Seconds = 0.0
     """Adding the partial sums of a product whose inner dimension was split."""
-    sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
+    sustained_flops: Flops | None = None
     """bf16 FLOP/s that the power limit allows for long; absent = no limit."""
-    step_flops: Annotated[dict[str, StepRate], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    step_flops: FrozenDict[str, Flops] = FrozenDict()
     """FLOP/s that products reach in a job that runs for hours, by number format: the chip is warmer
     and draws more than while one operator is measured. Whole steps are priced with it, single
     operators are not."""
@@ -193,21 +201,15 @@ class Tuning(Record):
     """Start and end of one unit of work of `even_blocks` and `odd_blocks`."""
     unaligned_reduction_s: Seconds = 0.0
     """Adding the partial sums of a split product of `even_blocks` and `odd_blocks`."""
-    resident_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
+    resident_share: Fraction = 0.0
     """Operands that fit this share of the buffer are still there when the next operator starts."""
     attention: AttentionTuning = AttentionTuning()
     """Fused attention, by today's kernel."""
-    attention_kernels: Annotated[
-        dict[AttentionKernel, AttentionTuning], AfterValidator(FrozenDict)
-    ] = Field(default={}, validate_default=True)
+    attention_kernels: FrozenDict[AttentionKernel, AttentionTuning] = FrozenDict()
     """Fused attention by other kernels, by name; `Accelerator.with_attention` chooses one."""
-    formats: Annotated[dict[str, FormatTuning], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    formats: FrozenDict[str, FormatTuning] = FrozenDict()
     """Products in other number formats, such as fp8."""
-    functions: Annotated[dict[str, FunctionCost], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    functions: FrozenDict[str, FunctionCost] = FrozenDict()
     """Vector functions that differ from the default, by name."""
     dispatch_s: Seconds = 0.0
     """Host overhead of an operator that is timed alone."""
@@ -246,11 +248,11 @@ class Tuning(Record):
         0.5
         """
         functions = {}
-        for name, usual in _OPERATIONS.items():
-            cost = self.functions.get(name, FunctionCost())
-            ops = usual if cost.ops_per_element is None else cost.ops_per_element
+        for name in _OPERATIONS:
+            cost = self.functions.get(name, FunctionCost()).with_operations(name)
             functions[name] = cost.replace(
-                ops_per_element=ops / factor, ops_per_row=cost.ops_per_row / factor
+                ops_per_element=(cost.ops_per_element or 0.0) / factor,
+                ops_per_row=cost.ops_per_row / factor,
             )
         attention = self.attention.replace(
             ops_per_score=self.attention.ops_per_score / factor,
@@ -294,25 +296,12 @@ def tuning_record(
     flows = tuning.dataflows or (("os",) if tuning.blocks else _core.DATAFLOWS)
     record = np.zeros(1, dtype=_core.TUNING_DTYPE)
     row = record[0]
-    row["clock_factor"] = tuning.clock_factor
+    for name in _core.TUNING_DTYPE.names or ():  # constants of the same name in both
+        value = getattr(tuning, name, None)
+        if isinstance(value, float):
+            row[name] = value
     row["launch_s"] = launch_s
     row["sustained_macs_per_s"] = (tuning.sustained_flops or 0.0) / 2.0
-    for name in (
-        "vector_launch_share",
-        "efficiency",
-        "unit_overhead_s",
-        "reduction_s",
-        "hbm_share",
-        "hbm_write_share",
-        "product_hbm_share",
-        "port_share",
-        "port_even_bytes_per_cycle",
-        "port_odd_bytes_per_cycle",
-        "unaligned_unit_overhead_s",
-        "unaligned_reduction_s",
-        "resident_share",
-    ):
-        row[name] = getattr(tuning, name)
     own = tuning.formats.get(dtype, FormatTuning())
     for name in ("efficiency", "unit_overhead_s"):
         if getattr(own, name) is not None:
@@ -339,22 +328,9 @@ def tuning_record(
             row[f"{kind}_m"][i], row[f"{kind}_n"][i] = m, n
     for code, name in enumerate(_core.FUNCTIONS):
         if name in _OPERATIONS:
-            row["functions"][code] = _function_row(name, tuning.functions.get(name))
+            cost = tuning.functions.get(name, FunctionCost()).with_operations(name)
+            row["functions"][code] = tuple(getattr(cost, n) for n in FunctionCost.model_fields)
     return record
-
-
-def _function_row(name: str, cost: FunctionCost | None) -> tuple[float, ...]:
-    cost = FunctionCost() if cost is None else cost
-    ops = _OPERATIONS[name] if cost.ops_per_element is None else cost.ops_per_element
-    return (
-        ops,
-        cost.ops_per_row,
-        cost.launches,
-        cost.byte_factor,
-        float(cost.row_limit),
-        cost.long_ops,
-        cost.long_bytes,
-    )
 
 
 # ---- calibration ----
@@ -395,20 +371,6 @@ class Calibration:
         return {**asdict(self), "fitted": self.fitted}
 
 
-def _unfitted(name: str) -> str:
-    return (
-        f"{name}: not fitted to measurements; times assume data-sheet rates and ideal kernels, "
-        "and are likely too short"
-    )
-
-
-def _carried(name: str, source: str) -> str:
-    return (
-        f"{name}: not fitted to measurements of this chip; constants are carried over from "
-        f"{source}, an extrapolation"
-    )
-
-
 def calibration_of(name: str, tuning: Tuning) -> Calibration:
     """Return the calibration of a chip with this name and tuning.
 
@@ -418,15 +380,25 @@ def calibration_of(name: str, tuning: Tuning) -> Calibration:
     'constants are carried over from h200, an extrapolation'
     """
     source = tuning.carried_from
-    if not tuning.fitted:
-        if source:
-            return Calibration(name, "carried over", source, _carried(name, source))
-        return Calibration(name, "not fitted", "", _unfitted(name))
-    if not source:
+    state: CalibrationState
+    if tuning.fitted and not source:
         return Calibration(name, "fitted", "", "")
-    fitted = ", ".join(tuning.fitted)
-    note = (
-        f"{name}: only {fitted} are fitted to measurements of this chip; the other constants are "
-        f"carried over from {source}"
-    )
-    return Calibration(name, "partly fitted", source, note)
+    if tuning.fitted:
+        state = "partly fitted"
+        note = (
+            f"only {', '.join(tuning.fitted)} are fitted to measurements of this chip; the other "
+            f"constants are carried over from {source}"
+        )
+    elif source:
+        state = "carried over"
+        note = (
+            "not fitted to measurements of this chip; constants are carried over from "
+            f"{source}, an extrapolation"
+        )
+    else:
+        state = "not fitted"
+        note = (
+            "not fitted to measurements; times assume data-sheet rates and ideal kernels, and are "
+            "likely too short"
+        )
+    return Calibration(name, state, source, f"{name}: {note}")

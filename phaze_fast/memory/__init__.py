@@ -1,51 +1,24 @@
 """Memory of a device by term, for single stages and grids of plans."""
 
-from phaze_fast.memory.footprint import (
-    FRAGMENTATION,
-    INSTANTS,
-    SCHEDULE_ALIASES,
-    SCHEDULE_CODES,
-    SCHEDULES,
-    STAGE_DTYPE,
-    TERMS,
-    TERMS_DTYPE,
-    TWO_CHUNKS,
-    Footprint,
-    Pipeline,
-    ScheduleName,
-    check_chunks,
-    context_bytes,
-    footprint,
-    footprint_batch,
-    layouts_fit,
-    places,
-    stage_row,
-    stage_rows,
-)
-from phaze_fast.memory.optimizer import OPTIMIZERS, Optimizer, optimizer
-
-__all__ = [
-    "FRAGMENTATION",
-    "INSTANTS",
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "SCHEDULE_ALIASES",
-    "SCHEDULE_CODES",
-    "STAGE_DTYPE",
-    "TERMS",
-    "TERMS_DTYPE",
-    "TWO_CHUNKS",
-    "Footprint",
-    "Optimizer",
-    "Pipeline",
-    "ScheduleName",
-    "check_chunks",
-    "context_bytes",
-    "footprint",
-    "footprint_batch",
-    "layouts_fit",
-    "optimizer",
-    "places",
-    "stage_row",
-    "stage_rows",
-]
+from phaze_fast.memory.footprint import FRAGMENTATION as FRAGMENTATION
+from phaze_fast.memory.footprint import INSTANTS as INSTANTS
+from phaze_fast.memory.footprint import SCHEDULE_ALIASES as SCHEDULE_ALIASES
+from phaze_fast.memory.footprint import SCHEDULE_CODES as SCHEDULE_CODES
+from phaze_fast.memory.footprint import SCHEDULES as SCHEDULES
+from phaze_fast.memory.footprint import STAGE_DTYPE as STAGE_DTYPE
+from phaze_fast.memory.footprint import TERMS as TERMS
+from phaze_fast.memory.footprint import TERMS_DTYPE as TERMS_DTYPE
+from phaze_fast.memory.footprint import TWO_CHUNKS as TWO_CHUNKS
+from phaze_fast.memory.footprint import Footprint as Footprint
+from phaze_fast.memory.footprint import Pipeline as Pipeline
+from phaze_fast.memory.footprint import ScheduleName as ScheduleName
+from phaze_fast.memory.footprint import check_chunks as check_chunks
+from phaze_fast.memory.footprint import context_bytes as context_bytes
+from phaze_fast.memory.footprint import footprint as footprint
+from phaze_fast.memory.footprint import footprint_batch as footprint_batch
+from phaze_fast.memory.footprint import places as places
+from phaze_fast.memory.footprint import stage_row as stage_row
+from phaze_fast.memory.footprint import stage_rows as stage_rows
+from phaze_fast.memory.optimizer import OPTIMIZERS as OPTIMIZERS
+from phaze_fast.memory.optimizer import Optimizer as Optimizer
+from phaze_fast.memory.optimizer import optimizer as optimizer

@@ -17,9 +17,8 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.records import Count, Record
+from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
-
-Array = np.ndarray[Any, Any]
 
 SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES
 """Names of pipeline schedules; the position is the code that the kernels use."""
@@ -317,21 +316,6 @@ def footprint_batch(rows: Array) -> Array:
     fill(np.ascontiguousarray(rows), out, FRAGMENTATION)
     out.setflags(write=False)
     return out
-
-
-def layouts_fit(
-    layouts: Array,
-    strategies: Array,
-    sizes: Array,
-    order: Array,
-    training: Any,
-    limits: Array,
-    fits: Array,
-) -> None:
-    """Mark the layouts with a partition that fits; see `phaze_fast.memory.kernel.layouts_fit`."""
-    from phaze_fast.memory import kernel
-
-    kernel.layouts_fit(layouts, strategies, sizes, order, training, limits, fits)
 
 
 def footprint(

@@ -17,8 +17,7 @@ from numba import config as numba_config
 from numba import njit, types
 
 from phaze_fast import _core
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _1F1B, _ZB_H1 = (_core.PIPELINE_SCHEDULES.index(name) for name in ("1f1b", "zb-h1"))
 _f8, _i8 = types.float64, types.int64

@@ -8,86 +8,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
-_COPIES = """
-    _to_copy clone copy cat stack index index_select gather slice_backward select_backward
-    constant_pad_nd flip roll repeat as_strided_scatter slice_scatter select_scatter fill zero
-    index_put index_add index_copy scatter scatter_add masked_scatter _index_put_impl
-    _unsafe_index _unsafe_index_put index_fill tril triu lift_fresh_copy diagonal_backward
-    unfold_backward upsample_nearest2d upsample_bilinear2d upsample_nearest2d_backward
-    upsample_bilinear2d_backward reflection_pad1d reflection_pad2d reflection_pad1d_backward
-    reflection_pad2d_backward im2col col2im split_with_sizes_copy permute_copy _reshape_copy
-    trace_backward value_selecting_reduction_backward bernoulli normal uniform
-    """
-_ELEMENTWISE = """
-    mul div pow neg reciprocal sqrt rsqrt exp exp2 expm1 log log2 log1p sin cos abs sign clamp
-    clamp_min clamp_max maximum minimum where masked_fill eq ne lt le gt ge logical_and logical_or
-    logical_not bitwise_and bitwise_or bitwise_not bitwise_xor square erf erfinv floor ceil round
-    trunc frac remainder fmod addcmul addcdiv lerp atan2 isnan isinf nan_to_num cumsum cumprod
-    sum mean amax amin max min argmax argmin var var_mean std std_mean prod any all norm
-    linalg_vector_norm logsumexp _logcumsumexp logcumsumexp topk sort nll_loss_forward
-    nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward
-    smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy binary_cross_entropy_backward
-    binary_cross_entropy_with_logits max_pool2d_with_indices max_pool2d_with_indices_backward
-    avg_pool2d avg_pool2d_backward avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d
-    _adaptive_avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool3d_with_indices
-    max_pool3d_with_indices_backward native_dropout_backward bincount histc one_hot searchsorted
-    bucketize kl_div xlogy tan sinh cosh asinh acosh atanh asin acos atan cross dist cdist
-    _cdist_forward hypot heaviside copysign gather_backward sgn angle digamma lgamma polygamma
-    _foreach_mul _foreach_add masked_select_backward view_as_complex complex polar dot vdot outer
-    _local_scalar_dense equal isfinite relu_backward floor_divide argsort repeat_interleave
-    bitwise_left_shift bitwise_right_shift multinomial true_divide
-    """
-_KINDS = {
-    "add": ("multiply", "add"),
-    "sub": ("multiply", "add"),
-    "rsub": ("multiply", "add"),
-    "embedding": ("embedding", "embedding"),
-    "embedding_dense_backward": ("embedding-backward", ""),
-    "native_dropout": ("dropout", ""),
-    "dropout": ("dropout", ""),
-    **dict.fromkeys(_COPIES.split(), ("multiply", "copy")),
-    **dict.fromkeys(_ELEMENTWISE.split(), ("multiply", "multiply")),
-    **{
-        name: ("norm", function)
-        for name, function in {
-            "native_layer_norm": "layernorm",
-            "native_group_norm": "layernorm",
-            "native_batch_norm": "layernorm",
-            "_native_batch_norm_legit": "layernorm",
-            "cudnn_batch_norm": "layernorm",
-            "_batch_norm_with_update": "layernorm",
-            "_fused_rms_norm": "rmsnorm",
-        }.items()
-    },
-    **{
-        name: ("norm-backward", function)
-        for name, function in {
-            "native_layer_norm_backward": "layernorm",
-            "native_group_norm_backward": "layernorm",
-            "native_batch_norm_backward": "layernorm",
-            "batch_norm_backward": "layernorm",
-            "_fused_rms_norm_backward": "rmsnorm",
-        }.items()
-    },
-    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), ("softmax", "")),
-    "_softmax_backward_data": ("softmax-backward", ""),
-    "_log_softmax_backward_data": ("softmax-backward", ""),
-}
-_CURVES = {"gelu": "gelu", "relu": "relu", "threshold": "relu", "hardtanh": "relu"}
-_OTHER_CURVES = """
-    silu tanh sigmoid softplus elu celu selu mish hardswish hardsigmoid leaky_relu log_sigmoid
-    log_sigmoid_forward prelu _prelu_kernel glu rrelu_with_noise
-    """
-_CURVES |= dict.fromkeys(_OTHER_CURVES.split(), "silu")
-_KINDS |= {name: ("activation", curve) for name, curve in _CURVES.items()}
-_KINDS |= {f"{name}_backward": ("activation-backward", c) for name, c in _CURVES.items()}
+from phaze_fast.documents import parse_text
+
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
-_OTHERS = ("attention", "attention_backward", "convolution", "convolution_input")
 _SOLVED = "linalg_solve_triangular"
-KNOWN = frozenset({*_KINDS, *_PRODUCTS, *_OTHERS, "convolution_weight", _SOLVED})
-"""Operators whose work is known."""
+_CONVOLUTIONS = ("convolution", "convolution_input", "convolution_weight")
+_OTHERS = ("attention", "attention_backward", *_CONVOLUTIONS, _SOLVED)
+
+
+@cache
+def _kinds() -> dict[str, tuple[str, str]]:
+    """Return kind and function of operators that are no products, from ``data/aten.yaml``."""
+    file = resources.files(__package__) / "data" / "aten.yaml"
+    table = parse_text(file.read_text("utf-8"), "aten.yaml")
+    return {
+        name: (kind, function)
+        for kind, functions in table.items()
+        for function, names in functions.items()
+        for name in names.split()
+    }
+
+
+def is_known(name: str) -> bool:
+    """Whether the work of an operator is known."""
+    return name in _kinds() or name in (*_PRODUCTS, *_OTHERS)
 
 
 @dataclass(frozen=True)
@@ -201,7 +149,7 @@ def _convolution(call: Any) -> Figures:
 
 
 def _vector(call: Any) -> Figures:
-    kind, function = _KINDS[call.name]
+    kind, function = _kinds()[call.name]
     largest = max((*call.reads, *call.writes), key=lambda array: array.elements)
     read, write = _bytes(call.reads), _bytes(call.writes)
     if kind == "embedding":  # only the rows of the table that are looked up

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.transformer import TransformerModel
 
@@ -210,7 +210,7 @@ def model_flops(
     length = model.seq if seq is None else seq
     for name, value in (("seq", length), ("sequences", sequences)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInputError(f"{name}: {value!r} is not accepted; expected 1 or more")
+            raise not_accepted(name, value, "1 or more")
     if isinstance(model, GraphModel):
         return _graph_flops(model, sequences)
     blocks, count = float(_block_weights(model)), float(sequences)

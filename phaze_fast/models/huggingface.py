@@ -1,23 +1,374 @@
 """Transformers read from a HuggingFace ``config.json``; features not modelled are refused.
 
 Every field of a configuration is either used, known to change no operator, or refused: none is
-ignored silently. An architecture without a record of its own is built on the meta device and
-traced.
+ignored silently. A field that is absent has the default of its architecture, as in transformers;
+``data/hf_defaults.json`` lists those that operators depend on. ``data/hf_aliases.json`` lists the
+fields that transformers also takes by a second name (``attribute_map`` of its configurations). An
+architecture without a reader of its own is built on the meta device and traced.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.documents import read_document
-from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
+from phaze_fast.documents import parse_text, read_document
+from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest, not_accepted
 from phaze_fast.models.graph_model import GraphModel
-from phaze_fast.models.hf_architectures import DECODERS, ENCODERS, EXPERTS, Fields, NotModelledError
 from phaze_fast.models.torch_import import from_torch
 from phaze_fast.models.transformer import TransformerModel
+from phaze_fast.tables import needed
+
+# ---- configurations ----
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "gelu",
+    "relu": "relu",
+    "relu2": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+_GELU_BY_STEPS = ("gelu_new", "gelu_fast")  # transformers computes them operator by operator
+_FULL, _WINDOWED = "full_attention", "sliding_attention"
+
+
+class NotModelledError(InvalidInputError):
+    """A feature that records cannot describe; PyTorch may be able to trace it."""
+
+
+@cache
+def _data(name: str) -> Any:
+    text = (resources.files(__package__) / "data" / name).read_text("utf-8")
+    if not name.endswith(".txt"):
+        return parse_text(text, name, json_only=name.endswith(".json"))
+    return frozenset(line for line in text.splitlines() if not line.startswith("#"))
+
+
+class Fields:
+    """A configuration that records which of its fields were used."""
+
+    def __init__(self, data: Mapping[str, Any], source: str) -> None:
+        self.data = dict(data)
+        self.source = source
+        self.used = {"model_type"}
+        self.gelu_by_steps = False
+        self.defaults: Mapping[str, Any] = _data("hf_defaults.json").get(data["model_type"], {})
+        spellings = _data("hf_aliases.json").get(data["model_type"], {})
+        self._other = spellings | {native: alias for alias, native in spellings.items()}
+        """Alternative names of fields that transformers accepts, in both directions."""
+
+    def take(self, name: str, default: Any = ...) -> Any:
+        """Value of a field, or its default; a field without a default must be given."""
+        other = self._other.get(name, name)
+        self.used.update((name, other))
+        at = name if name in self.data or other not in self.data else other
+        value = self.data[at] if at in self.data else self.defaults.get(name)
+        if value is not None:
+            return value
+        if default is ...:
+            raise InvalidInputError(f"{self.source}: {name}: is missing and has no default")
+        return default
+
+    def first(self, *names: str) -> str:
+        """Name of the first of several spellings of a field that is given."""
+        self.used.update(names)
+        return next((name for name in names if self.data.get(name) is not None), names[0])
+
+    def whole(self, name: str, default: Any = ...) -> int:
+        """Whole number, 0 or more."""
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise not_accepted(f"{self.source}: {name}", value, "a whole number")
+        return value
+
+    def sizes(self, names: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
+        """Whole numbers, by the lines of an entry; defaults refer to each other or to `known`."""
+        sizes: dict[str, Any] = {}
+        for field, line in names.items():
+            spellings, given, text = (part.strip() for part in line.partition("="))
+            default: Any = ...
+            if text == "none":
+                default = None
+            elif given:
+                factor, _, other = text.rpartition("*")
+                size = other.strip()
+                default = int(size) if size.isdigit() else {**known, **sizes}[size]
+                default *= int(factor or 1)
+            name = self.first(*spellings.split()) if spellings else ""
+            absent = name and default is None and self.take(name, None) is None
+            sizes[field] = default if absent or not name else self.whole(name, default)
+        return sizes
+
+    def flag(self, line: str) -> bool:
+        """Value of a boolean field, given its name and default as ``name = true``."""
+        name, _, default = line.partition(" = ")
+        value = self.take(name, default == "true")
+        if not isinstance(value, bool):
+            raise not_accepted(f"{self.source}: {name}", value, "true or false")
+        return value
+
+    def require(self, name: str, wanted: Any, why: str) -> None:
+        """Accept a field only at the one value that is modelled."""
+        value = self.take(name, wanted)
+        if value != wanted:
+            raise NotModelledError(
+                f"{self.source}: {name}: {value!r} is not modelled; expected {wanted!r} ({why})"
+            )
+
+    def activation(self, name: str, default: Any = ...) -> str:
+        """Name of a non-linearity."""
+        return self.named_activation(name, self.take(name, default))
+
+    def named_activation(self, name: str, value: Any, shown: Any = None) -> str:
+        """Non-linearity that a field names by `value`, written there as `shown`."""
+        if value not in _ACTIVATIONS:
+            raise NotModelledError(
+                f"{self.source}: {name}: activation {shown or value!r} is not modelled; "
+                f"{nearest(str(value), _ACTIVATIONS)}"
+            )
+        self.gelu_by_steps = value in _GELU_BY_STEPS
+        return _ACTIVATIONS[value]
+
+    def drops(self, *names: str) -> bool:
+        """Whether any of several dropouts is on."""
+        taken = [bool(self.take(name, 0.0)) for name in names]  # marks every field as used
+        return any(taken)
+
+    def windows(self, layers: int, every: int | None = None) -> dict[str, Any]:
+        """Attention window, and the layers without it: listed, or every `every`-th layer."""
+        window, kinds = self.take("sliding_window", None), self.take("layer_types", None)
+        pattern = self.take(self.first("sliding_window_pattern", "_sliding_window_pattern"), None)
+        listed = kinds or []
+        for kind in listed:
+            if kind not in (_FULL, _WINDOWED):
+                raise NotModelledError(
+                    f"{self.source}: layer_types: {kind!r} is not modelled; expected {_FULL!r} or "
+                    f"{_WINDOWED!r}"
+                )
+        used, first = self.take("use_sliding_window", True), self.take("max_window_layers", 0)
+        if not window or not used:
+            return {}
+        window = self.whole("sliding_window")
+        if kinds is not None:
+            full = [at for at, kind in enumerate(listed[:layers]) if kind == _FULL]
+        elif isinstance(pattern or every, int):
+            step = int(pattern or every or 1)
+            full = [at for at in range(layers) if (at + 1) % step == 0]
+        else:
+            full = list(range(min(first, layers)))
+        return {"window": window, "full_attention_layers": tuple(full)}
+
+    def no_windows(self) -> None:
+        """Refuse a window that the architecture does not have."""
+        window, longest = self.take("sliding_window", None), self.take("max_position_embeddings", 0)
+        if window is not None and self.take("use_sliding_window", True) and window < longest:
+            raise InvalidInputError(
+                f"{self.source}: sliding_window: {window!r} is not modelled; attention over a "
+                "window of a sequence (null or use_sliding_window: false is accepted)"
+            )
+        for kind in self.take("layer_types", ()):
+            if kind != _FULL:
+                raise InvalidInputError(
+                    f"{self.source}: layer_types: {kind!r} is not modelled; expected {_FULL!r}"
+                )
+
+    def finish(self) -> None:
+        """Refuse fields that were not used and are not known to be irrelevant."""
+        idle = _data("hf_idle.txt")
+        for name, value in self.data.items():
+            if name not in self.used and name not in idle and value not in (None, False):
+                raise InvalidInputError(
+                    f"{self.source}: {name}: {value!r} is not modelled; remove it, or set it to "
+                    "null if it does not matter"
+                )
+
+
+# ---- architectures ----
+
+
+_SECTIONS = ("sizes", "flags", "choices", "given", "fixed", "requires", "experts", "latent")
+
+
+@cache
+def _entry(name: str) -> dict[str, Any]:
+    """Return an entry of ``data/hf_architectures.yaml`` with the lines of those it is like."""
+    own = dict(_data("hf_architectures.yaml")[name])
+    base = _entry(own.pop("like")) if "like" in own else {}
+    unused = {*base.get("unused", ()), *own.get("unused", ())}
+    for section in ("sizes", "flags"):  # what is given again reads another field
+        for field in own.get(section, {}).keys() & base.get(section, {}).keys():
+            unused.update(base[section][field].partition("=")[0].split())
+    merged = {s: {**base.get(s, {}), **own.get(s, {})} for s in _SECTIONS}
+    return {**base, **own, **merged, "unused": unused, "hidden": own.get("hidden", False)}
+
+
+def _read(f: Fields, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model that an entry describes."""
+    f.used |= entry["unused"]
+    for name, (value, why) in entry["requires"].items():
+        f.require(name, value, why)
+    fields = f.sizes(entry["sizes"], {})
+    for field, text in entry["flags"].items():
+        fields[field] = f.flag(text)
+    for field, (text, yes, no) in entry["choices"].items():
+        fields[field] = yes if f.flag(text) else no
+    for field, name in entry["given"].items():
+        fields[field] = bool(f.take(name, None))
+    if "activation" in entry:
+        names, _, default = entry["activation"].partition(" = ")
+        fields["activation"] = f.activation(f.first(*names.split()), default)
+    windows = entry.get("windows", False)
+    if windows == "refused":
+        f.no_windows()
+    elif windows:
+        fields |= f.windows(fields["layers"], None if windows is True else windows)
+    for field, section in (("moe", "experts"), ("latent", "latent")):
+        if entry[section]:
+            fields[field] = f.sizes(entry[section], fields)
+    return {**fields, "dropout": f.drops(*entry["dropouts"]), **entry["fixed"]}
+
+
+# ---- what the lines of an entry cannot express ----
+
+
+Finish = Callable[[Fields, dict[str, Any]], dict[str, Any]]
+"""Function of a configuration and the fields that were read; returns those it changes."""
+
+
+def _gemma(f: Fields, _: Any) -> dict[str, Any]:
+    if f.data.get("hidden_act") not in (None, "gelu"):
+        return {}
+    f.data["hidden_act"] = None  # a hidden_activation is given too
+    return {"activation": f.activation("hidden_activation", "gelu_pytorch_tanh")}
+
+
+def _falcon(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    grouped = f.flag("new_decoder_architecture = false")
+    multi, together = f.flag("multi_query = true"), f.flag("parallel_attn = true")
+    norms = f.take("num_ln_in_parallel_attn", None) or (2 if grouped else 1)
+    parallel = "no"
+    if grouped or together:
+        parallel = "two-norms" if grouped and norms == 2 else "one-norm"
+    kv_heads = fields["kv_heads"] if grouped else 1 if multi else fields["heads"]
+    return {"kv_heads": kv_heads, "parallel": parallel}
+
+
+def _mpt(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    inner = f.take("attn_config", {})
+    for name in ("qk_ln", "clip_qkv", "prefix_lm"):
+        if inner.get(name):
+            raise NotModelledError(f"{f.source}: attn_config.{name}: is not modelled")
+    return {
+        "ffn": fields["ffn"] * fields["hidden"],
+        "positions": "alibi" if inner.get("alibi", True) else "none",
+        "dropout": fields["dropout"] or bool(inner.get("attn_pdrop")),
+    }
+
+
+def _bigcode(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kv_heads": 1 if f.flag("multi_query = true") else fields["heads"]}
+
+
+def _gpt_neo(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = f.take("attention_layers", None)
+    if kinds is None:
+        pattern = f.take("attention_types", [[["global", "local"], fields["layers"] // 2]])
+        kinds = [kind for run, times in pattern for _ in range(times) for kind in run]
+    f.used.add("attention_types")
+    return {"full_attention_layers": tuple(i for i, k in enumerate(kinds) if k == "global")}
+
+
+def _opt(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    f.defaults = {k: v for k, v in f.defaults.items() if k != "word_embed_proj_dim"}
+    f.require("word_embed_proj_dim", fields["hidden"], "embeddings narrower than the blocks")
+    return {"max_positions": fields["seq"] + 2}  # two rows of the table are for padding
+
+
+def _qwen_moe(f: Fields, fields: dict[str, Any]) -> dict[str, Any]:
+    layers, step = fields["layers"], f.whole("decoder_sparse_step", 1)
+    listed = frozenset(f.take("mlp_only_layers", ()))
+    dense = [at for at in range(layers) if at in listed or step == 0 or (at + 1) % step]
+    moe = {**fields["moe"], "dense_at": tuple(dense)}
+    shared = f.take("shared_expert_intermediate_size", None)
+    if shared:
+        moe |= {"shared_ffn": shared, "shared_gate": True}
+    return {"moe": moe if moe["experts"] and len(dense) < layers else None}
+
+
+def _fine_grained(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Many narrow experts and shared ones, after leading dense layers, which may be all layers."""
+    moe = {
+        "experts": f.whole("n_routed_experts"),
+        "top_k": f.whole("num_experts_per_tok", 6),  # as DeepSeek-V2 is published
+        "expert_ffn": f.whole("moe_intermediate_size"),
+        "shared_experts": f.whole("n_shared_experts", 0),
+        "dense_layers": min(f.whole("first_k_dense_replace", 0), fields["layers"]),
+    }
+    return {} if moe["dense_layers"] == fields["layers"] else {"moe": moe}
+
+
+def _deepseek(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return _fine_grained(f, fields) if f.take("n_routed_experts", None) else {}
+
+
+def _glm4_moe(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    width = fields["head_dim"] or fields["hidden"] // fields["heads"]
+    return {**_fine_grained(f, fields), "head_dim": width}
+
+
+def _roberta(_: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    # Rows up to the padding token's are for padding.
+    return {"seq": max(1, fields["max_positions"] - 2)}
+
+
+def _t5(f: Fields, _: Any) -> dict[str, Any]:
+    kind = f.take("feed_forward_proj", "relu")
+    # transformers uses gelu_new for the gated form.
+    name = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
+    activation = f.named_activation("feed_forward_proj", name, kind)
+    return {"activation": activation, "gated": str(kind).startswith("gated-")}
+
+
+def _vit(f: Fields, _: Any) -> dict[str, Any]:
+    image, patch = f.whole("image_size"), f.whole("patch_size")
+    if patch == 0 or image % patch:
+        raise not_accepted(f"{f.source}: patch_size", patch, f"a divisor of {image}")
+    tokens = (image // patch) ** 2 + 1
+    return {
+        "patches": {"size": patch, "channels": f.whole("num_channels", 3)},
+        "max_positions": tokens,
+        "seq": tokens,
+        "classes": f.whole("num_labels", len(f.take("id2label", {})) or 1000),
+    }
+
+
+_FINISH: dict[str, Finish] = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
+    **dict.fromkeys(("roberta", "xlm-roberta"), _roberta),
+    **dict.fromkeys(("t5", "mt5"), _t5),
+    "falcon": _falcon,
+    "mpt": _mpt,
+    "gpt_bigcode": _bigcode,
+    "gpt_neo": _gpt_neo,
+    "opt": _opt,
+    "gpt_oss": lambda _, fields: {"moe": {**fields["moe"], "router_bias": True}},
+    "glm4_moe": _glm4_moe,
+    "vit": _vit,
+}
+
+
+# ---- reading and tracing ----
+
 
 _WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
@@ -122,17 +473,18 @@ def trace_hf(
 LONGEST = 4096
 """Default sequence length where a model's context window is longer."""
 
-_READERS: dict[str, Callable[[Fields], dict[str, Any]]] = {**DECODERS, **ENCODERS, **EXPERTS}
-
 
 def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel:
     kind = data.get("model_type")
-    if kind not in _READERS:
+    known = [n for n in _data("hf_architectures.yaml") if not _entry(n)["hidden"]]
+    if kind not in known:
         raise NotModelledError(
-            f"{source}: model_type: {kind!r} is not modelled; {nearest(str(kind), _READERS)}"
+            f"{source}: model_type: {kind!r} is not modelled; {nearest(str(kind), known)}"
         )
     fields = Fields(data, source)
-    built = _READERS[kind](fields)
+    built = _read(fields, _entry(kind))
+    if kind in _FINISH:
+        built |= _FINISH[kind](fields, built)
     fields.finish()
     if fields.gelu_by_steps:
         built["gelu_new"] = True
@@ -159,15 +511,10 @@ def _build(data: object, source: str, name: str = "") -> TransformerModel | Grap
 
 
 def _download(repository: str) -> Path:
+    purpose = f"{repository!r} is no file, and reading it from the hub"
+    hub = needed("huggingface_hub", "hf", purpose)
     try:
-        from huggingface_hub import hf_hub_download  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise MissingExtraError(
-            f"{repository!r} is no file, and reading it from the hub needs: "
-            "pip install 'phaze-fast[hf]'"
-        ) from None
-    try:
-        return Path(hf_hub_download(repository, "config.json"))
+        return Path(hub.hf_hub_download(repository, "config.json"))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidInputError(f"{repository}: config.json cannot be fetched: {reason}") from None

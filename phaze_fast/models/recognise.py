@@ -119,7 +119,11 @@ class Skeleton:
             at = waiting.pop()
             if at < 0 or at in ends:
                 reached.add(at)
-            elif at not in passed and not self._is_constant(at) and not self._chooses(at):
+            elif (
+                at not in passed
+                and not self._is_constant(at)
+                and self.names[at] not in _CHOICES  # which outputs positions rather than rows
+            ):
                 passed.append(at)
                 waiting += self.ops[at].inputs
         return frozenset(reached), passed
@@ -128,10 +132,6 @@ class Skeleton:
         """Whether an operator reads only parameters and constants."""
         op = self.ops[at]
         return op.scales == "none" and op.kind != "embedding" and not op.flops
-
-    def _chooses(self, at: int) -> bool:
-        """Whether an operator outputs positions rather than rows."""
-        return self.names[at] in _CHOICES
 
     def above(self, at: int) -> frozenset[int]:
         """Products, attentions and norms that feed an operator; `ENTERS` for the layer's input."""
@@ -177,10 +177,8 @@ class Skeleton:
         return Norm(last, frozenset({squares}), self.ops[squares].n, function)
 
     def _with_source(self, norm: Norm) -> Norm:
-        if norm.above:
-            (squares,) = norm.above
-            return Norm(norm.last, self.above(squares), norm.width, norm.function)
-        return Norm(norm.last, self.above(norm.last), norm.width, norm.function)
+        start = next(iter(norm.above), norm.last)  # its squares, or the norm itself
+        return replace(norm, above=self.above(start))
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
         """Return the norm that is the only input of an operator, or None."""

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
-from phaze_fast.models.aten import KNOWN, figures
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.models.aten import figures, is_known
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
+from phaze_fast.tables import needed
 
 # ---- tensor-parallel splits ----
 
@@ -166,7 +167,7 @@ class _Trace:
         self.name, self.small, self.large, self.layers = name, small, large, layers
         calls = small.calls
         for call in calls:
-            if call.name not in KNOWN:
+            if not is_known(call.name):
                 where = call.path[-1][1] if call.path else ""
                 raise InvalidInputError(
                     f"{name}: aten.{call.name}{f' of {where}' if where else ''} ({call.line}) is "
@@ -478,13 +479,7 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
 
 
 def _torch() -> Any:
-    try:
-        import torch  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise MissingExtraError(
-            "reading a PyTorch module needs: pip install 'phaze-fast[torch]'"
-        ) from None
-    return torch
+    return needed("torch", "torch", "reading a PyTorch module")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ storage, so that views need no special rules; a hook sees the tensors that autog
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 import weakref
@@ -282,10 +283,7 @@ class Array:
     @property
     def elements(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from phaze_fast.errors import not_accepted
 from phaze_fast.records import Count, Quantity, Record, Side
 
 MOST_BLOCKS = 4094
@@ -268,15 +269,11 @@ class TransformerModel(Record):
                 f"expected {MOST_BLOCKS} or fewer together"
             )
         if self.head_dim is None and self.hidden % self.heads:
-            raise ValueError(
-                f"heads: {self.heads} is not accepted; expected a divisor of hidden "
-                f"{self.hidden}, or head_dim"
+            raise not_accepted(
+                "heads", self.heads, f"a divisor of hidden {self.hidden}, or head_dim"
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(
-                f"kv_heads: {self.kv_heads} is not accepted; expected a divisor of heads "
-                f"{self.heads}"
-            )
+            raise not_accepted("kv_heads", self.kv_heads, f"a divisor of heads {self.heads}")
         needs = {
             "max_positions": self.positions == "learned",
             "relative_buckets": self.positions == "relative",

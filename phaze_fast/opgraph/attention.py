@@ -308,13 +308,11 @@ def exchange(
         swap = ("all-to-all", query_bytes + kv_bytes, "context")
         all_rows = block.network(f"{prefix}heads-exchange", (q, k, v), swap, swap)
         return Exchanged(all_rows, all_rows, all_rows)
-    gather = ("all-gather", kv_bytes * width, "context")
     if kind == "ring":
+        to = ("all-gather", kv_bytes * width, "context")
         back = ("reduce-scatter", 2.0 * kv_bytes * width, "context")
-        arriving = block.network(f"{prefix}{RING}", (k, v), gather, back)
-        return Exchanged(q, k, v, arriving)
-    scatter = ("reduce-scatter", kv_bytes * width, "context")
-    whole = block.network(f"{prefix}kv-gather", (k, v), gather, scatter, regather=True)
+        return Exchanged(q, k, v, block.network(f"{prefix}{RING}", (k, v), to, back))
+    whole = block.gather(f"{prefix}kv", (k, v), kv_bytes * width, "context")
     return Exchanged(q, whole, whole)
 
 

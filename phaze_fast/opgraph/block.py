@@ -183,10 +183,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     if t > 1:
         payload = float(ELEMENT_BYTES * s.rows * hidden)
         if strategy.sequence_parallel:
-            gather = ("all-gather", payload, "tensor")
-            x = builder.network(
-                "logits-gather", x, gather, ("reduce-scatter", payload, "tensor"), regather=True
-            )
+            x = builder.gather("logits", x, payload, "tensor")
         else:
             x = builder.network("logits-enter", x, None, ("all-reduce", payload, "tensor"))
     if model.head == "classifier":

@@ -58,7 +58,7 @@ class OperatorSpec:
     gradient: tuple[str, float, str] | None = None
     """Collective, payload and group of the backward pass, for the ends of a parallel region."""
     function: str = ""
-    """Function that it computes, if its kind does not determine it; see `opgraph.functions`."""
+    """Function that it computes, if its kind does not determine it; see `graph.FUNCTIONS`."""
     regather: bool = False
     """Whether gradients that read its output gather it again before they can start."""
     sources: int = 1
@@ -245,6 +245,16 @@ class LayerBuilder:
             )
         )
 
+    def gather(self, name: str, x: int | tuple[int, ...], size: float, group: str) -> int:
+        """Add an all-gather; gradients are reduced and scattered, and may need it once more."""
+        to, back = ("all-gather", float(size), group), ("reduce-scatter", float(size), group)
+        return self.network(f"{name}-gather", x, to, back, regather=True)
+
+    def scatter(self, name: str, x: int, size: float, group: str) -> int:
+        """Add a reduce-scatter; gradients are gathered."""
+        to, back = ("reduce-scatter", float(size), group), ("all-gather", float(size), group)
+        return self.network(f"{name}-scatter", x, to, back)
+
 
 FLOAT_BYTES = 4  # statistics are stored in fp32
 
@@ -281,10 +291,7 @@ class BlockBuilder(LayerBuilder):
         if self.strategy.tp == 1:
             return x
         if self.split:
-            x = self._ordered(name, x)
-            gather = ("all-gather", self.row_bytes, "tensor")
-            scatter = ("reduce-scatter", self.row_bytes, "tensor")
-            return self.network(f"{name}-gather", x, gather, scatter, regather=True)
+            return self.gather(name, self._ordered(name, x), self.row_bytes, "tensor")
         reduce = ("all-reduce", self.row_bytes, "tensor")
         return self.network(f"{name}-enter", x, None, reduce)
 
@@ -293,10 +300,7 @@ class BlockBuilder(LayerBuilder):
         if self.strategy.tp == 1:
             return x
         if self.split:
-            x = self._ordered(name, x)
-            scatter = ("reduce-scatter", self.row_bytes, "tensor")
-            gather = ("all-gather", self.row_bytes, "tensor")
-            return self.network(f"{name}-scatter", x, scatter, gather)
+            return self.scatter(name, self._ordered(name, x), self.row_bytes, "tensor")
         return self.network(f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None)
 
     def _ordered(self, name: str, x: int) -> int:
@@ -308,23 +312,6 @@ class BlockBuilder(LayerBuilder):
             return x
         rows, hidden = self.shapes.rows, self.model.hidden
         return self.vector(f"{name}-order", "multiply", (x,), rows, hidden, function="copy")
-
-    def enter_experts(self, name: str, x: int, rows: int) -> int:
-        """Begin a region in which the devices of each expert hold different columns."""
-        if self.strategy.expert_width == 1:
-            return x
-        size = float(ELEMENT_BYTES * rows * self.model.hidden)
-        gather = ("all-gather", size, "expert-tensor")
-        scatter = ("reduce-scatter", size, "expert-tensor")
-        return self.network(f"{name}-gather", x, gather, scatter, regather=True)
-
-    def leave_experts(self, name: str, x: int, rows: int) -> int:
-        """End it: sum the devices' parts."""
-        if self.strategy.expert_width == 1:
-            return x
-        size = float(ELEMENT_BYTES * rows * self.model.hidden)
-        scatter = ("reduce-scatter", size, "expert-tensor")
-        return self.network(f"{name}-scatter", x, scatter, ("all-gather", size, "expert-tensor"))
 
     # ---- norms and residuals ----
 

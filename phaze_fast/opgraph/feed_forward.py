@@ -72,9 +72,11 @@ def own_experts(block: BlockBuilder) -> bool:
 
 def experts(block: BlockBuilder, x: int) -> int:
     """Router, dispatch, experts, combine, of all rows, in a tensor-parallel region."""
-    s, moe = block.shapes, _mixture(block)
-    out = _routed(block, moe, x, s.rows)
-    return _shared(block, moe, x, out) if moe.shared_width else out
+    rows, moe = block.shapes.rows, _mixture(block)
+    out = _routed(block, moe, x, rows)
+    if not moe.shared_width:
+        return out
+    return _summed(block, out, _visited_by_all(block, moe, x), rows)
 
 
 def experts_of_rows(block: BlockBuilder, x: int) -> int:
@@ -83,19 +85,17 @@ def experts_of_rows(block: BlockBuilder, x: int) -> int:
     Shared experts are in a separate tensor-parallel region.
     """
     moe, rows = _mixture(block), block.shapes.rows // block.strategy.expert_parts
-    out = _routed(block, moe, block.enter_experts("experts", x, rows), rows)
-    out = block.leave_experts("experts", out, rows)
+    if block.strategy.expert_width == 1:
+        out = _routed(block, moe, x, rows)
+    else:  # devices that share an expert hold different columns of it
+        size = ELEMENT_BYTES * rows * block.model.hidden
+        entered = block.gather("experts", x, size, "expert-tensor")
+        out = _routed(block, moe, entered, rows)
+        out = block.scatter("experts", out, size, "expert-tensor")
     if not moe.shared_width:
         return out
     shared = block.leave("ffn", _visited_by_all(block, moe, block.enter("ffn", x)))
-    return block.vector(
-        "shared-sum",
-        "residual",
-        (out, shared),
-        block.shapes.split_rows,
-        block.model.hidden,
-        reads=2,
-    )
+    return _summed(block, out, shared, block.shapes.split_rows)
 
 
 def _mixture(block: BlockBuilder) -> MixtureOfExperts:
@@ -150,10 +150,10 @@ def _moved(block: BlockBuilder, name: str, inputs: tuple[int, ...], read: int, w
     )
 
 
-def _shared(block: BlockBuilder, moe: MixtureOfExperts, x: int, out: int) -> int:
+def _summed(block: BlockBuilder, routed: int, shared: int, rows: int) -> int:
     """Add the output of the shared experts to that of the routed experts."""
-    s, m, shared = block.shapes, block.model, _visited_by_all(block, moe, x)
-    return block.vector("shared-sum", "residual", (out, shared), s.rows, m.hidden, reads=2)
+    both, hidden = (routed, shared), block.model.hidden
+    return block.vector("shared-sum", "residual", both, rows, hidden, reads=2)
 
 
 def _visited_by_all(block: BlockBuilder, moe: MixtureOfExperts, x: int) -> int:

@@ -31,11 +31,11 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
         upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
-            again = replace(specs[needed], name=f"{specs[needed].name}-again", inputs=(-1,))
-            operators.append(again)
+            name = f"{specs[needed].name}-again"
+            operators.append(replace(specs[needed], name=name, inputs=(-1,)))
             gathered[needed] = len(operators) - 1
-        whole = None if needed is None else gathered[needed]
-        for slot, gradient in _gradients_of(spec, upstream, whole, operators):
+        again = () if needed is None else (gathered[needed],)
+        for slot, gradient in _gradients_of(spec, upstream, again, operators):
             source = spec.inputs[slot]
             if source >= 0 or spec.kind in _OF_ROWS:
                 arriving.setdefault(source, []).append(gradient)
@@ -90,11 +90,14 @@ def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None
 
 
 def _gradients_of(
-    spec: OperatorSpec, upstream: tuple[int, ...], gathered: int | None, made: list[OperatorSpec]
+    spec: OperatorSpec,
+    upstream: tuple[int, ...],
+    gathered: tuple[int, ...],
+    made: list[OperatorSpec],
 ) -> list[tuple[int, int]]:
     """Append an operator's gradient operators to `made`; return pairs (input slot, its gradient).
 
-    `gathered` is the position at which an input that is stored sharded is gathered again.
+    `gathered` is the operator that gathers an input again which is stored sharded, if any.
     """
 
     def add(new: OperatorSpec) -> int:
@@ -103,11 +106,10 @@ def _gradients_of(
 
     name = f"d-{spec.name}"
     if spec.kind == "gemm":
-        return _linear_gradients(spec, upstream, gathered, add)
-    if gathered is not None:
-        upstream = (*upstream, gathered)
+        return _product_gradients(spec, upstream, gathered, add)
+    upstream = (*upstream, *gathered)
     if spec.kind == "batched-gemm":
-        return [(slot, add(g)) for slot, g in enumerate(_product_gradients(spec, upstream, name))]
+        return _product_gradients(spec, upstream, (), add)
     if spec.kind == "collective":
         op, payload, group = spec.gradient or ("", 0.0, "none")
         ended = replace(
@@ -142,72 +144,45 @@ def _gradients_of(
     return [(slot, gradient) for slot in range(len(spec.inputs))]
 
 
-def _linear_gradients(
+def _product_gradients(
     spec: OperatorSpec,
     upstream: tuple[int, ...],
-    gathered: int | None,
+    gathered: tuple[int, ...],
     add: Callable[[OperatorSpec], int],
 ) -> list[tuple[int, int]]:
-    x, w = spec.m * spec.k * spec.b, spec.k * spec.n * spec.b
-    y = spec.m * spec.n * spec.b
-    to_input = add(
-        replace(
-            spec,
-            name=f"d-{spec.name}-x",
-            kind="gemm-input-gradient",
-            unit="TC",
-            epilogue=0,
-            inputs=upstream,
-            n=spec.k,
-            k=spec.n,
-            read_bytes=ELEMENT_BYTES * (y + w),
-            write_bytes=ELEMENT_BYTES * x,
-            virtual=spec.of_data,
-        )
+    """Add the gradients of both factors of Y = AB: dA = dY Bᵀ and dB = Aᵀ dY."""
+    left: float = ELEMENT_BYTES * spec.b * spec.m * spec.k
+    right: float = ELEMENT_BYTES * spec.b * spec.k * spec.n
+    out: float = ELEMENT_BYTES * spec.b * spec.m * spec.n
+    kinds, ends = ("gemm-input-gradient", "gemm-weight-gradient"), ("x", "w")
+    if spec.kind == "batched-gemm":  # of two activations; the right one may be shared by heads
+        kinds, ends = ("batched-gemm-gradient", "batched-gemm-gradient"), ("left", "right")
+        right, out = spec.read_bytes - left, spec.write_bytes
+    of_left = replace(
+        spec,
+        name=f"d-{spec.name}-{ends[0]}",
+        kind=kinds[0],
+        unit="TC",
+        epilogue=0,
+        inputs=upstream,
+        n=spec.k,
+        k=spec.n,
+        read_bytes=out + right,
+        write_bytes=left,
     )
-    needs = upstream if gathered is None else (*upstream, gathered)
-    add(
-        replace(
-            spec,
-            name=f"d-{spec.name}-w",
-            kind="gemm-weight-gradient",
-            unit="TC",
-            epilogue=0,
-            inputs=needs,
-            m=spec.k,
-            k=spec.m,
-            read_bytes=ELEMENT_BYTES * (x + y),
-            write_bytes=ELEMENT_BYTES * w,
-        )
+    of_right = replace(
+        of_left,
+        name=f"d-{spec.name}-{ends[1]}",
+        kind=kinds[1],
+        inputs=(*upstream, *gathered),
+        m=spec.k,
+        n=spec.n,
+        k=spec.m,
+        read_bytes=left + out,
+        write_bytes=right,
     )
-    return [(0, to_input)]
-
-
-def _product_gradients(
-    spec: OperatorSpec, upstream: tuple[int, ...], name: str
-) -> tuple[OperatorSpec, OperatorSpec]:
-    """Gradients of both factors of Y = AB: dA = dY Bᵀ and dB = Aᵀ dY."""
-    left = ELEMENT_BYTES * spec.b * spec.m * spec.k
-    right = spec.read_bytes - left  # fewer where heads share it
-    common = replace(spec, kind="batched-gemm-gradient", inputs=upstream)
-    return (
-        replace(
-            common,
-            name=f"{name}-left",
-            n=spec.k,
-            k=spec.n,
-            read_bytes=spec.write_bytes + right,
-            write_bytes=left,
-        ),
-        replace(
-            common,
-            name=f"{name}-right",
-            m=spec.k,
-            k=spec.m,
-            read_bytes=left + spec.write_bytes,
-            write_bytes=right,
-        ),
-    )
+    slots = [(0, add(replace(of_left, virtual=spec.of_data))), (1, add(of_right))]
+    return slots if spec.kind == "batched-gemm" else slots[:1]
 
 
 # ---- memory of the backward pass ----

@@ -14,7 +14,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.models.graph_model import OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.records import FrozenDict
-from phaze_fast.tables import Brief
+from phaze_fast.tables import Array, Brief
 
 FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
 """Names of functions in the order of their codes; the first four are no rows of a vector table."""
@@ -39,8 +39,6 @@ def function_code(kind: str, function: str = "") -> int:
     name = function or _OF_KIND.get(base, base)
     return _CODES[name + kind.removeprefix(base)]
 
-
-Array = np.ndarray[Any, Any]
 
 _COMPUTED: tuple[str, ...] = get_args(OperatorKind)
 _BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")
@@ -176,7 +174,7 @@ def _in_sets(
     A cast to a low format is repeated if its input is recomputed and, if the cast was not stored,
     if a product that reads it is recomputed.
     """
-    check_recompute(recompute)
+    canonical_recompute(recompute)
     sets = [RECOMPUTE_SETS[name] for name in recompute.split("+")]
     again = frozenset(name for name in names if any(_without_part(name) in s for s in sets))
     return again | {name for name, others in casts if others & again}
@@ -220,24 +218,39 @@ attention scores, or all of a fused attention."""
 _MODES = ("none", "selective", "needed", "full")
 
 
-def check_recompute(mode: str) -> None:
-    """Check the name of a recompute mode.
+def canonical_recompute(mode: str) -> str:
+    """Return the one spelling of a recompute mode: its sets of operators once each, in order.
 
     Raises
     ------
     InvalidInputError
         Where it is neither ``none``, ``selective``, ``needed`` nor ``full``, nor sets joined by
         ``+``.
+
+    Examples
+    --------
+    >>> canonical_recompute("activations+norms")
+    'norms+activations'
     """
     if mode in _MODES:
-        return
-    for name in mode.split("+"):
+        return mode
+    names = mode.split("+")
+    for name in names:
         if name not in RECOMPUTE_SETS:
             known = [*_MODES, *RECOMPUTE_SETS]
             raise InvalidInputError(
                 f"recompute: {name!r} is not accepted; {nearest(name, known)}; sets may be joined "
                 "by +"
             )
+    return "+".join(name for name in RECOMPUTE_SETS if name in names)
+
+
+def recompute_order(mode: str) -> tuple[int, int, tuple[int, ...]]:
+    """Return a key that sorts canonical modes: none first, then by how many sets, full last."""
+    if mode in _MODES:
+        return 2 * (mode in ("needed", "full")), _MODES.index(mode), ()
+    positions = tuple(list(RECOMPUTE_SETS).index(name) for name in mode.split("+"))
+    return 1, len(positions), positions
 
 
 def figures(spec: OperatorSpec) -> tuple[Any, ...]:

@@ -1,11 +1,8 @@
-"""Parallel widths of a layer, and the shapes that one device works on, or why it cannot.
-
-The rules of divisibility are data: `RULES` lists them, and `reasons` says which a strategy breaks.
-"""
+"""Parallel widths of a layer, and the shapes that one device works on, or why it cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -70,117 +67,74 @@ class Strategy(Record):
         return max(1, self.ep // self.expert_parts)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One condition a strategy must meet for a model."""
-
-    name: str
-    broken: Callable[[TransformerModel, Strategy], str]
-    """Returns the reason why the rule is broken, or an empty string."""
-
-
-def _heads(model: TransformerModel, s: Strategy) -> str:
-    t = s.tp
-    return f"tp: {t} does not divide {model.heads} heads" if model.heads % t else ""
-
-
-def _kv_heads(model: TransformerModel, s: Strategy) -> str:
+def _tensor_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
+    """Heads and feed-forward widths that tensor-parallel devices cannot share evenly."""
     t, kv = s.tp, model.kv_heads
-    if kv is None or kv % t == 0 or t % kv == 0:  # beyond kv heads, t / kv devices share each
-        return ""
-    return (
-        f"tp: {t} neither divides {kv} key/value heads nor is a multiple of them, "
-        "with which each head would be replicated"
-    )
-
-
-def _ffn(model: TransformerModel, s: Strategy) -> str:
-    t = s.tp
+    if model.heads % t:
+        yield f"tp: {t} does not divide {model.heads} heads"
+    if kv is not None and kv % t and t % kv:  # beyond kv heads, t / kv devices share each
+        yield (
+            f"tp: {t} neither divides {kv} key/value heads nor is a multiple of them, "
+            "with which each head would be replicated"
+        )
     widths = [model.ffn] if model.moe is None or model.moe_layers < model.layers else []
     if model.moe is not None:
         widths += [model.moe.shared_width] + [model.moe.expert_ffn] * (s.expert_width == t)
     wrong = [width for width in widths if width % t]
-    return f"tp: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
+    if wrong:
+        yield f"tp: {t} does not divide the feed-forward width {wrong[0]}"
 
 
-def _expert_tensor(model: TransformerModel, s: Strategy) -> str:
-    own, t, ep = s.etp, s.tp, s.ep
-    if own is None or own == t:
-        return ""
-    rejected = f"etp: {own} with tp {t} is not accepted"
-    if model.moe is None:
-        return f"{rejected}; {model.name} has no experts"
-    if t % own:
-        return f"{rejected}; expected a divisor of {t}"
-    if not s.sequence_parallel:
-        return f"{rejected} without sequence parallelism, by which devices have rows of their own"
-    if ep % s.expert_parts:
-        return (
-            f"{rejected} with ep {ep}; expected a multiple of {t} / {own} = "
-            f"{s.expert_parts} for the parts of a tensor group, or etp {t}"
-        )
-    width = model.moe.expert_ffn
-    return f"{rejected}: it does not divide the experts' width {width}" if width % own else ""
-
-
-def _sequence(model: TransformerModel, s: Strategy) -> str:
+def _context_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
+    """Rows that devices cannot share evenly, and attention that they cannot share that way."""
     seq, cp, t = s.seq or model.seq, s.cp, s.tp
     if seq % cp:
-        return f"cp: {cp} does not divide the sequence of {seq}"
-    if s.sequence_parallel and (s.micro_batch * seq // cp) % t:
-        return f"sequence_parallel: {t} devices do not divide {s.micro_batch * seq // cp} rows"
-    return ""
-
-
-def _experts(model: TransformerModel, s: Strategy) -> str:
-    ep = s.ep
-    if ep == 1:
-        return ""
-    if model.moe is None:
-        return f"ep: {ep} is not accepted; {model.name} has no experts"
-    wrong = model.moe.experts % ep
-    return f"ep: {ep} does not divide {model.moe.experts} experts" if wrong else ""
-
-
-def _positions(model: TransformerModel, s: Strategy) -> str:
-    seq, positions = s.seq or model.seq, model.max_positions
-    if positions is None or seq <= positions:
-        return ""
-    return f"seq: {seq} is more than the {positions} positions of {model.name}"
-
-
-def _context_kind(model: TransformerModel, s: Strategy) -> str:
-    cp, t, kind = s.cp, s.tp, s.cp_kind
-    if cp == 1 or kind == "all-gather":
-        return ""
-    if kind == "ring":
-        if model.attention == "flash":
-            return ""
-        return (
-            f"cp_kind: ring is not accepted for {model.name}, which computes all scores of a "
-            "row at once; expected all-gather or ulysses, or fused attention"
-        )
+        yield f"cp: {cp} does not divide the sequence of {seq}"
+    elif s.sequence_parallel and (s.micro_batch * seq // cp) % t:
+        yield f"sequence_parallel: {t} devices do not divide {s.micro_batch * seq // cp} rows"
+    if cp == 1 or s.cp_kind == "all-gather":
+        return
+    if s.cp_kind == "ring":
+        if model.attention != "flash":
+            yield (
+                f"cp_kind: ring is not accepted for {model.name}, which computes all scores of a "
+                "row at once; expected all-gather or ulysses, or fused attention"
+            )
+        return
     names = {"heads": model.heads // t, "key/value heads": (model.kv_heads or model.heads) // t}
     for noun, count in names.items():
         if count % cp:
-            return (
+            yield (
                 f"cp_kind: ulysses over {cp} devices does not share out the {count} {noun} of "
                 f"a device at tp {t}; expected a divisor of {max(1, count)}, or ring "
                 "or all-gather"
             )
-    return ""
+            return
 
 
-RULES = (
-    Rule("heads are shared evenly", _heads),
-    Rule("key/value heads are shared or replicated evenly", _kv_heads),
-    Rule("feed-forward widths are shared evenly", _ffn),
-    Rule("rows are shared evenly", _sequence),
-    Rule("context-parallel devices can attend that way", _context_kind),
-    Rule("experts are shared evenly", _experts),
-    Rule("experts can be split that way", _expert_tensor),
-    Rule("learned positions reach", _positions),
-)
+def _expert_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
+    """Experts that devices cannot share evenly, or cannot split that way."""
+    own, t, ep, moe = s.etp, s.tp, s.ep, model.moe
+    if ep > 1 and moe is None:
+        yield f"ep: {ep} is not accepted; {model.name} has no experts"
+    elif moe is not None and moe.experts % ep:
+        yield f"ep: {ep} does not divide {moe.experts} experts"
+    if own is None or own == t:
+        return
+    rejected = f"etp: {own} with tp {t} is not accepted"
+    if moe is None:
+        yield f"{rejected}; {model.name} has no experts"
+    elif t % own:
+        yield f"{rejected}; expected a divisor of {t}"
+    elif not s.sequence_parallel:
+        yield f"{rejected} without sequence parallelism, by which devices have rows of their own"
+    elif ep % s.expert_parts:
+        yield (
+            f"{rejected} with ep {ep}; expected a multiple of {t} / {own} = "
+            f"{s.expert_parts} for the parts of a tensor group, or etp {t}"
+        )
+    elif moe.expert_ffn % own:
+        yield f"{rejected}: it does not divide the experts' width {moe.expert_ffn}"
 
 
 def _uneven(layer: GraphLayer, width: int) -> str:
@@ -226,7 +180,15 @@ def reasons(model: Model, strategy: Strategy) -> list[str]:
         if known is None:
             return _traced_reasons(model, strategy)
         model = known
-    return [text for rule in RULES if (text := rule.broken(model, strategy))]
+    broken = [
+        *_tensor_reasons(model, strategy),
+        *_context_reasons(model, strategy),
+        *_expert_reasons(model, strategy),
+    ]
+    seq, positions = strategy.seq or model.seq, model.max_positions
+    if positions is not None and seq > positions:
+        broken.append(f"seq: {seq} is more than the {positions} positions of {model.name}")
+    return broken
 
 
 @dataclass(frozen=True)

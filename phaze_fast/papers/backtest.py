@@ -32,12 +32,10 @@ from phaze_fast.hardware import (
     presets,
 )
 from phaze_fast.hardware.fabric import fabric_from_dict
-from phaze_fast.hardware.space_spec import AreaLimit
+from phaze_fast.hardware.space import AreaLimit
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.planning import Training, plan
 from phaze_fast.software import BF16, DEFAULT
-
-Array = np.ndarray[Any, Any]
 
 _FACTORS = (0.5, 1.0, 2.0)
 _WIDTHS = (1, 8)

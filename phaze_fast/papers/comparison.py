@@ -31,16 +31,9 @@ from phaze_fast.hardware import (
     chip_records,
     presets,
 )
-from phaze_fast.papers.fixed_plans import (
-    Baseline,
-    given_chip,
-    hand_plan,
-    megatron_plan,
-    our_plan,
-)
+from phaze_fast.papers.fixed_plans import Baseline, FixedChip, given_chip
 from phaze_fast.papers.searches import bayesian, early_stop, random_search
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 BASELINES = ("none", "tpuv4", "all")
 """Which other methods a search is compared with: none, the TPUv4-like chip's plans, or all."""
@@ -163,8 +156,9 @@ def baselines_of(
     first = problems[0]
     if methods & {"tpuv4", "all"} and len(problems) == 1:
         say("baselines: the TPUv4-like chip with the published hand plan, a Megatron plan, ours")
-        for method in (hand_plan, megatron_plan, our_plan):
-            baselines.append(method(first.model, first.cluster, first.training, first.capacities))
+        fixed = FixedChip(first.cluster, first.training, first.capacities)
+        for method in (fixed.hand_plan, fixed.megatron_plan, fixed.our_plan):
+            baselines.append(method(first.model))
     for chip in chips:
         say(f"baselines: the best plan on {chip.name}")
         baselines.append(given_chip(problems, weights, chip))
@@ -236,23 +230,6 @@ class Variation:
     cluster: Cluster
 
 
-def _chip_with(base: Accelerator, field: str, factor: float) -> Accelerator | None:
-    """Scale a rate of a chip; none where it has no such rate."""
-    buffer, hbm = base.buffer, base.hbm
-    if field == "buffer.bytes_per_cycle":
-        scaled = buffer.replace(bytes_per_cycle=buffer.bytes_per_cycle * factor)
-        return base.replace(buffer=scaled)
-    if field == "buffer.port_bytes_per_cycle":
-        if not buffer.port_bytes_per_cycle:
-            return None
-        ports = buffer.replace(port_bytes_per_cycle=buffer.port_bytes_per_cycle * factor)
-        return base.replace(buffer=ports)
-    if hbm is None:
-        return None
-    faster = hbm.replace(bandwidth_bytes_per_s=hbm.bandwidth_bytes_per_s * factor)
-    return base.replace(hbm=faster)
-
-
 _FIELD = {
     "buffer bandwidth": "buffer.bytes_per_cycle",
     "core port bandwidth": "buffer.port_bytes_per_cycle",
@@ -266,8 +243,12 @@ def _rates(space: ArchitectureSpace, field: str, factor: float) -> ArchitectureS
     if field in spec.axes:
         scaled = {**spec.axes, field: tuple(float(v) * factor for v in spec.axes[field])}
         return ArchitectureSpace(spec.replace(axes=scaled), space.selection)
-    base = _chip_with(spec.base, field, factor)
-    return None if base is None else ArchitectureSpace(spec.replace(base=base), space.selection)
+    part, _, name = field.partition(".")
+    rates = getattr(spec.base, part)
+    if rates is None or not getattr(rates, name):  # the chip has no such rate
+        return None
+    base = spec.base.replace(**{part: rates.replace(**{name: getattr(rates, name) * factor})})
+    return ArchitectureSpace(spec.replace(base=base), space.selection)
 
 
 def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSpace | None:

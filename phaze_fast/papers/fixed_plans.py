@@ -69,6 +69,22 @@ class Baseline:
     chip: Accelerator | None = None
     """The fixed chip, with the smallest HBM that the plan fits."""
 
+    @classmethod
+    def of_plan(
+        cls,
+        began: float,
+        key: str,
+        title: str,
+        score: float,
+        note: str,
+        plan: Plan | None,
+        chip: Accelerator | None,
+    ) -> Baseline:
+        """Describe a plan on a fixed chip, found since the time `began`."""
+        spent = time.monotonic() - began
+        history = ((1, spent, score),)
+        return cls(key, title, score, 1, spent, history=history, note=note, plan=plan, chip=chip)
+
     def best_by(self, evaluations: float = math.inf, seconds: float = math.inf) -> float:
         """Best score after so many evaluations and seconds at most.
 
@@ -89,44 +105,6 @@ def _with_hbm(chip: Accelerator, capacity_bytes: int) -> Accelerator:
     if chip.hbm is None:
         raise InvalidInputError(f"chip: {chip.name} has no hbm to place into")
     return chip.replace(hbm=chip.hbm.replace(capacity_bytes=capacity_bytes))
-
-
-class _FixedChip:
-    """A chip on a cluster, with the largest HBM: times do not depend on the capacity."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        training: Training,
-        capacities: Sequence[int],
-        chip: Accelerator | None,
-    ) -> None:
-        if not len(capacities):
-            raise InvalidInputError("capacities: none is not accepted; expected bytes of HBM")
-        self.began = time.monotonic()
-        self.capacities = sorted(int(c) for c in capacities)
-        self.chip = presets.chip("phaze-tpuv4") if chip is None else chip
-        largest = _with_hbm(self.chip, self.capacities[-1])
-        self.cluster, self.training = cluster.replace(chip=largest), training
-
-    def baseline(self, key: str, title: str, plan: Plan | None, note: str) -> Baseline:
-        chip, score = self.cluster.chip, math.inf
-        if plan is not None:
-            score, least = plan.time_s, plan.memory_bytes + self.training.reserved_bytes
-            fitting = (c for c in self.capacities if c >= least)
-            chip = _with_hbm(self.chip, next(fitting, self.capacities[-1]))
-        seconds = time.monotonic() - self.began
-        return Baseline(
-            key=key,
-            title=f"{self.chip.name}, {title}",
-            score=score,
-            evaluations=1,
-            seconds=seconds,
-            history=((1, seconds, score),),
-            note=note,
-            plan=plan,
-            chip=chip,
-        )
 
 
 def uniform_plans(
@@ -171,145 +149,130 @@ def uniform_plans(
     return plans, reason
 
 
-def _fastest(plans: Sequence[Plan]) -> Plan | None:
-    return min(plans, key=lambda p: (p.time_s, p.memory_bytes, p.tp, p.pp, p.dp), default=None)
+class FixedChip:
+    """Plans of models on one chip, each a baseline of a search.
 
-
-def _replicas(wanted: int, stage_devices: int, cluster: Cluster, training: Training) -> int:
-    """Largest number of replicas up to `wanted` that batch and devices allow; 0: none."""
-    most, batch = min(wanted, cluster.devices // stage_devices), training.global_batch
-    fitting = (
-        d for d in range(most, 0, -1) if any(batch % (b * d) == 0 for b in training.micro_batch)
-    )
-    return next(fitting, 0)
-
-
-def hand_plan(
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    capacities: Sequence[int],
-    chip: Accelerator | None = None,
-) -> Baseline:
-    """Find the published hand plan of a model, with the fastest micro-batch and recomputation.
-
-    Stages, replicas and width are those of `HAND_PLANS`; cuts are the best (the public code's are
-    not), the schedule is 1F1B, all stages recompute everything or nothing, and ZeRO is 0 where that
-    fits, else 1. The note says where the plan had to be changed.
+    Times do not depend on the HBM capacity, so plans are found with the largest, and the baseline's
+    chip has the smallest that its plan fits. The score of a baseline is infinite where nothing
+    fits; its note then says why.
 
     Parameters
     ----------
-    model
-        One that `HAND_PLANS` names.
     cluster
         Devices and fabric.
     training
-        Batch, micro-batches, optimiser, reserved memory; other fields are replaced by the plan's.
+        Batch, micro-batches, optimiser, reserved memory, and which plans `our_plan` may find.
     capacities
         Bytes of HBM to choose from.
     chip
         By default the TPUv4-like chip of the PHAZE paper.
 
-    Returns
-    -------
-    Baseline
-        Its score is infinite where nothing fits; the note then says why.
-
     Examples
     --------
     >>> from phaze_fast import models
     >>> pod = Cluster(devices=64, fabric="tpuv4-pod")
-    >>> step = Training(global_batch=256, micro_batch=1)
-    >>> baseline = hand_plan(models.load("bertlarge"), pod, step, [32 * 2**30])
+    >>> fixed = FixedChip(pod, Training(global_batch=256, micro_batch=1), [32 * 2**30])
+    >>> baseline = fixed.hand_plan(models.load("bertlarge"))
     >>> baseline.plan.pp, baseline.plan.dp, baseline.plan.tp
     (8, 8, 1)
     >>> baseline.note
     '8 replicas instead of 128: 64 devices and a batch of 256 allow no more'
-    """
-    key, title = "hand_plan", "published hand plan"
-    fixed = _FixedChip(cluster, training, capacities, chip)
-    if model.name not in HAND_PLANS:
-        return fixed.baseline(key, title, None, f"no hand plan is published for {model.name}")
-    p, wanted, t = HAND_PLANS[model.name]
-    if p * t > cluster.devices:
-        note = f"{p} stages of width {t} are more than {cluster.devices} devices"
-        return fixed.baseline(key, title, None, note)
-    d, notes = _replicas(wanted, p * t, cluster, training), []
-    if 0 < d < wanted:
-        notes.append(
-            f"{d} replicas instead of {wanted}: {cluster.devices} devices and a batch of "
-            f"{training.global_batch} allow no more"
-        )
-    own = training.replace(pp=(p,), dp=(max(d, 1),), tp=(t,), schedule=("1f1b",))
-    plans, reason = uniform_plans(model, fixed.cluster, own, ("none", "full"), (0,))
-    if not plans:
-        plans, reason = uniform_plans(model, fixed.cluster, own, ("none", "full"), (1,))
-        notes.append("without ZeRO it does not fit; with stage 1" if plans else reason)
-    return fixed.baseline(key, title, _fastest(plans), "; ".join(notes))
-
-
-def megatron_plan(
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    capacities: Sequence[int],
-    chip: Accelerator | None = None,
-) -> Baseline:
-    """Find the best Megatron-style plan. Parameters and result are those of `hand_plan`.
-
-    All stages have the same number of blocks (the first also the embedding, the last the head),
-    tensor-parallel widths are 1, 2, 4 and 8, all stages recompute the same (nothing, attention or
-    everything), optimiser state is replicated or sharded (ZeRO 0 or 1), and the schedule is 1F1B or
-    interleaved. Each such plan is evaluated exactly.
-
-    References
-    ----------
-    Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
-    Megatron-LM, SC 2021; Korthikanti et al., Reducing Activation Recomputation in Large Transformer
-    Models, MLSys 2023.
-
-    Examples
-    --------
-    >>> from phaze_fast import models
-    >>> pod = Cluster(devices=16, fabric="tpuv4-pod")
-    >>> step = Training(global_batch=32, micro_batch=1)
-    >>> baseline = megatron_plan(models.load("bertlarge"), pod, step, [32 * 2**30])
-    >>> 24 % baseline.plan.pp, baseline.plan.recompute
-    (0, 'none')
-    """
-    fixed, blocks = _FixedChip(cluster, training, capacities, chip), model.blocks
-    own = training.replace(
-        pp=tuple(p for p in range(1, blocks + 1) if blocks % p == 0),
-        tp=_MEGATRON_WIDTHS,
-        schedule=("1f1b", "interleaved"),
-    )
-    modes = ("none", "selective", "full")
-    plans, reason = uniform_plans(model, fixed.cluster, own, modes, (0, 1), even=True)
-    note = "" if plans else reason
-    return fixed.baseline("megatron_plan", "best Megatron-style plan", _fastest(plans), note)
-
-
-def our_plan(
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    capacities: Sequence[int],
-    chip: Accelerator | None = None,
-) -> Baseline:
-    """Find the best plan that `training` allows. Parameters are those of `hand_plan`.
-
-    Examples
-    --------
-    >>> from phaze_fast import models
-    >>> pod = Cluster(devices=16, fabric="tpuv4-pod")
-    >>> step = Training(global_batch=32, micro_batch=1)
-    >>> inputs = (models.load("bertlarge"), pod, step, [32 * 2**30])
-    >>> our_plan(*inputs).score <= megatron_plan(*inputs).score
+    >>> fixed.our_plan(models.load("bertlarge")).score <= baseline.score
     True
     """
-    fixed = _FixedChip(cluster, training, capacities, chip)
-    best = plan(model, fixed.cluster, training, top=1)
-    return fixed.baseline("our_plan", "our plan", _fastest(best.plans[:1]), best.shortfall)
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        training: Training,
+        capacities: Sequence[int],
+        chip: Accelerator | None = None,
+    ) -> None:
+        if not len(capacities):
+            raise InvalidInputError("capacities: none is not accepted; expected bytes of HBM")
+        self._capacities = sorted(int(c) for c in capacities)
+        self._chip = presets.chip("phaze-tpuv4") if chip is None else chip
+        largest = _with_hbm(self._chip, self._capacities[-1])
+        self._cluster, self._training = cluster.replace(chip=largest), training
+
+    def _baseline(
+        self, began: float, key: str, title: str, plans: Sequence[Plan], note: str
+    ) -> Baseline:
+        """Describe the fastest of some plans, found since the time `began`."""
+        plan = min(plans, key=lambda p: (p.time_s, p.memory_bytes, p.tp, p.pp, p.dp), default=None)
+        chip, score = self._cluster.chip, math.inf
+        if plan is not None:
+            score, least = plan.time_s, plan.memory_bytes + self._training.reserved_bytes
+            fitting = (c for c in self._capacities if c >= least)
+            chip = _with_hbm(self._chip, next(fitting, self._capacities[-1]))
+        return Baseline.of_plan(began, key, f"{self._chip.name}, {title}", score, note, plan, chip)
+
+    def _replicas(self, wanted: int, stage_devices: int) -> int:
+        """Largest number of replicas up to `wanted` that batch and devices allow; 0: none."""
+        most, training = min(wanted, self._cluster.devices // stage_devices), self._training
+        sizes, batch = training.micro_batch, training.global_batch
+        fitting = (d for d in range(most, 0, -1) if any(batch % (b * d) == 0 for b in sizes))
+        return next(fitting, 0)
+
+    def hand_plan(self, model: Model) -> Baseline:
+        """Find the published hand plan of a model, with the fastest micro-batch and recomputation.
+
+        Stages, replicas and width are those of `HAND_PLANS`; cuts are the best (the public code's
+        are not), the schedule is 1F1B, all stages recompute everything or nothing, and ZeRO is 0
+        where that fits, else 1. The note says where the plan had to be changed.
+        """
+        began, key, title = time.monotonic(), "hand_plan", "published hand plan"
+        devices, training = self._cluster.devices, self._training
+        if model.name not in HAND_PLANS:
+            note = f"no hand plan is published for {model.name}"
+            return self._baseline(began, key, title, [], note)
+        p, wanted, t = HAND_PLANS[model.name]
+        if p * t > devices:
+            note = f"{p} stages of width {t} are more than {devices} devices"
+            return self._baseline(began, key, title, [], note)
+        d, notes = self._replicas(wanted, p * t), []
+        if 0 < d < wanted:
+            notes.append(
+                f"{d} replicas instead of {wanted}: {devices} devices and a batch of "
+                f"{training.global_batch} allow no more"
+            )
+        own = training.replace(pp=(p,), dp=(max(d, 1),), tp=(t,), schedule=("1f1b",))
+        plans, reason = uniform_plans(model, self._cluster, own, ("none", "full"), (0,))
+        if not plans:
+            plans, reason = uniform_plans(model, self._cluster, own, ("none", "full"), (1,))
+            notes.append("without ZeRO it does not fit; with stage 1" if plans else reason)
+        return self._baseline(began, key, title, plans, "; ".join(notes))
+
+    def megatron_plan(self, model: Model) -> Baseline:
+        """Find the best Megatron-style plan.
+
+        All stages have the same number of blocks (the first also the embedding, the last the head),
+        tensor-parallel widths are 1, 2, 4 and 8, all stages recompute the same (nothing, attention
+        or everything), optimiser state is replicated or sharded (ZeRO 0 or 1), and the schedule is
+        1F1B or interleaved. Each such plan is evaluated exactly.
+
+        References
+        ----------
+        Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
+        Megatron-LM, SC 2021; Korthikanti et al., Reducing Activation Recomputation in Large
+        Transformer Models, MLSys 2023.
+        """
+        began, blocks = time.monotonic(), model.blocks
+        own = self._training.replace(
+            pp=tuple(p for p in range(1, blocks + 1) if blocks % p == 0),
+            tp=_MEGATRON_WIDTHS,
+            schedule=("1f1b", "interleaved"),
+        )
+        modes = ("none", "selective", "full")
+        plans, reason = uniform_plans(model, self._cluster, own, modes, (0, 1), even=True)
+        title, note = "best Megatron-style plan", "" if plans else reason
+        return self._baseline(began, "megatron_plan", title, plans, note)
+
+    def our_plan(self, model: Model) -> Baseline:
+        """Find the best plan that the training step allows."""
+        began = time.monotonic()
+        best = plan(model, self._cluster, self._training, top=1)
+        return self._baseline(began, "our_plan", "our plan", best.plans[:1], best.shortfall)
 
 
 def given_chip(
@@ -345,15 +308,6 @@ def given_chip(
             notes.append(f"{problem.model.name}: {best.best}")
     complete = len(plans) == len(problems)
     score = geometric_mean([p.time_s for p in plans], tuple(weights)) if complete else math.inf
-    spent = time.monotonic() - began
-    return Baseline(
-        key=f"chip {chip.name}",
-        title=f"{chip.name}, the best plan on it",
-        score=score,
-        evaluations=1,
-        seconds=spent,
-        history=((1, spent, score),),
-        note="; ".join(notes),
-        plan=plans[0] if len(problems) == 1 and complete else None,
-        chip=chip,
-    )
+    own = plans[0] if len(problems) == 1 and complete else None
+    title = f"{chip.name}, the best plan on it"
+    return Baseline.of_plan(began, f"chip {chip.name}", title, score, "; ".join(notes), own, chip)

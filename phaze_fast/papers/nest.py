@@ -31,10 +31,9 @@ from phaze_fast.papers.problem_files import (
     whole,
     widths,
 )
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
-
-Array = np.ndarray[Any, Any]
 
 PRICED_REPLICAS = ("first", "all")
 """Replicas whose messages between stages are priced: NEST prices those of the first."""
@@ -451,18 +450,9 @@ def _last_layer(problem: NestProblem, width: NestWidth) -> float:
 
 def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:
     """Return the answer to a problem without a plan, with the reason."""
-    return {
-        "name": name,
-        "status": status,
-        "reason": reason,
-        "finalTimePerBatch": None,
-        "bound": None,
-        "p": None,
-        "t": None,
-        "d": None,
-        "stages": [],
-        "solve_s": solve_s,
-    }
+    plan = dict.fromkeys(("finalTimePerBatch", "bound", "p", "t", "d"))
+    answer = {"name": name, "status": status, "reason": reason, **plan}
+    return {**answer, "stages": [], "solve_s": solve_s}
 
 
 def _answer(problem: NestProblem, found: _core.NestAnswer) -> dict[str, Any]:

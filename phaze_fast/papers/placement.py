@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
-
-Array = np.ndarray[Any, Any]
 
 # ---- the table of layers ----
 
@@ -314,11 +313,9 @@ def _check_number(name: str, value: Any, least: float, whole: bool = False) -> N
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected a number")
     if not value >= least or value != value:
-        raise InvalidInputError(f"{name}: {value!r} is not accepted; expected at least {least:g}")
+        raise not_accepted(name, value, f"at least {least:g}")
     if whole and (value != int(value) or value > _MOST):
-        raise InvalidInputError(
-            f"{name}: {value!r} is not accepted; expected a whole number up to {_MOST}"
-        )
+        raise not_accepted(name, value, f"a whole number up to {_MOST}")
 
 
 # ---- the kernel ----

@@ -6,7 +6,6 @@ error message is one short line that names the field, even where the value is lo
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from phaze_fast.documents import parse_json, read_text
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.schedule import topological_order
 
 Edges = list[tuple[int, int, float]]
 """Source, destination and bytes of each edge."""
@@ -289,22 +289,9 @@ def read_edges(records: Any, ids: Collection[int], where: str) -> Edges:
 
 def ordered(ids: Iterable[int], edges: Edges, where: str) -> list[int]:
     """Order ids so that edges go forward; smaller ids first where there is a choice."""
-    waiting = dict.fromkeys(ids, 0)
-    after: dict[int, list[int]] = {i: [] for i in waiting}
-    for a, b, _ in edges:
-        waiting[b] += 1
-        after[a].append(b)
-    ready = [i for i, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for b in after[i]:
-            waiting[b] -= 1
-            if waiting[b] == 0:
-                heapq.heappush(ready, b)
-    if len(order) != len(waiting):
-        left = sorted(set(waiting) - set(order))
+    listed = sorted(ids)
+    order = topological_order(listed, [(a, b) for a, b, _ in edges])
+    if len(order) != len(listed):
+        left = sorted(set(listed) - set(order))
         raise InvalidInputError(f"{where}: a cycle through {left[:5]} is not accepted")
     return order

@@ -174,19 +174,9 @@ def _what_would(problem: PublishedProblem, least_bytes: float) -> str:
 
 def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:
     """Return the answer to a problem without a placement, with the reason."""
-    return {
-        "name": name,
-        "feasible": False,
-        "status": status,
-        "reason": reason,
-        "stages": [],
-        "dataParallelDegree": None,
-        "tensorParallelDegree": None,
-        "finalTimePerBatch": None,
-        "bound": None,
-        "solve_s": solve_s,
-        "memory": None,
-    }
+    plan = ("dataParallelDegree", "tensorParallelDegree", "finalTimePerBatch", "bound", "memory")
+    answer = {"name": name, "feasible": False, "status": status, "reason": reason, "stages": []}
+    return {**answer, **dict.fromkeys(plan), "solve_s": solve_s}
 
 
 def answer(problem: PublishedProblem, placement: Placement) -> dict[str, Any]:

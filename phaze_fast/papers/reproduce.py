@@ -14,7 +14,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.explore import find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster, presets
 from phaze_fast.models import load
-from phaze_fast.papers.fixed_plans import hand_plan
+from phaze_fast.papers.fixed_plans import FixedChip
 from phaze_fast.planning import PlanEvaluator, Training
 from phaze_fast.planning.times import memory_of
 from phaze_fast.software import planned_model
@@ -116,7 +116,7 @@ def _gain(name: str, chips: str, threads: int | None) -> float | None:
     if not outcome.winners:
         return None
     capacities = sorted({int(size) for size in space.chips["hbm_bytes"]})
-    score = hand_plan(model, cluster, step, capacities).score
+    score = FixedChip(cluster, step, capacities).hand_plan(model).score
     return score / outcome.winners[0].time_s if math.isfinite(score) else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.explore import ChipGroups, ExactEvaluator, Winner, problems_of
 from phaze_fast.hardware import (
     PUBLISHED_AREA,
@@ -20,14 +20,12 @@ from phaze_fast.hardware import (
     area_batch,
     power_batch,
 )
-from phaze_fast.hardware.space_spec import COLUMNS, with_fields
+from phaze_fast.hardware.space import COLUMNS, with_fields
 from phaze_fast.models import Model
 from phaze_fast.papers.fixed_plans import Baseline
 from phaze_fast.planning import Training
-from phaze_fast.tables import needed
+from phaze_fast.tables import Array, needed
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 _BUCKET_MM2 = 0.01
 """Chips whose areas differ by less are evaluated together: 10,000 square micrometres."""
@@ -158,7 +156,7 @@ class _Course:
         )
 
 
-def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
+def early_stop(exact: ExactEvaluator) -> Baseline:
     """Search as the public PHAZE program does: from the largest area down, with its early stop.
 
     Chips of one bucket go from many cores to few, then from wide to narrow, deep to shallow and
@@ -170,8 +168,6 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     ----------
     exact
         Of the chips; the method uses a new one like it, so that its seconds are its own.
-    areas
-        Of each chip in mm2, shape (chips,); by default those of the evaluator.
 
     References
     ----------
@@ -187,14 +183,7 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     >>> best.evaluations, best.group
     (7, 4)
     """
-    chips = exact.groups
-    area = chips.area_mm2 if areas is None else np.asarray(areas, dtype=float)
-    if area.shape != (len(chips),):
-        raise InvalidInputError(
-            f"areas: shape {area.shape} is not accepted; expected one for each of "
-            f"{len(chips)} chips"
-        )
-    course = _Course(exact)
+    chips, area, course = exact.groups, exact.groups.area_mm2, _Course(exact)
     keys = [-chips.records[name].astype(float) for name in reversed(_ORDER)]
     seen = walk_down(area, course.scores, np.lexsort((-np.arange(len(chips)), *keys)))
     return course.baseline(
@@ -208,11 +197,9 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
 def _check_limits(count: int, time_limit_s: float) -> None:
     """Raise InvalidInputError where the limits allow no evaluation."""
     if count < 1:
-        raise InvalidInputError(f"count: {count!r} is not accepted; expected at least 1")
+        raise not_accepted("count", count, "at least 1")
     if not time_limit_s > 0:
-        raise InvalidInputError(
-            f"time_limit_s: {time_limit_s!r} is not accepted; expected more than 0"
-        )
+        raise not_accepted("time_limit_s", time_limit_s, "more than 0")
 
 
 def random_search(

@@ -1,64 +1,38 @@
 """Parallel plans of a model on given hardware: search, prediction, explanation."""
 
-from phaze_fast.planning.evaluator import Placed, PlanEvaluator
-from phaze_fast.planning.layouts import node_devices
-from phaze_fast.planning.plan_spec import PlanSpec
-from phaze_fast.planning.planner import Plans, WhyNot, plan, read_asked, usable_bytes, why_not
-from phaze_fast.planning.plans import NOMINAL, PARTS, Plan, Stage
-from phaze_fast.planning.prediction import Predictions, predict, predict_batch
-from phaze_fast.planning.throughput import (
-    Throughput,
-    hfu,
-    mfu,
-    mfu_causal,
-    step_throughput,
-    tflops_per_device,
-    tokens_per_s_per_device,
-)
-from phaze_fast.planning.timeline import ScheduledLayer, Timeline, layer_schedules, timeline
-from phaze_fast.planning.token_budget import (
-    Goodput,
-    TrainingRun,
-    goodput,
-    optimal_interval_s,
-    training_run,
-)
-from phaze_fast.planning.training import RECOMPUTE, Training
-
-__all__ = [
-    "NOMINAL",
-    "PARTS",
-    "RECOMPUTE",
-    "Goodput",
-    "Placed",
-    "Plan",
-    "PlanEvaluator",
-    "PlanSpec",
-    "Plans",
-    "Predictions",
-    "ScheduledLayer",
-    "Stage",
-    "Throughput",
-    "Timeline",
-    "Training",
-    "TrainingRun",
-    "WhyNot",
-    "goodput",
-    "hfu",
-    "layer_schedules",
-    "mfu",
-    "mfu_causal",
-    "node_devices",
-    "optimal_interval_s",
-    "plan",
-    "predict",
-    "predict_batch",
-    "read_asked",
-    "step_throughput",
-    "tflops_per_device",
-    "timeline",
-    "tokens_per_s_per_device",
-    "training_run",
-    "usable_bytes",
-    "why_not",
-]
+from phaze_fast.planning.evaluator import Placed as Placed
+from phaze_fast.planning.evaluator import PlanEvaluator as PlanEvaluator
+from phaze_fast.planning.evaluator import checked_model as checked_model
+from phaze_fast.planning.layouts import node_devices as node_devices
+from phaze_fast.planning.plan_spec import PlanSpec as PlanSpec
+from phaze_fast.planning.planner import Plans as Plans
+from phaze_fast.planning.planner import WhyNot as WhyNot
+from phaze_fast.planning.planner import plan as plan
+from phaze_fast.planning.planner import read_asked as read_asked
+from phaze_fast.planning.planner import usable_bytes as usable_bytes
+from phaze_fast.planning.planner import why_not as why_not
+from phaze_fast.planning.plans import NOMINAL as NOMINAL
+from phaze_fast.planning.plans import PARTS as PARTS
+from phaze_fast.planning.plans import Plan as Plan
+from phaze_fast.planning.plans import Stage as Stage
+from phaze_fast.planning.prediction import Predictions as Predictions
+from phaze_fast.planning.prediction import predict as predict
+from phaze_fast.planning.prediction import predict_batch as predict_batch
+from phaze_fast.planning.throughput import Throughput as Throughput
+from phaze_fast.planning.throughput import hfu as hfu
+from phaze_fast.planning.throughput import mfu as mfu
+from phaze_fast.planning.throughput import mfu_causal as mfu_causal
+from phaze_fast.planning.throughput import step_throughput as step_throughput
+from phaze_fast.planning.throughput import tflops_per_device as tflops_per_device
+from phaze_fast.planning.throughput import tokens_per_s_per_device as tokens_per_s_per_device
+from phaze_fast.planning.timeline import ScheduledLayer as ScheduledLayer
+from phaze_fast.planning.timeline import Timeline as Timeline
+from phaze_fast.planning.timeline import layer_schedules as layer_schedules
+from phaze_fast.planning.timeline import timeline as timeline
+from phaze_fast.planning.token_budget import Goodput as Goodput
+from phaze_fast.planning.token_budget import TrainingRun as TrainingRun
+from phaze_fast.planning.token_budget import goodput as goodput
+from phaze_fast.planning.token_budget import optimal_interval_s as optimal_interval_s
+from phaze_fast.planning.token_budget import training_run as training_run
+from phaze_fast.planning.training import RECOMPUTE as RECOMPUTE
+from phaze_fast.planning.training import Training as Training

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.errors import InvalidTypeError
 from phaze_fast.hardware import Cluster, cluster_record
-from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, layouts_fit, optimizer
-from phaze_fast.models import Model
+from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
+from phaze_fast.models import Model, load
 from phaze_fast.planning.layouts import LayoutGrid, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
@@ -38,13 +39,28 @@ from phaze_fast.planning.training import (
 )
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.software import fabric_as_run
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.software import Software, fabric_as_run, planned_model
+from phaze_fast.tables import Array
 
 _BROKEN_TIE = "tied, uncut: no partition that fits keeps these layers together"
 _NO_ASSIGNMENT = "memory: no assignment of the layers to the chunks of the schedule fits"
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
+
+
+def checked_model(model: Model | str, software: Software) -> Model:
+    """Return a model, given by itself or by its name, as a software profile plans it.
+
+    Raises
+    ------
+    InvalidTypeError
+        Where it is neither.
+    """
+    known = load(model) if isinstance(model, str) else model
+    if not isinstance(known, Model):
+        raise InvalidTypeError(
+            f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
+        )
+    return planned_model(known, software)
 
 
 @dataclass(frozen=True)
@@ -157,6 +173,8 @@ class PlanEvaluator:
         """Whether some partition of each layout fits, shape (layouts, capacities)."""
         fits = np.zeros((len(self.layouts), len(self.limits_bytes)), dtype=np.uint8)
         if fits.size:
+            from phaze_fast.memory.kernel import layouts_fit  # Numba takes a while to import
+
             layouts_fit(
                 self.layouts, self._strategies, self._kinds, self._order, self._record[0],
                 np.maximum(self.limits_bytes, 0.0), fits,
@@ -221,24 +239,20 @@ class PlanEvaluator:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
-    def top(
-        self, times: KindTimes, top: int, limit: int = 0, threads: int = 1, stop: Any = None
-    ) -> TopPlans:
+    def top(self, times: KindTimes, top: int, threads: int = 1, stop: Any = None) -> TopPlans:
         """Find the fastest plans that differ in more than rank order.
 
         `stop` is called after every wave of layouts; where it returns true, the search ends with
         the plans that are known.
         """
-        records, pool, _, empty, open_s = self.space.top_plans(times, limit, top, threads, stop)
+        records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop)
         tied = self.training.tied or self.training.uncut
         rejected = Counter({_BROKEN_TIE if tied else _NO_ASSIGNMENT: empty}) if empty else Counter()
         return TopPlans(Placed.from_records(records, pool), rejected, open_s)
 
-    def front(
-        self, times: KindTimes, most_s: float = float("inf"), limit: int = 0, threads: int = 1
-    ) -> list[Placed]:
+    def front(self, times: KindTimes, most_s: float, threads: int = 1) -> list[Placed]:
         """Find the Pareto front of time and memory of layouts' fastest plans, up to `most_s`."""
-        return Placed.from_records(*self.space.front(times, limit, most_s, threads)[:2])
+        return Placed.from_records(*self.space.front(times, 0, most_s, threads)[:2])
 
     def best(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1
@@ -290,8 +304,7 @@ class PlanEvaluator:
     def estimate_even(
         self,
         times: KindTimes,
-        recompute: Sequence[str],
-        modes: Array,
+        variants: Array,
         limit_bytes: float,
         free: Sequence[KindTimes] = (),
         threads: int = 1,
@@ -302,10 +315,8 @@ class PlanEvaluator:
         ----------
         times
             One row per strategy.
-        recompute
-            Recompute modes that layouts refer to, such as ``full:3/norms``.
-        modes
-            Position in `recompute` of each layout's mode; -1: the fastest that fits.
+        variants
+            What each layout recomputes, as `recompute_code` writes it; -1: the fastest that fits.
         limit_bytes
             Usable memory of a device.
         free
@@ -314,10 +325,6 @@ class PlanEvaluator:
         threads
             Most threads to use; the answer does not depend on it.
         """
-        table = np.array(
-            [[*(recompute_code(m, s.variant_of) for m in recompute), -1] for s in self.sizes]
-        )
-        variants = table[self.layouts["strategy"], modes].astype(np.int32)
         at = np.arange(len(self.layouts), dtype=np.int64)
         estimates: Array = self.space.estimate_even(times, at, variants, limit_bytes, free, threads)
         return estimates
@@ -468,8 +475,8 @@ class PlanEvaluator:
             sequence_parallel=training.sequence_parallel,
             seq=training.seq or model.seq,
             optimizer=training.optimizer,
-            precision=training.precision.name,
-            software=training.software.name,
+            precision=training.precision.reference,
+            software=training.software.reference,
             reserved_bytes=float(training.reserved_bytes),
             layers_proven=proven,
             time_s=time_s,

@@ -24,10 +24,10 @@ from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
-from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
-from phaze_fast.planning.training import RANK_ORDERS, Training, strategy_of
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.opgraph import CONTEXT_KINDS, Strategy
+from phaze_fast.planning.sizes import strategy_faults
+from phaze_fast.planning.training import RANK_ORDERS, Training
+from phaze_fast.tables import Array
 
 _MOST_STAGES = 256
 _MIN_TOKENS = 8192
@@ -87,7 +87,7 @@ class WidthChoices:
         for tp, (cp, kind), ep, etp, micro_batch in itertools.product(
             self.tp, contexts, self.ep, self.etp, self.micro_batch
         ):
-            yield strategy_of(training, tp, cp, kind, ep, etp, micro_batch)
+            yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
 
 
 def strategies(
@@ -95,7 +95,7 @@ def strategies(
 ) -> Iterator[Strategy]:
     """Yield the strategies that model, cluster and batch allow; count the others by reason."""
     for strategy in WidthChoices.of(model, cluster, training).combinations(training):
-        broken = reasons(model, strategy)
+        broken = strategy_faults(model, strategy, training.software)
         if broken and broken[0].startswith("cp_kind") and "auto" in training.cp_kind:
             continue  # the user did not ask for this kind
         tp, cp, ep = strategy.tp, strategy.cp, strategy.expert_replicas

@@ -5,16 +5,16 @@ The orders, their sources and what is known of their bubbles are in docs/pipelin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest, not_accepted
 from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 
@@ -36,6 +36,19 @@ class PipelineStep:
     """When a device's last pass ends."""
     busy_s: Array
     """Seconds a device is busy."""
+    _arguments: tuple[Any, ...] = field(default=(), repr=False)
+    """What was simulated, as the kernel takes it."""
+
+    @cached_property
+    def passes(self) -> Array:
+        """Every pass with its times, devices one after another and each in its order.
+
+        Records of ``device``, ``kind`` (a position in ``_core.PASS_KINDS``: F, B, I, W, F&B),
+        ``chunk``, ``micro_batch``, ``start_s`` and ``end_s``; InvalidInputError where there are
+        more than about 2^24.
+        """
+        events: Array = _core.pipeline_events(*self._arguments)
+        return events
 
     @property
     def bubble_s(self) -> float:
@@ -105,38 +118,6 @@ def _loads(name: str, value: Any, shape: tuple[int, int] | None) -> Array:
     return np.ascontiguousarray(array)
 
 
-def _step_arguments(
-    schedule: str,
-    forward_s: Any,
-    backward_s: Any,
-    micro_batches: int,
-    weight_grad_s: Any,
-    overlap: float,
-) -> tuple[Any, ...]:
-    """Check the arguments of `play`, and give them as the kernel takes them."""
-    forward = _loads("forward_s", forward_s, None)
-    stages, chunks = forward.shape
-    code = _checked(schedule, stages, micro_batches, chunks)
-    backward = _loads("backward_s", backward_s, (stages, chunks))
-    if weight_grad_s is None and SCHEDULES[code] in _SPLIT:
-        raise InvalidInputError(
-            f"weight_grad_s: None is not accepted; schedule {schedule} runs weight gradients apart"
-        )
-    weight_grad = (
-        np.zeros_like(forward)
-        if weight_grad_s is None
-        else _loads("weight_grad_s", weight_grad_s, (stages, chunks))
-    )
-    if (weight_grad > backward).any():
-        raise InvalidInputError(
-            "weight_grad_s: expected no more than backward_s, of which it is a part"
-        )
-    if not 0.0 <= overlap < np.inf:
-        raise InvalidInputError(f"overlap: {overlap!r} is not accepted; expected zero or more")
-    arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()
-    return (code, stages, chunks, micro_batches, *arrays, overlap)
-
-
 def play(
     schedule: str,
     forward_s: Any,
@@ -154,7 +135,7 @@ def play(
         A name of `phaze_fast.memory.SCHEDULES`.
     forward_s
         Seconds of one micro-batch's forward pass, shape (devices,) or (devices, chunks), receiving
-        its input included. Chunks are those of `chain_positions`.
+        its input included. Chunks are numbered in the order of the model (docs/pipelines.md).
     backward_s
         The same of the whole backward pass: weight gradient and recomputation included.
     micro_batches
@@ -177,47 +158,31 @@ def play(
     (15.0, 3.0)
     >>> play("zb-h1", [1.0] * 4, [2.0] * 4, 8, weight_grad_s=[1.0] * 4).step_s
     27.0
-    """
-    arguments = _step_arguments(
-        schedule, forward_s, backward_s, micro_batches, weight_grad_s, overlap
-    )
-    return PipelineStep(*_core.pipeline_step(*(*arguments, False)))
-
-
-def passes(
-    schedule: str,
-    forward_s: Any,
-    backward_s: Any,
-    micro_batches: int,
-    *,
-    weight_grad_s: Any = None,
-    overlap: float = 1.0,
-) -> Array:
-    """List every pass of one step with its times; the parameters are those of `play`.
-
-    Returns
-    -------
-    numpy.ndarray
-        Records of ``device``, ``kind`` (a position in ``_core.PASS_KINDS``: F, B, I, W, F&B),
-        ``chunk``, ``micro_batch``, ``start_s`` and ``end_s``; devices one after another, each in
-        its order.
-
-    Raises
-    ------
-    InvalidInputError
-        Also where there are more than about 2^24 passes.
-
-    Examples
-    --------
-    >>> events = passes("1f1b", [1.0, 1.0], [2.0, 2.0], micro_batches=4)
-    >>> len(events), float(events["end_s"].max())
+    >>> len(step.passes), float(step.passes["end_s"].max())
     (16, 15.0)
     """
-    arguments = _step_arguments(
-        schedule, forward_s, backward_s, micro_batches, weight_grad_s, overlap
+    forward = _loads("forward_s", forward_s, None)
+    stages, chunks = forward.shape
+    code = _checked(schedule, stages, micro_batches, chunks)
+    backward = _loads("backward_s", backward_s, (stages, chunks))
+    if weight_grad_s is None and SCHEDULES[code] in _SPLIT:
+        raise InvalidInputError(
+            f"weight_grad_s: None is not accepted; schedule {schedule} runs weight gradients apart"
+        )
+    weight_grad = (
+        np.zeros_like(forward)
+        if weight_grad_s is None
+        else _loads("weight_grad_s", weight_grad_s, (stages, chunks))
     )
-    events: Array = _core.pipeline_events(*arguments)
-    return events
+    if (weight_grad > backward).any():
+        raise InvalidInputError(
+            "weight_grad_s: expected no more than backward_s, of which it is a part"
+        )
+    if not 0.0 <= overlap < np.inf:
+        raise not_accepted("overlap", overlap, "zero or more")
+    arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()
+    arguments = (code, stages, chunks, micro_batches, *arrays, overlap)
+    return PipelineStep(*_core.pipeline_step(*arguments, False), _arguments=arguments)
 
 
 def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None = None) -> Array:
@@ -263,21 +228,7 @@ def peak_activations(
     stages, chunks = sizes.shape
     code = _checked(schedule, stages, micro_batches, chunks)
     if not 0.0 <= kept_for_weight_grad <= 1.0:
-        raise InvalidInputError(
-            f"kept_for_weight_grad: {kept_for_weight_grad!r} is not accepted; expected 0 to 1"
-        )
+        raise not_accepted("kept_for_weight_grad", kept_for_weight_grad, "0 to 1")
     return _core.pipeline_peak(
         code, stages, chunks, micro_batches, sizes.ravel(), kept_for_weight_grad
     )
-
-
-def chain_positions(schedule: str, stages: int, chunks: int) -> Array:
-    """Return the position of each chunk in the model's chain of stages, shape (devices, chunks).
-
-    Examples
-    --------
-    >>> chain_positions("zb-v", 3, 2).tolist()
-    [[0, 5], [1, 4], [2, 3]]
-    """
-    code = schedule_code(schedule)
-    return _core.pipeline_chain(code, stages, chunks).reshape(stages, chunks)

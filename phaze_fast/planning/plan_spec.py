@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -18,22 +18,13 @@ from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.training import (
     RANK_ORDERS,
     RECOMPUTE,
+    TrainingStep,
     check_recompute_count,
     check_stage_recompute,
     modes_in,
-    strategy_of,
 )
-from phaze_fast.records import Bytes, Count, Record
-from phaze_fast.software import (
-    BF16,
-    DEFAULT,
-    PrecisionOrName,
-    SoftwareOrName,
-    load_precision,
-    load_software,
-)
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.records import Count, Record
+from phaze_fast.tables import Array
 
 
 def _nearest_counts(value: int, accepted: Sequence[int]) -> str:
@@ -43,7 +34,7 @@ def _nearest_counts(value: int, accepted: Sequence[int]) -> str:
     return " or ".join(map(str, [*below, *above]))
 
 
-class PlanSpec(Record):
+class PlanSpec(TrainingStep):
     """A parallel plan as a user gives it.
 
     Examples
@@ -53,8 +44,6 @@ class PlanSpec(Record):
     """
 
     what: ClassVar[str] = "plan"
-    global_batch: Count
-    """Sequences of one step, over all replicas."""
     tp: Count = 1
     """Tensor-parallel width."""
     pp: Count = 1
@@ -70,10 +59,6 @@ class PlanSpec(Record):
     """Expert-parallel width; a part of the replicas."""
     etp: Count | None = None
     """Devices that share the matrices of each expert, a divisor of `tp`; by default as many."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
-    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Share of the seconds of expert-parallel exchanges that other work hides."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Count | None = None
@@ -95,20 +80,6 @@ class PlanSpec(Record):
     default blocks are divided evenly."""
     rank_order: Literal["replicas-inside", "stages-inside"] = "replicas-inside"
     """Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
-    sequence_parallel: bool = True
-    """Whether tensor-parallel devices share the rows of norms and residuals."""
-    seq: Count | None = None
-    """Tokens of a sequence; by default the model's."""
-    optimizer: str = "adam"
-    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
-    `phaze_fast.memory.OPTIMIZERS`."""
-    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
-    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
-    mxfp8, nvfp4, int8."""
-    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
-    """What runs the step: a profile, by name or as a file."""
-    reserved_bytes: Bytes = 3 * 2**29
-    """Memory of each device that is not available to the model."""
     idle: bool = False
     """Whether devices of the cluster may stay idle."""
 
@@ -130,7 +101,7 @@ class PlanSpec(Record):
     def strategy(self) -> Strategy:
         """How a layer is split over devices."""
         widths = (self.tp, self.cp, self.cp_kind, self.ep, self.etp, self.micro_batch)
-        return strategy_of(self, *widths)
+        return self.strategy_of(*widths)
 
     @property
     def micro_batches(self) -> int:
@@ -238,29 +209,73 @@ class PlanSpec(Record):
 
     @classmethod
     def _of_plan(cls, data: Mapping[str, Any]) -> PlanSpec:
-        names = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp")
-        fields = {name: data[name] for name in (*names, "rank_order")}
+        """Read a plan in full: what it computed is dropped, what it decided is checked."""
+        missing = [name for name in _DECIDED if name not in data]
+        if missing:
+            raise InvalidInputError(f"{missing[0]}: is missing and has no default")
+        stored = _StoredPlan.from_dict({k: data[k] for k in _StoredPlan.model_fields if k in data})
+        names = [name for name in cls.model_fields if name not in ("global_batch", "stages")]
+        fields = {name: data[name] for name in names if data.get(name) is not None}
+        fields |= {name: data[name] for name in _DECIDED if name in cls.model_fields}
         fields["idle"] = True
-        fields["global_batch"] = data["dp"] * data["micro_batch"] * data["micro_batches"]
-        later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap", "precision")
-        for name in (*later, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
-            if data.get(name) is not None:
-                fields[name] = data[name]
-        if "stages" in data:
-            fields["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
-            code = SCHEDULES.index(str(data["schedule"]))
-            fields["stages"] = _chunk_sizes(data["stages"], code, int(data["vpp"]))
-        else:
-            fields["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
-        return cls(**fields)
+        fields["global_batch"] = stored.dp * stored.micro_batch * stored.micro_batches
+        if stored.stages:
+            fields["recompute"] = tuple(stage.recompute for stage in stored.stages)
+            fields["stages"] = stored.chunk_sizes()
+        elif fields.get("recompute") == "mixed":
+            fields["recompute"] = "auto"
+        return cls.from_dict(fields)
 
 
-def _chunk_sizes(stages: Sequence[Mapping[str, Any]], schedule: int, vpp: int) -> tuple[int, ...]:
-    """Layers of each chunk, in the order of the model."""
-    chain = _core.pipeline_chain(schedule, len(stages), vpp).tolist()
-    chunks = [int(n) for stage in stages for n in stage["chunks"]]
-    if len(chunks) != len(chain):
-        raise InvalidInputError(
-            f"stages: {len(chunks)} chunks are not accepted; expected {len(stages)} stages x {vpp}"
-        )
-    return tuple(chunks[chain.index(place)] for place in range(max(chain) + 1))
+_DECIDED = (
+    *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "micro_batches", "schedule", "vpp"),
+    *("rank_order", "recompute"),
+)
+"""Fields that every plan in full has, as `Plan.to_dict` writes them."""
+
+
+class _StoredStage(Record):
+    """What a stage of a plan in full decides; the figures of the stage are not read."""
+
+    what: ClassVar[str] = "stage"
+    chunks: tuple[Count, ...]
+    recompute: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_figures(cls, data: Any) -> Any:
+        kept = ("chunks", "recompute")
+        return {k: data[k] for k in kept if k in data} if isinstance(data, Mapping) else data
+
+
+class _StoredPlan(Record):
+    """Fields of a plan in full from which the batch and the sizes of stages follow."""
+
+    what: ClassVar[str] = "plan"
+    dp: Count
+    micro_batch: Count
+    micro_batches: Count
+    pp: Count
+    vpp: Count
+    schedule: ScheduleName
+    stages: tuple[_StoredStage, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_chunks(self.schedule, self.vpp)
+        return self
+
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """Return the layers of each chunk, in the order of the model."""
+        if len(self.stages) != self.pp:
+            raise InvalidInputError(
+                f"stages: {len(self.stages)} entries are not accepted; expected pp = {self.pp}"
+            )
+        chain = _core.pipeline_chain(SCHEDULES.index(self.schedule), self.pp, self.vpp).tolist()
+        chunks = [size for stage in self.stages for size in stage.chunks]
+        if len(chunks) != len(chain):
+            raise InvalidInputError(
+                f"stages: {len(chunks)} chunks are not accepted; expected {self.pp} stages x "
+                f"{self.vpp}"
+            )
+        return tuple(chunks[chain.index(place)] for place in range(max(chain) + 1))

@@ -12,15 +12,14 @@ import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
-from phaze_fast.models import Model, load
-from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans
+from phaze_fast.models import Model
+from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.planning.plans import PARTS, Plan
 from phaze_fast.planning.times import memory_of, times_on_chip
 from phaze_fast.planning.training import Training
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.software import planned_model
 from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
@@ -229,15 +228,13 @@ def plan(
     >>> plan("llama2-7b", cluster, step).best.devices
     8
     """
-    model = load(model) if isinstance(model, str) else model
-    if not isinstance(model, Model) or not isinstance(training, Training):
+    if not isinstance(training, Training):
         raise InvalidTypeError(
-            f"model, training: {type(model).__name__} and {type(training).__name__} are not "
-            "accepted; expected a TransformerModel (models.load) and a Training"
+            f"training: {type(training).__name__} is not accepted; expected a Training"
         )
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
-    model = planned_model(model, training.software)
+    model = checked_model(model, training.software)
     workers = thread_count(threads)
     evaluator = _evaluator(model, cluster, training)
     if not evaluator.fits.any() and "zero" not in training.model_fields_set:

@@ -19,7 +19,7 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.memory import TERMS
 from phaze_fast.planning.layouts import node_devices
 from phaze_fast.records import FrozenDict
-from phaze_fast.software import load_precision
+from phaze_fast.software import Precision, Software, load_precision
 from phaze_fast.units import format_bytes, format_time
 
 PARTS = (
@@ -144,10 +144,10 @@ class Plan:
     """Tokens of a sequence."""
     optimizer: str
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
-    precision: str
-    """Number format of the blocks' products, by name."""
-    software: str
-    """Profile of what runs the step, by name."""
+    precision: str | Mapping[str, Any]
+    """Number format of the blocks' products: a preset's name, or all fields of another."""
+    software: str | Mapping[str, Any]
+    """Profile of what runs the step: a preset's name, or all fields of another."""
     reserved_bytes: float
     """Memory of each device that is not available to the model."""
     layers_proven: bool
@@ -271,6 +271,9 @@ class Plan:
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
             values["stages"] = tuple(Stage.from_dict(stage) for stage in data["stages"])
+            for name, kind in (("software", Software), ("precision", Precision)):
+                if isinstance(values[name], Mapping):
+                    values[name] = kind.from_dict(values[name]).reference
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInputError(f"plan: not what `to_dict` writes: {error!r}") from None
         return cls(**values)
@@ -342,7 +345,11 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Yield the groups that a plan on a cluster belongs to, the most similar first."""
     kind = plan_kind(plan.tp, plan.pp, plan.cp, plan.zero, plan.devices)
     chip = "" if cluster.chip is None else cluster.chip.name
-    precision, software = load_precision(plan.precision), plan.software
+    written = plan.precision
+    precision = (
+        load_precision(written) if isinstance(written, str) else Precision.from_dict(written)
+    )
+    software = plan.software if isinstance(plan.software, str) else plan.software["name"]
     if precision.low:  # a group of its own, except among all runs
         software = f"{software} in {precision.format}"
     if plan.ep > 1:

@@ -14,39 +14,27 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULE_CODES
-from phaze_fast.models import Model, load
-from phaze_fast.opgraph import CONTEXT_KINDS, reasons
-from phaze_fast.planning.evaluator import Placed, PlanEvaluator
+from phaze_fast.models import Model
+from phaze_fast.opgraph import CONTEXT_KINDS
+from phaze_fast.planning.evaluator import Placed, PlanEvaluator, checked_model
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
-from phaze_fast.planning.sizes import StrategySizes, strategy_sizes
+from phaze_fast.planning.sizes import StrategySizes, strategy_faults, strategy_sizes
 from phaze_fast.planning.times import KindTimes, free_times_on_chip, memory_of
 from phaze_fast.planning.training import (
     RANK_ORDERS,
     RECOMPUTE,
     Training,
+    TrainingStep,
     check_stage_recompute,
     modes_in,
     recompute_code,
-    strategy_of,
 )
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.software import Software, planned_model
-from phaze_fast.tables import Table
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 
-Array = np.ndarray[Any, Any]
-
 # ---- one plan ----
-
-
-def _checked_model(model: Model | str, software: Software) -> Model:
-    known = load(model) if isinstance(model, str) else model
-    if not isinstance(known, Model):
-        raise InvalidTypeError(
-            f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
-        )
-    return planned_model(known, software)
 
 
 @lru_cache(maxsize=256)
@@ -58,18 +46,10 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
             f"not accepted; expected the cluster's {cluster.devices} devices"
         )
     strategy = spec.strategy
-    broken = reasons(model, strategy)
+    broken = strategy_faults(model, strategy, spec.software)
     if broken:
         raise InvalidInputError(f"{model.name}: {broken[0]}")
-    training = Training(
-        global_batch=spec.global_batch,
-        seq=spec.seq,
-        optimizer=spec.optimizer,
-        sequence_parallel=spec.sequence_parallel,
-        reserved_bytes=spec.reserved_bytes,
-        software=spec.software,
-        precision=spec.precision,
-    )
+    training = Training(**{name: getattr(spec, name) for name in TrainingStep.model_fields})
     stages_inside = spec.rank_order == "stages-inside"
     stride = _expert_stride(strategy.tp, strategy.cp, spec.ep, spec.pp if stages_inside else 1)
     sizes = strategy_sizes(model, strategy, spec.modes, stride, spec.software, spec.precision)
@@ -158,7 +138,7 @@ def evaluated(
 ) -> tuple[PlanEvaluator, KindTimes, Placed]:
     """Return the evaluator, layer times and partition of one plan; see `predict`."""
     spec = PlanSpec.of(plan)
-    known = _checked_model(model, spec.software)
+    known = checked_model(model, spec.software)
     memory_of(cluster.chip)
     evaluator = _evaluator(known, cluster, spec)
     times = evaluator.times(cluster, cache)
@@ -278,9 +258,9 @@ def predict_batch(
     >>> predictions.status.tolist()
     [0, 0, 0, 3]
     """
-    known = _checked_model(model, training.software)
+    known = checked_model(model, training.software)
     workers = thread_count(threads)
-    texts, mode = _recompute_texts(recompute)
+    texts, text_of = _recompute_texts(recompute)
     columns = {
         "tp": _whole("tp", tp, 1),
         "pp": _whole("pp", pp, 1),
@@ -293,7 +273,7 @@ def predict_batch(
         "shard": _whole("shard", shard, 0),
         "cp_kind": _coded("cp_kind", cp_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
         "etp": _whole("etp", etp, 0),
-        "recompute": mode,
+        "recompute": text_of,
         "schedule": _coded("schedule", schedule, SCHEDULE_CODES),
         "rank_order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
     }
@@ -308,9 +288,7 @@ def predict_batch(
     for name in widths.dtype.names or ():
         widths[name] = rows[name]
     status = _core.check_widths(widths, cluster.devices, training.global_batch)
-    auto = RECOMPUTE if "auto" in texts[:1] else ()
-    modes = tuple(dict.fromkeys([*auto, *modes_in(texts[1:])])) or ("none",)
-    sizes, strategy = _strategies(known, training, modes, rows, status)
+    sizes, variants, strategy = _strategies(known, training, texts, rows, status)
     estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)
     estimates["time_s"], estimates["status"] = np.nan, status
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
@@ -326,8 +304,7 @@ def predict_batch(
         evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
         estimates[at] = evaluator.estimate_even(
             evaluator.times(cluster, threads=workers),
-            texts[1:],
-            legal["recompute"],
+            variants[strategy[at]],
             max(limit_bytes, 0.0),
             free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
             workers,
@@ -338,16 +315,19 @@ def predict_batch(
 def _strategies(
     model: Model,
     training: Training,
-    modes: tuple[str, ...],
+    texts: Sequence[str],
     rows: Mapping[str, Array],
     status: Array,
-) -> tuple[list[StrategySizes], Array]:
+) -> tuple[list[StrategySizes], Array, Array]:
     """Size every strategy of the legal rows; mark rows in `status` that the model does not allow.
+
+    What rows recompute is a part of their strategy: another row's modes are none of their choices.
 
     Returns
     -------
-    sizes, strategy
-        The strategies, and the position of each row's among them.
+    sizes, variants, strategy
+        The strategies, the code of what each recomputes (-1: the fastest that fits), and the
+        position of each row's strategy.
     """
     at = np.flatnonzero(status == 0)
     stages_inside = np.where((rows["rank_order"] == 1) & (rows["ep"] > 1), rows["pp"], 1)
@@ -358,23 +338,28 @@ def _strategies(
         stages_inside,
         kind,
         etp,
+        rows["recompute"],
     )
     kinds, which = _distinct([column[at] for column in columns])
     sizes: list[StrategySizes] = []
+    variants: list[int] = []
     number = np.full(len(kinds), -1)
-    for k, (tp, cp, ep, micro_batch, inside, kind_code, own) in enumerate(kinds.tolist()):
-        strategy = strategy_of(
-            training, tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
+    for k, (tp, cp, ep, micro_batch, inside, kind_code, own, text) in enumerate(kinds.tolist()):
+        strategy = training.strategy_of(
+            tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
         )
-        if not reasons(model, strategy):
+        if not strategy_faults(model, strategy, training.software):
             number[k] = len(sizes)
             stride = _expert_stride(tp, cp, ep, inside)
             runs = (training.software, training.precision)
+            auto = texts[text] == "auto"
+            modes = RECOMPUTE if auto else modes_in([texts[text]])
             sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
+            variants.append(-1 if auto else recompute_code(texts[text], sizes[-1].variant_of))
     position: Array = np.full(len(status), -1)
     position[at] = number[which]
     status[at[number[which] < 0]] = _core.PlanStatus.BAD_STRATEGY
-    return sizes, position
+    return sizes, np.array(variants, dtype=np.int32), position
 
 
 def _predictions(estimates: Array, limit_bytes: float) -> Predictions:
@@ -415,24 +400,15 @@ def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
 
 
 def _recompute_texts(recompute: Any) -> tuple[list[str], Array]:
-    """List what plans recompute, each text once, and the position of each plan's; -1 for auto.
-
-    The first text is ``auto`` where some plan has that, else empty; positions do not count it.
-    """
+    """List what plans recompute, each text once, and the position of each plan's."""
     words = np.asarray(recompute)
     if words.dtype.kind not in "UO":
         raise InvalidTypeError(f"recompute: dtype {words.dtype} is not accepted; expected words")
-    named = [w for w in np.unique(words.astype(str)).tolist() if w != "auto"]
-    for word in named:
-        check_stage_recompute(word)
-    codes = _coded("recompute", words, {"auto": -1, **{w: k for k, w in enumerate(named)}})
-    texts = ["auto" if (codes == -1).any() else "", *named]
-    if len({*modes_in(named), *(RECOMPUTE if texts[0] else ())}) > _core.MAX_VARIANTS:
-        raise InvalidInputError(
-            f"recompute: {', '.join(texts)} are too many modes for one call; expected "
-            f"{_core.MAX_VARIANTS} or fewer, of which auto takes {len(RECOMPUTE)}"
-        )
-    return texts, codes
+    texts, text_of = np.unique(words.astype(str), return_inverse=True)
+    for text in texts.tolist():
+        if text != "auto":
+            check_stage_recompute(text)
+    return texts.tolist(), text_of.reshape(words.shape)
 
 
 def _whole(name: str, values: Any, least: int) -> Array:

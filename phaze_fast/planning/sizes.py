@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from phaze_fast.opgraph import (
     OpGraph,
     Strategy,
     layer_graph,
+    reasons,
 )
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import (
@@ -33,8 +33,7 @@ from phaze_fast.software import (
     load_software,
     model_as_run,
 )
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _UNHIDDEN_BYTES = 1e15
 """A bucket that holds all gradients: none are synchronised before the backward pass ends."""
@@ -93,6 +92,11 @@ class StrategySizes:
     def inner(self) -> int:
         """Devices that hold one stage of one replica."""
         return self.strategy.tp * self.strategy.cp
+
+    @property
+    def rank_stride(self) -> int | None:
+        """Ranks between neighbours of an expert-parallel group; none without expert parallelism."""
+        return self.expert_stride if self.strategy.ep > 1 else None
 
     @property
     def hidden(self) -> Mapping[str, float]:
@@ -166,6 +170,26 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
     return kinds
 
 
+_layer_graph = lru_cache(maxsize=512)(layer_graph)
+"""Graphs of strategies; those that differ in what they recompute alone share one."""
+
+
+def strategy_faults(model: Model, strategy: Strategy, software: Software) -> list[str]:
+    """Return the rules that a strategy breaks for a model as the software runs it, in words.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> ring = Strategy(cp=2, cp_kind="ring")
+    >>> [
+    ...     len(strategy_faults(models.load("gpt2"), ring, load_software(name)))
+    ...     for name in ("megatron-core", "deepspeed")
+    ... ]
+    [0, 1]
+    """
+    return reasons(model_as_run(model, software, strategy.tp), strategy)
+
+
 @lru_cache(maxsize=512)
 def strategy_sizes(
     model: Model,
@@ -193,7 +217,7 @@ def strategy_sizes(
     used = load_software(DEFAULT) if software is None else software
     model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
-    graph = layer_graph(model, strategy, precision=formats)
+    graph = _layer_graph(model, strategy, precision=formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tp, "context": s.cp}

@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.models import Model, ModelFlops, model_flops
 
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
         if not 0.0 < value < float("inf"):
-            raise InvalidInputError(
-                f"{name}: {value!r} is not accepted; expected a number greater than 0"
-            )
+            raise not_accepted(name, value, "a number greater than 0")
 
 
 def mfu(flops: ModelFlops, time_s: float, devices: int, peak_flops: float) -> float:
@@ -90,9 +88,7 @@ def hfu(hardware_flops: float, time_s: float, devices: int, peak_flops: float) -
     """
     _positive(time_s=time_s, devices=devices, peak_flops=peak_flops)
     if not 0.0 <= hardware_flops < float("inf"):
-        raise InvalidInputError(
-            f"hardware_flops: {hardware_flops!r} is not accepted; expected a number of at least 0"
-        )
+        raise not_accepted("hardware_flops", hardware_flops, "a number of at least 0")
     return hardware_flops / (time_s * devices * peak_flops)
 
 

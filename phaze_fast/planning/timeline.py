@@ -16,8 +16,7 @@ from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.times import MAX_NODES, priced
 from phaze_fast.schedule import LayerSchedule, ScheduleCache, schedule_layers
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _FORWARD, _BACKWARD, _WEIGHT_GRAD, _PAIR = map(_core.PASS_KINDS.index, ("F", "B", "W", "F&B"))
 _CORES = ("tensor", "vector", "network")
@@ -129,7 +128,9 @@ class ScheduledLayer:
         """Convert to plain data: seconds, cores by kind, operators in order of start."""
         schedule, layer = self.schedule, self.schedule.instance
         cores = zip(_CORES, layer.cores, strict=True)
-        rows = zip(layer.names, schedule.starts, schedule.durations, schedule.held, strict=True)
+        rows = zip(
+            layer.names, schedule.starts, schedule.durations, schedule.cores_used, strict=True
+        )
         return {
             "kind": self.kind,
             "way": self.way,

@@ -21,8 +21,7 @@ from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 MAX_NODES = 20_000
 """Nodes of the search for one layer's schedule."""
@@ -167,7 +166,7 @@ class KindTimes:
         return KindTimes(*(np.ascontiguousarray(getattr(self, f.name)[rows]) for f in fields(self)))
 
     @classmethod
-    def joined(cls, parts: Sequence[KindTimes]) -> KindTimes:
+    def concatenated(cls, parts: Sequence[KindTimes]) -> KindTimes:
         """Concatenate the rows of several; missing variants are zeros."""
         if len(parts) == 1:
             return parts[0]
@@ -304,6 +303,42 @@ def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes,
     return {}
 
 
+def operator_costs(
+    sizes: Sequence[StrategySizes],
+    chips: Accelerator | Array,
+    cluster: Cluster,
+    threads: int,
+    like: Accelerator | None = None,
+) -> Costs:
+    """Price the operators of strategies on chips, as their software runs them.
+
+    Parameters
+    ----------
+    sizes
+        Strategies with one software profile, one overlap of expert exchanges, and one rank stride
+        of expert groups; a graph that several of them share is priced once.
+    chips
+        A chip, or records of chips.
+    cluster
+        The fabric of collectives.
+    threads
+        Most threads to use; the answer does not depend on it.
+    like
+        For records: the chip whose tuning, launch latency and formats they share.
+    """
+    first, graphs = sizes[0], list({id(s.graph): s.graph for s in sizes}.values())
+    chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, first.software)
+    as_run = None if like is None else chip_as_run(like, first.software)
+    stride = first.rank_stride
+    costs = estimate_costs(
+        graphs, chip, cluster, threads=threads, like=as_run, expert_stride=stride
+    )
+    costs = costs.with_contention(first.software.contention)
+    for group, share in first.hidden.items():
+        costs = costs.without((group,), share)
+    return costs
+
+
 def priced(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
@@ -312,7 +347,7 @@ def priced(
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
     """Estimate operator costs of the strategies that are not known yet.
 
-    Strategies with the same rank stride of expert groups are estimated in one call. The rate of the
+    Those that `operator_costs` takes together are estimated in one call. The rate of the
     optimiser's state is 1: `_streaming` sets it.
     """
     chip = cluster.chip
@@ -324,15 +359,10 @@ def priced(
     alike: dict[tuple[int | None, Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
-            stride = s.expert_stride if s.strategy.ep > 1 else None
-            alike.setdefault((stride, s.software, s.strategy.expert_overlap), []).append(s)
-    for (stride, software, _), some in alike.items():
-        graphs, run = [s.graph for s in some], chip_as_run(chip, software)
-        costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
-        costs = costs.with_contention(software.contention)
-        for group, share in some[0].hidden.items():
-            costs = costs.without((group,), share)
-        yield some, costs, np.ones(1)
+            key = (s.rank_stride, s.software, s.strategy.expert_overlap)
+            alike.setdefault(key, []).append(s)
+    for some in alike.values():
+        yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 
 
 def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:
@@ -353,11 +383,13 @@ def _scheduled(
 ) -> list[KindTimes]:
     """Schedule the layers of strategies whose operator costs are known."""
     layers = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
-    times, first = [], 0
+    first_of: dict[int, int] = {}
+    first = 0
     for s in sizes:
-        times.append(KindTimes.of(s, costs, layers.makespan_s, layers.proven, rate, first, hosted))
-        first += 2 * len(s.graph.layers)
-    return times
+        if id(s.graph) not in first_of:
+            first_of[id(s.graph)], first = first, first + 2 * len(s.graph.layers)
+    schedules = (layers.makespan_s, layers.proven)
+    return [KindTimes.of(s, costs, *schedules, rate, first_of[id(s.graph)], hosted) for s in sizes]
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
@@ -372,7 +404,6 @@ def free_times(
     costs: Costs,
     rate: Array,
     base: Sequence[KindTimes],
-    cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> list[tuple[KindTimes, ...]]:
     """Return times of strategies with some communication, and then the host, free: level by level.
@@ -389,8 +420,6 @@ def free_times(
         Bytes per second of the chips' memory.
     base
         Times of the strategies with nothing free.
-    cache
-        Cache of layer schedules.
     threads
         Most threads to use; the answer does not depend on it.
     """
@@ -398,7 +427,7 @@ def free_times(
     levels: list[list[KindTimes]] = [list(base)]
 
     def add(hosted: bool) -> None:
-        times = _scheduled(sizes, costs.without(free), rate, cache, threads, hosted)
+        times = _scheduled(sizes, costs.without(free), rate, None, threads, hosted)
         levels.append([_no_longer(*pair) for pair in zip(times, levels[-1], strict=True)])
 
     for free in FREE_LEVELS:
@@ -427,26 +456,25 @@ def times_on_chip(
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return _streaming(KindTimes.joined([known[s] for s in sizes]), cluster, optimizer)
+    return _streaming(KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
 
 
 def free_times_on_chip(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
     optimizer: Optimizer,
-    cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
     """Return times of strategies on a cluster's chip by level of `free_times`, one row each."""
-    times_on_chip(sizes, cluster, optimizer, cache, threads)
+    times_on_chip(sizes, cluster, optimizer, threads=threads)
     known, timed = _known_free_times(cluster), _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         base = [timed[s] for s in some]
-        known.update(zip(some, free_times(some, costs, rate, base, cache, threads), strict=True))
+        known.update(zip(some, free_times(some, costs, rate, base, threads), strict=True))
     rows = [known[s] for s in sizes]
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        level = levels[-1] if same else KindTimes.joined([row[n] for row in rows])
+        level = levels[-1] if same else KindTimes.concatenated([row[n] for row in rows])
         levels.append(level if same else _streaming(level, cluster, optimizer))
     return tuple(levels)

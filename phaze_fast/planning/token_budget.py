@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 
 _DAY_S = 86400.0
 _KWH_J = 3.6e6
@@ -21,9 +21,7 @@ def _check(least: float, **values: float | None) -> None:
     """Raise where a value is not a finite number of at least `least`."""
     for name, value in values.items():
         if value is not None and not (least <= value < math.inf):
-            raise InvalidInputError(
-                f"{name}: {value!r} is not accepted; expected a number of at least {least:g}"
-            )
+            raise not_accepted(name, value, f"a number of at least {least:g}")
 
 
 # ---- goodput ----
@@ -71,9 +69,7 @@ def optimal_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
     """
     _check(0.0, checkpoint_s=checkpoint_s)
     if not mtbf_s > 0.0:
-        raise InvalidInputError(
-            f"mtbf_s: {mtbf_s!r} is not accepted; expected a number greater than 0"
-        )
+        raise not_accepted("mtbf_s", mtbf_s, "a number greater than 0")
     if mtbf_s == math.inf:
         return math.inf
     target = checkpoint_s / mtbf_s
@@ -144,9 +140,7 @@ def goodput(
     mtbf = _DAY_S / per_day if per_day > 0.0 else math.inf
     work = optimal_interval_s(checkpoint_s, mtbf) if interval_s is None else interval_s
     if work == 0.0 and checkpoint_s > 0.0:
-        raise InvalidInputError(
-            f"interval_s: {interval_s!r} is not accepted; expected more than 0 seconds of work"
-        )
+        raise not_accepted("interval_s", interval_s, "more than 0 seconds of work")
     useful = _useful(work, checkpoint_s, restart_s, mtbf)
     writing = 0.0 if work in (0.0, math.inf) else useful * checkpoint_s / work
     lost = max(0.0, 1.0 - useful - writing)
@@ -257,11 +251,9 @@ def training_run(
     _check(0.0, step_j=step_j, usd_per_device_hour=usd_per_device_hour, usd_per_kwh=usd_per_kwh)
     _check(0.0, power_w=power_w)
     if not 0.0 < step_s < math.inf:
-        raise InvalidInputError(f"step_s: {step_s!r} is not accepted; expected more than 0 seconds")
+        raise not_accepted("step_s", step_s, "more than 0 seconds")
     if not 0.0 < goodput <= 1.0:
-        raise InvalidInputError(
-            f"goodput: {goodput!r} is not accepted; expected more than 0, at most 1"
-        )
+        raise not_accepted("goodput", goodput, "more than 0, at most 1")
     steps = math.ceil(tokens / tokens_per_step)
     seconds = steps * step_s / goodput
     hours = devices * seconds / 3600.0

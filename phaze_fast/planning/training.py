@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from phaze_fast import _core
-from phaze_fast.memory import OPTIMIZERS, ScheduleName
-from phaze_fast.opgraph import Strategy, check_recompute
-from phaze_fast.records import Bytes, Count, Record
+from phaze_fast.errors import not_accepted
+from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName
+from phaze_fast.opgraph import (
+    CONTEXT_KINDS,
+    Strategy,
+    canonical_recompute,
+    recompute_order,
+)
+from phaze_fast.records import Bytes, Count, Record, Several
 from phaze_fast.software import (
     BF16,
     DEFAULT,
@@ -49,7 +55,7 @@ def split_recompute(text: str) -> tuple[str, str, int]:
     more, colon, count = first.partition(":")
     if not colon:
         if rest:
-            raise ValueError(f"recompute: {text!r} is not accepted; expected MODE or MODE:N/MODE")
+            raise not_accepted("recompute", text, "MODE or MODE:N/MODE")
         return more, more, 0
     if not count.isdecimal() or len(count) > 6 or int(count) < 1:
         raise ValueError(
@@ -68,7 +74,7 @@ def check_stage_recompute(text: str) -> None:
     """
     rest, more, _ = split_recompute(text)
     for mode in (rest, more):
-        check_recompute(mode)
+        canonical_recompute(mode)
 
 
 def check_recompute_count(modes: Sequence[str]) -> None:
@@ -87,15 +93,15 @@ def check_recompute_count(modes: Sequence[str]) -> None:
 
 
 def modes_in(texts: Sequence[str]) -> tuple[str, ...]:
-    """List the modes that some texts name, each once, in order.
+    """List the modes that some texts name, each once, least first.
 
     Examples
     --------
     >>> modes_in(["full:3/norms", "none"])
-    ('norms', 'full', 'none')
+    ('none', 'norms', 'full')
     """
-    named = [mode for text in texts for mode in split_recompute(text)[:2]]
-    return tuple(dict.fromkeys(named))
+    named = {mode for text in texts for mode in split_recompute(text)[:2]}
+    return tuple(sorted(named, key=recompute_order))
 
 
 def recompute_code(text: str, variant_of: Mapping[str, int]) -> int:
@@ -126,24 +132,77 @@ def recompute_text(code: int, variants: Sequence[str]) -> str:
 # ---- the step ----
 
 
-def _several(value: Any) -> Any:
-    """Accept one value in place of several; drop duplicates."""
-    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else (value,)
-
-
-def _counts_or_words(value: Any) -> Any:
-    """Accept counts, also written as text, and words."""
-    words = _several(value)
+def _counts_in_words(value: Any) -> Any:
+    """Accept counts written as text, among words."""
+    words = value if isinstance(value, list | tuple) else (value,)
     return tuple(int(w) if isinstance(w, str) and w.isdecimal() else w for w in words)
 
 
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
+def _shard_order(value: int | str) -> tuple[bool, int | str]:
+    return isinstance(value, str), value
 
 
-class Training(Record):
+Counts = Annotated[tuple[Count, ...], Several()]
+
+
+class TrainingStep(Record):
+    """One training step: what every plan of it has in common."""
+
+    global_batch: Count
+    """Sequences of one step, over all replicas."""
+    seq: Count | None = None
+    """Tokens of a sequence; by default the model's."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel devices share the rows of norms and residuals."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
+    optimizer: str = "adam"
+    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
+    `phaze_fast.memory.OPTIMIZERS`."""
+    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
+    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
+    mxfp8, nvfp4, int8."""
+    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
+    """What runs the step: a profile, by name or as a file."""
+    reserved_bytes: Bytes = 3 * 2**29
+    """Memory of each device that the model cannot use: driver, libraries, their buffers."""
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> Self:
+        if self.optimizer not in OPTIMIZERS:
+            raise not_accepted("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
+        return self
+
+    def strategy_of(
+        self, tp: int, cp: int, cp_kind: Any, ep: int, etp: int | None, micro_batch: int
+    ) -> Strategy:
+        """Build the strategy of these widths, with every field that has no effect at its default.
+
+        Parameters
+        ----------
+        tp, cp, cp_kind, ep, etp, micro_batch
+            The widths; see `phaze_fast.opgraph.Strategy`.
+        """
+        return Strategy(
+            tp=tp,
+            sequence_parallel=self.sequence_parallel and tp > 1,
+            cp=cp,
+            cp_kind=cp_kind if cp > 1 else "all-gather",
+            ep=ep,
+            etp=None if etp == tp else etp,
+            expert_imbalance=self.expert_imbalance if ep > 1 else 1.0,
+            expert_overlap=self.expert_overlap if ep > 1 else 0.0,
+            micro_batch=micro_batch,
+            seq=self.seq,
+        )
+
+
+class Training(TrainingStep):
     """One training step, and the plans that are allowed for it.
 
-    Where a field has several values, all are tried.
+    Where a field has several values, all are tried; neither their order nor repetition matters.
 
     Examples
     --------
@@ -152,10 +211,6 @@ class Training(Record):
     """
 
     what: ClassVar[str] = "training"
-    global_batch: Count
-    """Sequences of one step, over all replicas."""
-    seq: Count | None = None
-    """Tokens of a sequence; by default the model's."""
     micro_batch: Counts = (1, 2, 4, 8)
     """Sequences a device works on at once."""
     tp: Counts | None = None
@@ -170,8 +225,7 @@ class Training(Record):
     leave a device 8,192 tokens or more."""
     cp_kind: Annotated[
         tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
-        BeforeValidator(_several),
-        Field(min_length=1),
+        Several(("auto", *CONTEXT_KINDS).index),
     ] = ("auto",)
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
     a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
@@ -181,27 +235,17 @@ class Training(Record):
     etp: Counts | None = None
     """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
     default that width."""
-    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
-    """Tokens of the busiest device of an expert group over their mean."""
-    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Share of the seconds of expert-parallel exchanges that other work hides."""
-    sequence_parallel: bool = True
-    """Whether tensor-parallel devices share the rows of norms and residuals."""
-    zero: Annotated[
-        tuple[Literal[0, 1, 2, 3], ...], BeforeValidator(_several), Field(min_length=1)
-    ] = (0, 1)
+    zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
         tuple[Count | Literal["auto", "all", "node"], ...],
-        BeforeValidator(_counts_or_words),
-        Field(min_length=1),
+        Several(_shard_order),
+        BeforeValidator(_counts_in_words),
     ] = ("auto",)
     """How many neighbouring replicas share what ZeRO shares, while such groups hold copies of it
     (hybrid sharding): a count, ``all``, or ``node`` for as many as a node holds; auto: all, and
     with ZeRO 2 and 3 those of a node too."""
-    recompute: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = (
-        "auto",
-    )
+    recompute: Annotated[tuple[str, ...], Several()] = ("auto",)
     """What a stage may compute again in the backward pass: ``none``, ``selective`` (attention
     scores), ``needed``, ``full``, or sets of operators joined by ``+`` (norms, activations,
     gated-product, up-projection, output-projection, alternate-products, attention). Of
@@ -209,31 +253,20 @@ class Training(Record):
     recompute_some: bool = True
     """Whether a stage may recompute its first blocks by one mode and the others by another, with as
     few blocks in the costlier mode as fit."""
-    schedule: Annotated[
-        tuple[ScheduleName, ...],
-        BeforeValidator(_several),
-        Field(min_length=1),
-    ] = ("1f1b", "interleaved")
+    schedule: Annotated[tuple[ScheduleName, ...], Several(SCHEDULES.index)] = (
+        "1f1b",
+        "interleaved",
+    )
     """Orders of forward and backward passes to try: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
     dualpipe, dualpipe-v."""
     vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
-    optimizer: str = "adam"
-    """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
-    `phaze_fast.memory.OPTIMIZERS`."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
     """Which dimension has neighbouring ranks; auto: replicas, and also stages where all stages of a
     replica fit into a node, whichever is faster."""
-    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
-    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
-    mxfp8, nvfp4, int8."""
-    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
-    """What runs the step: a profile, by name or as a file."""
-    reserved_bytes: Bytes = 3 * 2**29
-    """Memory of each device that the model cannot use: driver, libraries, their buffers."""
-    tied: tuple[tuple[int, int], ...] = ()
+    tied: Annotated[tuple[tuple[int, int], ...], Several(least=0)] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
-    uncut: tuple[int, ...] = ()
+    uncut: Annotated[tuple[int, ...], Several(least=0)] = ()
     """Positions in the model's layers before which there may be no cut."""
 
     @property
@@ -241,16 +274,16 @@ class Training(Record):
         """Modes of recomputation that a stage may choose from, least first."""
         return RECOMPUTE if self.recompute == ("auto",) else self.recompute
 
+    @field_validator("recompute")
+    @classmethod
+    def _sort_modes(cls, modes: tuple[str, ...]) -> tuple[str, ...]:
+        if modes == ("auto",):
+            return modes
+        return tuple(sorted({canonical_recompute(mode) for mode in modes}, key=recompute_order))
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for mode in self.recompute_modes:
-            check_recompute(mode)
         check_recompute_count(self.recompute_modes)
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"optimizer: {self.optimizer!r} is not accepted; expected one of "
-                f"{', '.join(OPTIMIZERS)}"
-            )
         if any(at < 1 for at in self.uncut):
             raise ValueError(
                 f"uncut: {min(self.uncut)} is not accepted; expected positions from 1 up"
@@ -258,29 +291,3 @@ class Training(Record):
         if 1 in self.vpp:
             raise ValueError("vpp: 1 is not accepted; expected 2 or more chunks per stage")
         return self
-
-
-def strategy_of(
-    step: Any, tp: int, cp: int, cp_kind: Any, ep: int, etp: int | None, micro_batch: int
-) -> Strategy:
-    """Build the strategy of these widths, with every field that has no effect at its default.
-
-    Parameters
-    ----------
-    step
-        A `Training` or a `PlanSpec`: sequence, sequence parallelism, and figures of experts.
-    tp, cp, cp_kind, ep, etp, micro_batch
-        The widths; see `phaze_fast.opgraph.Strategy`.
-    """
-    return Strategy(
-        tp=tp,
-        sequence_parallel=step.sequence_parallel and tp > 1,
-        cp=cp,
-        cp_kind=cp_kind if cp > 1 else "all-gather",
-        ep=ep,
-        etp=None if etp == tp else etp,
-        expert_imbalance=step.expert_imbalance if ep > 1 else 1.0,
-        expert_overlap=step.expert_overlap if ep > 1 else 0.0,
-        micro_batch=micro_batch,
-        seq=step.seq,
-    )

@@ -1,5 +1,4 @@
 """Results for people: self-contained pages, and explanations of plans."""
 
-from phaze_fast.report.page import report_page, write_report
-
-__all__ = ["report_page", "write_report"]
+from phaze_fast.report.page import report_page as report_page
+from phaze_fast.report.page import write_report as write_report

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator, Cluster, FlatFabric, TieredFabric
+from phaze_fast.explore import scaled_cluster, tier_names
+from phaze_fast.hardware import Cluster, FlatFabric, TieredFabric
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.planning.timeline import Timeline, timeline
@@ -31,10 +31,6 @@ class Worth:
     doubled: float
     """The step with the rate doubled (a latency halved), over the step as it is."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -54,22 +50,17 @@ class Explanation:
             "time_s": self.plan.time_s,
             "binds": list(self.binds),
             "critical_path": [{"what": part, "seconds": s} for part, s in self.path],
-            "worth": [rate.to_dict() for rate in self.worth],
+            "worth": [asdict(rate) for rate in self.worth],
         }
 
 
 # ---- rates of a cluster ----
 
 
-def _chip(cluster: Cluster) -> Accelerator:
-    if cluster.chip is None:
-        raise InvalidInputError("cluster.chip: missing; expected the chip of the devices")
-    return cluster.chip
-
-
 def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
     """Scale both the peak rate and the rate sustained under the power limit, at the same clock."""
-    chip = _chip(cluster)
+    chip = cluster.chip
+    assert chip is not None, "the plan was timed on it"
     core, tuning = chip.tensor_core, chip.tuning
     rates = {name: rate * factor for name, rate in core.rates.items()}
     steps = {name: rate * factor for name, rate in tuning.step_flops.items()}
@@ -84,47 +75,18 @@ def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
     return cluster.replace(chip=chip.replace(tensor_core=core.replace(rates=rates), tuning=tuning))
 
 
-def _clock(cluster: Cluster, factor: float) -> Cluster:
-    chip = _chip(cluster)
-    return cluster.replace(chip=chip.replace(clock_hz=chip.clock_hz * factor))
-
-
-def _hbm(cluster: Cluster, factor: float) -> Cluster:
-    chip = _chip(cluster)
-    assert chip.hbm is not None, "the plan was placed in it"
-    rate = chip.hbm.bandwidth_bytes_per_s * factor
-    return cluster.replace(chip=chip.replace(hbm=chip.hbm.replace(bandwidth_bytes_per_s=rate)))
-
-
-def _buffer(cluster: Cluster, factor: float) -> Cluster:
-    chip = _chip(cluster)
-    rate = chip.buffer.bytes_per_cycle * factor
-    return cluster.replace(chip=chip.replace(buffer=chip.buffer.replace(bytes_per_cycle=rate)))
+def _scaled(record: Any, factor: float, path: str) -> Any:
+    """Scale the number at a dotted path of nested records."""
+    name, _, rest = path.partition(".")
+    value = getattr(record, name)
+    return record.replace(**{name: _scaled(value, factor, rest) if rest else value * factor})
 
 
 def _link(cluster: Cluster, factor: float, tier: int, latency: bool) -> Cluster:
-    """Scale bandwidth or latency of a fabric's links; of a tiered fabric those of one tier."""
-    fabric = cluster.fabric
-    faster, later = (1.0, factor) if latency else (factor, 1.0)
-    if isinstance(fabric, TieredFabric):
-        links = fabric.tiers[tier]
-        links = links.replace(
-            bandwidth_bytes_per_s=links.bandwidth_bytes_per_s * faster,
-            latency_s=links.latency_s * later,
-        )
-        tiers = (*fabric.tiers[:tier], links, *fabric.tiers[tier + 1 :])
-        return cluster.replace(fabric=fabric.replace(tiers=tiers))
-    if isinstance(fabric, FlatFabric):
-        flat = fabric.replace(
-            bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * faster,
-            latency_s=fabric.latency_s * later,
-        )
-        return cluster.replace(fabric=flat)
-    grid = fabric.replace(
-        link_bandwidth_bytes_per_s=fabric.link_bandwidth_bytes_per_s * faster,
-        hop_latency_s=fabric.hop_latency_s * later,
-    )
-    return cluster.replace(fabric=grid)
+    """Scale bandwidth or latency of the links of one tier of a fabric."""
+    factors = [factor if k == tier else 1.0 for k in range(len(tier_names(cluster)))]
+    unchanged = [1.0] * len(factors)
+    return scaled_cluster(cluster, *((unchanged, factors) if latency else (factors, unchanged)))
 
 
 Scaling = Callable[[Cluster, float], Cluster]
@@ -133,22 +95,23 @@ Scaling = Callable[[Cluster, float], Cluster]
 
 def _rates(cluster: Cluster) -> dict[str, tuple[Scaling, float]]:
     """List the rates of a cluster: how to scale each, and by what it becomes twice as good."""
-    rates: dict[str, tuple[Scaling, float]] = {
-        "tensor core rate": (_tensor_rate, 2.0),
-        "clock of all cores": (_clock, 2.0),
-        "HBM bandwidth": (_hbm, 2.0),
-        "buffer bandwidth": (_buffer, 2.0),
+    paths = {
+        "clock of all cores": "chip.clock_hz",
+        "HBM bandwidth": "chip.hbm.bandwidth_bytes_per_s",
+        "buffer bandwidth": "chip.buffer.bytes_per_cycle",
     }
+    rates: dict[str, tuple[Scaling, float]] = {"tensor core rate": (_tensor_rate, 2.0)}
+    for name, path in paths.items():
+        rates[name] = (partial(_scaled, path=path), 2.0)
     fabric = cluster.fabric
     if isinstance(fabric, TieredFabric):
-        links = [(tier.name, tier.latency_s) for tier in fabric.tiers]
+        latencies_s = [tier.latency_s for tier in fabric.tiers]
     else:
-        latency_s = fabric.latency_s if isinstance(fabric, FlatFabric) else fabric.hop_latency_s
-        links = [("link", latency_s)]
-    for k, (name, latency_s) in enumerate(links):
-        rates[f"{name} bandwidth"] = (partial(_link, tier=k, latency=False), 2.0)
+        latencies_s = [fabric.latency_s if isinstance(fabric, FlatFabric) else fabric.hop_latency_s]
+    for k, (name, latency_s) in enumerate(zip(tier_names(cluster), latencies_s, strict=True)):
+        rates[f"{name or 'link'} bandwidth"] = (partial(_link, tier=k, latency=False), 2.0)
         if latency_s > 0:
-            rates[f"{name} latency"] = (partial(_link, tier=k, latency=True), 0.5)
+            rates[f"{name or 'link'} latency"] = (partial(_link, tier=k, latency=True), 0.5)
     return rates
 
 
@@ -168,14 +131,10 @@ def _worth(model: Model | str, cluster: Cluster, plan: Plan) -> list[Worth]:
 
 def _more_memory(model: Model | str, cluster: Cluster, plan: Plan) -> Worth:
     """Value HBM capacity: with more of it a stage may recompute less."""
-    chip = _chip(cluster)
-    hbm = chip.hbm
-    assert hbm is not None, "the plan was placed in it"
     spec = PlanSpec.of(plan).replace(recompute="auto")
 
     def time_s(factor: float) -> float:
-        larger = hbm.replace(capacity_bytes=hbm.capacity_bytes * factor)
-        return predict(model, cluster.replace(chip=chip.replace(hbm=larger)), spec).time_s
+        return predict(model, _scaled(cluster, factor, "chip.hbm.capacity_bytes"), spec).time_s
 
     now_s = time_s(1.0)
     slope = (time_s(1.0 + 10 * _STEP) - now_s) / (10 * _STEP * now_s)

@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.documents import write_whole
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.report.drawings import CHIP_COLOURS, chip_boxes
 from phaze_fast.report.figures import (
     history_figure,
@@ -16,7 +17,7 @@ from phaze_fast.report.figures import (
     regret_figure,
     tornado_figure,
 )
-from phaze_fast.report.render import render, write_page
+from phaze_fast.report.render import render
 from phaze_fast.report.text import MISSING, chip_parts, is_number, objective, percent, seconds
 from phaze_fast.report.wafer_page import is_wafer, wafer_page
 
@@ -43,10 +44,7 @@ def _checked(document: object) -> Data:
     if is_wafer(document):
         return document
     status = document.get("status")
-    if status not in _STATUSES:
-        raise InvalidInputError(
-            f"document: status: {status!r} is not accepted; {nearest(str(status), _STATUSES)}"
-        )
+    check_one_of("document: status", status, _STATUSES)
     best = document.get("best")
     if status != "infeasible" and not isinstance(best, dict):
         raise InvalidInputError(f"document: best: missing, though its status is {status}")
@@ -276,4 +274,4 @@ def write_report(document: Data, path: str | Path) -> None:
     >>> target.exists()
     True
     """
-    write_page(report_page(document), path)
+    write_whole(path, report_page(document))

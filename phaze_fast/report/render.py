@@ -11,12 +11,10 @@ import gzip
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from phaze_fast.documents import write_whole
 from phaze_fast.report import text
 from phaze_fast.tables import needed
 
@@ -24,11 +22,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _FORMATTERS = (
-    *(text.area, text.bandwidth, text.cost, text.count, text.energy, text.frequency, text.percent),
-    *(text.rate, text.ratio, text.seconds, text.size),
-    *(text.chip_differences, text.chip_parts, text.chip_text, text.design_text, text.differences),
-    text.plan_text,
+    *("area", "bandwidth", "cost", "count", "energy", "frequency", "percent", "rate", "ratio"),
+    *("seconds", "size", "chip_differences", "chip_parts", "chip_text", "design_text"),
+    *("differences", "plan_text"),
 )
+"""Names of the functions of `phaze_fast.report.text` that templates use as filters."""
 
 
 def _is_filled(cell: object) -> bool:
@@ -56,7 +54,7 @@ def _environment(complete: bool) -> Environment:
         undefined=StrictUndefined if complete else ChainableUndefined,
         extensions=["jinja2.ext.do"],
     )
-    environment.filters |= {formatter.__name__: formatter for formatter in _FORMATTERS}
+    environment.filters |= {name: getattr(text, name) for name in _FORMATTERS}
     environment.filters["filled_columns"] = _filled_columns
     environment.tests |= {"finite": text.is_number, "filled": _is_filled}
     environment.globals |= {"MISSING": text.MISSING, "TIMES": text.TIMES}
@@ -135,14 +133,3 @@ def render(
         script_hashes=Markup(f"{script_hash} {packed_hash}".strip()),
         style=Markup(_asset("page.css")),
     )
-
-
-def write_page(page: str, path: str | Path) -> None:
-    """Write a page to a file, whole or not at all.
-
-    Raises
-    ------
-    InvalidInputError
-        Where it cannot be written.
-    """
-    write_whole(path, page)

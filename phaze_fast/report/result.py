@@ -30,6 +30,7 @@ from phaze_fast.explore import (
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training, layer_schedules, plan
+from phaze_fast.report.text import objective
 from phaze_fast.robust import Information, RobustResult
 from phaze_fast.tables import Table, flat_row, joined_columns, non_dominated
 from phaze_fast.units import format_time
@@ -65,17 +66,6 @@ class ParetoFront(Table):
     def to_columns(self) -> dict[str, Any]:
         """Return the points as columns: the chip's cores and sizes, the plan, the objectives."""
         return joined_columns([flat_row(row) for row in self.rows])
-
-
-def _objective_value(point: Winner, name: str) -> float | None:
-    values = {
-        "time": point.time_s,
-        "area": point.area_mm2,
-        "energy": point.energy_j,
-        "hbm": point.hbm_bytes,
-        "cost": point.cost_usd,
-    }
-    return values[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,9 +218,8 @@ class SearchResult(Table):
             raise InvalidInputError(f"pareto: {name!r} is not accepted; {hint}")
         points = self.outcome.front
         if points and wanted != known:
-            table = np.array(
-                [[_objective_value(p, name) for name in wanted] for p in points], dtype=float
-            )
+            fields = [objective(name)[0] for name in wanted]
+            table = np.array([[getattr(p, name) for name in fields] for p in points], dtype=float)
             points = tuple(points[k] for k in non_dominated(table))
         return ParetoFront(wanted, self.complete, [self._row(p) for p in points])
 

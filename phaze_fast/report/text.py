@@ -7,9 +7,10 @@ that pages are made of may lack fields.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
+from phaze_fast.tables import flat_row
 from phaze_fast.units import (
     format_area,
     format_bandwidth,
@@ -34,79 +35,44 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _formatted(value: Any, formatter: Formatter) -> str:
-    return formatter(value) if is_number(value) else MISSING
+def _formatter(finite: Formatter) -> Formatter:
+    """Make a formatter of any value from one of finite numbers."""
+    return lambda value: finite(value) if is_number(value) else MISSING
 
 
-def seconds(value: Any) -> str:
-    """Format a time; from five minutes on in minutes, from two hours on in hours."""
-
-    def formatter(number: float) -> str:
-        if number >= 7200:
-            return f"{number / 3600:.3g} h"
-        return f"{number / 60:.3g} min" if number >= 300 else format_time(number)
-
-    return _formatted(value, formatter)
+def _long_time(number: float) -> str:
+    if number >= 7200:
+        return f"{number / 3600:.3g} h"
+    return f"{number / 60:.3g} min" if number >= 300 else format_time(number)
 
 
-def size(value: Any) -> str:
-    """Format a number of bytes."""
-    return _formatted(value, format_bytes)
+def _joules(number: float) -> str:
+    for scale, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
+        if abs(number) >= scale:
+            return f"{number / scale:.4g} {unit}"
+    return f"{number:.4g} J"
 
 
-def bandwidth(value: Any) -> str:
-    """Format bytes per second."""
-    return _formatted(value, format_bandwidth)
-
-
-def frequency(value: Any) -> str:
-    """Format a clock rate."""
-    return _formatted(value, lambda number: f"{number / 1e9:.4g} GHz")
-
-
-def area(value: Any) -> str:
-    """Format an area in square millimetres."""
-    return _formatted(value, lambda number: format_area(number).replace("mm2", "mm²"))
-
-
-def count(value: Any) -> str:
-    """Format a whole number."""
-    return _formatted(value, lambda number: format_count(round(number)))
-
-
-def rate(value: Any) -> str:
-    """Format a number of items per second."""
-    return _formatted(value, lambda number: f"{number:,.0f}" if number >= 1000 else f"{number:.4g}")
-
-
-def energy(value: Any) -> str:
-    """Format an energy in joules."""
-
-    def formatter(number: float) -> str:
-        for scale, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-            if abs(number) >= scale:
-                return f"{number / scale:.4g} {unit}"
-        return f"{number:.4g} J"
-
-    return _formatted(value, formatter)
-
-
-def cost(value: Any) -> str:
-    """Format a price."""
-    return _formatted(value, lambda usd: f"{usd:,.0f} USD" if usd >= 100 else f"{usd:g} USD")
-
-
-def ratio(value: Any) -> str:
-    """Format a factor.
-
-    Examples
-    --------
-    >>> ratio(1.4142) == f"1.41{TIMES}"
-    True
-    """
-    return _formatted(
-        value, lambda number: f"{number:,.0f}{TIMES}" if number >= 100 else f"{number:.3g}{TIMES}"
-    )
+seconds = _formatter(_long_time)
+"""Format a time; from five minutes on in minutes, from two hours on in hours."""
+size = _formatter(format_bytes)
+"""Format a number of bytes."""
+bandwidth = _formatter(format_bandwidth)
+"""Format bytes per second."""
+frequency = _formatter(lambda hz: f"{hz / 1e9:.4g} GHz")
+"""Format a clock rate."""
+area = _formatter(lambda mm2: format_area(mm2).replace("mm2", "mm²"))
+"""Format an area in square millimetres."""
+count = _formatter(lambda number: format_count(round(number)))
+"""Format a whole number."""
+rate = _formatter(lambda number: f"{number:,.0f}" if number >= 1000 else f"{number:.4g}")
+"""Format a number of items per second."""
+energy = _formatter(_joules)
+"""Format an energy in joules."""
+cost = _formatter(lambda usd: f"{usd:,.0f} USD" if usd >= 100 else f"{usd:g} USD")
+"""Format a price."""
+ratio = _formatter(lambda r: f"{r:,.0f}{TIMES}" if r >= 100 else f"{r:.3g}{TIMES}")
+"""Format a factor, such as 1.41 times."""
 
 
 def percent(value: Any, signed: bool = False) -> str:
@@ -117,9 +83,7 @@ def percent(value: Any, signed: bool = False) -> str:
     >>> percent(0.0123), percent(0.0), percent(2e-7), percent(0.05, signed=True)
     ('1.23%', '0%', '2e-05%', '+5%')
     """
-    return _formatted(
-        value, lambda number: f"{100 * number:{'+' if signed and number else ''}.3g}%"
-    )
+    return f"{100 * value:{'+' if signed and value else ''}.3g}%" if is_number(value) else MISSING
 
 
 _OBJECTIVES: dict[str, tuple[str, str, Formatter]] = {
@@ -137,7 +101,7 @@ def objective(name: str) -> tuple[str, str, Formatter]:
     for short, known in _OBJECTIVES.items():
         if name in (short, known[0]):
             return known
-    return (name, name, lambda value: _formatted(value, lambda number: f"{number:.4g}"))
+    return (name, name, _formatter(lambda number: f"{number:.4g}"))
 
 
 # ---- chips and plans ----
@@ -261,15 +225,13 @@ _PLAN_AXES |= {"zero": "ZeRO", "micro_batch": "micro-batch", "schedule": "schedu
 _PLAN_AXES |= {"vpp": "chunks a stage", "recompute": "recompute"}
 
 
-def _fields(data: Data, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Walk over the scalar fields of nested records, each with its dotted path."""
-    for key, value in data.items():
-        if key in _UNCOMPARED:
-            continue
-        if isinstance(value, dict):
-            yield from _fields(value, f"{path}{key}.")
-        elif not isinstance(value, list | tuple):
-            yield f"{path}{key}", value
+def _fields(data: Data) -> Data:
+    """Collect the scalar fields of nested records by their dotted paths."""
+    return {
+        path: value
+        for path, value in flat_row(data).items()
+        if not set(_UNCOMPARED) & set(path.split("."))
+    }
 
 
 def _value_text(path: str, value: Any) -> str:
@@ -289,7 +251,7 @@ def chip_differences(chip: Any, best: Any) -> list[str]:
     """
     if not isinstance(chip, dict) or not isinstance(best, dict):
         return []
-    own, others = dict(_fields(chip)), dict(_fields(best))
+    own, others = _fields(chip), _fields(best)
     paths = [path for path in _CHIP_AXES if own.get(path) != others.get(path)]
     paths += [p for p in own if p not in _CHIP_AXES and p in others and own[p] != others[p]]
     texts = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from phaze_fast.calibration import (
     CollectiveValidation,
+    ErrorSummary,
     RunValidation,
     StepValidation,
     summarise,
@@ -27,6 +28,20 @@ _MIN_POINTS = 3
 """Fewer rows have no chart."""
 
 
+class _Row(NamedTuple):
+    """One row of measurements."""
+
+    group: str
+    label: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """The relative error, positive where predicted too high."""
+        return self.predicted / self.measured - 1.0
+
+
 @dataclass(frozen=True)
 class _Quantity:
     """One quantity, measured and predicted, in seconds or bytes."""
@@ -36,36 +51,30 @@ class _Quantity:
     by: str
     """What the groups are, such as ``source``."""
     is_bytes: bool
-    groups: tuple[str, ...]
-    """The group of each row."""
-    labels: tuple[str, ...]
-    measured: tuple[float, ...]
-    predicted: tuple[float, ...]
+    rows: list[_Row]
 
     def format(self, value: float) -> str:
         """Format a value with its unit."""
         return size(value) if self.is_bytes else seconds(value)
 
-    @property
-    def errors(self) -> list[float]:
-        """Relative errors, positive where predicted too high."""
-        return [p / m - 1.0 for p, m in zip(self.predicted, self.measured, strict=True)]
+    def errors(self, group: str | None = None) -> ErrorSummary:
+        """Summarise the errors of a group, or of all rows."""
+        rows = [row for row in self.rows if group in (None, row.group)]
+        return summarise([row.measured for row in rows], [row.predicted for row in rows])
 
     def figure(self) -> dict[str, Any] | None:
         """Draw predicted over measured values, a mark for each group."""
         scale = GIB if self.is_bytes else 1.0
         points = [
             Point(
-                group,
-                measured / scale,
-                predicted / scale,
-                f"{label}: measured {self.format(measured)}, predicted {self.format(predicted)}, "
-                f"{predicted / measured - 1:+.1%}",
+                row.group,
+                row.measured / scale,
+                row.predicted / scale,
+                f"{row.label}: measured {self.format(row.measured)}, "
+                f"predicted {self.format(row.predicted)}, {row.error:+.1%}",
             )
-            for group, label, measured, predicted in zip(
-                self.groups, self.labels, self.measured, self.predicted, strict=True
-            )
-            if is_number(measured) and is_number(predicted)
+            for row in self.rows
+            if is_number(row.measured) and is_number(row.predicted)
         ]
         if len(points) < _MIN_POINTS:
             return None
@@ -75,43 +84,33 @@ class _Quantity:
 
     def error_rows(self) -> list[list[str]]:
         """Summarise the errors of each group, and of all rows where there are several groups."""
-        groups = {
-            name: [k for k, group in enumerate(self.groups) if group == name]
-            for name in dict.fromkeys(self.groups)
-        }
+        groups = {row.group: self.errors(row.group) for row in self.rows}
         if len(groups) > 1:
-            groups["all"] = list(range(len(self.groups)))
-        return [
-            _error_row(name, [self.measured[k] for k in rows], [self.predicted[k] for k in rows])
-            for name, rows in groups.items()
-        ]
+            groups["all"] = self.errors()
+        return [_error_row(name, errors) for name, errors in groups.items()]
 
     def worst_rows(self) -> list[list[str]]:
         """List the rows with the largest errors, largest first."""
-        errors = self.errors
-        worst = sorted(range(len(errors)), key=lambda k: -abs(errors[k]))[:_MAX_WORST]
+        worst = sorted(self.rows, key=lambda row: -abs(row.error))[:_MAX_WORST]
         return [
             [
-                self.labels[k],
-                self.groups[k],
-                self.format(self.measured[k]),
-                self.format(self.predicted[k]),
-                percent(errors[k], signed=True),
+                row.label,
+                row.group,
+                self.format(row.measured),
+                self.format(row.predicted),
+                percent(row.error, signed=True),
             ]
-            for k in worst
+            for row in worst
         ]
 
 
-def _error_row(name: str, measured: Sequence[float], predicted: Sequence[float]) -> list[str]:
-    errors = summarise(list(measured), list(predicted))
+def _error_row(name: str, errors: ErrorSummary) -> list[str]:
     rank = errors.rank_correlation
+    sizes = (errors.mean_abs_err, errors.median_abs_err, errors.p90_abs_err, errors.max_abs_err)
     return [
         name,
         count(errors.rows),
-        percent(errors.mean_abs_err),
-        percent(errors.median_abs_err),
-        percent(errors.p90_abs_err),
-        percent(errors.max_abs_err),
+        *map(percent, sizes),
         percent(errors.bias, signed=True),
         MISSING if rank is None else f"{rank:.3f}",
     ]
@@ -121,25 +120,18 @@ def _error_row(name: str, measured: Sequence[float], predicted: Sequence[float])
 
 
 def _of_runs(validation: RunValidation) -> list[_Quantity]:
-    rows = [(group.name, row) for group in validation.groups for row in group.rows]
-    with_memory = [(name, row) for name, row in rows if row.run.memory_bytes > 0]
-
-    def quantity(title: str, rows: list[Any], is_bytes: bool) -> _Quantity:
-        return _Quantity(
-            title,
-            validation.by,
-            is_bytes,
-            tuple(name for name, _ in rows),
-            tuple(f"row {row.run.line}, {row.run.label}" for _, row in rows),
-            tuple(row.run.memory_bytes if is_bytes else row.run.time_s for _, row in rows),
-            tuple(row.reported_bytes if is_bytes else row.plan.time_s for _, row in rows),
-        )
-
+    times, sizes = [], []
+    for group in validation.groups:
+        for row in group.rows:
+            label = f"row {row.run.line}, {row.run.label}"
+            times.append(_Row(group.name, label, row.run.time_s, row.plan.time_s))
+            if row.run.memory_bytes > 0:
+                sizes.append(_Row(group.name, label, row.run.memory_bytes, row.reported_bytes))
     both = [
-        quantity("Seconds of a step", rows, False),
-        quantity("Bytes of a device", with_memory, True),
+        _Quantity("Seconds of a step", validation.by, False, times),
+        _Quantity("Bytes of a device", validation.by, True, sizes),
     ]
-    return [one for one in both if one.labels]
+    return [quantity for quantity in both if quantity.rows]
 
 
 def _of_columns(validation: StepValidation | Validation) -> list[_Quantity]:
@@ -148,32 +140,29 @@ def _of_columns(validation: StepValidation | Validation) -> list[_Quantity]:
     for column, measured in validation.measured.items():
         is_bytes = column.endswith("bytes")
         unit = 1.0 if is_bytes else 1e-3 if column.endswith("ms") else 1e-6
-        quantities.append(
-            _Quantity(
-                column,
-                "model" if steps else "kind",
-                is_bytes,
-                tuple(
-                    label.split()[0] if steps else validation.kind for label in validation.labels
-                ),
-                tuple(validation.labels),
-                tuple(unit * float(value) for value in measured),
-                tuple(unit * float(value) for value in validation.predicted[column]),
+        values = zip(validation.labels, measured, validation.predicted[column], strict=True)
+        rows = [
+            _Row(
+                label.split()[0] if steps else validation.kind,
+                label,
+                unit * float(value),
+                unit * float(predicted),
             )
-        )
+            for label, value, predicted in values
+        ]
+        quantities.append(_Quantity(column, "model" if steps else "kind", is_bytes, rows))
     return quantities
 
 
 def _of_collectives(validation: CollectiveValidation) -> list[_Quantity]:
     rows = validation.rows
-    labels = tuple(
-        f"{op} of {size(payload)} on {ranks} devices"
-        for op, payload, ranks in zip(rows.op, rows.payload_bytes, rows.ranks, strict=True)
-    )
-    groups = tuple(f"{s}, {op}" for s, op in zip(rows.system, rows.op, strict=True))
-    times = (tuple(rows.time_s), tuple(float(t) for t in validation.predicted_s))
-    title = "Seconds of a collective"
-    return [_Quantity(title, "system and collective", False, groups, labels, *times)]
+    columns = (rows.system, rows.op, rows.payload_bytes, rows.ranks, rows.time_s)
+    values = zip(*columns, validation.predicted_s, strict=True)
+    timed = [
+        _Row(f"{system}, {op}", f"{op} of {size(payload)} on {ranks} devices", time_s, float(pred))
+        for system, op, payload, ranks, time_s, pred in values
+    ]
+    return [_Quantity("Seconds of a collective", "system and collective", False, timed)]
 
 
 def _quantities(validation: AnyValidation) -> list[_Quantity]:
@@ -190,7 +179,7 @@ def _quantities(validation: AnyValidation) -> list[_Quantity]:
 def _tiles(validation: AnyValidation, quantities: Sequence[_Quantity]) -> list[tuple[str, str]]:
     tiles = []
     for quantity in quantities:
-        errors = summarise(list(quantity.measured), list(quantity.predicted))
+        errors = quantity.errors()
         tiles += [
             (f"{quantity.title}: rows", count(errors.rows)),
             ("Mean error", percent(errors.mean_abs_err)),

@@ -10,14 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from phaze_fast.hardware import ArchitectureSpace, AreaTerms, area_batch, chip_records
 from phaze_fast.robust.constants import AREA_TERMS, Uncertainty
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 _ALMOST = 1.0 + 1e-12
 

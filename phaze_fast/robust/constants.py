@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.documents import parse_text, read_document
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest, not_accepted
 from phaze_fast.explore import ChipGroups, scaled_cluster, tier_names
 from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, Cluster
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 AREA_TERMS = (
     "tensor",
@@ -137,10 +136,7 @@ class Uncertainty:
             data: Any = dict(what)
         elif isinstance(what, str | Path):
             if not str(what).endswith((".yaml", ".yml", ".json")):
-                raise InvalidInputError(
-                    f"uncertainty: {str(what)!r} is not accepted; expected default, or a .yaml or "
-                    ".json file"
-                )
+                raise not_accepted("uncertainty", str(what), "default, or a .yaml or .json file")
             data = read_document(what)
         else:
             raise InvalidTypeError(

@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.explore import ChipGroups
-from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import Model
-from phaze_fast.planning import Training
 from phaze_fast.robust.area_range import AreaRange, widened_space
 from phaze_fast.robust.constants import Constant, Uncertainty
 from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
@@ -53,23 +50,18 @@ class Information:
 
 
 def information(
-    models: Sequence[Model],
-    space: ArchitectureSpace,
-    cluster: Cluster,
-    training: Training,
-    *,
+    search: UncertainSearch,
     uncertainty: Uncertainty,
-    weights: Sequence[float] = (),
+    *,
     samples: int = 32,
     seed: int = 0,
-    threads: int = 1,
     robust: int | None = None,
 ) -> Information:
     """Find how often each chip is best, and which constant would leave the fewest winners if known.
 
     Parameters
     ----------
-    models, space, cluster, training, weights
+    search
         What is searched.
     uncertainty
         The box.
@@ -77,17 +69,12 @@ def information(
         Points drawn from it, each constant uniform over its interval and all independent.
     seed
         Of the samples.
-    threads
-        At most this many; the result does not depend on it.
     robust
         Position in the grid of the chip of least largest regret, to be listed as well.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= 10_000:
-        raise InvalidInputError(
-            f"samples: {samples!r} is not accepted; expected a whole number from 1 to 10000"
-        )
-    search = UncertainSearch(tuple(models), space, cluster, training, tuple(weights), threads)
-    wide = widened_space(space, uncertainty)
+        raise not_accepted("samples", samples, "a whole number from 1 to 10000")
+    wide = widened_space(search.space, uncertainty)
     groups = ChipGroups.of(wide)
     winners = Scenarios(search, groups, uncertainty).possible_winners()
     few = groups.take(winners)

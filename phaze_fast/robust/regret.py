@@ -25,22 +25,19 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.explore import ChipGroups, ExactEvaluator, Winner
-from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
-from phaze_fast.models import Model
-from phaze_fast.planning import Training
+from phaze_fast.hardware import Accelerator, ArchitectureSpace
 from phaze_fast.robust.area_range import widened_space
 from phaze_fast.robust.constants import Uncertainty
 from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 TOLERANCE = 0.05
 """How far, at most, a largest regret may be from its bound."""
@@ -395,31 +392,24 @@ class _Candidates:
 def _checked(tolerance: float) -> float:
     is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
     if not is_number or not 1e-6 <= tolerance <= 1.0:
-        raise InvalidInputError(
-            f"tolerance: {tolerance!r} is not accepted; expected a number from 1e-06 to 1"
-        )
+        raise not_accepted("tolerance", tolerance, "a number from 1e-06 to 1")
     return float(tolerance)
 
 
 def robust_chip(
-    models: Sequence[Model],
-    space: ArchitectureSpace,
-    cluster: Cluster,
-    training: Training,
-    *,
+    search: UncertainSearch,
     uncertainty: Uncertainty,
     nominal: Winner,
-    weights: Sequence[float] = (),
+    *,
     tolerance: float = TOLERANCE,
     time_limit_s: float = math.inf,
-    threads: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> RobustResult:
     """Find the chip of least largest regret over a box of constants; see `phaze_fast.search`.
 
     Parameters
     ----------
-    models, space, cluster, training, weights
+    search
         What is searched.
     uncertainty
         The box.
@@ -429,15 +419,12 @@ def robust_chip(
         How far the least largest regret may be from its bound, as a fraction.
     time_limit_s
         Stop after so many seconds, with a bound.
-    threads
-        At most this many; the result does not depend on it.
     say
         Called with a line on the progress.
     """
     began, tolerance = time.monotonic(), _checked(tolerance)
-    wide = widened_space(space, uncertainty)
+    space, wide = search.space, widened_space(search.space, uncertainty)
     groups = ChipGroups.of(wide)
-    search = UncertainSearch(tuple(models), space, cluster, training, tuple(weights), threads)
     scenes = Scenarios(search, groups, uncertainty)
     deadline, say = began + time_limit_s, say or (lambda _: None)
     first_chip = groups.chip.max(axis=1)

@@ -20,8 +20,8 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Training
 from phaze_fast.robust.area_range import AreaRange
 from phaze_fast.robust.constants import Uncertainty, at_point
+from phaze_fast.tables import Array
 
-Array = np.ndarray[Any, Any]
 Point = tuple[float, ...]
 """Values of the rates and latencies of a box, in its order."""
 

@@ -26,7 +26,7 @@ from concurrent.futures import (
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from phaze_fast.errors import InvalidInputError, PhazeError, nearest
+from phaze_fast.errors import InvalidInputError, PhazeError, nearest, not_accepted
 from phaze_fast.tables import needed
 
 Item = TypeVar("Item")
@@ -114,9 +114,8 @@ def _dask(text: str) -> Iterator[Executor]:
     try:
         client = distributed.Client(address, timeout=10, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise InvalidInputError(
-            f"executor: {text!r} is not accepted; expected the address of a Dask scheduler that "
-            f"answers ({error})"
+        raise not_accepted(
+            "executor", text, f"the address of a Dask scheduler that answers ({error})"
         ) from None
     with client:
         yield _DaskExecutor(client)
@@ -137,9 +136,8 @@ def _ray(text: str, threads: int) -> Iterator[Executor]:
                 raise
             ray.init(address="local", num_cpus=threads, include_dashboard=False, **quiet)
     except (ConnectionError, ValueError) as error:
-        raise InvalidInputError(
-            f"executor: {text!r} is not accepted; expected the address of a Ray cluster that "
-            f"answers ({error})"
+        raise not_accepted(
+            "executor", text, f"the address of a Ray cluster that answers ({error})"
         ) from None
     try:
         yield _RayExecutor(ray)
@@ -175,7 +173,7 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
     2
     """
     if not isinstance(threads, int) or threads < 1:
-        raise InvalidInputError(f"threads: {threads!r} is not accepted; expected 1 or more")
+        raise not_accepted("threads", threads, "1 or more")
     with contextlib.ExitStack() as stack:
         executor: Executor
         if text == "threads":
@@ -226,12 +224,11 @@ class Workers:
 
     def __init__(self, executor: Executor | str | None, threads: int) -> None:
         if not (executor is None or isinstance(executor, Executor | str)):
-            raise InvalidInputError(
-                f"executor: {executor!r} is not accepted; expected a "
-                f"concurrent.futures.Executor, or one of {', '.join(KINDS)}"
+            raise not_accepted(
+                "executor", executor, f"a concurrent.futures.Executor, or one of {', '.join(KINDS)}"
             )
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-            raise InvalidInputError(f"threads: {threads!r} is not accepted; expected 1 or more")
+            raise not_accepted("threads", threads, "1 or more")
         self._requested = "threads" if executor is None and threads > 1 else executor
         self._threads = threads
         self._stack = contextlib.ExitStack()

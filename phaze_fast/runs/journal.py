@@ -149,6 +149,11 @@ class _Results:
         return results
 
 
+def read_rows(path: Path) -> dict[str, Row]:
+    """Read the rows of a results file by key; damaged lines are left out."""
+    return _Results.of(path).rows
+
+
 class Journal:
     """The results directory of one run, locked while it is open.
 

@@ -24,19 +24,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_one_of, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
 from phaze_fast.planning import Plan, Training, plan
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
-from phaze_fast.runs.journal import RESULTS, Journal, decode_line, manifest
-from phaze_fast.tables import Table
+from phaze_fast.runs.journal import RESULTS, Journal, manifest, read_rows
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 
 VERSION = "phaze-fast point 1"
 """Changes with the meaning of the records, so that keys of earlier versions are not found."""
 
-Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
 Evaluate = Callable[["Point"], Row]
 Progress = Callable[[int, int], None]
@@ -248,10 +247,7 @@ class SweepTable(Table):
         return f"Sweep with the best plan of {optimal:,} points"
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self.columns:
-            raise InvalidInputError(
-                f"column: {name!r} is not accepted; {nearest(str(name), self.columns)}"
-            )
+        check_one_of("column", name, self.columns)
         return self.columns[name]
 
     @cached_property
@@ -513,10 +509,4 @@ def read_blocks(out: Path | str) -> Iterator[dict[str, Any]]:
     Damaged lines are left out; the sweep evaluates their points again.
     """
     for file in sorted(Path(out).glob(f"*/*/{RESULTS}")):
-        rows: dict[str, dict[str, Any]] = {}
-        with file.open("rb") as lines:
-            for line in lines:
-                row = decode_line(line.rstrip(b"\n"))
-                if row is not None:
-                    rows[row["key"]] = row
-        yield from rows.values()
+        yield from read_rows(file).values()

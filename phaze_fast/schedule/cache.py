@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from phaze_fast.caching import LruCache
 from phaze_fast.errors import InvalidTypeError
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 VERSION = b"layer-schedule-2"
 """Changes whenever the meaning of an entry does."""

@@ -373,26 +373,6 @@ def _decoded(
 # instant when it runs.
 
 
-def cores_held(
-    instance: LayerInstance, mode: Sequence[int], overlap: bool
-) -> list[tuple[int, ...]]:
-    """List the cores of each type that each operator blocks while it runs.
-
-    Under the ``exclusive`` rule an operator on all cores blocks those of every type.
-    """
-    blocked_cores = []
-    for types, modes, choice in zip(instance.types, instance.modes, mode, strict=True):
-        cores = modes[choice][0]
-        whole_chip = cores == 0 and not overlap
-        blocked_cores.append(
-            tuple(
-                (have if cores == 0 else min(cores, have)) if whole_chip or types >> r & 1 else 0
-                for r, have in enumerate(instance.cores)
-            )
-        )
-    return blocked_cores
-
-
 class _Timeline:
     """Operators with fixed starts, and whether another can run at the same time."""
 
@@ -456,7 +436,7 @@ def earliest_starts(
     for a, b in instance.edges:
         before[b].append(a)
     length = [modes[choice][1] for modes, choice in zip(instance.modes, mode, strict=True)]
-    timeline = _Timeline(instance, cores_held(instance, mode, overlap))
+    timeline = _Timeline(instance, instance.blocked_cores(mode, overlap))
     starts = [0.0] * len(order)
     for op in order:
         ready = max((starts[b] + length[b] for b in before[op]), default=0.0)
@@ -474,7 +454,7 @@ def is_feasible(
     ends = [s + d for s, d in zip(starts, length, strict=True)]
     if min(starts) < 0.0 or any(starts[b] < ends[a] for a, b in instance.edges):
         return False
-    timeline = _Timeline(instance, cores_held(instance, mode, overlap))
+    timeline = _Timeline(instance, instance.blocked_cores(mode, overlap))
     for op in range(len(instance)):
         if not timeline.fits(op, starts[op], ends[op]):
             return False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +50,26 @@ class LayerInstance:
         """Whether all modes have one core or all cores, as the program for HiGHS requires."""
         return all(cores in (0, 1) for modes in self.modes for cores, _ in modes)
 
+    def blocked_cores(self, mode: Sequence[int], overlap: bool) -> list[tuple[int, ...]]:
+        """List the cores of each type that each operator blocks while it runs in its mode.
+
+        Unless operators of other types may `overlap`, an operator on all cores blocks those of
+        every type.
+        """
+        blocked = []
+        for types, modes, choice in zip(self.types, self.modes, mode, strict=True):
+            cores = modes[choice][0]
+            whole_chip = cores == 0 and not overlap
+            blocked.append(
+                tuple(
+                    (have if cores == 0 else min(cores, have))
+                    if whole_chip or types >> r & 1
+                    else 0
+                    for r, have in enumerate(self.cores)
+                )
+            )
+        return blocked
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -90,19 +111,9 @@ class LayerSchedule:
         return tuple(modes[choice][1] for modes, choice in pairs)
 
     @cached_property
-    def held(self) -> tuple[tuple[int, int, int], ...]:
+    def cores_used(self) -> list[tuple[int, ...]]:
         """Cores of each type (tensor, vector, network) that each operator uses."""
-        used = []
-        for types, modes, choice in zip(
-            self.instance.types, self.instance.modes, self.mode, strict=True
-        ):
-            cores = modes[choice][0]
-            use = [
-                0 if not types >> r & 1 else (have if cores == 0 else min(cores, have))
-                for r, have in enumerate(self.instance.cores)
-            ]
-            used.append((use[0], use[1], use[2]))
-        return tuple(used)
+        return self.instance.blocked_cores(self.mode, overlap=True)
 
     @property
     def utilization(self) -> dict[str, float]:
@@ -113,8 +124,8 @@ class LayerSchedule:
             if have == 0 or not any(t >> r & 1 for t in self.instance.types):
                 continue
             busy = sum(
-                cores_used[r] * seconds
-                for cores_used, seconds in zip(self.held, self.durations, strict=True)
+                used[r] * seconds
+                for used, seconds in zip(self.cores_used, self.durations, strict=True)
             )
             shares[name] = busy / (have * self.makespan) if self.makespan > 0 else 0.0
         return shares
@@ -208,25 +219,31 @@ def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     return tuple(modes)
 
 
-def _sorted_ops(name: str, count: int, edges: set[tuple[int, int]]) -> list[int]:
-    """Sort positions topologically; the order of the source breaks ties."""
-    waits = [0] * count
-    after: list[list[int]] = [[] for _ in range(count)]
+def topological_order(ids: Iterable[int], edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Order ids so that edges go forward, smaller ids first where there is a choice.
+
+    Ids on a cycle, and those behind one, are left out.
+
+    Examples
+    --------
+    >>> topological_order([0, 1, 2], [(2, 0)])
+    [1, 2, 0]
+    """
+    waiting = dict.fromkeys(ids, 0)
+    after: dict[int, list[int]] = {i: [] for i in waiting}
     for a, b in edges:
-        waits[b] += 1
+        waiting[b] += 1
         after[a].append(b)
-    ready = sorted(i for i in range(count) if waits[i] == 0)
-    order: list[int] = []
+    ready = [i for i, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order = []
     while ready:
-        op = ready.pop(0)
-        order.append(op)
-        for b in after[op]:
-            waits[b] -= 1
-            if waits[b] == 0:
-                ready.append(b)
-        ready.sort()
-    if len(order) < count:
-        raise InvalidInputError(f"{name}: edges: they form a cycle; expected none")
+        i = heapq.heappop(ready)
+        order.append(i)
+        for b in after[i]:
+            waiting[b] -= 1
+            if waiting[b] == 0:
+                heapq.heappush(ready, b)
     return order
 
 
@@ -300,7 +317,9 @@ def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
         if have == 0 and any(kind & needed for kind in types):
             raise _fault(where, field, 0, "at least 1: an operator needs it")
     edges = _edges(where, record.get("edges", []), place)
-    order = _sorted_ops(where, len(ops), edges)
+    order = topological_order(range(len(ops)), edges)
+    if len(order) < len(ops):
+        raise InvalidInputError(f"{where}: edges: they form a cycle; expected none")
     new = {old: position for position, old in enumerate(order)}
     return LayerInstance(
         name=str(record.get("name", where)),

@@ -10,20 +10,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.cost import Costs
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, nearest, not_accepted
 from phaze_fast.opgraph import OpGraph
 from phaze_fast.schedule.cache import ScheduleCache, StoredLayer, layer_key
 from phaze_fast.schedule.instance import LayerInstance, LayerSchedule
-from phaze_fast.tables import Brief
+from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
-
-Array = np.ndarray[Any, Any]
 
 RULES = ("exclusive", "overlap")
 """Whether an operator on all cores blocks all other operators, or only those of its types."""
@@ -466,9 +464,7 @@ def schedule_instances(
     """
     overlap = _is_overlap(rule)
     if not time_limit_s >= 0:
-        raise InvalidInputError(
-            f"time_limit_s: {time_limit_s!r} is not accepted; expected seconds, zero or more"
-        )
+        raise not_accepted("time_limit_s", time_limit_s, "seconds, zero or more")
     nodes = _MOST_NODES if max_nodes is None else max_nodes
     schedules = []
     for instance in instances:

@@ -9,7 +9,7 @@ frameworks offer; master weights, gradients and moments are the optimiser's
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,8 +17,8 @@ from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.records import Quantity, Record
-from phaze_fast.software.profile import by_name
+from phaze_fast.records import FrozenDict, Quantity, Record
+from phaze_fast.software.profile import by_name, reference_of
 
 BF16 = "bf16"
 """The precision where none is named."""
@@ -78,6 +78,11 @@ class Precision(Record):
     def low(self) -> bool:
         """Whether any product runs in fewer bits than 16."""
         return bool(self.products)
+
+    @property
+    def reference(self) -> str | FrozenDict[str, Any]:
+        """A preset's name, or plain data where no preset is the same: what a file says of it."""
+        return reference_of(_PRECISIONS, self)
 
 
 _PRECISIONS = Presets("precision", "phaze_fast.software/precisions", Precision.from_dict)

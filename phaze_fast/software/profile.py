@@ -12,21 +12,30 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator, FlatFabric, MeshFabric, TieredFabric, TorusFabric
+from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.hardware.tuning import FormatTuning, FunctionCost
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
-from phaze_fast.records import Bytes, Count, FrozenDict, Quantity, Record, Seconds
+from phaze_fast.records import (
+    Bytes,
+    Count,
+    Fraction,
+    FrozenDict,
+    Quantity,
+    Record,
+    Seconds,
+    Share,
+)
 
 AttentionKernel = Literal["eager", "flash", "flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """How attention is computed: softmax(QK^T)V in three kernels, or fused; ``flash`` is the best fused
 kernel of the chip."""
 
-Share = Annotated[float, Field(strict=True, gt=0, le=2, allow_inf_nan=False)]
+Speed = Annotated[float, Field(strict=True, gt=0, le=2, allow_inf_nan=False)]
 
 GradientSums = Literal["free", "fused", "kernels"]
 
@@ -48,19 +57,13 @@ class Software(Record):
     """Name of the profile."""
     attention: AttentionKernel = "flash"
     """Kernel of attention; a model that sets explicit attention runs that instead."""
-    attention_speed: Annotated[dict[str, Share], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    attention_speed: FrozenDict[str, Speed] = FrozenDict()
     """Speed of that kernel relative to the best one of the chip, by the chip's name; 1 where a chip
     is not named."""
-    product_speed: Annotated[dict[str, Share], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    product_speed: FrozenDict[str, Speed] = FrozenDict()
     """Speed of its matrix products relative to those that the chip was calibrated with, by the
     chip's name: libraries of a chip's first year are slower."""
-    functions: Annotated[dict[str, FunctionCost], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    functions: FrozenDict[str, FunctionCost] = FrozenDict()
     """Vector functions with kernels of this software, by name; those of the chip's tuning are
     PyTorch's."""
     fused_qkv: bool = False
@@ -106,12 +109,12 @@ class Software(Record):
     as a factor on its time: both use the same memory and some of the same cores."""
     bucket_bytes: Bytes = 100_000_000
     """Gradients that are synchronised in one bucket; the last bucket is not overlapped."""
-    network_share: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
+    network_share: Share = 1.0
     """Share of the bandwidth beyond a node that gathers and reductions among replicas reach."""
-    reserved_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
+    reserved_share: Fraction = 0.0
     """Memory that its allocator reserves beyond the bytes in use, as a share of these, where
     reported figures include it. It is released where memory is short, so plans may use it."""
-    hidden_tensor: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
+    hidden_tensor: Fraction = 0.0
     """Share of the seconds of tensor-parallel collectives that overlaps with products."""
     scattered_messages: bool = False
     """Whether messages between stages are scattered over the tensor-parallel group and gathered by
@@ -170,8 +173,26 @@ class Software(Record):
         """Share of the seconds of an overlapped collective by which it delays the other work."""
         return 1.0 - 1.0 / self.overlap_slowdown
 
+    @property
+    def reference(self) -> str | FrozenDict[str, Any]:
+        """A preset's name, or plain data where no preset is the same: what a file says of it."""
+        return reference_of(_PROFILES, self)
+
 
 _PROFILES = Presets("software", "phaze_fast.software/data", Software.from_dict)
+
+
+def reference_of(presets: Presets[Any], record: Any) -> str | FrozenDict[str, Any]:
+    """Return the name of the preset that a record equals, or the record as plain data."""
+    same = record.name in presets.names and presets.load(record.name) == record
+    return record.name if same else _frozen(record.to_dict())  # type: ignore[no-any-return]
+
+
+def _frozen(value: Any) -> Any:
+    """Return plain data that cannot change."""
+    if isinstance(value, dict):
+        return FrozenDict({key: _frozen(inner) for key, inner in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def software_names() -> tuple[str, ...]:
@@ -379,9 +400,6 @@ def chip_as_run(chip: Accelerator, software: Software) -> Accelerator:
             backward_ops_per_score=own.backward_ops_per_score / speed,
         )
     return chip.replace(tuning=tuning.replace(**changed)) if changed else chip
-
-
-AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
 
 
 @lru_cache(maxsize=128)

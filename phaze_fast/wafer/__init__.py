@@ -1,118 +1,64 @@
 """Wafers of dies: their hardware, operator-level mappings on them, and searches for the best."""
 
-from phaze_fast.wafer.hardware import (
-    WAFER_SPACES,
-    WAFERS,
-    Die,
-    FaultMap,
-    MemoryTier,
-    OffWafer,
-    Wafer,
-    WaferIo,
-    WaferRules,
-    WaferSpace,
-    WaferSwitch,
-    WaferTotals,
-    broken_rules,
-    load_faults,
-    load_wafer,
-    load_wafer_space,
-    sample_faults,
-    wafer_totals,
-)
-from phaze_fast.wafer.mapping.details import StepEnergy, step_energy, step_mfu
-from phaze_fast.wafer.mapping.diemap import die_map
-from phaze_fast.wafer.mapping.encoding import RULES, Encoding, OperatorMapping
-from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluate
-from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.loads import step_loads
-from phaze_fast.wafer.mapping.mesh import (
-    Links,
-    MeshGroup,
-    MeshTime,
-    Run,
-    concurrent_s,
-    link_loads,
-    mesh_collective,
-)
-from phaze_fast.wafer.mapping.plans import megatron, zero3
-from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
-from phaze_fast.wafer.mapping.traffic import Transfer, describe, transfers
-from phaze_fast.wafer.search.baselines import Baseline, accpar, baselines, hypar
-from phaze_fast.wafer.search.result import Effort, MappingResult
-from phaze_fast.wafer.search.search import search_mapping, search_mappings
-from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
-from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
-from phaze_fast.wafer.studies.pareto import (
-    WaferFront,
-    WaferPoint,
-    capped_s,
-    pareto_front,
-    search_front,
-)
-from phaze_fast.wafer.studies.wafers import WaferResult, search_wafers
-
-__all__ = [
-    "RULES",
-    "WAFERS",
-    "WAFER_SPACES",
-    "Baseline",
-    "Comparison",
-    "Die",
-    "Effort",
-    "Encoding",
-    "Evaluation",
-    "FaultMap",
-    "FaultStudy",
-    "Layout",
-    "Links",
-    "MappingResult",
-    "MemoryTier",
-    "MeshGroup",
-    "MeshTime",
-    "OffWafer",
-    "OperatorMapping",
-    "Problem",
-    "Run",
-    "StepEnergy",
-    "Transfer",
-    "Wafer",
-    "WaferFront",
-    "WaferIo",
-    "WaferPoint",
-    "WaferResult",
-    "WaferRules",
-    "WaferSpace",
-    "WaferSwitch",
-    "WaferTotals",
-    "WaferTraining",
-    "accpar",
-    "baselines",
-    "broken_rules",
-    "capped_s",
-    "compare_mappings",
-    "concurrent_s",
-    "describe",
-    "die_map",
-    "evaluate",
-    "fault_study",
-    "hypar",
-    "link_loads",
-    "load_faults",
-    "load_wafer",
-    "load_wafer_space",
-    "megatron",
-    "mesh_collective",
-    "pareto_front",
-    "sample_faults",
-    "search_front",
-    "search_mapping",
-    "search_mappings",
-    "search_wafers",
-    "step_energy",
-    "step_loads",
-    "step_mfu",
-    "transfers",
-    "wafer_totals",
-    "zero3",
-]
+from phaze_fast.wafer.hardware.space import WAFER_SPACES as WAFER_SPACES
+from phaze_fast.wafer.hardware.space import WaferSpace as WaferSpace
+from phaze_fast.wafer.hardware.space import load_wafer_space as load_wafer_space
+from phaze_fast.wafer.hardware.wafer import WAFERS as WAFERS
+from phaze_fast.wafer.hardware.wafer import Die as Die
+from phaze_fast.wafer.hardware.wafer import FaultMap as FaultMap
+from phaze_fast.wafer.hardware.wafer import MemoryTier as MemoryTier
+from phaze_fast.wafer.hardware.wafer import OffWafer as OffWafer
+from phaze_fast.wafer.hardware.wafer import Wafer as Wafer
+from phaze_fast.wafer.hardware.wafer import WaferIo as WaferIo
+from phaze_fast.wafer.hardware.wafer import WaferRules as WaferRules
+from phaze_fast.wafer.hardware.wafer import WaferSwitch as WaferSwitch
+from phaze_fast.wafer.hardware.wafer import WaferTotals as WaferTotals
+from phaze_fast.wafer.hardware.wafer import broken_rules as broken_rules
+from phaze_fast.wafer.hardware.wafer import load_faults as load_faults
+from phaze_fast.wafer.hardware.wafer import load_wafer as load_wafer
+from phaze_fast.wafer.hardware.wafer import sample_faults as sample_faults
+from phaze_fast.wafer.hardware.wafer import wafer_totals as wafer_totals
+from phaze_fast.wafer.mapping.details import StepEnergy as StepEnergy
+from phaze_fast.wafer.mapping.details import die_map as die_map
+from phaze_fast.wafer.mapping.details import step_energy as step_energy
+from phaze_fast.wafer.mapping.details import step_mfu as step_mfu
+from phaze_fast.wafer.mapping.encoding import RULES as RULES
+from phaze_fast.wafer.mapping.encoding import Encoding as Encoding
+from phaze_fast.wafer.mapping.encoding import OperatorMapping as OperatorMapping
+from phaze_fast.wafer.mapping.evaluate import Evaluation as Evaluation
+from phaze_fast.wafer.mapping.evaluate import evaluate as evaluate
+from phaze_fast.wafer.mapping.layout import Layout as Layout
+from phaze_fast.wafer.mapping.mesh import Links as Links
+from phaze_fast.wafer.mapping.mesh import MeshGroup as MeshGroup
+from phaze_fast.wafer.mapping.mesh import MeshTime as MeshTime
+from phaze_fast.wafer.mapping.mesh import Run as Run
+from phaze_fast.wafer.mapping.mesh import concurrent_s as concurrent_s
+from phaze_fast.wafer.mapping.mesh import link_loads as link_loads
+from phaze_fast.wafer.mapping.mesh import mesh_collective as mesh_collective
+from phaze_fast.wafer.mapping.problem import Problem as Problem
+from phaze_fast.wafer.mapping.problem import WaferTraining as WaferTraining
+from phaze_fast.wafer.mapping.traffic import Transfer as Transfer
+from phaze_fast.wafer.mapping.traffic import describe as describe
+from phaze_fast.wafer.mapping.traffic import step_loads as step_loads
+from phaze_fast.wafer.mapping.traffic import transfers as transfers
+from phaze_fast.wafer.search.baselines import Baseline as Baseline
+from phaze_fast.wafer.search.baselines import accpar as accpar
+from phaze_fast.wafer.search.baselines import baselines as baselines
+from phaze_fast.wafer.search.baselines import hypar as hypar
+from phaze_fast.wafer.search.baselines import megatron as megatron
+from phaze_fast.wafer.search.baselines import zero3 as zero3
+from phaze_fast.wafer.search.result import Effort as Effort
+from phaze_fast.wafer.search.result import MappingResult as MappingResult
+from phaze_fast.wafer.search.search import search_mapping as search_mapping
+from phaze_fast.wafer.search.search import search_mappings as search_mappings
+from phaze_fast.wafer.studies.comparison import Comparison as Comparison
+from phaze_fast.wafer.studies.comparison import compare_mappings as compare_mappings
+from phaze_fast.wafer.studies.fault_study import FaultStudy as FaultStudy
+from phaze_fast.wafer.studies.fault_study import fault_study as fault_study
+from phaze_fast.wafer.studies.spaces import WaferFront as WaferFront
+from phaze_fast.wafer.studies.spaces import WaferPoint as WaferPoint
+from phaze_fast.wafer.studies.spaces import WaferResult as WaferResult
+from phaze_fast.wafer.studies.spaces import capped_s as capped_s
+from phaze_fast.wafer.studies.spaces import pareto_front as pareto_front
+from phaze_fast.wafer.studies.spaces import search_front as search_front
+from phaze_fast.wafer.studies.spaces import search_wafers as search_wafers

@@ -57,6 +57,15 @@ def random_model(rng, kind=None):
     return TransformerModel(name=kind, **fields)
 
 
+def small_model(rng, most_blocks=6):
+    """A model of at most so many blocks; of an encoder and a decoder half as many each."""
+    model, half = random_model(rng), max(1, most_blocks // 2)
+    if model.encoder_layers:
+        encoder_layers = min(model.encoder_layers, half)
+        return model.replace(layers=min(model.layers, half), encoder_layers=encoder_layers)
+    return model.replace(layers=min(model.layers, most_blocks))
+
+
 def _rate(rng):
     return float(10 ** rng.uniform(8.5, 12))
 
@@ -189,12 +198,7 @@ def random_cases(rng, count):
 
 def small_problem(seed, recompute="auto"):
     rng = random.Random(seed)
-    model = random_model(rng)
-    most = 3 if model.encoder_layers else 6
-    fields = {"layers": min(model.layers, most)}
-    if model.encoder_layers:
-        fields["encoder_layers"] = min(model.encoder_layers, 3)
-    model = model.replace(**fields)
+    model = small_model(rng)
     training = Training(
         global_batch=rng.choice([4, 6, 12]),
         micro_batch=rng.choice([1, 2]),

@@ -5,81 +5,20 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+from oracle_cases import random_fabric, small_model
+from reference.plan import all_cuts
 
 from phaze_fast import _core
-from phaze_fast.hardware import (
-    Cluster,
-    FlatFabric,
-    Hbm,
-    MeshFabric,
-    Tier,
-    TieredFabric,
-    TorusFabric,
-)
+from phaze_fast.hardware import Cluster, Hbm, Tier, TieredFabric
 from phaze_fast.memory import SCHEDULES as SCHEDULE_NAMES
-from phaze_fast.models import TransformerModel
 from phaze_fast.planning import PlanEvaluator, PlanSpec, Training, predict
+from phaze_fast.planning.training import TrainingStep
 from phaze_fast.software import DEFAULT, load_software
 
 PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
 """The default profile without the tensors of its own, of which `footprint` knows nothing."""
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "gpipe", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
-
-
-def random_model(rng, most_blocks=6):
-    """A small model: dense, with experts (some layers without), or an encoder with a decoder."""
-    kind = rng.choice(["dense", "dense", "moe", "encoder-decoder"])
-    heads = rng.choice([2, 4])
-    hidden, ffn = heads * rng.choice([16, 32, 64]), 64 * rng.randint(1, 6)
-    more = {}
-    layers = rng.randint(1, most_blocks)
-    if kind == "moe":
-        more["moe"] = {
-            "experts": 4,
-            "top_k": rng.randint(1, 2),
-            "expert_ffn": ffn,
-            "dense_layers": rng.randint(0, layers - 1),
-        }
-    if kind == "encoder-decoder":
-        layers = rng.randint(1, max(1, most_blocks // 2))
-        more["encoder_layers"] = rng.randint(1, max(1, most_blocks - layers))
-    return TransformerModel(
-        name=kind,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=rng.choice([None, 2]),
-        ffn=ffn,
-        vocab=rng.choice([64, 512, 4000]),
-        seq=rng.choice([32, 64, 256]),
-        positions="rotary",
-        attention=rng.choice(["flash", "eager"]),
-        dropout=rng.random() < 0.3,
-        tied_embeddings=rng.random() < 0.5,
-        **more,
-    )
-
-
-def random_fabric(rng, devices):
-    """Switches of one or two levels, a torus or a mesh, fast and slow."""
-    rate, wait = 10 ** rng.uniform(8, 11.5), rng.choice([0.0, 10 ** rng.uniform(-7, -5)])
-    kind = rng.choice(["flat", "tiered", "tiered", "torus", "mesh"])
-    if kind == "flat":
-        return FlatFabric(name="flat", bandwidth_bytes_per_s=rate, latency_s=wait)
-    if kind == "tiered":
-        node = Tier(
-            name="node",
-            size=rng.choice([2, 3, 4, 8]),
-            bandwidth_bytes_per_s=rate,
-            latency_s=wait,
-        )
-        slow = rate / rng.choice([1, 4, 100])
-        rest = Tier(name="rest", size=None, bandwidth_bytes_per_s=slow, latency_s=2 * wait)
-        return TieredFabric(name="tiered", tiers=(node, rest))
-    made = TorusFabric if kind == "torus" else MeshFabric
-    dims = (2, devices // 2) if devices % 2 == 0 else (devices,)
-    return made(name=kind, dims=dims, link_bandwidth_bytes_per_s=rate, hop_latency_s=wait)
 
 
 def with_memory(cluster, capacity_bytes):
@@ -140,7 +79,7 @@ def random_training(rng, model, devices, most_batch=24):
 def random_problem(rng, most_blocks=6, most_devices=8, tight=0.7):
     """A model, a cluster and a step; memory is often too small for some plans."""
     devices = rng.randint(2, most_devices)
-    model = random_model(rng, most_blocks)
+    model = small_model(rng, most_blocks)
     fabric = random_fabric(rng, devices)
     cluster = Cluster(devices=devices, fabric=fabric, chip="h100")
     training = random_training(rng, model, devices)
@@ -168,25 +107,10 @@ class Exhaustive:
 
 
 def partitions(evaluator, layout):
-    """All cuts that a layout may have: any, or deals of which chunks differ by a layer at most."""
-    layers, blocks = len(evaluator.sizes[0].graph.order), evaluator.sizes[0].blocks
-    stages = int(layout["pp"])
-    name = SCHEDULE_NAMES[int(layout["schedule"])]
-    count = stages if name == "dualpipe" else stages * int(layout["vpp"])
-    searched = name == "1f1b" or (name == "zb-h1" and layout["micro_batches"] >= stages)
-    if stages == 1 or searched:
-        for inner in itertools.combinations(range(1, layers), count - 1):
-            yield (0, *inner, layers)
-        return
-    dealt = set()
-    for first, last in itertools.product((0, 1), repeat=2):  # whether the ends count as layers
-        each, extras = divmod(blocks + first + last, count)
-        for longer in itertools.combinations(range(count), extras if each else 0):
-            sizes = [each + (c in longer) for c in range(count)]
-            inner = [1 - first + n for n in itertools.accumulate(sizes)][:-1]
-            if each:
-                dealt.add((0, *inner, layers))
-    yield from sorted(dealt)
+    """All cuts that a layout may have, each once."""
+    sizes, schedule = evaluator.sizes[0], SCHEDULE_NAMES[int(layout["schedule"])]
+    widths = (int(layout[name]) for name in ("pp", "vpp", "micro_batches"))
+    yield from sorted(set(all_cuts(len(sizes.graph.order), sizes.blocks, schedule, *widths)))
 
 
 def stage_ways(evaluator, layout, blocks):
@@ -212,7 +136,7 @@ def spec_of(evaluator, layout, cuts=None, recompute="auto"):
     training = evaluator.training
     s = evaluator.sizes[int(layout["strategy"])].strategy
     return PlanSpec(
-        global_batch=training.global_batch,
+        **{name: getattr(training, name) for name in TrainingStep.model_fields},
         tp=s.tp,
         pp=int(layout["pp"]),
         dp=int(layout["dp"]),
@@ -228,11 +152,6 @@ def spec_of(evaluator, layout, cuts=None, recompute="auto"):
         recompute=recompute,
         stages=None if cuts is None else tuple(b - a for a, b in itertools.pairwise(cuts)),
         rank_order=("replicas-inside", "stages-inside")[int(layout["rank_order"])],
-        sequence_parallel=training.sequence_parallel,
-        seq=training.seq,
-        optimizer=training.optimizer,
-        reserved_bytes=training.reserved_bytes,
-        software=training.software,
         idle=True,
     )
 

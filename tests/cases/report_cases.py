@@ -13,7 +13,7 @@ from phaze_fast.report.plan_page import compare_page, plan_page
 from phaze_fast.report.sweep_page import sweep_page
 from phaze_fast.report.validation_page import validation_page
 
-NASTY = "</script><img src=x onerror=alert(1)> & \"q\" 'r' <b>{{ title }}</b> %{x} \u2028"
+NASTY = "</script><img src=x onerror=alert(1)> & \"q\" 'r' <b>{{ title }}</b> %{x}"
 VOID = {"meta", "br", "input", "img"}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import phaze_fast as pf
-from phaze_fast.hardware.space_spec import AreaLimit
+from phaze_fast.hardware.space import AreaLimit
 from phaze_fast.models import TransformerModel
 
 CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")

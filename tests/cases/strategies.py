@@ -1,7 +1,5 @@
 """Random fabrics and groups for property tests."""
 
-import math
-
 from hypothesis import strategies as st
 
 from phaze_fast.hardware import FlatFabric, MeshFabric, Tier, TieredFabric, TorusFabric
@@ -56,14 +54,4 @@ def groups_on(draw, fabric, min_ranks=1, most=4096):
     held = fabric.capacity or 4096
     ranks = draw(st.integers(min(min_ranks, held), min(held, most)))
     stride = draw(st.integers(1, max(1, (held - 1) // max(ranks - 1, 1)))) if ranks > 1 else 1
-    return ranks, stride
-
-
-@st.composite
-def regular_groups_on(draw, dims):
-    """(ranks, stride) that covers whole dimensions or an aligned part of one, as plans do."""
-    total = math.prod(dims)
-    divisors = [d for d in range(1, total + 1) if total % d == 0]
-    ranks = draw(st.sampled_from(divisors))
-    stride = draw(st.sampled_from([d for d in divisors if total % (d * ranks) == 0]))
     return ranks, stride

@@ -12,12 +12,12 @@ from reference.mesh_simulator import Traffic
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import optimizer
 from phaze_fast.wafer import Layout, Problem, load_wafer
-from phaze_fast.wafer.mapping.classes import Classes
+from phaze_fast.wafer.mapping.evaluate import Classes
 from phaze_fast.wafer.mapping.layout import slots_of
 from phaze_fast.wafer.mapping.operators import OUTPUTS, PARTS, PIECES, ROLES, passes
 from phaze_fast.wafer.mapping.packing import class_places
-from phaze_fast.wafer.mapping.prices import network_chip, operator_costs
-from phaze_fast.wafer.mapping.streams import cross_stage_link_s, stream_link_s_of
+from phaze_fast.wafer.mapping.placement import cross_stage_link_s, stream_link_s
+from phaze_fast.wafer.mapping.problem import network_chip, operator_costs
 
 KINDS = ("mesh", "wafers", "switch", "both")
 
@@ -176,12 +176,12 @@ def plain_sends(wafer, dies, numbers, border):
 
 def plain_cross_stage(problem, classes):
     """Streams of stages over one another's links, on each wafer by itself."""
-    stages = len(classes.dies)
+    stages = len(classes.placement.dies)
     seconds = np.zeros((stages, stages, 2))
-    for number in set(classes.wafers):
-        here = [k for k in range(stages) if classes.wafers[k] == number]
-        placed = tuple(classes.dies[k] for k in here)
-        seconds[np.ix_(here, here)] = cross_stage_link_s(problem.wafer, placed, len(here))
+    for number in set(classes.placement.wafers):
+        here = [k for k in range(stages) if classes.placement.wafers[k] == number]
+        placed = tuple(classes.placement.dies[k] for k in here)
+        seconds[np.ix_(here, here)] = cross_stage_link_s(problem.wafer, placed)
     return seconds.tolist()
 
 
@@ -191,8 +191,8 @@ def plain_sums_s(problem, classes):
     if replicas == 1:
         return 0.0
     blocks = classes.layouts[0].blocks + classes.layouts[1].blocks
-    counts = dict.fromkeys(classes.wafers, 0.0)
-    for k, number in enumerate(classes.wafers):
+    counts = dict.fromkeys(classes.placement.wafers, 0.0)
+    for k, number in enumerate(classes.placement.wafers):
         parts = {"block": blocks[k], "before": k == 0, "behind": k == len(blocks) - 1}
         counts[number] += sum(op.parameters * parts[op.part] for op in problem.work.operators)
     volume = max(counts.values()) * problem.gradient_bytes
@@ -202,7 +202,7 @@ def plain_sums_s(problem, classes):
 def plain_rules(problem, classes, which):
     """What the hardware, the optimiser and the step say about one class, by hand."""
     wafer, spec = problem.wafer, optimizer(problem.training.optimizer)
-    layout, hops = classes.layouts[which], classes.places[which].hops
+    layout, hops = classes.layouts[which], classes.placement.classes[which].hops
     x, y = wafer.link_bytes_per_s
     bent = bool(hops) and wafer.switch is None
     share = problem.training.global_batch // layout.replicas
@@ -229,15 +229,14 @@ def plain_rules(problem, classes, which):
     names = ("stream_capacity_bytes", "stream_bytes_per_s", "stream_link_s", "stream_both_s")
     if problem.stream is None:
         return rules | dict.fromkeys(names, 0.0)
-    used = {number: [] for number in classes.wafers}
-    for dies, number in zip(classes.dies, classes.wafers, strict=True):
+    used = {number: [] for number in classes.placement.wafers}
+    for dies, number in zip(classes.placement.dies, classes.placement.wafers, strict=True):
         used[number] += dies
     busiest = [
-        max(s)
-        for s in zip(*(stream_link_s_of(wafer, tuple(d)) for d in used.values()), strict=True)
+        max(s) for s in zip(*(stream_link_s(wafer, tuple(d)) for d in used.values()), strict=True)
     ]
     reached = max(busiest) < math.inf
-    more = wafer.dies / max(len(used[number]) for number in classes.places[which].wafers)
+    more = wafer.dies / max(len(used[number]) for number in classes.placement.classes[which].wafers)
     values = (
         problem.stream.capacity_bytes * more if reached else 0.0,
         problem.stream.bandwidth_bytes_per_s * more,
@@ -318,7 +317,7 @@ def case_of(problem, classes, which):
     )
     size, border = problem.work.boundary_bytes * mb, classes.layouts[0].stages - 1
     boundary = []
-    sends = plain_sends(problem.wafer, classes.dies, classes.wafers, border)
+    sends = plain_sends(problem.wafer, classes.placement.dies, classes.placement.wafers, border)
     for k, (rate, fixed) in enumerate(sends):
         exchange = 0.0
         if k == border + which:  # the stage of this class next to the other one

@@ -1,6 +1,7 @@
 """The command line, called in this process."""
 
 import json
+import shlex
 
 import pytest
 
@@ -9,10 +10,10 @@ from phaze_fast.cli.main import main
 
 @pytest.fixture
 def run(capsys):
-    """Run a command; exit code, standard output and standard error."""
+    """Run a command line, with more words as they are; exit code, standard output and error."""
 
-    def call(*words):
-        code = main([str(word) for word in words])
+    def call(line, *words):
+        code = main([*shlex.split(str(line)), *map(str, words)])
         out, err = capsys.readouterr()
         return code, out, err
 

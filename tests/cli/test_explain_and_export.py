@@ -4,22 +4,19 @@ import json
 
 import pytest
 
-STEP = ["--chip", "H100", "--devices", "16", "--global-batch", "32"]
+PREDICT = "predict Llama2-7B --chip H100 --devices 16"
 
 
 @pytest.fixture
 def plan(run, tmp_path):
     path = tmp_path / "plan.json"
-    words = ["predict", "Llama2-7B", *STEP, "--tp", "2", "--pp", "4", "--dp", "2", "--zero", "1"]
-    assert run(*words, "--recompute", "full", "-o", path)[0] == 0
-    return path
-
-
-def test_a_plan_file_holds_its_problem(plan):
-    data = json.loads(plan.read_text())
+    line = f"{PREDICT} --global-batch 32 --tp 2 --pp 4 --dp 2 --zero 1 --recompute full -o {path}"
+    assert run(line)[0] == 0
+    data = json.loads(path.read_text())
     assert data["model"]["name"] == "llama2-7b"
     assert data["cluster"]["devices"] == 16
     assert data["plan"]["tp"] == 2
+    return path
 
 
 @pytest.mark.parametrize("to", ["megatron", "Bridge", "deepspeed", "torchtitan", "maxtext"])
@@ -29,7 +26,7 @@ def test_export_writes_a_file_that_predict_reads(run, document, plan, to, tmp_pa
     code, _, said = run("export", plan, "--to", to, "-o", path)
     assert code == 0
     assert f"wrote {path}" in said
-    found = document("predict", "llama2-7b", *STEP[:4], "--plan", path)
+    found = document(f"{PREDICT} --plan {path}")
     if "not expressed" not in said:
         first = json.loads(plan.read_text())
         assert found["time_s"] == pytest.approx(first["time_s"], rel=1e-12)
@@ -55,16 +52,17 @@ def test_explain_alone_and_against_another_plan(run, document, plan, tmp_path):
     assert found["binds"]
     assert {"what", "elasticity", "doubled"} <= set(found["worth"][0])
     other, page = tmp_path / "b.json", tmp_path / "diff.html"
-    words = ["predict", "llama2-7b", *STEP, "--tp", "4", "--pp", "2", "--dp", "2"]
-    assert run(*words, "--recompute", "full", "-o", other)[0] == 0
+    line = f"{PREDICT} --global-batch 32 --tp 4 --pp 2 --dp 2 --recompute full -o {other}"
+    assert run(line)[0] == 0
     found = document("explain", plan, "--against", other, "--report", page)
     assert found["fields"]["tp"] == [2, 4]
     assert page.read_text().startswith("<!doctype html>")
 
 
 def test_why_not_some_other_plan_of_the_same_step(run, document, tmp_path):
-    path, on = tmp_path / "plan.json", ["--chip", "h100", "--devices", "4", "--global-batch", "8"]
-    assert run("plan", "gpt2-small", *on, "--why-not", "tp=2", "-o", path)[0] == 0
+    path = tmp_path / "plan.json"
+    line = "plan gpt2-small --chip h100 --devices 4 --global-batch 8 --why-not tp=2"
+    assert run(line, "-o", path)[0] == 0
     first = json.loads(path.read_text())["why_not"]
     again = document("explain", path, "--why-not", "tp=2")
     assert again == first
@@ -83,17 +81,14 @@ def test_a_profile_against_the_prediction(document, refused, plan, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("line", "said"),
     [
-        (["plan", "llama2-7bb", *STEP], "did you mean 'llama2-7b', 'llama2-70b' or "),
-        (["export", "no.json", "--to", "megatron"], "no.json: no such file"),
-        (["export", "no.json", "--to", "megatro"], "--to: 'megatro' is not accepted; did you mean"),
-        (["explain", "a.json", "--against", "b.json", "--why-not", "tp=1"], "at most one of them"),
-        (
-            ["explain", "a.json", "--report", "x.html"],
-            "--report: is not accepted without --against",
-        ),
+        ("plan llama2-7bb --chip h100 --devices 16", "did you mean 'llama2-7b', 'llama2-70b' or "),
+        ("export no.json --to megatron", "no.json: no such file"),
+        ("export no.json --to megatro", "--to: 'megatro' is not accepted; did you mean"),
+        ("explain a.json --against b.json --why-not tp=1", "at most one of them"),
+        ("explain a.json --report x.html", "--report: is not accepted without --against"),
     ],
 )
-def test_what_is_refused(refused, words, said):
-    assert said in refused(*words)
+def test_what_is_refused(refused, line, said):
+    assert said in refused(line)

@@ -20,8 +20,7 @@ CARRIED = "constants are carried over from h200"
 
 
 def test_estimate_keeps_its_contract(document):
-    words = ("--gemm", "2048x12288x49152", "--gemm", "4x64x32x16")
-    rows = document("estimate", "--chip", "h200", *words)
+    rows = document("estimate --chip h200 --gemm 2048x12288x49152 --gemm 4x64x32x16")
     assert [[row[d] for d in "bmkn"] for row in rows] == [[1, 2048, 12288, 49152], [4, 64, 32, 16]]
     for row in rows:
         assert row.keys() >= CONTRACT
@@ -30,23 +29,22 @@ def test_estimate_keeps_its_contract(document):
 
 
 def test_estimate_of_an_array_is_what_a_simulator_reports(document):
-    words = ("--array", "128x128", "--compute-only", "--gemm", "512x1024x1024")
+    line = "estimate --compute-only --gemm 512x1024x1024 --array"
     for flow, cycles in (("os", 40895), ("ws", 57215), ("is", 44991)):
-        (row,) = document("estimate", *words, "--dataflow", flow)
+        (row,) = document(f"{line} 128x128 --dataflow {flow}")
         assert (row["compute_cycles"], row["dataflow"]) == (cycles, flow)
         assert row.keys() == CONTRACT
-    (row,) = document("estimate", *words)
-    assert row["compute_cycles"] == 40895
-    (row,) = document("estimate", "--array", "64x128", *words[2:], "--dataflow", "os")
+    assert document(f"{line} 128x128")[0]["compute_cycles"] == 40895
+    (row,) = document(f"{line} 64x128 --dataflow os")
     assert row["compute_cycles"] == 8 * 8 * (1024 + 64 + 128 - 2) - 1  # rows cut m, columns n
 
 
 def test_estimate_for_people(run):
-    code, out, _ = run("estimate", "--chip", "h200", "--gemm", "2048x12288x49152")
+    code, out, _ = run("estimate --chip h200 --gemm 2048x12288x49152")
     assert code == 0
     for words in ("power-bound", "<- binds", "mapping: ", "ridge at 206.1", " o "):
         assert words in out
-    code, out, _ = run("estimate", "--array", "8x8", "--gemm", "8x8x8", "--compute-only")
+    code, out, _ = run("estimate --array 8x8 --gemm 8x8x8 --compute-only")
     assert code == 0
     assert " 21 " in out  # 8 + 8 + 8 - 2, counted from zero
 
@@ -54,43 +52,40 @@ def test_estimate_for_people(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--chip", "h200", "--gemm", "12x12"], "--gemm: '12x12' is not accepted"),
-        (["--chip", "h200", "--gemm", "0x1x1"], "from 1 to 2^40"),
-        (["--chip", "h200", "--gemm", "1099511627776x1099511627776x1"], "too large"),
-        (["--chip", "h2000", "--gemm", "1x1x1"], "did you mean 'h200'"),
-        (["--gemm", "1x1x1"], "--chip, --array: expected one of them"),
-        (["--chip", "h200", "--array", "8x8", "--gemm", "1x1x1"], "expected one of them"),
-        (["--array", "8", "--gemm", "1x1x1"], "--array: '8' is not accepted"),
-        (["--array", "8x8", "--dataflow", "no", "--gemm", "1x1x1"], "--dataflow: 'no'"),
-        (
-            ["--chip", "h200", "--dataflow", "ws", "--gemm", "1x1x1"],
-            "its blocks run output-stationary (os)",
-        ),
-        (["--chip", "h200", "--dtype", "int8", "--gemm", "1x1x1"], "--dtype: 'int8'"),
-        (
-            ["--chip", "tpuv4", "--dtype", "fp8", "--gemm", "1x1x1"],
-            "'fp8' is not accepted by tpuv4",
-        ),
+        ("--chip h200 --gemm 12x12", "--gemm: '12x12' is not accepted"),
+        ("--chip h200 --gemm 0x1x1", "from 1 to 2^40"),
+        ("--chip h200 --gemm 1099511627776x1099511627776x1", "too large"),
+        ("--chip h2000 --gemm 1x1x1", "did you mean 'h200'"),
+        ("--gemm 1x1x1", "--chip, --array: expected one of them"),
+        ("--chip h200 --array 8x8 --gemm 1x1x1", "expected one of them"),
+        ("--array 8 --gemm 1x1x1", "--array: '8' is not accepted"),
+        ("--array 8x8 --dataflow no --gemm 1x1x1", "--dataflow: 'no'"),
+        ("--chip h200 --dataflow ws --gemm 1x1x1", "its blocks run output-stationary (os)"),
+        ("--chip h200 --dtype int8 --gemm 1x1x1", "--dtype: 'int8'"),
+        ("--chip tpuv4 --dtype fp8 --gemm 1x1x1", "'fp8' is not accepted by tpuv4"),
     ],
 )
 def test_estimate_refuses(refused, words, message):
-    assert message in refused("estimate", *words)
+    assert message in refused(f"estimate {words}")
 
 
-def test_validate_keeps_its_contract(run, document):
-    found = document("study", "validate", GOLDEN / "h200_layer.csv", "--chip", "h200")
+def test_validate_keeps_its_contract(run, document, refused, tmp_path):
+    found = document(f"study validate {GOLDEN / 'h200_layer.csv'} --chip h200")
     assert set(found["columns"]) == {"fwd_us", "bwd_us", "fwd_bwd_us", "stashed_bytes"}
     for error in found["columns"].values():
         wanted = {"rows", "mean_abs_err", "median_abs_err", "p90_abs_err", "max_abs_err", "bias"}
         assert set(error) == wanted | {"scale", "scaled_mean_abs_err"}
         assert error["rows"] == 10
-    code, out, _ = run("study", "validate", GOLDEN / "h200_gemm.csv", "--chip", "h200")
+    line = f"study validate {GOLDEN / 'h200_gemm.csv'} --chip"
+    code, out, _ = run(f"{line} h200")
     assert code == 0
     assert "Worst rows" in out
     assert "512x12288x4608" in out
-    code, _, err = run("study", "validate", GOLDEN / "h200_gemm.csv", "--chip", "tpuv4")
-    assert code == 0
-    assert "not fitted" in err
+    code, _, err = run(f"{line} tpuv4")
+    assert (code, "not fitted" in err) == (0, True)
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    assert "of no known kind" in refused(f"study validate {path} --chip h200")
 
 
 def test_schedule_keeps_its_contract(run, document, refused, tmp_path):
@@ -111,42 +106,44 @@ def test_schedule_keeps_its_contract(run, document, refused, tmp_path):
     assert "rule" in refused("schedule", path, "--rule", "none")
 
 
-def test_validate_refuses(refused, tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text("a,b\n1,2\n")
-    assert "of no known kind" in refused("study", "validate", path, "--chip", "h200")
-
-
 # ---- what a chip's times rest on ----
 
+GEMM = "estimate --gemm 512x512x512"
+PREDICT = "predict gpt2-small --devices 8 --dp 8 --global-batch 8"
+PLAN = "plan gpt2-small --devices 8 --global-batch 32 --top 1"
 
-def test_estimate_says_what_times_rest_on(run, document):
-    words = ("estimate", "--gemm", "512x512x512")
-    assert CARRIED in run(*words, "--chip", "b200")[1]
-    assert "tpuv5p: not fitted" in run(*words, "--chip", "tpuv5p")[1]
-    assert "only launch_latency_s, efficiency" in run(*words, "--chip", "a100-80")[1]
-    for fitted in (("--chip", "h200"), ("--array", "64x64")):
-        assert "fitted" not in run(*words, *fitted)[1]
-    (row,) = document(*words, "--chip", "gaudi2")
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"{GEMM} --chip b200", CARRIED),
+        (f"{GEMM} --chip tpuv5p", "tpuv5p: not fitted"),
+        (f"{GEMM} --chip a100-80", "only launch_latency_s, efficiency"),
+        (f"{GEMM} --chip h200", ""),
+        (f"{GEMM} --array 64x64", ""),
+        (f"{PREDICT} --chip h100", CARRIED),
+        (f"{PREDICT} --chip h200", ""),
+        (f"{PLAN} --chip mi300x", "mi300x: not fitted to measurements"),
+        (f"{PLAN} --chip h200", ""),
+        ("show chip h20", "carried over from"),
+        ("show chip h20", "dgx-h100"),
+        ("show chip h200", "fitted to measurements of this chip"),
+    ],
+)
+def test_what_times_rest_on_is_said(run, line, said):
+    shown = run(line)[1]
+    assert said in shown if said else "fitted" not in shown
+
+
+def test_what_times_rest_on_is_data(document):
+    (row,) = document(f"{GEMM} --chip gaudi2")
     assert row["calibration"]["state"] == "not fitted"
-
-
-def test_predict_says_what_times_rest_on(run, document):
-    words = ("predict", "gpt2-small", "--devices", "8", "--dp", "8", "--global-batch", "8")
-    assert CARRIED in run(*words, "--chip", "h100")[1]
-    assert "fitted" not in run(*words, "--chip", "h200")[1]
-    assert document(*words, "--chip", "h200")["calibration"]["fitted"] is True
-
-
-def test_chips_say_what_times_rest_on(run, document):
-    listed = document("show", "chip")
-    states = {chip["name"]: chip["calibration"]["state"] for chip in listed}
-    assert states["h200"] == "fitted"
-    assert states["ironwood"] == "not fitted"
-    shown = run("show", "chip", "h20")[1]
-    assert "carried over from" in shown
-    assert "dgx-h100" in shown
-    assert "fitted to measurements of this chip" in run("show", "chip", "h200")[1]
+    assert document(f"{PREDICT} --chip h200")["calibration"]["fitted"] is True
+    carried = document(f"{PLAN} --chip b300")["calibration"]
+    assert (carried["state"], carried["carried_from"]) == ("carried over", "b200")
+    assert carried["fitted"] is False
+    states = {chip["name"]: chip["calibration"]["state"] for chip in document("show chip")}
+    assert (states["h200"], states["ironwood"]) == ("fitted", "not fitted")
 
 
 @pytest.mark.parametrize(
@@ -156,10 +153,10 @@ def test_chips_say_what_times_rest_on(run, document):
 def test_search_says_what_times_rest_on(run, document, tmp_path, base, state, said):
     space, kept = tmp_path / "s.yaml", tmp_path / "kept"
     space.write_text(f"{{name: s, base: {base}, axes: {{tensor_core.count: [4, 8]}}}}")
-    words = ["search", "gpt2-small", "--space", space, "--devices", "8", "--global-batch", "16"]
-    words += ["--baselines", "none", "--quiet", "--cache", kept, "--pp", "1", "--tp", "1"]
-    assert said in run(*words)[1]
-    found = document(*words)
+    line = f"search gpt2-small --space {space} --devices 8 --global-batch 16 --pp 1 --tp 1"
+    line += f" --baselines none --quiet --cache {kept}"
+    assert said in run(line)[1]
+    found = document(line)
     assert found["calibration"]["state"] == state
     assert found["calibration"]["chip"] == found["best"]["chip"]["name"]
     assert said in report_page(found)
@@ -180,28 +177,23 @@ def folder(tmp_path):
 
 
 def test_a_default_sequence_length_is_said(run, folder):
-    code, out, err = run("show", "model", folder, "--operators", "--json")
+    code, out, err = run(f"show model {folder} --operators --json")
     assert code == 0
     assert "my-llama: seq 4096: the smaller of the context window of 131072" in err
     assert json.loads(out)["model"] == "my-llama"
-    code, _, err = run("show", "model", folder, "--operators", "--seq", "512", "--json")
+    code, _, err = run(f"show model {folder} --operators --seq 512 --json")
     assert (code, "context window" in err) == (0, False)
 
 
 def test_a_graph_is_shown_and_refused_where_there_is_no_rule(run, document, refused, tmp_path):
-    shown = run("show", "model", GRAPH)[1]
+    shown = run(f"show model {GRAPH}")[1]
     assert "model.layers.0" in shown
     assert "a transformer of 4 blocks of 512, 8 heads" in shown
-    words = ("show", "model", GRAPH, "--operators", "--tp", "2", "--sequence-parallel")
-    assert document(*words)["parameters"] > 0
+    line = f"show model {GRAPH} --operators --tp 2 --sequence-parallel"
+    assert document(line)["parameters"] > 0
     raw = tmp_path / "raw.json"
     raw.write_text(json.dumps({**json.loads(GRAPH.read_text()), "as_traced": True}))
     assert "llama is a traced graph" in refused("wafer", raw)
-
-
-def test_options_of_operators_need_them(refused):
-    said = refused("show", "model", "gpt2-small", "--tp", "2")
-    assert "--tp: is not accepted without --operators" in said
 
 
 @pytest.mark.parametrize(
@@ -238,7 +230,7 @@ def test_unknown_papers_and_models():
 
 
 def test_a_case_of_nest(document):
-    found = document("study", "reproduce", "nest", "--models", "llama3-70b")
+    found = document("study reproduce nest --models llama3-70b")
     assert found["rows"][0]["published"] == pytest.approx(20.51 / 9.92)
     assert found["rows"][0]["ours"] is None
     assert found["rows"][0]["honest"] >= 1.0

@@ -260,24 +260,6 @@ def test_never_below_the_bound_and_larger_products_have_larger_bounds(seed):
         assert small["bound_s"] <= large["bound_s"] * (1 + 1e-12)
 
 
-def test_threads_do_not_change_a_bit():
-    rng = random.Random(3)
-    shapes = [(rng.choice([1, 8]), *(rng.randint(1, 9000) for _ in range(3))) for _ in range(60)]
-    ops = product_ops(shapes)
-    chips = np.concatenate([records(random_case(rng)[1], oracle.Tuning())[0] for _ in range(200)])
-    tuned = np.concatenate([tuning_record(Tuning()), tuning_record(presets.chip("h200").tuning)])
-    index = (np.arange(200) % 2).astype(np.int32)
-    arguments = (ops, chips, index, tuned, (2.0, 2.0, 4.0, 1.0), False)
-    for kernel in (_core.op_times, _core.op_bounds):
-        one, two, many = (kernel(*arguments, threads) for threads in (1, 2, 7))
-        assert one.tobytes() == two.tobytes() == many.tobytes()
-        assert np.isfinite(one).all()
-    watts = np.zeros(200)
-    one, two = (_core.op_costs(*arguments, NO_ENERGY, watts, threads) for threads in (1, 2))
-    assert one.tobytes() == two.tobytes()
-    assert np.array_equal(one["time_s"], _core.op_times(*arguments, 1))
-
-
 # ---- what a user asks ----
 
 
@@ -314,58 +296,6 @@ def test_formats_change_speed_and_bytes():
 def test_bad_shapes_are_refused(shape, words):
     with pytest.raises(InvalidInputError, match=words):
         gemm(presets.chip("h200"), *shape)
-
-
-def test_bad_rows_of_a_batch_are_marked():
-    ops = product_ops([(1, 8, 8, 8), (0, 8, 8, 8), (1, 2**40, 2**40, 1), (1, 8, -8, 8)])
-    ops = np.concatenate([ops, ops[:1], ops[:1], ops[:1]])
-    ops["read_bytes"][4], ops["write_bytes"][5], ops["function"][6] = np.nan, -1.0, 99
-    chip, tuned = records(random_case(random.Random(0))[1], oracle.Tuning())
-    bad_chip = chip.copy()
-    bad_chip["clock_hz"] = np.inf
-    chips = np.concatenate([chip, bad_chip])
-    asked = (ops, chips, np.zeros(2, np.int32), tuned, (2.0, 2.0, 4.0, 1.0), False)
-    found = _core.op_costs(*asked, NO_ENERGY, np.zeros(2), 1)
-    said = [_core.STATUS_SENTENCES[s] for s in found["status"]]
-    assert [s.split(":")[0][:14] for s in said[:7]] == [
-        "ok",
-        "a dimension of",
-        "the operator i",
-        "a dimension of",
-        "a size is NaN ",
-        "a size is nega",
-        "unknown collec",
-    ]
-    assert all("chip record" in s for s in said[7:])
-    assert np.isnan(found["time_s"][1:]).all()
-    assert np.array_equal(_core.op_times(*asked, 1), found["time_s"], equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("efficiency", 0.0),
-        ("efficiency", 1.5),
-        ("launch_s", np.nan),
-        ("launch_s", -1.0),
-        ("tiles", 99),
-        ("even_tiles", 99),
-        ("odd_tiles", 1),  # without tiles
-        ("unaligned_reduction_s", -1.0),
-        ("dataflows", 0),
-        ("hbm_share", np.inf),
-    ],
-)
-def test_malformed_tunings_are_marked(field, value):
-    chip, tuned = records(random_case(random.Random(0))[1], oracle.Tuning())
-    tuned[field] = value
-    ops = product_ops([(1, 8, 8, 8)])
-    index, numbers = np.zeros(1, np.int32), (2.0, 2.0, 4.0, 1.0)
-    assert np.isnan(_core.op_times(ops, chip, index, tuned, numbers, False, 1)).all()
-    index[0] = 5
-    assert np.isnan(_core.op_times(ops, chip, index, tuned, numbers, False, 1)).all()
-    numbers = (2.0, 2.0, 0.0, 1.0)
-    assert np.isnan(_core.op_times(ops, chip, index, tuned, numbers, False, 1)).all()
 
 
 def test_chips_without_buffer_or_hbm_have_costs():

@@ -31,26 +31,6 @@ def total_s(asked, on, **options):
     return float(estimate_costs(asked, CHIP, on, **options).total_s().sum())
 
 
-def test_experts_of_different_nodes_feel_the_network_between_them():
-    asked = graph(ep=4, tp=8)
-    assert total_s(asked, cluster(32, slower=4500)) > 100 * total_s(asked, cluster(32))
-
-
-def test_experts_of_one_node_do_not():
-    asked = graph(ep=4, tp=2)
-    assert total_s(asked, cluster(32, slower=4500)) == total_s(asked, cluster(32))
-    spread = total_s(asked, cluster(32), expert_stride=8)  # stages between the replicas
-    assert spread > total_s(asked, cluster(32))
-    assert total_s(asked, cluster(32), expert_stride=2) == total_s(asked, cluster(32))
-
-
-def test_context_groups_lie_a_tensor_group_apart():
-    asked = graph("llama2-7b", tp=8, cp=2)
-    assert total_s(asked, cluster(16, slower=100)) > 2 * total_s(asked, cluster(16))
-    inside = graph("llama2-7b", tp=4, cp=2)
-    assert total_s(inside, cluster(16, slower=100)) == total_s(inside, cluster(16))
-
-
 @pytest.mark.parametrize("expert_stride", [None, 8, 12])
 def test_every_collective_is_that_of_its_group(expert_stride):
     asked = graph(ep=4, tp=2, cp=2)

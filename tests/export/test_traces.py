@@ -72,8 +72,8 @@ def test_passes_end_when_the_slow_player_ends_them(schedule):
     forward = [[1.0 + 0.1 * d + 0.2 * c for c in range(chunks)] for d in range(3)]
     backward = [[2.0 + 0.3 * d for _ in range(chunks)] for d in range(3)]
     weight = [[0.7 for _ in range(chunks)] for _ in range(3)]
-    found = pipelines.passes(schedule, forward, backward, 8, weight_grad_s=weight)
     step = pipelines.play(schedule, forward, backward, 8, weight_grad_s=weight)
+    found = step.passes
     assert found["end_s"].max() == pytest.approx(step.step_s, rel=1e-12)
     for d in range(3):
         own = found[found["device"] == d]

@@ -1,96 +1,110 @@
-"""Chips and fabrics that practitioners train on: every figure is the one its source gives."""
+"""Chips and fabrics: every figure is the one its source gives; slices, clusters, schemas."""
 
+import json
+
+import jsonschema
 import numpy as np
 import pytest
+from golden_files import GOLDEN
+from refusals import refusal
 
+from phaze_fast import models
+from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     Accelerator,
     ArchitectureSpace,
     Cluster,
+    MeshFabric,
     SpaceSpec,
     Tier,
     TieredFabric,
     TorusFabric,
     Tuning,
+    energy_table,
     fabric_record,
     presets,
 )
+from phaze_fast.schemas import KINDS, schema
+from phaze_fast.software import load_precision, load_software
 
-# Dense TFLOP/s in bf16, GiB, TB/s, W: as cited in each file; W only where the file gives it so.
-ANY = object()
-FIGURES = {
-    "phaze-tpuv4": (275.25, 32, 1.2, ANY),
-    "tpuv4": (275.25, 32, 1.2, ANY),
-    "a100-40": (312, 40, 1.555, ANY),
-    "a100-80": (312, 80, 2.039, ANY),
-    "h100": (989.4, 80, 3.35, ANY),
-    "h200": (989.4, 141, 4.8, ANY),
-    "dojo-d1": (362, None, None, ANY),
-    "wse-2": (7500, None, None, ANY),
-    "wse-3": (125_000 / 8, None, None, ANY),
-    "v100-32": (125.0, 32, 0.9, 300),
-    "h20": (148.0, 96, 4.0, 400),
-    "h100-96": (989.4, 96, 2.4, 500),
-    "b200": (2250.0, 180, 8.0, 1000),
-    "b300": (2250.0, 270, 7.7, 1100),
-    "gb200": (2500.0, 186, 8.0, 1200),
-    "gb300": (2500.0, 279, 8.0, 1400),
-    "mi300x": (1307.4, 192, 5.3, 750),
-    "gaudi2": (432.0, 96, 2.46, 600),
-    "tpuv5e": (197.0, 16, 0.819, None),
-    "tpuv5p": (459.0, 95, 2.765, None),
-    "tpuv6e": (918.0, 32, 1.638, None),
-    "ironwood": (2307.0, 192, 7.38, None),
-}
+PUBLISHED = read_document(GOLDEN / "published_hardware.yaml")
 
 
-@pytest.mark.parametrize(("name", "figures"), FIGURES.items())
-def test_a_chip_has_the_cited_figures(name, figures):
-    tflops, gib, tb_per_s, watts = figures
-    chip = presets.chip(name)
+@pytest.mark.parametrize("name", PUBLISHED["chips"])
+def test_a_chip_has_the_cited_figures(name):
+    figures, chip = PUBLISHED["chips"][name], presets.chip(name)
     assert chip.name == name
-    assert chip.peak_flops() / 1e12 == pytest.approx(tflops, rel=0.003 if gib else 0.015)
-    if gib is None:
-        assert chip.hbm is None
-    else:
-        assert chip.hbm.capacity_bytes == gib * 2**30
-        assert chip.hbm.bandwidth_bytes_per_s == pytest.approx(tb_per_s * 1e12, rel=1e-12)
-    if watts is not ANY:
-        assert chip.power_w == watts
+    rel = 0.003 if "gib" in figures else 0.015
+    assert chip.peak_flops() / 1e12 == pytest.approx(figures["tflops"], rel=rel)
+    assert (chip.hbm is None) == ("gib" not in figures)
+    if chip.hbm is not None:
+        assert chip.hbm.capacity_bytes == figures["gib"] * 2**30
+        rate = figures["tb_per_s"] * 1e12
+        assert chip.hbm.bandwidth_bytes_per_s == pytest.approx(rate, rel=1e-12)
+    if "watts" in figures:
+        assert chip.power_w == figures["watts"]
         assert any("http" in source for source in chip.sources) or name == "b200"
 
 
+@pytest.mark.parametrize("name", PUBLISHED["formats"])
+def test_other_formats_have_the_cited_rates(name):
+    for dtype, tflops in PUBLISHED["formats"][name].items():
+        assert presets.chip(name).peak_flops(dtype) / 1e12 == pytest.approx(tflops, rel=0.003)
+
+
+def test_a_format_that_a_chip_lacks_is_named():
+    assert "'fp8' is not accepted by a100-80" in refusal(presets.chip("a100-80").peak_flops, "fp8")
+
+
 @pytest.mark.parametrize(
-    ("name", "dtype", "tflops"),
+    ("name", "tflops", "rel"),
+    [("a100-80", 19.5, 0.01), ("h100", 66.9 * 1.83 / 1.98, 0.01), ("mi300x", 163.4, 0.001)],
+)
+def test_vector_units_reach_their_published_fp32_rate(name, tflops, rel):
+    chip = presets.chip(name)
+    flops = 2 * chip.vector_core.ops_per_cycle * chip.clock_hz  # a lane multiplies and adds
+    assert flops / 1e12 == pytest.approx(tflops, rel=rel)
+
+
+def test_buffers_have_the_cited_rates_and_sizes():
+    hbm_rate = presets.chip("tpuv5e").hbm.bandwidth_bytes_per_s
+    cited = (
+        ("a100-80", 5120 * 1.41e9, 0),
+        ("mi300x", 17.2e12, 0.001),
+        ("tpuv5e", 22 * hbm_rate, 0.03),
+    )
+    for name, rate, rel in cited:
+        chip = presets.chip(name)
+        assert chip.buffer_bandwidth_bytes_per_s == pytest.approx(rate, rel=rel, abs=0)
+    for name, sram_gb in {"dojo-d1": 0.44, "wse-2": 40, "wse-3": 44}.items():
+        tensor = presets.chip(name).tensor_core
+        assert tensor.count * tensor.local_buffer_bytes / 2**30 == pytest.approx(sram_gb, rel=0.07)
+
+
+@pytest.mark.parametrize("load", [presets.chip, presets.fabric])
+def test_every_preset_has_sources_and_prints(load):
+    for name in presets.chip_names() if load is presets.chip else presets.fabric_names():
+        preset = load(name)
+        assert preset.name == name
+        assert preset.sources
+        assert all(len(source) > 20 for source in preset.sources) or load is presets.fabric
+        assert str(preset).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("load", "wrong", "meant"),
     [
-        ("gb200", "fp8", 5000),
-        ("gb200", "fp4", 10_000),
-        ("gb300", "fp4", 15_000),
-        ("b200", "fp4", 9000),
-        ("b300", "fp8", 4500),
-        ("mi300x", "fp8", 2614.9),
-        ("mi300x", "tf32", 653.7),
-        ("h20", "fp8", 296),
-        ("tpuv5p", "fp8", 459),
-        ("tpuv6e", "fp8", 918),
-        ("ironwood", "fp8", 4614),
+        (energy_table, "7nn", "7nm"),
+        (load_precision, "mxpf8", "mxfp8"),
+        (load_software, "deepspeeed", "deepspeed"),
+        (models.load, "gpt3-157b", "gpt3-175b"),
+        (ArchitectureSpace.load, "tpuv4-aera", "tpuv4-area"),
+        (ArchitectureSpace.tpuv4_area().column, "tensor_core.widht", "tensor_core.width"),
     ],
 )
-def test_other_formats_have_the_cited_rates(name, dtype, tflops):
-    assert presets.chip(name).peak_flops(dtype) / 1e12 == pytest.approx(tflops, rel=0.003)
-
-
-def test_vector_rates_and_cache_are_the_cited_ones():
-    mi300x = presets.chip("mi300x")
-    assert 2 * mi300x.vector_core.ops_per_cycle * mi300x.clock_hz / 1e12 == pytest.approx(
-        163.4, rel=0.001
-    )
-    assert mi300x.buffer_bandwidth_bytes_per_s == pytest.approx(17.2e12, rel=0.001)
-    v5e = presets.chip("tpuv5e")
-    assert v5e.buffer_bandwidth_bytes_per_s == pytest.approx(
-        22 * v5e.hbm.bandwidth_bytes_per_s, rel=0.03
-    )
+def test_an_unknown_name_is_refused_with_what_is_meant(load, wrong, meant):
+    assert f"did you mean '{meant}'" in refusal(load, wrong, error=InvalidInputError)
 
 
 # ---- what a chip's times rest on ----
@@ -155,49 +169,29 @@ def test_a_chip_of_ones_own_is_not_fitted_and_a_design_never_is():
 # ---- fabrics ----
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "gigabytes_per_s"),
-    [
-        ("dgx-2", (16, None), (150, 100 / 8 / 2)),
-        ("dgx-b200", (8, None), (900, 400 / 8)),
-        ("dgx-b300", (8, None), (900, 800 / 8)),
-        ("nvl72-gb200", (72, None), (900, 400 / 8)),
-        ("nvl72-gb300", (72, None), (900, 800 / 8)),
-        ("superpod-h100", (8, 32, None), (450, 400 / 8, 400 / 8)),
-        ("llama3-roce", (8, 384, 8), (450, 400 / 8, 400 / 8 / 7)),
-        ("mi300x-platform", (8, None), (7 * 64, 400 / 8)),
-        ("gaudi2-hls", (8, None), (21 * 100 / 8, 3 * 100 / 8)),
-        ("tpuv5e-multislice", (256, None), (100, 6400 / 256 / 8)),
-        ("tpuv6e-multislice", (256, None), (200, 100 / 8)),
-    ],
-)
-def test_tiers_have_the_cited_sizes_and_rates(name, sizes, gigabytes_per_s):
-    fabric = presets.fabric(name)
+@pytest.mark.parametrize("name", PUBLISHED["tiers"])
+def test_tiers_have_the_cited_sizes_and_rates(name):
+    fabric, (sizes, cited) = presets.fabric(name), zip(*PUBLISHED["tiers"][name], strict=True)
     assert tuple(tier.size for tier in fabric.tiers) == sizes
     rates = [tier.share_bytes_per_s / 1e9 for tier in fabric.tiers]
-    assert rates == pytest.approx(list(gigabytes_per_s), rel=1e-12)
+    assert rates == pytest.approx(list(cited), rel=1e-12)
     record = fabric_record(fabric)[0]
     assert record["bytes_per_s"][: len(sizes)] / 1e9 == pytest.approx(rates, rel=1e-12)
 
 
-def test_nvl72_and_the_clusters_hold_what_is_published():
+def test_fabrics_hold_what_is_published():
+    assert presets.fabric("phaze-flat").bandwidth_bytes_per_s == 4 * 2**30
+    assert presets.fabric("phaze-flat").capacity is presets.fabric("dgx-a100").capacity is None
+    assert presets.fabric("wafer-mesh").capacity == 64
     nvl72 = presets.fabric("nvl72-gb200")
     assert 2 * 72 * nvl72.tiers[0].bandwidth_bytes_per_s == pytest.approx(130e12, rel=0.004)
     assert presets.fabric("llama3-roce").capacity == 24_576
     assert presets.fabric("llama3-roce").tiers[1].size * 8 == 3072
 
 
-@pytest.mark.parametrize(
-    ("name", "chips", "gigabytes_per_s"),
-    [
-        ("tpuv5e-pod", 256, 400),
-        ("tpuv6e-pod", 256, 800),
-        ("tpuv5p-pod", 8960, 1200),
-        ("ironwood-pod", 9216, 1200),
-    ],
-)
-def test_tori_have_the_cited_chips_and_bandwidth(name, chips, gigabytes_per_s):
-    pod = presets.fabric(name)
+@pytest.mark.parametrize("name", PUBLISHED["tori"])
+def test_tori_have_the_cited_chips_and_bandwidth(name):
+    pod, (chips, gigabytes_per_s) = presets.fabric(name), PUBLISHED["tori"][name]
     assert pod.capacity == chips
     ports = 2 * len(pod.dims)
     both_ways = 2 * ports * pod.link_bandwidth_bytes_per_s
@@ -248,7 +242,69 @@ def test_a_full_mesh_needs_a_size():
     assert not np.any(fabric_record(presets.fabric("tpuv5e-pod"))["full_mesh"])
 
 
-def test_every_chip_that_published_runs_name_is_here():
-    """Tables of Megatron-LM, Megatron-Bridge, torchtitan, MosaicML and MaxText name these."""
-    named = "a100-40 a100-80 h100 h100-96 h200 b200 b300 gb200 gb300 v100-32 tpuv5p tpuv6e"
-    assert {*named.split(), "ironwood", "gaudi2"} <= set(presets.chip_names())
+# ---- clusters ----
+
+
+@pytest.mark.parametrize(
+    ("devices", "dims"),
+    [
+        (4096, (16, 16, 16)),
+        (1024, (16, 8, 8)),
+        (64, (4, 4, 4)),
+        (8, (2, 2, 2)),
+        (48, (4, 4, 3)),
+        (1, (1, 1, 1)),
+        (13, (13, 1, 1)),
+    ],
+)
+def test_a_torus_is_cut_to_the_most_cubical_slice(devices, dims):
+    assert Cluster(devices=devices, fabric=presets.fabric("tpuv4-pod")).fabric.dims == dims
+
+
+def test_slices_exist_only_where_the_grid_has_them():
+    mesh = MeshFabric(name="m", dims=(4, 6), link_bandwidth_bytes_per_s=1.0)
+    assert mesh.sized(18).dims == (3, 6)
+    assert mesh.sized(24).dims == (4, 6)
+    assert isinstance(mesh.sized(4), MeshFabric)
+    assert "devices: 7 is not accepted by m" in refusal(mesh.sized, 7)
+    torus = TorusFabric(name="t", dims=(3,), link_bandwidth_bytes_per_s=1.0)
+    assert "devices: 0 is not accepted by t" in refusal(torus.sized, 0)
+
+
+# ---- schemas ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemas_are_schemas(kind):
+    jsonschema.Draft202012Validator.check_schema(schema(kind))
+
+
+def valid(kind, data):
+    return jsonschema.Draft202012Validator(schema(kind)).is_valid(data)
+
+
+def test_schemas_accept_what_we_write_and_refuse_what_we_refuse():
+    for name in presets.chip_names():
+        data = json.loads(presets.chip(name).to_json())
+        assert valid("chip", data)
+        assert not valid("chip", {**data, "colour": 1})
+    for name in presets.fabric_names():
+        assert valid("fabric", json.loads(presets.fabric(name).to_json()))
+    for name in models.names():
+        assert valid("model", json.loads(models.load(name).to_json()))
+    assert valid("energy-table", json.loads(energy_table().to_json()))
+    assert valid("space", json.loads(ArchitectureSpace.tpuv4_area().spec.to_json()))
+    assert valid(
+        "cluster",
+        {"devices": 4, "fabric": {"kind": "flat", "name": "f", "bandwidth_bytes_per_s": "1 GB/s"}},
+    )
+    assert not valid(
+        "cluster",
+        {"devices": 0, "fabric": {"kind": "flat", "name": "f", "bandwidth_bytes_per_s": 1}},
+    )
+
+
+def test_schemas_accept_the_short_forms_of_a_file():
+    text = "{name: s, base: tpuv4, axes: {tensor_core.width: {powers_of_two: [1, 8]}, clock_hz: [1.0e9]}}"
+    assert valid("space", parse_text(text, "t"))
+    assert valid("cluster", parse_text("{devices: 64, fabric: tpuv4-pod, chip: h100}", "t"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.memory import held, in_flight, stage_terms
+from reference.memory import held, stage_terms
 from reference.memory_timeline import simulated_peak
 
 from phaze_fast import models
@@ -101,20 +101,6 @@ def test_a_stage_holds_what_its_order_makes_it_hold(schedule):
                 assert m < 2 * p
                 assert found <= min(m, 2 * least)
     assert (more > 0) == (schedule in ("interleaved", "zb-v"))
-
-
-@given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 100))
-def test_in_flight_is_what_the_text_books_say(stages, stage, micro_batches):
-    if stage >= stages:
-        return
-    assert in_flight("1f1b", stages, stage, micro_batches, 1) == min(micro_batches, stages - stage)
-    assert in_flight("gpipe", stages, stage, micro_batches, 1) == micro_batches
-
-
-def test_interleaving_adds_korthikantis_factor():
-    """The first stage holds L (1 + (p-1)/(p v)) layers' worth instead of L."""
-    for p, v in ((4, 2), (8, 3), (16, 6)):
-        assert in_flight("interleaved", p, 0, 1000, v) == pytest.approx(p * (1 + (p - 1) / (p * v)))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """PyTorch modules recorded on the meta device, held against the builder from configurations."""
 
-import json
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
+from golden_files import hf_config, hf_entries
 
 from phaze_fast import models
 from phaze_fast.hardware import Cluster, presets
@@ -39,15 +38,8 @@ SMALL = {
     "granite": {**SIZES, "num_key_value_heads": 2},
     "t5": {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 96, "num_layers": LAYERS},
 }
-NO_DROPOUT = {
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "dropout": 0.0,
-    "dropout_rate": 0.0,
-}
+DROPOUTS = "hidden_dropout_prob attention_probs_dropout_prob resid_pdrop embd_pdrop attn_pdrop "
+DROPOUTS += "dropout dropout_rate"
 EXPLICIT = ("gemma2",)  # soft-capped scores have no fused kernel in transformers
 MIXTURES = ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
 
@@ -64,7 +56,7 @@ def pair(kind):
     if kind != "t5":
         fields["n_layer" if kind == "gpt2" else "num_hidden_layers"] = LAYERS
     known = transformers.AutoConfig.for_model(kind).to_dict()
-    fields |= {name: value for name, value in NO_DROPOUT.items() if name in known}
+    fields |= {name: 0.0 for name in DROPOUTS.split() if name in known}
     return trace_hf(fields, kind, seq=SEQ), models.from_hf(fields).replace(seq=SEQ)
 
 
@@ -74,7 +66,7 @@ def mixture(name):
     pytest.importorskip("transformers", reason="transformers is not installed")
     from phaze_fast.models.huggingface import trace_hf
 
-    config = next(entry["config"] for entry in GOLDEN["models"] if entry["name"] == name)
+    config = hf_config(name)
     return trace_hf(config, name, seq=96), models.from_hf(config).replace(seq=96)
 
 
@@ -215,10 +207,7 @@ def test_upcasts_are_seen_as_pytorch_runs_them():
     assert ops["self_attn.attention"].causal
 
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "hf_parameters.json").read_text())
-
-
-@pytest.mark.parametrize("entry", GOLDEN["models"], ids=lambda entry: entry["name"])
+@pytest.mark.parametrize("entry", hf_entries(), ids=lambda entry: entry["name"])
 def test_golden_counts_are_those_of_transformers(entry):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     transformers.logging.set_verbosity_error()

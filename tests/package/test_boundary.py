@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from refusals import refusal
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -58,9 +59,8 @@ ZEROS = np.zeros(3)
     ],
 )
 def test_wrong_types_are_named(name, value, message):
-    with pytest.raises(InvalidTypeError) as caught:
-        _core.collective_batch(**rows(**{name: value}))
-    assert f"{name}: {message}" in str(caught.value)
+    said = refusal(_core.collective_batch, **rows(**{name: value}), error=InvalidTypeError)
+    assert f"{name}: {message}" in said
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,13 @@ def test_wrong_types_are_named(name, value, message):
     ],
 )  # fmt: skip
 def test_wrong_values_are_named(name, value, message):
-    with pytest.raises(InvalidInputError) as caught:
-        _core.collective_batch(**rows(**{name: value}))
-    assert f"{name}: {message}" in str(caught.value)
+    said = refusal(_core.collective_batch, **rows(**{name: value}), error=InvalidInputError)
+    assert f"{name}: {message}" in said
 
 
 def test_dtype_errors_are_type_errors_and_values_are_value_errors():
-    with pytest.raises(TypeError):
-        _core.chip_area(np.zeros(3), TERMS, 1)
-    with pytest.raises(ValueError, match="threads"):
-        _core.chip_area(CHIPS, TERMS, -1)
+    assert "dtype" in refusal(_core.chip_area, np.zeros(3), TERMS, 1, error=TypeError)
+    assert "threads" in refusal(_core.chip_area, CHIPS, TERMS, -1, error=ValueError)
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
@@ -97,12 +94,11 @@ def test_bad_area_terms_are_refused(bad):
 
 
 def test_scalar_entries_check_their_codes():
-    with pytest.raises(InvalidInputError, match="op: 6 is not accepted"):
-        _core.collective_bound(FABRIC, 6, 1.0, 2, 1)
-    with pytest.raises(InvalidInputError, match="algorithm: 99 is not accepted"):
-        _core.collective_with(FABRIC, 0, 1.0, 2, 1, 99)
-    with pytest.raises(InvalidInputError, match="fabrics: length 2 is not accepted; expected 1"):
-        _core.collective_bound(np.repeat(FABRIC, 2), 0, 1.0, 2, 1)
+    bound, two = _core.collective_bound, np.repeat(FABRIC, 2)
+    assert "op: 6 is not accepted" in refusal(bound, FABRIC, 6, 1.0, 2, 1)
+    said = refusal(_core.collective_with, FABRIC, 0, 1.0, 2, 1, 99)
+    assert "algorithm: 99 is not accepted" in said
+    assert "fabrics: length 2 is not accepted; expected 1" in refusal(bound, two, 0, 1.0, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +133,14 @@ def test_grid_arguments_are_checked():
     energy = energy_table().to_record()
     assert grid.size == 2
     for begin, end in ((-1, 1), (0, 3), (2, 1)):
-        with pytest.raises(InvalidInputError, match="expected a range within 2"):
-            grid.filter(begin, end, TERMS, (0.0, 1e9), False, energy, 1e9)
-    with pytest.raises(InvalidInputError, match="index: 2 is not accepted; expected 0 to 1"):
-        grid.pick(np.array([2]), TERMS)
+        said = refusal(grid.filter, begin, end, TERMS, (0.0, 1e9), False, energy, 1e9)
+        assert "expected a range within 2" in said
+    said = refusal(grid.pick, np.array([2]), TERMS)
+    assert "index: 2 is not accepted; expected 0 to 1" in said
     for axes in ([(19, [1.0])], [(-1, [1.0])], [(0, [float("nan")])], [(0, [1e300])]):
-        with pytest.raises(InvalidInputError, match="axes"):
-            _core.ChipGrid(base, axes, [], False, False)
-    with pytest.raises(InvalidInputError, match="2\\^53"):
-        _core.ChipGrid(base, [(i, [1.0] * 2**14) for i in range(5)], [], False, False)
+        assert "axes" in refusal(_core.ChipGrid, base, axes, [], False, False)
+    axes = [(i, [1.0] * 2**14) for i in range(5)]
+    assert "2^53" in refusal(_core.ChipGrid, base, axes, [], False, False)
 
 
 def test_empty_batches():
@@ -162,12 +157,8 @@ def test_results_are_read_only_and_inputs_untouched():
         assert not array.flags.writeable
     for name, array in before.items():
         assert arguments[name].tobytes() == array.tobytes()
-
-
-def test_read_only_inputs_are_accepted():
-    frozen = np.full(3, 1e6)
-    frozen.setflags(write=False)
-    assert len(_core.collective_batch(**rows(payload_bytes=frozen))[0]) == 3
+    arguments["payload_bytes"].setflags(write=False)
+    assert len(_core.collective_batch(**arguments)[0]) == 3
 
 
 def test_the_gil_is_released():

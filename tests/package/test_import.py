@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from types import ModuleType
 
 import pytest
@@ -15,15 +16,16 @@ def fresh(code):
     return json.loads(done.stdout)
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    loaded = fresh("import json, sys; import phaze_fast; print(json.dumps(sorted(sys.modules)))")
-    heavy = {"numpy", "pydantic", "yaml", "typer", "rich", "numba", "highspy", "phaze_fast._core"}
-    assert heavy.isdisjoint(loaded)
-
-
-def test_using_hardware_does_not_load_the_command_line():
-    code = "import json, sys; import phaze_fast as pf; pf.presets; print(json.dumps(sorted(sys.modules)))"
-    assert {"typer", "rich", "phaze_fast.cli"}.isdisjoint(fresh(code))
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import phaze_fast", "numpy pydantic yaml typer rich numba highspy phaze_fast._core"),
+        ("import phaze_fast as pf; pf.presets", "typer rich phaze_fast.cli"),
+    ],
+)
+def test_imports_load_nothing_heavy(code, heavy):
+    loaded = fresh(f"import json, sys; {code}; print(json.dumps(sorted(sys.modules)))")
+    assert set(heavy.split()).isdisjoint(loaded)
 
 
 def test_every_public_name_resolves_and_is_listed():
@@ -43,12 +45,7 @@ def test_search_is_the_function_whatever_is_imported_first():
     assert fresh(code + "print(json.dumps(callable(search)))")
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_the_version_and_a_name_that_is_not_there():
+    assert pf.__version__ == version("phaze-fast")
     with pytest.raises(AttributeError, match="no attribute 'serach'"):
         _ = pf.serach
-
-
-def test_the_installed_version_is_the_packages():
-    from importlib.metadata import version
-
-    assert pf.__version__ == version("phaze-fast")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refusal
 
 import phaze_fast as pf
 
@@ -40,11 +41,7 @@ def test_a_design_says_the_same_as_plan_and_predict(space):
     assert best.energy_j == best.plan.energy_j
     assert best.samples_per_s == best.plan.samples_per_s
     assert best.bottleneck == best.plan.bottleneck
-
-
-def test_an_answer_survives_plain_data(space):
-    best = pf.search("bert-large", space, POD, STEP).best
+    # It survives plain data.
     assert pf.Plan.from_dict(best.plan.to_dict()) == best.plan
     assert pf.Accelerator.from_dict(best.chip.to_dict()) == best.chip
-    with pytest.raises(pf.InvalidInputError, match="plan: not what"):
-        pf.Plan.from_dict(best.plan.to_dict(stages=False))
+    assert "plan: not what" in refusal(pf.Plan.from_dict, best.plan.to_dict(stages=False))

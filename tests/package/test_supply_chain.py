@@ -2,6 +2,8 @@
 
 import re
 import sys
+import tomllib
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -40,10 +42,17 @@ def test_licences_ask_for_a_notice_and_no_more():
     assert release_check.licences() == ""
     assert release_check.documents() == ""
     assert release_check.one_version() == ""
+    for text in ("GPL-3.0-only", "GNU Affero General Public License v3", "AGPL"):
+        assert release_check.COPYLEFT.search(text)
 
 
-@pytest.mark.parametrize("text", ["GPL-3.0-only", "GNU Affero General Public License v3", "AGPL"])
-def test_copyleft_would_be_noticed(text):
-    import release_check
-
-    assert release_check.COPYLEFT.search(text)
+def test_every_dependency_stands_in_the_list_of_licences():
+    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
+    for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        name = re.match(r"[A-Za-z0-9_-]+", text)[0]
+        row = re.search(rf"^\| {name}\b[^|]*\| ([^|]+) \|", page, re.M)
+        assert row, f"{name} stands in no row of docs/testing.md"
+        own = metadata(name)
+        classified = [line for line in own.get_all("Classifier") or [] if "License ::" in line]
+        said = [own.get("License-Expression") or "", own.get("License") or "", *classified]
+        assert row[1].split("-")[0].split()[0] in " ".join(said)

@@ -57,16 +57,11 @@ def test_refuse(value, unit):
         units.parse_quantity(value, unit)
 
 
-@given(st.integers(0, 2**50))
-def test_bytes_written_for_people_read_back_within_their_digits(value):
-    assert units.parse_quantity(units.format_bytes(value), "bytes") == pytest.approx(
-        value, rel=1e-3
-    )
-
-
-@given(st.floats(1e-9, 1e5))
-def test_times_written_for_people_read_back_within_their_digits(value):
-    assert units.parse_quantity(units.format_time(value), "s") == pytest.approx(value, rel=1e-3)
+@given(st.integers(0, 2**50), st.floats(1e-9, 1e5))
+def test_what_is_written_for_people_reads_back_within_its_digits(size, time_s):
+    read = units.parse_quantity
+    assert read(units.format_bytes(size), "bytes") == pytest.approx(size, rel=1e-3)
+    assert read(units.format_time(time_s), "s") == pytest.approx(time_s, rel=1e-3)
 
 
 @pytest.mark.parametrize(

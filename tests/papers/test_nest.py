@@ -175,26 +175,6 @@ def test_more_never_worsens(seed, what):
         assert time_of(better, replicas="all") <= time_of(data, replicas="all") * (1 + 1e-12)
 
 
-@few
-@given(seeds)
-def test_a_network_without_cost_leaves_the_layers(seed):
-    data = nest_problem(seed)
-    data["bws"] = [1e60] * len(data["bws"])
-    data["latency_per_level"] = [0.0] * len(data["bws"])
-    plan = solved(data)
-    if plan["status"] == "optimal":
-        nodes = {node["id"]: node for node in data["nodes"][str(plan["t"])]}
-        loads = []
-        for q, stage in enumerate(plan["stages"]):
-            back = math.fsum(nodes[i]["optimalLatencyBw"] for i in stage["nodes"])
-            again = back if data["activationRecomputation"] and q + 1 < plan["p"] else 0.0
-            loads.append(
-                math.fsum(nodes[i]["optimalLatencyFw"] for i in stage["nodes"]) + back + again
-            )
-        rounds = math.ceil(int(data["mbsInBatch"]) / plan["d"]) + plan["p"] - 1
-        assert plan["finalTimePerBatch"] == pytest.approx(max(loads) * rounds, rel=1e-12, abs=1e-50)
-
-
 def test_latencies_in_milliseconds_are_converted():
     record = next(r for r in golden() if r["name"] == "tpu-llama3-128")
     seconds = copy.deepcopy(record["input"])

@@ -1,13 +1,13 @@
 """Layers assigned to the chunks of a pipeline: the best that `plan` finds, against all of them."""
 
-import itertools
 import math
 import random
 
 import numpy as np
 import pytest
 from case_counts import first_slow
-from plan_cases import random_fabric, with_memory
+from oracle_cases import random_fabric
+from plan_cases import partitions, with_memory
 from reference.assignments import AllAssignments
 
 from phaze_fast import _core
@@ -37,22 +37,6 @@ def small_model(rng, blocks):
         tied_embeddings=rng.random() < 0.3,
         head=rng.choice(["lm", "lm", "none"]),
     )
-
-
-def assignments(blocks, chunks):
-    """Layers of every chunk in all assignments whose chunks differ by one at most.
-
-    The embedding and the head count as layers of the first and the last chunk, or do not.
-    """
-    for first, last in itertools.product((0, 1), repeat=2):
-        each, extras = divmod(blocks + first + last, chunks)
-        if each == 0:
-            continue
-        for longer in itertools.combinations(range(chunks), extras):
-            sizes = [each + (c in longer) for c in range(chunks)]
-            sizes[0] += 1 - first
-            sizes[-1] += 1 - last
-            yield tuple(sizes)
 
 
 def few(blocks, chunks):
@@ -92,12 +76,11 @@ def timed(model, cluster, step, spec):
     (times,), limit_bytes = [evaluator.times(cluster)], float(evaluator.limits_bytes[0])
     assert len(evaluator.layouts) == 1
     found = {}
-    for sizes in set(assignments(model.layers, spec.pp * spec.vpp)):
-        cuts = np.array([0, *itertools.accumulate(sizes)], dtype=np.int32)
-        chosen = np.zeros(spec.pp, dtype=np.int32)
-        (estimate,), _ = evaluator.space.estimate(times, 0, cuts, chosen, limit_bytes)
+    for cuts in partitions(evaluator, evaluator.layouts[0]):
+        given = np.array(cuts, dtype=np.int32), np.zeros(spec.pp, dtype=np.int32)
+        (estimate,), _ = evaluator.space.estimate(times, 0, *given, limit_bytes)
         if estimate["status"] == 0:
-            found[sizes] = float(estimate["time_s"])
+            found[tuple(np.diff(cuts).tolist())] = float(estimate["time_s"])
     return found
 
 
@@ -226,15 +209,6 @@ def test_the_best_of_sixteen_chunks_is_that_of_the_oracle_in_many_cases(first):
 
 
 # ---- by hand ----
-
-
-def test_all_assignments_of_a_few_layers():
-    """Four blocks on four chunks: one each; five layers with one end counted, six with both."""
-    one = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
-    first = [(*sizes[:3], sizes[3] + 1) for sizes in one]
-    last = [(sizes[0] + 1, *sizes[1:]) for sizes in one]
-    both = [(2, 2, 1, 1), (2, 1, 2, 1), (2, 1, 1, 2), (1, 2, 2, 1), (1, 2, 1, 2), (1, 1, 2, 2)]
-    assert sorted(assignments(4, 4)) == sorted([(2, 1, 1, 2), *first, *last, *both])
 
 
 def test_a_heavy_head_counts_as_layers():

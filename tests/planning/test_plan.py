@@ -2,27 +2,21 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import PLAIN, h100
-from reference.pipeline_events import makespan, simulate
+from plan_cases import h100
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import Pipeline, footprint
-from phaze_fast.opgraph import Strategy
 from phaze_fast.planning import (
     PARTS,
     PlanEvaluator,
-    PlanSpec,
     Training,
     plan,
     planner,
-    predict,
 )
 
 
@@ -50,85 +44,11 @@ def test_plans_keep_to_their_limits_and_add_up(model):
         assert max(stage.memory_bytes for stage in stages) == pytest.approx(each.memory_bytes)
         assert tuple(each.parts_s) == PARTS
         assert sum(each.parts_s.values()) == pytest.approx(each.time_s, rel=1e-9)
-        assert all(seconds >= -1e-9 * each.time_s for seconds in each.parts_s.values())
+        assert all(seconds >= 0 for seconds in each.parts_s.values())
         assert 0 < each.mfu < 1
     for faster, smaller in zip(plans.front, plans.front[1:], strict=False):
         assert faster.time_s <= smaller.time_s
         assert faster.memory_bytes > smaller.memory_bytes
-
-
-MODES = ("none", "selective", "full", "norms+activations+gated-product")
-
-
-@pytest.mark.parametrize(
-    ("schedule", "models"),
-    [
-        ("1f1b", ("gpt2-small", "llama2-7b", "t5-base", "mixtral-8x7b")),
-        # `footprint` deals whole stages, not chunks, so that blocks must be alike.
-        ("interleaved", ("gpt2-small", "llama2-7b", "mixtral-8x7b")),
-        ("zero-bubble", ("gpt2-small", "llama2-7b", "t5-base", "mixtral-8x7b")),
-        ("zb-h2", ("llama2-7b", "t5-base")),
-        ("gpipe", ("llama2-7b", "t5-base")),
-    ],
-)
-def test_plans_and_the_memory_model_agree_term_by_term(schedule, models):
-    vpp = 2 if schedule == "interleaved" else 1
-    for model, zero, recompute in product(models, range(4), MODES):
-        strategy = Strategy(tp=2, sequence_parallel=True)
-        graph = pf.layer_graph(pf.models.load(model), strategy)
-        common = {"schedule": schedule, "vpp": vpp, "zero": zero}
-        pipeline = Pipeline(pp=2, micro_batches=8, dp=4, **common)
-        given = {"recompute": recompute, "software": PLAIN, **common}
-        spec = PlanSpec(global_batch=32, tp=2, pp=2, dp=4, **given)
-        for k, stage in enumerate(predict(model, cluster(16), spec).stages):
-            terms = footprint(graph, pipeline, k, recompute).terms
-            if len(set(stage.chunks)) > 1:  # chunks that differ, which footprint does not tell
-                for term in ("activations", "fragmentation"):
-                    assert stage.memory[term] >= terms[term] * (1 - 1e-12)
-                    terms = {**terms, term: stage.memory[term]}
-            assert dict(stage.memory) == pytest.approx(terms, rel=1e-12)
-
-
-def variants_of(sizes, stage):
-    """The variant of each layer of a stage of one chunk; the ends have but one."""
-    more, _, rest = stage.recompute.partition("/")
-    more, _, count = more.partition(":")
-    left = int(count) if count else len(stage.layers)
-    found = []
-    for i in stage.layers:
-        block = sizes.graph.layers[sizes.graph.order[i]].kind not in ("embedding", "head")
-        found.append(sizes.variant_of[more if left > 0 else rest or "none"])
-        left -= block
-    return found
-
-
-def test_a_plan_takes_as_long_as_its_schedule_simulated():
-    widths = {"pp": (4,), "tp": (1, 2)}
-    plans = found("llama2-7b", 16, schedule="1f1b", software=PLAIN, **widths)
-    evaluator = PlanEvaluator(plans.model, plans.cluster, plans.training, [80 * 2**30])
-    times, order = evaluator.times(plans.cluster), evaluator.sizes[0].graph.order
-    widths = [(x.strategy.tp, x.strategy.micro_batch) for x in evaluator.sizes]
-    off, mixed = [], 0
-    for each in plans.plans:
-        mixed += any(":" in stage.recompute for stage in each.stages)
-        s = widths.index((each.tp, each.micro_batch))
-        forward, backward, before_s = [], [], 0.0
-        for stage in each.stages:
-            kinds = [order[i] for i in stage.layers]
-            again = variants_of(evaluator.sizes[s], stage)
-            own = times.forward_s[s, kinds].sum(), times.backward_s[s, again, kinds].sum()
-            after_s = stage.load_s - sum(own) - before_s  # what is not received before is after
-            forward.append(own[0] + before_s)
-            backward.append(own[1] + after_s)
-            before_s = after_s
-        assert after_s == pytest.approx(0, abs=1e-9 * each.time_s)
-        columns = [[[seconds] for seconds in stages] for stages in (forward, backward, backward)]
-        simulated = makespan(simulate("1f1b", *columns, each.micro_batches))
-        step_s = each.time_s - each.parts_s["data_comm"] - each.parts_s["optimizer"]
-        off.append(step_s / simulated - 1)
-    assert len(off) >= 5
-    assert mixed >= 1
-    assert max(map(abs, off)) <= 1e-9
 
 
 @settings(max_examples=6)
@@ -156,17 +76,6 @@ def test_early_stages_recompute_where_late_ones_need_not():
     assert loads == sorted(loads, reverse=True)
     assert loads[0] > loads[-1]
     assert middle[-1].recompute == "none"
-
-
-def test_whole_stages_recompute_early_where_blocks_may_not_differ():
-    plans = found(
-        "llama2-7b", 8, memory_gib=40, micro_batch=4, tp=1, pp=8,
-        dp=1, schedule="1f1b", zero=0, global_batch=128,
-        recompute=("none", "selective", "full"), recompute_some=False,
-    )  # fmt: skip
-    kinds = [stage.recompute for stage in plans.best.stages]
-    assert plans.best.recompute == "mixed"
-    assert kinds == sorted(kinds)  # full before none
 
 
 def test_nothing_fits_with_a_reason():
@@ -212,20 +121,6 @@ def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
         assert again.tried == first.tried
     planner._evaluator.cache_clear()
     assert plan(*asked, top=3).to_dict() == first.to_dict()
-
-
-def test_an_expert_on_one_replica_has_nobody_to_share_its_state_with():
-    fixed = {"tp": 1, "pp": 2, "dp": 8, "micro_batch": 1}
-    alone = found("mixtral-8x7b", 16, 640, ep=8, zero=0, **fixed).best
-    shared = found("mixtral-8x7b", 16, 640, ep=8, zero=1, **fixed).best
-    graph = pf.layer_graph(pf.models.load("mixtral-8x7b"), Strategy(ep=8))
-    moe = next(layer for layer in graph.layers if layer.kind == "moe-block")
-    for before, after in zip(alone.stages, shared.stages, strict=True):
-        held = sum(graph.layers[graph.order[i]].device_parameters for i in after.layers)
-        experts = moe.expert_parameters * after.kinds["moe-block"]
-        assert before.memory["optimizer"] == pytest.approx(12 * held)
-        expected = 12 * (experts + (held - experts) / 8)
-        assert after.memory["optimizer"] == pytest.approx(expected)
 
 
 def test_recomputation_shows_where_it_is_asked_for():
@@ -283,3 +178,77 @@ def test_replicas_lie_inside_where_a_pipeline_fits_into_a_node():
     both = set(several["pp"][several["rank_order"] == 1].tolist())
     assert both == {p for p in several["pp"].tolist() if 1 < p <= 8}
     assert {8, 9} <= set(several["pp"].tolist())
+
+
+# ---- wrong answers of version 0.1.0: none may come back ----
+
+
+def test_experts_over_more_devices_than_there_are_leave_the_rest_alone():
+    plans = found("mixtral-8x7b", 4, 640, global_batch=8, micro_batch=1, ep=(1, 8))
+    assert plans.plans
+    assert {each.ep for each in plans.plans} == {1}
+    assert any("expert" in why and "8" in why and "4" in why for why in plans.rejected)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble"])
+def test_no_schedule_cuts_where_there_may_be_no_cut(schedule):
+    step = {"global_batch": 32, "micro_batch": 1, "tp": 1, "pp": (2, 4)}
+    step |= {"schedule": schedule, "vpp": 3}
+    free = found("gpt2-small", 8, **step)
+    assert {each.pp for each in free.plans} == {2, 4}
+    bound = found("gpt2-small", 8, uncut=(4, 8), tied=((9, 10),), **step)
+    # Six chunks of two blocks begin at 3, 5, 7, 9 and 11, twelve of one everywhere.
+    assert {each.pp for each in bound.plans} == ({2} if schedule == "interleaved" else {2, 4})
+    for each in [*bound.plans, *bound.front]:
+        stage_of = {i: k for k, stage in enumerate(each.stages) for i in stage.layers}
+        assert stage_of[3] == stage_of[4]
+        assert stage_of[7] == stage_of[8]
+        assert stage_of[9] == stage_of[10]
+
+
+def test_zero_is_kept_where_context_parallel_devices_share():
+    step = {"global_batch": 4, "micro_batch": 1, "tp": 1, "pp": 1}
+    step |= {"cp": 4, "dp": 1, "zero": (0, 1), "recompute": "none"}
+    by_zero = {each.zero: each for each in found("gpt2-small", 4, **step).plans}
+    assert set(by_zero) == {0, 1}
+    whole, shared = (by_zero[zero].stages[0].memory["optimizer"] for zero in (0, 1))
+    assert shared == pytest.approx(whole / 4)
+    assert by_zero[1].memory_bytes < by_zero[0].memory_bytes
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "zb-h2", "interleaved"])
+def test_fewer_micro_batches_than_stages_are_played_as_they_are(schedule):
+    """Version 0.1.0 refused ZB-H1 for memory here; the order is defined for any number."""
+    step = {"global_batch": 4, "micro_batch": 1, "tp": 1, "dp": 1}
+    step |= {"pp": 6, "vpp": 2, "recompute": "none"}
+    plans = found("gpt2-small", 8, schedule=schedule, **step)
+    assert plans.plans
+    assert not plans.rejected
+    best = plans.best
+    assert (best.pp, best.micro_batches) == (6, 4)
+    # A micro-batch passes every stage both ways; the last of four has three before it somewhere.
+    loads = [stage.load_s for stage in best.stages]
+    name = "zb-h1" if schedule == "zero-bubble" else schedule
+    assert best.schedule == name
+    assert best.time_s > 4 * max(loads)
+    assert best.time_s < 4 * sum(loads)
+    if schedule != "interleaved":
+        plain = found("gpt2-small", 8, schedule="1f1b", **step).best
+        assert best.time_s < plain.time_s
+
+
+def test_few_micro_batches_are_refused_for_the_schedule_that_needs_more():
+    plans = found(
+        "gpt2-small", global_batch=4, micro_batch=1, tp=1, dp=1, pp=4, schedule="dualpipe-v"
+    )
+    assert not plans.plans
+    reasons = [why for why in plans.rejected if "micro-batch" in why and "dualpipe-v" in why]
+    assert reasons
+    assert not any(why.startswith("memory") for why in plans.rejected)
+
+
+def test_ties_that_leave_no_partition_are_refused_with_a_reason():
+    step = {"global_batch": 8, "micro_batch": 1, "tp": 1, "pp": 4, "schedule": "1f1b"}
+    plans = found("gpt2-small", 4, uncut=tuple(range(1, 14)), **step)
+    assert len(plans) == 0
+    assert plans.rejected

@@ -8,6 +8,7 @@ from case_counts import some_or_many
 from oracle_cases import random_cases
 from reference.plan_layers import Layers, Network, rank_numbers
 
+from phaze_fast.explore import scaled_cluster, tier_names
 from phaze_fast.hardware import FlatFabric, TieredFabric
 from phaze_fast.planning import PARTS, predict
 
@@ -27,26 +28,10 @@ def plans(seeds, count=3):
             yield rng, model, cluster, spec
 
 
-def network(fabric, rate=1.0, latency=1.0):
-    """The same wires with rates and latencies multiplied."""
-    if isinstance(fabric, FlatFabric):
-        return fabric.replace(
-            bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * rate,
-            latency_s=fabric.latency_s * latency,
-        )
-    if isinstance(fabric, TieredFabric):
-        tiers = [
-            tier.replace(
-                bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * rate,
-                latency_s=tier.latency_s * latency,
-            )
-            for tier in fabric.tiers
-        ]
-        return fabric.replace(tiers=tuple(tiers))
-    return fabric.replace(
-        link_bandwidth_bytes_per_s=fabric.link_bandwidth_bytes_per_s * rate,
-        hop_latency_s=fabric.hop_latency_s * latency,
-    )
+def wired(cluster, rate=1.0, latency=1.0):
+    """The same cluster with rates and latencies of all wires multiplied."""
+    tiers = len(tier_names(cluster))
+    return scaled_cluster(cluster, [rate] * tiers, [latency] * tiers)
 
 
 def slowed(chip):
@@ -166,7 +151,7 @@ def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_e
     for _, model, cluster, spec in plans(range(4300, 4300 + cases)):
         plan = predict(model, cluster, spec)
         same = spec.replace(recompute=tuple(stage.recompute for stage in plan.stages))
-        ideal = predict(model, cluster.replace(fabric=network(cluster.fabric, 1e12, 0.0)), same)
+        ideal = predict(model, wired(cluster, 1e12, 0.0), same)
         if not both_proven(plan, ideal):
             continue
         for name in PARTS:
@@ -181,8 +166,7 @@ def test_a_faster_network_never_makes_a_plan_slower():
     seen = 0
     for rng, model, cluster, spec in plans(range(4400, 4407)):
         factor = rng.choice([1.05, 1.3, 2.0, 10.0, 100.0])
-        faster = cluster.replace(fabric=network(cluster.fabric, rate=factor))
-        nearer = cluster.replace(fabric=network(cluster.fabric, latency=1 / factor))
+        faster, nearer = wired(cluster, rate=factor), wired(cluster, latency=1 / factor)
         plan, *others = (predict(model, c, spec) for c in (cluster, faster, nearer))
         for other in others:
             if both_proven(plan, other):
@@ -209,7 +193,7 @@ def test_faster_memory_never_makes_a_plan_slower():
 
 def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
     for _, model, cluster, spec in plans(range(4600, 4607)):
-        slow = cluster.replace(fabric=network(cluster.fabric, 0.5, 2.0), chip=slowed(cluster.chip))
+        slow = wired(cluster, 0.5, 2.0).replace(chip=slowed(cluster.chip))
         plan, slower = (predict(model, c, spec) for c in (cluster, slow))
         assert slower.time_s == pytest.approx(2 * plan.time_s, rel=SLACK), spec
         assert slower.memory_bytes == plan.memory_bytes

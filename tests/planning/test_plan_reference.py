@@ -7,7 +7,7 @@ from case_counts import first_slow
 from oracle_cases import random_cases
 from reference.plan import evaluate
 
-from phaze_fast.planning import Training, predict, predict_batch
+from phaze_fast.planning import PlanSpec, Training, predict, predict_batch
 
 CLOSE = 1e-9
 PLANS_A_MODEL = 4  # on one cluster, with one set of widths: layers are scheduled once
@@ -31,32 +31,18 @@ def assert_agree(model, cluster, spec):
 def assert_batch_agrees(model, cluster, specs):
     """Even plans of one batch size and one optimiser, in one call each."""
     for spec in specs:
-        training = Training(
-            global_batch=spec.global_batch,
-            optimizer=spec.optimizer,
-            reserved_bytes=spec.reserved_bytes,
-            sequence_parallel=spec.sequence_parallel,
-            expert_imbalance=spec.expert_imbalance,
-            expert_overlap=spec.expert_overlap,
-            software=spec.software,
-        )
+        common = set(Training.model_fields) & set(PlanSpec.model_fields)
         widths = {
-            "tp": spec.tp,
-            "pp": spec.pp,
-            "dp": spec.dp,
-            "cp": spec.cp,
-            "cp_kind": spec.cp_kind,
-            "etp": spec.etp or 0,
-            "ep": spec.ep,
-            "micro_batch": spec.micro_batch,
-            "schedule": spec.schedule,
-            "vpp": spec.vpp,
+            name: getattr(spec, name)
+            for name in ("tp", "pp", "dp", "cp", "cp_kind", "ep", "micro_batch", "schedule", "vpp")
         }
+        chosen = {*widths, "etp", "zero", "shard", "recompute", "rank_order"}
+        training = Training(**{name: getattr(spec, name) for name in common - chosen})
         modes = ["none", "selective", "full", "norms:1/activations", "full:2", "auto"]
         zeros, orders = [0, 1, 2, 3, 1, 0], ["replicas-inside", "stages-inside"] * 3
         shards = [spec.shard if zero else None for zero in zeros]
         rows = predict_batch(
-            model, cluster, training, **widths, zero=zeros, recompute=modes, rank_order=orders,
+            model, cluster, training, **widths, etp=spec.etp or 0, zero=zeros, recompute=modes, rank_order=orders,
             shard=[shard or 0 for shard in shards],
         )  # fmt: skip
         for i, (zero, mode, order) in enumerate(zip(zeros, modes, orders, strict=True)):

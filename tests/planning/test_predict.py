@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 import pytest
-from plan_cases import RECOMPUTE, SCHEDULES, random_fabric, random_model, with_memory
+from oracle_cases import random_fabric, small_model
+from plan_cases import RECOMPUTE, SCHEDULES, with_memory
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -68,7 +69,7 @@ def test_a_batch_is_a_loop_of_singles():
     timed = refused = 0
     for _ in range(5):
         devices = rng.choice([2, 4, 8])
-        model, fabric = random_model(rng), random_fabric(rng, devices)
+        model, fabric = small_model(rng), random_fabric(rng, devices)
         cluster = Cluster(devices=devices, fabric=fabric, chip="h100")
         if rng.random() < 0.5:
             cluster = with_memory(cluster, 10 ** rng.uniform(5.5, 7.5))
@@ -95,6 +96,19 @@ def test_a_batch_is_a_loop_of_singles():
             timed += 1
     assert timed > 25
     assert refused > 60
+
+
+def test_what_other_plans_of_a_batch_recompute_changes_nothing():
+    """Neither what auto chooses from, nor modes that keep the same bytes and compute others again."""
+    step = Training(global_batch=64, reserved_bytes=0)
+    given = {"dp": 2, "pp": 4, "micro_batch": 4, "zero": 1}
+    words = ["auto", "norms", "norms+activations", "full:3/norms", "none"]
+    on = with_memory(Cluster(devices=8, fabric="dgx-h100", chip="h100"), 48 * 2**30)
+    for model in ("llama2-7b", "gpt2-xl"):
+        many = predict_batch(model, on, step, **given, recompute=words)
+        for k, word in enumerate(words):
+            given_one = {**given, "global_batch": 64, "reserved_bytes": 0, "recompute": word}
+            same_row(many, k, predict(model, on, given_one))
 
 
 def test_threads_change_nothing():

@@ -5,7 +5,6 @@ import pytest
 from plan_cases import PLAIN
 
 from phaze_fast import _core
-from phaze_fast.explore.bounds import expert_stride
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
@@ -71,7 +70,7 @@ def test_times_with_fewer_ways_to_recompute_are_filled_with_zeros():
         one = np.ones(rows)
         return KindTimes(flat, flat, deep, flat, flat, deep, one, one, one > 0)
 
-    both = KindTimes.joined([times(2, 1), times(1, 3)])
+    both = KindTimes.concatenated([times(2, 1), times(1, 3)])
     for each in (both.backward_s, both.backward_j):
         assert each[:, :, 0].tolist() == [[2, 0, 0], [2, 0, 0], [2, 2, 2]]
     assert both.forward_s.shape == (3, 3)
@@ -85,7 +84,7 @@ def test_expert_groups_lie_where_tensor_groups_leave_room():
         ep=(1, 4),
     )  # fmt: skip
     evaluator = PlanEvaluator(load("mixtral-8x7b"), cluster, step, [80 * 2**30])
-    strides = [expert_stride(sizes) for sizes in evaluator.sizes]
+    strides = [sizes.rank_stride for sizes in evaluator.sizes]
     assert strides == [None, 1, 2, 3, 4, None, 2, 4]
 
 

@@ -1,15 +1,14 @@
 """What stages recompute: its texts, the fastest of all that fits, and no more of it than needed."""
 
 import itertools
-import json
 import random
 
 import pytest
 from case_counts import some_or_many
-from plan_cases import random_fabric, random_model, with_memory
+from oracle_cases import random_fabric, small_model
+from plan_cases import with_memory
 from reference.plan import recompute_texts
 
-import phaze_fast as pf
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
@@ -117,7 +116,7 @@ def random_case(rng):
     """A model, a cluster with too little memory for all of it, and a step of one layout."""
     schedule = rng.choice(["1f1b", "1f1b", "1f1b", "zb-h1", "gpipe", "interleaved", "zb-v"])
     p = rng.randint(1, 3) if schedule == "1f1b" else rng.randint(2, 3)
-    model = random_model(rng, most_blocks=6)
+    model = small_model(rng)
     if model.layers + model.encoder_layers < 2 * p:
         model = model.replace(layers=2 * p, encoder_layers=0, moe=None)
     modes = tuple(rng.sample(RECOMPUTE, rng.randint(2, 3)))
@@ -172,7 +171,7 @@ def test_every_stage_recomputes_what_makes_it_fastest(cases):
 
 def test_auto_tries_every_mode_and_every_mix():
     held = mixed = seed = 0
-    while held < 2:
+    while held < 2 or not mixed:
         seed += 1
         model, cluster, step = random_case(random.Random(10_005 + seed))
         if model.layers + model.encoder_layers > 4:
@@ -184,7 +183,7 @@ def test_auto_tries_every_mode_and_every_mix():
             spec = PlanSpec.of(plans.best).replace(recompute="auto")
             assert predict(model, cluster, spec) == plans.best
             held += 1
-    assert mixed >= 1
+    assert seed < 100
 
 
 def test_whole_stages_are_alike_where_blocks_may_not_differ():
@@ -196,16 +195,6 @@ def test_whole_stages_are_alike_where_blocks_may_not_differ():
         if whole.plans:
             assert all(stage.recompute in step.recompute for stage in whole.best.stages)
             assert mixed.best.time_s <= whole.best.time_s * (1 + CLOSE)
-
-
-def test_a_mixed_plan_round_trips():
-    for seed in range(20):
-        model, cluster, step = random_case(random.Random(seed))
-        plans = plan(model, cluster, step, threads=1)
-        for each in plans.plans:
-            text = json.dumps(each.to_dict())
-            assert pf.Plan.from_dict(json.loads(text)) == each
-            assert predict(model, cluster, json.loads(text)) == each
 
 
 # ---- no more than needed ----

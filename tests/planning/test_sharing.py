@@ -1,8 +1,6 @@
 """Hybrid sharding, ways to attend, experts' widths and DualPipe: what they must do, and refusals."""
 
-import numpy as np
 import pytest
-from case_counts import slow_or_thorough
 
 import phaze_fast as pf
 from phaze_fast import models
@@ -11,7 +9,7 @@ from phaze_fast.cost import message_batch
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Tier, TieredFabric
 from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, layer_graph, reasons
-from phaze_fast.planning import PARTS, predict_batch
+from phaze_fast.planning import predict_batch
 from phaze_fast.software import DEFAULT, load_software
 
 WIDE = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
@@ -39,19 +37,6 @@ def test_one_group_of_all_replicas_is_no_hybrid():
     assert pf.predict("llama2-7b", WIDE, {**FSDP, "shard": 64}) == plain
     assert plain.shard == 64
     assert not plain.hybrid
-
-
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_a_group_holds_what_its_share_is(zero):
-    """With s of 64 replicas sharing, a device holds 64 / s times the shared terms."""
-    terms = {1: ["optimizer"], 2: ["optimizer", "gradients"], 3: ["optimizer", "weights"]}[zero]
-    plain = pf.predict("llama2-7b", WIDE, {**FSDP, "zero": zero})
-    for shard in (4, 8, 32):
-        plan = pf.predict("llama2-7b", WIDE, {**FSDP, "zero": zero, "shard": shard})
-        for term in terms:
-            assert plan.memory[term] == pytest.approx(64 / shard * plain.memory[term], rel=1e-12)
-        assert pf.Plan.from_dict(plan.to_dict()) == plan
-        assert pf.predict("llama2-7b", WIDE, plan) == plan
 
 
 def test_gathers_inside_a_node_are_faster_and_plan_finds_them():
@@ -295,72 +280,6 @@ def test_plans_by_dualpipe_are_searched():
     assert {p.schedule for p in found.plans} == {"dualpipe"}
     assert {p.pp for p in found.plans} <= {2, 4}
     assert any("even number of stages" in why for why in found.rejected)
-
-
-# ---- parts ----
-
-
-def test_parts_add_up_and_an_infinite_fabric_removes_communication():
-    rng = np.random.default_rng(5)
-    count = 200
-    rows = {
-        "tp": rng.choice([1, 2], count),
-        "dp": rng.choice([2, 4, 8], count),
-        "cp": rng.choice([1, 2], count),
-        "pp": rng.choice([1, 2, 4], count),
-        "zero": rng.choice([0, 1, 2, 3], count),
-        "cp_kind": rng.choice(CONTEXT_KINDS, count),
-        "shard": rng.choice([0, 2], count),
-    }
-    product = rows["tp"] * rows["dp"] * rows["cp"]
-    fast = pf.hardware.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
-    clusters = [WIDE, pf.Cluster(devices=64, fabric=fast, chip="h100")]
-    rows["pp"] = 64 // product
-    step = pf.Training(global_batch=64)
-    slow, free = (predict_batch(LLAMA, cluster, step, **rows) for cluster in clusters)
-    good = slow.status <= 1
-    assert good.sum() > 50
-    for found in (slow, free):
-        total = sum(found.parts_s[name][good] for name in PARTS)
-        assert np.abs(total / found.time_s[good] - 1).max() < 1e-12
-    for name in PARTS:
-        if name.endswith("_comm"):
-            assert np.abs(free.parts_s[name][good]).max() < 1e-9 * free.time_s[good].max()
-
-
-@slow_or_thorough(3_000, 10_000)
-def test_parts_of_ten_thousand_random_plans_add_up(cases):
-    rng = np.random.default_rng(17)
-    names = ["1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved", "zb-v", "dualpipe", "dualpipe-v"]
-    counted, worst = 0, 0.0
-    while counted < cases:
-        model, count = (LLAMA, MIXTURE)[rng.integers(2)], 3000
-        schedule = rng.choice(names, count)
-        several = np.isin(schedule, names[4:])
-        rows = {
-            "tp": rng.choice([1, 2, 4], count),
-            "pp": rng.choice([1, 2, 4], count),
-            "cp": rng.choice([1, 2, 4], count),
-            "micro_batch": rng.choice([1, 2], count),
-            "zero": rng.choice([0, 1, 2, 3], count),
-            "recompute": rng.choice(["none", "full", "norms", "full:1", "auto"], count),
-            "schedule": schedule,
-            "vpp": np.where(several, 2, 1),
-            "ep": rng.choice([1, 2, 4], count) if model is MIXTURE else 1,
-            "etp": rng.choice([0, 1, 2], count) if model is MIXTURE else 0,
-            "rank_order": rng.choice(["replicas-inside", "stages-inside"], count),
-            "shard": rng.choice([0, 0, 2, 4], count),
-            "cp_kind": rng.choice(CONTEXT_KINDS, count),
-        }
-        inner = rows["tp"] * rows["pp"] * rows["cp"]
-        rows["dp"] = np.maximum(1, 64 // inner)
-        step = pf.Training(global_batch=int(rng.choice([64, 256])), expert_imbalance=1.2)
-        found = predict_batch(model, WIDE, step, **rows)
-        good = found.status <= 1
-        total = sum(found.parts_s[name][good] for name in PARTS)
-        worst = max(worst, float(np.abs(total / found.time_s[good] - 1).max()))
-        counted += int(good.sum())
-    assert worst < 1e-12
 
 
 # ---- fabrics and software ----

@@ -12,8 +12,8 @@ from reference.pipeline_events import orders, stage_of
 from reference.plan import (
     BUCKET_BYTES,
     chunks_on,
-    deals,
     exchange,
+    partitions,
     passes,
     stage_backward,
     stage_memory,
@@ -75,7 +75,7 @@ class AllAssignments:
     def __init__(self, model, cluster, spec, modes):
         self.model, self.cluster, self.spec, self.modes = model, cluster, spec, modes
         self.layers = Layers(model, cluster, spec, Network(cluster, spec))
-        found = {tuple(map(len, chunks)): chunks for chunks in deals(self.layers, spec)}
+        found = {tuple(map(len, chunks)): chunks for chunks in partitions(self.layers, spec)}
         self.sizes, self.one = np.array(list(found)), next(iter(found.values()))
         self.ends = np.cumsum(self.sizes, axis=1)
         self.held = [chunks_on(spec, k) for k in range(spec.pp)]

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from reference.mapping_layouts import SPLITS, convert, overlapped, seconds
-from reference.mapping_pipeline import in_flight, pipeline_seconds
-from reference.mapping_streams import charge, link_seconds, own_link_seconds, stream_seconds
 
 ROLES = "BMNKR"
 MODES = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
@@ -420,3 +418,77 @@ def evaluate(case, op_mappings, outputs=None):
     links_s = charge(case.rules, case.cross_stage_s, stages) if case.cross_stage_s else 0.0
     tail = max(stage.tail_s for stage in stages) + case.rules["outer_tail_s"]
     return pipeline_seconds(case.rules, stages, links_s) + tail, stages
+
+
+# ---- schedules: micro-batches in flight, and seconds of a step ----
+
+
+def in_flight(rules, count, k):
+    """Micro-batches that a stage holds: as counted by a play of the schedule, see the tests."""
+    batches, chunks = rules["micro_batches"], rules["chunks"]
+    if rules["zero_bubble"]:
+        return min(batches, count)
+    if chunks > 1:
+        return min(2 * (count - k - 1) + (chunks - 1) * count + 1, batches * chunks) / chunks
+    return min(batches, count - k)
+
+
+def pipeline_seconds(rules, stages, links_s=0.0):
+    """The slowest stage for every micro-batch, and once what the others keep it waiting for.
+
+    Every micro-batch but one takes as long as the links to the rim for what all of them stream.
+    """
+    slowest = max(range(len(stages)), key=lambda k: stages[k].load_s)
+    others = [stage for k, stage in enumerate(stages) if k != slowest]
+    waits = [
+        max(0.0, stage.load_s - 2 * stage.weight_s) if rules["zero_bubble"] else stage.load_s
+        for stage in others
+    ]
+    slowest_s = stages[slowest].load_s
+    more_s = (rules["micro_batches"] - 1) * max(0.0, links_s - slowest_s)
+    return rules["micro_batches"] * slowest_s + more_s + sum(waits) / rules["chunks"]
+
+
+# ---- streams: over links, and from other stages ----
+
+
+def stream_seconds(rules, in_bytes, out_bytes):
+    """Seconds of what comes and goes off the wafer: one link, or one for each direction."""
+    ways = [in_bytes + out_bytes] if rules["stream_shared"] else [in_bytes, out_bytes]
+    return max(ways) / rules["stream_bytes_per_s"]
+
+
+def link_seconds(rules, in_bytes, out_bytes):
+    """Seconds of the busiest link to the rim where all stream at once."""
+    costs = rules.get("stream_link_s", 0.0), rules.get("stream_both_s", 0.0)
+    return both_ways(costs, in_bytes, out_bytes)
+
+
+def both_ways(costs, in_bytes, out_bytes):
+    """Bytes both ways at once, and the rest of one way."""
+    both = min(in_bytes, out_bytes)
+    return costs[1] * both + costs[0] * (max(in_bytes, out_bytes) - both)
+
+
+def own_link_seconds(case, in_bytes, out_bytes):
+    """Seconds of the busiest link where a stage streams alone: of the stage that stands worst."""
+    if not case.cross_stage_s:
+        return link_seconds(case.rules, in_bytes, out_bytes)
+    own = [case.cross_stage_s[k][k] for k in case.own_stages or range(len(case.cross_stage_s))]
+    return both_ways([max(costs) for costs in zip(*own, strict=True)], in_bytes, out_bytes)
+
+
+def charge(rules, cross_stage_s, stages):
+    """Add to each stage what it waits for others' streams; seconds of the links to the rim.
+
+    Each stage streams once while the slowest one works; a faster one meets what passes in its time.
+    """
+    pace_s = max(stage.isolated_s for stage in stages)
+    for k, stage in enumerate(stages):
+        for j, other in enumerate(stages):
+            if j == k or not max(other.taken_bytes, other.given_bytes):
+                continue
+            whole_s = both_ways(cross_stage_s[k][j], other.taken_bytes, other.given_bytes)
+            stage.load_s += whole_s * stage.isolated_s / pace_s
+    least = (min(getattr(s, name) for s in stages) for name in ("taken_bytes", "given_bytes"))
+    return link_seconds(rules, *least)

@@ -437,3 +437,34 @@ def follow(columns, links, source):
 
 def _between(a, b):
     return list(range(a, b + 1)) if b >= a else list(range(a, b - 1, -1))
+
+
+class Switch(Traffic):
+    """Dies that have one link up to a switch and one down from it; it sums where that is asked."""
+
+    def __init__(self, dies, rate, hop_s, packets=60):
+        super().__init__(1, 1, (rate, rate), hop_s, paced=True)
+        self.dies, self.packets = dies, packets
+        self.seconds_per_byte = [1.0 / rate] * (2 * dies)
+
+    def to_each(self, group, chunk):
+        """Every die sends every other one a chunk of its own, the next die first."""
+        size = len(group)
+        for at, source in enumerate(group):
+            behind = None
+            for step in range(1, size):
+                target = group[(at + step) % size]
+                for _ in range(self.packets):
+                    route = (source, self.dies + target)
+                    behind = self.send_along(route, chunk / self.packets, [], behind)
+
+    def summed(self, group, volume):
+        """Every packet goes up from all; its sum comes down to all."""
+        parts = self.packets * len(group)
+        ups = dict.fromkeys(group)
+        for _ in range(parts):
+            for die in group:
+                ups[die] = self.send_along((die,), volume / parts, [], ups[die])
+            sum_ = self.join(list(ups.values()))
+            for die in group:
+                self.send_along((self.dies + die,), volume / parts, [sum_])

@@ -386,32 +386,30 @@ def evaluate(model, cluster, spec):
 # ---- the best of all ----
 
 
-def deals(layers, spec):
-    """Chunks that differ by a layer at most, the ends counted as layers or not."""
-    total, count = len(layers.order), places(spec)
-    blocks = [i for i in range(total) if layers.is_block(i)]
-    for first, last in product((False, True), repeat=2):
-        begin = 0 if first else blocks[0]
-        end = total if last else blocks[-1] + 1
-        each, extras = divmod(end - begin, count)
-        if each == 0:
-            continue
-        for longer in combinations(range(count), extras):
+def all_cuts(layers, blocks, schedule, stages, vpp, micro_batches):
+    """Positions at which chunks begin, and the end, of every partition of a schedule.
+
+    Any cuts where stages may differ, else chunks that differ by a layer at most, with the embedding
+    and the head counted as layers or not.
+    """
+    count = stages if schedule == "dualpipe" else stages * vpp
+    searched = schedule == "1f1b" or (schedule == "zb-h1" and micro_batches >= stages)
+    if stages == 1 or searched:
+        yield from ((0, *cuts, layers) for cuts in combinations(range(1, layers), count - 1))
+        return
+    for first, last in product((0, 1), repeat=2):
+        each, extras = divmod(blocks + first + last, count)
+        for longer in combinations(range(count), extras) if each else ():
             ends = list(accumulate(each + (c in longer) for c in range(count)))
-            cuts = [0, *(begin + e for e in ends[:-1]), total]
-            yield [list(range(a, b)) for a, b in pairwise(cuts)]
+            yield (0, *(1 - first + end for end in ends[:-1]), layers)
 
 
 def partitions(layers, spec):
-    """Every partition that a plan of this schedule may have."""
-    m = spec.global_batch // (spec.dp * spec.micro_batch)
-    free = spec.pp == 1 or spec.schedule == "1f1b" or (spec.schedule == "zb-h1" and m >= spec.pp)
-    if not free:
-        yield from deals(layers, spec)
-        return
-    count = len(layers.order)
-    for cuts in combinations(range(1, count), spec.pp - 1):
-        yield [list(range(a, b)) for a, b in pairwise([0, *cuts, count])]
+    """Every partition that a plan of this schedule may have, as positions of each chunk."""
+    count, m = len(layers.order), spec.global_batch // (spec.dp * spec.micro_batch)
+    blocks = sum(map(layers.is_block, range(count)))
+    for cuts in all_cuts(count, blocks, spec.schedule, spec.pp, spec.vpp, m):
+        yield [list(range(a, b)) for a, b in pairwise(cuts)]
 
 
 def least_memory(model, cluster, spec, modes=RECOMPUTE):

@@ -126,7 +126,7 @@ def test_nothing_of_the_document_is_read_as_html_script_or_template(document):
     read = Reader(page)
     assert page.count("<script") == plain.count("<script")
     assert "<img" not in page
-    assert NASTY.split("\u2028")[0].strip() in " ".join(read.text)
+    assert NASTY in " ".join(read.text)
     # Charts are escaped twice: for the script element, and for Plotly, which reads tags.
     shown = figures_of(page)["pareto"]["data"][0]["hovertext"]
     assert all("&lt;/script&gt;&lt;img" in text for text in shown)

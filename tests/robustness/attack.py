@@ -1,7 +1,9 @@
-"""Random problems whose results are checked by `tests/reference/certificates.py`.
+"""Random problems whose results are checked by `tests/reference/certificates.py`, shuffled lists,
+changed documents, exported files read back, and random commands (`fuzz.py`).
 
     python3 dev.py attack --minutes 10 --seed 1
     python3 dev.py attack --minutes 5 --seed 7 --only nest
+    python3 dev.py fuzz --minutes 10 --seed 1    # the same as attack --only commands
 
 Each kind of problem gets the same time. Prints one line for each finding, with the case that
 repeats it; then cases, cases per second and findings of each kind.
@@ -10,29 +12,41 @@ repeats it; then cases, cases per second and findings of each kind.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import itertools
+import json
 import random
 import sys
+import tempfile
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 import numpy as np
+from export_cases import SUFFIX, random_plan
 from mapping_cases import compiled, tight_case
+from mutated_documents import mutated
 from nest_cases import nest_problem
 from oracle_cases import random_cases
 from placement_cases import branching, chain, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
+from robustness.fuzz import commands
 from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
+from phaze_fast import export
+from phaze_fast.cli.main import main as command_line
+from phaze_fast.errors import InfeasibleError
+from phaze_fast.memory import SCHEDULES, TWO_CHUNKS
 from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
-from phaze_fast.planning import predict
+from phaze_fast.planning import RECOMPUTE, predict, predict_batch
 from phaze_fast.schedule import instance_from_dict, schedule_instances
+from phaze_fast.software import software_names
 
 BATCH = 64
 
@@ -165,19 +179,139 @@ def _search_of(case, picked):
     return certificates.ranked_chips(found, list(best.values()))
 
 
-KINDS = {kind.__name__: kind for kind in (layers, published, nest, plans, wafers, chips)}
+def lists(rng):
+    """Random steps whose lists are shuffled: the same plans, and none that is predicted is faster.
+    Every schedule and every software profile."""
+    case = random_case(rng.randrange(10**6), devices=8)
+    free = case.training.to_dict()
+    free["software"] = rng.choice(software_names())
+    free["schedule"] = rng.sample(SCHEDULES, 3)
+    free["recompute"] = rng.sample([*RECOMPUTE, "norms", "norms+attention", "needed"], 3)
+    cluster = case.cluster.replace(chip=rng.choice(["h100", "tpuv4", "a100-80"]))
+    answers = []
+    for _ in range(2):
+        step = {k: rng.sample(v, len(v)) if isinstance(v, list) else v for k, v in free.items()}
+        try:
+            answers.append(pf.plan(case.model, cluster, pf.Training(**step), top=3))
+        except InfeasibleError as error:
+            answers.append(error)
+    what = (case.model.to_dict(), cluster.devices, free)
+    if not all(isinstance(answer, pf.Plans) for answer in answers):
+        yield [] if str(answers[0]) == str(answers[1]) else [f"{answers[0]} or {answers[1]}"], what
+        return
+    first, second = ([plan.to_dict() for plan in answer.plans] for answer in answers)
+    said = [] if first == second else ["the order of a list changes the plans"]
+    if answers[0].plans and answers[0].status == "optimal":
+        said += _faster_plans(rng, case.model, cluster, answers[0])
+    yield said, what
 
 
-def attack(name, rng, seconds, most):
-    """Cases and findings of one kind."""
+def _faster_plans(rng, model, cluster, answer):
+    """Predictions of random plans of the same step that take less than the proven optimum."""
+    step, best = answer.training, answer.best
+    rows = []
+    for _ in range(200):
+        row = {name: rng.choice(list(getattr(step, name))) for name in ("micro_batch", "zero")}
+        row["schedule"] = rng.choice(step.schedule)
+        row["recompute"] = rng.choice(step.recompute_modes)
+        row["tp"] = rng.choice(step.tp or (1, 2))
+        row["pp"], row["dp"] = rng.choice(step.pp or (1, 2, 4)), rng.choice(step.dp or (1, 2, 4, 8))
+        two = row["schedule"] in TWO_CHUNKS
+        row["vpp"] = rng.choice(step.vpp) if row["schedule"] == "interleaved" else 1 + two
+        if step.rank_order != "auto":
+            row["rank_order"] = step.rank_order
+        rows.append(row)
+    columns = {name: [row.get(name, "replicas-inside") for row in rows] for name in rows[0]}
+    if step.shard != ("auto",) or step.tied or step.uncut or 1 not in (step.cp or (1,)):
+        return []
+    if 1 not in (step.ep or (1,)):
+        return []
+    times = predict_batch(model, cluster, step, **columns)
+    fits = times.status == 0
+    least = float(times.time_s[fits].min()) if fits.any() else np.inf
+    return [f"{best.time_s} is called optimal, {least} is possible"] * (
+        least < best.time_s * (1 - 1e-9)
+    )
+
+
+@cache
+def _plan_documents():
+    """Documents of plans with their problem, as the command line writes them."""
+    written = []
+    for model, step in (
+        ("bert-large", {"schedule": "interleaved", "pp": 2, "global_batch": 32}),
+        ("gpt2-xl", {"schedule": "zb-v", "pp": 4, "global_batch": 16}),
+        ("mixtral-8x7b", {"pp": 2, "tp": 2, "ep": 2, "global_batch": 32}),
+    ):
+        cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
+        (plan,) = pf.plan(model, cluster, pf.Training(micro_batch=1, **step), top=1).plans
+        problem = {"model": model, "cluster": {"devices": 16, "fabric": "dgx-h100", "chip": "h100"}}
+        written.append({"plan": plan.to_dict(), **problem})
+    return written
+
+
+def documents(rng):
+    """Plan documents with one place changed: each is read, or refused in one line."""
+    changed, what = mutated(rng, rng.choice(_plan_documents()))
+    with tempfile.TemporaryDirectory() as name:
+        file, out = Path(name) / "plan.json", Path(name) / "out"
+        file.write_text(json.dumps(changed))
+        format_ = rng.choice([*export.FORMATS, "perfetto"])
+        words = rng.choice(
+            [
+                ["explain", str(file)],
+                ["explain", str(file), "--against", str(file)],
+                ["export", str(file), "--to", format_, "-o", str(out)],
+                ["predict", "bert-large", "--plan", str(file), "--chip", "h100", "--devices", "16"],
+            ]
+        )
+        output, error = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+            code = command_line(words)
+        said = [] if code in (0, 1, 2) else [f"exit {code}: {error.getvalue()[-300:]}"]
+        if code == 2 and out.exists():
+            said.append("a refused command wrote a file")
+        if code == 2 and len(error.getvalue().splitlines()) > 8:
+            said.append(f"{len(error.getvalue().splitlines())} lines for bad input")
+    yield said, (words[0], what)
+
+
+def exports(rng):
+    """Random plans written for every framework and read back: the same, or said not to be."""
+    model, cluster, plan = random_plan(rng)
+    for format_ in export.FORMATS:
+        written = export.export_plan(plan, model, format_)
+        said = []
+        with tempfile.TemporaryDirectory() as name:
+            file = Path(name) / f"run{SUFFIX.get(format_, '.sh')}"
+            file.write_text(written.text)
+            again = predict(model, cluster, export.read_plan(file, model, cluster.devices).spec)
+        for field in ("time_s", "memory_bytes"):
+            one, other = getattr(plan, field), getattr(again, field)
+            if written.complete and abs(other / one - 1) > 1e-12:
+                said.append(f"{format_}: {field} {one} reads back as {other}")
+        yield said, (format_, model.name, plan.to_dict())
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (layers, published, nest, plans, wafers, chips, lists, documents, exports)
+}
+
+
+def attack(name, rng, seconds, most, keep=None):
+    """Cases and findings of one kind; `keep` is a file that findings are appended to."""
     begin, cases, wrong = time.monotonic(), 0, 0
     while time.monotonic() - begin < seconds and cases < most:
-        for said, what in KINDS[name](rng):
+        for said, what in (KINDS | {"commands": commands})[name](rng):
             cases += 1
             if said:
                 wrong += 1
-                sys.stdout.write(f"{name}: {'; '.join(said)[:600]}\n    {str(what)[:2000]}\n")
+                sys.stdout.write(f"{name}: {'; '.join(said)[:600]}\n    {str(what)[:3000]}\n")
                 sys.stdout.flush()
+                if keep:
+                    with keep.open("a") as file:
+                        file.write(f"{what}\n")
     return cases, wrong, time.monotonic() - begin
 
 
@@ -185,14 +319,16 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="In all.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=KINDS, action="append")
+    parser.add_argument("--only", choices=[*KINDS, "commands"], action="append")
     parser.add_argument("--cases", type=int, default=10**9, help="At most, of each kind.")
+    parser.add_argument("--keep", type=Path, help="Append what is found to this file.")
     asked = parser.parse_args()
     chosen = asked.only or list(KINDS)
     all_cases, findings = 0, 0
     for name in chosen:
         rng = random.Random(f"{asked.seed} {name}")
-        cases, wrong, seconds = attack(name, rng, 60 * asked.minutes / len(chosen), asked.cases)
+        seconds = 60 * asked.minutes / len(chosen)
+        cases, wrong, seconds = attack(name, rng, seconds, asked.cases, asked.keep)
         all_cases, findings = all_cases + cases, findings + wrong
         rate = cases / max(seconds, 1e-9)
         sys.stdout.write(f"{name:10} {cases:8} cases, {rate:8.1f} a second, {wrong} findings\n")

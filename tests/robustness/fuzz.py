@@ -8,20 +8,21 @@ values from a list of unusual ones. Each case runs in a child process with limit
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import io
 import json
 import os
-import random
-import resource
-import signal
-import sys
 import tempfile
-import time
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from robustness.children import in_a_child
+
+from phaze_fast.cli.app import program
+from phaze_fast.cli.main import main
+from phaze_fast.hardware import presets
+from phaze_fast.software import load_software
 from phaze_fast.wafer import load_wafer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -40,8 +41,6 @@ TEXTS = [
     "h100", "tpuv4", "dgx-h100", "wafer-mesh", "gpt2-small", "time,energy", "64x64", "1 GiB", "a\nb",
     "\x1b[31m", "²", "../x", "/dev/null", "default", "all", "bf16", "ws", "1-3", "0:1", "{}", "[]",
 ]  # fmt: skip
-HEAVY = {"backtest", "reproduce", "trace"}
-"""Commands that take minutes, or import torch."""
 MODEL = {
     "name": "m", "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 100,
     "seq": 32, "positions": "rotary", "gated": True,
@@ -104,11 +103,6 @@ class Case:
 
 def command(words):
     """Run the program in this process: exit code, standard output, standard error."""
-    import contextlib
-    import io
-
-    from phaze_fast.cli.main import main
-
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(words)
@@ -118,9 +112,6 @@ def command(words):
 @cache
 def seeds():
     """A valid document of every kind, as text, by the kind's name."""
-    from phaze_fast.hardware import presets
-    from phaze_fast.software import load_software
-
     space = {"name": "s", "base": "tpuv4", "axes": {"tensor_core.count": [1, 2, 4]}}
     event = {"name": "gemm", "cat": "kernel", "ph": "X", "ts": 1.0, "dur": 5.0, "args": {}}
     found = {
@@ -195,8 +186,6 @@ def text_of(rng, kind):
 @cache
 def options_of(*words):
     """Options of a command as the program itself lists them: (words, whether it takes a value)."""
-    from phaze_fast.cli.app import program
-
     found = program(*words).commands[words[0]]
     found = found.commands[words[1]] if words[0] in ("show", "study") else found
     skipped = {"--help", "--executor", "--output", "--resume", "--cache", "--report", "--parquet"}
@@ -215,9 +204,8 @@ def random_case(rng):
         files = {"fuzzed" + rng.choice([".json", ".yaml", ".jsonl"]): text_of(rng, kind)}
     else:
         words, files = list(COMMANDS[rng.choice(list(COMMANDS))]), {}
-        for option, valued in rng.sample(
-            options_of(*words[:2]), min(2, len(options_of(*words[:2])))
-        ):
+        options = options_of(*words[:2])
+        for option, valued in rng.sample(options, min(2, len(options))):
             words += [option, rng.choice(TEXTS)] if valued else [option]
         if rng.random() < 0.1:
             words.insert(rng.randrange(len(words)), rng.choice(TEXTS))
@@ -259,59 +247,11 @@ def finding(case):
     return f"left {sorted(left)} beside {before}" if left else ""
 
 
-def in_a_child(case):
-    """`finding` in a child process; exceeding the limits of time or memory is a finding too."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        resource.setrlimit(resource.RLIMIT_AS, (GIBIBYTES * 2**30,) * 2)
-        try:
-            said = finding(case)
-        except BaseException as error:
-            said = f"raised {type(error).__name__}: {error}"
-        os.write(writing, said.encode(errors="replace")[:60_000])
-        os._exit(0)
-    os.close(writing)
-    begin = time.monotonic()
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() - begin > SECONDS:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reading)
-            return f"not done in {SECONDS} s"
-        time.sleep(0.002)
-    with os.fdopen(reading, "rb") as pipe:
-        return pipe.read().decode(errors="replace")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="Append what is found to this file.")
-    asked = parser.parse_args()
-    rng, begin = random.Random(asked.seed), time.monotonic()
-    seeds(), [options_of(*words[:2]) for words in COMMANDS.values()]
-    count, found = 0, Counter()
-    while time.monotonic() - begin < 60 * asked.minutes:
-        case = random_case(rng)
-        said = in_a_child(case)
-        count += 1
-        if said:
-            found[said[:100]] += 1
-            sys.stdout.write(f"{said}\n    {case.to_json()[:3000]}\n")
-            sys.stdout.flush()
-            if asked.keep:
-                with asked.keep.open("a") as file:
-                    file.write(case.to_json() + "\n")
-    seconds = time.monotonic() - begin
-    sys.stdout.write(
-        f"{count} cases, {count / seconds:.1f} a second, seed {asked.seed}: "
-        f"{sum(found.values())} findings, {len(found)} different\n"
-    )
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def commands(rng):
+    """One random command with its finding, as the kinds of problems of `attack.py` have them."""
+    seeds()  # computed once, before any child
+    case = random_case(rng)
+    said, status = in_a_child(lambda: finding(case), SECONDS, **{"as": GIBIBYTES * 2**30})
+    if os.WIFSIGNALED(status):
+        said = f"ended by signal {os.WTERMSIG(status)}, in {SECONDS} s at most"
+    yield [said] if said else [], case.to_json()

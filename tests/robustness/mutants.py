@@ -1,7 +1,7 @@
 """Mutants: single changes of kernels and rules, and sources that contain all of them at once.
 
-C++ sources are instrumented: one build contains every mutant, and a number selects one
-(`mutant.hpp`). Python functions get mutated code while a test process runs (`mutate_judge.py`).
+Sources are instrumented: they contain every mutant, and a number selects one, in C++ by `mutant.hpp`
+and in Python by a `Switch`, which is a builtin function there.
 
     python3 tests/robustness/mutants.py    # entries of mutants.jsonl and equivalent.jsonl that are gone
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -35,6 +36,7 @@ OTHER = {
     "==": "!=", "!=": "==", "1.0": "0.0", "2.0": "1.0", "0.5": "1.0",
 }  # fmt: skip
 NAME = "phaze_mutants::"
+MOST_MUTANTS = 4096
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,7 @@ class Mutant:
     before: str
     after: str
     edits: tuple[tuple[int, int, str], ...] = ()
-    """C++: (start, end, text) with ``#`` for the number; Python: (position in the walk, 0, '')."""
-    listed: bool = False
+    """(start, end, text) with ``#`` for the number."""
 
     @property
     def compiled(self) -> bool:
@@ -161,14 +162,15 @@ def listed_mutants() -> list[Mutant]:
         before, after = match[0], entry["after"]
         number = match.string.count("\n", 0, match.start()) + 1
         if path.endswith(".py"):
-            found.append(Mutant(path, number, before, after, listed=True))
+            edits = python_edits(*match.span(), after)
+            found.append(Mutant(path, number, before, after, edits))
             continue
         if before.rstrip().endswith(";"):
             put = f"if ({NAME}on<#>()) {{ {after} }} else {{ {before} }}"
         else:
             put = f"({NAME}on<#>() ? ({after}) : ({before}))"
         edits = ((match.start(), match.end(), put),)
-        found.append(Mutant(path, number, before, after, edits, listed=True))
+        found.append(Mutant(path, number, before, after, edits))
     return found
 
 
@@ -234,17 +236,45 @@ def _unraised(node: ast.AST):
                 yield from _unraised(child)
 
 
+class Switch:
+    """The number of the selected mutant in Python, and marks of those that were reached."""
+
+    def __init__(self) -> None:
+        self.reached = bytearray(MOST_MUTANTS)
+        self._chosen = 0
+
+    def choose(self, number: int) -> None:
+        self._chosen = number
+
+    def __call__(self, number: int) -> bool:
+        self.reached[number] = 1
+        return number == self._chosen
+
+
+def python_edits(start: int, end: int, after: str) -> tuple[tuple[int, int, str], ...]:
+    """Insert an expression as the alternative of the one from `start` to `end`."""
+    return (start, start, f"(({after}) if phaze_mutant(#) else ("), (end, end, "))")
+
+
 def python_sites(path: str) -> list[Mutant]:
     """Every mutant of a Python file."""
     text = (ROOT / path).read_text("utf-8")
+    lines = text.splitlines(keepends=True)
+    begins = [0, *itertools.accumulate(map(len, lines))]
+
+    def offset(line: int, column: int) -> int:  # columns of nodes count bytes
+        return begins[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
     found = []
-    for position, node in enumerate(function_nodes(ast.parse(text))):
+    for node in function_nodes(ast.parse(text)):
         if not isinstance(node, ast.expr):
             continue
         before = ast.unparse(node)
         if "'" in before or '"' in before or not changed_node(node):
             continue
-        found.append(Mutant(path, node.lineno, before, ast.unparse(node), ((position, 0, ""),)))
+        span = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+        after = ast.unparse(node)
+        found.append(Mutant(path, node.lineno, before, after, python_edits(*span, after)))
         changed_node(node)  # and back
     return found
 
@@ -275,7 +305,7 @@ def chosen(count: int, python_count: int, seed: int, only: str = "") -> list[Mut
 
 
 def instrumented(text: str, mutants: dict[int, Mutant]) -> str:
-    """The text of a C++ file with all its mutants in it, each under its number."""
+    """The text of a file with all its mutants in it, each under its number."""
     edits = [
         (start, end, put.replace("#", str(number)))
         for number, mutant in mutants.items()
@@ -283,7 +313,8 @@ def instrumented(text: str, mutants: dict[int, Mutant]) -> str:
     ]
     for start, end, put in sorted(edits, reverse=True):
         text = text[:start] + put + text[end:]
-    return '#include "phaze/mutant.hpp"\n' + text
+    compiled = any(mutant.compiled for mutant in mutants.values())
+    return '#include "phaze/mutant.hpp"\n' + text if compiled else text
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ RUN = """
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
 sys.path[:0] = [{package!r}, {here!r}]
+import builtins, mutants
+builtins.phaze_mutant = mutants.Switch()
 import pytest, phaze_fast
 assert phaze_fast.__file__.startswith({package!r}), phaze_fast.__file__
 options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-p", "mutate_judge", "-m", "not slow"]
@@ -77,6 +79,7 @@ class Workshop:
     def _instrument(self) -> None:
         """Write instrumented sources; drop mutants that do not compile (constants, pointers)."""
         dropped = self._dropped()
+        self.instrument_python(without={NUMBA})
         waiting = {m.path for m in self.mutants.values() if m.compiled}
         while waiting:
             path = waiting.pop()
@@ -91,6 +94,11 @@ class Workshop:
             waiting.add(path)
         (self.folder / "dropped.json").write_text(json.dumps(sorted(dropped)))
         self.mutants = {n: m for n, m in self.mutants.items() if m.key not in dropped}
+
+    def instrument_python(self, without: set[str] = frozenset()) -> None:
+        for path in {m.path for m in self.mutants.values() if not m.compiled} - without:
+            own = {n: m for n, m in self.mutants.items() if m.path == path}
+            self._put(path, instrumented((ROOT / path).read_text("utf-8"), own).encode())
 
     def _dropped(self) -> set[str]:
         file = self.folder / "dropped.json"
@@ -189,7 +197,7 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
     job, results = workshop.folder / f"job-{name}.json", workshop.folder / f"results-{name}.jsonl"
     results.write_text("")
     settings = {
-        "source": str(workshop.source), "compiled": name == "compiled", "jit": name != "numba",
+        "compiled": name == "compiled", "jit": name != "numba",
         "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 40 if name == "compiled" else 15,
         "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
         "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
@@ -228,6 +236,7 @@ def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str):
     numba = {n: m for n, m in mutants.items() if m.path == NUMBA}
     python = {n: m for n, m in mutants.items() if not m.compiled and m.path != NUMBA}
     yield judge_in_python(workshop, python, "python", key)
+    workshop.instrument_python()  # what Numba compiles too: now it is switched off
     yield judge_in_python(workshop, numba, "numba", key)
 
 

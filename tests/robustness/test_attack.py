@@ -12,7 +12,7 @@ from phaze_fast.papers import LayerTable, PublishedProblem, nest_from_dict, plac
 from phaze_fast.schedule import instance_from_dict, schedule_instances
 
 
-@pytest.mark.parametrize("name", ["layers", "published", "nest", "wafers"])
+@pytest.mark.parametrize("name", ["layers", "published", "nest", "wafers", "lists", "documents"])
 def test_a_few_certificates_hold(name):
     cases, wrong, _ = attack(name, random.Random(f"few {name}"), 60.0, 20)
     assert cases >= 20

@@ -12,24 +12,13 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
 import pytest
+from sweep_points import many
 
-import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, MissingExtraError, PhazeError
-from phaze_fast.hardware import Cluster
-from phaze_fast.planning import Training
-from phaze_fast.runs.executors import Lost, Workers, executor_for, run_chunks
-from phaze_fast.runs.sweep import Point, evaluate_point, sweep
+from phaze_fast.runs.executors import Lost, Workers, run_chunks
+from phaze_fast.runs.sweep import evaluate_point, sweep
 
 needs_kill = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
-
-
-def many(count=16):
-    model = pf.models.load("bertlarge")
-    cluster = Cluster(devices=4, fabric="dgx-h100", chip="h100")
-    fixed = {"micro_batch": 1, "tp": 1, "pp": (1, 2), "schedule": "1f1b"}
-    return [
-        Point(model, cluster, Training(global_batch=4 * n, **fixed)) for n in range(1, count + 1)
-    ]
 
 
 def dies(marker, batch, point):
@@ -171,40 +160,12 @@ def test_a_missing_package_names_its_extra(monkeypatch, name, module, extra):
     assert f"executor: {name!r}" in str(caught.value)
 
 
-def test_names_and_counts_that_are_not_right():
-    with pytest.raises(InvalidInputError, match="accepted: threads, processes, dask://host:port"):
-        executor_for("spark").__enter__()
-    with pytest.raises(InvalidInputError, match="threads: 0 is not accepted"):
-        executor_for("threads", 0).__enter__()
-
-
 def test_a_function_that_cannot_travel_is_refused():
     with pytest.raises(InvalidInputError, match="expected a function at the top of a module"):
         sweep(many(1), executor="processes", evaluate=lambda point: evaluate_point(point))
 
 
 # ---- processes ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@needs_kill
-def test_a_process_killed_in_mid_sweep_changes_no_row(tmp_path):
-    once = functools.partial(dies, str(tmp_path / "died"), 20)
-    table = sweep(many(), tmp_path / "out", executor="processes", threads=2, chunk=2, evaluate=once)
-    assert (tmp_path / "died").exists()
-    assert table.rows == sweep(many()).rows
-    assert sweep(many(), tmp_path / "out", evaluate=once).resumed == 16
-
-
-@pytest.mark.slow
-@needs_kill
-def test_a_point_that_always_kills_costs_no_other_its_row():
-    always = functools.partial(dies, None, 20)
-    rows = sweep(many(8), executor="processes", threads=2, chunk=2, evaluate=always).rows
-    expected = sweep(many(8)).rows
-    assert rows[4]["status"] == "error"
-    assert "its worker was lost again and again (BrokenProcessPool" in rows[4]["reason"]
-    assert rows[:4] + rows[5:] == expected[:4] + expected[5:]
 
 
 @pytest.mark.slow
@@ -246,30 +207,32 @@ def ray_cluster():
 
 @pytest.mark.slow
 @needs_kill
-@pytest.mark.parametrize("cluster", ["dask_cluster", "ray_cluster"])
-def test_a_worker_of_a_cluster_killed_in_mid_sweep_changes_no_row(cluster, tmp_path, request):
-    name = request.getfixturevalue(cluster)
+@pytest.mark.parametrize("name", ["processes", "dask_cluster", "ray_cluster"])
+def test_a_worker_killed_in_mid_sweep_changes_no_row(name, tmp_path, request):
+    executor = name if name == "processes" else request.getfixturevalue(name)
     once = functools.partial(dies, str(tmp_path / "died"), 20)
-    table = sweep(many(), tmp_path / "out", executor=name, chunk=2, evaluate=once)
+    options = {"executor": executor, "threads": 2, "chunk": 2, "evaluate": once}
+    table = sweep(many(16), tmp_path / "out", **options)
     assert (tmp_path / "died").exists()
-    assert table.rows == sweep(many()).rows
-    assert sweep(many(), tmp_path / "out", evaluate=once).resumed == 16
+    assert table.rows == sweep(many(16)).rows
+    assert sweep(many(16), tmp_path / "out", evaluate=once).resumed == 16
 
 
 @pytest.mark.slow
 @needs_kill
 @pytest.mark.parametrize(
-    ("cluster", "error"),
+    ("name", "error"),
     # Dask also blames tasks that only waited on the worker that died, so it has no such promise.
-    [("ray_cluster", "WorkerCrashedError")],
+    [("processes", "BrokenProcessPool"), ("ray_cluster", "WorkerCrashedError")],
 )
-def test_a_point_that_kills_workers_of_a_cluster_is_a_row(cluster, error, request):
-    name = request.getfixturevalue(cluster)
-    rows = sweep(many(6), executor=name, chunk=2, evaluate=functools.partial(dies, None, 12)).rows
-    expected = sweep(many(6)).rows
-    assert rows[2]["status"] == "error"
-    assert f"its worker was lost again and again ({error}" in rows[2]["reason"]
-    assert rows[:2] + rows[3:] == expected[:2] + expected[3:]
+def test_a_point_that_always_kills_costs_no_other_its_row(name, error, request):
+    executor = name if name == "processes" else request.getfixturevalue(name)
+    always = functools.partial(dies, None, 20)
+    rows = sweep(many(8), executor=executor, threads=2, chunk=2, evaluate=always).rows
+    expected = sweep(many(8)).rows
+    assert rows[4]["status"] == "error"
+    assert f"its worker was lost again and again ({error}" in rows[4]["reason"]
+    assert rows[:4] + rows[5:] == expected[:4] + expected[5:]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from sweep_points import counted, counts, fake, many, point, refuses
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.runs import executors, journal
+from phaze_fast.runs import journal
 from phaze_fast.runs.sweep import sweep
 
 # ---- the directory --------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_errors_are_kept_unless_asked_again(tmp_path):
     assert set(sweep(many(3), tmp_path, evaluate=evaluate)["status"]) == {"optimal"}
 
 
-@pytest.mark.parametrize("cut", [1, 40, 2])
+@pytest.mark.parametrize("cut", [1, 2, 40, 300])
 def test_a_torn_line_is_cut_off_and_kept_aside(tmp_path, cut):
     evaluate = functools.partial(counted, tmp_path / "n")
     out = tmp_path / "out"
@@ -78,19 +78,6 @@ def test_a_torn_line_is_cut_off_and_kept_aside(tmp_path, cut):
     assert sweep(many(4), out=out, evaluate=evaluate).notes == ()
 
 
-def test_every_torn_length_leaves_the_whole_lines(tmp_path):
-    keys = {"a", "b"}
-    words = journal.manifest(keys, "x")
-    lines = [journal.encode_line({"key": k, "status": "optimal", "t": 0.1}) for k in "ab"]
-    for size in range(len(lines[0]), len(lines[0] + lines[1]) + 1):
-        with journal.Journal(tmp_path, words, keys):
-            pass
-        (tmp_path / "results.jsonl").write_bytes((lines[0] + lines[1])[:size])
-        with journal.Journal(tmp_path, words, keys) as book:
-            whole = size >= len(lines[0] + lines[1]) - 1
-            assert list(book.rows) == (["a", "b"] if whole else ["a"])
-
-
 def test_a_damaged_line_is_put_aside_and_its_point_evaluated_again(tmp_path):
     evaluate = functools.partial(counted, tmp_path / "n")
     out = tmp_path / "out"
@@ -110,13 +97,13 @@ def test_a_damaged_line_is_put_aside_and_its_point_evaluated_again(tmp_path):
     assert sweep(many(5), out=out, evaluate=evaluate).notes == ()
 
 
-def test_any_changed_byte_is_noticed():
+def test_any_changed_byte_and_any_torn_length_is_noticed():
     line = journal.encode_line({"key": "a", "status": "optimal", "time_s": 0.25})[:-1]
     assert journal.decode_line(line) == {"key": "a", "status": "optimal", "time_s": 0.25}
     for at in range(len(line)):
         changed = line[:at] + bytes([line[at] ^ 1]) + line[at + 1 :]
         assert journal.decode_line(changed) is None
-    for odd in (b"", b"{}", line[:-1], line + b"}"):
+    for odd in (b"{}", line + b"}", *(line[:size] for size in range(len(line)))):
         assert journal.decode_line(odd) is None
 
 
@@ -136,6 +123,7 @@ def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     manifest = json.loads(before["manifest.json"])
     for text, said in (
         (json.dumps({**manifest, "phaze_fast": "0.0.1"}), "has phaze_fast '0.0.1'"),
+        (json.dumps({**manifest, "pricing": "00"}), "has pricing .* expected a new or empty"),
         ("[]", "has format"),
         ("{", "manifest.json"),
     ):
@@ -170,16 +158,6 @@ def test_what_is_no_directory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(InvalidInputError, match="shut cannot be used: Permission denied"):
         sweep(many(1), out=shut, evaluate=fake)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may do all")
-def test_a_directory_without_permission_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(InvalidInputError, match="Permission denied"):
-            sweep(many(1), out=tmp_path, evaluate=fake)
-    finally:
-        tmp_path.chmod(0o700)
 
 
 @pytest.mark.parametrize("room", [0, 10, 700, 1500])
@@ -349,7 +327,3 @@ def test_a_sweep_stopped_by_hand_keeps_what_is_done(tmp_path):
 def test_a_system_without_locks_works_too(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "fcntl", None)
     assert len(sweep(many(2), out=tmp_path, evaluate=fake)) == 2
-
-
-def test_names_of_executors_are_listed():
-    assert set(executors.KINDS) >= {"threads", "processes", "dask://host:port", "ray", "mpi"}

@@ -38,20 +38,18 @@ def test_a_point_is_known_by_its_content():
 
 
 def test_a_point_that_is_not_one_is_refused():
-    one = point()
-    with pytest.raises(InvalidInputError, match="training: dict is not accepted"):
-        Point(one.model, one.cluster, {})
-    with pytest.raises(InvalidInputError, match=r"cluster\.chip: missing"):
-        Point(one.model, Cluster(devices=8, fabric="dgx-h100"), one.training)
+    one, bare = point(), Cluster(devices=8, fabric="dgx-h100")
     data = one.to_dict()
-    with pytest.raises(InvalidInputError, match="did you mean 'training'"):
-        Point.from_dict({**data, "trainin": 1})
-    with pytest.raises(InvalidInputError, match="a.json: cluster: is missing"):
-        Point.from_dict({"model": data["model"]}, "a.json")
-    with pytest.raises(InvalidInputError, match="training: global_batch"):
-        Point.from_dict({**data, "training": {"global_batch": 0}})
-    with pytest.raises(InvalidInputError, match="expected a mapping"):
-        Point.from_dict([])
+    for read, given, said in (
+        (Point, (one.model, one.cluster, {}), "training: dict is not accepted"),
+        (Point, (one.model, bare, one.training), r"cluster\.chip: missing"),
+        (Point.from_dict, ({**data, "trainin": 1},), "did you mean 'training'"),
+        (Point.from_dict, ({"model": data["model"]}, "a.json"), "a.json: cluster: is missing"),
+        (Point.from_dict, ({**data, "training": {"global_batch": 0}},), "training: global_batch"),
+        (Point.from_dict, ([],), "expected a mapping"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            read(*given)
 
 
 def test_rows_say_what_plans_say():
@@ -72,20 +70,13 @@ def test_rows_say_what_plans_say():
 
 
 def test_infeasible_and_broken_points_are_rows():
-    wafer = Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
-    small = point()
-    points = [
-        small,
-        point(model="llama2-70b", devices=2),
-        Point(small.model, wafer, small.training),
-    ]
+    small, wafer = point(), Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
+    without_hbm = Point(small.model, wafer, small.training)
+    points = [small, point(model="llama2-70b", devices=2), without_hbm]
     good, large, odd = sweep(points).rows
-    assert good["status"] == "optimal"
-    assert good["reason"] == ""
-    assert large["status"] == "infeasible"
+    assert [row["status"] for row in (good, large, odd)] == ["optimal", "infeasible", "error"]
+    assert (good["reason"], large["time_s"]) == ("", None)
     assert "too much" in large["reason"]
-    assert large["time_s"] is None
-    assert odd["status"] == "error"
     assert "no HBM" in odd["reason"]
     assert sweep(points[1:2] + points[:1]).rows == [large, good]
 
@@ -110,30 +101,20 @@ def test_duplicates_are_evaluated_once(tmp_path):
 @pytest.mark.parametrize("chunk", [1, 5, 100])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_chunks_and_threads_change_nothing(chunk, threads):
-    points = many(7)
     seen = []
-    table = sweep(
-        points,
-        chunk=chunk,
-        threads=threads,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert table == sweep(points)
+    options = {"chunk": chunk, "threads": threads, "progress": lambda *at: seen.append(at)}
+    assert sweep(many(7), **options) == sweep(many(7))
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert (seen[0], seen[-1]) == ((0, 7), (7, 7))
 
 
-def test_no_points_are_an_empty_table(tmp_path):
-    table = sweep([], out=tmp_path / "out")
-    assert (len(table), table.notes) == (0, ())
-    assert table["time_s"].shape == (0,)
-
-
 def test_questions_that_are_not_right(tmp_path):
+    assert len(sweep([], out=tmp_path)) == len(sweep([])["time_s"]) == 0
     for words, said in (
         ({"chunk": 0}, "chunk: 0 is not accepted"),
         ({"threads": 0}, "threads: 0 is not accepted"),
         ({"executor": "threds"}, "did you mean 'threads'"),
+        ({"executor": "spark"}, "accepted: threads, processes, dask://host:port"),
         ({"executor": 3}, "executor: 3 is not accepted"),
         ({"evaluate": 3}, "evaluate: 3 is not accepted"),
     ):
@@ -163,28 +144,20 @@ def test_columns_are_arrays_with_one_type_each():
     assert mixed["z"].tolist() == ["a", "3"]
 
 
-def test_json_holds_every_row(tmp_path):
-    table = sweep([point(), point()])
+def test_files_hold_every_row(tmp_path, monkeypatch):
+    table = sweep([point(), point(model="llama2-70b", devices=2), point()])
     table.to_json(tmp_path / "t.json")
     data = json.loads((tmp_path / "t.json").read_text())
     assert data == {"rows": table.rows, "notes": [], "repeated": 1, "resumed": 0}
-    with pytest.raises(InvalidInputError, match="cannot be written"):
-        table.to_json(tmp_path / "none" / "t.json")
-
-
-def test_parquet_holds_every_row(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = sweep([point(), point(model="llama2-70b", devices=2)])
     table.to_parquet(tmp_path / "t.parquet")
     assert parquet.read_table(tmp_path / "t.parquet").to_pylist() == table.rows
-    with pytest.raises(InvalidInputError, match="cannot be written"):
-        table.to_parquet(tmp_path / "none" / "t.parquet")
-
-
-def test_parquet_without_its_package_names_the_extra(monkeypatch, tmp_path):
+    for write in (table.to_json, table.to_parquet):
+        with pytest.raises(InvalidInputError, match="cannot be written"):
+            write(tmp_path / "none" / "t")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"phaze-fast\[table\]"):
-        SweepTable([]).to_parquet(tmp_path / "t.parquet")
+        table.to_parquet(tmp_path / "t.parquet")
 
 
 # ---- blocks ---------------------------------------------------------------------------------------

@@ -1,22 +1,25 @@
 """Number formats of a step: what is cast, what it costs, who may run it, and one answer for all."""
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
+from golden_files import golden_rows
+from refusals import refusal
 
 import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.cli.main import main
+from phaze_fast.cost import estimate_costs
 from phaze_fast.export import export_plan, read_plan
 from phaze_fast.hardware import presets
 from phaze_fast.memory import TERMS, Pipeline, footprint_batch, stage_rows
 from phaze_fast.opgraph import FORMATS, Strategy, layer_graph
+from phaze_fast.opgraph.builder import OperatorSpec
+from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning import PlanSpec, predict, predict_batch
 from phaze_fast.software import (
     DEFAULT,
     check_precision,
+    chip_as_run,
     load_precision,
     load_software,
     precision_names,
@@ -31,20 +34,25 @@ def step(precision, cluster=H100, model="llama3-8b", **more):
     return predict(model, cluster, {**GIVEN, **more, "precision": precision})
 
 
+def low_block(name, **strategy):
+    """Llama's block of 1,024 tokens with products in a precision."""
+    model = models.load("llama3-8b").replace(seq=1024)
+    return layer_graph(model, Strategy(**strategy), precision=load_precision(name)).layers[1]
+
+
 @pytest.mark.parametrize("name", precision_names())
 def test_every_precision_is_read_and_cites_its_source(name):
     found = load_precision(name)
     assert found.name == name
     assert found.sources
     assert found.low == (name not in ("bf16", "fp16"))
-
-
-def test_bf16_is_what_a_step_without_a_precision_is():
-    assert predict("llama3-8b", H100, GIVEN) == step("bf16")
-    assert step("fp16").time_s == step("bf16").time_s
+    assert name != "int8" or "weight-gradient" in found.products
 
 
 def test_fewer_bits_take_less_time_and_less_of_their_own_peak():
+    assert predict("llama3-8b", H100, GIVEN) == step("bf16")
+    assert step("fp16").time_s == step("bf16").time_s
+    assert step("fp8").time_s < step("fp8-current").time_s  # whose casts read more
     by_name = {name: step(name, B200) for name in ("bf16", "fp8", "nvfp4")}
     seconds = [plan.time_s for plan in by_name.values()]
     assert seconds == sorted(seconds, reverse=True)
@@ -52,10 +60,6 @@ def test_fewer_bits_take_less_time_and_less_of_their_own_peak():
     assert used == sorted(used, reverse=True)
     rate = [plan.tflops_per_device / plan.mfu for plan in by_name.values()]
     assert rate == pytest.approx([2250, 4500, 9000], rel=0.01)  # dense peak of each format
-
-
-def test_casts_that_read_more_take_longer():
-    assert step("fp8").time_s < step("fp8-current").time_s
 
 
 @pytest.mark.parametrize(
@@ -88,18 +92,8 @@ def test_each_operand_is_cast_once(name, element, reads):
         assert not layer.backward.ops["format"].any()
 
 
-def test_delayed_scaling_casts_where_no_norm_wrote_fp8():
-    graph = layer_graph(models.load("llama3-8b"), Strategy(), precision=load_precision("fp8"))
-    casts = [name for name in graph.layers[1].forward.names if name.endswith("-cast")]
-    assert casts == ["attention-cast", "multiply-cast"]
-
-
 def test_gathers_carry_the_smaller_format():
-    strategy = Strategy(tp=2, sequence_parallel=True)
-    model = models.load("llama3-8b")
-    whole, low = (
-        layer_graph(model, strategy, precision=load_precision(p)).layers[1] for p in ("bf16", "fp8")
-    )
+    whole, low = (low_block(p, tp=2, sequence_parallel=True) for p in ("bf16", "fp8"))
     for way in ("forward", "backward"):
         sent = [getattr(layer, way) for layer in (whole, low)]
         by_name = [dict(zip(g.names, g.ops["payload_bytes"], strict=True)) for g in sent]
@@ -109,8 +103,11 @@ def test_gathers_carry_the_smaller_format():
             assert by_name[1][name] == payload / (2 if gather and payload else 1), name
 
 
-def test_routers_stay_in_bf16():
-    graph = layer_graph(models.load("mixtral-8x7b"), Strategy(), precision=load_precision("fp8"))
+def test_delayed_scaling_casts_where_no_norm_wrote_fp8_and_routers_stay_in_bf16():
+    block, fp8 = low_block("fp8").forward, load_precision("fp8")
+    casts = [name for name in block.names if name.endswith("-cast")]
+    assert casts == ["attention-cast", "multiply-cast"]
+    graph = layer_graph(models.load("mixtral-8x7b"), Strategy(), precision=fp8)
     block = next(layer for layer in graph.layers if layer.kind == "moe-block").forward
     formats = dict(zip(block.names, block.ops["format"].tolist(), strict=True))
     assert formats["router"] == 0
@@ -160,18 +157,15 @@ def test_plan_predict_and_batch_give_one_answer():
 
 
 def test_a_chip_without_the_format_says_what_it_has():
-    with pytest.raises(pf.InvalidInputError, match="nvfp4 is not accepted on h100.*fp4.*fp8-block"):
-        step("nvfp4")
-    with pytest.raises(pf.InvalidInputError, match="fp8 is not accepted on a100-80"):
-        check_precision(load_precision("fp8"), presets.chip("a100-80"))
-    space = pf.ArchitectureSpace.published()
-    with pytest.raises(pf.InvalidInputError, match="precision: fp8 is not accepted"):
-        pf.search(
-            "bertlarge",
-            space[:4],
-            pf.Cluster(devices=8, fabric="tpuv4-pod"),
-            pf.Training(global_batch=64, precision="fp8"),
-        )
+    said = refusal(step, "nvfp4", error=pf.InvalidInputError)
+    assert "nvfp4 is not accepted on h100, which does not multiply fp4; it" in said
+    assert "fp8-block" in said
+    said = refusal(check_precision, load_precision("fp8"), presets.chip("a100-80"))
+    assert "fp8 is not accepted on a100-80" in said
+    space, cluster = pf.ArchitectureSpace.published()[:4], pf.Cluster(devices=8, fabric="tpuv4-pod")
+    training = pf.Training(global_batch=64, precision="fp8")
+    said = refusal(pf.search, "bertlarge", space, cluster, training, error=pf.InvalidInputError)
+    assert "precision: fp8 is not accepted" in said
 
 
 def test_the_command_line_takes_a_name_and_refuses_others_in_one_line(capsys):
@@ -203,12 +197,7 @@ def test_frameworks_are_told_or_it_is_said_that_they_are_not(name, tmp_path):
 
 
 def test_seconds_of_a_low_product_are_those_of_the_format_alone():
-    from phaze_fast.cost import estimate_costs
-
-    chip = presets.chip("h200")
-    graph = (
-        layer_graph(models.load("llama3-8b"), precision=load_precision("mxfp8")).layers[1].forward
-    )
+    chip, graph = presets.chip("h200"), low_block("mxfp8").forward
     mixed = estimate_costs(graph, chip).time_s(0)[0]
     all_low = estimate_costs(graph, chip, dtype="fp8").time_s(0)[0]
     plain = estimate_costs(graph, chip, dtype="bf16").time_s(0)[0]
@@ -224,8 +213,7 @@ TORCHAO = pytest.mark.parametrize(
 
 def measured_casts():
     """Microseconds on an H200, by kind of cast, rows and columns."""
-    lines = (Path(__file__).parents[1] / "golden" / "h200_casts.csv").read_text().splitlines()
-    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    rows = golden_rows("h200_casts.csv")
     return {(r["kind"], r["rows"], r["cols"]): float(r["us_median"]) for r in rows}
 
 
@@ -271,9 +259,7 @@ def by_name(graph):
 @TORCHAO
 def test_torchao_casts_weights_and_transposes_in_each_pass(name, kind):
     """Llama's block by hand: seven weights a pass, four operands, seven gradients."""
-    precision = load_precision(name)
-    model = models.load("llama3-8b").replace(seq=1024)
-    block = layer_graph(model, Strategy(), precision=precision).layers[1]
+    precision, block = load_precision(name), low_block(name)
     rows, h, f, kv = 1024, 4096, 14336, 1024
     weights = 2 * h * h + 2 * h * kv + 3 * h * f
     late = 2 * precision.transpose_reads + 1
@@ -289,17 +275,11 @@ def test_torchao_casts_weights_and_transposes_in_each_pass(name, kind):
     assert sum(backward[n] for n in turned) == late * rows * (3 * h + f)
     gradients = [n for n in backward if n.endswith("-cast") and "weights" not in n]
     assert sum(backward[n] for n in gradients) == (5 + late) * rows * (3 * h + 2 * kv + 2 * f)
-    layer = layer_graph(model, Strategy(), precision=precision).layers[1]
-    assert (layer.copy_bytes, layer.cast_bytes) == (0.0, 0.0)
+    assert (block.copy_bytes, block.cast_bytes) == (0.0, 0.0)
 
 
 def test_what_is_cast_runs_again_with_what_it_is_cast_from_or_for():
-    model = models.load("llama3-8b")
-    ways = {}
-    for name in ("fp8-tensorwise", "fp8-current"):
-        graph = layer_graph(model, Strategy(), precision=load_precision(name)).layers[1].forward
-        ways[name] = graph
-    passing, kept = ways["fp8-tensorwise"], ways["fp8-current"]
+    passing, kept = (low_block(name).forward for name in ("fp8-tensorwise", "fp8-current"))
     assert "ffn-norm-cast" in kept.recomputed("norms")
     assert kept.recomputed("up-projection") == {"gate", "up"}  # its operand is kept as cast
     again = passing.recomputed("up-projection")
@@ -311,10 +291,7 @@ def test_what_is_cast_runs_again_with_what_it_is_cast_from_or_for():
 
 
 def test_fp8_gathers_are_turned_round_whole_where_transposes_come_late():
-    strategy = Strategy(tp=8, sequence_parallel=True)
-    model = models.load("llama3-8b").replace(seq=1024)
-    precision = load_precision("fp8-tensorwise")
-    block = layer_graph(model, strategy, precision=precision).layers[1]
+    block = low_block("fp8-tensorwise", tp=8, sequence_parallel=True)
     forward, backward = by_name(block.forward), by_name(block.backward)
     elements = 1024 * 4096
     assert forward["ffn-norm-pass-cast"] == 5 * elements / 8  # of the rows that a device holds
@@ -329,10 +306,8 @@ def test_micro_batches_cast_weights_anew():
         precision = load_precision("fp8-tensorwise").replace(pass_weight_casts=casts)
         for batch in (64, 128):
             for zero in (1, 3):
-                spec = {"tp": 1, "pp": 1, "dp": 16, "zero": zero, "micro_batch": 1}
-                spec |= {"global_batch": batch, "recompute": "none", "precision": precision}
-                spec |= {"software": "megatron-core"}
-                plan = predict("llama3-8b", H100, spec)
+                widths = {"tp": 1, "pp": 1, "dp": 16, "zero": zero, "global_batch": batch}
+                plan = step(precision, **widths, micro_batch=1, software="megatron-core")
                 steps[casts, batch, zero] = plan.parts_s["compute"]
     for zero in (1, 3):
         few, many = (steps[6.45, b, zero] - steps[0.0, b, zero] for b in (64, 128))
@@ -342,15 +317,8 @@ def test_micro_batches_cast_weights_anew():
 
 def test_fp8_products_of_a_step_take_as_long_as_measured():
     """In a step and without fast accumulation, as torchao's gradients: 42 products on an H200."""
-    from phaze_fast.cost import estimate_costs
-    from phaze_fast.opgraph.builder import OperatorSpec
-    from phaze_fast.opgraph.graph import lay_out
-    from phaze_fast.software import chip_as_run
-
-    lines = (Path(__file__).parents[1] / "golden" / "float8_products_h200.csv").read_text()
-    table = csv.DictReader(line for line in lines.splitlines() if not line.startswith("#"))
     specs, measured = [], []
-    for row in table:
+    for row in golden_rows("float8_products_h200.csv"):
         rows, inner, outer = (int(row[c]) for c in ("rows", "inputs", "outputs"))
         sizes = {"f": (rows, inner, outer), "x": (rows, outer, inner), "w": (outer, rows, inner)}
         m, k, n = sizes[row["product"]]

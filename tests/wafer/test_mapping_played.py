@@ -22,11 +22,12 @@ from phaze_fast.wafer import (
     mesh_collective,
     transfers,
 )
-from phaze_fast.wafer.mapping.layout import boundaries, links_of, slots_of
+from phaze_fast.wafer.mapping.layout import slots_of
 from phaze_fast.wafer.mapping.mesh import Run
 from phaze_fast.wafer.mapping.operators import PIECES, WEIGHTS, workload
 from phaze_fast.wafer.mapping.packing import stage_dies
-from phaze_fast.wafer.mapping.prices import combination
+from phaze_fast.wafer.mapping.placement import Placement
+from phaze_fast.wafer.mapping.problem import combination
 
 WITHIN = 0.03
 FAR = (0.90, 1.10)  # of the model, where several stages stream over links that count
@@ -60,7 +61,7 @@ def random_mapping(problem, layout, rng, modes):
 
 def parts_of(problem, encoding):
     """Collectives by part of the model and by when they run: for one rectangle at (0, 0)."""
-    layout, links = encoding.layout, links_of(problem.wafer, encoding.layout)
+    layout, links = encoding.layout, Placement(problem.wafer, (encoding.layout,)).links()
     part = {op.name: op.part for op in problem.work.operators}
     how = {each.operator: each.collective for each in encoding.operator_mappings}
     found = {}
@@ -170,7 +171,7 @@ def played(problem, encoding, rng, turns=1, pace_s=1e-3):
     """
     layout, wafer = encoding.layout, problem.wafer
     columns, rows = wafer.grid
-    links = links_of(wafer, layout)
+    links = Placement(wafer, (layout,)).links()
     used = wafer.off_wafer.bandwidth_bytes_per_s
     player = Player(columns, rows, links, (used,), 12 if layout.stages > 1 else 24)
 
@@ -249,7 +250,7 @@ def sends_of(problem, encoding):
 
     Either every die sends all that its counterpart wants, or a part that is gathered there.
     """
-    layout, links = encoding.layout, links_of(problem.wafer, encoding.layout)
+    layout, links = encoding.layout, Placement(problem.wafer, (encoding.layout,)).links()
     last = encoding.operator_mappings[problem.work.chain[-1]]
     slots = slots_of(layout.width, layout.height)
     whole = [slot for slot, role in zip(slots, roles_of(last), strict=True) if role in COPIED]
@@ -257,7 +258,7 @@ def sends_of(problem, encoding):
     copies = math.prod(slot.size for slot in whole)
     runs, held = _runs(whole), size * copies / layout.dies
     found = []
-    for k, (byte_s, _) in enumerate(boundaries(problem.wafer, layout)):
+    for k, (byte_s, _) in enumerate(Placement(problem.wafer, (layout,)).sends()):
         ways = (k > 0) + (k < layout.stages - 1)
         spread = None
         if runs:

@@ -1,10 +1,32 @@
-"""`phaze-fast wafer` as a user meets it: the contract, the pictures, one line for every fault."""
+"""The command wafer: answers, files, refusals, executors, resumption and the cache."""
 
+import csv
 import json
 
 import pytest
-from wafer_cli_cases import EFFORT, QUICK, SMALL, document, refused
+from wafer_cli_cases import DRAM, EFFORT, QUICK, SMALL, document, refused
 
+from phaze_fast import models
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.runs import store
+from phaze_fast.wafer import (
+    Effort,
+    Evaluation,
+    Layout,
+    MappingResult,
+    Problem,
+    WaferSpace,
+    WaferTraining,
+    compare_mappings,
+    load_wafer,
+    megatron,
+    search_mapping,
+    search_mappings,
+    search_wafers,
+)
+from phaze_fast.wafer.search import search as searches
+from phaze_fast.wafer.search.session import Session, Task
 from phaze_fast.wafer.studies.comparison import ABLATIONS
 
 # ---- the contract ----
@@ -30,19 +52,8 @@ def test_compare_keeps_its_contract(run, small):
     assert 0 < found["bound"] <= ours["time_s"]
     assert found["evaluations"] > 0
     assert found["evaluations_per_s"] > 0
-    op_mapping = ours["encoding"][0]
-    assert op_mapping.keys() == {
-        "operator",
-        "partition",
-        "x",
-        "y",
-        "output",
-        "weights",
-        "collective",
-        "rectangle",
-        "stages",
-        "micro_batch",
-    }
+    how = "operator partition x y output weights collective rectangle stages micro_batch"
+    assert ours["encoding"][0].keys() == set(how.split())
     for each in found["baselines"].values():
         assert each["tuned"]["time_s"] is None or ours["time_s"] <= each["tuned"]["time_s"]
     for each in found["ablations"].values():
@@ -60,20 +71,12 @@ def test_without_compare_there_are_no_baselines(run, small):
     assert (found["model"], found["wafer"]) == ("bertlarge", "dram-wafer")
 
 
-def test_the_same_seed_gives_the_same_document(run, two):
-    def plain(*words):
-        found = document(run("bertlarge", "--wafer", two, "--compare", *EFFORT, *words, "--json"))
-        for key in ("seconds", "evaluations_per_s"):
-            del found[key]
-        return found
-
-    assert plain("--seed", 3) == plain("--seed", 3, "--threads", 1)
-
-
-def test_o_writes_the_same_document(run, two, tmp_path):
+def test_the_same_seed_gives_the_same_document(run, two, tmp_path):
+    """With any number of threads, printed or in a file."""
     file = tmp_path / "out.json"
-    shown = document(run("bertlarge", "--wafer", two, *EFFORT, "--json"))
-    code, out, err = run("bertlarge", "--wafer", two, *EFFORT, "--json", "-o", file)
+    words = ["bertlarge", "--wafer", two, "--compare", *EFFORT, "--seed", 3, "--json"]
+    shown = document(run(*words))
+    code, out, err = run(*words, "--threads", 1, "-o", file)
     assert (code, out) == (0, "")
     assert f"wrote {file}" in err
     written = json.loads(file.read_text())
@@ -122,18 +125,7 @@ def test_the_map_and_the_table(run, folder):
     assert "\x1b" not in out
 
 
-def test_describe_says_what_communicates(run, two):
-    code, out, _ = run("bertlarge", "--wafer", two, "--describe", *QUICK)
-    assert code == 0
-    assert "stage(s) of " in out
-    assert "sequence(s) at once" in out
-    assert "| weights " in out
-
-
 def test_stages_are_numbered_on_the_map(run, tmp_path, small):
-    from phaze_fast import models
-    from phaze_fast.wafer import Layout, Problem, WaferTraining, megatron
-
     problem = Problem(models.load("bertlarge"), SMALL, WaferTraining(64))
     file = tmp_path / "plan.json"
     file.write_text(megatron(problem, Layout(1, 1, 6, 1), 1).to_json())
@@ -163,19 +155,6 @@ def test_no_room_is_exit_code_1_and_says_by_how_much(run, folder):
     assert ours["reason"] in line
 
 
-def test_no_room_in_a_comparison(run, folder):
-    words = ["gpt3-13b", "--wafer", folder / "two.yaml", "--compare", *QUICK]
-    code, out, _ = run(*words, "--json")
-    assert code == 1
-    found = json.loads(out)
-    assert {each["tuned"]["status"] for each in found["baselines"].values()} == {"oom"}
-    assert found["memory_at_equal_speed"] == {}
-    code, out, err = run(*words)
-    assert code == 1
-    assert "OOM" in out
-    assert "infeasible: OOM: " in err
-
-
 def test_one_case_without_room_does_not_hide_the_others(run, folder):
     words = ["bertlarge", "gpt3-13b", "--wafer", folder / "two.yaml", *QUICK]
     found = document(run(*words, "--json"))
@@ -186,34 +165,19 @@ def test_one_case_without_room_does_not_hide_the_others(run, folder):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "texts"),
+    ("new", "text"),
     [
-        (
-            "width_mm: 25.0",
-            "width_mm: 27.0\n  height_mm: 28.0",
-            ["reticle: a die of 27 x 28 mm is not accepted; expected at most 26 x 33 mm"],
-        ),
-        (
-            "d2d_modules_x: 14",
-            "d2d_modules_x: 60",
-            ["shoreline: 60 D2D modules need 33 mm", "expected at most height_mm, 25 mm"],
-        ),
-        ("columns: 3", "columns: 9", ["window: 9 columns", "need 229 mm; expected at most 215 mm"]),
-        ("columns: 3", "colums: 3", ["unknown key 'colums'; did you mean 'columns'?"]),
-        ("columns: 3", "columns: -3", ["columns: -3 is not accepted"]),
+        ("columns: 9", "window: 9 columns of dies and what stands between them need 229 mm"),
+        ("colums: 3", "unknown key 'colums'; did you mean 'columns'?"),
+        ("columns: -3", "columns: -3 is not accepted"),
     ],
 )
-def test_a_bad_wafer_says_which_rule_with_both_figures(run, tmp_path, old, new, texts):
-    text = SMALL.to_yaml()
-    assert old in text
-    if "height_mm" in new:
-        text = "\n".join(line for line in text.splitlines() if "height_mm: " not in line) + "\n"
+def test_a_bad_wafer_names_the_file_and_the_rule(run, tmp_path, new, text):
     file = tmp_path / "bad.yaml"
-    file.write_text(text.replace(old, new))
+    file.write_text(SMALL.to_yaml().replace("columns: 3", new))
     err = refused(run("bertlarge", "--wafer", file, *QUICK))
     assert str(file) in err
-    for each in texts:
-        assert each in err
+    assert text in err
 
 
 @pytest.mark.parametrize(
@@ -242,6 +206,8 @@ def test_a_bad_wafer_says_which_rule_with_both_figures(run, tmp_path, old, new, 
         (["bertlarge", "-o", "no/such/folder/x.json"], "-o no/such/folder/x.json: cannot be written"),
         (["bertlarge", "--encoding", "none.json"], "none.json: no such file"),
         (["bertlarge", "--bogus"], "--bogus"),
+        (["bertlarge", "--executor", "proceses"], "executor: 'proceses' is not accepted; did you mean"),
+        (["bertlarge", "--resume", __file__], "resume: "),
         ([], "Missing argument 'model"),
     ],
 )  # fmt: skip
@@ -251,22 +217,20 @@ def test_bad_words_are_named(run, small, words, text):
     assert text.lower() in refused(run(*words)).lower()
 
 
-def test_a_budget_too_short_for_anything_is_no_fault_of_the_wafer(run, small):
-    """It may answer from what it has, but not say that no rectangle suits the model."""
-    code, _, err = run("bertlarge", "--wafer", small, *EFFORT, "--budget", 1e-6, "--json")
-    assert "no rectangle" not in err
-    assert code in (0, 2)
-
-
 def test_a_space_is_searched(run, folder):
-    found = document(run("bertlarge", "--wafer", folder / "space.json", *EFFORT, "--json"))
+    words = ["bertlarge", "--wafer", folder / "space.json", *EFFORT]
+    found = document(run(*words, "--compare", "--json"))
+    assert found.keys() >= SAID
     assert found["ours"]["status"] == "ok"
+    assert found["ablations"]["no_architecture"]["time_s"] == found["base"]["time_s"]
+    for each in found["ablations"].values():
+        assert each["time_s"] is None or found["ours"]["time_s"] <= each["time_s"]
     counts = found["wafers"]
     kinds = ("contained", "bounded", "searched", "unseen")
     assert sum(counts[kind] for kind in kinds) == counts["feasible"]
     assert found["base"]["time_s"] >= found["ours"]["time_s"]
     assert "wafers that meet the rules and lie inside no other" in found["bound_space"]
-    code, out, _ = run("bertlarge", "--wafer", folder / "space.json", *EFFORT)
+    code, out, _ = run(*words)
     assert code == 0
     assert "bound over all" in out
     assert "the space's own wafer" in out
@@ -282,26 +246,308 @@ def test_a_space_says_which_wafer_it_found(run, folder, tmp_path):
     assert again["ours"]["time_s"] == pytest.approx(found["ours"]["time_s"], rel=0.05)
 
 
-def test_a_space_keeps_the_contract_in_a_comparison(run, folder):
-    found = document(
-        run("bertlarge", "--wafer", folder / "space.json", "--compare", *EFFORT, "--json")
-    )
-    assert found.keys() >= SAID
-    ablation = found["ablations"]["no_architecture"]
-    assert ablation["time_s"] == found["base"]["time_s"]
-    for each in found["ablations"].values():
-        assert each["time_s"] is None or found["ours"]["time_s"] <= each["time_s"]
+# ---- a saved answer ----
 
 
-def test_a_space_without_room_is_infeasible(run, folder):
-    code, out, err = run("gpt3-175b", "--wafer", folder / "space.json", *QUICK, "--json")
-    assert "internal error" not in err
+@pytest.fixture(scope="module")
+def saved(folder):
+    file = folder / "saved.json"
+    words = ["wafer", "bertlarge", "--wafer", folder / "small.yaml", *QUICK, "-o", file]
+    assert main([str(word) for word in (*words, "--no-cache", "--json")]) == 0
+    return file
+
+
+def test_a_saved_answer_takes_the_same_time(run, small, saved, tmp_path):
+    ours = json.loads(saved.read_text())["ours"]
+    for data in ({"ours": ours}, ours, ours["encoding"]):
+        file = tmp_path / "mine.json"
+        file.write_text(json.dumps(data))
+        words = ["--global-batch", 64, "--encoding", file, "--json"]
+        found = document(run("bertlarge", "--wafer", small, *words))["ours"]
+        assert found == ours
+    code, out, _ = run("bertlarge", "--wafer", small, *words[:-1], "--describe")
+    assert code == 0
+    assert "sequence(s) at once" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda d: d[2].update(weights="zero4"), "mine.json[2]: weights: 'zero4' is not accepted"),
+        (lambda d: d.pop(), "operators: missing ['cross-entropy']"),
+        (lambda d: [e.update(stages=99) for e in d], "stages: 99 rectangles of"),
+        (lambda d: d.clear(), "expected a list of one mapping per operator"),
+    ],
+)
+def test_a_bad_encoding_names_the_entry(run, small, saved, tmp_path, change, text):
+    data = json.loads(saved.read_text())["ours"]["encoding"]
+    change(data)
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(data))
+    words = ["--global-batch", 64, "--encoding", file]
+    assert text in refused(run("bertlarge", "--wafer", small, *words))
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", "null", '{"ours": 5}', '{"cases": []}', ""])
+def test_a_file_that_is_no_encoding_is_named(run, small, tmp_path, text):
+    file = tmp_path / "mine.json"
+    file.write_text(text)
+    words = ["--global-batch", 64, "--encoding", file]
+    assert str(file) in refused(run("bertlarge", "--wafer", small, *words))
+
+
+def test_an_encoding_without_room_is_exit_code_1(run, folder, tmp_path):
+    wafer = load_wafer(folder / "two.yaml")
+    problem = Problem(models.load("gpt3-13b"), wafer, WaferTraining(64))
+    file = tmp_path / "plan.json"
+    file.write_text(megatron(problem, Layout(2, 1, 1, 1), 2).to_json())
+    words = ["gpt3-13b", "--wafer", folder / "two.yaml", "--global-batch", 64, "--encoding", file]
+    code, out, err = run(*words, "--json")
     assert code == 1
     assert json.loads(out)["ours"]["status"] == "oom"
+    assert "infeasible: OOM: " in err
+
+
+# ---- as a program ----
 
 
 @pytest.mark.slow
-def test_a_space_and_a_budget_too_short_for_anything(run):
-    code, _, err = run("bertlarge", "--wafer", "wafer-space", *EFFORT, "--budget", 1e-6)
-    assert "internal error" not in err
-    assert code in (0, 2)
+def test_the_default_wafer_and_the_default_effort(run):
+    found = document(run("bertlarge", "--global-batch", 64, "--json"))
+    assert found["wafer"] == "dram-wafer"
+    assert found["ours"]["status"] == "ok"
+
+
+# ---- runs ----
+
+
+BERT = models.load("bertlarge")
+STEP = WaferTraining(16)
+BRIEF = Effort(seeds=1, steps=200, promising=1)
+FOUR = DRAM.replace(columns=2, rows=2)
+SPACE = WaferSpace(
+    name="few",
+    base=FOUR,
+    axes={"die.hbm_stacks": [1, 2], "die.chip.tensor_core.count": [16, 20, 24]},
+)
+
+
+def plain(result):
+    """What does not depend on the clock."""
+    data = result.to_dict()
+    return {k: v for k, v in data.items() if k not in ("seconds", "evaluations_per_s")}
+
+
+def search(**options):
+    return search_wafers(BERT, SPACE, STEP, BRIEF, **options)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    return search()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of the wafers that are really searched."""
+    names = []
+    really = searches.MappingSearch
+
+    def counted(problem, *rest):
+        names.append(problem.wafer.name)
+        return really(problem, *rest)
+
+    monkeypatch.setattr(searches, "MappingSearch", counted)
+    return names
+
+
+# ---- executors ----
+
+
+@pytest.mark.parametrize(
+    ("executor", "threads"),
+    [("threads", 3), pytest.param("processes", 2, marks=pytest.mark.slow)],
+)
+def test_every_executor_gives_the_same_answer(fresh, executor, threads):
+    assert plain(search(executor=executor, threads=threads)) == plain(fresh)
+
+
+@pytest.mark.slow
+def test_a_comparison_is_the_same_in_other_processes():
+    problem = Problem(BERT, FOUR, STEP)
+    found = compare_mappings(problem, BRIEF, executor="processes", threads=2)
+    assert plain(found) == plain(compare_mappings(problem, BRIEF))
+
+
+def test_several_problems_at_once():
+    problems = [Problem(BERT, FOUR.replace(columns=n), STEP) for n in (1, 2)]
+    found = search_mappings(problems, BRIEF, executor="threads", threads=2)
+    assert [plain(each) for each in found] == [plain(search_mapping(p, BRIEF)) for p in problems]
+
+
+@pytest.mark.parametrize("executor", [None, "threads"])
+def test_an_error_of_a_task_is_the_callers(executor):
+    problem = Problem(BERT, FOUR, STEP)
+    with pytest.raises(InvalidInputError, match="baselines: 'zero4' is not accepted"):
+        compare_mappings(problem, BRIEF, names=["zero4"], executor=executor)
+
+
+# ---- journals ----
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_a_stopped_search_goes_on_where_it_was(fresh, calls, tmp_path):
+    def stop(done, total, best):
+        if done < total:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        search(resume=tmp_path / "run", progress=stop)
+    before = list(calls)
+    assert len(before) > 0
+    rows = (tmp_path / "run" / "results.jsonl").read_text().splitlines()
+    assert len(rows) == len(before)
+    assert plain(search(resume=tmp_path / "run")) == plain(fresh)
+    whole = len(calls)
+    assert len(set(calls)) > len(set(before))
+    calls.clear()
+    search()
+    assert whole == len(calls)  # nothing was searched twice
+    calls.clear()
+    assert plain(search(resume=tmp_path / "run")) == plain(fresh)
+    assert calls == []
+
+
+def test_a_stopped_comparison_leaves_what_it_had(calls, tmp_path):
+    problem = Problem(BERT, FOUR, STEP)
+
+    def stop(part):
+        if part == "ablations":
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        compare_mappings(problem, BRIEF, resume=tmp_path, report=stop)
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5  # four systems and ours
+    assert len(calls) == 1
+    found = compare_mappings(problem, BRIEF, resume=tmp_path)
+    again = len(calls)
+    assert plain(found) == plain(compare_mappings(problem, BRIEF))
+    assert len(calls) - again == again  # our own search was not repeated
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"format": "phaze-fast sweep 1", "evaluate": "x"}')
+    with pytest.raises(InvalidInputError, match=r"^resume: .*manifest.json has phaze_fast"):
+        search(resume=tmp_path)
+
+
+def test_what_a_budget_cut_short_is_not_kept(calls, tmp_path):
+    problem = Problem(BERT, FOUR, STEP)
+    hurry = Effort(seeds=1, steps=200, promising=1, budget_s=1e-6)
+    for _ in range(2):
+        search_mappings([problem], hurry, resume=tmp_path)
+    assert len(calls) == 2
+    search_mappings([problem], Effort(1, 200, 1, budget_s=1e6), resume=tmp_path)
+    search_mappings([problem], BRIEF, resume=tmp_path)
+    assert len(calls) == 3  # a budget that was not spent changes nothing
+
+
+# ---- the store ----
+
+
+def test_results_are_kept_by_content(fresh, calls, tmp_path, monkeypatch):
+    assert plain(search(cache=tmp_path)) == plain(fresh)
+    first = len(calls)
+    assert plain(search(cache=tmp_path)) == plain(fresh)
+    assert len(calls) == first
+    search(cache=tmp_path, seed=1)
+    second = len(calls)
+    assert second > first
+    other = SPACE.replace(base=FOUR.replace(rows=1))
+    search_wafers(BERT, other, STEP, BRIEF, cache=tmp_path)
+    assert len(calls) > second
+    third = len(calls)
+    monkeypatch.setattr(store, "pricing_fingerprint", lambda: b"other prices")
+    search(cache=tmp_path)
+    assert len(calls) == third + first
+
+
+def test_a_folder_that_cannot_be_used_is_a_note(tmp_path):
+    (tmp_path / "file").write_text("")
+    with Session(cache=tmp_path / "file") as session:
+        assert "cache: " in session.notes[0]
+
+
+def test_operators_of_ones_own_are_never_kept(tmp_path):
+    problem = Problem(BERT, FOUR, STEP)
+    own = Problem(BERT, FOUR, STEP, work=problem.work)
+    task = Task(searches.search_data, own, {})
+    assert (own.digest, task.key) == ("", "")
+    assert problem.digest != problem.variant(linear=True).digest
+    assert problem.digest == Problem(BERT, FOUR, STEP).digest
+
+
+def test_a_result_reads_back_to_the_last_bit():
+    problem = Problem(BERT, FOUR, STEP)
+    found = search_mapping(problem, Effort(seeds=1, steps=200, promising=3))
+    text = json.dumps(found.to_record(), allow_nan=False)
+    assert MappingResult.from_record(problem, json.loads(text)) == found
+    assert Evaluation.from_dict(found.best.to_dict()) == found.best
+
+
+# ---- tables, pages, the command ----
+
+
+def test_results_are_tables(fresh, tmp_path):
+    columns = fresh.to_columns()
+    assert len({len(values) for values in columns.values()}) == 1
+    assert len(columns["wafer"]) == fresh.searched + fresh.bounded + fresh.unseen
+    assert columns["mapping.time_s"][0] == fresh.best.best.time_s
+    assert columns["status"].count("searched") == fresh.searched
+    fresh.to_csv(tmp_path / "wafers.csv")
+    with (tmp_path / "wafers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["wafer"] for row in rows] == columns["wafer"]
+    mapping = fresh.best.to_columns()
+    assert mapping["block.compute_s"][0] == fresh.best.best.compute_s
+    assert (mapping["width"][0], mapping["stages"][0]) == (
+        fresh.best.best.encoding.layout.width,
+        fresh.best.best.encoding.layout.stages,
+    )
+
+
+def test_the_command_keeps_what_it_finds(run, folder, tmp_path, calls):
+    words = ["bertlarge", "--wafer", folder / "space.json", "--compare", *EFFORT]
+    words += ["--resume", tmp_path / "run", "--no-cache"]
+    first = document(run(*words, "--json"))
+    count = len(calls)
+    page = tmp_path / "page.html"
+    code, out, err = run(*words, "--report", page, "--executor", "threads")
+    assert (code, len(calls)) == (0, count)
+    assert f"wrote {page}" in err
+    assert "Results kept from earlier runs" in out
+    text = page.read_text()
+    for row in first["table"]:
+        assert row["wafer"] in text
+    for part in ("Lower bound", "Blocking collectives", "megatron, tiled", "no recompute"):
+        assert part in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_the_command_writes_as_it_goes(run, folder, tmp_path, monkeypatch):
+    """A second case that fails leaves the first in the file."""
+    really = searches.MappingSearch
+
+    def failing(problem, *rest):
+        if problem.model.name == "gpt2-small":
+            raise InvalidInputError("model: stopped here")
+        return really(problem, *rest)
+
+    monkeypatch.setattr(searches, "MappingSearch", failing)
+    file = tmp_path / "out.json"
+    words = ["bertlarge", "gpt2-small", "--wafer", folder / "two.yaml", *EFFORT, "-o", file]
+    assert "stopped here" in refused(run(*words))
+    assert [case["model"] for case in json.loads(file.read_text())["cases"]] == ["bertlarge"]

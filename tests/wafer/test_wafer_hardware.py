@@ -1,10 +1,14 @@
-"""Wafers: each rule alone, and presets against published figures."""
+"""Wafers: dies, rules of manufacture, products, laws, spaces."""
 
+import itertools
 import json
 import math
+from collections import Counter
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from wafer_cases import DRAM, SMALL, SPACE, SRAM, refusal, with_die
 
 from phaze_fast.cli.main import main
@@ -13,6 +17,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FULL_AREA, Hbm, area, presets
 from phaze_fast.schemas import schema
 from phaze_fast.wafer import (
+    WAFER_SPACES,
     WAFERS,
     Die,
     Layout,
@@ -20,11 +25,13 @@ from phaze_fast.wafer import (
     Problem,
     Wafer,
     WaferRules,
+    WaferSpace,
     broken_rules,
     load_wafer,
+    load_wafer_space,
     wafer_totals,
 )
-from phaze_fast.wafer.mapping.prices import network_chip
+from phaze_fast.wafer.mapping.problem import network_chip
 
 # ---- each rule alone ----
 
@@ -76,6 +83,10 @@ from phaze_fast.wafer.mapping.prices import network_chip
         (
             lambda: with_die(DRAM, width_mm=23.0),
             "area: circuits of 550.5 mm2 and D2D modules of 42.6 mm2 need 593.1 mm2; expected at most 575.0 mm2",
+        ),
+        (
+            lambda: DRAM.replace(wafer_count=2),
+            "wafer_count: 2 wafers without io are not accepted; expected the bandwidth of their links to each other, or 1 wafer",
         ),
         (
             lambda: DRAM.replace(reserved_bytes="32 GB"),
@@ -144,36 +155,27 @@ def test_lengths_that_fit_exactly_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("record", "changes", "words"),
     [
-        ({"hbm_stacks": -1}, "hbm_stacks: -1 is not accepted; expected a number >= 0"),
-        ({"hbm_stacks": 1.5}, "hbm_stacks: 1.5 is not accepted; expected a whole number"),
-        ({"width_mm": 0.0}, "width_mm: 0.0 is not accepted; expected a number >= 1"),
-        ({"width_mm": math.nan}, "width_mm: nan is not accepted"),
-        ({"width_mm": "25"}, "width_mm: '25' is not accepted; expected a number"),
-        ({"chip": "h100x"}, "'h100x' is neither a preset nor"),
-        ({"chip": "h100"}, "chip.hbm: 5 stacks are not accepted; expected none"),
-        ({"colour": 1}, "unknown key 'colour'"),
+        (DRAM.die, {"hbm_stacks": -1}, "hbm_stacks: -1 is not accepted; expected a number >= 0"),
+        (DRAM.die, {"hbm_stacks": 1.5}, "hbm_stacks: 1.5 is not accepted; expected a whole number"),
+        (DRAM.die, {"width_mm": 0.0}, "width_mm: 0.0 is not accepted; expected a number >= 1"),
+        (DRAM.die, {"width_mm": math.nan}, "width_mm: nan is not accepted"),
+        (DRAM.die, {"width_mm": "25"}, "width_mm: '25' is not accepted; expected a number"),
+        (DRAM.die, {"chip": "h100x"}, "'h100x' is neither a preset nor"),
+        (DRAM.die, {"chip": "h100"}, "chip.hbm: 5 stacks are not accepted; expected none"),
+        (DRAM.die, {"colour": 1}, "unknown key 'colour'"),
+        (DRAM, {"columns": 0}, "columns: 0 is not accepted; expected a number >= 1"),
+        (DRAM, {"gap_mm": -1.0}, "gap_mm: -1.0 is not accepted; expected a number >= 0"),
+        (DRAM, {"dead": ((0, -1),)}, "dead.0.1: -1 is not accepted"),
+        (DRAM, {"dead": (3,)}, "dead.0: 3 is not accepted; expected a list"),
+        (DRAM, {"off_wafer": {"capacity_bytes": "1 TB"}}, "bandwidth_bytes_per_s: is missing"),
+        (DRAM, {"rules": {"window": 3}}, "rules: unknown key 'window'; did you mean 'window_mm'?"),
+        (DRAM, {"known_good_dies": "yes"}, "known_good_dies: 'yes' is not accepted"),
     ],
 )
-def test_bad_dies(changes, words):
-    assert words in refusal(lambda: DRAM.die.replace(**changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"columns": 0}, "columns: 0 is not accepted; expected a number >= 1"),
-        ({"gap_mm": -1.0}, "gap_mm: -1.0 is not accepted; expected a number >= 0"),
-        ({"dead": ((0, -1),)}, "dead.0.1: -1 is not accepted"),
-        ({"dead": (3,)}, "dead.0: 3 is not accepted; expected a list"),
-        ({"off_wafer": {"capacity_bytes": "1 TB"}}, "off_wafer.bandwidth_bytes_per_s: is missing"),
-        ({"rules": {"window": 3}}, "rules: unknown key 'window'; did you mean 'window_mm'?"),
-        ({"known_good_dies": "yes"}, "known_good_dies: 'yes' is not accepted"),
-    ],
-)
-def test_bad_wafers(changes, words):
-    assert words in refusal(lambda: DRAM.replace(**changes))
+def test_bad_fields_of_dies_and_wafers(record, changes, words):
+    assert words in refusal(lambda: record.replace(**changes))
 
 
 def test_a_die_takes_a_chip_by_name():
@@ -386,3 +388,247 @@ def test_wafers_on_the_command_line(capsys, tmp_path):
         file.write_text(record.to_yaml())
         assert main(["check", str(file)]) == 0
         assert f"a valid {kind}" in capsys.readouterr().out.replace("\n", "")
+
+
+# ---- laws ----
+
+
+def test_more_stacks_mean_fewer_dies():
+    roomy = with_die(DRAM, chip=SMALL, d2d_modules_y=0, height_mm=20.0)
+    dies = [with_die(roomy, hbm_stacks=k).dies for k in range(5)]
+    assert dies == sorted(dies, reverse=True)
+    assert dies == [80, 48, 48, 32, 32]
+    memory = [with_die(roomy, hbm_stacks=k).memory_bytes for k in range(1, 5)]
+    assert memory == sorted(memory)
+    assert SRAM.dies > DRAM.dies
+
+
+def test_stacks_stand_between_rows():
+    depth = DRAM.rules.hbm_stack_depth_mm
+    # Two stacks of 8.5 mm fit side by side beside a die of 25 mm, four do not.
+    for stacks, between in ((0, 0), (1, 1), (2, 1), (4, 2)):
+        wafer = with_die(DRAM, chip=SMALL, d2d_modules_y=0, hbm_stacks=stacks)
+        one, two = (wafer.extent_mm(1, rows)[1] for rows in (1, 2))
+        assert two - one == pytest.approx(25.0 + 0.5 + between * depth)
+        assert one == pytest.approx(25.0 + min(stacks, 2) * depth)
+
+
+@st.composite
+def drawn_wafers(draw):
+    rules = WaferRules(window_mm=draw(st.floats(60.0, 300.0)))
+    die = Die(
+        width_mm=draw(st.floats(4.0, 33.0)),
+        height_mm=draw(st.floats(4.0, 33.0)),
+        chip=SMALL,
+        d2d_modules_x=draw(st.integers(0, 64)),
+        d2d_modules_y=draw(st.integers(0, 64)),
+        hbm_stacks=draw(st.integers(0, 6)),
+    )
+    try:
+        return Wafer(name="drawn", die=die, gap_mm=draw(st.floats(0.0, 5.0)), rules=rules)
+    except InvalidInputError:
+        return None
+
+
+@given(drawn_wafers())
+def test_the_grid_fits_and_no_more_would(wafer):
+    if wafer is None:
+        return
+    window = wafer.rules.window_mm
+    columns, rows = wafer.grid
+    assert max(wafer.size_mm) <= window * (1 + 1e-9)
+    assert wafer.extent_mm(columns + 1, rows)[0] > window
+    assert wafer.extent_mm(columns, rows + 1)[1] > window
+    for changes in ({"columns": columns + 1}, {"rows": rows + 1}):
+        assert refusal(lambda c=changes: wafer.replace(**c)).startswith("window: ")
+    assert wafer.dies * wafer.die.outline_mm2 <= wafer.area_mm2 * (1 + 1e-9)
+
+
+@given(drawn_wafers())
+def test_links_never_exceed_their_shoreline(wafer):
+    if wafer is None:
+        return
+    die, rules = wafer.die, wafer.rules
+    per_mm = rules.d2d_module_bytes_per_s / rules.d2d_module_mm * (1 + 1e-8)
+    free = die.width_mm - die.stacks_on_edges[0] * rules.hbm_stack_mm
+    assert wafer.link_bytes_per_s[0] <= die.height_mm * per_mm
+    assert wafer.link_bytes_per_s[1] <= free * per_mm + 1e-3
+    assert sum(die.stacks_on_edges) == die.hbm_stacks
+
+
+# ---- space ----
+
+
+def by_loop(space):
+    """The same enumeration, one validated wafer at a time."""
+    found, rejected = [], Counter()
+    for values in itertools.product(*space.axes.values()):
+        data = space.base.model_dump()
+        varied = dict(zip(space.axes, values, strict=True))
+        varied |= {field: varied[source] for field, source in space.ties.items()}
+        for field, value in varied.items():
+            place = data
+            *path, leaf = field.split(".")
+            for part in path:
+                place = place[part]
+            place[leaf] = value
+        try:
+            found.append(Wafer.from_dict(data))
+        except InvalidInputError as error:
+            rejected.update({line.partition(":")[0] for line in str(error).splitlines()})
+    return found, rejected
+
+
+AXES = {
+    "die.width_mm": (18.0, 25.0, 27.0),
+    "die.hbm_stacks": (0, 2, 4),
+    "die.chip.tensor_core.count": (8, 24),
+    "rules.window_mm": (40.0, 215.0),
+    "columns": (None, 2),
+}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        WaferSpace(name="all", base=DRAM, axes=AXES),
+        SPACE.replace(axes={**SPACE.axes, "die.height_mm": (25.0,), "die.width_mm": (18.0, 25.0)}),
+    ],
+    ids=["every-kind-of-field", "preset"],
+)
+def test_a_space_is_the_loop_over_its_grid(space):
+    wafers, rejected = space.wafers()
+    found, expected = by_loop(space)
+    assert rejected == expected
+    assert len(wafers) == len(found) == len(space.index)
+    for wafer, other in zip(wafers, found, strict=True):
+        assert wafer.replace(name="same", die=other.die, sources=(), notes="") == other.replace(
+            name="same", sources=(), notes=""
+        )
+        assert wafer.die.replace(chip=other.die.chip) == other.die
+        assert wafer.die.chip.replace(name="same", sources=(), notes="") == other.die.chip.replace(
+            name="same", sources=(), notes="", die_area_mm2=None, power_w=None
+        )
+
+
+def test_the_space_that_comes_with_the_package():
+    assert WAFER_SPACES.names == ("wafer-space",)
+    wafers, rejected = SPACE.wafers()
+    assert SPACE.grid_size == 1296
+    assert 200 <= len(wafers) <= 1296
+    assert set(rejected) == {"area", "shoreline"}
+    assert len({wafer.name for wafer in wafers}) == len(wafers)
+    assert {wafer.die.hbm_stacks for wafer in wafers} == {0, 1, 2, 4}
+    for wafer in wafers[::50]:
+        assert Wafer.from_dict(wafer.to_dict()) == wafer
+        assert wafer.die.d2d_modules_x == wafer.die.d2d_modules_y
+        assert wafer.chip.vector_core.count == wafer.chip.tensor_core.count
+    assert SPACE.wafers()[0] is wafers
+    again = WaferSpace.from_dict(json.loads(SPACE.to_json()))
+    assert again == SPACE
+    assert again.wafers() == (wafers, rejected)
+    assert jsonschema.Draft202012Validator(schema("wafer-space")).is_valid(
+        json.loads(SPACE.to_json())
+    )
+
+
+def test_where_the_base_stands():
+    base = SPACE.wafers()[0][SPACE.base_index]
+    assert SPACE.index[SPACE.base_index] == int(base.name.split("[")[1].split("]")[0])
+    assert base.die.replace(chip=DRAM.die.chip) == DRAM.die
+    assert WaferSpace(name="s", base=DRAM, axes={"rows": (1, 2)}).base_index is None
+    ties = {"die.d2d_modules_y": "die.chip.tensor_core.count"}
+    other = WaferSpace(name="s", base=SRAM, axes={"die.d2d_modules_x": (14,)}, ties=ties)
+    assert other.wafers()[0][0].die.d2d_modules_y == 8
+    assert other.base_index is None
+
+
+def test_a_space_without_axes_is_its_base():
+    space = WaferSpace(name="only", base="dram-wafer", axes={})
+    (wafer,), rejected = space.wafers()
+    assert (wafer.name, rejected, space.base_index) == ("only[0]", {}, 0)
+    assert wafer.replace(name=DRAM.name, sources=DRAM.sources, notes=DRAM.notes) == DRAM
+
+
+def test_names_of_points():
+    axes = {"die.chip.buffer.capacity_bytes": ["64 MiB"], "die.width_mm": [25.0], "columns": [None]}
+    (wafer,), _ = WaferSpace(name="s", base=DRAM, axes=axes).wafers()
+    assert wafer.name == "s[0]: buffer.capacity_bytes 64 MiB, width_mm 25, columns None"
+    assert wafer.chip.name == "dram-die: buffer.capacity_bytes 64 MiB"
+
+
+def test_the_order_of_axes_counts():
+    one = WaferSpace(name="s", base=DRAM, axes={"rows": (1, 2), "columns": (1, 2)})
+    two = WaferSpace(name="s", base=DRAM, axes={"columns": (1, 2), "rows": (1, 2)})
+    assert [w.grid for w in one.wafers()[0]] == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    assert [w.grid for w in two.wafers()[0]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert one != two
+    assert one.digest() != two.digest()
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (
+            {"die.hbm_stack": [1]},
+            "axes: unknown field 'die.hbm_stack'; did you mean 'die.hbm_stacks'?",
+        ),
+        ({"die.chip.hbm.stacks": [1]}, "axes: unknown field 'die.chip.hbm.stacks'"),
+        ({"name": ["a"]}, "axes: unknown field 'name'; accepted: a number of the wafer"),
+        (
+            {"die.hbm_stacks": [0, -1]},
+            "axes.die.hbm_stacks: -1 is not accepted; expected a number >= 0",
+        ),
+        ({"die.hbm_stacks": []}, "axes.die.hbm_stacks: [] is not accepted; expected a list"),
+        ({"die.hbm_stacks": 3}, "axes.die.hbm_stacks: 3 is not accepted; expected a list"),
+        ({"columns": [2, 2]}, "axes.columns: a value is given twice"),
+        ({"off_wafer.capacity_bytes": [1]}, "axes: dram-wafer has no off_wafer to vary"),
+        (
+            {"columns": list(range(1, 1002)), "rows": list(range(1, 1002))},
+            "a grid of 1002001 points is more than 1000000",
+        ),
+        (3, "axes: 3 is not accepted; expected a mapping"),
+    ],
+)
+def test_bad_axes(axes, words):
+    assert words in refusal(lambda: WaferSpace(name="s", base=DRAM, axes=axes))
+
+
+@pytest.mark.parametrize(
+    ("ties", "words"),
+    [
+        ({"die.nothing": "columns"}, "ties: unknown field 'die.nothing'"),
+        ({"columns": "rows"}, "ties.columns: a tied field cannot be an axis too"),
+        ({"rows": "die.width_mm"}, "ties.rows: 25.5 is not accepted; expected a whole number"),
+    ],
+)
+def test_bad_ties(ties, words):
+    axes = {"columns": [1, 2], "die.width_mm": [25.5]}
+    assert words in refusal(lambda: WaferSpace(name="s", base=DRAM, axes=axes, ties=ties))
+
+
+def test_bad_names():
+    assert "did you mean 'dram-wafer'?" in refusal(lambda: load_wafer("dram-wafr"))
+    assert "wafer space: 'x' is neither" in refusal(lambda: load_wafer_space("x"))
+    assert "'x' is neither a preset" in refusal(lambda: WaferSpace(name="s", base="x", axes={}))
+
+
+def test_values_that_make_no_chip_together():
+    axes = {"die.chip.buffer.bytes_per_cycle": [0.0]}
+    space = WaferSpace(name="s", base=DRAM, axes=axes)
+    assert refusal(space.wafers).startswith("buffer.bytes_per_cycle: 0 is not accepted")
+
+
+def test_axes_of_the_stream():
+    axes = {"off_wafer.bandwidth_bytes_per_s": ["150 GB/s", "1 TB/s"]}
+    wafers, _ = WaferSpace(name="s", base="wse3-like", axes=axes).wafers()
+    assert [w.off_wafer.bandwidth_bytes_per_s for w in wafers] == [150e9, 1e12]
+    assert {w.die for w in wafers} == {load_wafer("wse3-like").die}
+
+
+def test_a_space_from_a_file(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("{name: s, base: sram-wafer, axes: {die.hbm_stacks: [0, 1]}}")
+    space = load_wafer_space(file)
+    assert [w.dies for w in space.wafers()[0]] == [64]
+    assert space.wafers()[1] == {"area": 1}

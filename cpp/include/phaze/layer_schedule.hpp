@@ -6,6 +6,7 @@
 // two runs differ.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -13,11 +14,27 @@
 
 namespace phaze {
 
-inline constexpr int kResources = 3;     // tensor cores, vector cores, network
-inline constexpr int kMaxLayerOps = 64;  // operators of one layer; one bit each
-inline constexpr int kMaxModes = 8;      // execution modes of one operator
+inline constexpr int kResources = 3;      // tensor cores, vector cores, network
+inline constexpr int kMaxLayerOps = 128;  // operators of one layer; one bit each
+inline constexpr int kMaxModes = 8;       // execution modes of one operator
 
-using OpBits = std::uint64_t;
+__extension__ using OpBits = unsigned __int128;  // a set of operators; g++ and clang have the type
+
+constexpr std::uint64_t low_bits(OpBits set) noexcept { return static_cast<std::uint64_t>(set); }
+constexpr std::uint64_t high_bits(OpBits set) noexcept {
+  return static_cast<std::uint64_t>(set >> 64);
+}
+
+// How many operators a set has.
+constexpr int count_ops(OpBits set) noexcept {
+  return std::popcount(low_bits(set)) + std::popcount(high_bits(set));
+}
+
+// The first operator of a set that is not empty.
+constexpr int first_op(OpBits set) noexcept {
+  const std::uint64_t low = low_bits(set);
+  return low != 0 ? std::countr_zero(low) : 64 + std::countr_zero(high_bits(set));
+}
 
 // One execution mode of an operator.
 struct LayerMode {

@@ -48,7 +48,7 @@ inline constexpr const char* kStatusSentences[] = {
     "a dimension of the operator is zero or negative; expected at least 1",
     "the operator is too large: b * m * k * n may be at most 2^62, a dimension 2^40",
     "the tuning or precision is malformed: a share, rate or size is out of range",
-    "the layer has too many operators; expected at most 64",
+    "the layer has too many operators; expected at most 128",
     "an operator has no way to run, or needs cores that the chip does not have",
     "an edge points to an operator that stands earlier; expected topological order",
     "no block of the product fits a core's local buffer under the allowed dataflows",

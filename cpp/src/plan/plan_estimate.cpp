@@ -58,7 +58,7 @@ class Estimator {
       if (!changes) return 0.0;
       played = step_.play_free(partition_, times, level, free_messages);
       const double step_s = played.step_s + played.tail_s;
-      const double lost_s = before_s - step_s;
+      const double lost_s = without_rounding(before_s - step_s, time_s);
       before_s = step_s;
       last = times.forward_s;
       return lost_s;
@@ -138,6 +138,11 @@ class Estimator {
     state->optimizer += own.optimizer;
   }
 
+  // A difference of times that is zero but for rounding is zero, so that no part is negative.
+  static double without_rounding(double part_s, double whole_s) noexcept {
+    return part_s < 0.0 && part_s > -1e-12 * whole_s ? 0.0 : part_s;
+  }
+
   // A step in which only the devices' own work takes time.
   void divide(const StepPlayer::Played& played, PlanParts* parts) const {
     const PassSums& sums = step_.passes();
@@ -158,8 +163,8 @@ class Estimator {
     }
     parts->compute_s = m * (mean - again);
     parts->recompute_s = m * again;
-    parts->imbalance_s = m * (most - mean);
-    parts->bubble_s = played.step_s - m * most;
+    parts->imbalance_s = without_rounding(m * (most - mean), played.step_s);
+    parts->bubble_s = without_rounding(played.step_s - m * most, played.step_s);
     parts->optimizer_s = played.tail_s;
   }
 

@@ -162,18 +162,19 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
   return limit;
 }
 
-// Sorts plans for listing: ties go to the fewest devices, then to the smaller widths, independent
-// of the order of the layouts.
+// The order of plans: the fastest first, ties to the least memory, then to the fewest devices, then
+// to the smaller widths, independent of the order of the layouts.
+auto plan_order(const PlanSpaceImpl& space, const PlacedPlan& plan) {
+  const LayoutRecord& l = space.layouts[at(plan.layout)].record;
+  const StrategyRecord& s = space.strategies[at(l.strategy)];
+  const std::int64_t devices = s.tp * s.cp * l.pp * l.dp;
+  return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.pp, l.dp, l.zero, plan.layout);
+}
+
 void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
-  const auto key = [&](const PlacedPlan& plan) {
-    const LayoutRecord& l = space.layouts[at(plan.layout)].record;
-    const StrategyRecord& s = space.strategies[at(l.strategy)];
-    const std::int64_t devices = s.tp * s.cp * l.pp * l.dp;
-    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.pp, l.dp, l.zero,
-                      plan.layout);
-  };
-  std::sort(plans->begin(), plans->end(),
-            [&](const PlacedPlan& a, const PlacedPlan& b) { return key(a) < key(b); });
+  std::sort(plans->begin(), plans->end(), [&](const PlacedPlan& a, const PlacedPlan& b) {
+    return plan_order(space, a) < plan_order(space, b);
+  });
 }
 
 // All layouts of all strategies on one chip, in the order of their bounds.
@@ -330,13 +331,12 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     }
     PlacedPlan found = solver->best(space, at(c.layout), times,
                                     space.bounds.memory_limits[memory_limit], limit, c.load_s, 0);
-    const bool better =
-        found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);
     if (found.open_s < kInfinite) {
       partly.push_back(c);
       partly.back().bound_s = std::max(c.bound_s, found.open_s);
     }
-    if (found.time_s == kInfinite || !better) continue;
+    if (found.time_s == kInfinite) continue;
+    if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) continue;
     best = std::move(found);
     limit = std::min(limit, best.time_s);
   }
@@ -346,7 +346,9 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     PlacedPlan found = solver->best(space, at(c.layout), times,
                                     space.bounds.memory_limits[memory_limit], limit, c.load_s);
     if (found.open_s < kInfinite) open_s = std::min(open_s, std::max(c.bound_s, found.open_s));
-    if (found.time_s < best.time_s) best = std::move(found);
+    if (found.time_s == kInfinite) continue;
+    if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) continue;
+    best = std::move(found);
     limit = std::min(limit, best.time_s);
   }
   best.open_s = open_s < limit ? open_s : kInfinite;

@@ -375,10 +375,10 @@ void PartitionSearch::run(double usable_bytes, double below_s, double load_s, Pl
   const double least_load_s = quick_plan(load_s, best);
   if (best->time_s < below_s) set_limits(best->time_s - exchange_s);
   if (least_load_s <= load_limit_s_) search(best);
-  if (best->time_s == kInfinite || on_.stages == 1) return;
+  if (best->time_s == kInfinite) return;
   const double clock_s = best->time_s;
-  best->time_s = step_.time_s(best->partition);
-  if (best->time_s > clock_s * (1.0 + 1e-12)) walk_all(clock_s, best);
+  best->time_s = step_.time_s(best->partition);  // as every estimate of this plan has it
+  if (on_.stages > 1 && best->time_s > clock_s * (1.0 + 1e-12)) walk_all(clock_s, best);
 }
 
 // Seconds of the messages between the first `stages` stages, both directions.

@@ -402,7 +402,10 @@ Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<s
   const LayerProblem& p = form->problem;
   append(&p.size, 1);
   append(p.capacity, kResources);
-  append(p.before, p.size);
+  for (int i = 0; i < p.size; ++i) {  // keys of layers with at most 64 operators stay as they were
+    const std::uint64_t halves[] = {low_bits(p.before[i]), high_bits(p.before[i])};
+    append(halves, p.size > 64 ? 2 : 1);
+  }
   append(p.first_mode, p.size + 1);
   for (int m = 0; m < p.first_mode[p.size]; ++m) {
     append(&p.modes[m].seconds, 1);

@@ -124,7 +124,7 @@ void LayerFacts::find_modes(int op) noexcept {
 // The largest antichain of a set: the number of operators minus the largest matching of operators
 // with later ones (Dilworth's theorem).
 int LayerFacts::width(OpBits set) const noexcept {
-  const int size = std::popcount(set);
+  const int size = count_ops(set);
   if (size <= 1) return size;
   std::int8_t partner[kMaxLayerOps];  // of a later operator: the earlier one it follows
   std::fill(partner, partner + kMaxLayerOps, std::int8_t{-1});
@@ -133,7 +133,7 @@ int LayerFacts::width(OpBits set) const noexcept {
   const auto augment = [&](const auto& self, int op) -> bool {
     OpBits choices = later_[op] & set & ~seen;
     while (choices != 0) {
-      const int next = std::countr_zero(choices);
+      const int next = first_op(choices);
       seen |= op_bit(next);
       if (partner[next] < 0 || self(self, partner[next])) {
         partner[next] = static_cast<std::int8_t>(op);
@@ -313,7 +313,7 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
   double clock = m.now_s;
   const auto work_until = [&](double until) {
     while (open != 0) {
-      const int first = std::countr_zero(open);
+      const int first = first_op(open);
       if (clock + left_s[first] > until) {
         left_s[first] -= until - clock;
         clock = until;
@@ -425,7 +425,7 @@ double LayerFacts::most_in_rows(OpBits set, int count, const double* rate) const
     double most = 0.0;
     OpBits row = set;
     while (row != 0) {
-      const int op = std::countr_zero(row);
+      const int op = first_op(row);
       most = std::max(most, rate[op]);
       set &= ~op_bit(op);
       row &= later_[op];
@@ -508,8 +508,8 @@ void LayerFacts::find_twins() noexcept {
   std::fill(urgent_, urgent_ + size(), OpBits{0});
   for (int i = 0; i < size(); ++i) {
     int at = i;
-    const int own = std::popcount(after_[i]);
-    for (; at > 0 && std::popcount(after_[in_turn_[at - 1]]) < own; --at) {
+    const int own = count_ops(after_[i]);
+    for (; at > 0 && count_ops(after_[in_turn_[at - 1]]) < own; --at) {
       in_turn_[at] = in_turn_[at - 1];
     }
     in_turn_[at] = i;

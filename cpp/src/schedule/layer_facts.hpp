@@ -20,7 +20,10 @@ constexpr OpBits op_bit(int op) noexcept { return OpBits{1} << op; }
 // Calls f(op) for every operator of a set, smallest first.
 template <typename F>
 void for_ops(OpBits set, const F& f) {
-  for (; set != 0; set &= set - 1) f(std::countr_zero(set));
+  for (std::uint64_t low = low_bits(set); low != 0; low &= low - 1) f(std::countr_zero(low));
+  for (std::uint64_t high = high_bits(set); high != 0; high &= high - 1) {
+    f(64 + std::countr_zero(high));
+  }
 }
 
 // An operator that runs now.

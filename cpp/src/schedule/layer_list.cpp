@@ -105,7 +105,7 @@ class Hiding {
       if (moment.started != facts_.all()) hide(&moment);
       if (moment.running_count == 0) {  // only leaves remain, and overlapping them gains nothing
         const OpBits left = facts_.all() & ~moment.started;
-        start(&moment, std::countr_zero(left), 0);
+        start(&moment, first_op(left), 0);
       }
       facts_.advance(&moment);
     }

@@ -51,10 +51,15 @@ struct Key {
 
 struct KeyHash {
   std::size_t operator()(const Key& key) const noexcept {
-    OpBits h = key.done * 0x9E3779B97F4A7C15ULL;
-    h ^= std::rotl(key.running * 0xC2B2AE3D27D4EB4FULL, 29);
-    h ^= std::rotl(key.modes * 0x165667B19E3779F9ULL, 47);
+    std::uint64_t h = folded(key.done) * 0x9E3779B97F4A7C15ULL;
+    h ^= std::rotl(folded(key.running) * 0xC2B2AE3D27D4EB4FULL, 29);
+    h ^= std::rotl(folded(key.modes) * 0x165667B19E3779F9ULL, 47);
     return static_cast<std::size_t>(h ^ (h >> 31));
+  }
+
+ private:
+  static std::uint64_t folded(OpBits set) noexcept {
+    return low_bits(set) ^ std::rotl(high_bits(set) * 0xFF51AFD7ED558CCDULL, 31);
   }
 };
 

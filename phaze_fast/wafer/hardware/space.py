@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     TypeAdapter,
@@ -23,13 +22,11 @@ from pydantic import (
     model_validator,
 )
 
-from phaze_fast.documents import Presets, digest
+from phaze_fast.documents import Presets, digest, read_document
 from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.records import FrozenDict, NamedOr, OrderedFrozenDict, Record, explain
 from phaze_fast.units import format_bytes
-from phaze_fast.wafer.hardware.wafer import Die, Rule, Wafer, broken_rules, load_wafer
-
-_R = TypeVar("_R", bound=Record)
+from phaze_fast.wafer.hardware.wafer import WAFERS, Rule, Wafer, broken_rules, load_wafer
 
 _MAX_GRID = 1_000_000
 # Fields that cannot be axes: texts and lists, descriptions of a product, and memory that the die
@@ -79,12 +76,10 @@ class WaferSpace(Record):
     """Name of the space."""
     base: Annotated[Wafer, NamedOr(), BeforeValidator(_named_wafer)]
     """The wafer that supplies every field without an axis; in a file also a preset's name."""
-    axes: Annotated[dict[str, tuple[Any, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
-    """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``; the last axis runs
-    fastest."""
-    ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
+    axes: Annotated[OrderedFrozenDict[str, tuple[Any, ...]], _AXES_SCHEMA]
+    """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``, sorted; the last axis
+    runs fastest."""
+    ties: FrozenDict[str, str] = FrozenDict()
     """Fields that copy the value of another field, for example vector cores = tensor cores."""
 
     @field_validator("axes", mode="before")
@@ -185,24 +180,14 @@ class WaferSpace(Record):
 
     def _points(self) -> Iterator[tuple[tuple[Any, ...], Wafer]]:
         """Yield the values of each point in grid order, and its wafer before rules are checked."""
-        base = self.base
-        plain = {name: getattr(base, name) for name in Wafer.model_fields}
-        plain.update(sources=(), notes="")  # these describe the base
+        base = self.base.model_copy(update={"sources": (), "notes": ""})  # these describe the base
         tied = {field: _get(base, source) for field, source in self.ties.items()}
-        chips: dict[tuple[Any, ...], Accelerator] = {}
-        dies: dict[tuple[Any, ...], Die] = {}
+        known: dict[Any, Any] = {}
         for position, values in enumerate(itertools.product(*self.axes.values())):
             varied = dict(zip(self.axes, values, strict=True))
             varied |= {f: varied.get(self.ties[f], value) for f, value in tied.items()}
-            of_chip, of_die, own = _split(varied)
-            key = tuple(of_chip.values())
-            if key not in chips:
-                chips[key] = _varied_chip(base.die.chip, of_chip)
-            die_key = (*key, *of_die.values())
-            if die_key not in dies:
-                dies[die_key] = base.die.replace(chip=chips[key], **of_die)
             name = f"{self.name}[{position}]: {_describe(self.axes, values)}".removesuffix(": ")
-            yield values, _unchecked({**plain, "name": name, "die": dies[die_key]}, own)
+            yield values, _with(base, {"name": name, **varied}, known)
 
 
 @dataclass(frozen=True)
@@ -263,7 +248,7 @@ def _axis_values(field: str, values: object) -> tuple[Any, ...]:
     axis_values = tuple(_read(field, value, "axes") for value in plain)
     if len(set(axis_values)) != len(axis_values):
         raise ValueError(f"axes.{field}: a value is given twice")
-    return axis_values
+    return tuple(sorted(axis_values, key=lambda value: (value is not None, value)))
 
 
 def _get(record: Record, field: str) -> Any:
@@ -273,8 +258,12 @@ def _get(record: Record, field: str) -> Any:
     return value
 
 
-def _with(record: _R, varied: Mapping[str, Any]) -> _R:
-    """Copy a record with some fields changed, nested records included."""
+def _with(record: Record, varied: Mapping[str, Any], known: dict[Any, Any], path: str = "") -> Any:
+    """Copy a record with some fields changed, nested records included.
+
+    `known` caches nested records, which many points share. A wafer itself is not validated: its
+    rules of manufacture are checked later.
+    """
     changes: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     for field, value in varied.items():
@@ -284,42 +273,18 @@ def _with(record: _R, varied: Mapping[str, Any]) -> _R:
         else:
             changes[head] = value
     for head, inner in parts.items():
-        changes[head] = _with(getattr(record, head), inner)
+        key = (path, head, *inner.values())
+        if key not in known:
+            known[key] = _with(getattr(record, head), inner, known, f"{path}{head}.")
+        changes[head] = known[key]
+    if isinstance(record, Wafer):
+        fields = {name: getattr(record, name) for name in Wafer.model_fields}
+        return Wafer.model_construct(**{**fields, **changes})
+    if isinstance(record, Accelerator):
+        about = {"die_area_mm2": None, "power_w": None, "sources": (), "notes": ""}  # of the base
+        name = f"{record.name}: {_describe(varied, varied.values())}"
+        changes = {"name": name, **about, **changes}
     return record.replace(**changes)
-
-
-def _split(
-    varied: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Group fields into those of the chip, of the die and of the wafer."""
-    groups: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
-    for field, value in varied.items():
-        if field.startswith("die.chip."):
-            groups[0][field[9:]] = value
-        elif field.startswith("die."):
-            groups[1][field[4:]] = value
-        else:
-            groups[2][field] = value
-    return groups
-
-
-def _unchecked(plain: dict[str, Any], varied: Mapping[str, Any]) -> Wafer:
-    """Build a wafer from valid parts without checking the rules of manufacture."""
-    fields = dict(plain)
-    for field, value in varied.items():
-        head, _, rest = field.partition(".")
-        if rest:  # rules and off_wafer have no nested records
-            value = fields[head].replace(**{rest: value})
-        fields[head] = value
-    return Wafer.model_construct(**fields)
-
-
-def _varied_chip(base: Accelerator, varied: Mapping[str, Any]) -> Accelerator:
-    if not varied:
-        return base
-    name = f"{base.name}: {_describe(varied, varied.values())}"
-    about = {"die_area_mm2": None, "power_w": None, "sources": (), "notes": ""}  # of the base
-    return _with(base, {"name": name, **about, **varied})
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -345,3 +310,20 @@ WAFER_SPACES = Presets(
 """Spaces of wafers that come with the package."""
 
 load_wafer_space = WAFER_SPACES.load
+
+
+def load_wafer_or_space(name: str) -> Wafer | WaferSpace:
+    """Load a wafer or a space of wafers: a preset, or a file, which is a space if it has axes.
+
+    Examples
+    --------
+    >>> [type(load_wafer_or_space(name)).__name__ for name in ("dram-wafer", "wafer-space")]
+    ['Wafer', 'WaferSpace']
+    """
+    if name in WAFER_SPACES.names:
+        return load_wafer_space(name)
+    if name in WAFERS.names or not name.endswith((".yaml", ".yml", ".json")):
+        return load_wafer(name)
+    data = read_document(name)
+    is_space = isinstance(data, dict) and "axes" in data
+    return (WaferSpace if is_space else Wafer).from_dict(data, source=name)

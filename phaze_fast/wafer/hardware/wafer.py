@@ -1,4 +1,4 @@
-"""A wafer: a mesh of dies, and the rules of manufacture that it must meet.
+"""A wafer: a mesh of dies, the rules of manufacture it must meet, its faults and its totals.
 
 A wafer is a grid of equal dies, each linked to its four neighbours. Links and memory stacks share
 the edges of a die, its circuits share its area, and stacks lie between rows of dies: more memory
@@ -9,18 +9,21 @@ columns are separated by a gap; stacks lie between rows and outside the first an
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
 from phaze_fast.documents import Presets
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.hardware.chip import CHIPS, Accelerator, Dtype, Hbm
-from phaze_fast.hardware.silicon import FULL_AREA, area
+from phaze_fast.hardware.package import Prices
+from phaze_fast.hardware.silicon import FULL_AREA, EnergyTable, area, energy_table
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -320,9 +323,17 @@ class Wafer(Record):
 
     @cached_property
     def grid(self) -> tuple[int, int]:
-        """Columns and rows of dies."""
-        columns, rows = fitting(self)
-        return self.columns or columns, self.rows or rows
+        """Columns and rows of dies: by default as many as fit the wafer's window."""
+        between, outside = self._bands
+        window = self.rules.window_mm * _SLACK
+
+        def count(side: float, gap: float, taken: float) -> int:
+            return max(math.floor((window - taken + gap) / (side + gap)), 0)
+
+        return (
+            self.columns or count(self.die.width_mm, self.gap_mm, 0.0),
+            self.rows or count(self.die.height_mm, self.gap_mm + between, outside),
+        )
 
     @property
     def positions(self) -> int:
@@ -415,14 +426,20 @@ class Wafer(Record):
         x, y = (
             rules.d2d_module_bytes_per_s
             * (rules.d2d_far_share if gap > rules.d2d_reach_mm else 1.0)
-            for gap in gaps_mm(self)
+            for gap in self.gaps_mm
         )
         return die.d2d_modules_x * x, die.d2d_modules_y * y
 
     @property
     def memory_bytes(self) -> int:
         """Usable memory of one die in bytes: HBM if it has any, else SRAM."""
-        return local_bytes(self) - self.reserved_bytes
+        return self.local_bytes - self.reserved_bytes
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of one die's memory, reserved ones included: its stacks if any, else its SRAM."""
+        stacks = self.die.hbm_stacks
+        return stacks * self.rules.hbm_stack_bytes or self.die.chip.buffer.capacity_bytes
 
     def tiers(self) -> tuple[MemoryTier, ...]:
         """Memory tiers of one working die, nearest first, reserved bytes excluded.
@@ -458,7 +475,45 @@ class Wafer(Record):
     @property
     def size_mm(self) -> tuple[float, float]:
         """Width and height of the part of the wafer in use, stacks included."""
-        return extent_mm(self, *self.grid)
+        return self.extent_mm(*self.grid)
+
+    @property
+    def _bands(self) -> tuple[float, float]:
+        """Height of the stacks between two rows of dies, and outside the first and last row.
+
+        The stacks of facing edges share a band where they fit side by side.
+        """
+        die, rules = self.die, self.rules
+        top, bottom = die.stacks_on_edges
+        sharing = rules.hbm_stack_mm * die.hbm_stacks <= die.width_mm * _SLACK
+        edges = (top > 0) + (bottom > 0)
+        between = min(edges, 1) if sharing else edges
+        return between * rules.hbm_stack_depth_mm, edges * rules.hbm_stack_depth_mm
+
+    @property
+    def gaps_mm(self) -> tuple[float, float]:
+        """Millimetres between neighbouring dies of a row, and of a column with its stacks.
+
+        Examples
+        --------
+        >>> load_wafer("dram-wafer").gaps_mm
+        (0.5, 12.37)
+        """
+        return self.gap_mm, self.gap_mm + self._bands[0]
+
+    def extent_mm(self, columns: int, rows: int) -> tuple[float, float]:
+        """Width and height in mm of a grid of dies, stacks included.
+
+        Examples
+        --------
+        >>> load_wafer("sram-wafer").extent_mm(8, 4)
+        (203.5, 101.5)
+        """
+        between, outside = self._bands
+        return (
+            columns * self.die.width_mm + (columns - 1) * self.gap_mm,
+            rows * self.die.height_mm + (rows - 1) * (self.gap_mm + between) + outside,
+        )
 
     @property
     def area_mm2(self) -> float:
@@ -482,77 +537,6 @@ class Wafer(Record):
 
 
 # ---- rules of manufacture ----
-
-
-def local_bytes(wafer: Wafer) -> int:
-    """Bytes of one die's memory: its stacks if it has any, else its SRAM.
-
-    Examples
-    --------
-    >>> local_bytes(load_wafer("sram-wafer")) // 2**20
-    320
-    """
-    stacks = wafer.die.hbm_stacks
-    return stacks * wafer.rules.hbm_stack_bytes or wafer.die.chip.buffer.capacity_bytes
-
-
-def _bands(wafer: Wafer) -> tuple[float, float]:
-    """Height of the stacks between two rows of dies, and outside the first and last row.
-
-    The stacks of facing edges share a band where they fit side by side.
-    """
-    die, rules = wafer.die, wafer.rules
-    top, bottom = die.stacks_on_edges
-    sharing = rules.hbm_stack_mm * die.hbm_stacks <= die.width_mm * _SLACK
-    edges = (top > 0) + (bottom > 0)
-    between = min(edges, 1) if sharing else edges
-    return between * rules.hbm_stack_depth_mm, edges * rules.hbm_stack_depth_mm
-
-
-def gaps_mm(wafer: Wafer) -> tuple[float, float]:
-    """Millimetres between neighbouring dies of a row, and of a column with its stacks.
-
-    Examples
-    --------
-    >>> gaps_mm(load_wafer("dram-wafer"))
-    (0.5, 12.37)
-    """
-    return wafer.gap_mm, wafer.gap_mm + _bands(wafer)[0]
-
-
-def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
-    """Width and height in mm of a grid of dies, stacks included.
-
-    Examples
-    --------
-    >>> extent_mm(load_wafer("sram-wafer"), 8, 4)
-    (203.5, 101.5)
-    """
-    between, outside = _bands(wafer)
-    return (
-        columns * wafer.die.width_mm + (columns - 1) * wafer.gap_mm,
-        rows * wafer.die.height_mm + (rows - 1) * (wafer.gap_mm + between) + outside,
-    )
-
-
-def fitting(wafer: Wafer) -> tuple[int, int]:
-    """Largest numbers of columns and rows of dies that fit the wafer's window.
-
-    Examples
-    --------
-    >>> fitting(load_wafer("sram-wafer"))
-    (8, 8)
-    """
-    between, outside = _bands(wafer)
-    window = wafer.rules.window_mm * _SLACK
-
-    def count(side: float, gap: float, taken: float) -> int:
-        return max(math.floor((window - taken + gap) / (side + gap)), 0)
-
-    return (
-        count(wafer.die.width_mm, wafer.gap_mm, 0.0),
-        count(wafer.die.height_mm, wafer.gap_mm + between, outside),
-    )
 
 
 def broken_rules(wafer: Wafer) -> list[tuple[Rule, str]]:
@@ -603,7 +587,7 @@ def _die_faults(die: Die, rules: WaferRules) -> Iterator[tuple[Rule, str]]:
 def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
     columns, rows = wafer.grid
     window = wafer.rules.window_mm
-    wide, high = extent_mm(wafer, max(columns, 1), max(rows, 1))
+    wide, high = wafer.extent_mm(max(columns, 1), max(rows, 1))
     for name, count, need in (("columns", columns, wide), ("rows", rows, high)):
         if need > window * _SLACK:
             yield (
@@ -612,7 +596,7 @@ def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
                 f"expected at most {window:g} mm",
             )
     sides = ((columns, wafer.die.d2d_modules_x), (rows, wafer.die.d2d_modules_y))
-    for name, (count, modules), gap in zip(("row", "column"), sides, gaps_mm(wafer), strict=True):
+    for name, (count, modules), gap in zip(("row", "column"), sides, wafer.gaps_mm, strict=True):
         if wafer.switch is None and count > 1 and modules and gap > wafer.rules.d2d_far_mm * _SLACK:
             yield (
                 "reach",
@@ -622,7 +606,7 @@ def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
     if wafer.memory_bytes <= 0:
         yield (
             "memory",
-            f"{local_bytes(wafer)} bytes of memory a die leave nothing beside reserved_bytes, "
+            f"{wafer.local_bytes} bytes of memory a die leave nothing beside reserved_bytes, "
             f"{wafer.reserved_bytes}; expected more",
         )
     if wafer.wafer_count > 1 and wafer.io is None:
@@ -685,3 +669,230 @@ WAFERS = Presets("wafer", "phaze_fast.wafer.hardware/data/wafers", Wafer.from_di
 """Wafers that come with the package."""
 
 load_wafer = WAFERS.load
+
+
+# ---- fault maps ----
+
+RowColumn = Annotated[tuple[FewOrNone, FewOrNone], Field()]
+"""Row and column of a die, counted from the top left."""
+
+
+class FaultMap(Record):
+    """Dies and links that do not work, by row and column.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> faults = FaultMap(dead_dies=((0, 3),), dead_links=(((1, 0), (1, 1)),))
+    >>> wafer = faults.on(load_wafer("dojo-tile-like"))
+    >>> wafer.dies, wafer.dead, wafer.dead_links
+    (24, ((3, 0),), (((0, 1), (1, 1)),))
+    """
+
+    what: ClassVar[str] = "fault map"
+    dead_dies: tuple[RowColumn, ...] = ()
+    """Row and column of each die that does not work."""
+    dead_links: tuple[tuple[RowColumn, RowColumn], ...] = ()
+    """Links that do not work, each as a pair of neighbouring dies by row and column."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for at, (here, there) in enumerate(self.dead_links):
+            if abs(here[0] - there[0]) + abs(here[1] - there[1]) != 1:
+                raise ValueError(
+                    f"dead_links.{at}: row {here[0]}, column {here[1]} to row {there[0]}, column "
+                    f"{there[1]} is not accepted; expected two neighbouring dies"
+                )
+        links = [frozenset(link) for link in self.dead_links]
+        for name, entries in (("dead_dies", self.dead_dies), ("dead_links", links)):
+            if len(set(entries)) < len(entries):
+                raise ValueError(f"{name}: an entry is given twice; expected each once")
+        return self
+
+    def on(self, wafer: Wafer, source: str = "faults") -> Wafer:
+        """Return a wafer with these faults added to its own.
+
+        Parameters
+        ----------
+        wafer
+            Wafer that has the faults.
+        source
+            Name of this map in error messages.
+
+        Raises
+        ------
+        InvalidInputError
+            Where a die lies outside the grid, or none is left that works.
+        """
+        columns, rows = wafer.grid
+        places = [(f"dead_dies.{k}", at) for k, at in enumerate(self.dead_dies)]
+        for k, link in enumerate(self.dead_links):
+            places += [(f"dead_links.{k}", at) for at in link]
+        for field, (row, column) in places:
+            if row >= rows or column >= columns:
+                raise InvalidInputError(
+                    f"{source}: {field}: row {row}, column {column} is not accepted by "
+                    f"{wafer.name}; expected rows below {rows} and columns below {columns}"
+                )
+        dead = {(column, row) for row, column in self.dead_dies} | set(wafer.dead)
+        if len(dead) >= wafer.positions:
+            raise InvalidInputError(
+                f"{source}: dead_dies: all {wafer.positions} dies of {wafer.name} are dead; "
+                "expected at least one that works"
+            )
+        links = {frozenset(link): link for link in wafer.dead_links}
+        for (a, b), (c, d) in self.dead_links:
+            links.setdefault(frozenset(((b, a), (d, c))), ((b, a), (d, c)))
+        return wafer.replace(dead=tuple(dead), dead_links=tuple(links.values()))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain data: lists of rows and columns, as a file has them."""
+        return self.model_dump(mode="json")
+
+
+load_faults = FaultMap.from_file
+"""Read a fault map from a YAML or JSON file."""
+
+
+def sample_faults(
+    wafer: Wafer,
+    count: int,
+    seed: int = 0,
+    die_fault: float | None = None,
+    link_fault: float = 0.0,
+) -> list[FaultMap]:
+    """Draw fault maps: dies and links fail independently, each with its own probability.
+
+    Parameters
+    ----------
+    wafer
+        Wafer whose dies and links may fail.
+    count
+        Number of maps.
+    seed
+        Random seed; the same seed gives the same maps on every machine.
+    die_fault
+        Probability that a die does not work; by default 1 less the wafer's `die_yield`.
+    link_fault
+        Probability that a link between two neighbours does not work.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a probability is not between 0 and 1, or the count not between 1 and 100,000.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> maps = sample_faults(load_wafer("dojo-tile-like"), 200, die_fault=0.04)
+    >>> 0.8 < sum(len(fault_map.dead_dies) for fault_map in maps) / 200 < 1.2
+    True
+    """
+    die_fault = 1.0 - wafer.die_yield if die_fault is None else die_fault
+    for name, value in (("die_fault", die_fault), ("link_fault", link_fault)):
+        if not 0.0 <= value < 1.0:
+            raise not_accepted(name, value, "a probability from 0 to below 1")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 100_000:
+        raise not_accepted("count", count, "a whole number from 1 to 100000")
+    columns, rows = wafer.grid
+    dies = [(row, column) for row in range(rows) for column in range(columns)]
+    links = [((r, c), (r, c + 1)) for r, c in dies if c + 1 < columns]
+    links += [((r, c), (r + 1, c)) for r, c in dies if r + 1 < rows]
+    rng = random.Random(seed)
+    maps = []
+    for _ in range(count):
+        dead = [die for die in dies if rng.random() < die_fault]
+        broken = [link for link in links if rng.random() < link_fault]
+        maps.append(FaultMap(dead_dies=tuple(dead[: len(dies) - 1]), dead_links=tuple(broken)))
+    return maps
+
+
+# ---- power, yield and cost ----
+
+_CARRIER_USD = 1937.0
+_BOND_YIELD = 0.99
+
+
+@dataclass(frozen=True)
+class WaferTotals:
+    """Peak power, yield and cost of a wafer."""
+
+    die_peak_w: float
+    """Power of one die with every unit busy and every memory at its full rate."""
+    peak_w: float
+    """Power of all working dies."""
+    assembly_yield: float
+    """Share of wafers with at most as many dead dies as spares: after bonding of tested dies, or
+    after fabrication of a monolithic wafer."""
+    cost_usd: float
+    """Cost of one good wafer: silicon, memory stacks and carrier."""
+
+
+def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:
+    """Power of one die; SRAM that is both core-local memory and the buffer is counted once."""
+    chip, die = wafer.chip, wafer.die
+    cycles = (
+        chip.tensor_core.macs_per_cycle * table.mac_j
+        + chip.vector_core.ops_per_cycle * table.vector_op_j
+    )
+    sram = chip.buffer_bandwidth_bytes_per_s
+    if die.network_bytes_per_s is None:  # one buffer: its own accesses, and those at the ports
+        memory_w = sram * (table.buffer_byte_j + table.local_byte_j)
+    else:
+        memory_w = sram * table.local_byte_j + die.network_bytes_per_s * table.buffer_byte_j
+    hbm_w = chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j if chip.hbm else 0.0
+    x, y = wafer.link_bytes_per_s
+    sent = 2.0 * (x + y) if wafer.switch is None else 2.0 * x  # over four edges, or up and down
+    links_w = sent * wafer.rules.d2d_byte_j
+    static_w = table.static_w_per_mm2 * die.outline_mm2
+    return cycles * chip.clock_hz + memory_w + hbm_w + links_w + static_w
+
+
+def _at_most(count: int, of: int, fault: float) -> float:
+    """Probability that at most `count` of `of` units fail."""
+    chances = (math.comb(of, k) * fault**k * (1.0 - fault) ** (of - k) for k in range(count + 1))
+    return min(1.0, sum(chances))
+
+
+def wafer_totals(
+    wafer: Wafer,
+    spares: int = 0,
+    prices: Prices | None = None,
+    table: EnergyTable | None = None,
+) -> WaferTotals:
+    """Add up a wafer's power, yield and cost.
+
+    Tested dies are bonded to a carrier, each with a yield of 99% (Feng and Ma, Chiplet Actuary, DAC
+    2022); the carrier costs a 65 nm wafer (Khan and Mann, AI Chips, CSET 2020). A monolithic wafer
+    costs what processing one costs.
+
+    Parameters
+    ----------
+    wafer
+        The wafer; its dead dies draw no power but are part of the cost.
+    spares
+        Number of dead dies up to which a wafer counts as good.
+    prices, table
+        Prices of wafers and memory, and the energy of each event.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> totals = wafer_totals(load_wafer("dojo-tile-like"))
+    >>> round(totals.die_peak_w), totals.peak_w == 25 * totals.die_peak_w
+    (413, True)
+    >>> wafer_totals(load_wafer("dojo-tile-like"), spares=2).cost_usd < totals.cost_usd
+    True
+    """
+    prices = prices or Prices()
+    die_w = _die_peak_w(wafer, table or energy_table())
+    stacks = wafer.positions * wafer.die.hbm_stacks * wafer.rules.hbm_stack_bytes
+    if wafer.known_good_dies:
+        fault, silicon = 1.0 - _BOND_YIELD, _CARRIER_USD
+        silicon += wafer.positions * float(prices.die_usd(np.array([wafer.die.outline_mm2]))[0])
+    else:
+        fault, silicon = 1.0 - wafer.die_yield, prices.wafer_usd
+    good = _at_most(spares, wafer.positions, fault)
+    memory = prices.hbm_usd_per_gib * stacks / 2**30
+    cost = (silicon + memory) / good if good > 0 else float("inf")
+    return WaferTotals(die_w, die_w * wafer.dies, good, cost)

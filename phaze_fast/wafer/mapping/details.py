@@ -1,8 +1,8 @@
-"""Utilisation, energy, link loads and a breakdown of the time of one step of a mapping."""
+"""Utilisation, energy and time of one step of a mapping, and maps of its stages and links."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,20 @@ from phaze_fast.memory import optimizer
 from phaze_fast.models import model_flops
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.planning.throughput import mfu
-from phaze_fast.wafer.mapping.diemap import stage_grid
+from phaze_fast.tables import Array
+from phaze_fast.wafer.hardware.wafer import Wafer
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation
-from phaze_fast.wafer.mapping.loads import class_counts, held_parameters, step_loads, streamed_bytes
+from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.operators import ROLES, passes
-from phaze_fast.wafer.mapping.prices import operator_costs
-from phaze_fast.wafer.mapping.problem import Problem
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.wafer.mapping.placement import Placement
+from phaze_fast.wafer.mapping.problem import Problem, operator_costs
+from phaze_fast.wafer.mapping.traffic import (
+    class_counts,
+    held_parameters,
+    step_loads,
+    streamed_bytes,
+)
 
 
 def step_mfu(problem: Problem, found: Evaluation) -> float:
@@ -57,18 +62,7 @@ class StepEnergy:
     @property
     def total_j(self) -> float:
         """Sum over all causes."""
-        parts = (self.operators_j, self.optimizer_j, self.links_j, self.stream_j)
-        return sum(parts) + self.static_j
-
-    def to_dict(self) -> dict[str, float]:
-        """Return plain data."""
-        return {
-            "operators_j": self.operators_j,
-            "optimizer_j": self.optimizer_j,
-            "links_j": self.links_j,
-            "stream_j": self.stream_j,
-            "static_j": self.static_j,
-        }
+        return float(sum(asdict(self).values()))
 
 
 def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]]:
@@ -81,6 +75,17 @@ def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]
         local = -(-np.array([sizes]) // np.array([cut]))
         specs.append(passes(op.parts(op.shapes(local))))
     return specs
+
+
+def _local_costs(
+    problem: Problem, encoding: Encoding
+) -> list[tuple[list[OperatorSpec], list[float], list[float]]]:
+    """Return the passes of each operator on one die, with their seconds and joules."""
+    every = local_specs(problem, encoding)
+    flat = [(spec, 1) for some in every for spec in some]
+    costs = operator_costs(problem.chip, problem.network_chip, flat)
+    seconds, joules = (iter(values.tolist()) for values in costs)
+    return [(some, [next(seconds) for _ in some], [next(joules) for _ in some]) for some in every]
 
 
 def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
@@ -114,13 +119,10 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
     joules_of_all = 0.0
     for encoding, counts in class_counts(problem, found.encoding):
         layout = encoding.layout
-        every = local_specs(problem, encoding)
-        flat = [(spec, 1) for some in every for spec in some]
-        joules = iter(operator_costs(problem.chip, problem.network_chip, flat)[1])
-        again = _runs_again(problem, encoding)
+        operators = zip(problem.work.operators, _runs_again(problem, encoding), strict=True)
         total = 0.0
-        for op, some, more in zip(problem.work.operators, every, again, strict=True):
-            forward, *backward = (float(next(joules)) for _ in some)
+        costs = _local_costs(problem, encoding)
+        for (op, more), (_, _, (forward, *backward)) in zip(operators, costs, strict=True):
             total += sum(counts[op.part]) * (forward + sum(backward)) + more * forward
         joules_of_all += total * layout.dies * problem.batches(layout) * layout.replicas
     return joules_of_all
@@ -226,31 +228,21 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     True
     """
     classes = found.encoding.classes
-    if len(classes) > 1:
-        rows = [_operator_times(problem, stage_class) for stage_class in classes]
-        return [{**row, "class": k} for k, some in enumerate(rows) for row in some]
-    return _operator_times(problem, found.encoding)
-
-
-def _operator_times(problem: Problem, encoding: Encoding) -> list[dict[str, Any]]:
-    every = local_specs(problem, encoding)
-    flat = [(spec, 1) for some in every for spec in some]
-    seconds = iter(operator_costs(problem.chip, problem.network_chip, flat)[0])
     peak = problem.chip.peak_flops()
     rows = []
-    for op, some in zip(problem.work.operators, every, strict=True):
-        forward, *backward = (float(next(seconds)) for _ in some)
-        flops = sum(float(np.sum(spec.flops)) for spec in some)
-        busy = forward + sum(backward)
-        rows.append(
-            {
+    for number, stage_class in enumerate(classes):
+        costs = _local_costs(problem, stage_class)
+        for op, (some, (forward, *backward), _) in zip(problem.work.operators, costs, strict=True):
+            flops = sum(float(np.sum(spec.flops)) for spec in some)
+            busy = forward + sum(backward)
+            row = {
                 "operator": op.name,
                 "part": op.part,
                 "forward_s": forward,
                 "backward_s": sum(backward),
                 "of_peak": flops / (busy * peak) if busy > 0 else 0.0,
             }
-        )
+            rows.append(row if len(classes) == 1 else {**row, "class": number})
     return rows
 
 
@@ -260,9 +252,10 @@ def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
     if len(classes) == 1:
         return [found.compute_s] * len(found.stages)
     seconds = []
-    for stage_class in classes:
-        rows = [row for row in _operator_times(problem, stage_class) if row["part"] == "block"]
-        work_s = sum(row["forward_s"] + row["backward_s"] for row in rows)
+    for number, stage_class in enumerate(classes):
+        rows = [row for row in operator_times(problem, found) if row["class"] == number]
+        block = [row for row in rows if row["part"] == "block"]
+        work_s = sum(row["forward_s"] + row["backward_s"] for row in block)
         seconds += [work_s] * stage_class.layout.stages
     return seconds
 
@@ -298,7 +291,7 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
         "mfu": step_mfu(problem, found),
         "energy_j": energy.total_j,
         "power_w": energy.total_j / found.time_s,
-        "energy": energy.to_dict(),
+        "energy": asdict(energy),
         "breakdown": {
             "causes": causes(problem, found),
             "operators": operator_times(problem, found),
@@ -316,3 +309,124 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
             **({"to_switches": np.round(busy[..., 0], 6).tolist()} if problem.wafer.switch else {}),
         },
     }
+
+
+# ---- maps in text ----
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def stage_grid(
+    wafer: Wafer, layout: Layout, second_class: Layout | None = None, number: int = 0
+) -> list[list[int]]:
+    """Stage of each die, row by row; -1 where it is idle, -2 where it is dead.
+
+    `second_class` is the layout of the second class of stages, if there is one, and `number` the
+    index of the wafer in a pipeline; with one class of stages all wafers have the same map.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> stage_grid(load_wafer("dojo-tile-like"), Layout(2, 5, 2, 8))[0]
+    [0, 0, 1, 1, -1]
+    """
+    columns, rows = wafer.grid
+    grid = [[-1 if wafer.alive(x, y) else -2 for x in range(columns)] for y in range(rows)]
+    placement = Placement(wafer, (layout, second_class) if second_class else (layout,))
+    for stage in range(len(placement.dies))[placement.by_wafer[number]]:
+        for x, y in placement.dies[stage]:
+            grid[y][x] = stage
+    return grid
+
+
+def die_map(wafer: Wafer, layout: Layout, second_class: Layout | None = None) -> str:
+    """Draw the wafer, one die a cell: its stage, `.` idle, `X` dead.
+
+    With a second class of stages, every wafer of a pipeline is drawn.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> print(die_map(load_wafer("dojo-tile-like"), Layout(2, 2, 4, 8)))
+    0 0 1 1 .
+    0 0 1 1 .
+    3 3 2 2 .
+    3 3 2 2 .
+    . . . . .
+    """
+    wide = layout.stages > len(_DIGITS)
+
+    def cell(stage: int) -> str:
+        if stage < 0:
+            text = "." if stage == -1 else "X"
+        else:
+            text = str(stage) if wide else _DIGITS[stage]
+        return text.rjust(3) if wide else text
+
+    wafers = 1 if second_class is None else wafer.wafer_count // layout.replicas
+    grids = [stage_grid(wafer, layout, second_class, number) for number in range(wafers)]
+    return "\n\n".join("\n".join(" ".join(map(cell, row)) for row in grid) for grid in grids)
+
+
+def link_map(wafer: Wafer, loads: Array) -> str:
+    """Draw the links between dies: 1 to 9 by busy time relative to the busiest link.
+
+    The busier direction counts; `.` carries nothing, `x` is dead, `o` is a die and `X` a dead one.
+    With switches: each die's link to them.
+
+    Parameters
+    ----------
+    wafer
+        The dies.
+    loads
+        Bytes of each link, as `step_loads` gives them.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like").replace(columns=3, rows=1)
+    >>> loads = np.zeros((1, 3, 4))
+    >>> loads[0, 0, 0], loads[0, 1, 0] = 9.0, 1.0
+    >>> print(link_map(tile, loads))
+    o9o1o
+    """
+    if wafer.switch is not None:
+        return _switch_map(wafer, loads)
+    columns, rows = wafer.grid
+    x, y = (rate or 1.0 for rate in wafer.link_bytes_per_s)
+    seconds = loads / np.array([x, x, y, y])
+    most = float(seconds.max()) or 1.0
+    cut = {frozenset(link) for link in wafer.dead_links}
+
+    def mark(here: tuple[int, int], there: tuple[int, int], direction: int) -> str:
+        if frozenset((here, there)) in cut:
+            return "x"
+        (u, v), (s, t) = here, there
+        busy = max(seconds[v, u, direction], seconds[t, s, direction + 1]) / most
+        return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))
+
+    lines = []
+    for row in range(rows):
+        line = ""
+        for column in range(columns):
+            line += "o" if wafer.alive(column, row) else "X"
+            if column + 1 < columns:
+                line += mark((column, row), (column + 1, row), 0)
+        lines.append(line)
+        if row + 1 < rows:
+            below = (mark((c, row), (c, row + 1), 2) for c in range(columns))
+            lines.append(" ".join(below))
+    return "\n".join(lines)
+
+
+def _switch_map(wafer: Wafer, loads: Array) -> str:
+    columns, rows = wafer.grid
+    most = float(loads.max()) or 1.0
+
+    def cell(x: int, y: int) -> str:
+        if not wafer.alive(x, y):
+            return "X"
+        busy = float(loads[y, x].max()) / most
+        return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))
+
+    return "\n".join(" ".join(cell(x, y) for x in range(columns)) for y in range(rows))

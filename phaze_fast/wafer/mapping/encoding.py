@@ -9,28 +9,33 @@ lists the conditions of a legal mapping.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from math import prod
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
+from pydantic import BeforeValidator, Field, model_validator
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.wafer.mapping.classes import Classes, classes_fault
+from phaze_fast.errors import InvalidInputError, nearest, not_accepted
+from phaze_fast.records import Record
+from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.layout import (
     SCHEDULES,
     Layout,
-    accepts_micro_batch,
     micro_batch_fault,
+    replicas_fault,
     slots_of,
 )
 from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS, MeshOperator
-from phaze_fast.wafer.mapping.packing import place_fault
+from phaze_fast.wafer.mapping.placement import Placement, places_of
 from phaze_fast.wafer.mapping.problem import Problem
 
+Pair = tuple[Layout, Layout]
+"""Layouts of the first and of the second class of stages."""
 Runs = tuple[tuple[str, int], ...]
 """Roles and factors along an axis of a rectangle of dies, from the inside out."""
 
@@ -91,9 +96,7 @@ def _sides(c: RuleCase) -> str:
         ("x", c.op_mapping.x, c.layout.width),
         ("y", c.op_mapping.y, c.layout.height),
     ):
-        size = 1
-        for _, factor in runs:
-            size *= factor
+        size = prod(factor for _, factor in runs)
         if size != side:
             return f"{axis}: factors multiply to {size}; expected {side}, the rectangle's side"
     return ""
@@ -135,19 +138,17 @@ def _limits(c: RuleCase) -> str:
 
 
 def _weights(c: RuleCase) -> str:
-    if c.op_mapping.weights not in c.problem.modes:
-        hint = nearest(c.op_mapping.weights, c.problem.modes)
-        return f"weights: {c.op_mapping.weights!r} is not accepted; {hint}"
-    return ""
+    return _unless_known("weights", c.op_mapping.weights, c.problem.modes)
 
 
 def _collective(c: RuleCase) -> str:
-    if c.op_mapping.collective not in MESH_ALGORITHMS:
-        return (
-            f"collective: {c.op_mapping.collective!r} is not accepted; "
-            f"{nearest(c.op_mapping.collective, MESH_ALGORITHMS)}"
-        )
-    return ""
+    return _unless_known("collective", c.op_mapping.collective, MESH_ALGORITHMS)
+
+
+def _unless_known(field: str, name: str, accepted: Sequence[str]) -> str:
+    return (
+        "" if name in accepted else f"{field}: {name!r} is not accepted; {nearest(name, accepted)}"
+    )
 
 
 def _outputs(c: RuleCase) -> str:
@@ -175,21 +176,63 @@ RULES = (
 """Conditions of a legal operator mapping, in the order in which they are checked."""
 
 
-def layout_faults(problem: Problem, layout: Layout) -> list[str]:
-    """Return the faults of a layout, one line each; empty if it is legal."""
-    wafer, batch = problem.wafer, problem.training.global_batch
-    wafers = max(1, wafer.wafer_count // layout.replicas)
-    sides = (layout.width, layout.height)
-    place = place_fault(wafer, sides, layout.stages, wafers, problem.work.blocks)
-    faults = [place] if place else []
-    if not accepts_micro_batch(batch, layout):
-        faults.append(micro_batch_fault(batch, layout))
-    elif not faults and problem.fault(layout):
-        faults.append(problem.fault(layout))
-    return faults
+def accepts_classes(problem: Problem) -> bool:
+    """Whether a pipeline of the problem may have two classes of stages."""
+    work = problem.work
+    return not (work.encodes or problem.linear or problem.volume) and work.blocks > 1
 
 
-Array = np.ndarray[Any, Any]
+def classes_fault(problem: Problem, layouts: Pair) -> str:
+    """Return why a pipeline cannot have two such classes of stages; empty where it can.
+
+    Examples
+    --------
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
+    >>> pair = Layout(5, 3, 1, 16, blocks=(14,)), Layout(5, 3, 1, 16, blocks=(10,))
+    >>> classes_fault(problem, pair)
+    'rectangle: 1 of 5 x 3 and 1 of 5 x 3 dies have no place together on dojo-tile-like'
+    """
+    first, second = layouts
+    wafer, work = problem.wafer, problem.work
+    if not accepts_classes(problem):
+        return (
+            "class: two are not accepted in rank order, for one block or for an encoder-decoder; "
+            "expected one"
+        )
+    for layout in layouts:
+        if fault := _stages_fault(layout):
+            return fault
+        batch = problem.training.global_batch
+        fault = replicas_fault(wafer, batch, layout.replicas) or micro_batch_fault(batch, layout)
+        if fault:
+            return fault
+    for name in ("micro_batch", "replicas"):
+        wanted, other = getattr(first, name), getattr(second, name)
+        if wanted != other:
+            return f"{name}: {other} is not accepted; expected {wanted}, as of the first class"
+    block_count = sum(first.blocks) + sum(second.blocks)
+    if block_count != work.blocks:
+        return f"blocks: {block_count} in all are not accepted; expected {work.blocks}"
+    if places_of(wafer, layouts) is None:
+        shapes = " and ".join(
+            f"{layout.stages} of {layout.width} x {layout.height}" for layout in layouts
+        )
+        wafers = wafer.wafer_count // first.replicas
+        where = wafer.name if wafers == 1 else f"{wafers} {wafer.name}, each with a stage"
+        return f"rectangle: {shapes} dies have no place together on {where}"
+    return ""
+
+
+def _stages_fault(layout: Layout) -> str:
+    """Return why a class cannot have such stages; empty where it can."""
+    if layout.schedule != "1f1b" or layout.chunks != 1:
+        return "schedule: with two classes of stages only 1f1b is accepted"
+    if len(layout.blocks) != layout.stages or min(layout.blocks, default=0) < 1:
+        return (
+            f"blocks: {list(layout.blocks)} is not accepted; expected at least 1 for each of "
+            f"{layout.stages} stages of the class"
+        )
+    return ""
 
 
 @dataclass(frozen=True)
@@ -240,17 +283,17 @@ class Encoding:
         ]
         return " and ".join(shapes) + " dies"
 
-    def compiled(self, problem: Problem) -> Classes:
-        """Compile two classes of stages; operators start at their first legal mapping."""
-        assert self.second_class is not None  # one class is compiled by the problem
-        return Classes(problem, (self.layout, self.second_class.layout))
+    def placement(self, problem: Problem) -> Placement:
+        """Place the stages of all classes on the problem's wafer."""
+        return Placement(problem.wafer, tuple(stage_class.layout for stage_class in self.classes))
 
     # ---- legality ----
 
     def faults(self, problem: Problem) -> list[str]:
         """Return the rules that the mapping breaks, one line each; empty if it is legal."""
         if self.second_class is None:
-            return self._faults(problem, layout_faults(problem, self.layout))
+            fault = problem.fault(self.layout)
+            return self._faults(problem, [fault] if fault else [])
         pair = (self.layout, self.second_class.layout)
         if fault := classes_fault(problem, pair):
             return [fault]
@@ -335,13 +378,8 @@ class Encoding:
                     for k, slot in enumerate(slots)
                     if slot.axis == axis
                 ]
-                runs = []
-                for role, some in groupby(assigned, key=lambda pair: pair[0]):
-                    factor = 1
-                    for _, size in some:
-                        factor *= size
-                    runs.append((role, factor))
-                axes.append(tuple(runs))
+                runs = groupby(assigned, key=lambda pair: pair[0])
+                axes.append(tuple((role, prod(size for _, size in some)) for role, some in runs))
             codes = by_stage[:, i] if op.part == "block" else by_stage[:1, i]
             names = tuple(OUTPUTS[int(code)] for code in codes)
             operator_mappings.append(
@@ -394,116 +432,97 @@ class Encoding:
         """
         if not isinstance(data, list) or not data:
             raise InvalidInputError(f"{source}: expected a list of one mapping per operator")
-        classes: tuple[list[tuple[str, Mapping[str, Any]]], ...] = ([], [])
+        classes: tuple[list[_Entry], ...] = ([], [])
         for i, entry in enumerate(data):
             where = f"{source}[{i}]"
             if not isinstance(entry, Mapping):
-                raise InvalidInputError(f"{where}: {entry!r} is not accepted; expected a mapping")
+                raise not_accepted(where, entry, "a mapping")
             number = entry.get("class", 0)
             if isinstance(number, bool) or number not in (0, 1):
-                raise InvalidInputError(
-                    f"{where}.class: {number!r} is not accepted; expected 0 or 1"
-                )
-            classes[number].append((where, entry))
+                raise not_accepted(f"{where}.class", number, "0 or 1")
+            fields = {key: value for key, value in entry.items() if key != "class"}
+            classes[number].append(_Entry.from_dict(fields, where))
         if not classes[0]:
             raise InvalidInputError(f"{source}: no operator of class 0; expected one class or two")
-        first = cls._class_of(classes[0], source)
-        second = cls._class_of(classes[1], source) if classes[1] else None
-        return cls(first.layout, first.operator_mappings, second)
-
-    @classmethod
-    def _class_of(cls, entries: list[tuple[str, Mapping[str, Any]]], source: str) -> Encoding:
-        op_mappings, layouts = [], set()
-        for where, entry in entries:
-            layouts.add(_layout_of(entry, where))
-            op_mapping = _op_mapping_of(entry, where)
-            stated = entry.get("partition", op_mapping.partition)
-            if stated != op_mapping.partition:
-                raise InvalidInputError(
-                    f"{where}.partition: {stated!r} is not what x and y say; expected "
-                    f"{op_mapping.partition}"
-                )
-            op_mappings.append(op_mapping)
-        if len(layouts) > 1:
+        if any(len({entry.layout for entry in entries}) > 1 for entries in classes):
             raise InvalidInputError(
                 f"{source}: operators disagree in rectangle, stages or micro_batch; expected one "
                 "layout for all"
             )
-        return cls(layouts.pop(), tuple(op_mappings))
-
-
-_OF_LAYOUT = ("rectangle", "stages", "micro_batch", "schedule", "chunks", "replicas", "blocks")
-_OF_ENTRY = (*_OF_LAYOUT, "class")
-
-
-def _whole(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-        raise InvalidInputError(
-            f"{where}: {value!r} is not accepted; expected a whole number from 1 to 2^24"
+        first, *second = (
+            cls(entries[0].layout, tuple(entry.op_mapping for entry in entries))
+            for entries in classes
+            if entries
         )
-    return value
+        return replace(first, second_class=second[0]) if second else first
 
 
-def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
-    sides = entry.get("rectangle")
-    if not isinstance(sides, list | tuple) or len(sides) != 2:
-        raise InvalidInputError(f"{where}.rectangle: {sides!r} is not accepted; expected two sides")
-    width, height = (_whole(side, f"{where}.rectangle") for side in sides)
-    stages, micro_batch = (_whole(entry.get(k), f"{where}.{k}") for k in ("stages", "micro_batch"))
-    chunks, replicas = (_whole(entry.get(k, 1), f"{where}.{k}") for k in ("chunks", "replicas"))
-    schedule = _name(entry.get("schedule", "1f1b"), f"{where}.schedule", SCHEDULES)
-    blocks = entry.get("blocks", [])
-    if not isinstance(blocks, list | tuple):
-        raise InvalidInputError(
-            f"{where}.blocks: {blocks!r} is not accepted; expected a list, one number per stage"
-        )
-    counts = tuple(_whole(count, f"{where}.blocks") for count in blocks)
-    return Layout(width, height, stages, micro_batch, schedule, chunks, replicas, counts)
+# ---- one entry of a file ----
 
 
-def _runs_of(value: object, where: str) -> Runs:
-    if not isinstance(value, list | tuple):
-        raise InvalidInputError(
-            f"{where}: {value!r} is not accepted; expected pairs of role and factor"
-        )
-    runs = []
-    for pair in value:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or pair[0] not in ROLES:
-            raise InvalidInputError(
-                f"{where}: {pair!r} is not accepted; expected [role, factor] with a role of "
-                f"{', '.join(ROLES)}"
-            )
-        runs.append((str(pair[0]), _whole(pair[1], where)))
-    return tuple(runs)
-
-
-def _names(value: object, where: str, accepted: Iterable[str]) -> tuple[str, ...]:
-    values = value if isinstance(value, list | tuple) else [value]
-    accepted = list(accepted)
-    for name in values:
+def _one_of(accepted: Sequence[str]) -> BeforeValidator:
+    def check(name: object) -> object:
         if name not in accepted:
-            raise InvalidInputError(
-                f"{where}: {name!r} is not accepted; {nearest(str(name), accepted)}"
-            )
-    return tuple(values)
+            raise ValueError(f"{name!r} is not accepted; {nearest(str(name), accepted)}")
+        return name
+
+    return BeforeValidator(check)
 
 
-def _name(value: object, where: str, accepted: Iterable[str]) -> str:
-    if isinstance(value, list | tuple):
-        raise InvalidInputError(f"{where}: {value!r} is not accepted; expected one name")
-    return _names(value, where, accepted)[0]
+def _as_list(value: object) -> object:
+    return value if isinstance(value, list | tuple) else [value]
 
 
-def _op_mapping_of(entry: Mapping[str, Any], where: str) -> OperatorMapping:
-    known = ("operator", "partition", "x", "y", "output", "weights", "collective")
-    for key in entry:
-        if key not in (*known, *_OF_ENTRY):
-            raise InvalidInputError(f"{where}: unknown key {key!r}; {nearest(str(key), known)}")
-    return OperatorMapping(
-        str(entry.get("operator", "")),
-        _runs_of(entry.get("x"), f"{where}.x"),
-        _runs_of(entry.get("y"), f"{where}.y"),
-        _names(entry.get("output", "stash"), f"{where}.output", OUTPUTS),
-        _name(entry.get("weights", "replicated"), f"{where}.weights", WEIGHTS),
-        _name(entry.get("collective", "auto"), f"{where}.collective", MESH_ALGORITHMS),
+_Whole = Annotated[int, Field(strict=True, ge=1, le=2**24)]
+_Runs = tuple[tuple[Annotated[str, _one_of(ROLES)], _Whole], ...]
+
+
+class _Entry(Record):
+    """The mapping of one operator in a file, with the layout of its stages."""
+
+    what: ClassVar[str] = "operator mapping"
+    operator: str = ""
+    x: _Runs
+    y: _Runs
+    output: Annotated[tuple[Annotated[str, _one_of(OUTPUTS)], ...], BeforeValidator(_as_list)] = (
+        "stash",
     )
+    weights: Annotated[str, _one_of(WEIGHTS)] = "replicated"
+    collective: Annotated[str, _one_of(MESH_ALGORITHMS)] = "auto"
+    partition: dict[str, int] | None = None
+    """Number of parts of each dimension; derived from `x` and `y`."""
+    rectangle: tuple[_Whole, _Whole]
+    stages: _Whole
+    micro_batch: _Whole
+    schedule: Annotated[str, _one_of(SCHEDULES)] = "1f1b"
+    chunks: _Whole = 1
+    replicas: _Whole = 1
+    blocks: tuple[_Whole, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        derived = self.op_mapping.partition
+        if self.partition not in (None, derived):
+            raise ValueError(
+                f"partition: {self.partition!r} is not what x and y say; expected {derived}"
+            )
+        return self
+
+    @property
+    def op_mapping(self) -> OperatorMapping:
+        """The mapping of the operator."""
+        how = (self.output, self.weights, self.collective)
+        return OperatorMapping(self.operator, self.x, self.y, *how)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the stages."""
+        return Layout(
+            *self.rectangle,
+            self.stages,
+            self.micro_batch,
+            self.schedule,
+            self.chunks,
+            self.replicas,
+            self.blocks,
+        )

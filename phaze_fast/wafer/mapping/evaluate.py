@@ -1,6 +1,13 @@
 """Step time and memory of a mapping on a wafer, and the bytes by which it exceeds memory.
 
 A mapping that does not fit is a result with a reason, not an error.
+
+With two classes of stages in one pipeline, each has a shape and operator mappings of its own; the
+stages of the first class come first. The kernel for stages of one shape evaluates each class, given
+the number of stages before and after and the time they take; one formula gives the step. At the
+border between the classes every die of one sends an equal share to every die of the other, and the
+receiving dies redistribute it into the split that their operators require; the gradient returns in
+the same manner. Streams of one class over the links of the other are charged to both.
 """
 
 from __future__ import annotations
@@ -12,17 +19,23 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.tables import flat_row
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Array, flat_row
 from phaze_fast.units import format_bytes, format_time
-from phaze_fast.wafer.mapping.classes import Classes
-from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.encoding import Encoding, Pair, classes_fault
 from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.problem import Problem
 
-Array = np.ndarray[Any, Any]
-
+_BLOCK = ("compute_s", "blocking_s", "hidden_s")
+_KEYS = {  # of plain data, by field
+    "time_s": "time_without_limit_s",
+    "memory_bytes": "memory_bytes_per_die",
+    "stream_bytes": "stream_bytes_per_die",
+    **{n: n for n in ("over_bytes", "stream_over_bytes", "tier", "capacity_bytes", "tail_s")},
+}
 _WHOLE = ("time_s", "tail_s", "memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
-_SCORE = (*_WHOLE, "compute_s", "blocking_s", "hidden_s")  # fields of `_core.MAP_SCORE_DTYPE`
+_SCORE = (*_WHOLE, *_BLOCK)  # fields of `_core.MAP_SCORE_DTYPE`
 _STAGE = ("load_s", "memory_bytes", "state_bytes", "activation_bytes")
 
 
@@ -103,20 +116,9 @@ class Evaluation:
         return {
             "status": "ok" if self.fits else "oom",
             "time_s": self.time_s if self.fits else None,
-            "time_without_limit_s": self.time_s,
-            "memory_bytes_per_die": self.memory_bytes,
-            "over_bytes": self.over_bytes,
-            "stream_bytes_per_die": self.stream_bytes,
-            "stream_over_bytes": self.stream_over_bytes,
+            **{key: getattr(self, name) for name, key in _KEYS.items()},
             "reason": self.reason,
-            "tier": self.tier,
-            "capacity_bytes": self.capacity_bytes,
-            "block": {
-                "compute_s": self.compute_s,
-                "blocking_s": self.blocking_s,
-                "hidden_s": self.hidden_s,
-            },
-            "tail_s": self.tail_s,
+            "block": {name: getattr(self, name) for name in _BLOCK},
             "stages": [asdict(stage) for stage in self.stages],
             "layout": self.encoding.layouts_dict(),
             "encoding": self.encoding.to_list(),
@@ -127,16 +129,9 @@ class Evaluation:
         """Read the output of `to_dict`."""
         return cls(
             encoding=Encoding.from_list(data["encoding"]),
-            time_s=data["time_without_limit_s"],
-            memory_bytes=data["memory_bytes_per_die"],
-            over_bytes=data["over_bytes"],
-            stream_bytes=data["stream_bytes_per_die"],
-            stream_over_bytes=data["stream_over_bytes"],
-            **data["block"],
-            tail_s=data["tail_s"],
             stages=tuple(StageUse(**stage) for stage in data["stages"]),
-            tier=data["tier"],
-            capacity_bytes=data["capacity_bytes"],
+            **{name: data[key] for name, key in _KEYS.items()},
+            **data["block"],
         )
 
     def to_row(self) -> dict[str, Any]:
@@ -198,9 +193,8 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
 
     Examples
     --------
-    >>> from phaze_fast import models
-    >>> from phaze_fast.wafer import load_wafer, megatron
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> from phaze_fast.wafer import megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> plan = megatron(problem, Layout(4, 2, 1, 16), tp=4)
     >>> evaluate(problem, plan).fits
     True
@@ -212,6 +206,87 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     op_mappings, outputs = encoding.arrays(problem)
     mapping.assign(op_mappings)
     return evaluation_of(problem, encoding.layout, mapping, None if choose_outputs else outputs)
+
+
+# ---- two classes of stages ----
+
+
+@dataclass(frozen=True)
+class ClassTimes:
+    """Times of the stages of one class, without delays by streams of the other class."""
+
+    sum_s: float
+    slowest_s: float
+    tail_s: float
+    streams: Array
+    """Seconds of each stage, and bytes that each of its dies receives and sends: records of
+    `MAP_STREAMS_DTYPE`."""
+
+
+class Classes:
+    """Two classes of stages of a problem, compiled.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layouts
+        The first and the second class: `stages` and `blocks` count those of the class.
+
+    Raises
+    ------
+    InvalidInputError
+        If they do not fit on the wafer, or an operator cannot be split over that many dies.
+
+    Examples
+    --------
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
+    >>> pair = Layout(5, 3, 1, 16, blocks=(15,)), Layout(5, 2, 1, 16, blocks=(9,))
+    >>> score = Classes(problem, pair).score()
+    >>> 0.0 < score["time_s"] < 10.0
+    True
+    """
+
+    def __init__(self, problem: Problem, layouts: Pair) -> None:
+        if fault := classes_fault(problem, layouts):
+            raise InvalidInputError(fault)
+        self.problem, self.layouts = problem, layouts
+        self.placement = Placement(problem.wafer, layouts)
+        self.mappings = tuple(problem.compiled(self.placement, which) for which in (0, 1))
+
+    # ---- scores ----
+
+    def isolated(self, which: int) -> _core.Mapping:
+        """Return the mapping of one class as if the other took no time."""
+        self.mappings[which].set_others(0.0, 0.0, 0.0)
+        return self.mappings[which]
+
+    def times(self, which: int, outputs: Array | None = None) -> ClassTimes:
+        """Return the times of the stages of one class by themselves."""
+        mapping = self.isolated(which)
+        tail_s = float(mapping.score(outputs)["tail_s"][0]) - self.problem.placed_tail_s(
+            self.placement
+        )
+        streams = np.ascontiguousarray(mapping.stages(outputs)[0]["streams"])
+        loads = [float(load) for load in streams["isolated_s"]]
+        total = 0.0
+        for load in loads:
+            total += load
+        return ClassTimes(total, max(loads), tail_s, streams)
+
+    def given_other(self, which: int, outputs: Array | None = None) -> _core.Mapping:
+        """Return the mapping of one class, given the times of the other at its current mapping."""
+        other = self.times(1 - which, outputs)
+        self.mappings[which].set_others(other.sum_s, other.slowest_s, other.tail_s, other.streams)
+        return self.mappings[which]
+
+    def score(self, outputs: tuple[Array | None, Array | None] = (None, None)) -> dict[str, float]:
+        """Time and memory of the whole pipeline."""
+        first = self.isolated(0).score(outputs[0])[0]
+        second = self.given_other(1, outputs[0]).score(outputs[1])[0]
+        names = ("memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
+        worst = {name: max(float(first[name]), float(second[name])) for name in names}
+        return {"time_s": float(second["time_s"]), "tail_s": float(second["tail_s"]), **worst}
 
 
 def evaluation_of_classes(
@@ -234,7 +309,8 @@ def evaluation_of_classes(
 
 
 def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
-    classes = encoding.compiled(problem)
+    first, second = encoding.classes
+    classes = Classes(problem, (first.layout, second.layout))
     outputs: list[Array | None] = []
     for stage_class, mapping in zip(encoding.classes, classes.mappings, strict=True):
         op_mappings, encoded_outputs = stage_class.arrays(problem)

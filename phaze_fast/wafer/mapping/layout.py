@@ -11,28 +11,16 @@ its weight gradients,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
-import numpy as np
-
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import ScheduleName
-from phaze_fast.wafer.hardware import Wafer
-from phaze_fast.wafer.mapping.mesh import Links, Run, link_loads
-from phaze_fast.wafer.mapping.packing import (
-    is_bent,
-    longest_line,
-    place_fault,
-    stage_capacity,
-    stage_dies,
-)
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.wafer.hardware.wafer import Wafer
+from phaze_fast.wafer.mapping.mesh import Run
+from phaze_fast.wafer.mapping.packing import bends, place_fault, stage_capacity
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "zb-h1", "interleaved")
 """Pipeline schedules that wafers accept, as docs/pipelines.md describes them."""
@@ -67,16 +55,31 @@ class Layout:
         """Dies of one stage."""
         return self.width * self.height
 
+    @property
+    def whole(self) -> tuple[Run, ...]:
+        """All dies of a stage as one group.
+
+        Examples
+        --------
+        >>> Layout(4, 3, 1, 1).whole
+        (Run(axis=0, size=4, stride=1), Run(axis=1, size=3, stride=1))
+        """
+        sides = enumerate((self.width, self.height))
+        return tuple(Run(axis, side, 1) for axis, side in sides if side > 1)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return plain data, without the fields that hold their default."""
+        others: dict[str, Any] = {
+            "schedule": self.schedule,
+            "chunks": self.chunks,
+            "replicas": self.replicas,
+        }
+        others |= {"blocks": list(self.blocks)}
         return {
             "rectangle": [self.width, self.height],
             "stages": self.stages,
             "micro_batch": self.micro_batch,
-            **({"schedule": self.schedule} if self.schedule != "1f1b" else {}),
-            **({"chunks": self.chunks} if self.chunks > 1 else {}),
-            **({"replicas": self.replicas} if self.replicas > 1 else {}),
-            **({"blocks": list(self.blocks)} if self.blocks else {}),
+            **{name: value for name, value in others.items() if value not in ("1f1b", 1, [])},
         }
 
 
@@ -109,24 +112,21 @@ def schedule_fault(schedule: str, chunks: int, stages: int, blocks: int, batches
     return ""
 
 
-def schedules(stages: int, blocks: int, batches: int) -> Iterator[tuple[str, int]]:
-    """Yield every schedule of a pipeline with its chunks per stage.
+@lru_cache(maxsize=65536)
+def schedules(stages: int, blocks: int, batches: int) -> tuple[tuple[str, int], ...]:
+    """Return every schedule of a pipeline with its chunks per stage.
 
     Examples
     --------
-    >>> list(schedules(4, 24, 8))
-    [('1f1b', 1), ('zb-h1', 1), ('interleaved', 2), ('interleaved', 3)]
-    >>> list(schedules(1, 24, 8))
-    [('1f1b', 1)]
+    >>> schedules(4, 24, 8)
+    (('1f1b', 1), ('zb-h1', 1), ('interleaved', 2), ('interleaved', 3))
+    >>> schedules(1, 24, 8)
+    (('1f1b', 1),)
     """
-    yield "1f1b", 1
-    if stages == 1:
-        return
-    yield "zb-h1", 1
-    if blocks % stages == 0 and batches % stages == 0:
-        for chunks in range(2, _MAX_CHUNKS + 1):
-            if blocks // stages % chunks == 0:
-                yield "interleaved", chunks
+    chunked = (("interleaved", chunks) for chunks in range(2, _MAX_CHUNKS + 1))
+    every = (("1f1b", 1), ("zb-h1", 1), *chunked) if stages > 1 else (("1f1b", 1),)
+    shape = (stages, blocks, batches)
+    return tuple(pair for pair in every if not schedule_fault(*pair, *shape))
 
 
 @lru_cache(maxsize=4096)
@@ -193,8 +193,8 @@ def stages_on(wafer: Wafer, layout: Layout) -> int:
     return layout.stages * layout.replicas // wafer.wafer_count
 
 
-def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
-    """Whether a step can be split into a layout's micro-batches.
+def micro_batch_fault(global_batch: int, layout: Layout) -> str:
+    """Return why a step cannot be split into a layout's micro-batches; empty if it can.
 
     A micro-batch must divide the batch. If the number of dies of a stage does not divide the batch,
     it may also be a multiple of that number, so that all dies get equally many sequences: the
@@ -202,28 +202,20 @@ def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
 
     Examples
     --------
-    >>> [b for b in (32, 33, 40, 80, 520, 560) if accepts_micro_batch(512, Layout(8, 5, 1, b))]
+    >>> [b for b in (32, 33, 40, 80, 520, 560) if not micro_batch_fault(512, Layout(8, 5, 1, b))]
     [32, 40, 80, 520]
     """
-    b = layout.micro_batch
-    if b < 1 or global_batch % layout.replicas:
-        return False
-    global_batch //= layout.replicas
-    if global_batch % b == 0:
-        return True
-    padded = -(-global_batch // b) * b
-    if b % layout.dies or global_batch % layout.dies == 0:
-        return False
-    smaller = (b - layout.dies) * (padded // b)  # the same number of smaller micro-batches
-    return smaller < global_batch and padded <= (1.0 + _MAX_PADDING) * global_batch
-
-
-def micro_batch_fault(global_batch: int, layout: Layout) -> str:
-    """Return why a micro-batch is not accepted."""
-    share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
+    b, share = layout.micro_batch, global_batch // layout.replicas
+    if b > 0 and global_batch % layout.replicas == 0:
+        padded = -(-share // b) * b
+        smaller = (b - layout.dies) * (padded // b)  # the same number of smaller micro-batches
+        few = smaller < share and padded <= (1.0 + _MAX_PADDING) * share
+        if padded == share or (b % layout.dies == 0 < share % layout.dies and few):
+            return ""
+    replicas = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
     return (
-        f"micro_batch: {layout.micro_batch} is not accepted; expected a divisor of the global "
-        f"batch of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies "
+        f"micro_batch: {b} is not accepted; expected a divisor of the global "
+        f"batch of {global_batch}{replicas}, or the least multiple of a stage's {layout.dies} dies "
         f"for so many micro-batches, with at most {_MAX_PADDING:.0%} of padding"
     )
 
@@ -240,17 +232,20 @@ def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
 
 def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -> str:
     """Return why a wafer does not accept a layout; empty if it does."""
-    replicas = layout.replicas
-    if fault := replicas_fault(wafer, global_batch, replicas):
+    replicas, sides = layout.replicas, (layout.width, layout.height)
+    wafers = max(1, wafer.wafer_count // replicas)
+    fault = (
+        place_fault(wafer, sides, layout.stages, wafers, blocks)
+        or micro_batch_fault(global_batch, layout)
+        or replicas_fault(wafer, global_batch, replicas)
+    )
+    if fault:
         return fault
     if layout.stages * replicas % wafer.wafer_count:
         return (
-            f"stages: {layout.stages} is not accepted; expected a multiple of the "
-            f"{wafer.wafer_count // replicas} wafers of a pipeline"
+            f"stages: {layout.stages} is not accepted; expected a multiple of the {wafers} wafers "
+            "of a pipeline"
         )
-    sides, wafers = (layout.width, layout.height), wafer.wafer_count // replicas
-    if fault := place_fault(wafer, sides, layout.stages, wafers, blocks):
-        return fault
     stage_blocks = layout.blocks
     bad = (
         len(stage_blocks) != layout.stages
@@ -266,18 +261,12 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
     return schedule_fault(layout.schedule, layout.chunks, layout.stages, blocks, batches)
 
 
-def refuse_micro_batch(global_batch: int, layout: Layout) -> None:
-    """Raise an error if a step cannot be split into a layout's micro-batches."""
-    if not accepts_micro_batch(global_batch, layout):
-        raise InvalidInputError(micro_batch_fault(global_batch, layout))
-
-
 @lru_cache(maxsize=4096)
 def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
     divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
     most = int(global_batch * (1.0 + _MAX_PADDING))
     multiples = range(dies, most + 1, dies)
-    padded = {b for b in multiples if accepts_micro_batch(global_batch, Layout(dies, 1, 1, b))}
+    padded = {b for b in multiples if not micro_batch_fault(global_batch, Layout(dies, 1, 1, b))}
     return tuple(sorted(divisors | padded))
 
 
@@ -306,143 +295,6 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
             slots.append(Run(axis, size, stride))
             stride *= size
     return tuple(slots)
-
-
-def whole_runs(width: int, height: int) -> tuple[Run, ...]:
-    """All dies of a rectangle as one group.
-
-    Examples
-    --------
-    >>> whole_runs(4, 3)
-    (Run(axis=0, size=4, stride=1), Run(axis=1, size=3, stride=1))
-    """
-    return tuple(Run(axis, side, 1) for axis, side in enumerate((width, height)) if side > 1)
-
-
-def links_of(wafer: Wafer, layout: Layout) -> Links:
-    """Links between neighbouring dies of a stage; a bent line has the rate of the slower axis.
-
-    With switches: the link from each die to them.
-    """
-    x, y = wafer.link_bytes_per_s
-    if wafer.switch is not None:
-        return Links(x, y, wafer.hop_latency_s, 2 if wafer.switch.sums else 1)
-    if not is_bent(wafer, layout.width, layout.height, stages_on(wafer, layout)):
-        return Links(x, y, wafer.hop_latency_s)
-    slower = min(x, y)
-    return Links(slower, slower, wafer.hop_latency_s * longest_line(wafer).hops)
-
-
-@lru_cache(maxsize=65536)
-def _boundaries(
-    grid: tuple[int, int],
-    dead: tuple[tuple[int, int], ...],
-    cut: tuple[tuple[tuple[int, int], tuple[int, int]], ...],
-    links: Links,
-    placed: tuple[tuple[tuple[int, int], ...], ...],
-    chunks: int,
-    border: int = -1,
-) -> tuple[tuple[float, float], ...]:
-    """Price the sends between stages; stages after `border` have another shape."""
-    columns, rows = grid
-    stages = len(placed)
-    flows = []
-    pairs = [(k, k + 1, chunks) for k in range(stages - 1)]
-    if chunks > 1 and stages > 1:  # from the last stage back to the first stage's next chunk
-        pairs.append((stages - 1, 0, chunks - 1))
-    for first, second, _ in pairs:
-        pair = placed[first], placed[second]
-        routes = product(*pair) if first == border else zip(*pair, strict=True)
-        ends = [(v * columns + u, t * columns + s) for (u, v), (s, t) in routes]
-        share = 1.0 / len(ends)
-        flows.append([(a, b, share) for a, b in ends])
-        flows.append([(b, a, share) for a, b in ends])
-    if not flows:
-        return ((0.0, 0.0),) * stages
-    rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
-
-    def loads(some: list[tuple[int, int, float]]) -> Array:
-        return link_loads(columns, rows, some, dead, cut)
-
-    total = loads([f for some in flows for f in some]) / rate
-    sends, hops = [0.0] * stages, [0] * stages
-    for k, (first, second, times) in enumerate(pairs):
-        for direction, sender in ((0, first), (1, second)):
-            some = flows[2 * k + direction]
-            sends[sender] += times * float(total[loads(some) > 0].max())
-            apart = some if first == border else some[:1]  # all others have the same number of hops
-            hops[sender] += times * max(int((loads([flow]) > 0).sum()) for flow in apart)
-    return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
-
-
-def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
-    """Seconds per byte, and fixed seconds, that each stage takes to send tensors and gradients.
-
-    All stages send at once; the time is set by the most loaded link of a route and its hops.
-    """
-    x, y = wafer.link_bytes_per_s
-    here = stages_on(wafer, layout)
-    placed = stage_dies(wafer, layout.width, layout.height, here)
-    dead = tuple(sorted(wafer.dead))
-    links = Links(x, y, wafer.hop_latency_s)
-    one_wafer = here == layout.stages
-    chunks = layout.chunks if one_wafer else 1
-    if wafer.switch is not None:
-        one = _switch_boundaries(links, [layout.dies] * here, chunks)
-    else:
-        one = _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, chunks)
-    return one if one_wafer else _boundaries_of_wafers(wafer, layout, one)
-
-
-def _switch_boundaries(
-    links: Links, sizes: Sequence[int], chunks: int
-) -> tuple[tuple[float, float], ...]:
-    """Price sends over switches: each die's link carries its share of its stage's tensors.
-
-    If two stages have different numbers of dies, the links of the smaller stage decide.
-    """
-    stage_sends, stages = [], len(sizes)
-    for k in range(stages):
-        on = chunks - (k == stages - 1) if stages > 1 else 0
-        back = chunks - (k == 0) if stages > 1 else 0
-        sends = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
-        rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in sends)
-        stage_sends.append((rate_s, 2.0 * links.hop_s * (on + back)))
-    return tuple(stage_sends)
-
-
-def _boundaries_of_wafers(
-    wafer: Wafer, layout: Layout, one: tuple[tuple[float, float], ...]
-) -> tuple[tuple[float, float], ...]:
-    """Price sends on several wafers; the end stages of each also send to the adjacent wafers.
-
-    Interleaved chunks visit all wafers repeatedly, returning from the last wafer to the first.
-    """
-    assert wafer.io is not None  # several wafers require io
-    here, chunks = len(one), layout.chunks
-    byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
-    sends = []
-    for k in range(layout.stages):
-        rate_s, fixed_s = (chunks * value for value in one[k % here])
-        for end, last in ((k % here == here - 1, k == layout.stages - 1), (k % here == 0, k == 0)):
-            times = (chunks - 1 if last else chunks) if end else 0
-            rate_s, fixed_s = rate_s + times * byte_s, fixed_s + times * message_s
-        sends.append((rate_s, fixed_s))
-    return tuple(sends)
-
-
-def placed_boundaries(
-    wafer: Wafer, placed: tuple[tuple[tuple[int, int], ...], ...], border: int
-) -> tuple[tuple[float, float], ...]:
-    """Return `boundaries` for placed stages of two shapes: one up to `border`, one after it.
-
-    At the border every die sends an equal share to every die of the next stage.
-    """
-    links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
-    if wafer.switch is not None:
-        return _switch_boundaries(links, [len(dies) for dies in placed], 1)
-    dead = tuple(sorted(wafer.dead))
-    return _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, 1, border)
 
 
 def layouts(
@@ -487,10 +339,8 @@ def _pipelines(
 ) -> Iterator[Layout]:
     """List the layouts of one rectangle for one number of data-parallel pipelines."""
     depth, share = wafer.wafer_count // replicas, global_batch // replicas
-    x, y = wafer.link_bytes_per_s
-    places = (
-        stage_capacity(wafer, *sides) if x > 0 and y > 0 else min(stage_capacity(wafer, *sides), 1)
-    )
+    places = stage_capacity(wafer, *sides)
+    places = places if bends(wafer) else min(places, 1)
     most = min(places * depth, blocks, _core.MAX_MAP_STAGES)
     for stages in range(depth, most + 1, depth):
         uneven = weighed_split(blocks, stages, ends)

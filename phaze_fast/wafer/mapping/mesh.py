@@ -10,8 +10,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.tables import Array
 
 MESH_ALGORITHMS: tuple[str, ...] = _core.MESH_ALGORITHMS
 """Collective algorithms on a mesh; ``auto`` selects the fastest."""

@@ -15,6 +15,7 @@ from phaze_fast.opgraph.block import block_builder, embedding_builder, head_buil
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
+from phaze_fast.tables import Array
 
 PARTS = ("before", "block", "behind")
 """Part of the model to which an operator belongs: before the blocks, in each block, after them."""
@@ -53,8 +54,6 @@ _ROLES_OF = {
     "cross-entropy": ("batch", "rows", "columns"),
 }
 _ANY_VECTOR = ("batch", "rows", "columns", "copies")
-
-Array = np.ndarray[Any, Any]
 
 
 def plain_name(name: str) -> str:
@@ -131,7 +130,7 @@ class MeshOperator:
         if self.per_head:
             heads = units * (self.spec.b // self.units)
             return np.stack([sequences * heads, rows], axis=1)
-        if self._on_scores:
+        if _on_scores(self.spec):
             heads = units * (self.spec.m // (self.seq_rows * self.units))
             return np.stack([sequences * rows * heads], axis=1)
         return np.stack([sequences * rows, units, inner], axis=1)
@@ -139,56 +138,32 @@ class MeshOperator:
     def parts(self, shapes: Array) -> OperatorSpec:
         """Return the operators of all rows of `shapes` as one spec whose sizes are arrays."""
         sizes: Any = shapes.astype(np.float64).T
-        spec = self.spec
-        if self.expert:
-            return self._experts(spec, *sizes)
+        spec, experts = self.spec, 1
         if self.per_head:
             return self._heads(spec, *sizes)
-        if self._on_scores:
-            m, n = sizes[0], spec.n
+        if _on_scores(self.spec):
+            m, units, inner = sizes[0], self.units, 0
+        elif self.expert:
+            sequences, experts, units, inner = sizes
+            m = sequences * (spec.m if self.product else spec.m // self.seq_rows)
         else:
-            m, n = sizes[0], sizes[1] * (spec.n // self.units)
-        if spec.kind == "gemm":
-            k = sizes[2] * (spec.k // self.inner_units)
-            return replace(
-                spec,
-                m=m,
-                n=n,
-                k=k,
-                flops=2.0 * m * n * k,
-                read_bytes=ELEMENT_BYTES * (m * k + k * n),
-                write_bytes=ELEMENT_BYTES * m * n,
-            )
-        size = ELEMENT_BYTES * m * n
-        reads = spec.read_bytes / spec.write_bytes
-        return replace(spec, m=m, n=n, read_bytes=reads * size, write_bytes=size)
-
-    @property
-    def _on_scores(self) -> bool:
-        """Whether it works on the scores of explicit attention."""
-        return _on_scores(self.spec)
-
-    def _experts(
-        self, spec: OperatorSpec, sequences: Any, experts: Any, units: Any, inner: Any
-    ) -> OperatorSpec:
-        """Return the local part of expert products, or of an operator on their tokens."""
-        tokens = sequences * (spec.m if self.product else spec.m // self.seq_rows)
+            m, units, inner = sizes
         n = units * (spec.n // self.units)
         if self.product:
             k = inner * (spec.k // self.inner_units)
             return replace(
                 spec,
                 b=experts,
-                m=tokens,
+                m=m,
                 n=n,
                 k=k,
-                flops=2.0 * experts * tokens * n * k,
-                read_bytes=ELEMENT_BYTES * experts * (tokens * k + k * n),
-                write_bytes=ELEMENT_BYTES * experts * tokens * n,
+                flops=2.0 * experts * m * n * k,
+                read_bytes=ELEMENT_BYTES * experts * (m * k + k * n),
+                write_bytes=ELEMENT_BYTES * experts * m * n,
             )
-        size = ELEMENT_BYTES * experts * tokens * n
+        size = ELEMENT_BYTES * experts * m * n
         reads = spec.read_bytes / spec.write_bytes
-        return replace(spec, m=experts * tokens, n=n, read_bytes=reads * size, write_bytes=size)
+        return replace(spec, m=experts * m, n=n, read_bytes=reads * size, write_bytes=size)
 
     def _heads(self, spec: OperatorSpec, pairs: Any, rows: Any) -> OperatorSpec:
         part, cut = pairs / spec.b, rows / spec.m
@@ -270,6 +245,7 @@ def passes(spec: OperatorSpec) -> list[OperatorSpec]:
 
 
 def _on_scores(spec: OperatorSpec) -> bool:
+    """Whether an operator works on the scores of explicit attention."""
     return spec.kind == "softmax" or plain_name(spec.name) == "score-dropout"
 
 

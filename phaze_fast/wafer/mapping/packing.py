@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from phaze_fast.wafer.hardware import Wafer
+from phaze_fast.wafer.hardware.wafer import Wafer
 
 Die = tuple[int, int]
 Link = frozenset[Die]

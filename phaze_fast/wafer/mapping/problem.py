@@ -1,33 +1,36 @@
-"""A model to be trained on a wafer, priced and compiled for one layout at a time."""
+"""A model to be trained on a wafer: operator prices, and an evaluator compiled per layout."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from phaze_fast import _core, models
+from phaze_fast.cost import estimate_costs
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
-from phaze_fast.wafer.hardware import Wafer, load_wafer
+from phaze_fast.opgraph.graph import loose
+from phaze_fast.tables import Array
+from phaze_fast.wafer.hardware.wafer import Wafer, load_wafer
 from phaze_fast.wafer.mapping.layout import (
     Layout,
-    boundaries,
     even_split,
     layout_fault,
     layouts,
-    links_of,
-    refuse_micro_batch,
     slots_of,
     stages_on,
 )
+from phaze_fast.wafer.mapping.mesh import mesh_collective
 from phaze_fast.wafer.mapping.operators import (
     EDGE_KINDS,
     OUTPUTS,
@@ -36,24 +39,144 @@ from phaze_fast.wafer.mapping.operators import (
     PIECES,
     ROLES,
     WEIGHTS,
+    MeshOperator,
     Workload,
     passes,
     workload,
 )
-from phaze_fast.wafer.mapping.prices import (
-    LeastWork,
-    PriceTable,
-    Times,
-    alike,
-    combination,
-    combinations,
-    network_chip,
-    operator_costs,
-    priced_times,
-)
-from phaze_fast.wafer.mapping.streams import layout_cross_stage_s, stream_link_s, stream_shares
+from phaze_fast.wafer.mapping.placement import Placement
 
-Array = np.ndarray[Any, Any]
+Times = dict[int, dict[tuple[int, ...], list[float]]]
+"""Per operator and local shape: seconds of the forward pass, of the backward pass and of the weight
+gradient; live bytes."""
+
+
+@lru_cache(maxsize=16)
+def priced_times(chip: str, model: str, seq: int) -> Times:
+    """Return the cache of prices on one die; callers add to it."""
+    del chip, model, seq  # the cache key
+    return {}
+
+
+class PriceTable(NamedTuple):
+    """Prices of operators on one die: a row per operator, a column per split of `combinations`."""
+
+    forward_s: Array
+    backward_s: Array
+    stash_bytes: Array
+    """Bytes of the output that are stored for the backward pass."""
+    live_bytes: Array
+    """Bytes of inputs and outputs while the operator runs, without weights."""
+    parameters: Array
+    """Number of parameters that a die works with."""
+    weight_grad_s: Array
+    """The part of `backward_s` spent on weight gradients."""
+
+    @classmethod
+    def zeros(cls, operators: int, splits: int) -> PriceTable:
+        """Return a table of zeros."""
+        return cls(*(np.zeros((operators, splits)) for _ in cls._fields))
+
+    def columns(self) -> dict[str, Array]:
+        """Return each table by name as a flat array for the compiled kernel."""
+        return {name: table.reshape(-1) for name, table in self._asdict().items()}
+
+
+class LeastWork(NamedTuple):
+    """Seconds of a micro-batch with each operator at its fastest split."""
+
+    before_s: float
+    block_s: float
+    behind_s: float
+    weight_share: float
+    """Largest share of the weight gradient in any operator's time, over all splits."""
+    operators_s: tuple[float, ...] = ()
+    """Seconds of each operator, in model order."""
+
+
+def alike(operators: Sequence[MeshOperator]) -> list[int]:
+    """Return for each operator the first one of the same kind and size, which costs the same."""
+    first: dict[object, int] = {}
+    representatives = []
+    for i, op in enumerate(operators):
+        bare = replace(op.spec, name="", inputs=())
+        key = (bare, op.seq_rows, op.units, op.inner_units)
+        representatives.append(first.setdefault(key, i))
+    return representatives
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, rising."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+@lru_cache(maxsize=512)
+def combinations(dies: int) -> tuple[Array, Array, Array]:
+    """Return the divisors of `dies`, the column of each (B, M, N, K), and the splits in order."""
+    parts = divisors(dies)
+    column = np.full(len(parts) ** 4, -1, dtype=np.int32)
+    splits: list[tuple[int, ...]] = []
+    for at, factors in enumerate(product(parts, repeat=4)):
+        if dies % math.prod(factors) == 0:
+            column[at] = len(splits)
+            splits.append(factors)
+    return np.array(parts, dtype=np.int32), column, np.array(splits)
+
+
+def combination(dies: int, factors: tuple[int, ...]) -> int:
+    """Return the table column of a split into (B, M, N, K) parts."""
+    parts, column, _ = combinations(dies)
+    at = 0
+    for factor in factors:
+        at = at * len(parts) + int(np.searchsorted(parts, factor))
+    return int(column[at])
+
+
+def network_chip(wafer: Wafer) -> Accelerator:
+    """Return the die for pricing products: its shared buffer has the rate of the die's network.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> chip = network_chip(load_wafer("dojo-tile-like"))
+    >>> chip.buffer_bandwidth_bytes_per_s / 1e12
+    10.0
+    """
+    rate, chip = wafer.die.network_bytes_per_s, wafer.chip
+    if rate is None:
+        return chip
+    cycles = min(rate / chip.clock_hz, chip.buffer.bytes_per_cycle)
+    return chip.replace(buffer=chip.buffer.replace(bytes_per_cycle=cycles))
+
+
+def _shares(spec: OperatorSpec) -> bool:
+    """Whether the cores share the operands of an operator."""
+    return "gemm" in spec.kind or spec.kind.startswith("attention")
+
+
+def operator_costs(
+    chip: Accelerator, network: Accelerator, specs: list[tuple[OperatorSpec, int]]
+) -> tuple[Array, Array]:
+    """Seconds, and joules without static power, of operators on one die.
+
+    Products share their operands over the die's network; other operands stay in the cores' SRAM.
+
+    Parameters
+    ----------
+    chip, network
+        The die, and the die for pricing products; see `network_chip`.
+    specs
+        Operators, each with the number of shapes in its size arrays.
+    """
+    graph = loose("wafer", specs)
+    costs = estimate_costs(graph, chip)
+    seconds, joules = costs.time_s(0)[0], costs.dynamic_j(0)[0]
+    if network != chip:
+        shared = estimate_costs(graph, network)
+        over = np.repeat([_shares(spec) for spec, _ in specs], [count for _, count in specs])
+        seconds = np.where(over, shared.time_s(0)[0], seconds)
+        joules = np.where(over, shared.dynamic_j(0)[0], joules)
+    return seconds, joules
 
 
 @dataclass(frozen=True)
@@ -76,9 +199,7 @@ class WaferTraining:
     def __post_init__(self) -> None:
         for name, value in (("global_batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not (isinstance(value, int) and 1 <= value <= 2**24):
-                raise InvalidInputError(
-                    f"{name}: {value!r} is not accepted; expected a whole number from 1 to 2^24"
-                )
+                raise not_accepted(name, value, "a whole number from 1 to 2^24")
         if not isinstance(self.optimizer, str):
             raise InvalidTypeError(
                 f"optimizer: {type(self.optimizer).__name__} is not accepted; expected a name"
@@ -114,9 +235,7 @@ class Problem:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> mapping = problem.mapping(Layout(4, 2, 1, 8))
     >>> mapping.score()["time_s"].shape
     (1,)
@@ -358,12 +477,10 @@ class Problem:
             record["bytes"] = edge.bytes * micro_batch
         return records
 
-    def rules(self, layout: Layout) -> Array:
-        """Return one record of `MAP_RULES_DTYPE` for stages of one shape."""
-        spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
-        links = links_of(wafer, layout)
-        link_s = stream_link_s(wafer, layout) if stream and not self.volume else (0.0, 0.0)
-        used = layout.dies * stages_on(wafer, layout)
+    def rules(self, placement: Placement, which: int = 0) -> Array:
+        """Return one record of `MAP_RULES_DTYPE` for the stages of one class."""
+        spec, wafer, layouts = optimizer(self.training.optimizer), self.wafer, placement.layouts
+        layout, links = layouts[which], placement.links(which)
         hbm, sram_rate = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
         # Weights and state are read and written once, gradients are only read.
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
@@ -387,22 +504,37 @@ class Problem:
             "zero_bubble": layout.schedule == "zb-h1",
             "fabric": links.fabric,
             "pieces": PIECES if self.overlap and not self.volume else 1,
-            "outer_tail_s": self.outer_tail_s(layout),
-            **stream_shares(wafer, stream, used, link_s),
+            "outer_tail_s": 0.0 if self.volume else self.placed_tail_s(placement),
+            "first_stage": layouts[0].stages if which else 0,
+            # 0: no other class
+            "pipeline_stages": len(placement.dies) if len(layouts) > 1 else 0,
+            **placement.stream_shares(self.stream, which, links=not self.volume),
         }
         record = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
         for name, value in values.items():
             record[name] = value
         return record
 
-    def _boundary(self, layout: Layout) -> Array:
-        if not self.volume:
-            size = self.work.boundary_bytes * layout.micro_batch
-            return np.array([rate + fixed / size for rate, fixed in boundaries(self.wafer, layout)])
-        last = layout.stages - 1
-        both = 2 * layout.chunks if last else 2
-        sent = [both - (k == 0) - (k == last) for k in range(layout.stages)]
-        return np.array(sent) / layout.dies
+    def boundary_s(self, placement: Placement) -> Array:
+        """Seconds per byte that each stage takes to send tensors and gradients.
+
+        At the border of two classes, the dies of a stage also redistribute what they receive from
+        the other class into the split that their operators require.
+        """
+        first, border = placement.layouts[0], placement.border
+        last = len(placement.dies) - 1
+        if self.volume:
+            both = 2 * first.chunks if last else 2
+            sent = [both - (k == 0) - (k == last) for k in range(last + 1)]
+            return np.array(sent) / first.dies
+        size = self.work.boundary_bytes * first.micro_batch
+        exchange_s = [0.0] * (last + 1)
+        for which, layout in enumerate(placement.layouts if border >= 0 else ()):
+            links, share = placement.links(which), size / layout.dies
+            exchange = mesh_collective("all-to-all", share, layout.whole, links)
+            exchange_s[border + which] = exchange.time_s
+        sends = zip(placement.sends(), exchange_s, strict=True)
+        return np.array([rate + (fixed + more_s) / size for (rate, fixed), more_s in sends])
 
     def batches(self, layout: Layout) -> int:
         """Micro-batches per pipeline and step; the last one is padded if necessary."""
@@ -412,11 +544,18 @@ class Problem:
         """Seconds that replicas on several wafers take to sum their gradients after a step."""
         if layout.replicas == 1 or self.volume:
             return 0.0
-        blocks, here = self.blocks(layout), stages_on(self.wafer, layout)
+        here = stages_on(self.wafer, layout)
+        blocks = self.blocks(layout)
         by_wafer = [sum(blocks[k : k + here]) for k in range(0, layout.stages, here)]
-        return self.replica_sums_s(layout.replicas, by_wafer)
+        return self._replica_sums_s(layout.replicas, by_wafer)
 
-    def replica_sums_s(self, replicas: int, blocks: Sequence[int]) -> float:
+    def placed_tail_s(self, placement: Placement) -> float:
+        """Return `outer_tail_s` of a pipeline that may have two classes of stages."""
+        blocks = [count for layout in placement.layouts for count in self.blocks(layout)]
+        by_wafer = [sum(blocks[stages]) for stages in placement.by_wafer]
+        return self._replica_sums_s(placement.layouts[0].replicas, by_wafer)
+
+    def _replica_sums_s(self, replicas: int, blocks: Sequence[int]) -> float:
         """Seconds that replicas take to sum their gradients in a ring over the wafers' I/O.
 
         Each wafer first sums the gradients of its own dies; the wafer with most parameters
@@ -456,47 +595,36 @@ class Problem:
         InvalidInputError
             If some operator cannot be split over that many dies.
         """
-        refuse_micro_batch(self.training.global_batch, layout)
         if fault := self.fault(layout):
             raise InvalidInputError(fault)
-        streams = self.stream is not None and not self.volume
-        cross_stage_s = layout_cross_stage_s(self.wafer, layout) if streams else None
-        return self.compiled(layout, self.rules(layout), self._boundary(layout), cross_stage_s)
+        return self.compiled(Placement(self.wafer, (layout,)))
 
-    def compiled(
-        self, layout: Layout, rules: Array, boundary_s: Array, cross_stage_s: Array | None
-    ) -> _core.Mapping:
-        """Compile the evaluator of stages, which may be one class of a longer pipeline.
-
-        Parameters
-        ----------
-        layout
-            Shape, number and blocks of the stages.
-        rules
-            One record of `MAP_RULES_DTYPE`.
-        boundary_s
-            Seconds per byte that each stage takes to send tensors and gradients.
-        cross_stage_s
-            Result of `cross_stage_link_s`; None if no stage streams over another stage's links.
+    def compiled(self, placement: Placement, which: int = 0) -> _core.Mapping:
+        """Compile the evaluator of the stages of one class.
 
         Raises
         ------
         InvalidInputError
             If some operator cannot be split over that many dies.
         """
-        divisors, column, _ = combinations(layout.dies)
+        layout = placement.layouts[which]
+        start = placement.layouts[0].stages if which else 0
+        boundary_s = self.boundary_s(placement)[start : start + layout.stages]
+        streams = self.stream is not None and not self.volume
+        cross_stage_s = placement.cross_stage_s if streams else None
+        parts, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
         ops, edges = self._graph(layout.micro_batch)
         mapping = _core.Mapping(
             slots=np.array(runs, dtype=_core.MESH_RUN_DTYPE),
             ops=ops,
             edges=edges,
-            rules=rules,
-            divisors=divisors,
+            rules=self.rules(placement, which),
+            divisors=parts,
             column=column,
             **self.price_table(layout.dies, layout.micro_batch).columns(),
             blocks=np.array(self.blocks(layout), dtype=np.int32),
-            boundary_s=boundary_s,
+            boundary_s=np.ascontiguousarray(boundary_s),
             chain=np.array(self.work.chain, dtype=np.int32),
             cross_stage_s=None if cross_stage_s is None else cross_stage_s.reshape(-1),
         )

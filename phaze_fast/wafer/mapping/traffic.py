@@ -1,18 +1,29 @@
-"""The collectives of a mapping, and a description of it in text."""
+"""The collectives of a mapping, the bytes on links in one step, and a description in text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
+from typing import TypeVar
 
+import numpy as np
+
+from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
-from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping
+from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping, Runs
 from phaze_fast.wafer.mapping.layout import slots_of
-from phaze_fast.wafer.mapping.mesh import Run
-from phaze_fast.wafer.mapping.operators import ROLES, MeshOperator
+from phaze_fast.wafer.mapping.mesh import Links, MeshGroup, Run, collective_loads, link_loads
+from phaze_fast.wafer.mapping.operators import PARTS, ROLES, MeshOperator
+from phaze_fast.wafer.mapping.placement import Dies, Placement, opposite, stream_loads
 from phaze_fast.wafer.mapping.problem import Problem
+
+Flow = tuple[int, int, float]
+Load = TypeVar("Load", float, Array)
+
+_STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
 
 
 @dataclass(frozen=True)
@@ -40,10 +51,7 @@ class Transfer:
     @property
     def ranks(self) -> int:
         """Number of dies of one group."""
-        size = 1
-        for run in self.runs:
-            size *= run.size
-        return size
+        return prod(run.size for run in self.runs)
 
     @property
     def sent_bytes(self) -> float:
@@ -68,49 +76,24 @@ class _Slots:
 
     def runs(self, chosen: list[int]) -> tuple[Run, ...]:
         """Return the runs of some slots; adjacent slots of one axis are merged into one run."""
-        merged_runs: list[Run] = []
+        runs: list[Run] = []
         for k in chosen:
-            slot = self.slots[k]
-            if (
-                merged_runs
-                and merged_runs[-1].axis == slot.axis
-                and (merged_runs[-1].stride * merged_runs[-1].size == slot.stride)
-            ):
-                merged_runs[-1] = Run(
-                    slot.axis, merged_runs[-1].size * slot.size, merged_runs[-1].stride
-                )
+            slot, last = self.slots[k], runs[-1] if runs else None
+            if last and last.axis == slot.axis and last.stride * last.size == slot.stride:
+                runs[-1] = Run(slot.axis, last.size * slot.size, last.stride)
             else:
-                merged_runs.append(slot)
-        return tuple(merged_runs)
+                runs.append(slot)
+        return tuple(runs)
 
     def size(self, chosen: list[int]) -> int:
-        product = 1
-        for k in chosen:
-            product *= self.slots[k].size
-        return product
+        return prod(self.slots[k].size for k in chosen)
 
 
-_MADE = {
-    "batch": "batch",
-    "rows": "rows",
-    "columns": "features",
-    "inner": "partial",
-    "copies": "whole",
-}
-_PRODUCT_TAKES = {
-    "batch": "batch",
-    "rows": "rows",
-    "inner": "features",
-    "columns": "whole",
-    "copies": "whole",
-}
-_OTHER_TAKES = {
-    "batch": "batch",
-    "rows": "rows",
-    "columns": "features",
-    "inner": "whole",
-    "copies": "whole",
-}
+# State of a tensor along a slot, by the role of the slot for the operator that makes or takes it.
+_ANY = {"batch": "batch", "rows": "rows", "copies": "whole"}
+_MADE = {**_ANY, "columns": "features", "inner": "partial"}
+_PRODUCT_TAKES = {**_ANY, "inner": "features", "columns": "whole"}
+_OTHER_TAKES = {**_ANY, "columns": "features", "inner": "whole"}
 _PRODUCT_RETURNS = {**_PRODUCT_TAKES, "columns": "partial"}
 _WANTS_BACK = {**_MADE, "inner": "whole"}
 _SPLITS = ("batch", "rows", "features", "experts")
@@ -260,9 +243,8 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
     --------
     Megatron-LM's tensor parallelism has two sums per block forward and two backward:
 
-    >>> from phaze_fast import models
-    >>> from phaze_fast.wafer import Layout, load_wafer, megatron
-    >>> problem = Problem(models.load("gpt3-13b"), load_wafer("dram-wafer"))
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem("gpt3-13b", "dram-wafer")
     >>> plan = megatron(problem, Layout(8, 1, 1, 1), tp=8)
     >>> sums = [t for t in transfers(problem, plan) if t.op == "all-reduce" and t.target]
     >>> [(t.operator, t.when) for t in sums][1:3]
@@ -277,15 +259,22 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
     return sorted(collectives, key=lambda t: order[t.operator])
 
 
-def _place(op_mapping: OperatorMapping) -> str:
-    along = []
-    for axis, runs in (("x", op_mapping.x), ("y", op_mapping.y)):
-        if runs:
-            along.append(f"{axis}: " + " . ".join(f"{role} {factor}" for role, factor in runs))
-    return "; ".join(along) or "whole"
+# ---- description ----
 
 
-def _outputs(op_mapping: OperatorMapping) -> str:
+def runs_text(runs: Runs) -> str:
+    """Describe the splits along one axis, innermost first; empty if there are none.
+
+    Examples
+    --------
+    >>> runs_text((("columns", 4), ("batch", 2)))
+    'columns 4 . batch 2'
+    """
+    return " . ".join(f"{role} {factor}" for role, factor in runs)
+
+
+def output_text(op_mapping: OperatorMapping) -> str:
+    """Describe whether an output is stashed, recomputed or offloaded, by number of stages."""
     if len(op_mapping.output) == 1:
         return op_mapping.output[0]
     counts = {name: op_mapping.output.count(name) for name in dict.fromkeys(op_mapping.output)}
@@ -297,9 +286,8 @@ def describe(problem: Problem, encoding: Encoding) -> str:
 
     Examples
     --------
-    >>> from phaze_fast import models
-    >>> from phaze_fast.wafer import Layout, load_wafer, megatron
-    >>> problem = Problem(models.load("gpt3-13b"), load_wafer("dram-wafer"))
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem("gpt3-13b", "dram-wafer")
     >>> print(describe(problem, megatron(problem, Layout(8, 1, 1, 1), 8)).splitlines()[6])
     qkv              x: columns 8 | weights replicated | output stash
     """
@@ -311,11 +299,12 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     for transfer in transfers(problem, encoding):
         moves.setdefault(transfer.operator, []).append(transfer)
     for op, op_mapping in zip(problem.work.operators, encoding.operator_mappings, strict=True):
-        parts = [_place(op_mapping)]
+        axes = {"x": op_mapping.x, "y": op_mapping.y}
+        parts = ["; ".join(f"{k}: {runs_text(v)}" for k, v in axes.items() if v) or "whole"]
         if op.parameters:
             parts.append(f"weights {op_mapping.weights}")
         if op.kept_bytes:
-            parts.append(f"output {_outputs(op_mapping)}")
+            parts.append(f"output {output_text(op_mapping)}")
         lines.append(f"{op.name:<16} {' | '.join(parts)}")
         for transfer in moves.get(op.name, []):
             shape = " and ".join(
@@ -333,3 +322,221 @@ def describe(problem: Problem, encoding: Encoding) -> str:
                 f"{format_bytes(transfer.payload_bytes)}{note}"
             )
     return "\n".join(lines)
+
+
+# ---- bytes of a step ----
+
+
+def class_counts(
+    problem: Problem, encoding: Encoding
+) -> list[tuple[Encoding, dict[str, list[int]]]]:
+    """List the classes of stages, each with the count of every model part in every stage."""
+    classes = encoding.classes
+    counted_classes = []
+    for k, stage_class in enumerate(classes):
+        others = [0] * (stage_class.layout.stages - 1)
+        counts = {
+            "before": [int(k == 0), *others],
+            "block": list(problem.blocks(stage_class.layout)),
+            "behind": [*others, int(k == len(classes) - 1)],
+        }
+        counted_classes.append((stage_class, counts))
+    return counted_classes
+
+
+def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
+    """Return for each operator: parameters per die, dies with a copy of them, weight mode."""
+    layout = encoding.layout
+    by_operator = []
+    for i, op_mapping in enumerate(encoding.operator_mappings):
+        parts = op_mapping.partition
+        mine = problem.parameters(i, layout.dies, layout.micro_batch, parts)
+        rows = 1 if problem.work.operators[i].expert else parts["rows"]
+        by_operator.append(
+            (mine, float(parts["batch"] * rows * parts["copies"]), op_mapping.weights)
+        )
+    return by_operator
+
+
+def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
+    """Bytes that a die of each stage reads from and writes to off-wafer memory in a step.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (stages, 2): read, written.
+    """
+    return np.concatenate(
+        [_streamed(problem, *counted_class) for counted_class in class_counts(problem, encoding)]
+    )
+
+
+def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]) -> Array:
+    """Streamed bytes of the stages of one class."""
+    layout, work = encoding.layout, problem.work
+    batches = problem.batches(layout)
+    streamed = np.zeros((layout.stages, 2))
+    for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
+        op, mapped = work.operators[i], encoding.operator_mappings[i]
+        times = np.array(counts[op.part], dtype=np.float64)[:, None]
+        weights, gradients = problem.weight_bytes * mine / among, problem.gradient_bytes * mine
+        written_bytes = gradients / among * batches
+        if mode == "stream":
+            streamed += times * (2.0 * weights * batches, written_bytes)
+        elif mode == "offload":
+            streamed += times * (weights, written_bytes)
+        if op.part == "block" and "offload" in mapped.output:
+            codes = mapped.output * (layout.stages if len(mapped.output) == 1 else 1)
+            parts = mapped.partition
+            size = op.kept_bytes * layout.micro_batch * batches
+            size /= parts["batch"] * parts["rows"] * parts["columns"]
+            streamed += times * [[size * (code == "offload")] for code in codes]
+    return streamed
+
+
+def _stream_step_loads(problem: Problem, encoding: Encoding, placed: tuple[Dies, ...]) -> Array:
+    """Link loads of the streams of a step; `placed` lists the dies of every stage."""
+    columns, rows = problem.wafer.grid
+    total = np.zeros((rows, columns, 4))
+    for dies, (read_bytes, written_bytes) in zip(
+        placed, streamed_bytes(problem, encoding), strict=True
+    ):
+        unit = stream_loads(problem.wafer, dies)
+        if unit is not None:
+            total += read_bytes * unit + written_bytes * opposite(unit)
+    return total
+
+
+def _by_part(
+    problem: Problem, encoding: Encoding, none: Load, load_of: Callable[[Transfer], Load]
+) -> dict[str, Load]:
+    """Add up the loads of the collectives of one stage in a whole step, by part of the model.
+
+    The part ``block`` is for one block. Collectives of a micro-batch are counted for all
+    micro-batches of the step.
+    """
+    batches = problem.batches(encoding.layout)
+    parts = {op.name: op.part for op in problem.work.operators}
+    loads = dict.fromkeys(PARTS, none)
+    for move in transfers(problem, encoding):
+        part = parts[move.operator]
+        if part == "block" and parts.get(move.target, "block") == "behind":
+            part = "behind"
+        loads[part] = loads[part] + load_of(move) * (1 if move.when == "step" else batches)
+    return loads
+
+
+def step_loads(problem: Problem, encoding: Encoding) -> Array:
+    """Add up the bytes on each link in one step: collectives, streams, sends between stages.
+
+    Collectives that recomputation repeats are not counted again, as in `transfers`. On several
+    wafers, the result is the mean over the wafers of one pipeline.
+
+    Returns
+    -------
+    numpy.ndarray
+        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. With
+        switches: bytes to them, bytes from them, and two zeros.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> loads = step_loads(problem, megatron(problem, Layout(4, 1, 1, 8), 4))
+    >>> loads.shape, bool(loads[0, 0, 0] > 0), bool(loads[1:].any())
+    ((5, 8, 4), True, False)
+    """
+    wafer, placement = problem.wafer, encoding.placement(problem)
+    columns, rows = wafer.grid
+    if wafer.switch is not None:
+        return _switch_loads(problem, encoding, placement)
+    size = _boundary_bytes(problem, encoding)
+    flows: list[Flow] = []
+    for k, (stage_class, counts) in enumerate(class_counts(problem, encoding)):
+        placed, links = placement.classes[k].stages, placement.links(k)
+        flows += _own_flows(problem, stage_class, counts, placed, links)
+        if placement.border >= 0:  # the stage at the border redistributes the other's tensors
+            layout = stage_class.layout
+            rectangle = (0, 0, layout.width, layout.height)
+            group = MeshGroup("all-to-all", size / layout.dies, layout.whole, rectangle)
+            loads = collective_loads(layout.width, layout.height, [group], links)
+            flows += _on_dies(loads, placement.dies[placement.border + k], layout.width, columns)
+    for first, second, times in placement.pairs():
+        routes = placement.routes(first, second)
+        for (x, y), (u, v) in routes:
+            flows.append((y * columns + x, v * columns + u, times * (size / len(routes))))
+            flows.append((v * columns + u, y * columns + x, times * (size / len(routes))))
+    total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
+    total = total + _stream_step_loads(problem, encoding, placement.dies)
+    return total / len(placement.by_wafer)
+
+
+def _boundary_bytes(problem: Problem, encoding: Encoding) -> float:
+    """Bytes of the tensors that a stage sends to the next one in a step."""
+    layout = encoding.layout
+    return problem.work.boundary_bytes * problem.batches(layout) * layout.micro_batch
+
+
+def _own_flows(
+    problem: Problem,
+    encoding: Encoding,
+    counts: dict[str, list[int]],
+    placed: tuple[Dies, ...],
+    links: Links,
+) -> list[Flow]:
+    """Flows between neighbouring dies due to the collectives of one class."""
+    width, height = encoding.layout.width, encoding.layout.height
+    algorithms = {mapped.operator: mapped.collective for mapped in encoding.operator_mappings}
+
+    def loads_of(move: Transfer) -> Array:
+        how = algorithms[move.operator] if move.op != "all-to-all" else "auto"
+        group = MeshGroup(move.op, move.payload_bytes, move.runs, (0, 0, width, height), how)
+        return collective_loads(width, height, [group], links)
+
+    none = np.zeros((height, width, 4))
+    parts = _by_part(problem, encoding, none, loads_of)
+    flows: list[Flow] = []
+    for stage, dies in enumerate(placed):
+        used = sum((counts[part][stage] * loads for part, loads in parts.items()), none)
+        flows += _on_dies(used, dies, width, problem.wafer.grid[0])
+    return flows
+
+
+def _on_dies(loads: Array, dies: Dies, width: int, columns: int) -> list[Flow]:
+    """Convert link loads of a rectangle to flows between the dies at which it is placed."""
+    flows = []
+    for j, i, direction in zip(*np.nonzero(loads), strict=True):
+        (x, y), (u, v) = (
+            dies[j * width + i],
+            dies[(j + _STEPS[direction][1]) * width + i + _STEPS[direction][0]],
+        )
+        flows.append((y * columns + x, v * columns + u, float(loads[j, i, direction])))
+    return flows
+
+
+def _switch_loads(problem: Problem, encoding: Encoding, placement: Placement) -> Array:
+    """Bytes that each die sends to the switches and receives from them."""
+    columns, rows = problem.wafer.grid
+    wafers, border, chunks = placement.wafers, placement.border, encoding.layout.chunks
+    size = _boundary_bytes(problem, encoding)
+    loads = np.zeros((rows, columns, 4))
+    at = 0
+
+    def sent_bytes(move: Transfer) -> float:
+        summed = move.op == "all-reduce" and placement.links().fabric == 2
+        return move.payload_bytes if summed else move.sent_bytes
+
+    for stage_class, counts in class_counts(problem, encoding):
+        parts = _by_part(problem, stage_class, 0.0, sent_bytes)
+        share = size / stage_class.layout.dies
+        for stage in range(stage_class.layout.stages):
+            used = sum(counts[part][stage] * parts[part] for part in parts)
+            if border >= 0 and at in (border, border + 1):  # redistributes the other's tensors
+                used += share * (1.0 - 1.0 / stage_class.layout.dies)
+            near = [k for k in (at - 1, at + 1) if 0 <= k < len(wafers)]
+            neighbours = sum(wafers[k] == wafers[at] for k in near)
+            sends = neighbours + 2 * (chunks - 1) if neighbours else 0
+            for x, y in placement.dies[at]:
+                loads[y, x, :2] += used + sends * share
+            at += 1
+    return loads / len(placement.by_wafer)

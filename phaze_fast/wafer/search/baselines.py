@@ -1,5 +1,6 @@
-"""Plans of other systems for a model on a wafer: by default, and tuned within their rules.
+"""Plans of other systems as mappings: by default, and tuned within their rules.
 
+A plan of Megatron-LM or ZeRO-3 assigns each slot of the rectangle to tensor or to data parallelism.
 Every plan is an encoding, evaluated by the same evaluator as ours. `default` is the plan of a user
 who follows the system's own advice; `tuned` is the best plan that its rules allow. Megatron-LM and
 ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups in
@@ -18,32 +19,276 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.opgraph.graph import SELECTIVE
+from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout, slots_of, stages_on
-from phaze_fast.wafer.mapping.packing import is_bent, tiles
-from phaze_fast.wafer.mapping.plans import (
-    OFFLOADED,
-    RECOMPUTE,
-    AxisAssignment,
-    axis_assignments,
-    expert_options,
-    from_types,
-    linear_axis_assignment,
-    megatron_op_mappings,
-    outputs_of,
-    zero3_op_mappings,
+from phaze_fast.wafer.mapping.operators import (
+    OUTPUTS,
+    ROLES,
+    ROW_WISE,
+    WEIGHTS,
+    MeshOperator,
+    plain_name,
 )
-from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.mapping.packing import is_bent, tiles
+from phaze_fast.wafer.mapping.problem import Problem, divisors
 from phaze_fast.wafer.search.bounds import roofline
+
+AxisAssignment = tuple[str, ...]
+"""Use of each slot in a plan: ``tensor`` or ``data``."""
+
+RECOMPUTE = ("none", "selective", "full")
+
+OFFLOADED = ("offload", "full-offload")
+"""Offload modes: every output of a block, or only its input with the rest recomputed."""
+
+_FEED_FORWARD = ("up", "gate", "expert-up", "expert-gate", "shared-up", "shared-gate")
+_COLUMN_WISE = ("q", "k", "v", "qkv", *_FEED_FORWARD, "logits")
+_INSIDE = ("attention", "batched-gemm", "softmax", "rotary", "activation", "multiply")
+
+
+def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
+    """Role of a tensor-parallel slot (Shoeybi et al. 2019; Korthikanti et al. 2022)."""
+    name, kind = plain_name(op.name), op.spec.kind
+    if name in _COLUMN_WISE or kind == "cross-entropy":
+        return "columns"
+    if name in ROW_WISE or kind == "embedding":
+        return "inner"
+    in_region = op.part == "block" and (kind in _INSIDE or name == "score-dropout")
+    if in_region and op.name != "weigh":  # which follows the experts' region
+        return "columns"
+    if op.product:  # the head's transform, which Megatron-LM replicates on every device
+        return "rows"
+    return "rows" if sequence_parallel else "copies"
+
+
+def linear_axis_assignment(layout: Layout, tp: int) -> AxisAssignment:
+    """Assign the innermost slots in rank order to tensor parallelism, the others to data.
+
+    Ranks are counted along the rows of the rectangle, as software that ignores the mesh does.
+
+    Raises
+    ------
+    InvalidInputError
+        If the width is not a product of the innermost slots.
+
+    Examples
+    --------
+    >>> linear_axis_assignment(Layout(4, 2, 1, 8), 2)
+    ('tensor', 'data', 'data')
+    """
+    axis_assignment, left = [], tp
+    for slot in slots_of(layout.width, layout.height):
+        if left > 1 and left % slot.size == 0:
+            axis_assignment.append("tensor")
+            left //= slot.size
+        elif left > 1:
+            break
+        else:
+            axis_assignment.append("data")
+    if left != 1:
+        raise InvalidInputError(
+            f"tp: {tp} is not accepted on {layout.width} x "
+            f"{layout.height} dies; expected a product of the sides' innermost factors"
+        )
+    return tuple(axis_assignment)
+
+
+def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
+    """List the placements of tensor-parallel groups: inner or outer slots along each axis.
+
+    Examples
+    --------
+    >>> len(axis_assignments(Layout(4, 4, 1, 16), 4))
+    6
+    """
+    slots = slots_of(layout.width, layout.height)
+    sides: list[list[AxisAssignment]] = []
+    for axis in (0, 1):
+        count = sum(slot.axis == axis for slot in slots)
+        options = []
+        for cut in range(count + 1):
+            options.append(("tensor",) * cut + ("data",) * (count - cut))
+            options.append(("data",) * (count - cut) + ("tensor",) * cut)
+        sides.append(list(dict.fromkeys(options)))
+    wanted = []
+    for x in sides[0]:
+        for y in sides[1]:
+            axis_assignment = x + y
+            used = zip(slots, axis_assignment, strict=True)
+            if prod(slot.size for slot, use in used if use == "tensor") == tp:
+                wanted.append(axis_assignment)
+    return wanted
+
+
+def _mask(axis_assignment: Sequence[str], use: str) -> int:
+    return sum(1 << k for k, slot_use in enumerate(axis_assignment) if slot_use == use)
+
+
+def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
+    """Convert the slots of each role (bit masks, one dictionary per operator) to an array."""
+    if weights not in WEIGHTS:
+        raise InvalidInputError(
+            f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
+        )
+    op_mappings = np.zeros(len(roles), dtype=_core.OP_MAPPING_DTYPE)
+    slots = op_mappings["slots"]
+    for i, mask_by_role in enumerate(roles):
+        for role, mask in mask_by_role.items():
+            slots[i, ROLES.index(role)] = mask
+    op_mappings["mode"] = WEIGHTS.index(weights)
+    return op_mappings
+
+
+def encode(
+    problem: Problem, layout: Layout, op_mappings: Array, recompute: str | Sequence[str] = "none"
+) -> Encoding:
+    """Return operator mappings with a recompute mode as an encoding."""
+    outputs = np.tile(outputs_of(problem, recompute), layout.stages)
+    return Encoding.from_arrays(problem, layout, op_mappings, outputs)
+
+
+def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
+    """Return a code of `OUTPUTS` per operator, given a mode or the recomputed operators."""
+    codes = np.zeros(len(problem.work.operators), dtype=np.uint8)
+    if recompute == "none":
+        return codes
+    if isinstance(recompute, str) and recompute not in (*RECOMPUTE, *OFFLOADED):
+        raise InvalidInputError(
+            f"recompute: {recompute!r} is not accepted; "
+            f"{nearest(recompute, (*RECOMPUTE, *OFFLOADED))}"
+        )
+    for i, op in enumerate(problem.work.operators):
+        accepted = problem.accepted_outputs(i)
+        if recompute == "offload" or (recompute == "full-offload" and i in problem.work.entering):
+            chosen = "offload"
+        elif recompute in ("full", "full-offload"):
+            chosen = "recompute" if op.part == "block" else "stash"
+        elif recompute == "selective":
+            selected = op.part == "block" and plain_name(op.name) in SELECTIVE
+            chosen = "recompute" if selected else "stash"
+        else:
+            chosen = "recompute" if op.name in recompute else "stash"
+        codes[i] = OUTPUTS.index(chosen if chosen in accepted else "stash")
+    return codes
+
+
+def megatron(
+    problem: Problem,
+    layout: Layout,
+    tp: int,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    weights: str = "replicated",
+    axis_assignment: AxisAssignment | None = None,
+) -> Encoding:
+    """Return a Megatron-LM plan: each pair of products split by columns, then rows; data replicas.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layout
+        Rectangles of tensor-parallel width times replicas dies, and stages of the pipeline; its
+        micro-batch is that of all replicas together.
+    tp
+        Tensor-parallel width: dies that share each matrix.
+    sequence_parallel
+        Whether these dies also share the rows of norms, residuals and dropouts.
+    recompute
+        none, selective or full.
+    weights
+        Weight mode of the replicas: replicated, or zero1 (Megatron-LM's distributed optimizer).
+    axis_assignment
+        Use of each slot; by default the innermost slots in rank order are tensor-parallel.
+
+    Examples
+    --------
+    >>> problem = Problem("gpt3-13b", "dram-wafer")
+    >>> plan = megatron(problem, Layout(4, 2, 5, 2), tp=4, sequence_parallel=True)
+    >>> {op_mapping.operator: op_mapping.x for op_mapping in plan.operator_mappings}["proj"]
+    (('inner', 4),)
+    """
+    axis_assignment = (
+        linear_axis_assignment(layout, tp) if axis_assignment is None else axis_assignment
+    )
+    op_mappings = megatron_op_mappings(problem, axis_assignment, sequence_parallel, weights)
+    return encode(problem, layout, op_mappings, recompute)
+
+
+def megatron_op_mappings(
+    problem: Problem,
+    axis_assignment: AxisAssignment,
+    sequence_parallel: bool,
+    weights: str,
+    ep: bool = False,
+) -> Array:
+    """Operator mappings of a Megatron-LM plan; with `ep`, replicas split the experts."""
+    tensor, data = _mask(axis_assignment, "tensor"), _mask(axis_assignment, "data")
+    roles = []
+    for op in problem.work.operators:
+        role = _tensor_role(op, sequence_parallel)
+        over = "rows" if ep and op.expert else "batch"
+        roles.append({over: data, role: tensor} if tensor else {over: data})
+    return op_mappings_of(roles, weights)
+
+
+def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding:
+    """Return a DeepSpeed ZeRO-3 plan: data parallelism only, with all state sharded.
+
+    Examples
+    --------
+    >>> problem = Problem("llama2-7b", "dram-wafer")
+    >>> zero3(problem, Layout(8, 4, 1, 32)).operator_mappings[1].partition["batch"]
+    32
+    """
+    return encode(problem, layout, zero3_op_mappings(problem, layout), recompute)
+
+
+def zero3_op_mappings(problem: Problem, layout: Layout, weights: str = "zero3") -> Array:
+    """Operator mappings that split the batch over all dies, with the weight mode `weights`."""
+    every = (1 << len(slots_of(layout.width, layout.height))) - 1
+    return op_mappings_of([{"batch": every} for _ in problem.work.operators], weights)
+
+
+def megatron_variants(
+    problem: Problem, tp: int, weights: Iterable[str]
+) -> Iterator[tuple[bool, str, bool]]:
+    """Yield sequence parallelism, weight mode and whether replicas split the experts."""
+    spread = (False, True) if any(op.expert for op in problem.work.operators) else (False,)
+    yield from product((False, True) if tp > 1 else (False,), weights, spread)
+
+
+def heads(problem: Problem) -> int | None:
+    """Return the number of units into which attention can be split; None without attention."""
+    return min((op.units for op in problem.work.operators if op.per_head), default=None)
+
+
+def plan_starts(problem: Problem, layout: Layout) -> Iterator[Array]:
+    """Yield the operator mappings that other systems would use in this layout."""
+    every, most = layout.dies, heads(problem) or layout.dies
+    for t in divisors(every):
+        if t > most or every // t > layout.micro_batch:
+            continue
+        for axis_assignment in axis_assignments(layout, t)[:4]:
+            for variant in megatron_variants(problem, t, ("zero1", "zero3")):
+                yield megatron_op_mappings(problem, axis_assignment, *variant)
+    if every <= layout.micro_batch and slots_of(layout.width, layout.height):
+        yield zero3_op_mappings(problem, layout)
+
+
+# ---- AccPar and HyPar ----
 
 TYPES = ("batch", "inner", "columns")
 """AccPar's types I, II and III by the dimension that they split."""
@@ -190,9 +435,7 @@ def accpar(problem: Problem, layout: Layout) -> Encoding:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> len(accpar(problem, Layout(4, 2, 1, 64)).operator_mappings) == len(problem.work.operators)
     True
     """
@@ -204,9 +447,7 @@ def hypar(problem: Problem, layout: Layout) -> Encoding:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> plan = hypar(problem, Layout(4, 2, 1, 64))
     >>> {m.partition["columns"] for m in plan.operator_mappings if m.operator == "up"}
     {1}
@@ -214,7 +455,36 @@ def hypar(problem: Problem, layout: Layout) -> Encoding:
     return _partition(problem, layout, TYPES[:2])
 
 
-Array = np.ndarray[Any, Any]
+def from_types(problem: Problem, layout: Layout, types: Sequence[Mapping[str, str]]) -> Encoding:
+    """Return one type per product and slot as an encoding; other operators follow their input.
+
+    Weights are replicated. `types` gives for each slot the role (batch, inner or columns: AccPar's
+    types I, II and III) by operator.
+    """
+    feeds: dict[int, int] = {}
+    for kinds in (("inside", "exit"), ("wrap",)):
+        for edge in problem.work.edges:
+            if edge.kind in kinds:
+                feeds.setdefault(edge.target, edge.source)
+    roles: list[dict[str, int]] = [{} for _ in problem.work.operators]
+    for slot, by_name in enumerate(types):
+        role_of: dict[int, str] = {}
+        for i, op in enumerate(problem.work.operators):
+            before = role_of.get(feeds.get(i, -1), "batch")
+            role_of[i] = by_name.get(op.name) or _following(op, before)
+            roles[i][role_of[i]] = roles[i].get(role_of[i], 0) | 1 << slot
+    return encode(problem, layout, op_mappings_of(roles, "replicated"))
+
+
+def _following(op: MeshOperator, made: str) -> str:
+    """Role of an operator without weights whose input was produced in the role `made`."""
+    role = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
+    if role in op.roles:
+        return role
+    return "columns" if "columns" in op.roles and op.spec.kind != "norm" else "batch"
+
+
+# ---- candidates ----
 
 Candidate = tuple[Array, Array | None]
 """Operator mappings, and output codes for one stage (None: outputs are chosen exactly)."""
@@ -231,18 +501,13 @@ OFF_WAFER = {
 """Systems that use off-wafer memory (Ren et al. 2021; Rajbhandari et al. 2021; Lie 2022)."""
 
 
-def heads(problem: Problem) -> int:
-    """Return the number of units into which attention can be split."""
-    return min(op.units for op in problem.work.operators if op.per_head)
-
-
 def megatron_shapes(
     problem: Problem, layout: Layout, linear: bool
 ) -> Iterator[tuple[int, AxisAssignment]]:
     """Yield the tensor-parallel widths of a layout, each with its axis assignments."""
-    for t in (t for t in range(1, layout.dies + 1) if layout.dies % t == 0):
-        replicas = layout.dies // t
-        if heads(problem) % t or layout.micro_batch % replicas:
+    most = heads(problem) or 1
+    for t in divisors(layout.dies):
+        if most % t or layout.micro_batch % (layout.dies // t):
             continue
         if linear:
             try:
@@ -270,13 +535,14 @@ def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
 
 
 def megatron_candidates(
-    problem: Problem,
-    linear: bool,
-    weights: Iterable[str] = ("replicated", "zero1"),
-    outputs: Iterable[str] = RECOMPUTE,
+    problem: Problem, linear: bool, weights: Iterable[str], outputs: Iterable[str] = RECOMPUTE
 ) -> Candidates:
-    """Megatron-LM's splits of every width, with several weight modes and outputs."""
-    codes = [outputs_of(problem, mode) for mode in outputs]
+    """Megatron-LM's splits of every width, with several weight modes and outputs.
+
+    Without outputs, they are chosen exactly.
+    """
+    codes: list[Array | None] = [outputs_of(problem, mode) for mode in outputs]
+    codes = codes or [None]
     modes = tuple(weights)
 
     @cache  # micro-batches, stages and schedules share one plan
@@ -287,18 +553,15 @@ def megatron_candidates(
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear):
-            for shared in (False, True) if t > 1 else (False,):
-                for mode, spread in product(modes, expert_options(problem)):
-                    op_mappings = plan(axis_assignment, shared, mode, spread)
-                    for output_codes in codes:
-                        yield op_mappings, output_codes
+            for variant in megatron_variants(problem, t, modes):
+                op_mappings = plan(axis_assignment, *variant)
+                for output_codes in codes:
+                    yield op_mappings, output_codes
 
     return candidates
 
 
-def zero3_candidates(
-    problem: Problem, outputs: Iterable[str], weights: str = "zero3"
-) -> Candidates:
+def zero3_candidates(problem: Problem, weights: str, outputs: Iterable[str]) -> Candidates:
     """Candidates with replicas on all dies, one weight mode and several outputs."""
     codes = [outputs_of(problem, mode) for mode in outputs]
 
@@ -310,38 +573,33 @@ def zero3_candidates(
     return candidates
 
 
-def data_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """Layouts with one stage and at least one sequence per die."""
-    return [
-        layout
-        for layout in all_layouts(problem, linear)
-        if layout.stages == 1 and layout.micro_batch % layout.dies == 0
-    ]
-
-
 def largest(found: list[Layout]) -> list[Layout]:
     """Return the layouts with most dies."""
     most = max((layout.dies for layout in found), default=0)
     return [layout for layout in found if layout.dies == most]
 
 
-def off_wafer_rules(problem: Problem, name: str, linear: bool) -> tuple[list[Layout], Candidates]:
-    """Layouts and candidates of one of `OFF_WAFER`."""
-    checkpoints = (*RECOMPUTE, "full-offload")
-    if name == "megatron_offload":
-        weights = ("replicated", "zero1", "offload")
-        outputs = (*RECOMPUTE, *OFFLOADED)
-        return all_layouts(problem, linear), megatron_candidates(problem, linear, weights, outputs)
-    if name == "zero_offload":
-        return data_layouts(problem, linear), zero3_candidates(problem, RECOMPUTE, "offload")
-    if name == "zero_infinity":
-        return data_layouts(problem, linear), zero3_candidates(problem, checkpoints, "stream")
-    one = [layout for layout in all_layouts(problem, linear) if layout.stages == 1]
-    return one, megatron_candidates(problem, linear, ("stream",))
-
+# ---- tuning ----
 
 BASELINES = ("megatron", "zero3", "accpar", "hypar", *OFF_WAFER)
 """Other systems; the last ones need off-wafer memory."""
+
+# Weight modes and outputs of the systems that split products as Megatron-LM does.
+_MEGATRON = {
+    "megatron": (("replicated", "zero1"), RECOMPUTE),
+    "megatron_offload": (("replicated", "zero1", "offload"), (*RECOMPUTE, *OFFLOADED)),
+    "weight_streaming": (("stream",), RECOMPUTE),
+}
+# Weight mode and outputs of the systems with replicas on all dies.
+_REPLICAS = {
+    "zero3": ("zero3", RECOMPUTE),
+    "zero_offload": ("offload", RECOMPUTE),
+    "zero_infinity": ("stream", (*RECOMPUTE, "full-offload")),
+}
+_TYPED = {"accpar": accpar, "hypar": hypar}
+
+VARIANTS = ("default", "tuned", "tiled")
+"""Plans of each system; see `Baseline`."""
 
 _NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its own advice
 
@@ -367,16 +625,14 @@ class Baseline:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "default": {**self.default.to_dict(), "is_tuned": self.default_is_tuned},
-            "tuned": self.tuned.to_dict(),
-            "tiled": self.tiled.to_dict(),
-        }
+        data = {variant: getattr(self, variant).to_dict() for variant in VARIANTS}
+        data["default"]["is_tuned"] = self.default_is_tuned
+        return data
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
         """Read the output of `to_dict`."""
-        plans = {kind: Evaluation.from_dict(data[kind]) for kind in ("default", "tuned", "tiled")}
+        plans = {kind: Evaluation.from_dict(data[kind]) for kind in VARIANTS}
         stands_in = data["default"]["is_tuned"]
         return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 
@@ -456,8 +712,9 @@ def best_candidate(
 
 def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
     """Tensor parallelism as wide as a node, fewest stages that fit, micro-batches of 1."""
+    most = heads(problem) or 1
     for width in (_NODE, 4, 2, 1):
-        evaluation = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
+        evaluation = _megatron_at(problem, tuner, width) if most % width == 0 else None
         if evaluation is not None:
             return evaluation
     return None
@@ -477,9 +734,7 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
         if layout.dies % width == 0 and layout.micro_batch == layout.dies // width:
             by_stages.setdefault(layout.stages, []).append(layout)
     for stages in sorted(by_stages):
-        most = max(layout.dies for layout in by_stages[stages])
-        widest = [layout for layout in by_stages[stages] if layout.dies == most]
-        evaluation = tuner.best(widest, candidates)
+        evaluation = tuner.best(largest(by_stages[stages]), candidates)
         if evaluation is not None and (best is None or evaluation.rank < best.rank):
             best = evaluation
         if best is not None and best.fits:
@@ -551,9 +806,7 @@ def baselines(
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> plans = baselines(problem, ["zero3"])["zero3"]
     >>> plans.tuned.time_s <= plans.default.time_s
     True
@@ -569,7 +822,9 @@ def baselines(
         if progress is not None:
             progress(name)
         before = tuner.evaluations
-        default, tuned, tiled = _three(problem, tuner, name)
+        rules = _rules(problem, name)
+        default = _default(problem, tuner, name, *rules)
+        tuned, tiled = (tuner.best(rules[0](linear), rules[1](linear)) for linear in (True, False))
         stands_in = default is None
         tuned = _or(tuned, tiled, default)
         default = _or(default, tuned)
@@ -589,33 +844,37 @@ def _or(wanted: Evaluation | None, *others: Evaluation | None) -> Evaluation:
     raise InvalidInputError("baselines: no rectangle of this wafer suits any plan")
 
 
-def _three(
-    problem: Problem, tuner: _Tuner, name: str
-) -> tuple[Evaluation | None, Evaluation | None, Evaluation | None]:
+def _rules(
+    problem: Problem, name: str
+) -> tuple[Callable[[bool], list[Layout]], Callable[[bool], Candidates]]:
+    """Return the layouts and the candidates of a system, in linear order or in any tiling."""
+
+    def one_stage(linear: bool) -> list[Layout]:
+        return [layout for layout in all_layouts(problem, linear) if layout.stages == 1]
+
+    def replicated(linear: bool) -> list[Layout]:  # with at least one sequence per die
+        return [layout for layout in one_stage(linear) if layout.micro_batch % layout.dies == 0]
+
+    if name in _REPLICAS:
+        return replicated, lambda _: zero3_candidates(problem, *_REPLICAS[name])
+    if name in _TYPED:
+        typed = _typed_candidates(problem, _TYPED[name])
+        return one_stage, lambda _: typed
+    layouts = one_stage if name == "weight_streaming" else partial(all_layouts, problem)
+    return layouts, lambda linear: megatron_candidates(problem, linear, *_MEGATRON[name])
+
+
+def _default(
+    problem: Problem,
+    tuner: _Tuner,
+    name: str,
+    layouts: Callable[[bool], list[Layout]],
+    candidates: Callable[[bool], Candidates],
+) -> Evaluation | None:
+    """Return the plan that a system's own advice gives; None if it gives none on this wafer."""
     if name == "megatron":
-        every, straight = all_layouts(problem, False), all_layouts(problem, True)
-        return (
-            _megatron_default(problem, tuner),
-            tuner.best(straight, megatron_candidates(problem, True)),
-            tuner.best(every, megatron_candidates(problem, False)),
-        )
+        return _megatron_default(problem, tuner)
     if name == "zero3":
-        every, straight = data_layouts(problem, False), data_layouts(problem, True)
-        one_each = [layout for layout in straight if layout.micro_batch == layout.dies]
-        return (
-            tuner.best(largest(one_each), zero3_candidates(problem, ["none"])),
-            tuner.best(straight, zero3_candidates(problem, RECOMPUTE)),
-            tuner.best(every, zero3_candidates(problem, RECOMPUTE)),
-        )
-    if name in OFF_WAFER:
-        in_ranks = off_wafer_rules(problem, name, linear=True)
-        return None, tuner.best(*in_ranks), tuner.best(*off_wafer_rules(problem, name, False))
-    plan = accpar if name == "accpar" else hypar
-    candidates = _typed_candidates(problem, plan)
-    one_stage = [layout for layout in all_layouts(problem, False) if layout.stages == 1]
-    straight = [layout for layout in one_stage if is_linear(problem, layout)]
-    return (
-        tuner.best(_whole_wafer(problem), candidates),
-        tuner.best(straight, candidates),
-        tuner.best(one_stage, candidates),
-    )
+        one_each = [layout for layout in layouts(True) if layout.micro_batch == layout.dies]
+        return tuner.best(largest(one_each), zero3_candidates(problem, "zero3", ["none"]))
+    return tuner.best(_whole_wafer(problem), candidates(False)) if name in _TYPED else None

@@ -11,8 +11,7 @@ from phaze_fast.memory import optimizer
 from phaze_fast.opgraph.graph import loose
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.operators import PARTS, passes
-from phaze_fast.wafer.mapping.prices import LeastWork
-from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.mapping.problem import LeastWork, Problem
 
 _NEAR = 0.9  # weight of compute at which weights below 1 are tested first
 _START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
@@ -130,9 +129,7 @@ def roofline(problem: Problem) -> Roofline:
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dram-wafer"))
+    >>> problem = Problem("bertlarge", "dram-wafer")
     >>> work_s = float(problem.mapping(Layout(1, 1, 1, 1)).score()["compute_s"][0])
     >>> roofline(problem).work.block_s < work_s
     True

@@ -17,20 +17,17 @@ from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any
 
-import numpy as np
-
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer.mapping.classes import Classes, Pair, accepts_classes, classes_fault
-from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of_classes
-from phaze_fast.wafer.mapping.layout import Layout, accepts_micro_batch, balanced_split
-from phaze_fast.wafer.mapping.plans import plan_starts
-from phaze_fast.wafer.mapping.prices import LeastWork
-from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.tables import Array
+from phaze_fast.wafer.mapping.encoding import Pair, accepts_classes, classes_fault
+from phaze_fast.wafer.mapping.evaluate import Classes, Evaluation, evaluation_of_classes
+from phaze_fast.wafer.mapping.layout import Layout, balanced_split, micro_batch_fault
+from phaze_fast.wafer.mapping.problem import LeastWork, Problem
+from phaze_fast.wafer.search.baselines import plan_starts
 from phaze_fast.wafer.search.bounds import priced_mappings, roofline
 from phaze_fast.wafer.search.result import Effort
 
-Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
 Rank = tuple[bool, float]
 """Whether a mapping exceeds memory, and the excess in bytes or else its time. Smaller is better."""
@@ -82,28 +79,6 @@ def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[fl
     loads[-1] += ends[1]
     step_s = (problem.batches(pair[0]) - 1) * max(loads) + sum(loads)
     return step_s * (1.0 - 1e-9), _with_blocks(pair, blocks)  # rounding
-
-
-def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pair]:
-    """Return the pairs whose bound is below a time, least work first."""
-    peak = roofline(problem).work
-    bounded_pairs = []
-    for pair in pairs:
-        shares = [layout.micro_batch / layout.dies for layout in pair]
-        rates = [
-            peak._replace(
-                before_s=peak.before_s * share,
-                block_s=peak.block_s * share,
-                behind_s=peak.behind_s * share,
-            )
-            for share in shares
-        ]
-        if _shared(problem, pair, rates)[0] >= below_s:
-            continue
-        least_s, shared = _shared(problem, pair, [problem.least_work(layout) for layout in pair])
-        if least_s < below_s:
-            bounded_pairs.append((least_s, shared))
-    return [pair for _, pair in sorted(bounded_pairs)]
 
 
 def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _IMPROVED) -> list[Pair]:
@@ -170,7 +145,7 @@ def class_pairs(
                         Layout(*other, second, micro_batch, replicas=replicas),
                     )
                     batch = problem.training.global_batch
-                    if all(accepts_micro_batch(batch, layout) for layout in pair):
+                    if not any(micro_batch_fault(batch, layout) for layout in pair):
                         yield pair
 
 
@@ -208,7 +183,24 @@ def ranked_pairs(
     """
     every = list(layouts)
     pairs = [pair for b, r in batches for pair in class_pairs(problem, every, [b], r)]
-    return _ranked(problem, pairs, below_s)
+    peak = roofline(problem).work
+    bounded_pairs = []
+    for pair in pairs:
+        shares = [layout.micro_batch / layout.dies for layout in pair]
+        rates = [
+            peak._replace(
+                before_s=peak.before_s * share,
+                block_s=peak.block_s * share,
+                behind_s=peak.behind_s * share,
+            )
+            for share in shares
+        ]
+        if _shared(problem, pair, rates)[0] >= below_s:
+            continue
+        least_s, shared = _shared(problem, pair, [problem.least_work(layout) for layout in pair])
+        if least_s < below_s:
+            bounded_pairs.append((least_s, shared))
+    return [pair for _, pair in sorted(bounded_pairs)]
 
 
 @dataclass(frozen=True)
@@ -350,31 +342,44 @@ def search_classes(
     """
     if not known or not accepts_classes(problem) or late():
         return ClassResult(None, 0)
-    batches = _batches_of(known)
+    looked_at: list[Evaluation] = []
     count = 0
 
-    def tried(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
-        try:
-            return improved_classes(problem, pair, known, steps, seed)
-        except InvalidInputError:  # some operator cannot be split like this
-            return None
+    def improve(pairs: list[Pair], steps: int) -> None:
+        nonlocal count
+        for outcome in _improved_pairs(pool, problem, pairs, known, steps, seed):
+            if outcome is not None:
+                looked_at.append(outcome[0])
+                count += outcome[1]
 
-    looked_at = []
-    chosen = placed_pairs(problem, ranked_pairs(problem, layouts, batches, below_s))
-    for outcome in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
-        if outcome is not None:
-            looked_at.append(outcome[0])
-            count += outcome[1]
+    ranked = ranked_pairs(problem, layouts, _batches_of(known), below_s)
+    improve(placed_pairs(problem, ranked), _FIRST_STEPS)
     looked_at.sort(key=_rank)
     again = [rebalanced(problem, evaluation) for evaluation in looked_at[: effort.promising]]
-    for outcome in pool.map(lambda pair: tried(pair, effort.steps), again):
-        if outcome is not None:
-            looked_at.append(outcome[0])
-            count += outcome[1]
+    improve(again, effort.steps)
     fitting = [
         evaluation for evaluation in looked_at if evaluation.fits and evaluation.time_s < below_s
     ]
     return ClassResult(min(fitting, key=_rank, default=None), count)
+
+
+def _improved_pairs(
+    pool: ThreadPoolExecutor,
+    problem: Problem,
+    pairs: list[Pair],
+    known: Sequence[Known],
+    steps: int,
+    seed: int,
+) -> Iterator[tuple[Evaluation, int] | None]:
+    """Yield the result of `improved_classes` for each pair; None if an operator cannot be split."""
+
+    def improved(pair: Pair) -> tuple[Evaluation, int] | None:
+        try:
+            return improved_classes(problem, pair, known, steps, seed)
+        except InvalidInputError:
+            return None
+
+    return pool.map(improved, pairs)
 
 
 def _batches(problem: Problem, layout: Layout) -> list[Batches]:
@@ -410,18 +415,7 @@ class KnownClasses:
     ) -> float:
         """Time of the fastest pair on one wafer; infinite if none is below `below_s`.
 
-        Parameters
-        ----------
-        problem
-            The model, the wafer and the step.
-        layouts
-            Layouts of one shape; their shapes are combined to pairs.
-        known
-            The best layouts with their operator mappings, best first.
-        below_s
-            Pairs must take less than this time.
-        pool
-            Threads; the answer does not depend on their number.
+        The parameters are those of `search_classes`.
         """
         if not accepts_classes(problem) or not known:
             return float("inf")
@@ -473,18 +467,13 @@ class KnownClasses:
         steps: int,
     ) -> list[Evaluation]:
         """Improve pairs, and store those that fit in memory."""
-
-        def improved(pair: Pair) -> Evaluation | None:
-            try:
-                return improved_classes(problem, pair, known, steps, self.seed)[0]
-            except InvalidInputError:  # some operator cannot be split like this
-                return None
-
         fitting = []
-        for pair, scored in zip(pairs, pool.map(improved, pairs), strict=True):
-            if scored is None or not scored.fits:
+        outcomes = _improved_pairs(pool, problem, pairs, known, steps, self.seed)
+        for pair, outcome in zip(pairs, outcomes, strict=True):
+            if outcome is None or not outcome[0].fits:
                 self.lost.add(pair)  # it does not fit on any other fault map either
                 continue
+            scored = outcome[0]
             first, second = scored.encoding.classes
             arrays = (first.arrays(problem)[0], second.arrays(problem)[0])
             if scored.time_s < self.mappings.get(pair, (float("inf"),))[0]:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import not_accepted
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
-from phaze_fast.wafer.hardware import FaultMap
-from phaze_fast.wafer.mapping.classes import accepts_classes
+from phaze_fast.wafer.hardware.wafer import FaultMap
 from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.encoding import accepts_classes
 from phaze_fast.wafer.mapping.evaluate import Evaluation
 from phaze_fast.wafer.mapping.operators import PIECES
 from phaze_fast.wafer.mapping.problem import Problem
@@ -22,9 +22,7 @@ from phaze_fast.wafer.mapping.problem import Problem
 def whole_number(name: str, value: object, least: int, most: int) -> int:
     """Return a whole number; raise an error if it is not one, or out of range."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInputError(
-            f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
-        )
+        raise not_accepted(name, value, f"a whole number from {least} to {most}")
     return value
 
 
@@ -114,9 +112,7 @@ class Effort:
         for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
             whole_number(name, getattr(self, name), 1, most)
         if self.budget_s is not None and not self.budget_s > 0:
-            raise InvalidInputError(
-                f"budget_s: {self.budget_s!r} is not accepted; expected seconds > 0"
-            )
+            raise not_accepted("budget_s", self.budget_s, "seconds > 0")
 
     def spent(self, began: float) -> bool:
         """Whether a search that began at a `time.perf_counter` is to stop."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,13 +22,13 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.plans import plan_starts
 from phaze_fast.wafer.mapping.problem import Problem
-from phaze_fast.wafer.search.baselines import is_linear
+from phaze_fast.wafer.search.baselines import is_linear, plan_starts
 from phaze_fast.wafer.search.bounds import (
     Roofline,
     any_placement_bound,
@@ -52,11 +52,7 @@ from phaze_fast.wafer.search.result import (
     no_layout,
     whole_number,
 )
-from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
-
-Array = np.ndarray[Any, Any]
-Progress = Callable[[int, int, float], None]
-"""Called with layouts done, total layouts, and the best time so far (infinite at first)."""
+from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two updates of the incumbent
@@ -88,19 +84,22 @@ def _by_memory(layout: Layout) -> tuple[int, int, int, Layout]:
     return (-layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
 
 
-class _Search:
-    """One search on one wafer; see `search_mapping`."""
+class MappingSearch:
+    """One search on one wafer, for a mapping that takes less than `below_s`.
+
+    The other parameters are those of `search_mapping`.
+    """
 
     def __init__(
         self,
         problem: Problem,
         effort: Effort,
-        seed: int,
-        threads: int | None,
-        starts: Sequence[tuple[Layout, Array]],
-        progress: Progress | None,
-        below_s: float = float("inf"),
+        seed: int = 0,
+        threads: int | None = None,
+        starts: Sequence[tuple[Layout, Array]] = (),
+        progress: Progress | None = None,
         wanted: Sequence[Layout] | None = None,
+        below_s: float = float("inf"),
     ) -> None:
         self.problem, self.effort, self.progress = problem, effort, progress
         self.seed = whole_number("seed", seed, 0, 2**62)
@@ -174,9 +173,8 @@ class _Search:
         mapping = tried.mapping
         if self.effort.stop is not None and self.effort.stop():
             return tried
-        if (
-            mapping.mapping_count() <= 2.0 * self.effort.seeds * self.effort.steps
-        ):  # few enough for enumeration
+        few = 2.0 * self.effort.seeds * self.effort.steps
+        if mapping.mapping_count() <= few:  # enumerate all
             tried.operator_mappings, _, evaluations = mapping.exhaust()
             mapping.assign(tried.operator_mappings)
             tried.evaluations += evaluations
@@ -200,6 +198,7 @@ class _Search:
         return tried
 
     def annealed(self, tried: Tried, op_mappings: Array, seed: int) -> tuple[Rank, Array]:
+        """Anneal from given operator mappings; return the rank and the result."""
         mapping = tried.mapping
         mapping.assign(op_mappings)
         began = time.thread_time()
@@ -213,6 +212,7 @@ class _Search:
     def tighten(
         self, tried: Tried, enough_s: float, relaxation: _core.Relaxation | None = None
     ) -> float:
+        """Return a tighter bound of one layout, or its known bound once the budget is spent."""
         if self.late():
             return tried.bound_s
         relaxation = relaxation or tried.mapping.relaxation()
@@ -347,6 +347,7 @@ class _Search:
         return min(self.bounds, default=0.0)
 
     def late(self) -> bool:
+        """Whether the budget is spent."""
         return self.effort.spent(self.began)
 
 
@@ -386,67 +387,38 @@ def search_mapping(
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
     >>> result = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
     >>> result.best.fits and result.bound_s <= result.best.time_s
     True
     """
-    result = _Search(
-        problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
-    ).run()
+    effort = effort or Effort()
+    result = MappingSearch(problem, effort, seed, threads, starts, progress, wanted).run()
     if result is None:
         raise InvalidInputError(no_layout(problem))
     return result
 
 
-def search_below(
-    problem: Problem,
-    below_s: float,
-    effort: Effort,
-    seed: int = 0,
-    threads: int | None = None,
-    starts: Sequence[tuple[Layout, Array]] = (),
-    progress: Progress | None = None,
-    wanted: Sequence[Layout] | None = None,
-) -> tuple[MappingResult | None, float]:
-    """Search for a mapping that takes less than a given time.
-
-    Returns
-    -------
-    tuple
-        The result, None if bounds prune every layout; and the bound itself.
-    """
-    search = _Search(problem, effort, seed, threads, starts, progress, below_s, wanted)
-    return search.run(), search.bound_s
-
-
-def search_data(problem: Problem, given: Data, means: Means) -> Data:
+def search_data(task: Task, threads: int, progress: Progress | None) -> Data:
     """Search one wafer and return plain data, which `read_result` reads."""
-    effort = Effort(**given["effort"], budget_s=means.budget_s, stop=means.stop)
+    problem, given = task.problem, task.given
+    effort = Effort(**given["effort"], budget_s=task.budget_s, stop=task.stop)
     below_s = float("inf") if given["below_s"] is None else given["below_s"]
     starts = []
     for data in given["starts"]:
         encoding = Encoding.from_list(data)
         if encoding.second_class is None:
             starts.append((encoding.layout, encoding.arrays(problem)[0]))
-    result, bound_s = search_below(
-        problem,
-        below_s,
-        effort,
-        given["seed"],
-        means.threads,
-        starts,
-        means.progress,
-        _wanted(problem, given["wanted"]),
-    )
+    wanted = _wanted(problem, given["wanted"])
+    settings = (threads, starts, progress, wanted, below_s)
+    search = MappingSearch(problem, effort, given["seed"], *settings)
+    result, bound_s = search.run(), search.bound_s
     return {
         "bound_s": bound_s if math.isfinite(bound_s) else None,
         "result": None if result is None else result.to_record(),
         # A result that was cut short by a budget or an interrupt is not cached.
-        "cut": (means.stop is not None and means.stop())
-        or (means.budget_s is not None and (result is None or result.seconds >= means.budget_s)),
+        "cut": (task.stop is not None and task.stop())
+        or (task.budget_s is not None and (result is None or result.seconds >= task.budget_s)),
     }
 
 
@@ -532,13 +504,8 @@ def search_mappings(
         Problems, each with a model, a wafer and a step.
     effort, seed, threads, progress
         As for `search_mapping`.
-    executor
-        Executor of the searches: an executor, or one of the names of
-        `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads.
-    resume
-        Directory of a journal, from which the same call resumes.
-    cache
-        Folder of cached results, keyed by content and by the version of the cost models.
+    executor, resume, cache
+        As for `Session`.
     session
         An open session to run in, which then determines executor, threads, resume and cache.
 

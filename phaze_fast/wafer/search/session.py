@@ -27,17 +27,9 @@ from phaze_fast.wafer.mapping.problem import Problem
 
 Data = dict[str, Any]
 Progress = Callable[[int, int, float], None]
-Call = Callable[[Problem, Data, "Means"], Data]
-
-
-@dataclass(frozen=True)
-class Means:
-    """Resources of a task; its result does not depend on them unless the budget runs out."""
-
-    threads: int = 1
-    budget_s: float | None = None
-    progress: Progress | None = None
-    stop: Callable[[], bool] | None = None
+"""Called with parts done, total parts, and the best time so far (infinite at first)."""
+Call = Callable[["Task", int, Progress | None], Data]
+"""Runs a task on so many threads; its result does not depend on them unless the budget runs out."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,7 @@ def _answered(
     answers: list[tuple[Data | None, Exception | None]] = []
     for _, task in tasks:
         try:
-            means = Means(threads, task.budget_s, progress, task.stop)
-            answers.append((task.call(task.problem, task.given, means), None))
+            answers.append((task.call(task, threads, progress), None))
         except Exception as error:
             answers.append((None, error))
     return answers
@@ -83,19 +74,20 @@ class Session:
     Parameters
     ----------
     executor
-        Executor as accepted by `phaze_fast.runs.executors.Workers`; None to run tasks
+        An executor, or one of the names of `phaze_fast.runs.executors.KINDS`; None to run tasks
         sequentially in this process, each with all threads.
     threads
         Threads on this machine; by default all cores.
     resume
         Directory of a journal, from which a stopped run resumes.
     cache
-        Folder of the store of results; None to disable it.
+        Folder of the store of results, which are keyed by content and by the version of the cost
+        models; None to disable it.
 
     Examples
     --------
     >>> with Session(threads=1) as session:
-    ...     task = Task(lambda problem, given, means: {"sum": sum(given["of"])},
+    ...     task = Task(lambda task, threads, progress: {"sum": sum(task.given["of"])},
     ...                 Problem("bertlarge", "dram-wafer"), {"of": [1, 2]})
     ...     session.run([task])
     [{'sum': 3}]

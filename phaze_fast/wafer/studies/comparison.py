@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.tables import Table, joined_columns
+from phaze_fast.tables import Array, Table, joined_columns
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.plans import expert_options, megatron_op_mappings
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.baselines import (
+    VARIANTS,
     Baseline,
-    Candidate,
     baselines,
     baselines_on,
     best_candidate,
-    megatron_shapes,
+    megatron_candidates,
 )
 from phaze_fast.wafer.search.result import Effort, MappingResult
-from phaze_fast.wafer.search.search import Progress, result_of, search_task
-from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.wafer.search.search import result_of, search_task
+from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
 ABLATIONS = {
     "no_recompute": "every output is kept",
@@ -88,46 +82,26 @@ class Comparison(Table):
         """Return ours, every plan of the baselines and every ablation as a table."""
         plans = [("ours", "", self.ours.best)]
         for name, baseline in self.baselines.items():
-            variants = (
-                ("default", baseline.default),
-                ("tuned", baseline.tuned),
-                ("tiled", baseline.tiled),
-            )
-            plans += [(name, variant, found) for variant, found in variants]
-        plans += [("ours", name, found) for name, found in self.ablations.items()]
+            plans += [(name, variant, getattr(baseline, variant)) for variant in VARIANTS]
+        plans += [("ours", name, best) for name, best in self.ablations.items()]
         return joined_columns([{"plan": n, "variant": v, **e.to_row()} for n, v, e in plans])
-
-
-def _start(problem: Problem, found: Evaluation) -> tuple[Layout, Array]:
-    return found.encoding.layout, found.encoding.arrays(problem)[0]
 
 
 # ---- tasks ----
 
 
-def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
+def baseline_data(task: Task, *_means: object) -> Data:
     """Tune one system's plans."""
-    del means
-    name = given["name"]
-    baseline = baselines(problem, [name])[name]
+    name = task.given["name"]
+    baseline = baselines(task.problem, [name])[name]
     return {"plans": baseline.to_dict(), "evaluations": baseline.evaluations}
 
 
-def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
+def megatron_partitions_data(task: Task, *_means: object) -> Data:
     """Evaluate Megatron-LM's splits in any tiling, with our weight modes and outputs."""
-    del given, means
-
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, axis_assignment in megatron_shapes(problem, layout, linear=False):
-            for shared in (False, True) if t > 1 else (False,):
-                for weights, spread in product(problem.modes, expert_options(problem)):
-                    yield (
-                        megatron_op_mappings(problem, axis_assignment, shared, weights, spread),
-                        None,
-                    )
-
-    every = problem.layouts()
-    evaluation = best_candidate(problem, every, candidates)
+    problem = task.problem
+    candidates = megatron_candidates(problem, False, problem.modes, outputs=())
+    evaluation = best_candidate(problem, problem.layouts(), candidates)
     if evaluation is None:
         raise InvalidInputError(
             f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
@@ -135,9 +109,9 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
     return evaluation.to_dict()
 
 
-def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
+def volume_objective_data(task: Task, *_means: object) -> Data:
     """Minimise bytes sent in each promising layout; evaluate the time of the best mapping."""
-    del means
+    problem, given = task.problem, task.given
     counting = problem.variant(volume=True)
     best: tuple[float, Evaluation] | None = None
     for layout, op_mappings in _given_starts(problem, given):
@@ -155,9 +129,9 @@ def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
     return best[1].to_dict()
 
 
-def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> Data:
+def memory_at_equal_speed_data(task: Task, *_means: object) -> Data:
     """Bisect for the least memory limit at which our mapping is no slower than a baseline."""
-    del means
+    problem, given = task.problem, task.given
     other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
     smallest = min(
         (other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99
@@ -184,12 +158,9 @@ def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> D
 
 
 def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
-    known = [Evaluation.from_dict(data) for data in given["known"]]
-    return [
-        _start(problem, evaluation)
-        for evaluation in known
-        if evaluation.encoding.second_class is None
-    ]
+    known = [Evaluation.from_dict(data).encoding for data in given["known"]]
+    single = [encoding for encoding in known if encoding.second_class is None]
+    return [(encoding.layout, encoding.arrays(problem)[0]) for encoding in single]
 
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
@@ -221,28 +192,15 @@ def _searched(session: Session, task: Task, progress: Progress | None = None) ->
     return result_of(task.problem, session.run([task], progress)[0])
 
 
-def _evaluation(task: Task, data: Data) -> Evaluation:
-    """Read the best mapping of a search, or the single evaluation of another task."""
-    if "bound_s" not in data:
-        return Evaluation.from_dict(data)
-    return result_of(task.problem, data).best
-
-
 def _ablations(
-    session: Session,
-    problem: Problem,
-    ours: MappingResult,
-    effort: Effort,
-    seed: int,
-    say: Callable[[str], None],
+    session: Session, problem: Problem, ours: MappingResult, effort: Effort, seed: int
 ) -> dict[str, Evaluation]:
     tasks = _ablation_tasks(problem, ours, effort, seed)
-    say("ablations")
-    results = session.run(list(tasks.values()))
-    evaluations = {
-        name: _evaluation(task, data)
-        for (name, task), data in zip(tasks.items(), results, strict=True)
-    }
+    evaluations = {}
+    for (name, task), data in zip(tasks.items(), session.run([*tasks.values()]), strict=True):
+        is_search = "bound_s" in data
+        best = result_of(task.problem, data).best if is_search else Evaluation.from_dict(data)
+        evaluations[name] = best
     return {**evaluations, "no_architecture": ours.best}
 
 
@@ -290,9 +248,7 @@ def compare_mappings(
 
     Examples
     --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> from phaze_fast import models
-    >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
     >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
     >>> comparison = compare_mappings(problem, quick, names=["megatron"], ablations=False)
     >>> comparison.ours.best.time_s <= comparison.baselines["megatron"].best.time_s
@@ -300,77 +256,46 @@ def compare_mappings(
     >>> comparison.to_columns()["variant"]
     ['', 'default', 'tuned', 'tiled']
     """
-    with session_of(session, executor, threads, resume, cache) as opened:
-        return _compare(
-            opened,
-            problem,
-            effort or Effort(),
-            seed,
-            names,
-            ablations,
-            known,
-            progress,
-            report or _quiet,
-            equal_speed_memory,
-        )
-
-
-def _compare(
-    session: Session,
-    problem: Problem,
-    effort: Effort,
-    seed: int,
-    names: Sequence[str] | None,
-    ablations: bool,
-    known: Sequence[Evaluation],
-    progress: Progress | None,
-    say: Callable[[str], None],
-    equal_speed_memory: bool,
-) -> Comparison:
-    """Compare in an open session; see `compare_mappings`."""
+    effort = effort or Effort()
     names = baselines_on(problem) if names is None else names
-    say("baselines")
-    tuned = session.run([Task(baseline_data, problem, {"name": name}) for name in names])
-    others = {
-        name: Baseline.from_dict(name, data["plans"], data["evaluations"])
-        for name, data in zip(names, tuned, strict=True)
-    }
-    starts = [
-        evaluation
-        for baseline in others.values()
-        for evaluation in (baseline.tuned, baseline.tiled)
-    ]
-    say("ours")
-    ours = _searched(session, search_task(problem, effort, seed, [*starts, *known]), progress)
-    taken = _ablations(session, problem, ours, effort, seed, say) if ablations else {}
-    # An ablation searches a subset of our space, so that its mappings are candidates of ours too.
-    fitting = [evaluation for evaluation in taken.values() if evaluation.fits]
-    better = min(fitting, key=lambda evaluation: evaluation.time_s, default=ours.best)
-    if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
-        if better.encoding.second_class is None:
-            task = search_task(problem, effort, seed + 1, [better], wanted=better.encoding.layout)
-            ours = _merged(ours, _searched(session, task))
-        else:
-            ours = _merged(ours, replace(ours, best=better, evaluations=0, seconds=0.0))
-        taken["no_architecture"] = ours.best
-    say("memory at equal speed")
-    fits = equal_speed_memory and ours.best.fits
-    rivals = {n: baseline.best for n, baseline in others.items() if fits and baseline.best.fits}
-    mine = (ours.best, *ours.runners_up[:2])
-    tasks = [
-        Task(
-            memory_at_equal_speed_data,
-            problem,
-            _improve((other, *mine), effort, seed),
-        )
-        for other in rivals.values()
-    ]
-    least = [Evaluation.from_dict(data) for data in session.run(tasks)]
-    return Comparison(ours, others, taken, dict(zip(rivals, least, strict=True)))
-
-
-def _quiet(name: str) -> None:
-    del name
+    say = report or (lambda _: None)
+    with session_of(session, executor, threads, resume, cache) as opened:
+        say("baselines")
+        tuned = opened.run([Task(baseline_data, problem, {"name": name}) for name in names])
+        others = {
+            name: Baseline.from_dict(name, data["plans"], data["evaluations"])
+            for name, data in zip(names, tuned, strict=True)
+        }
+        starts = [
+            evaluation
+            for baseline in others.values()
+            for evaluation in (baseline.tuned, baseline.tiled)
+        ]
+        say("ours")
+        ours = _searched(opened, search_task(problem, effort, seed, [*starts, *known]), progress)
+        if ablations:
+            say("ablations")
+        taken = _ablations(opened, problem, ours, effort, seed) if ablations else {}
+        # An ablation searches a subset of our space: its mappings are candidates of ours too.
+        fitting = [evaluation for evaluation in taken.values() if evaluation.fits]
+        better = min(fitting, key=lambda evaluation: evaluation.time_s, default=ours.best)
+        if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
+            if better.encoding.second_class is None:
+                task = search_task(
+                    problem, effort, seed + 1, [better], wanted=better.encoding.layout
+                )
+                ours = _merged(ours, _searched(opened, task))
+            else:
+                ours = _merged(ours, replace(ours, best=better, evaluations=0, seconds=0.0))
+            taken["no_architecture"] = ours.best
+        say("memory at equal speed")
+        fits = equal_speed_memory and ours.best.fits
+        rivals = {n: baseline.best for n, baseline in others.items() if fits and baseline.best.fits}
+        mine = (ours.best, *ours.runners_up[:2])
+        inputs = [_improve((other, *mine), effort, seed) for other in rivals.values()]
+        tasks = [Task(memory_at_equal_speed_data, problem, data) for data in inputs]
+        least = [Evaluation.from_dict(data) for data in opened.run(tasks)]
+        return Comparison(ours, others, taken, dict(zip(rivals, least, strict=True)))
 
 
 def _merged(first: MappingResult, second: MappingResult) -> MappingResult:

@@ -13,22 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.tables import Table
+from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
-from phaze_fast.wafer.hardware import FaultMap, sample_faults
+from phaze_fast.wafer.hardware.wafer import FaultMap, Wafer, sample_faults
 from phaze_fast.wafer.mapping.evaluate import Evaluation, score_op_mappings
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
 from phaze_fast.wafer.mapping.packing import stage_capacity
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.result import Effort
-from phaze_fast.wafer.search.search import search_below
-from phaze_fast.wafer.search.session import Data, Means, Progress, Session, Task, session_of
-
-Array = np.ndarray[Any, Any]
+from phaze_fast.wafer.search.search import MappingSearch
+from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
 _SCORED = 4  # known layouts evaluated on each map
 _GAIN = 0.995  # fraction of the best known time that a new layout must beat
@@ -114,27 +110,23 @@ class _Known:
     def best(self, problem: Problem) -> tuple[float, bool]:
         """Time of the best mapping on a wafer (infinite if none fits); if it has two classes."""
         one_s = self.best_of_one_shape(problem)
-        wafer = problem.wafer
-        known = [
-            (layout, op_mappings)
-            for layout, (_, op_mappings) in sorted(self.mappings.items(), key=lambda e: e[1][0])
+        known = [(layout, self.mappings[layout][1]) for _, layout in self._placed(problem.wafer)]
+        with ThreadPoolExecutor(thread_count(self.threads)) as pool:
+            two_s = self.classes.best(problem, problem.layouts(), known, one_s * _GAIN, pool)
+        return min(one_s, two_s), two_s < one_s
+
+    def _placed(self, wafer: Wafer) -> list[tuple[float, Layout]]:
+        """List the known layouts that fit on a wafer, with their times; fastest first."""
+        return [
+            (time_s, layout)
+            for layout, (time_s, _) in sorted(self.mappings.items(), key=lambda e: e[1][0])
             if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
         ]
-        with ThreadPoolExecutor(thread_count(self.threads)) as pool:
-            search_args = (problem, problem.layouts(), known, one_s * _GAIN, pool)
-            two_s = self.classes.best(*search_args)
-        return min(one_s, two_s), two_s < one_s
 
     def best_of_one_shape(self, problem: Problem) -> float:
         """Time of the best mapping with stages of one shape; infinite if none fits."""
-        wafer = problem.wafer
         best_s = float("inf")
-        placed = [
-            (time_s, layout)
-            for layout, (time_s, _) in self.mappings.items()
-            if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
-        ]
-        for _, layout in sorted(placed)[:_SCORED]:
+        for _, layout in sorted(self._placed(problem.wafer))[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])
             best_s = min(best_s, scored.time_s if scored.fits else best_s)
         below = best_s * _GAIN
@@ -146,9 +138,8 @@ class _Known:
         ]
         if not wanted:
             return best_s
-        result, _ = search_below(
-            problem, below, self.effort, self.seed, self.threads, wanted=wanted
-        )
+        settings = (self.effort, self.seed, self.threads)
+        result = MappingSearch(problem, *settings, wanted=wanted, below_s=below).run()
         if result is not None:
             for evaluation in (result.best, *result.runners_up):
                 self.add(problem, evaluation)
@@ -165,9 +156,10 @@ class _Known:
             self.mappings[layout] = (found.time_s, found.encoding.arrays(problem)[0])
 
 
-def fault_times(problem: Problem, given: Data, means: Means) -> Data:
+def fault_times(task: Task, threads: int, progress: Progress | None) -> Data:
     """Search every distinct map, the whole wafer first."""
-    known = _Known(Effort(**given["effort"]), given["seed"], means.threads)
+    problem, given = task.problem, task.given
+    known = _Known(Effort(**given["effort"]), given["seed"], threads)
     times: list[float | None] = []
     classes: list[bool] = []
     done: dict[str, tuple[float, bool]] = {}
@@ -179,8 +171,8 @@ def fault_times(problem: Problem, given: Data, means: Means) -> Data:
         time_s, two = done[key]
         times.append(time_s if time_s < float("inf") else None)
         classes.append(two)
-        if means.progress is not None:
-            means.progress(k, len(given["maps"]), time_s)
+        if progress is not None:
+            progress(k, len(given["maps"]), time_s)
     return {"times_s": times, "classes": classes}
 
 

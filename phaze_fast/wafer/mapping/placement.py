@@ -1,0 +1,481 @@
+"""Where the stages of a pipeline lie on a wafer, and what their links cost.
+
+A pipeline has one class of stages or two. On several wafers, its stages follow one another from
+wafer to wafer, over the wafers' I/O. Between two classes, every die of one sends an equal share to
+every die of the other.
+
+Off-wafer memory is attached evenly to the dies at some edges of the wafer, and every die in use
+reads the same amount from each of them. A byte enters at a right angle to its edge, goes straight
+to the column or row of its die and then along it; at a corner shared by two edges, half of the
+bytes take each direction. Writes use the opposite links of the same routes. Routes avoid dead dies
+and links, as do the routes of all messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Array
+from phaze_fast.wafer.hardware.wafer import MemoryTier, Wafer
+from phaze_fast.wafer.mapping.layout import Layout, stages_on
+from phaze_fast.wafer.mapping.mesh import Links, link_loads
+from phaze_fast.wafer.mapping.packing import (
+    ClassPlaces,
+    class_places,
+    is_bent,
+    longest_line,
+    stage_dies,
+)
+
+Die = tuple[int, int]
+Dies = tuple[Die, ...]
+Cut = tuple[tuple[Die, Die], ...]
+Seconds = tuple[float, float]
+"""Seconds per byte, and fixed seconds."""
+
+_RULES = ("stream_capacity_bytes", "stream_bytes_per_s", "stream_link_s", "stream_both_s")
+_TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y of the transposed grid
+_FAR = (float("inf"), float("inf"))
+
+
+def places_of(wafer: Wafer, layouts: tuple[Layout, ...]) -> tuple[ClassPlaces, ...] | None:
+    """Return the dies of the stages of one class or of two; None where two do not fit."""
+    layout = layouts[0]
+    if len(layouts) > 1:
+        first, second = ((own.width, own.height, own.stages) for own in layouts)
+        return class_places(wafer, (first, second), wafer.wafer_count // layout.replicas)
+    here, shape = stages_on(wafer, layout), (layout.width, layout.height)
+    placed = stage_dies(wafer, *shape, here) * (layout.stages // here)
+    hops = longest_line(wafer).hops if is_bent(wafer, *shape, here) else 0
+    return (ClassPlaces(placed, hops, tuple(k // here for k in range(layout.stages))),)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The stages of one pipeline, of one class or of two, placed on a wafer.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tiles = load_wafer("dojo-tile-like").replace(wafer_count=2)
+    >>> Placement(tiles, (Layout(5, 5, 2, 1),)).wafers
+    (0, 1)
+    """
+
+    wafer: Wafer
+    layouts: tuple[Layout, ...]
+    """Layout of each class; `stages` and `blocks` count those of the class."""
+
+    @cached_property
+    def classes(self) -> tuple[ClassPlaces, ...]:
+        """Dies of the stages of each class."""
+        places = places_of(self.wafer, self.layouts)
+        assert places is not None  # the layouts are legal
+        return places
+
+    @cached_property
+    def dies(self) -> tuple[Dies, ...]:
+        """Dies of every stage, first class first."""
+        return tuple(dies for places in self.classes for dies in places.stages)
+
+    @cached_property
+    def wafers(self) -> tuple[int, ...]:
+        """Index of the wafer of each stage."""
+        return tuple(number for places in self.classes for number in places.wafers)
+
+    @cached_property
+    def by_wafer(self) -> tuple[slice, ...]:
+        """Stages on each wafer of a pipeline."""
+        starts = [self.wafers.index(number) for number in dict.fromkeys(self.wafers)]
+        return tuple(map(slice, starts, [*starts[1:], len(self.wafers)]))
+
+    @property
+    def border(self) -> int:
+        """Last stage of the first class; -1 if there is only one class."""
+        return self.layouts[0].stages - 1 if len(self.layouts) > 1 else -1
+
+    def links(self, which: int = 0) -> Links:
+        """Links between neighbouring dies of a stage of one class.
+
+        A bent line has the rate of the slower axis. With switches: the link from each die to them.
+        """
+        wafer, hops = self.wafer, self.classes[which].hops
+        x, y = wafer.link_bytes_per_s
+        if wafer.switch is not None:
+            return Links(x, y, wafer.hop_latency_s, 2 if wafer.switch.sums else 1)
+        if not hops:
+            return Links(x, y, wafer.hop_latency_s)
+        return Links(min(x, y), min(x, y), wafer.hop_latency_s * hops)
+
+    # ---- sends between stages ----
+
+    def pairs(self) -> list[tuple[int, int, int]]:
+        """List the stages on one wafer that send to each other: first, second, times.
+
+        Interleaved chunks also pass from the last stage back to the first one.
+        """
+        last, chunks = len(self.wafers) - 1, self.layouts[0].chunks
+        neighbours = [k for k in range(last) if self.wafers[k] == self.wafers[k + 1]]
+        pairs = [(k, k + 1, chunks) for k in neighbours]
+        returns = chunks > 1 and len(self.by_wafer) == 1
+        return [*pairs, (last, 0, chunks - 1)] if returns else pairs
+
+    def routes(self, first: int, second: int) -> list[tuple[Die, Die]]:
+        """Dies of two stages that send to each other: across classes, every die to every die."""
+        both = self.dies[first], self.dies[second]
+        return list(product(*both) if first == self.border else zip(*both, strict=True))
+
+    def sends(self) -> list[Seconds]:
+        """Seconds per byte, and fixed seconds, that each stage takes to send tensors and gradients.
+
+        All stages send at once; the time is set by the most loaded link of a route and its hops.
+        The end stages on a wafer also send over its I/O; interleaved chunks visit all wafers
+        repeatedly, returning from the last wafer to the first.
+        """
+        wafer, chunks = self.wafer, self.layouts[0].chunks
+        links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
+        alone = len(self.by_wafer) == 1
+        sends: list[Seconds] = []
+        for stages in self.by_wafer:
+            placed, times = self.dies[stages], chunks if alone else 1
+            if wafer.switch is not None:
+                sends += _switch_sends(links, [len(dies) for dies in placed], times)
+                continue
+            mesh = (wafer.grid, tuple(sorted(wafer.dead)), wafer.dead_links, links)
+            border = max(self.border - stages.start, -1)
+            sends += _mesh_sends(*mesh, placed, times, border)
+        if alone:
+            return sends
+        assert wafer.io is not None  # several wafers require io
+        byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
+        last = len(sends) - 1
+        for k, own in enumerate(sends):
+            rate_s, fixed_s = (chunks * value for value in own)
+            for end, there in ((k == last, k + 1), (k == 0, k - 1)):
+                crosses = end or self.wafers[k] != self.wafers[there]
+                times = (chunks - 1 if end else chunks) if crosses else 0
+                rate_s, fixed_s = rate_s + times * byte_s, fixed_s + times * message_s
+            sends[k] = (rate_s, fixed_s)
+        return sends
+
+    # ---- streams to and from off-wafer memory ----
+
+    @cached_property
+    def used(self) -> tuple[Dies, ...]:
+        """Dies in use on each wafer of a pipeline."""
+        return tuple(tuple(d for dies in self.dies[some] for d in dies) for some in self.by_wafer)
+
+    def stream_shares(
+        self, stream: MemoryTier | None, which: int, links: bool = True
+    ) -> dict[str, float]:
+        """Capacity and bandwidth of off-wafer memory per die in use, as fields of kernel rules.
+
+        Dies in use also get the share of idle dies; of the wafers of a class, the one with most
+        dies in use decides. Without `links`, the links between dies take no time.
+        """
+        if stream is None:
+            return dict.fromkeys(_RULES, 0.0)
+        used = dict.fromkeys(self.used) if links else ()
+        by_wafer = [stream_link_s(self.wafer, dies) for dies in used]
+        into_s, both_s = map(max, zip(*by_wafer, strict=True)) if links else (0.0, 0.0)
+        most = max(len(self.used[number]) for number in self.classes[which].wafers)
+        share = self.wafer.dies / most
+        reached = max(into_s, both_s) < float("inf")
+        capacity = stream.capacity_bytes * share if reached else 0.0
+        seconds = (into_s, both_s) if reached else (0.0, 0.0)
+        values = (capacity, stream.bandwidth_bytes_per_s * share, *seconds)
+        return dict(zip(_RULES, values, strict=True))
+
+    @cached_property
+    def cross_stage_s(self) -> Array | None:
+        """Return `cross_stage_link_s` of all stages; zero between stages on different wafers.
+
+        None with switches, if equal stages have a wafer each, or if off-wafer memory cannot be
+        reached.
+        """
+        stages = len(self.dies)
+        equal = len(self.layouts) == 1 and len(self.by_wafer) == stages
+        if self.wafer.switch is not None or equal:
+            return None
+        seconds = np.zeros((stages, stages, 2))
+        for here in self.by_wafer:
+            own = cross_stage_link_s(self.wafer, self.dies[here])
+            if own is None:
+                return None
+            seconds[here, here] = own
+        return seconds
+
+
+# ---- sends ----
+
+
+@lru_cache(maxsize=65536)
+def _mesh_sends(
+    grid: Die,
+    dead: Dies,
+    cut: Cut,
+    links: Links,
+    placed: tuple[Dies, ...],
+    chunks: int,
+    border: int,
+) -> tuple[Seconds, ...]:
+    """Price the sends between stages; stages after `border` have another shape."""
+    columns, rows = grid
+    stages = len(placed)
+    flows = []
+    pairs = [(k, k + 1, chunks) for k in range(stages - 1)]
+    if chunks > 1 and stages > 1:  # from the last stage back to the first stage's next chunk
+        pairs.append((stages - 1, 0, chunks - 1))
+    for first, second, _ in pairs:
+        pair = placed[first], placed[second]
+        routes = product(*pair) if first == border else zip(*pair, strict=True)
+        ends = [(v * columns + u, t * columns + s) for (u, v), (s, t) in routes]
+        share = 1.0 / len(ends)
+        flows.append([(a, b, share) for a, b in ends])
+        flows.append([(b, a, share) for a, b in ends])
+    if not flows:
+        return ((0.0, 0.0),) * stages
+    rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
+
+    def loads(some: list[tuple[int, int, float]]) -> Array:
+        return link_loads(columns, rows, some, dead, cut)
+
+    total = loads([f for some in flows for f in some]) / rate
+    sends, hops = [0.0] * stages, [0] * stages
+    for k, (first, second, times) in enumerate(pairs):
+        for direction, sender in ((0, first), (1, second)):
+            some = flows[2 * k + direction]
+            sends[sender] += times * float(total[loads(some) > 0].max())
+            apart = some if first == border else some[:1]  # all others have the same number of hops
+            hops[sender] += times * max(int((loads([flow]) > 0).sum()) for flow in apart)
+    return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
+
+
+def _switch_sends(links: Links, sizes: Sequence[int], chunks: int) -> tuple[Seconds, ...]:
+    """Price sends over switches: each die's link carries its share of its stage's tensors.
+
+    If two stages have different numbers of dies, the links of the smaller stage decide.
+    """
+    stage_sends, stages = [], len(sizes)
+    for k in range(stages):
+        on = chunks - (k == stages - 1) if stages > 1 else 0
+        back = chunks - (k == 0) if stages > 1 else 0
+        sends = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
+        rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in sends)
+        stage_sends.append((rate_s, 2.0 * links.hop_s * (on + back)))
+    return tuple(stage_sends)
+
+
+# ---- streams ----
+
+
+def _ports(grid: Die, edges: tuple[str, ...], dead: Dies) -> dict[Die, set[int]]:
+    """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which bytes enter."""
+    columns, rows = grid
+    at = {"left": (0, 0), "right": (0, columns - 1), "top": (1, 0), "bottom": (1, rows - 1)}
+    ports: dict[Die, set[int]] = {}
+    for die in ((x, y) for y in range(rows) for x in range(columns)):
+        for axis, place in (at[edge] for edge in edges):
+            if die[axis] == place and die not in dead:
+                ports.setdefault(die, set()).add(axis)
+    return ports
+
+
+def _flows(columns: int, shares: dict[Die, float], used: Dies) -> Array:
+    """(from, to, bytes) for every die that carries I/O and every die in use."""
+    ports = np.array([y * columns + x for x, y in shares], dtype=np.float64)
+    dies = np.array([y * columns + x for x, y in used], dtype=np.float64)
+    flow_bytes = np.repeat(np.array(list(shares.values()), dtype=np.float64), len(dies))
+    pairs = np.repeat(ports, len(dies)), np.tile(dies, len(ports))
+    return np.stack([*pairs, flow_bytes], axis=1)
+
+
+def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
+    columns, rows = grid
+    try:
+        link_loads(columns, rows, _flows(columns, {port: 1.0}, (die,)), dead, cut)
+    except InvalidInputError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=65536)
+def _unit_loads(
+    grid: Die, edges: tuple[str, ...], dead: Dies, cut: Cut, used: Dies
+) -> Array | None:
+    """Bytes per link if every die in use receives one byte; None if it can reach no I/O die."""
+    columns, rows = grid
+    ports = _ports(grid, edges, dead)
+    if dead or cut:
+        ports = {
+            die: axes for die, axes in ports.items() if _reached(grid, dead, cut, used[0], die)
+        }
+    if not ports:
+        return None
+    by_axis = [
+        {die: 1.0 / len(ports) / len(axes) for die, axes in ports.items() if axis in axes}
+        for axis in (0, 1)
+    ]
+    total: Array = link_loads(columns, rows, _flows(columns, by_axis[0], used), dead, cut)
+
+    def turned(dies: Dies) -> Dies:
+        return tuple((y, x) for x, y in dies)
+
+    shares = {(y, x): share for (x, y), share in by_axis[1].items()}
+    other = tuple((turned((a,))[0], turned((b,))[0]) for a, b in cut)
+    down = link_loads(rows, columns, _flows(rows, shares, turned(used)), turned(dead), other)
+    total = total + down.transpose(1, 0, 2)[:, :, _TURNED]
+    total.setflags(write=False)
+    return total
+
+
+def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
+    """Bytes on each link when every listed die receives one byte from off-wafer memory.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        Shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. None if no die with
+        I/O can be reached.
+
+    Examples
+    --------
+    One edge feeds each column; the bytes for four dies pass the link below the first:
+
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like")
+    >>> stream_loads(tile, stage_dies(tile, 5, 5, 1)[0])[:, 2, 2]
+    array([4., 3., 2., 1., 0.])
+    """
+    columns, rows = wafer.grid
+    if wafer.off_wafer is None or wafer.switch is not None:
+        return np.zeros((rows, columns, 4))
+    return _unit_loads(
+        wafer.grid, wafer.off_wafer.edges, tuple(sorted(wafer.dead)), wafer.dead_links, used
+    )
+
+
+def opposite(loads: Array) -> Array:
+    """Return the link loads of the same bytes sent back along their routes.
+
+    Examples
+    --------
+    >>> there = np.zeros((1, 2, 4))
+    >>> there[0, 0, 0] = 5.0  # from the left die to the right one
+    >>> float(opposite(there)[0, 1, 1])
+    5.0
+    """
+    reversed_loads = np.zeros_like(loads)
+    reversed_loads[:, 1:, 1], reversed_loads[:, :-1, 0] = loads[:, :-1, 0], loads[:, 1:, 1]
+    reversed_loads[1:, :, 3], reversed_loads[:-1, :, 2] = loads[:-1, :, 2], loads[1:, :, 3]
+    return reversed_loads
+
+
+def stream_link_s(wafer: Wafer, used: Dies) -> Seconds:
+    """Seconds of the busiest link when every listed die receives one byte from off-wafer memory.
+
+    Sending one byte takes the same time; the second number is for receiving and sending one byte
+    at once. Both are infinite if off-wafer memory cannot be reached.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like")
+    >>> used = stage_dies(tile, 5, 5, 1)[0]
+    >>> [round(tile.link_bytes_per_s[1] * seconds, 9) for seconds in stream_link_s(tile, used)]
+    [4.0, 4.0]
+    """
+    loads = stream_loads(wafer, used)
+    seconds = None if loads is None else _link_seconds(loads, wafer.link_bytes_per_s)
+    if seconds is None:
+        return _FAR
+    return float(seconds.max()), float((seconds + opposite(seconds)).max())
+
+
+def _link_seconds(loads: Array, rates: tuple[float, float]) -> Array | None:
+    """Seconds that loads take on each link; None if a link in use does not exist."""
+    x, y = rates
+    by_direction = np.array([x, x, y, y])
+    if (loads[:, :, by_direction <= 0.0] > 0.0).any():
+        return None
+    return loads / np.where(by_direction > 0.0, by_direction, 1.0)
+
+
+def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...]) -> Array | None:
+    """Seconds that the streams of each stage on one wafer occupy the links of each stage.
+
+    Parameters
+    ----------
+    wafer
+        The dies.
+    placed
+        Dies of each stage on one wafer.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        Shape (stages, stages, 2): seconds if each die of the second stage receives or sends one
+        byte, and if it does both. The busiest link inside the first stage counts or, if both are
+        the same stage, the busiest link anywhere. None if off-wafer memory cannot be reached.
+
+    Examples
+    --------
+    The streams of the lower row pass down the columns, over links of the upper stage:
+
+    >>> from phaze_fast.wafer import load_wafer
+    >>> tile = load_wafer("dojo-tile-like").replace(columns=2, rows=3)
+    >>> seconds = cross_stage_link_s(tile, (((0, 0), (0, 1)), ((0, 2), (1, 2))))
+    >>> bool(seconds[0, 1, 0] > 0), float(seconds[1, 0, 0])
+    (True, 0.0)
+    """
+    if wafer.off_wafer is None:
+        return None
+    mesh = (wafer.grid, wafer.off_wafer.edges, tuple(sorted(wafer.dead)), wafer.dead_links)
+    return _cross_stage(*mesh, wafer.link_bytes_per_s, placed)
+
+
+@lru_cache(maxsize=4096)
+def _cross_stage(
+    grid: Die,
+    edges: tuple[str, ...],
+    dead: Dies,
+    cut: Cut,
+    rates: tuple[float, float],
+    placed: tuple[Dies, ...],
+) -> Array | None:
+    """Return `cross_stage_link_s`, cached."""
+    every = []
+    for dies in placed:
+        loads = _unit_loads(grid, edges, dead, cut, dies)
+        seconds_of_links = None if loads is None else _link_seconds(loads, rates)
+        if seconds_of_links is None:
+            return None
+        every.append(seconds_of_links)
+    into = np.stack(every)
+    out = np.stack([opposite(stage_loads) for stage_loads in every])
+    seconds = np.zeros((len(placed), len(placed), 2))
+    for k, dies in enumerate(placed):
+        inside = _inside(into[k].shape, dies)
+        if inside.any():
+            inwards, outwards = into[:, inside], out[:, inside]
+            seconds[k, :, 0] = np.maximum(inwards, outwards).max(axis=1)
+            seconds[k, :, 1] = (inwards + outwards).max(axis=1)
+        seconds[k, k] = into[k].max(), (into[k] + out[k]).max()
+    seconds.setflags(write=False)
+    return seconds
+
+
+def _inside(shape: tuple[int, ...], dies: Dies) -> Array:
+    """Mask of the links between two dies of a stage."""
+    inside = np.zeros(shape, dtype=bool)
+    own = set(dies)
+    for x, y in dies:
+        for direction, (dx, dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
+            inside[y, x, direction] = (x + dx, y + dy) in own
+    return inside

@@ -1,0 +1,23 @@
+"""Files of recorded and measured figures."""
+
+import csv
+import json
+from pathlib import Path
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def golden_rows(name):
+    """Return the rows of a CSV file by column; lines that begin with # are comments."""
+    lines = (GOLDEN / name).read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def hf_entries():
+    """Return configurations of HuggingFace models and their parameters as transformers counts."""
+    return json.loads((GOLDEN / "hf_parameters.json").read_text())["models"]
+
+
+def hf_config(name):
+    """Return one of these configurations."""
+    return next(entry["config"] for entry in hf_entries() if entry["name"] == name)

@@ -1,0 +1,63 @@
+"""Plans read from documents: whatever was edited, they are read or refused in one line."""
+
+import copy
+import json
+import random
+
+import pytest
+from mutated_documents import mutated
+from plan_cases import h100
+
+import phaze_fast as pf
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.planning import PlanSpec
+
+STEP = {"schedule": "interleaved", "vpp": 2, "pp": 2, "tp": 1, "recompute": ("none", "full")}
+
+
+@pytest.fixture(scope="module")
+def document():
+    training = pf.Training(global_batch=32, micro_batch=1, **STEP)
+    return pf.plan("bert-large", h100(4), training, top=1).plans[0].to_dict()
+
+
+CHANGES = {
+    "schedule": ("1f1bb", "schedule: '1f1bb' is not accepted"),
+    "rank_order": (..., "rank_order: is missing"),
+    "stages": (None, "stages: None is not accepted; expected a list"),
+    "vpp": ("two", "vpp: 'two' is not accepted; expected a whole number"),
+    "micro_batch": (None, "micro_batch: None is not accepted; expected a whole number"),
+    "pp": (3, "stages: 2 entries are not accepted; expected pp = 3"),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_an_edited_plan_is_refused_by_field_value_and_what_is_accepted(field, document):
+    value, message = CHANGES[field]
+    edited = copy.deepcopy(document)
+    edited.pop(field)
+    if value is not ...:
+        edited[field] = value
+    with pytest.raises(InvalidInputError, match=f"^{message}"):
+        PlanSpec.of(edited)
+
+
+def test_a_plan_reads_back_to_itself(document):
+    again = pf.predict("bert-large", h100(4), json.loads(json.dumps(document)))
+    assert again.to_dict() == document
+
+
+def test_no_edit_of_a_plan_is_a_bug(document, tmp_path, capsys):
+    rng, codes = random.Random(2), set()
+    path = tmp_path / "plan.json"
+    problem = {"model": "bert-large", "cluster": h100(4).to_dict()}
+    for _ in range(60):
+        edited, what = mutated(rng, document)
+        path.write_text(json.dumps({**problem, "plan": edited}))
+        words = rng.choice([["explain"], ["export", "--to", "megatron", "-o", str(tmp_path / "o")]])
+        codes.add(code := main([words[0], str(path), *words[1:]]))
+        said = capsys.readouterr().err
+        assert code in (0, 2), (what, said)
+        assert code == 0 or len(said.splitlines()) == 1, (what, said)
+    assert codes == {0, 2}
