@@ -16,6 +16,25 @@ constexpr std::int64_t kMostPasses = 1 << 16;  // of a step that is simulated fo
 
 enum Kind : std::int32_t { kForward, kBackward, kInputGrad, kWeightGrad, kPair };  // of PassEvent
 
+// The place of each slot in the model, from 1, and the slot at each place; DualPipe has two models.
+struct SlotPlaces {
+  std::vector<std::int64_t> place_of, slot_at;  // `slots`: there is none
+};
+
+SlotPlaces places_of_slots(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks) {
+  const std::int64_t slots = stages * chunks;
+  const bool two_ways = schedule == PipelineSchedule::kDualPipe;
+  SlotPlaces found{std::vector<std::int64_t>(at(slots)),
+                   std::vector<std::int64_t>(at(slots) + 2, slots)};
+  for (std::int64_t slot = 0; slot < slots; ++slot) {
+    const std::int64_t model = two_ways ? slot % chunks * stages : 0;
+    found.place_of[at(slot)] =
+        1 + model + chunk_of(schedule, stages, chunks, slot / chunks, slot % chunks);
+    found.slot_at[at(found.place_of[at(slot)])] = slot;
+  }
+  return found;
+}
+
 }  // namespace
 
 PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
@@ -26,14 +45,7 @@ PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> e
   const auto none = static_cast<std::int64_t>(slots);
   const bool two_ways = schedule == PipelineSchedule::kDualPipe;  // a model in each direction
   chain.counts.assign(slots, {});
-  std::vector<std::int64_t> place_of(slots);
-  std::vector<std::int64_t> slot_at(slots + 2, none);  // by place, from 1
-  for (std::size_t slot = 0; slot < slots; ++slot) {
-    const auto own = static_cast<std::int64_t>(slot);
-    const std::int64_t model = two_ways ? own % chunks * stages : 0;
-    place_of[slot] = 1 + model + chunk_of(schedule, stages, chunks, own / chunks, own % chunks);
-    slot_at[at(place_of[slot])] = own;
-  }
+  const auto [place_of, slot_at] = places_of_slots(schedule, stages, chunks);
   // Events by direction, slot and micro-batch.
   const std::size_t half = (slots + 1) * at(micro_batches);
   std::vector<std::int32_t> event_at(2 * half, -1);
@@ -58,7 +70,8 @@ PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> e
     // The pass it waited for: the previous pass on its device, or that of its neighbour in the
     // model.
     std::int64_t waited = k > 0 && events[at(k) - 1].device == e.device ? k - 1 : -1;
-    const auto wait = [&](bool forward, std::int64_t of, std::int64_t micro_batch) {
+    const auto wait = [&, &place_of = place_of, &slot_at = slot_at](bool forward, std::int64_t of,
+                                                                    std::int64_t micro_batch) {
       const std::int64_t place = place_of[at(of)] + (forward ? -1 : 1);
       const bool ends = two_ways && place == (forward ? stages : stages + 1);
       const std::int64_t other =
