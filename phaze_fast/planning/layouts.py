@@ -361,7 +361,6 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     if any(name not in ("1f1b", "zb-h1") for name in training.schedule):
         texts.append(
             "every assignment of layers to chunks that differ by one layer at most (other "
-            f"schedules; where there are more than {_core.MAX_ASSIGNMENTS}, two of them, and with "
-            f"at most {_core.MAX_RUN_CHUNKS} chunks those whose longer chunks are neighbours)"
+            "schedules)"
         )
     return "; ".join(texts)
