@@ -41,7 +41,7 @@ from search_cases import random_case, tpuv4_space
 import phaze_fast as pf
 from phaze_fast import export
 from phaze_fast.cli.main import main as command_line
-from phaze_fast.errors import InfeasibleError
+from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.memory import SCHEDULES, TWO_CHUNKS
 from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
 from phaze_fast.planning import RECOMPUTE, predict, predict_batch
@@ -195,7 +195,7 @@ def lists(rng):
         step = {k: rng.sample(v, len(v)) if isinstance(v, list) else v for k, v in free.items()}
         try:
             answers.append(pf.plan(case.model, cluster, pf.Training(**step), top=3))
-        except InfeasibleError as error:
+        except (InfeasibleError, InvalidInputError) as error:
             answers.append(error)
     what = (case.model.to_dict(), cluster.devices, free)
     if not all(isinstance(answer, pf.Plans) for answer in answers):
