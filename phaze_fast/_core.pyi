@@ -12,6 +12,8 @@ CHIP_DTYPE: Final[np.dtype[Any]]
 AREA_DTYPE: Final[np.dtype[Any]]
 ENERGY_DTYPE: Final[np.dtype[Any]]
 FABRIC_DTYPE: Final[np.dtype[Any]]
+FUSED_GROUP_DTYPE: Final[np.dtype[Any]]
+FUSED_TRAFFIC_DTYPE: Final[np.dtype[Any]]
 OPERATOR_DTYPE: Final[np.dtype[Any]]
 TUNING_DTYPE: Final[np.dtype[Any]]
 COST_DTYPE: Final[np.dtype[Any]]
@@ -173,6 +175,15 @@ def op_bounds(
     precision: tuple[float, float, float, float],
     one_core: bool,
     threads: int,
+) -> _Array: ...
+def group_traffic(
+    groups: _Array, capacities: _Array, rules: tuple[float, float, float]
+) -> _Array: ...
+def product_bytes(
+    m: int, k: int, n: int, capacities: _Array, rules: tuple[float, float, float]
+) -> _Array: ...
+def op_hbm_bytes(
+    ops: _Array, capacities: _Array, precision: tuple[float, float, float, float]
 ) -> _Array: ...
 def path_bounds(
     ops: _Array,
@@ -361,14 +372,6 @@ def mesh_loads(
     target: _Array,
     payload_bytes: _Array,
 ) -> _Array: ...
-def mesh_concurrent(
-    columns: int,
-    rows: int,
-    dead: _Array,
-    dead_links: _Array,
-    links: tuple[float, float, float, int],
-    collectives: list[Any],
-) -> float: ...
 def mesh_collective_loads(
     columns: int, rows: int, links: tuple[float, float, float, int], collectives: list[Any]
 ) -> _Array: ...

@@ -158,19 +158,6 @@ py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows, co
   return freeze(std::move(loads));
 }
 
-double concurrent(std::int64_t columns, std::int64_t rows, const py::object& dead,
-                  const py::object& dead_links, const PyLinks& links, const py::list& items) {
-  const MeshGrid grid = grid_of(columns, rows, dead, dead_links);
-  const std::vector<MeshCollective> all = collectives_of(items);
-  MeshResult result{};
-  {
-    const py::gil_scoped_release release;
-    result = mesh_concurrent(grid, all, links_of(links));
-  }
-  refuse(result.status, "collectives");
-  return result.time_s;
-}
-
 }  // namespace
 
 void bind_mesh(py::module_& module) {
@@ -182,8 +169,6 @@ void bind_mesh(py::module_& module) {
              py::arg("stride"), py::arg("links"));
   module.def("mesh_loads", &loads, py::arg("columns"), py::arg("rows"), py::arg("dead"),
              py::arg("dead_links"), py::arg("source"), py::arg("target"), py::arg("payload_bytes"));
-  module.def("mesh_concurrent", &concurrent, py::arg("columns"), py::arg("rows"), py::arg("dead"),
-             py::arg("dead_links"), py::arg("links"), py::arg("collectives"));
   module.def("mesh_collective_loads", &collective_loads, py::arg("columns"), py::arg("rows"),
              py::arg("links"), py::arg("collectives"));
 }

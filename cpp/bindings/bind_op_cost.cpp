@@ -61,6 +61,23 @@ py::array_t<double> seconds(const py::object& ops, const py::object& chips,
   return freeze(std::move(out));
 }
 
+// Shape (capacities, operators), flat.
+py::array_t<double> hbm_bytes(const py::object& ops, const py::object& capacities,
+                              const PrecisionTuple& precision) {
+  const auto listed = view<OperatorRecord>(ops, "ops");
+  const auto sizes = view<double>(capacities, "capacities");
+  const Precision p{precision[0], precision[1], precision[2], precision[3]};
+  py::array_t<double> out(static_cast<py::ssize_t>(listed.size() * sizes.size()));
+  const auto filled = writable(out);
+  {
+    const py::gil_scoped_release release;
+    for (std::size_t i = 0; i < filled.size(); ++i) {
+      filled[i] = op_hbm_bytes(listed[i % listed.size()], sizes[i / listed.size()], p);
+    }
+  }
+  return freeze(std::move(out));
+}
+
 // Positions within [0, limit); pointers that start at 0, never decrease and end at `length`.
 void check_graphs(const PathBatch& paths, std::size_t ops) {
   const auto rising = [](std::span<const std::int64_t> pointers, std::size_t length) {
@@ -146,7 +163,8 @@ py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,
 
 void bind_op_cost(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(OperatorRecord, kind, unit, b, m, n, k, flops, read_bytes, write_bytes,
-                       payload_bytes, collective, group, causal, epilogue, function, format);
+                       payload_bytes, collective, group, causal, epilogue, function, format,
+                       kept_share);
   module.attr("OPERATOR_DTYPE") = py::dtype::of<OperatorRecord>();
   PYBIND11_NUMPY_DTYPE(VectorCost, ops_per_element, ops_per_row, launches, byte_factor, row_limit,
                        long_ops, long_bytes, most_rows, row_cycles);
@@ -177,6 +195,8 @@ void bind_op_cost(py::module_& module) {
     module.def(name, function, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
                py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("threads"));
   };
+  module.def("op_hbm_bytes", &hbm_bytes, py::arg("ops"), py::arg("capacities"),
+             py::arg("precision"));
   define("op_times", &seconds<op_time_batch>);
   define("op_bounds", &seconds<op_bound_batch>);
   module.def("path_bounds", &path_bounds, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),

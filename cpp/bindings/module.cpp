@@ -10,6 +10,7 @@ namespace phaze::bindings {
 
 void bind_chip_grid(py::module_& module);
 void bind_collective(py::module_& module);
+void bind_fusion(py::module_& module);
 void bind_layer_schedule(py::module_& module);
 void bind_mapping(py::module_& module);
 void bind_memory(py::module_& module);
@@ -78,6 +79,7 @@ PYBIND11_MODULE(_core, module) {
   bind_silicon(module);
   bind_chip_grid(module);
   bind_collective(module);
+  bind_fusion(module);
   bind_mesh(module);
   bind_mapping(module);
   bind_op_cost(module);

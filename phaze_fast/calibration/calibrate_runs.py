@@ -249,7 +249,7 @@ class OneCluster:
     def predicted(self, run: PublishedRun, values: Mapping[str, float]) -> Plan:
         """Predict one of the runs with the numbers at some values."""
         cluster, software = _applied(values, run.cluster, self.software)
-        optimizer = run.plan.optimizer
+        optimizer = run.plan.optimizer_name
         return predict(run.model, cluster, run.plan.replace(software=software, optimizer=optimizer))
 
 

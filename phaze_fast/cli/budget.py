@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
 
+from phaze_fast.cli.options import numbers, one_for_each
 from phaze_fast.cli.output import fields
 from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.hardware import Accelerator
@@ -100,8 +101,8 @@ class Budget:
 
     tokens: str | None = None
     """Tokens to train on, such as 300B or 15T; without it, nothing is said of a whole run."""
-    usd_per_device_hour: float = 0.0
-    """Dollars for one device and hour."""
+    usd_per_device_hour: str = "0"
+    """Dollars for one device and hour; of several chips for all of them or one for each."""
     usd_per_kwh: float = 0.0
     """Dollars for a kilowatt-hour of electricity."""
     pue: float = 1.0
@@ -115,13 +116,22 @@ class Budget:
     restart_s: str = "0 s"
     """How long from a failure until training goes on, such as 10min."""
 
+    @property
+    def _price(self) -> float:
+        return numbers(self.usd_per_device_hour, "--usd-per-device-hour", float)[0]
+
+    def each(self, count: int) -> list[Budget]:
+        """Return the budget of each of several clusters, which may differ in their price."""
+        prices = one_for_each(self.usd_per_device_hour, count, "--usd-per-device-hour")
+        return [replace(self, usd_per_device_hour=price) for price in prices]
+
     def check(self, devices: int) -> None:
         """Refuse bad options before any work is done."""
         if self.tokens is not None:
             self.answer(tokens_per_step=1, step_s=1.0, devices=devices, chip=None, step_j=0.0)
             return
         for option, value in (
-            ("--usd-per-device-hour", self.usd_per_device_hour),
+            ("--usd-per-device-hour", self._price),
             ("--usd-per-kwh", self.usd_per_kwh),
             ("--failures-per-device-day", self.failures_per_device_day),
         ):
@@ -161,7 +171,7 @@ class Budget:
             power_w=None if chip is None else chip.power_w,
             step_j=step_j,
             pue=self.pue,
-            usd_per_device_hour=self.usd_per_device_hour,
+            usd_per_device_hour=self._price,
             usd_per_kwh=self.usd_per_kwh,
         )
         return BudgetAnswer(run, parts)

@@ -115,7 +115,7 @@ def _profiled(comparison: Comparison) -> list[RenderableType]:
 def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> WhyNot:
     """Search for the best plan with some fields fixed, and compare it with the best of all."""
     names = {"global_batch", "seq", "optimizer", "precision", "software", "reserved_bytes"}
-    names |= {"sequence_parallel", "expert_imbalance", "expert_overlap"}
+    names |= {"fusion", "sequence_parallel", "expert_imbalance", "expert_overlap"}
     fixed_fields = read_asked(fields_of_plan)
     training = Training.from_dict(stored.spec.model_dump(include=names))
     plans = find_plans(stored.model, stored.cluster, training, threads=threads)

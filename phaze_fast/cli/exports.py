@@ -12,7 +12,7 @@ import typer
 
 from phaze_fast.cli.options import PlanFile, PlanProblem, StoredPlan
 from phaze_fast.cli.output import note, write_text
-from phaze_fast.errors import InvalidInputError, nearest, not_accepted
+from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted
 from phaze_fast.export import FORMATS, export_plan
 from phaze_fast.planning import layer_schedules, timeline
 from phaze_fast.planning.layouts import node_devices
@@ -42,24 +42,21 @@ def _deliver(text: str, output: Path | None) -> None:
 
 
 def _trace(plan: StoredPlan, name: str, output: Path | None, ranks: str | None) -> None:
-    if name == "perfetto-layers":
-        from phaze_fast.export.perfetto import layer_trace
+    given = plan.model, plan.cluster, plan.spec
+    if name != "chakra":
+        from phaze_fast.export.perfetto import layer_trace, step_trace
 
-        layers = layer_schedules(plan.model, plan.cluster, plan.spec)
-        _deliver(json.dumps(layer_trace([layer.schedule for layer in layers])) + "\n", output)
-        return
-    if name == "perfetto":
-        from phaze_fast.export.perfetto import step_trace
-
-        step = timeline(plan.model, plan.cluster, plan.spec)
-        _deliver(json.dumps(step_trace(step)) + "\n", output)
+        if name == "perfetto":
+            trace = step_trace(timeline(*given))
+        else:
+            trace = layer_trace([layer.schedule for layer in layer_schedules(*given)])
+        _deliver(json.dumps(trace) + "\n", output)
         return
     from phaze_fast.export.chakra import chakra_trace
 
     if output is None:
         raise InvalidInputError("-o: missing; expected a folder for the traces, one file a rank")
-    traces = chakra_trace(plan.model, plan.cluster, plan.spec)
-    written = traces.write(output, _ranks(ranks))
+    written = chakra_trace(*given).write(output, _ranks(ranks))
     note(f"wrote {len(written) - 1} traces and their groups to {output}")
 
 
@@ -93,9 +90,7 @@ def export(
     Example: phaze-fast export plan.json --to megatron -o run.sh
     """
     name = output.to.lower()
-    if name not in (*FORMATS, *_TRACES):
-        known = FORMATS + _TRACES
-        raise InvalidInputError(f"--to: {output.to!r} is not accepted; {nearest(name, known)}")
+    check_one_of("--to", name, FORMATS + _TRACES)
     stored = problem.read(plan)
     if name in _TRACES:
         _trace(stored, name, output.path, output.ranks)

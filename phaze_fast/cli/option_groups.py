@@ -30,7 +30,7 @@ from phaze_fast.units import format_bytes
 _PANELS = {
     "The training step": (
         *("global_batch", "seq", "micro_batch", "micro_batches", "optimizer", "precision"),
-        *("software", "reserved_bytes"),
+        *("software", "fusion", "reserved_bytes"),
     ),
     "Parallel widths and sharding": (
         *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "expert_imbalance", "expert_overlap"),

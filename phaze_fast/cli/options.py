@@ -23,33 +23,14 @@ T = TypeVar("T")
 # ---- models, hardware and threads ----
 
 
-def _names_of_models() -> list[str]:
-    return list(models.names())
-
-
-def _names_of_chips() -> list[str]:
-    return list(presets.chip_names())
-
-
-def _names_of_fabrics() -> list[str]:
-    return list(presets.fabric_names())
-
-
+_complete_model = {"autocompletion": lambda: list(models.names())}
 _MODEL_HELP = (
     "a preset (`phaze-fast show model` lists them), a .yaml or .json file, or a folder with a "
     "HuggingFace config.json."
 )
-ModelName = Annotated[
-    str, typer.Argument(help=f"The model: {_MODEL_HELP}", autocompletion=_names_of_models)
-]
-ModelNames = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL",
-        help=f"The models, one or several; each {_MODEL_HELP}",
-        autocompletion=_names_of_models,
-    ),
-]
+ModelName = Annotated[str, typer.Argument(help=f"The model: {_MODEL_HELP}", **_complete_model)]
+_several = f"The models, one or several; each {_MODEL_HELP}"
+ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", help=_several, **_complete_model)]
 Threads = Annotated[
     int | None,
     typer.Option(help="At most so many threads; by default all cores.", rich_help_panel="Output"),
@@ -131,15 +112,32 @@ def numbers(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
         raise not_accepted(option, text, f"{expected} separated by commas") from None
 
 
+def one_for_each(text: str, count: int, option: str) -> list[str]:
+    """Split an option that has one value for several clusters, or one for each.
+
+    Examples
+    --------
+    >>> one_for_each("8", 2, "--devices"), one_for_each("8,16", 2, "--devices")
+    (['8', '8'], ['8', '16'])
+    """
+    values = [word.strip() for word in text.split(",")]
+    if len(values) not in (1, count):
+        expected = f"one value, or {count} separated by commas" if count > 1 else "one value"
+        raise not_accepted(option, text, expected)
+    return values * (count // len(values))
+
+
 @dataclass(frozen=True)
 class Hardware:
     """The cluster."""
 
-    chip: Annotated[str, typer.Option(autocompletion=_names_of_chips)]
+    chip: Annotated[str, typer.Option(autocompletion=lambda: list(presets.chip_names()))]
     """The chip: a preset (`phaze-fast show chip` lists them) or a file."""
     devices: int
     """Devices of the cluster."""
-    fabric: Annotated[str | None, typer.Option(autocompletion=_names_of_fabrics)] = None
+    fabric: Annotated[
+        str | None, typer.Option(autocompletion=lambda: list(presets.fabric_names()))
+    ] = None
     """The interconnect: a preset (`phaze-fast show interconnect` lists them) or a file; by default
     the chip's usual one."""
 

@@ -12,7 +12,15 @@ from rich.console import Group, RenderableType
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stop_on_interrupt
 from phaze_fast.cli.option_groups import RecordOptions
-from phaze_fast.cli.options import Hardware, ModelName, Trained, load_model, problem_of
+from phaze_fast.cli.options import (
+    Hardware,
+    ModelName,
+    Trained,
+    load_model,
+    numbers,
+    one_for_each,
+    problem_of,
+)
 from phaze_fast.cli.output import (
     PageOutput,
     fields,
@@ -21,8 +29,8 @@ from phaze_fast.cli.output import (
     table,
     typed,
 )
-from phaze_fast.errors import check_one_of
-from phaze_fast.hardware import Accelerator
+from phaze_fast.errors import InfeasibleError, InvalidInputError, check_one_of
+from phaze_fast.hardware import Accelerator, Cluster, presets
 from phaze_fast.planning import Plan, Plans, Training, WhyNot, plan, read_asked
 from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.planning.frameworks import FRAMEWORKS
@@ -190,10 +198,124 @@ def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
     }
 
 
+def _no_plan(plans: Plans) -> dict[str, Any]:
+    """Return the reason why there is no plan as plain data."""
+    status = "infeasible" if isinstance(plans.infeasible, InfeasibleError) else "unknown"
+    reason = str(plans.infeasible)
+    return {"status": status, "reason": reason, "plans": [], "rejected": plans.rejected}
+
+
 def _framework(plans: Plans) -> dict[str, Any]:
     """Return the framework, and the fastest plan without its limits, as plain data."""
     free = None if plans.free is None else plans.free.to_dict()
     return {"framework": plans.framework, "free": free}
+
+
+# ---- several clusters side by side ----
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The cluster, or several to compare."""
+
+    chip: Annotated[str, typer.Option(autocompletion=lambda: list(presets.chip_names()))]
+    """The chip: a preset (`phaze-fast show chip` lists them) or a file; several, separated by
+    commas, are compared."""
+    devices: str
+    """Devices of the cluster; one number for all chips or one for each."""
+    fabric: Annotated[
+        str | None, typer.Option(autocompletion=lambda: list(presets.fabric_names()))
+    ] = None
+    """The interconnect: a preset (`phaze-fast show interconnect` lists them) or a file, for all
+    chips or one for each; by default the chip's usual one."""
+
+    def each(self) -> list[Cluster]:
+        """Look up the clusters, in the order in which they were typed."""
+        chips = [word.strip() for word in self.chip.split(",")]
+        counts = one_for_each(self.devices, len(chips), "--devices")
+        fabrics = one_for_each(self.fabric or "", len(chips), "--fabric")
+        return [
+            Hardware(chip, numbers(count, "--devices", int)[0], fabric or None).cluster()
+            for chip, count, fabric in zip(chips, counts, fabrics, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The plans of one of several clusters, and what a token budget takes there."""
+
+    plans: Plans
+    budget: BudgetAnswer | None
+
+    def row(self) -> list[str]:
+        """Describe the fastest plan of the cluster, or why there is none, in one line."""
+        cluster = self.plans.cluster
+        where = [_chip(self.plans).name, f"{cluster.devices:,}", cluster.fabric.name]
+        if not self.plans.plans:
+            reason = f"infeasible: {self.plans.infeasible}"
+            return [*where, reason, *([""] * (len(self.columns()) - 4))]
+        best = self.plans.best
+        short, time, memory, mfu = _short_row(best)
+        rate = best.samples_per_s if self.plans.model.sample == "image" else best.tokens_per_s
+        short = short.replace("+", " + ")  # so that it wraps in a narrow column
+        row = [*where, short, time, memory, f"{rate:,.0f}", mfu]
+        if self.budget is not None:
+            run = self.budget.run
+            row += [f"{run.days:,.1f}", f"{run.device_hours:,.0f}", f"{run.energy_kwh / 1e3:,.1f}"]
+            row += [f"{run.usd:,.0f}"] if run.usd > 0 else ["-"]
+        return row
+
+    def document(self) -> dict[str, Any]:
+        """Return what a question of this cluster alone would answer, as plain data."""
+        if self.plans.plans:
+            return _document(self.plans, self.budget, None)
+        problem = problem_of(self.plans.model, self.plans.cluster)
+        return {**problem, **_no_plan(self.plans)}
+
+    def columns(self) -> list[str]:
+        """Name the columns of `row`."""
+        rate = "images/s>" if self.plans.model.sample == "image" else "tokens/s>"
+        columns = ["chip", "devices>", "interconnect", "fastest plan", "step>", "memory>", rate]
+        columns.append("MFU>")
+        if self.budget is not None:
+            columns += ["days>", "device-hours>", "MWh>", "dollars>"]
+        return columns
+
+
+def _budget_of(budget: Budget, plans: Plans, training: Training) -> BudgetAnswer | None:
+    """Compute what the token budget takes with the fastest plan, if there is one."""
+    if not plans.plans:
+        return None
+    best = plans.best
+    return budget.answer(
+        tokens_per_step=training.global_batch * best.seq,
+        step_s=best.time_s,
+        devices=plans.cluster.devices,
+        chip=_chip(plans),
+        step_j=best.energy_j,
+    )
+
+
+def _compare(compared: Sequence[_Compared], output: PageOutput) -> None:
+    """Print one line for each cluster, in the order in which they were typed."""
+    possible = [one for one in compared if one.plans.plans]
+    if not possible:
+        reasons = (f"{_chip(one.plans).name}: {one.plans.infeasible}" for one in compared)
+        output.infeasible(InfeasibleError("; ".join(reasons)), clusters=[])
+    notes = {_chip(one.plans).calibration.note for one in possible}
+    widest = max(compared, key=lambda one: len(one.columns()))
+    width = len(widest.columns())
+    rows = [[*one.row(), *([""] * (width - len(one.row())))] for one in compared]
+    proven = all(one.plans.status == "optimal" for one in possible)
+    claim = "Each optimal" if proven else "Each the best found"
+    tables: list[RenderableType] = [
+        table(compared[0].plans.model.name, widest.columns(), rows, "\n".join(sorted(notes))),
+        f"{claim} among: {possible[0].plans.space}.",
+    ]
+    output.emit(
+        lambda: {"clusters": [one.document() for one in compared]},
+        lambda: tables,
+    )
 
 
 # ---- the command ----
@@ -227,7 +349,7 @@ class Listing:
 
 def plan_model(
     model: ModelName,
-    where: Hardware,
+    where: Clusters,
     trained: Trained,
     step: Annotated[
         dict[str, Any], RecordOptions(Training, skip=("tied", "uncut"), global_batch=512)
@@ -241,32 +363,45 @@ def plan_model(
     Every combination of widths, micro-batch, stages, ZeRO and schedule that the options allow is
     settled. Options that take several values take them separated by commas.
 
+    Several chips, separated by commas, are compared by their fastest plans.
+
     Example: phaze-fast plan llama2-7b --chip h100 --devices 64 --global-batch 256 -o plan.json
     """
-    budget.check(where.devices)
+    clusters = where.each()
+    budgets = budget.each(len(clusters))
+    for one, cluster in zip(budgets, clusters, strict=True):
+        one.check(cluster.devices)
     fixed = None if listing.why_not is None else read_asked(listing.why_not)
     framework = None if listing.framework is None else listing.framework.lower()
     if framework is not None:
         check_one_of("--for", framework, FRAMEWORKS)
     training = Training.from_dict(step)
-    cluster = where.cluster()
     loaded = load_model(model, training.seq, trained.lora)
-    plans, stopped = _with_progress(
-        lambda **hooks: plan(
+    if len(clusters) > 1:
+        for option, value in (("--why-not", fixed), ("--report", output.report)):
+            if value is not None:
+                raise InvalidInputError(f"{option}: works with one chip; {where.chip} is several")
+
+    def find(cluster: Cluster) -> Callable[..., Plans]:
+        return lambda **hooks: plan(
             loaded, cluster, training, listing.top, listing.threads, framework=framework, **hooks
         )
-    )
+
+    compared, stopped = [], False
+    for one, cluster in zip(budgets, clusters, strict=True):
+        plans, stopped = _with_progress(find(cluster))
+        compared.append(_Compared(plans, _budget_of(one, plans, training)))
+        if stopped:
+            break
+    if len(clusters) > 1:
+        with ends_interrupted(stopped):
+            _compare(compared, output)
+        return
     if not plans.plans:
         output.infeasible(plans.infeasible, plans=[], rejected=plans.rejected)
     proven = plans.status == "optimal"
-    output.write_page(lambda: plan_page(plans.model, cluster, plans.plans, typed(), proven))
-    run = budget.answer(
-        tokens_per_step=training.global_batch * plans.best.seq,
-        step_s=plans.best.time_s,
-        devices=cluster.devices,
-        chip=_chip(plans),
-        step_j=plans.best.energy_j,
-    )
-    compared = None if fixed is None else why_not_fastest(plans, fixed, listing.threads)
+    output.write_page(lambda: plan_page(plans.model, plans.cluster, plans.plans, typed(), proven))
+    run = compared[0].budget
+    asked = None if fixed is None else why_not_fastest(plans, fixed, listing.threads)
     with ends_interrupted(stopped):
-        output.emit(lambda: _document(plans, run, compared), lambda: _tables(plans, run, compared))
+        output.emit(lambda: _document(plans, run, asked), lambda: _tables(plans, run, asked))

@@ -106,6 +106,7 @@ def predict_plan(
     Example: phaze-fast predict llama2-7b --chip h100 --devices 16 --tp 4 --pp 2 --dp 2
     --global-batch 64
     """
+    (budget,) = budget.each(1)
     budget.check(where.devices)
     seq = fields_typed.get("seq")
     loaded = load_model(model, seq if isinstance(seq, int) else None, trained.lora)

@@ -22,7 +22,16 @@ from phaze_fast.models import (
     recognised,
     why_not_recognised,
 )
-from phaze_fast.opgraph import GROUPS, KINDS, UNITS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.opgraph import (
+    GROUPS,
+    KINDS,
+    UNITS,
+    Fusion,
+    LayerGraph,
+    OpGraph,
+    Strategy,
+    layer_graph,
+)
 from phaze_fast.units import format_bytes, format_count
 
 # ---- sizes ----
@@ -207,8 +216,9 @@ class Operators:
     gated-product, up-projection, output-projection, alternate-products, attention."""
     optimizer: str | None = None
     """The optimiser, whose state takes memory (default adam)."""
-    fused: bool = False
-    """Count element-wise operators as part of the product before them."""
+    fusion: Fusion | None = None
+    """What is fused: none (default), epilogues (element-wise operators onto the product before
+    them) or full (also products with one another)."""
 
 
 def show_model(
@@ -258,7 +268,7 @@ def _show_operators(
     model: Model, strategy: Strategy, pipeline: Pipeline, shown: Operators, output: Output
 ) -> None:
     try:
-        graph = layer_graph(model, strategy, shown.fused)
+        graph = layer_graph(model, strategy, shown.fusion or "none")
     except InfeasibleError as error:
         output.infeasible(error)
         return

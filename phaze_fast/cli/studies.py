@@ -81,10 +81,16 @@ def _calibrate_cluster(file: Path, start: Start, output: CalibrationOutput) -> N
         note(f"{file}: {line}")
     if found.next_run is not None:
         note(f"a further run would tell most with {found.next_run}")
+    _deliver(found, _cluster_tables(found), output)
+
+
+def _deliver(
+    found: Calibrated | ClusterCalibration, tables: list[RenderableType], output: CalibrationOutput
+) -> None:
     if output.to_file is not None:
         text = yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True)
         write_text(output.to_file, text)
-    Output(output.as_json).emit(found.to_dict, lambda: _cluster_tables(found))
+    Output(output.as_json).emit(found.to_dict, lambda: tables)
 
 
 def _is_runs(file: Path) -> bool:
@@ -177,10 +183,7 @@ def calibrate(
             f"no row depends on {', '.join(left)}: the starting chip's value is kept, which is an "
             "extrapolation"
         )
-    if output.to_file is not None:
-        text = yaml.safe_dump(calibrated.document, sort_keys=False, allow_unicode=True)
-        write_text(output.to_file, text)
-    Output(output.as_json).emit(calibrated.to_dict, lambda: _calibration_tables(calibrated))
+    _deliver(calibrated, _calibration_tables(calibrated), output)
 
 
 # ---- backtest ----

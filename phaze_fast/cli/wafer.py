@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import RenderableType
 from rich.text import Text
 
 from phaze_fast.cli.interrupts import ends_interrupted, say_where_to_resume, stop_on_interrupt
@@ -22,8 +20,8 @@ from phaze_fast.cli.output import (
     Output,
     TableOutput,
     fields,
-    is_watched,
     note,
+    progress_bar,
     table,
     write_text,
 )
@@ -399,14 +397,6 @@ def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
 # ---- the cases of a command ----
 
 
-def mapping_tables(
-    problem: Problem, mapping: Evaluation, with_traffic: bool
-) -> list[RenderableType]:
-    """Lay out one mapping that was scored, not searched for."""
-    parts = [_summary(problem, mapping, []), *_picture(problem, mapping)]
-    return [*parts, Text(describe(problem, mapping.encoding))] if with_traffic else parts
-
-
 @dataclass(frozen=True)
 class Case:
     """The answer for one model on one wafer or space."""
@@ -515,25 +505,14 @@ class Cases(Table):
 @contextlib.contextmanager
 def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
     """Show a bar on standard error; yield what names the work, and what shows its progress."""
-    watched = is_watched(sys.stderr) and not quiet
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}"),
-        TimeElapsedColumn(),
-        transient=True,
-        disable=not watched,
-        console=Console(stderr=True, quiet=not watched),
-    ) as bar:
-        task = bar.add_task("", total=None, best="")
+    with progress_bar("", not quiet) as update:
 
         def say(name: str) -> None:
-            bar.update(task, description=name, completed=0, total=None)
+            update(description=name, completed=0, total=None)
 
         def show(done: int, total: int, best: float) -> None:
             text = f"best {format_time(best)}" if math.isfinite(best) else ""
-            bar.update(task, completed=done, total=total, best=text)
+            update(completed=done, total=total, text=text)
 
         yield say, show
 
@@ -663,20 +642,14 @@ class _Study:
 
 
 @dataclass(frozen=True)
-class WaferProblem:
-    """The wafers and the training step."""
+class Wafers:
+    """The wafers."""
 
     on: Annotated[list[str] | None, typer.Option("--wafer")] = None
     """A wafer, or a space of wafers to choose from: a preset (`phaze-fast show wafer` lists them)
     or a file; may be given several times; by default dram-wafer."""
     wafer_count: Annotated[int, typer.Option(min=1)] = 1
     """Wafers of this kind that work together over their I/O."""
-    global_batch: int = 512
-    """Sequences of one training step."""
-    seq: int | None = None
-    """Tokens of a sequence; by default the model's."""
-    optimizer: str = "adam-bf16-grad"
-    """The optimiser, whose state takes memory."""
 
 
 @dataclass(frozen=True)
@@ -712,7 +685,8 @@ class WaferEffort:
 
 def map_on_wafers(
     model: ModelNames,
-    problem: WaferProblem,
+    where: Wafers,
+    training: WaferTraining,
     goal: WaferGoal,
     faults: Faults,
     search: WaferEffort,
@@ -725,10 +699,9 @@ def map_on_wafers(
 
     Example: phaze-fast wafer bertlarge --wafer dojo-tile-like --global-batch 64 --compare
     """
-    training = WaferTraining(problem.global_batch, problem.seq, problem.optimizer)
     effort = Effort(search.seeds, search.steps, search.promising, search.budget)
-    loaded = [_transformer(load_model(name, problem.seq)) for name in model]
-    wafers = _wafers(problem.on, problem.wafer_count, faults.faults)
+    loaded = [_transformer(load_model(name, training.seq)) for name in model]
+    wafers = _wafers(where.on, where.wafer_count, faults.faults)
     others = goal.compare or bool(faults.fault_maps)
     objectives = _front_objectives(goal.front, wafers, others)
     if goal.encoding is not None:
@@ -757,7 +730,7 @@ def map_on_wafers(
             faults=faults,
             front=objectives,
         )
-        pairs = [(loaded_model, where) for where in wafers for loaded_model in loaded]
+        pairs = [(loaded_model, wafer) for wafer in wafers for loaded_model in loaded]
         cases = Cases(list(study.cases(pairs)), session)
         for message in session.notes:
             note(message)
@@ -782,15 +755,18 @@ def _deliver(cases: Cases, describe: bool, output: TableOutput) -> None:
     raise InfeasibleError(cases.cases[0].reason)
 
 
-def _score(problem: Problem, path: Path, describe: bool, output: Output) -> None:
+def _score(problem: Problem, path: Path, with_traffic: bool, output: Output) -> None:
     """Score a mapping from a file: a list of operator mappings, or any answer of this command."""
     data = read_document(path)
     if isinstance(data, dict):
         data = data.get("ours", data)
         data = data.get("encoding", data) if isinstance(data, dict) else data
     mapping = evaluate(problem, Encoding.from_list(data, str(path)))
-    output.emit(
-        lambda: {"ours": mapping.to_dict()}, lambda: mapping_tables(problem, mapping, describe)
-    )
+
+    def tables() -> list[RenderableType]:
+        traffic = [Text(describe(problem, mapping.encoding))] if with_traffic else []
+        return [_summary(problem, mapping, []), *_picture(problem, mapping), *traffic]
+
+    output.emit(lambda: {"ours": mapping.to_dict()}, tables)
     if not mapping.fits:
         raise InfeasibleError(mapping.reason)

@@ -19,6 +19,7 @@ from phaze_fast import _core
 from phaze_fast.caching import LruCache
 from phaze_fast.cost.collectives import collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
+from phaze_fast.cost.residency import kept_shares
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
@@ -173,7 +174,19 @@ class Costs(Brief):
         return np.array([self.time_s(i).sum(axis=1) for i in range(len(self.graphs))])
 
 
-_SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epilogue", "function")
+_SEEN = (
+    "unit",
+    "b",
+    "m",
+    "n",
+    "k",
+    "read_bytes",
+    "write_bytes",
+    "causal",
+    "epilogue",
+    "function",
+    "kept_share",
+)
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # no cost depends on them
 # The cost of a product without fused operators depends on the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
@@ -312,14 +325,90 @@ def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
     raise InvalidInputError(f"chips[{chip}], operator {sizes}: {reason}")
 
 
+class _Kept(NamedTuple):
+    """Shares of HBM bytes that stay on chip, for operators and sizes of the buffer."""
+
+    capacities: Array
+    """Sizes of the buffer, rising."""
+    shares: Array
+    """Distinct rows of shares, shape (rows, capacities)."""
+    row_of: Array
+    """Row of each operator."""
+
+    @classmethod
+    def of(cls, graphs: Sequence[OpGraph], batch: Machines) -> _Kept:
+        """Find what stays on chip in graphs on chips."""
+        capacities = np.unique(_tile_bytes(batch.records))
+        parts = [
+            kept_shares(graph, capacities, batch.precision)
+            if graph.resident
+            else np.zeros((len(capacities), len(graph)))
+            for graph in graphs
+        ]
+        table = np.concatenate(parts, axis=1).T
+        shares, row_of = np.unique(table, axis=0, return_inverse=True)
+        return cls(capacities, shares, row_of.reshape(-1))
+
+    def most(self) -> Array:
+        """Return the largest share of each operator over all sizes."""
+        largest: Array = self.shares.max(axis=1)[self.row_of]
+        return largest
+
+
+def _tile_bytes(records: Array) -> Array:
+    """Return the bytes available to tiles on each chip."""
+    local = records["tensor_cores"] * records["tensor_local_bytes"]
+    tiles: Array = np.where(records["buffer_bytes"] > 0, records["buffer_bytes"], local)
+    return tiles.astype(np.float64)
+
+
+def _priced_by_size(
+    shapes: Array, batch: Machines, chip_of: Array, threads: int, rough: bool, kept: _Kept
+) -> tuple[Array, ...]:
+    """Price operators whose share of bytes depends on the buffer; `kept_share` is their row."""
+    tables = tuple(np.empty((len(batch), len(shapes))) for _ in range(4))
+    sizes, rows = _tile_bytes(batch.records), shapes["kept_share"].astype(np.intp)
+    for c, capacity in enumerate(kept.capacities):
+        mine = np.flatnonzero(sizes == capacity)
+        if not len(mine):
+            continue
+        sized = in_format(shapes, batch.precision).copy()
+        sized["kept_share"] = kept.shares[rows, c]
+        position = np.full(len(batch), -1)
+        position[mine] = np.arange(len(mine))
+        some = batch.take(mine)
+        values = (
+            _bounded(sized, some, threads)
+            if rough
+            else _priced(sized, some, position[chip_of], threads)
+        )
+        for table, value in zip(tables, values, strict=True):
+            table[mine] = value
+    return tables
+
+
 def _tabled(
-    ops: Array, which: Array, batch: Machines, unseen: tuple[str, ...], threads: int, rough: bool
+    ops: Array,
+    which: Array,
+    batch: Machines,
+    unseen: tuple[str, ...],
+    threads: int,
+    rough: bool,
+    kept: _Kept | None = None,
 ) -> CostTable:
     """Price some operators, each distinct one once, on each distinct chip."""
-    shapes, column = distinct_operators(ops[which])
+    mine = ops[which]
+    if kept is not None:
+        mine["kept_share"] = kept.row_of[which]
+    shapes, column = distinct_operators(mine)
     chips, chip_of = _distinct_chips(batch, unseen)
-    sized = in_format(shapes, batch.precision)
-    values = _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)
+    if kept is not None:
+        values = _priced_by_size(shapes, chips, chip_of, threads, rough, kept)
+    else:
+        sized = in_format(shapes, batch.precision)
+        values = (
+            _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)
+        )
     column_of = np.full(len(ops), -1, dtype=np.intp)
     column_of[which] = column
     time_s, one_core_s, bound_s, dynamic_j = values
@@ -403,6 +492,7 @@ def estimate_costs(
         else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
     )
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
+    kept = _Kept.of(flat, batch) if any(graph.resident for graph in flat) else None
     tables = []
     for code in np.unique(ops["format"]).tolist() or [0]:
         low = cast(Dtype, FORMATS[code])
@@ -414,7 +504,7 @@ def estimate_costs(
         ):
             positions = np.flatnonzero(which)
             if code == 0 or len(positions):
-                tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only))
+                tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only, kept))
     return Costs(
         graphs=flat,
         chips=len(batch),
@@ -483,7 +573,10 @@ def roofline_work_s(
     flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
     batch = machines(records, like=like)
     groups = rank_groups(graph)
-    shapes, which = distinct_operators(np.concatenate([part.ops for part in flat]))
+    ops = np.concatenate([part.ops for part in flat])
+    if any(part.resident for part in flat):
+        ops["kept_share"] = _Kept.of(flat, batch).most()
+    shapes, which = distinct_operators(ops)
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
     network_s = [collectives_s(part, cluster, groups) * shares[part.ops["group"]] for part in flat]
     paths = (

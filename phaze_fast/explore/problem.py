@@ -145,7 +145,7 @@ class SearchProblem:
             chips,
             like=variant.like(self.like),
             cluster=variant.cluster(self.cluster),
-            optimizer=optimizer(self.training.optimizer),
+            optimizer=optimizer(self.training.optimizer_name),
             threads=threads,
         )
 

@@ -11,24 +11,13 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.request import (
-    FlagNames,
     Request,
     Unexpressed,
     flag_names,
     nested_value,
-    set_nested,
     whole_number,
 )
 from phaze_fast.models import TransformerModel
-
-
-def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec = request.spec
-    return request.unexpressed(
-        names,
-        recompute=not request.modes <= {"none"},
-        seq=spec.seq not in (None, request.model.seq),
-    )
 
 
 def write_deepspeed(request: Request) -> tuple[str, list[Unexpressed]]:
@@ -47,15 +36,17 @@ def write_deepspeed(request: Request) -> tuple[str, list[Unexpressed]]:
     settings |= {
         "overlap": True,
         "bf16": True,
-        "gradients": names.tables["gradient_formats"].get(spec.optimizer, "fp32"),
+        "gradients": names.tables["gradient_formats"].get(spec.optimizer_name, "fp32"),
         "optimizer": "AdamW",
         "optimizer_settings": {"lr": 1e-4},
     }
-    data: dict[str, Any] = {}
-    for key, value in settings.items():
-        set_nested(data, names[key], value)
-    missing = _missing(request, names) + request.unexpressed_model(names, program=True)
-    return json.dumps(data, indent=2) + "\n", missing
+    missing = request.unexpressed(
+        names,
+        recompute=not request.modes <= {"none"},
+        seq=spec.seq not in (None, request.model.seq),
+    )
+    missing += request.unexpressed_model(names, program=True)
+    return json.dumps(names.nested(settings), indent=2) + "\n", missing
 
 
 def read_deepspeed(

@@ -83,7 +83,7 @@ def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
         "seq": spec.seq or model.seq,
         "optimizer": "adamw",
         "weights": "float32",
-        "dtype": "float32" if spec.optimizer == "adam-fp32" else "bfloat16",
+        "dtype": "float32" if spec.optimizer_name == "adam-fp32" else "bfloat16",
         "dataset": "synthetic",
         "steps": 10,
     }

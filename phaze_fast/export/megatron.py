@@ -217,13 +217,9 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
         **_sharding(request),
         **recompute,
         **tables["precisions"].get(spec.precision.name, {}),
-        **tables["optimizers"].get(spec.optimizer, tables["optimizers"]["adam"]),
+        **tables["optimizers"].get(spec.optimizer_name, tables["optimizers"]["adam"]),
     }
-    missing = request.unexpressed(
-        flag_names("megatron"),
-        recompute=not recomputable,
-    )
-    return terms, missing
+    return terms, request.unexpressed(flag_names("megatron"), recompute=not recomputable)
 
 
 def _stages(request: Request) -> Terms:
@@ -482,10 +478,8 @@ def _read_recompute(terms: Terms, model: TransformerModel, names: FlagNames) -> 
     if kind is None:
         return "none"
     if kind == "full":
-        if terms.get("recompute_method") == "block":
-            number = terms.get("recompute_layers") or 1
-            return f"full:{number}"
-        return "full"
+        some = terms.get("recompute_method") == "block"
+        return f"full:{terms.get('recompute_layers') or 1}" if some else "full"
     modules = list(terms.get("recompute_modules") or ["core_attn"])
     if modules == ["core_attn"]:
         return "attention" if model.attention == "flash" else "selective"

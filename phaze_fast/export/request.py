@@ -192,7 +192,7 @@ class Request:
             **{case: bool(applies[0]) for case, applies in of_layout.items()},
             **cases,
             "precision": spec.precision.name not in table["precisions"],
-            "optimizer": spec.optimizer not in table["optimizers"],
+            "optimizer": spec.optimizer_name not in table["optimizers"],
         }
         texts = [text for case, text in names.tables["unexpressed"].items() if cases.get(case)]
         if spec.ep > 1 and spec.expert_overlap > 0:
@@ -379,6 +379,23 @@ class FlagNames:
     def __getitem__(self, key: str) -> str:
         return self.names[key]
 
+    def nested(self, settings: Mapping[str, object]) -> dict[str, Any]:
+        """Nest settings by the dotted paths of their names.
+
+        Examples
+        --------
+        >>> flag_names("torchtitan").nested({"tp": 2, "pp": 4})
+        {'parallelism': {'tensor_parallel_degree': 2, 'pipeline_parallel_degree': 4}}
+        """
+        nested: dict[str, Any] = {}
+        for key, value in settings.items():
+            *folders, last = self[key].split(".")
+            inner = nested
+            for folder in folders:
+                inner = inner.setdefault(folder, {})
+            inner[last] = value
+        return nested
+
     def meaning(self, table: str, key: str, word: str) -> Any:
         """Look up what a value of the flag `key` means here.
 
@@ -512,22 +529,6 @@ def settings_of(text: str) -> dict[str, str]:
 
 
 # ---- nested settings, by dotted path ----
-
-
-def set_nested(data: dict[str, Any], path: str, value: object) -> None:
-    """Set the value at a path, creating missing mappings along the path.
-
-    Examples
-    --------
-    >>> data: dict[str, Any] = {}
-    >>> set_nested(data, "a.b", 1)
-    >>> data
-    {'a': {'b': 1}}
-    """
-    *folders, last = path.split(".")
-    for folder in folders:
-        data = data.setdefault(folder, {})
-    data[last] = value
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:

@@ -7,15 +7,13 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, printable
+from phaze_fast.errors import InvalidInputError, not_accepted, printable
 from phaze_fast.export.request import (
     Chunk,
-    FlagNames,
     Request,
     Unexpressed,
     flag_names,
     nested_value,
-    set_nested,
     shipped_name,
     whole_number,
 )
@@ -28,18 +26,13 @@ def _modules(chunk: Chunk) -> list[str]:
     return ["tok_embeddings"] * chunk.embedding + blocks + ["norm", "output"] * chunk.head
 
 
-def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    return request.unexpressed(
-        names,
-        recompute=not request.modes <= {"none"} and request.modes != {"full"},
-    )
-
-
 def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
     """Write a plan as a job configuration of torchtitan."""
     names, spec = flag_names("torchtitan"), request.spec
     name, flavor = shipped_name(request.model, "torchtitan") or ("", "")
-    missing = _missing(request, names) + request.unexpressed_model(
+    recomputable = request.modes <= {"none"} or request.modes == {"full"}
+    missing = request.unexpressed(names, recompute=not recomputable)
+    missing += request.unexpressed_model(
         names, model=not name and request.text_decoder, decoder=not request.text_decoder
     )
     replicated = spec.zero == 0 and spec.tp * spec.pp * spec.cp == 1
@@ -53,7 +46,7 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
         "global_batch": spec.global_batch,
         "seq": spec.seq or request.model.seq,
         "steps": 10,
-        "precision": names.tables["param_formats"].get(spec.optimizer, "bfloat16"),
+        "precision": names.tables["param_formats"].get(spec.optimizer_name, "bfloat16"),
         "reduce": "float32",
         "replicas": spec.dp // shard,
         "shards": shard,
@@ -72,11 +65,9 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
         settings["micro_batch"] = spec.micro_batch
         settings["stages"] = [_modules(chunk) for chunk in request.chunks]
     settings["recompute"] = "none" if request.modes <= {"none"} else "full"
-    data: dict[str, Any] = {}
-    for key, value in settings.items():
-        set_nested(data, names[key], value)
     lines = request.remarks(names, missing)
-    return "".join(f"# {printable(line)}\n" for line in lines) + _toml(data), missing
+    head = "".join(f"# {printable(line)}\n" for line in lines)
+    return head + _toml(names.nested(settings)), missing
 
 
 def _toml(data: Mapping[str, Mapping[str, Any]]) -> str:
@@ -113,13 +104,8 @@ class _Job:
         value = self.value(key)
         number = default if value is None else value
         if isinstance(number, str):
-            raise self.refused(key, number, "a whole number")
+            raise not_accepted(self.names[key], number, "a whole number")
         return whole_number(self.names[key], number, least=-1)
-
-    def refused(self, key: str, value: object, accepted: str) -> InvalidInputError:
-        return InvalidInputError(
-            f"{self.names[key]}: {value!r} is not accepted; expected {accepted}"
-        )
 
 
 def read_torchtitan(
@@ -181,9 +167,8 @@ def _read_zero(job: _Job, sharded: int, pp: int) -> int:
 def _read_recompute(job: _Job) -> str:
     word = job.value("recompute") or "selective"
     if word not in ("none", "full"):
-        raise job.refused(
-            "recompute", word, "none or full (torchtitan's selective rules are its own)"
-        )
+        expected = "none or full (torchtitan's selective rules are its own)"
+        raise not_accepted(job.names["recompute"], word, expected)
     return str(word)
 
 

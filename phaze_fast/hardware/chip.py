@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from phaze_fast import _core
-from phaze_fast.documents import Presets
+from phaze_fast.documents import Presets, parse_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.tuning import AttentionTuning, Calibration, Tuning, calibration_of
 from phaze_fast.records import (
@@ -290,5 +290,23 @@ def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarr
     return table
 
 
-CHIPS = Presets("chip", "phaze_fast.hardware/data/chips", Accelerator.from_dict)
+class _Chips(Presets[Accelerator]):
+    """Chips of the package; vector functions are written once, at the chip they were fitted on."""
+
+    def preset(self, name: str) -> Accelerator:
+        """Read a chip with the vector functions of the chip that it carries constants from."""
+        self.check(name)
+        chip = self._document(name)
+        tuning = chip.get("tuning", {})
+        while "functions" not in tuning and tuning.get("carried_from"):
+            tuning = self._document(tuning["carried_from"])["tuning"]
+            if "functions" in tuning:
+                chip["tuning"]["functions"] = tuning["functions"]
+        return Accelerator.from_dict(chip, name)
+
+    def _document(self, name: str) -> Any:
+        return parse_text(self.file(f"{name}.yaml").read_text("utf-8"), name)
+
+
+CHIPS = _Chips("chip", "phaze_fast.hardware/data/chips", Accelerator.from_dict)
 """Chips that come with the package; see `presets.chip`."""

@@ -69,6 +69,7 @@ _OPERATIONS = {
     "transpose": 1.0,
     "reduce": 1.0,
     "reduce-columns": 1.0,
+    "product-fp32": 2.0,  # a multiply-add, and loads from shared memory: no tensor core
     "batchnorm": 7.0,
     "batchnorm-backward": 14.0,
     "batchnorm-nchw": 7.0,

@@ -1,6 +1,5 @@
 """Memory of a device by term, for single stages and grids of plans."""
 
-from phaze_fast.memory.footprint import FRAGMENTATION as FRAGMENTATION
 from phaze_fast.memory.footprint import INSTANTS as INSTANTS
 from phaze_fast.memory.footprint import SCHEDULE_ALIASES as SCHEDULE_ALIASES
 from phaze_fast.memory.footprint import SCHEDULE_CODES as SCHEDULE_CODES

@@ -18,6 +18,7 @@ from phaze_fast.memory.optimizer import Optimizer, optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.records import Count, Record
+from phaze_fast.software import FRAGMENTATION
 from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
 
@@ -60,9 +61,6 @@ TERMS = (
     "communication",
     "fragmentation",
 )
-FRAGMENTATION = 0.03
-"""Fraction of the activations and buffers that an allocator loses to fragmentation. An allowance,
-not a fit: caching allocators report a few percent."""
 
 STAGE_DTYPE = np.dtype(
     [

@@ -5,6 +5,7 @@ from phaze_fast.models.flops import ModelFlops as ModelFlops
 from phaze_fast.models.flops import model_flops as model_flops
 from phaze_fast.models.flops import multiplied_parameters as multiplied_parameters
 from phaze_fast.models.flops import narayanan_flops as narayanan_flops
+from phaze_fast.models.graph_model import WIDE as WIDE
 from phaze_fast.models.graph_model import GraphLayer as GraphLayer
 from phaze_fast.models.graph_model import GraphModel as GraphModel
 from phaze_fast.models.graph_model import GraphOperator as GraphOperator

@@ -13,8 +13,10 @@ from importlib import resources
 from typing import Any
 
 from phaze_fast.documents import parse_text
+from phaze_fast.models.graph_model import WIDE
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
+_FP32 = 4  # bytes
 _SOLVED = "linalg_solve_triangular"
 _CONVOLUTIONS = ("convolution", "convolution_input", "convolution_weight")
 _OTHERS = ("attention", "attention_backward", *_CONVOLUTIONS, _SOLVED)
@@ -59,7 +61,7 @@ def _bytes(arrays: Sequence[Any]) -> float:
     return float(sum(array.bytes for array in arrays))
 
 
-def _product(call: Any) -> Figures:
+def _product(call: Any, wide: bool) -> Figures:
     left, right = (call.reads[at] for at in _PRODUCTS[call.name])
     a, b = left.shape, right.shape
     flipped = left.parameter and not right.parameter
@@ -78,7 +80,7 @@ def _product(call: Any) -> Figures:
         kind = "gemm" if weighted else "batched-gemm"
     return Figures(
         kind,
-        "",
+        WIDE if wide and left.item_bytes == right.item_bytes == _FP32 else "",
         sizes,
         2.0 * math.prod(sizes) if flops is None else flops,
         _bytes(call.reads),
@@ -337,10 +339,14 @@ def _generated(call: Any) -> Figures:
     return Figures(call.options["kind"], call.options["function"], sizes, 0.0, read, write)
 
 
-def figures(call: Any) -> Figures:
-    """Work of one operator of a trace (`phaze_fast.models.torch_recorder.Call`)."""
+def figures(call: Any, wide: bool = False) -> Figures:
+    """Work of one operator of a trace (`phaze_fast.models.torch_recorder.Call`).
+
+    With `wide`, products in fp32 are computed in fp32, as in a model whose weights are 16-bit;
+    otherwise all of the model is taken as 16-bit.
+    """
     if call.name in _PRODUCTS:
-        return _product(call)
+        return _product(call, wide)
     if call.name == _SOLVED:
         return _triangular(call)
     if call.name.startswith("attention"):

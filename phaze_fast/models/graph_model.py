@@ -44,6 +44,8 @@ OperatorKind = Literal[
     "embedding-backward",
     "cross-entropy-backward",
 ]
+WIDE = "product-fp32"
+"""Function of a product in fp32 without tensor cores, in a model of 16-bit weights."""
 PRODUCTS = frozenset({"gemm", "batched-gemm", "attention"})
 """Forward kinds that compute products."""
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from phaze_fast.models import recording
 from phaze_fast.models.tape import (
     ITEM_BYTES,
     Gradients,
@@ -486,6 +487,21 @@ def softmax(x: Tensor, dtype: str = "", name: str = "_softmax") -> Tensor:
     return _run(name, [x], out, backward, keeps=[out])
 
 
+def safe_softmax(x: Tensor) -> Tensor:
+    """Softmax over the last dimension, zero in rows where everything is masked."""
+    tape = x.tape
+    out = Tensor(tape, x.shape, x.dtype)
+    formats = {1: "bool", 4: "float32"}
+    node = tape.node([x])
+    for name, reads, writes in recording.safe_softmax(
+        x, out, lambda shape, item_bytes: Tensor(tape, shape, formats[item_bytes])
+    ):
+        tape.add(name, reads, writes)
+    tape.save(node, out)
+    _joined(node, [out], lambda g: [_times(g[0], out, name="_softmax_backward_data")])
+    return out
+
+
 def layer_norm(x: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
     """Layer norm over the last dimension, one kernel with statistics in fp32."""
     tape = x.tape
@@ -594,6 +610,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else add(product, bias, inplace=True)
 
 
+def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, drops: bool) -> Tensor:
+    """Attention where no fused kernel applies: in fp32, operator by operator."""
+    wide_q, wide_k, wide_v = (to(x, "float32") for x in (q, k, v))
+    scores = matmul(mul(wide_q, 1.0), mul(transpose(wide_k, 2, 3), 1.0))
+    shares = dropout(safe_softmax(add(scores, bias, inplace=True)), drops)
+    to(shares, q.dtype)  # a second result, which no one reads
+    return to(matmul(shares, wide_v), q.dtype)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     """Fused attention as one operator, with the logarithms of its sums.
 
@@ -632,7 +657,8 @@ def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:
     number = Tensor(x.tape, (), x.dtype)
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [_times(mask, g, x.tape.created(Tensor(x.tape, (), x.dtype)), name="where")]
+        zero = x.tape.created(Tensor(x.tape, (), x.dtype))
+        return [x.tape.elementwise("where", mask, g, zero, **options)]
 
     return _run(
         "where", [x], _result(x, mask, dtype=x.dtype), backward,

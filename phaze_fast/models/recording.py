@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,28 @@ class Array:
     def bytes(self) -> int:
         """Bytes moved by reading it; an expanded array is read once."""
         return min(self.elements * self.item_bytes, self.held_bytes)
+
+
+def safe_softmax(
+    scores: Any, out: Any, temporary: Callable[[tuple[int, ...], int], Any]
+) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Yield the kernels of a softmax that is zero in rows where everything is masked.
+
+    PyTorch, aten/src/ATen/native/transformers/attention.cpp, _safe_softmax.
+
+    Parameters
+    ----------
+    scores, out
+        Arrays, or tensors of a tape.
+    temporary
+        Makes one of a shape and bytes per element, for the time of the operator.
+    """
+    shares, hidden = temporary(scores.shape, 4), temporary(scores.shape, 1)
+    rows = temporary((*scores.shape[:-1], 1), 1)
+    yield "_softmax", [scores], [shares]
+    yield "isneginf", [scores], [hidden]
+    yield "all", [hidden], [rows]
+    yield "where", [rows, shares], [out]
 
 
 @dataclass(frozen=True)

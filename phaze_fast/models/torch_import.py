@@ -225,8 +225,9 @@ class _Trace:
         self.forward = [at for at, call in enumerate(calls) if not call.backward]
         if not self.forward:
             raise InvalidInputError(f"{name}: no operator of it uses its inputs or parameters")
-        self.figures = [figures(call) for call in calls]
-        self.more = [figures(call) for call in large.calls]
+        wide = any(array.parameter and array.item_bytes == 2 for x in calls for array in x.reads)
+        self.figures = [figures(call, wide) for call in calls]
+        self.more = [figures(call, wide) for call in large.calls]
         self.segments = self._segments()
         self.owner = {at: s for s, (_, run) in enumerate(self.segments) for at in run}
         self.origin: dict[int, int] = {}

@@ -7,6 +7,7 @@ storage, so that views need no special rules; a hook sees the tensors that autog
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 import weakref
@@ -25,7 +26,7 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Call, Saved
+from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Call, Saved, safe_softmax
 from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
@@ -165,15 +166,19 @@ def _laid_out_like(q: Any, width: int) -> Any:
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Fused attention as one forward and one backward operator, with the tensors it saves."""
+    """Fused attention as one forward and one backward operator, with the tensors it saves.
+
+    The gradient of a trained bias is written for every sample and head, and then summed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, seen: Any, recorder: Any) -> Any:
         """Record the operator."""
         out = _laid_out_like(q, v.shape[-1])
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.seen, ctx.recorder = seen, recorder
+        ctx.bias_shape = None if bias is None else bias.shape
         reads, writes = recorder.arrays([q, k, v]), recorder.arrays([out, sums])
         recorder.add("attention", reads, writes, seen, _any_tracked((q, k, v)))
         return out
@@ -183,10 +188,35 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         """Record its gradient."""
         q, k, v, out, sums = ctx.saved_tensors
         gradients = [torch.empty_like(x) for x in (q, k, v)]
+        if ctx.bias_shape is not None:
+            gradients.append(q.new_empty((*q.shape[:-1], k.shape[-2])))
         recorder = ctx.recorder
         reads = recorder.arrays([q, k, v, out, sums, gradient])
         recorder.add("attention_backward", reads, recorder.arrays(gradients), ctx.seen)
-        return (*gradients, None, None)
+        of_bias = gradients[3].sum_to_size(ctx.bias_shape) if ctx.bias_shape is not None else None
+        return (*gradients[:3], of_bias, None, None)
+
+
+def _attend_in_parts(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool) -> Any:
+    """Run attention as PyTorch does where no fused kernel applies: in fp32, operator by operator.
+
+    PyTorch, aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
+    """
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    if causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, float("-inf"))
+    wide_q, wide_k, wide_v = (x.float() for x in (q, k, v))
+    scores = torch.matmul(wide_q * 1.0, wide_k.transpose(-2, -1) * 1.0)
+    if mask is not None:
+        scores = scores.add_(mask)
+    shares = torch._safe_softmax(scores, -1)
+    if dropout:
+        shares = torch.native_dropout(shares, dropout, True)[0]
+    shares.to(q.dtype)  # a second result, which no one reads
+    return torch.matmul(shares, wide_v).to(q.dtype)
 
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
@@ -234,12 +264,17 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
         options = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
-        mask = options.get("attn_mask")
-        seen = {"causal": bool(options.get("is_causal")), "dropout": bool(options.get("dropout_p"))}
+        mask, dropout = options.get("attn_mask"), options.get("dropout_p") or 0.0
+        causal = bool(options.get("is_causal"))
+        arrays = [x for x in (query, key, value, mask) if x is not None and x.shape[-1] > 1]
+        if any(x.stride(-1) != 1 for x in arrays):  # fused kernels read rows that lie together
+            return _attend_in_parts(query, key, value, mask, dropout, causal)
+        seen = {"causal": causal, "dropout": bool(dropout)}
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
+        bias = mask if mask is not None and mask.requires_grad else None
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
-            query, key, value, seen, self.recorder
+            query, key, value, bias, seen, self.recorder
         )
 
 
@@ -481,6 +516,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             convolve = self._convolution if name == "convolution" else self._convolution_gradients
             convolve(args, out)
             return out
+        if name == "_safe_softmax":
+            self._safe_softmax(reads[0], writes[0])
+            return out
         if name in NEED_CONTIGUOUS:
             reads = [self._copied(array) if array.strides else array for array in reads]
         options: dict[str, Any] = {}
@@ -521,13 +559,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                     return hidden
         return {}
 
+    def _temporary(self, shape: tuple[int, ...], item_bytes: int) -> Array:
+        """Return an array that exists inside of an operator."""
+        self._temporaries += 1
+        return Array(-self._temporaries, shape, item_bytes, math.prod(shape) * item_bytes)
+
     def _copied(self, array: Array) -> Array:
         """Record the copy that PyTorch makes of an array for a kernel that needs it contiguous."""
-        self._temporaries += 1
-        size = array.elements * array.item_bytes
-        copy = Array(-self._temporaries, array.shape, array.item_bytes, size)
+        copy = self._temporary(array.shape, array.item_bytes)
         self.add("clone", [array], [copy], {})
         return copy
+
+    def _safe_softmax(self, scores: Array, out: Array) -> None:
+        """Record a softmax that is zero in rows where everything is masked: four kernels."""
+        for name, reads, writes in safe_softmax(scores, out, self._temporary):
+            self.add(name, reads, writes, {}, tracked=scores in reads)
 
     def _laid_out(self, arrays: list[Array], options: dict[str, Any]) -> list[Array]:
         """Record the copies of activations that are not in the layout of their convolution."""

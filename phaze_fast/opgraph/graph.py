@@ -11,7 +11,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.models.graph_model import OperatorKind
+from phaze_fast.models.graph_model import WIDE, OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.records import FrozenDict
 from phaze_fast.tables import Array, Brief
@@ -37,10 +37,19 @@ def function_code(kind: str, function: str = "") -> int:
     'convolution-nchw-weight'
     """
     base = kind.removesuffix("-backward")
-    if "gemm" in base:
+    if "gemm" in base and function != WIDE:
         return _CODES[function + _DIRECTIONS.get(kind, "") if function else "product"]
     name = function or _OF_KIND.get(base, base)
+    if function == WIDE:
+        return _CODES[name]
     return _CODES[name + kind.removeprefix(base)]
+
+
+_PRODUCTS = [
+    code
+    for code, name in enumerate(FUNCTIONS)
+    if name.startswith(("product", "attention", "convolution", "depthwise"))
+]
 
 
 _COMPUTED: tuple[str, ...] = get_args(OperatorKind)
@@ -83,9 +92,16 @@ class OpGraph(Brief):
     in_order: bool = False
     """Whether operators run one after another in graph order, each on all cores, as in a traced
     program; else a schedule is searched."""
+    resident: bool = False
+    """Whether arrays between products may stay on chip, as far as a chip's buffer allows."""
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    @property
+    def products(self) -> Array:
+        """Whether each operator is a product, a convolution or attention."""
+        return np.isin(self.ops["function"], _PRODUCTS)
 
     @property
     def flops(self) -> float:
@@ -279,6 +295,7 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
         spec.epilogue,
         function_code(spec.kind, spec.function),
         FORMATS.index(spec.format),
+        0.0,  # nothing is kept on chip
     )
 
 
@@ -308,6 +325,7 @@ def lay_out(
     specs: list[OperatorSpec],
     tensors: tuple[Tensor, ...],
     in_order: bool = False,
+    resident: bool = False,
 ) -> OpGraph:
     """Return the operators as arrays, without the virtual ones."""
     real = [i for i, spec in enumerate(specs) if not spec.virtual]
@@ -332,4 +350,4 @@ def lay_out(
     for array in (ops, indptr, indices):
         array.setflags(write=False)
     names = tuple(specs[i].name for i in real)
-    return OpGraph(name, ops, names, indptr, indices, tensors, in_order)
+    return OpGraph(name, ops, names, indptr, indices, tensors, in_order, resident)

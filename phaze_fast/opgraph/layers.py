@@ -18,7 +18,7 @@ from phaze_fast.opgraph.builder import (
 )
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
+from phaze_fast.opgraph.rewrites import Fusion, fuse, quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
 from phaze_fast.opgraph.traced import (
     DevicePeak,
@@ -263,13 +263,13 @@ def _transformer_layer(
     strategy: Strategy,
     kind: str,
     count: int,
-    fused: bool,
+    fusion: Fusion,
     precision: Precision | None,
 ) -> Layer:
     """Build a kind of layer of a transformer; the latest are cached."""
     share, builder = _builder(model, strategy, kind)
     passes = _passes(builder, model, share)
-    return _layer(model, kind, count, share, passes, strategy.tp, precision, fused)
+    return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
 
 
 @lru_cache(maxsize=64)
@@ -345,7 +345,7 @@ def _layer(
     passes: tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]],
     width: int,
     precision: Precision | None,
-    fused: bool = False,
+    fusion: Fusion = "none",
 ) -> Layer:
     """Return a kind of layer; products of boundary layers stay in bf16."""
     forward, backward, tensors = passes
@@ -355,13 +355,13 @@ def _layer(
         forward = quantised(forward, precision, width)
         tensors = quantised_tensors(tensors, precision)
         copies = share.device * precision.weight_copies, share.device * precision.weight_casts
-    if fused:
+    if fusion != "none":
         forward, tensors = fuse(forward, tensors)
         backward, _ = fuse(backward, ())
     name, in_order = f"{model.name}/{kind}", isinstance(model, GraphModel)
     graphs = (
-        lay_out(f"{name}/forward", forward, tensors, in_order),
-        lay_out(f"{name}/backward", backward, (), in_order),
+        lay_out(f"{name}/forward", forward, tensors, in_order, fusion == "full"),
+        lay_out(f"{name}/backward", backward, (), in_order, fusion == "full"),
     )
     return Layer(
         kind,
@@ -405,7 +405,7 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
 def layer_graph(
     model: Model,
     strategy: Strategy | None = None,
-    fused: bool = False,
+    fusion: Fusion = "none",
     precision: Precision | None = None,
 ) -> LayerGraph:
     """Build the layers of a model as one device runs them.
@@ -416,8 +416,9 @@ def layer_graph(
         The model to train.
     strategy
         How a layer is split over devices; by default not at all.
-    fused
-        Whether element-wise operators are fused onto the matrix products they follow.
+    fusion
+        What is fused: ``none``, ``epilogues`` (element-wise operators onto the products they
+        follow) or ``full`` (also products with one another, whose arrays then stay on chip).
     precision
         Number format of the blocks' products; by default bf16.
 
@@ -438,6 +439,10 @@ def layer_graph(
     if isinstance(model, GraphModel):
         model = recognised(model) or model
     if isinstance(model, GraphModel):
+        if fusion != "none":
+            raise InvalidInputError(
+                f"fusion: {fusion} is not accepted for a traced model; expected none"
+            )
         return _traced_graph(model, strategy, low)
     if low is not None and model.lora is not None and model.lora.bits == 4:
         raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
@@ -446,7 +451,7 @@ def layer_graph(
     layers = []
     for kind in dict.fromkeys(kinds):
         own = strategy if kind.endswith("moe-block") else _without_experts(strategy)
-        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fused, low))
+        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fusion, low))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]
@@ -469,7 +474,7 @@ def layer_graph(
 
 
 def build_op_graphs(
-    model: Model, strategies: Sequence[Strategy], fused: bool = False
+    model: Model, strategies: Sequence[Strategy], fusion: Fusion = "none"
 ) -> list[LayerGraph]:
     """Build the layers of a model under several strategies.
 
@@ -480,4 +485,4 @@ def build_op_graphs(
     >>> len(build_op_graphs(models.load("llama2-7b"), widths))
     4
     """
-    return [layer_graph(model, strategy, fused) for strategy in strategies]
+    return [layer_graph(model, strategy, fusion) for strategy in strategies]

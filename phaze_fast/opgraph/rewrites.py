@@ -1,7 +1,8 @@
 """Operators of a layer rewritten: element-wise ones fused onto products, products in low precision.
 
 An element-wise operator is fused where the product it follows has no other consumer: it then works
-on the product's tile before that is written. A collective in between prevents it.
+on the product's tile before that is written. A collective in between prevents it. What the backward
+pass reads of the product, or of operators fused before, is written all the same.
 
 Each tensor that products in a format of fewer bits read is cast once, in one kernel that also
 writes the transpose where a product of the backward pass reads it; a gather of it comes after the
@@ -14,10 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
 from phaze_fast.opgraph.graph import CAST, PASSING_CAST
 from phaze_fast.software import Precision
+
+Fusion = Literal["none", "epilogues", "full"]
+"""What is fused: nothing; element-wise operators onto the product before them; also products with
+one another, whose arrays then stay on chip as far as the buffer allows."""
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
 _EPILOGUES = frozenset(
@@ -40,6 +46,12 @@ def fuse(
 ) -> tuple[list[OperatorSpec], tuple[Tensor, ...]]:
     """Fuse operators where possible; stored tensors refer to the operator that produces them."""
     consumers: dict[int, int] = {}
+    stashed: dict[str, float] = {}  # bytes of each operator's output that the backward pass reads
+    for tensor in tensors:
+        if not tensor.instead_of:
+            stashed[tensor.producer] = stashed.get(tensor.producer, 0.0) + tensor.bytes
+    result_bytes = [spec.write_bytes for spec in specs]  # without what is stashed beside it
+    last_stage = [spec.name for spec in specs]
     for spec in specs:
         for source in set(spec.inputs):
             consumers[source] = consumers.get(source, 0) + 1
@@ -58,7 +70,11 @@ def fuse(
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
             continue  # its other input is computed after the product
-        fused[host] = _with_epilogue(fused[host], spec, others)
+        kept_bytes = stashed.get(last_stage[host], 0.0)
+        fused[host] = _with_epilogue(fused[host], spec, others, result_bytes[host], kept_bytes)
+        # An epilogue on some columns, such as a rotary embedding, leaves the others as they are.
+        result_bytes[host] = max(result_bytes[host], spec.write_bytes)
+        last_stage[host] = spec.name
         fused[i] = replace(fused[i], virtual=True, inputs=(host,))
         fused_into[i] = host
         renamed[spec.name] = fused[host].name
@@ -67,17 +83,27 @@ def fuse(
 
 
 def _with_epilogue(
-    product: OperatorSpec, epilogue: OperatorSpec, others: tuple[int, ...]
+    product: OperatorSpec,
+    epilogue: OperatorSpec,
+    others: tuple[int, ...],
+    result_bytes: float,
+    stashed_bytes: float,
 ) -> OperatorSpec:
-    """Fuse an element-wise operator onto a product: its result is not read back from memory."""
-    extra = max(epilogue.read_bytes - product.write_bytes, 0.0)
+    """Fuse an element-wise operator onto a product: it does not read the product's result back.
+
+    Of that result (`result_bytes`), only what the backward pass reads is written.
+    """
+    extra = max(epilogue.read_bytes - result_bytes, 0.0)
     return replace(
         product,
         unit="TC+VC",
         epilogue=product.epilogue + 1,
         inputs=(*product.inputs, *others),
         read_bytes=product.read_bytes + extra,
-        write_bytes=epilogue.write_bytes,
+        write_bytes=product.write_bytes
+        - result_bytes
+        + stashed_bytes
+        + max(result_bytes, epilogue.write_bytes),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from phaze_fast.models import GraphLayer, GraphOperator, held_bytes
+from phaze_fast.models import WIDE, GraphLayer, GraphOperator, held_bytes
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
 from phaze_fast.opgraph.strategy import Strategy
 
@@ -208,16 +208,19 @@ def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
     """Return one operator for a number of samples."""
     grown = {name: samples if name == op.scales else 1 for name in "bmnk"}
     product = "gemm" in op.kind
+    b, m, n, k = (getattr(op, name) * grown[name] for name in "bmnk")
+    if op.function == WIDE:  # a vector operator with a row for each element of the result
+        product, m, n, k = False, m * n, k, 0
     unit = "TC" if product else "TC+VC" if op.kind.startswith("attention") else "VC"
     return OperatorSpec(
         op.name,
         op.kind,
         "TC+VC" if product and (op.bias or op.function) else unit,
         op.inputs,
-        b=op.b * grown["b"],
-        m=op.m * grown["m"],
-        n=op.n * grown["n"],
-        k=op.k * grown["k"],
+        b=b,
+        m=m,
+        n=n,
+        k=k,
         flops=op.flops * samples,
         read_bytes=op.fixed_read_bytes + op.read_bytes * samples,
         write_bytes=op.fixed_write_bytes + op.write_bytes * samples,

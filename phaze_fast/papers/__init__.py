@@ -12,7 +12,6 @@ from phaze_fast.papers.placement import Placement as Placement
 from phaze_fast.papers.placement import PublishedProblem as PublishedProblem
 from phaze_fast.papers.placement import place as place
 from phaze_fast.papers.placement import place_batch as place_batch
-from phaze_fast.papers.placement import place_front as place_front
 from phaze_fast.papers.problem_files import ProblemRecord as ProblemRecord
 from phaze_fast.papers.problem_files import read_records as read_records
 from phaze_fast.papers.published import problem_from_dict as problem_from_dict

@@ -4,6 +4,7 @@ A problem is one JSON object with ``nodes`` and ``edges`` by tensor-parallel wid
 levels (``devices_per_level``, ``bws``, ``latency_per_level``), innermost first. docs/nest.md lists
 every field and the formulas.
 """
+# ruff: noqa: N815
 
 from __future__ import annotations
 
@@ -11,26 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.papers.problem_files import (
-    Edges,
-    flag,
-    named,
-    number,
-    optimizer_states,
-    ordered,
-    read_edges,
-    read_nodes,
-    required_fields,
-    shown,
-    whole,
-    widths,
-)
+from phaze_fast.errors import InvalidInputError, brief, check_one_of
+from phaze_fast.papers.problem_files import Flag, Node, ProblemFile, Rate, Size, Whole
 from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
@@ -45,19 +34,6 @@ TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 """Units of the layers' latencies, in seconds."""
 
 _NETWORK = ("devices_per_level", "bws", "latency_per_level")
-_REQUIRED = (
-    "maxDevices",
-    "maxMemoryPerDevice",
-    "mbsInBatch",
-    *_NETWORK,
-    "nodes",
-    "edges",
-    "activationRecomputation",
-    "optimizerAlgorithm",
-)
-_OPTIONAL = ("ep_degree", "cp_degree")
-_UNUSED = ("bandwidth", "frequency", "sp_enabled", "baselines")
-_NODE = ("optimalLatencyFw", "optimalLatencyBw", "parameterSize", "activationSize")
 _STATES = {"SGD": 2.0, "Adam": 8.0}  # weights, gradients and moments, as multiples of the weights
 
 
@@ -109,87 +85,79 @@ class NestProblem:
         return width.width * self.other_degrees
 
 
+class _NestNode(Node):
+    energy: Size = 0.0
+    """Not used, as `bandwidth`, `frequency`, `sp_enabled` and `baselines` of a problem are not."""
+
+
+_Levels = Field(min_length=1, max_length=_core.MAX_NEST_LEVELS)
+
+
+class _NestFile(ProblemFile):
+    maxDevices: Annotated[Whole, Field(le=_core.MAX_NEST_DEVICES)]
+    mbsInBatch: Annotated[float, Field(strict=True, ge=1, le=_core.MAX_NEST_DEVICES)]
+    devices_per_level: Annotated[tuple[Whole, ...], _Levels]
+    bws: Annotated[tuple[Rate, ...], _Levels]
+    latency_per_level: Annotated[tuple[Size, ...], _Levels]
+    nodes: Mapping[
+        str, Annotated[tuple[_NestNode, ...], Field(min_length=1, max_length=_core.MAX_NEST_LAYERS)]
+    ]
+    ep_degree: Whole = 1
+    cp_degree: Whole = 1
+    bandwidth: Size | None = None
+    frequency: Size | None = None
+    sp_enabled: Flag = False
+    baselines: Any = None
+
+    @model_validator(mode="after")
+    def _check_levels(self) -> Self:
+        levels, devices = len(self.devices_per_level), math.prod(self.devices_per_level)
+        for field in _NETWORK[1:]:
+            if len(getattr(self, field)) != levels:
+                raise ValueError(
+                    f"{field}: {len(getattr(self, field))} levels are not accepted; expected "
+                    f"{levels} as in devices_per_level"
+                )
+        if devices != self.maxDevices:
+            raise ValueError(
+                f"devices_per_level: {brief(list(self.devices_per_level))} is not accepted; its "
+                f"product is {devices}, expected maxDevices {self.maxDevices}"
+            )
+        return self
+
+    def width(self, width: int, unit_s: float) -> NestWidth:
+        """Return the layers of one width; each sends to the next one, and perhaps to others."""
+        nodes, edges = self.layers(width)
+        ids = [node.id for node in nodes]
+        edges.sort(key=lambda edge: edge[:2])
+        ends = [edge[:2] for edge in edges]
+        for pair in pairwise(ends):
+            if pair[0] == pair[1]:
+                a, b = (ids[at] for at in pair[0])
+                raise InvalidInputError(f"edges.{width}: the edge from {a} to {b} is there twice")
+        for at in range(len(ids) - 1):
+            if (at, at + 1) not in ends:
+                raise InvalidInputError(
+                    f"edges.{width}: no edge from {ids[at]} to {ids[at + 1]}; expected one from "
+                    "every layer to the next, and further edges"
+                )
+        return NestWidth(
+            width=width,
+            ids=tuple(ids),
+            forward_s=np.array([node.optimalLatencyFw for node in nodes]) * unit_s,
+            backward_s=np.array([node.optimalLatencyBw for node in nodes]) * unit_s,
+            weight_bytes=np.array([node.parameterSize for node in nodes]),
+            kept_bytes=np.array([node.activationSize for node in nodes]),
+            edge_from=np.array([source for source, _, _ in edges], dtype=np.int32),
+            edge_to=np.array([target for _, target, _ in edges], dtype=np.int32),
+            edge_bytes=np.array([size for _, _, size in edges], dtype=np.float64),
+        )
+
+
 def is_nest(data: Any) -> bool:
     """Whether an object is in NEST's form rather than in PHAZE's: it has a tiered network."""
-    _, data = named(data, "")
-    return isinstance(data, dict) and any(field in data for field in _NETWORK)
-
-
-def _levels(record: Mapping[str, Any], devices: int) -> list[list[Any]]:
-    columns: list[list[Any]] = []
-    for field in _NETWORK:
-        values = record[field]
-        if not isinstance(values, list) or not 1 <= len(values) <= _core.MAX_NEST_LEVELS:
-            raise InvalidInputError(
-                f"{field}: {shown(values)} is not accepted; expected a list of 1 to "
-                f"{_core.MAX_NEST_LEVELS} levels"
-            )
-        if len(values) != len(record["devices_per_level"]):
-            raise InvalidInputError(
-                f"{field}: {len(values)} levels are not accepted; expected "
-                f"{len(record['devices_per_level'])} as in devices_per_level"
-            )
-        named = {f"[{level}]": value for level, value in enumerate(values)}
-        if field == "devices_per_level":
-            columns.append([whole(named, at, field, least=1) for at in named])
-        else:
-            least = 1e-100 if field == "bws" else 0.0
-            columns.append([number(named, at, field, least=least) for at in named])
-    if math.prod(columns[0]) != devices:
-        raise InvalidInputError(
-            f"devices_per_level: {shown(record['devices_per_level'])} is not accepted; its product "
-            f"is {math.prod(columns[0])}, expected maxDevices {devices}"
-        )
-    return columns
-
-
-def _check_distinct(edges: Edges, where: str) -> None:
-    """Raise InvalidInputError where two edges connect the same nodes."""
-    seen: set[tuple[int, int]] = set()
-    for k, (a, b, _) in enumerate(edges):
-        if (a, b) in seen:
-            raise InvalidInputError(
-                f"{where}[{k}]: the edge from {a} to {b} is there twice; expected it once"
-            )
-        seen.add((a, b))
-
-
-def _width(record: Mapping[str, Any], width: int, unit_s: float) -> NestWidth:
-    nodes = read_nodes(
-        record["nodes"][str(width)], f"nodes.{width}", _NODE, ("energy",), _core.MAX_NEST_LAYERS
-    )
-    edges = read_edges(record["edges"][str(width)], nodes, f"edges.{width}")
-    _check_distinct(edges, f"edges.{width}")
-    ids = ordered(nodes, edges, f"edges.{width}")
-    connected = {(a, b) for a, b, _ in edges}
-    for pair in pairwise(ids):
-        if pair not in connected:
-            raise InvalidInputError(
-                f"edges.{width}: no edge from {pair[0]} to {pair[1]}; expected one from every "
-                "layer to the next, and further edges"
-            )
-    position = {key: k for k, key in enumerate(ids)}
-    edges.sort(key=lambda edge: (position[edge[0]], position[edge[1]]))
-    columns = np.array([[nodes[key][name] for name in _NODE] for key in ids]).T
-    return NestWidth(
-        width=width,
-        ids=tuple(ids),
-        forward_s=columns[0] * unit_s,
-        backward_s=columns[1] * unit_s,
-        weight_bytes=columns[2].copy(),
-        kept_bytes=columns[3].copy(),
-        edge_from=np.array([position[a] for a, _, _ in edges], dtype=np.int32),
-        edge_to=np.array([position[b] for _, b, _ in edges], dtype=np.int32),
-        edge_bytes=np.array([size for _, _, size in edges], dtype=np.float64),
-    )
-
-
-def _check_unused(record: Mapping[str, Any]) -> None:
-    for field in ("bandwidth", "frequency"):
-        if field in record:
-            number(record, field, "")
-    if "sp_enabled" in record:
-        flag(record, "sp_enabled", "")
+    inside = data.get("input", data) if isinstance(data, dict) else data
+    return isinstance(inside, dict) and any(field in inside for field in _NETWORK)
 
 
 def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> NestProblem:
@@ -226,29 +194,20 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
     >>> problem.devices, problem.widths[0].ids
     (4, (0, 1))
     """
-    if time_unit not in TIME_UNITS:
-        raise InvalidInputError(
-            f"time_unit: {shown(time_unit)} is not accepted; {nearest(str(time_unit), TIME_UNITS)}"
-        )
-    name, data = named(data, name)
-    record = required_fields(data, _REQUIRED, (*_OPTIONAL, *_UNUSED))
-    devices = whole(record, "maxDevices", "", least=1, most=_core.MAX_NEST_DEVICES)
-    sizes, rates, latencies = _levels(record, devices)
-    micro_batches = number(record, "mbsInBatch", "", least=1, most=_core.MAX_NEST_DEVICES)
-    degrees = [whole(record, key, "", least=1) if key in record else 1 for key in _OPTIONAL]
-    states = optimizer_states(record, _STATES)
-    _check_unused(record)
+    check_one_of("time_unit", time_unit, TIME_UNITS)
+    name, file = _NestFile.read(data, name)
+    unit_s = TIME_UNITS[time_unit]
     return NestProblem(
         name=name,
-        memory_bytes=number(record, "maxMemoryPerDevice", ""),
-        micro_batches=int(micro_batches),
-        level_sizes=tuple(sizes),
-        level_bytes_per_s=tuple(rates),
-        level_latency_s=tuple(latencies),
-        other_degrees=math.prod(degrees),
-        states=states,
-        recompute=flag(record, "activationRecomputation", ""),
-        widths=tuple(_width(record, w, TIME_UNITS[time_unit]) for w in sorted(widths(record))),
+        memory_bytes=file.maxMemoryPerDevice,
+        micro_batches=int(file.mbsInBatch),
+        level_sizes=file.devices_per_level,
+        level_bytes_per_s=file.bws,
+        level_latency_s=file.latency_per_level,
+        other_degrees=file.ep_degree * file.cp_degree,
+        states=_STATES[file.optimizerAlgorithm],
+        recompute=file.activationRecomputation,
+        widths=tuple(file.width(w, unit_s) for w in sorted(map(int, file.nodes))),
     )
 
 
@@ -533,10 +492,7 @@ def solve_nest(
     >>> plan["p"], plan["d"], round(plan["finalTimePerBatch"], 6)
     (2, 1, 27.9)
     """
-    if replicas not in PRICED_REPLICAS:
-        raise InvalidInputError(
-            f"replicas: {replicas!r} is not accepted; {nearest(str(replicas), PRICED_REPLICAS)}"
-        )
+    check_one_of("replicas", replicas, PRICED_REPLICAS)
     for problem in problems:
         if replicas == "all" and problem.devices > _core.MAX_NEST_REPLICATED:
             raise InvalidInputError(

@@ -171,7 +171,6 @@ class PlacedStage:
     """Seconds per micro-batch, with what the stage sends and receives."""
     memory: dict[str, float]
     """Bytes of one device by term."""
-    free_bytes: float
 
     @property
     def memory_bytes(self) -> float:
@@ -239,7 +238,6 @@ class PublishedProblem:
             devices=placement.width if table.wide[at].any() else 1,
             load_s=in_s + forward + out_s + backward,
             memory=memory,
-            free_bytes=self.memory_bytes - sum(memory.values()),
         )
 
 
@@ -285,24 +283,14 @@ class Placement:
     def __str__(self) -> str:
         if self.table is None:
             return f"{self.status}: no plan fits"
-        stages, names = self.details, self.table.names
+        stages = self.details
         slowest = max(range(len(stages)), key=lambda k: stages[k].load_s)
-        fullest = min(range(len(stages)), key=lambda k: stages[k].free_bytes)
-        lines = [
+        fullest = max(range(len(stages)), key=lambda k: stages[k].memory_bytes)
+        return (
             f"{self.status}: {format_time(self.time_s)}, {len(stages)} stages x {self.replicas} "
             f"replicas of {self.devices} devices; stage {slowest} is the slowest, stage {fullest} "
-            "the fullest"
-        ]
-        for k, stage in enumerate(stages):
-            first, last = names[stage.layers[0]], names[stage.layers[-1]]
-            terms = ", ".join(f"{t} {format_bytes(b)}" for t, b in stage.memory.items() if b)
-            slack = stages[slowest].load_s - stage.load_s
-            lines.append(
-                f"  {k}: {len(stage.layers)} layers ({first} to {last}), {stage.devices} devices: "
-                f"{format_time(stage.load_s)} (slack {format_time(slack)}); "
-                f"{terms}; free {format_bytes(stage.free_bytes)}"
-            )
-        return "\n".join(lines)
+            f"the fullest with {format_bytes(self.memory_bytes)}; stages: .details"
+        )
 
 
 _INFEASIBLE = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, ())
@@ -415,37 +403,3 @@ def place(problem: PublishedProblem) -> Placement:
     (((0, 1, 2, 3),), 24.0)
     """
     return place_batch([problem])[0]
-
-
-def place_front(problem: PublishedProblem, most: int = 1000) -> list[Placement]:
-    """List the placements that are non-dominated in time and memory, fastest first.
-
-    Each is the fastest of those that need less memory than the one before, until nothing fits.
-
-    Parameters
-    ----------
-    problem
-        Its ``memory_bytes`` is the largest memory of the front.
-    most
-        Largest number of placements.
-
-    Examples
-    --------
-    >>> table = LayerTable(range(4), 1.0, 2.0, stash_bytes=1.0, resident_bytes=4.0)
-    >>> front = place_front(PublishedProblem({1: table}, 2, memory_bytes=100.0, micro_batches=8))
-    >>> [(placement.time_s, placement.memory_bytes) for placement in front]
-    [(48.0, 16.0), (54.0, 10.0)]
-    """
-    front: list[Placement] = []
-    limit = problem.memory_bytes
-    while len(front) < most:
-        placement = place(replace(problem, memory_bytes=limit))
-        if placement.status != "optimal":
-            break
-        if front and placement.time_s <= front[-1].time_s:
-            front.pop()  # the new one is as fast and smaller
-        front.append(placement)
-        limit = placement.memory_bytes * (1 - 4e-12)  # below the tolerance of the memory limit
-        if not limit > 0:
-            break
-    return front

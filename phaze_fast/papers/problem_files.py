@@ -1,27 +1,26 @@
-"""Files of placement problems in the forms of the public PHAZE and NEST programs, and their fields.
+"""Placement problems in the files of the public PHAZE and NEST programs.
 
-A .json file holds one problem, a .jsonl file one on each line. Fields are checked one by one; an
-error message is one short line that names the field, even where the value is long.
+A .json file holds one problem, a .jsonl file one on each line. Records have the names of the files.
 """
+# ruff: noqa: N815
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from phaze_fast.documents import parse_json, read_text
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, brief
+from phaze_fast.records import Record
 from phaze_fast.schedule import topological_order
-
-Edges = list[tuple[int, int, float]]
-"""Source, destination and bytes of each edge."""
 
 _LARGEST = 1e100
 """No size, time or rate is larger, so that no sum or product of them overflows."""
-_LONGEST = 60
-_MOST_DEVICES = 2**29
+MOST_DEVICES = 2**29
 
 
 @dataclass(frozen=True)
@@ -63,235 +62,125 @@ def read_records(path: Path | str) -> Iterator[ProblemRecord]:
             yield ProblemRecord(name, where, None, str(error))
 
 
-# ---- single fields ----
-
-
-def shown(value: Any) -> str:
-    """Format a value as in the file, shortened where it is long.
-
-    Examples
-    --------
-    >>> shown("a" * 100)
-    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."
-    """
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or a deep list
-        return f"a value of type {type(value).__name__} that is too long to show"
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST + 1] + "..."
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def number(
-    record: Mapping[str, Any], key: str, where: str, least: float = 0.0, most: float = _LARGEST
-) -> float:
-    """Read a field that is a number between two limits."""
-    if key not in record:
-        raise InvalidInputError(f"{where}{key}: missing; expected a number")
-    value = record[key]
-    if not _is_number(value) or not least <= value <= most:
-        raise InvalidInputError(
-            f"{where}{key}: {shown(value)} is not accepted; expected a number from {least:g} to "
-            f"{most:g}"
-        )
-    return float(value)
-
-
-def whole(
-    record: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = _MOST_DEVICES
-) -> int:
-    """Read a field that is a whole number between two limits."""
-    if key not in record:
-        raise InvalidInputError(f"{where}{key}: missing; expected a whole number")
-    value = record[key]
-    if not _is_number(value) or not least <= value <= most or value != int(value):
-        raise InvalidInputError(
-            f"{where}{key}: {shown(value)} is not accepted; expected a whole number from {least} "
-            f"to {most}"
-        )
-    return int(value)
-
-
-def flag(record: Mapping[str, Any], key: str, where: str) -> bool:
-    """Read a field that is true or false."""
-    value = record.get(key)
-    if not isinstance(value, bool):
-        raise InvalidInputError(
-            f"{where}{key}: {shown(value)} is not accepted; expected true or false"
-        )
-    return value
-
-
 # ---- problems ----
 
 
-def _known(record: Any, accepted: Collection[str], where: str) -> dict[str, Any]:
-    """Check that an object has no other fields than those accepted."""
-    if not isinstance(record, dict):
-        raise InvalidInputError(
-            f"{where or 'problem'}: {shown(record)} is not accepted; expected an object, not a "
-            f"{type(record).__name__}"
-        )
-    for key in record:
-        if key not in accepted:
-            name = key if isinstance(key, str) and key.isidentifier() else shown(key)
-            raise InvalidInputError(
-                f"{where}{'.' * bool(where)}{name[:_LONGEST]}: unknown; "
-                f"{nearest(str(key)[:_LONGEST], accepted)}"
+def _integral(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Size = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
+Rate = Annotated[float, Field(strict=True, ge=1 / _LARGEST, le=_LARGEST, allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_integral), Field(strict=True, ge=1, le=MOST_DEVICES)]
+Flag = Annotated[bool, Field(strict=True)]
+_Id = Annotated[int, Field(strict=True, ge=-MOST_DEVICES, le=MOST_DEVICES)]
+
+
+class Node(Record):
+    """A layer at one tensor-parallel width."""
+
+    what: ClassVar[str] = "node"
+    id: _Id
+    parameterSize: Size
+    activationSize: Size
+    optimalLatencyFw: Size
+    optimalLatencyBw: Size
+    isTensorParallelized: Flag = False
+
+
+class Edge(Record):
+    """Data that one layer sends to another."""
+
+    what: ClassVar[str] = "edge"
+    sourceId: _Id
+    destId: _Id
+    communicationCost: Size
+    """Bytes."""
+
+
+class ProblemFile(Record):
+    """Fields that the problems of both programs have."""
+
+    what: ClassVar[str] = "problem"
+    maxDevices: Whole
+    maxMemoryPerDevice: Size
+    nodes: Mapping[str, Annotated[tuple[Node, ...], Field(min_length=1)]]
+    """Layers by tensor-parallel width."""
+    edges: Mapping[str, tuple[Edge, ...]]
+    activationRecomputation: Flag
+    optimizerAlgorithm: Literal["SGD", "Adam"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_widths(cls, data: object) -> object:
+        nodes, edges = (data.get(k) if isinstance(data, dict) else 0 for k in ("nodes", "edges"))
+        if not isinstance(nodes, dict) or not isinstance(edges, dict):
+            return data  # which the fields refuse
+        if not nodes:
+            raise ValueError("nodes: {} is not accepted; expected nodes for at least one width")
+        for width in nodes:
+            digits = isinstance(width, str) and width.isascii() and width.isdigit()
+            if not digits or len(width) > 9 or str(int(width)) != width or not int(width) >= 1:
+                raise ValueError(
+                    f"nodes: width {brief(width)} is not accepted; expected a whole number from 1 "
+                    "to 999999999 without leading zeros"
+                )
+        if set(edges) != set(nodes):
+            raise ValueError(
+                f"edges: {brief(list(edges))} is not accepted; expected lists for the widths of "
+                f"nodes, {brief(list(nodes))}"
             )
-    return record
+        return data
 
+    @classmethod
+    def read(cls, data: object, name: str) -> tuple[str, Self]:
+        """Return the name of a problem, which may be under the key ``input``, and its record.
 
-def named(data: Any, name: str) -> tuple[str, Any]:
-    """Return the name of a problem and the problem itself, which may be under the key ``input``."""
-    if not isinstance(data, dict) or not isinstance(data.get("input"), dict):
-        return name, data
-    own = data.get("name", name)
-    return own if isinstance(own, str) else shown(own), data["input"]
+        Raises
+        ------
+        InvalidInputError
+            One line with the first field that is missing, unknown or out of range.
+        """
+        if isinstance(data, dict) and isinstance(data.get("input"), dict):
+            own = data.get("name", name)
+            name, data = own if isinstance(own, str) else brief(own), data["input"]
+        try:
+            return name, cls.from_dict(data)
+        except InvalidInputError as error:
+            raise InvalidInputError(str(error).partition("\n")[0]) from None
 
+    def layers(self, width: int) -> tuple[list[Node], list[tuple[int, int, float]]]:
+        """Return the layers of a width in an order in which edges go forward, and the edges.
 
-def required_fields(
-    data: Any, required: Sequence[str], optional: Collection[str]
-) -> dict[str, Any]:
-    """Check that a problem has all required fields and no unknown ones."""
-    record = _known(data, (*required, *optional), "")
-    for key in required:
-        if key not in record:
-            raise InvalidInputError(f"{key}: missing; expected it with {', '.join(required)}")
-    return record
+        Of several orders, the one with smaller ids first. An edge has the positions of both layers
+        and its bytes.
 
-
-def optimizer_states(record: Mapping[str, Any], states: Mapping[str, float]) -> float:
-    """Bytes of weights, gradients and moments per byte of weights, by ``optimizerAlgorithm``."""
-    algorithm = record["optimizerAlgorithm"]
-    if not isinstance(algorithm, str) or algorithm not in states:
-        raise InvalidInputError(
-            f"optimizerAlgorithm: {shown(algorithm)} is not accepted; "
-            f"{nearest(str(algorithm)[:_LONGEST], states)}"
-        )
-    return states[algorithm]
-
-
-def widths(record: Mapping[str, Any]) -> list[int]:
-    """Return the tensor-parallel widths of the nodes and edges."""
-    nodes, edges = record["nodes"], record["edges"]
-    if not isinstance(nodes, dict) or not nodes:
-        raise InvalidInputError(
-            f"nodes: {shown(nodes)} is not accepted; expected an object with a list of nodes for "
-            "each width"
-        )
-    for width in nodes:
-        digits = isinstance(width, str) and width.isascii() and width.isdigit()
-        if not digits or len(width) > 9 or str(int(width)) != width or not int(width) >= 1:
-            raise InvalidInputError(
-                f"nodes: width {shown(width)} is not accepted; expected a whole number from 1 to "
-                "999999999 without leading zeros"
-            )
-    if not isinstance(edges, dict) or set(edges) != set(nodes):
-        raise InvalidInputError(
-            f"edges: {shown(list(edges) if isinstance(edges, dict) else edges)} is not accepted; "
-            f"expected lists for the widths of nodes, {shown(list(nodes))}"
-        )
-    return [int(width) for width in nodes]
-
-
-# ---- nodes and edges ----
-
-
-def _node_id(
-    record: Mapping[str, Any], key: str, where: str, among: Collection[int] | None = None
-) -> int:
-    """Read the id of a node: a whole number, one of `among` where that is given."""
-    value = record.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidInputError(
-            f"{where}{key}: {shown(value)} is not accepted; expected the id of a node, a whole "
-            "number"
-        )
-    if among is not None and value not in among:
-        raise InvalidInputError(
-            f"{where}{key}: {shown(value)} is not accepted; it is no id of a node"
-        )
-    if among is None and not -_MOST_DEVICES <= value <= _MOST_DEVICES:
-        raise InvalidInputError(
-            f"{where}{key}: {shown(value)} is not accepted; expected an id from -2^29 to 2^29"
-        )
-    return value
-
-
-_WIDE = "isTensorParallelized"
-
-
-def read_nodes(
-    records: Any,
-    where: str,
-    numbers: Sequence[str],
-    unused: Sequence[str] = (),
-    most: int | None = None,
-) -> dict[int, dict[str, Any]]:
-    """Read the nodes of one width.
-
-    Parameters
-    ----------
-    records
-        The list of nodes.
-    where
-        The field, for messages.
-    numbers
-        Fields that every node has.
-    unused
-        Numbers that a node may have; they are only checked.
-    most
-        Largest number of nodes.
-
-    Returns
-    -------
-    dict
-        The numbers of each node by its id, and ``wide``: whether it is tensor-parallel.
-    """
-    if not isinstance(records, list) or not 1 <= len(records) <= (most or len(records)):
-        expected = "at least one node" if most is None else f"1 to {most} nodes"
-        raise InvalidInputError(
-            f"{where}: {shown(records)} is not accepted; expected a list of {expected}"
-        )
-    nodes: dict[int, dict[str, Any]] = {}
-    for k, record in enumerate(records):
-        at = f"{where}[{k}]"
-        node = _known(record, ("id", *numbers, *unused, _WIDE), at)
-        key = _node_id(node, "id", f"{at}.")
-        if key in nodes:
-            raise InvalidInputError(f"{at}.id: {key} is there twice; expected every id once")
-        nodes[key] = {name: number(node, name, f"{at}.") for name in numbers}
-        for name in unused:
-            number({name: 0, **node}, name, f"{at}.")
-        nodes[key]["wide"] = flag({_WIDE: False, **node}, _WIDE, f"{at}.")
-    return nodes
-
-
-def read_edges(records: Any, ids: Collection[int], where: str) -> Edges:
-    """Read the edges of one width."""
-    if not isinstance(records, list):
-        raise InvalidInputError(f"{where}: {shown(records)} is not accepted; expected a list")
-    edges = []
-    for k, record in enumerate(records):
-        at = f"{where}[{k}]"
-        edge = _known(record, ("sourceId", "destId", "communicationCost"), at)
-        source, target = (_node_id(edge, end, f"{at}.", ids) for end in ("sourceId", "destId"))
-        if source == target:
-            raise InvalidInputError(f"{at}: an edge from {source} to itself")
-        edges.append((source, target, number(edge, "communicationCost", f"{at}.")))
-    return edges
-
-
-def ordered(ids: Iterable[int], edges: Edges, where: str) -> list[int]:
-    """Order ids so that edges go forward; smaller ids first where there is a choice."""
-    listed = sorted(ids)
-    order = topological_order(listed, [(a, b) for a, b, _ in edges])
-    if len(order) != len(listed):
-        left = sorted(set(listed) - set(order))
-        raise InvalidInputError(f"{where}: a cycle through {left[:5]} is not accepted")
-    return order
+        Raises
+        ------
+        InvalidInputError
+            Where ids repeat, or an edge connects no two layers or is part of a cycle.
+        """
+        key = str(width)
+        nodes: dict[int, Node] = {}
+        for k, node in enumerate(self.nodes[key]):
+            if node.id in nodes:
+                raise InvalidInputError(f"nodes.{width}.{k}.id: {node.id} is there twice")
+            nodes[node.id] = node
+        for k, edge in enumerate(self.edges[key]):
+            for end in ("sourceId", "destId"):
+                if (own := getattr(edge, end)) not in nodes:
+                    raise InvalidInputError(
+                        f"edges.{width}.{k}.{end}: {own} is not accepted; it is no id of a node"
+                    )
+            if edge.sourceId == edge.destId:
+                raise InvalidInputError(
+                    f"edges.{width}.{k}: an edge from {edge.sourceId} to itself"
+                )
+        ends = [(edge.sourceId, edge.destId) for edge in self.edges[key]]
+        order = topological_order(sorted(nodes), ends)
+        if len(order) != len(nodes):
+            left = sorted(set(nodes) - set(order))
+            raise InvalidInputError(f"edges.{width}: a cycle through {left[:5]} is not accepted")
+        at = {own: position for position, own in enumerate(order)}
+        edges = [(at[e.sourceId], at[e.destId], e.communicationCost) for e in self.edges[key]]
+        return [nodes[own] for own in order], edges

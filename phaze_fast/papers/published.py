@@ -3,6 +3,7 @@
 A problem is one JSON object with ``nodes`` and ``edges`` by tensor-parallel width, sizes in bytes,
 latencies in any unit and ``bandwidth`` in bytes per that unit.
 """
+# ruff: noqa: N815
 
 from __future__ import annotations
 
@@ -13,58 +14,42 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.papers.placement import LayerTable, Placement, PublishedProblem, place, place_batch
-from phaze_fast.papers.problem_files import (
-    flag,
-    named,
-    number,
-    optimizer_states,
-    ordered,
-    read_edges,
-    read_nodes,
-    required_fields,
-    whole,
-    widths,
-)
+from phaze_fast.papers.problem_files import ProblemFile, Rate, Whole
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-_COUNTS = ("maxDevices", "mbsInBatch")
-_REQUIRED = (
-    "maxMemoryPerDevice",
-    *_COUNTS,
-    "bandwidth",
-    "nodes",
-    "edges",
-    "activationRecomputation",
-    "optimizerAlgorithm",
-)
-_IGNORED = ("fixedPP", "fixedTMPC", "fixedDP", "numTransformerLayers")
-_NODE = ("parameterSize", "activationSize", "optimalLatencyFw", "optimalLatencyBw")
 _STATES = {"SGD": 2.0, "Adam": 3.0}  # weights, gradients and moments, as multiples of the weights
 
 
-def _table(record: dict[str, Any], width: int, bandwidth: float, states: float) -> LayerTable:
-    """Read the layers of one width, in an order in which edges go forward."""
-    nodes = read_nodes(record["nodes"][str(width)], f"nodes.{width}", _NODE)
-    edges = read_edges(record["edges"][str(width)], nodes, f"edges.{width}")
-    order = ordered(nodes, edges, f"edges.{width}")
-    position = {key: i for i, key in enumerate(order)}
-    column = {name: np.array([nodes[key][name] for key in order]) for name in _NODE}
-    sizes = np.array([size for _, _, size in edges])
-    weights, activations = column["parameterSize"], column["activationSize"]
-    return LayerTable(
-        names=tuple(order),
-        forward_s=column["optimalLatencyFw"],
-        backward_s=column["optimalLatencyBw"],
-        stash_bytes=activations,
-        resident_bytes=states * weights,
-        once_bytes=activations,
-        sync_s=4.0 * weights / bandwidth,
-        wide=[nodes[key]["wide"] for key in order],
-        edges=[(position[a], position[b]) for a, b, _ in edges],
-        edge_s=sizes / bandwidth,
-        edge_bytes=sizes,
-    )
+class _PublishedFile(ProblemFile):
+    bandwidth: Rate
+    """Bytes per unit of the latencies."""
+    mbsInBatch: Whole
+    fixedPP: Any = None
+    """This and the next three describe the program's own baseline; they are ignored."""
+    fixedTMPC: Any = None
+    fixedDP: Any = None
+    numTransformerLayers: Any = None
+
+    def table(self, width: int) -> LayerTable:
+        """Return the layers of one width, in an order in which edges go forward."""
+        nodes, edges = self.layers(width)
+        sizes = np.array([size for _, _, size in edges])
+        weights = np.array([node.parameterSize for node in nodes])
+        activations = [node.activationSize for node in nodes]
+        return LayerTable(
+            names=tuple(node.id for node in nodes),
+            forward_s=[node.optimalLatencyFw for node in nodes],
+            backward_s=[node.optimalLatencyBw for node in nodes],
+            stash_bytes=activations,
+            resident_bytes=_STATES[self.optimizerAlgorithm] * weights,
+            once_bytes=activations,
+            sync_s=4.0 * weights / self.bandwidth,
+            wide=[node.isTensorParallelized for node in nodes],
+            edges=[(source, target) for source, target, _ in edges],
+            edge_s=sizes / self.bandwidth,
+            edge_bytes=sizes,
+        )
 
 
 def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
@@ -97,17 +82,13 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
     >>> len(problem.tables[1])
     2
     """
-    name, data = named(data, name)
-    record = required_fields(data, _REQUIRED, _IGNORED)
-    devices, micro_batches = (whole(record, key, "", least=1) for key in _COUNTS)
-    bandwidth = number(record, "bandwidth", "", least=1e-100)
-    states = optimizer_states(record, _STATES)
+    name, file = _PublishedFile.read(data, name)
     return PublishedProblem(
-        tables={width: _table(record, width, bandwidth, states) for width in widths(record)},
-        devices=devices,
-        memory_bytes=number(record, "maxMemoryPerDevice", ""),
-        micro_batches=micro_batches,
-        recompute=flag(record, "activationRecomputation", ""),
+        tables={int(width): file.table(int(width)) for width in file.nodes},
+        devices=file.maxDevices,
+        memory_bytes=file.maxMemoryPerDevice,
+        micro_batches=file.mbsInBatch,
+        recompute=file.activationRecomputation,
         name=name,
     )
 

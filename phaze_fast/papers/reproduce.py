@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import check_one_of
 from phaze_fast.explore import find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster, presets
 from phaze_fast.models import load
@@ -147,10 +147,8 @@ def _nest(models: Sequence[str], threads: int | None, say: Callable[[str], None]
         honest = None
         if evaluator.fits.any():
             times = evaluator.times(cluster, threads=threads or 1)
-            even, free = (
-                evaluator.best_even(times),
-                evaluator.top(times, 1, threads=threads or 1).plans,
-            )
+            even = evaluator.best_even(times)
+            free = evaluator.top(times, 1, threads=threads or 1).plans
             honest = even[0].time_s / free[0].time_s if even and free else None
         why = (
             "its layer tables and manual plans are not in this package; ours is measured against "
@@ -166,12 +164,8 @@ def _tmac(models: Sequence[str], threads: int | None, say: Callable[[str], None]
     problem = Problem(name, load_wafer("dojo-tile-like"))
     quick = Effort(seeds=1, steps=500, promising=1, budget_s=2.0)
     table = compare_mappings(problem, quick, threads=threads, ablations=False).to_columns()
-    seconds = {
-        (plan, variant): time
-        for plan, variant, time in zip(
-            table["plan"], table["variant"], table["time_s"], strict=True
-        )
-    }
+    plans = zip(table["plan"], table["variant"], strict=True)
+    seconds = dict(zip(plans, table["time_s"], strict=True))
     best = seconds["ours", ""]
     rows = []
     for title, key, published in _TMAC:
@@ -214,14 +208,10 @@ def reproduce(
     ('phaze', 'nest', 'tmac')
     """
     runs = {"phaze": _phaze, "nest": _nest, "tmac": _tmac}
-    if paper not in runs:
-        raise InvalidInputError(f"paper: {paper!r} is not accepted; {nearest(paper, PAPERS)}")
+    check_one_of("paper", paper, PAPERS)
     known = {"phaze": _PHAZE_MODELS, "nest": tuple(dict.fromkeys(row[1] for row in _NEST))}
-    for name in models:
-        if paper in known and name not in known[paper]:
-            raise InvalidInputError(
-                f"models: {name!r} is not accepted; {nearest(name, known[paper])}"
-            )
+    for name in models if paper in known else ():
+        check_one_of("models", name, known[paper])
     rows = runs[paper](models, threads, say or (lambda _: None))
     finite = [row for row in rows if row.honest is None or math.isfinite(row.honest)]
     return Reproduced(paper, _SOURCES[paper], _MEASURES[paper], tuple(finite))

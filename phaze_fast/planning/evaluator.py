@@ -25,6 +25,7 @@ from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
     BOUNDARY_KINDS,
     StrategySizes,
+    strategy_arrays,
     strategy_sizes,
     training_record,
 )
@@ -135,14 +136,14 @@ class PlanEvaluator:
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
         self.sizes, self.layouts = given if given is not None else self._enumerate()
-        self.optimizer = optimizer(training.optimizer)
+        self.optimizer = optimizer(training.optimizer_name)
         self._record = training_record(self.optimizer, training.software, training.precision)
 
     # ---- strategies and layouts ----
 
     def _enumerate(self) -> tuple[list[StrategySizes], Array]:
         training, modes = self.training, self.training.recompute_modes
-        runs = (training.software, training.precision)
+        runs = (training.software, training.precision, training.fusion)
         sizes: list[StrategySizes] = []
         parts: list[Array] = []
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
@@ -196,24 +197,20 @@ class PlanEvaluator:
         return fits
 
     @cached_property
+    def _arrays(self) -> tuple[Array, Array, Array]:
+        return strategy_arrays(tuple(self.sizes), self.optimizer)
+
+    @property
     def _strategies(self) -> Array:
-        return np.concatenate([s.record_with(self.optimizer) for s in self.sizes])
+        return self._arrays[0]
 
-    @cached_property
+    @property
     def _kinds(self) -> Array:
-        """Sizes of each kind of layer; the last is the head with a copy of a tied embedding."""
-        last = self._order[-1]
-        own = [s.kinds_with(self.optimizer) for s in self.sizes]
-        kinds: Array = np.stack([np.append(some, some[last]) for some in own])
-        strategies = self._strategies
-        kinds["parameters"][:, -1] += strategies["copied_parameters"]
-        kinds["frozen_parameters"][:, -1] += strategies["copied_frozen"]
-        kinds["more_state_bytes"][:, -1] += strategies["copied_state_bytes"]
-        return kinds
+        return self._arrays[1]
 
-    @cached_property
+    @property
     def _order(self) -> Array:
-        return np.array(self.sizes[0].graph.order, dtype=np.int32)
+        return self._arrays[2]
 
     @cached_property
     def space(self) -> _core.PlanSpace:
@@ -496,9 +493,10 @@ class PlanEvaluator:
             rank_order=RANK_ORDERS[int(layout["rank_order"])],
             sequence_parallel=training.sequence_parallel,
             seq=training.seq or model.seq,
-            optimizer=training.optimizer,
+            optimizer=training.optimizer_name,
             precision=training.precision.reference,
             software=training.software.reference,
+            fusion=training.fusion,
             reserved_bytes=float(training.reserved_bytes),
             layers_proven=proven,
             time_s=time_s,

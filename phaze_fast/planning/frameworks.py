@@ -186,10 +186,6 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
         Where a field is fixed to what the framework cannot express.
     """
     table, given = framework_table(name), training.model_fields_set
-    for field in ("optimizer", "precision"):
-        value = getattr(training, field)
-        if (word := getattr(value, "name", value)) not in table[f"{field}s"]:
-            raise not_accepted(field, word, f"one of {', '.join(table[f'{field}s'])} for {name}")
     plain: dict[str, Any] = {"software": load_software(DEFAULT), "expert_overlap": 0.0}
     plain["expert_imbalance"] = None
     if name == "deepspeed" and training.seq != getattr(model, "seq", None):
@@ -198,6 +194,10 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
         if getattr(training, field) != value:
             shown = getattr(getattr(training, field), "name", getattr(training, field))
             raise not_accepted(field, shown, f"the default: files of {name} do not give it")
+    words = {"optimizer": training.optimizer_name, "precision": training.precision.name}
+    for field, word in words.items():
+        if word not in table[f"{field}s"]:
+            raise not_accepted(field, word, f"one of {', '.join(table[f'{field}s'])} for {name}")
     modes = recompute_modes(name, model)
     if training.recompute != ("auto",):
         modes = tuple(mode for mode in training.recompute if mode in modes)

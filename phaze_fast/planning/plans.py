@@ -47,6 +47,7 @@ _FIELDS_SINCE_0_1_0 = {
     "etp": None,
     "expert_imbalance": 1.0,
     "expert_overlap": 0.0,
+    "fusion": "none",
 }
 """Values of fields that files of version 0.1.0 do not have."""
 
@@ -152,6 +153,8 @@ class Plan:
     """Number format of the blocks' products: a preset's name, or all fields of another."""
     software: str | Mapping[str, Any]
     """Profile of what runs the step: a preset's name, or all fields of another."""
+    fusion: str
+    """What is fused: none, epilogues or full."""
     reserved_bytes: float
     """Memory of each device that is not available to the model."""
     layers_proven: bool

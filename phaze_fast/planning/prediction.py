@@ -50,7 +50,8 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     if broken:
         raise InvalidInputError(f"{model.name}: {broken[0]}")
     training = Training(**{name: getattr(spec, name) for name in TrainingStep.model_fields})
-    sizes = strategy_sizes(model, strategy, spec.modes, spec.software, spec.precision)
+    runs = (spec.software, spec.precision, spec.fusion)
+    sizes = strategy_sizes(model, strategy, spec.modes, *runs)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
 
@@ -332,24 +333,56 @@ def _strategies(
         rows["recompute"],
     )
     kinds, which = _distinct([column[at] for column in columns])
+    known = _known_strategies(model, training)
     sizes: list[StrategySizes] = []
     variants: list[int] = []
     number = np.full(len(kinds), -1)
-    for k, (tp, cp, ep, micro_batch, kind_code, own, text) in enumerate(kinds.tolist()):
-        strategy = training.strategy_of(
-            tp, cp, CONTEXT_KINDS[kind_code], ep, own or None, micro_batch
-        )
-        if not strategy_faults(model, strategy, training.software):
+    for k, (*fields_of, text) in enumerate(kinds.tolist()):
+        key = (*fields_of, texts[text])
+        if key not in known:
+            known[key] = _sized(model, training, *key)
+        own = known[key]
+        if own is not None:
             number[k] = len(sizes)
-            runs = (training.software, training.precision)
-            auto = texts[text] == "auto"
-            modes = RECOMPUTE if auto else modes_in([texts[text]])
-            sizes.append(strategy_sizes(model, strategy, modes, *runs))
-            variants.append(-1 if auto else recompute_code(texts[text], sizes[-1].variant_of))
+            sizes.append(own[0])
+            variants.append(own[1])
     position: Array = np.full(len(status), -1)
     position[at] = number[which]
     status[at[number[which] < 0]] = _core.PlanStatus.BAD_STRATEGY
     return sizes, np.array(variants, dtype=np.int32), position
+
+
+@lru_cache(maxsize=16)
+def _known_strategies(
+    _model: Model, _training: Training
+) -> dict[tuple[Any, ...], tuple[StrategySizes, int] | None]:
+    """Return the cache of `_sized` for a problem."""
+    return {}
+
+
+def _sized(
+    model: Model,
+    training: Training,
+    tp: int,
+    cp: int,
+    ep: int,
+    micro_batch: int,
+    kind: int,
+    etp: int,
+    recompute: str,
+) -> tuple[StrategySizes, int] | None:
+    """Size a strategy, with the code of what it recomputes; None where the model does not allow it.
+
+    The code is -1 for the fastest that fits.
+    """
+    strategy = training.strategy_of(tp, cp, CONTEXT_KINDS[kind], ep, etp or None, micro_batch)
+    if strategy_faults(model, strategy, training.software):
+        return None
+    auto = recompute == "auto"
+    modes = RECOMPUTE if auto else modes_in([recompute])
+    runs = (training.software, training.precision, training.fusion)
+    sizes = strategy_sizes(model, strategy, modes, *runs)
+    return sizes, -1 if auto else recompute_code(recompute, sizes.variant_of)
 
 
 def _predictions(estimates: Array, limit_bytes: float) -> Predictions:
@@ -375,30 +408,48 @@ def _predictions(estimates: Array, limit_bytes: float) -> Predictions:
 # ---- columns of plan fields ----
 
 
-def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
-    """Replace words by codes."""
+_FEW_WORDS = 16
+"""Distinct words that are counted one by one, which takes less time than sorting."""
+
+
+def _words(name: str, values: Any) -> tuple[list[str], Array]:
+    """List the distinct words of a column, and the position of each row's word."""
     words = np.asarray(values)
     if words.dtype.kind not in "UO":
         raise InvalidTypeError(f"{name}: dtype {words.dtype} is not accepted; expected words")
-    kinds, which = np.unique(words.astype(str), return_inverse=True)
-    for word in kinds.tolist():
+    words = words.astype(str, copy=False)
+    distinct: list[str] = []
+    which: Array = np.full(words.size, -1, dtype=np.int64)
+    left = words.reshape(-1)
+    at = np.arange(words.size)
+    while len(left) and len(distinct) < _FEW_WORDS:
+        same = left == left[0]
+        which[at[same]] = len(distinct)
+        distinct.append(str(left[0]))
+        left, at = left[~same], at[~same]
+    if len(left):
+        kinds, which = np.unique(words, return_inverse=True)
+        distinct = kinds.tolist()
+    return distinct, which.reshape(words.shape)
+
+
+def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
+    """Replace words by codes."""
+    words, which = _words(name, values)
+    for word in words:
         if word not in accepted:
             raise InvalidInputError(f"{name}: {word!r} is not accepted; {nearest(word, accepted)}")
-    codes = np.array([accepted[word] for word in kinds.tolist()], dtype=np.int64)
-    coded: Array = codes[which].reshape(words.shape)
-    return coded
+    codes: Array = np.array([accepted[word] for word in words], dtype=np.int64)
+    return codes[which]
 
 
 def _recompute_texts(recompute: Any) -> tuple[list[str], Array]:
     """List the distinct recompute texts of plans, and the position of each plan's text."""
-    words = np.asarray(recompute)
-    if words.dtype.kind not in "UO":
-        raise InvalidTypeError(f"recompute: dtype {words.dtype} is not accepted; expected words")
-    texts, text_of = np.unique(words.astype(str), return_inverse=True)
-    for text in texts.tolist():
+    texts, text_of = _words("recompute", recompute)
+    for text in texts:
         if text != "auto":
             check_stage_recompute(text)
-    return texts.tolist(), text_of.reshape(words.shape)
+    return texts, text_of
 
 
 def _whole(name: str, values: Any, least: int) -> Array:
@@ -411,12 +462,31 @@ def _whole(name: str, values: Any, least: int) -> Array:
     return array.astype(np.int64)
 
 
+_FEW_KEYS = 1 << 22
+"""Keys of rows that are looked up in a table, which takes less time than sorting."""
+
+
 def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
     """List the distinct rows of integer columns, in order, and the position of each row."""
     which: Array = np.zeros(len(columns[0]), dtype=np.int64)
+    count = 1
     for column in columns:
-        values, own = np.unique(column, return_inverse=True)
-        _, which = np.unique(which * len(values) + own, return_inverse=True)
-    first = np.zeros(int(which.max(initial=-1)) + 1, dtype=np.int64)
+        base = int(column.max(initial=0)) + 1
+        if count * base > _FEW_KEYS:
+            values, column = np.unique(column, return_inverse=True)
+            base = len(values)
+        which, count = _numbered(which * base + column, count * base)
+    first = np.zeros(count, dtype=np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]
-    return np.stack(columns, axis=1)[first], which
+    return np.stack([column[first] for column in columns], axis=1), which
+
+
+def _numbered(keys: Array, most: int) -> tuple[Array, int]:
+    """Number the distinct keys below `most` in order; also return how many there are."""
+    if most > _FEW_KEYS:
+        distinct, which = np.unique(keys, return_inverse=True)
+        return which, len(distinct)
+    used = np.zeros(most, dtype=np.int64)
+    used[keys] = 1
+    number = np.cumsum(used)
+    return number[keys] - 1, int(number[-1]) if len(keys) else 0

@@ -11,7 +11,6 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
 from phaze_fast.memory import (
-    FRAGMENTATION,
     Optimizer,
     context_bytes,
     copied_state_bytes,
@@ -22,6 +21,7 @@ from phaze_fast.opgraph import (
     CONTEXT_KINDS,
     GROUPS,
     KINDS,
+    Fusion,
     Layer,
     LayerGraph,
     OpGraph,
@@ -59,7 +59,7 @@ def training_record(optimizer: Optimizer, software: Software, precision: Precisi
     record["gradient_bytes"] = optimizer.gradient_bytes
     record["state_bytes"] = optimizer.state_bytes
     record["gather_bytes"] = min(optimizer.gathered_bytes, precision.gathered_weight_bytes)
-    record["fragmentation"] = FRAGMENTATION
+    record["fragmentation"] = software.fragmentation
     hides = software.overlap_gradients
     record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES
     record["contention"] = software.contention
@@ -245,6 +245,7 @@ def strategy_sizes(
     recompute: tuple[str, ...],
     software: Software | None = None,
     precision: Precision | None = None,
+    fusion: Fusion = "none",
 ) -> StrategySizes:
     """Size a model's layers under a strategy; the latest results are cached.
 
@@ -258,11 +259,13 @@ def strategy_sizes(
         Profile of the software, by default the default one.
     precision
         Number format of their products, by default bf16.
+    fusion
+        Which operators are fused; see `phaze_fast.opgraph.layer_graph`.
     """
     used = load_software(DEFAULT) if software is None else software
     model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
-    graph = _layer_graph(model, strategy, precision=formats)
+    graph = _layer_graph(model, strategy, fusion, formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tp, "context": s.cp}
@@ -294,3 +297,30 @@ def strategy_sizes(
         kinds=_kind_records(graph, variants, used),
         record=record,
     )
+
+
+@lru_cache(maxsize=64)
+def strategy_arrays(
+    sizes: tuple[StrategySizes, ...], optimizer: Optimizer
+) -> tuple[Array, Array, Array]:
+    """Return the plan kernel's arrays of strategies; the latest are cached.
+
+    Returns
+    -------
+    strategies, kinds, order
+        A record per strategy; a record per strategy and kind of layer, where the last kind is the
+        head with a copy of a tied embedding; and the kind of each layer.
+    """
+    order = np.array(sizes[0].graph.order, dtype=np.int32)
+    strategies: Array = np.empty(len(sizes), dtype=_core.STRATEGY_DTYPE)
+    kinds: Array = np.empty((len(sizes), len(sizes[0].kinds) + 1), dtype=_core.LAYER_KIND_DTYPE)
+    for s, own in enumerate(sizes):
+        strategies[s : s + 1] = own.record_with(optimizer)
+        kinds[s, :-1] = own.kinds_with(optimizer)
+    kinds[:, -1] = kinds[:, order[-1]]
+    kinds["parameters"][:, -1] += strategies["copied_parameters"]
+    kinds["frozen_parameters"][:, -1] += strategies["copied_frozen"]
+    kinds["more_state_bytes"][:, -1] += strategies["copied_state_bytes"]
+    for array in (order, strategies, kinds):
+        array.setflags(write=False)
+    return strategies, kinds, order

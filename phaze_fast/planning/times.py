@@ -150,7 +150,9 @@ def optimizer_products_s(
     makespan_s = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads).makespan_s
     for row, k in enumerate(kinds):
         launched = len(products[k]) + OTHER_KERNELS * len(matrices[k])
-        seconds[:, k] = np.maximum(makespan_s[row], host_s(launched, software))
+        each_s = software.optimizer_host_s
+        each_s = software.host_s if each_s is None else each_s
+        seconds[:, k] = np.maximum(makespan_s[row], launched * each_s)
     return seconds
 
 
@@ -164,21 +166,27 @@ def _products_on_chip(
     return optimizer_products_s(matrices, chip, software, optimizer)
 
 
-def host_s(operators: int, software: Software | None, recomputed: int = 0) -> float:
+def host_s(software: Software | None, forward: Array, backward: Array | None = None) -> float:
     """Return the seconds that the host needs to launch a pass, a lower bound of its time.
 
     Parameters
     ----------
-    operators
-        Operators that the pass launches, recomputed ones included.
     software
         The profile with the seconds per operator; None: passes never wait for the host.
-    recomputed
-        How many of the operators are recomputed.
+    forward
+        Operators of the forward pass, or those that a backward pass recomputes: for each, whether
+        it is a product, a convolution or attention.
+    backward
+        The same of the backward pass; None: a forward pass.
     """
     if software is None:
         return 0.0
-    return operators * software.host_s + (software.recompute_host_s if recomputed else 0.0)
+    seconds = len(forward) * software.host_s
+    if backward is not None:
+        seconds = (len(backward) + len(forward)) * software.host_s
+        seconds += int(backward.sum()) * software.gradient_host_s
+        seconds += software.recompute_host_s if len(forward) else 0.0
+    return seconds + int(forward.sum()) * software.product_host_s
 
 
 def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tuple[float, float]:
@@ -323,8 +331,8 @@ class FixedParts:
         wait = np.zeros_like(host)
         for k, layer in enumerate(layers):
             at = first + 2 * k
-            ops = (len(layer.forward), len(layer.backward))
-            host[:, :, k] = [host_s(count, software) for count in ops]
+            called, own = layer.forward.products, layer.backward.products
+            host[:, :, k] = [host_s(software, called), host_s(software, called[:0], own)]
             wait[:, :, k] = expert_wait_s(sizes.graph, layer.kind, software)
             seconds, spent = costs.time_s(at), costs.dynamic_j(at)
             joules[:, k] = _summed(spent, [True] * len(layer.forward))
@@ -332,7 +340,7 @@ class FixedParts:
             for v, mode in enumerate(sizes.variants):
                 again = _again(layer, mode)
                 again_s[:, v, k] = np.nan if all(again) else _summed(seconds, again)
-                host_again[:, v, k] = host_s(ops[1] + sum(again), software, sum(again))
+                host_again[:, v, k] = host_s(software, called[again], own)
                 backward_j[:, v, k] = own_j + _summed(spent, again)
             own_s = costs.time_s(at + 1)
             late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
@@ -424,7 +432,7 @@ def priced(
     memory_of(chip)
     if chip is None:
         return
-    for precision in dict.fromkeys(s.precision for s in sizes):
+    for precision in {id(s.precision): s.precision for s in sizes}.values():
         check_precision(precision, chip)
     alike: dict[tuple[Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
@@ -545,7 +553,18 @@ def times_on_chip(
     known = _known_times(cluster)
     for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return _streaming(sizes, KindTimes.concatenated([known[s] for s in sizes]), cluster, optimizer)
+    return _joined(tuple(known[s] for s in sizes), tuple(sizes), cluster, optimizer)
+
+
+@lru_cache(maxsize=256)
+def _joined(
+    rows: tuple[KindTimes, ...],
+    sizes: tuple[StrategySizes, ...],
+    cluster: Cluster,
+    optimizer: Optimizer,
+) -> KindTimes:
+    """Concatenate the times of strategies, with the optimiser's rates; the latest are cached."""
+    return _streaming(sizes, KindTimes.concatenated(rows), cluster, optimizer)
 
 
 def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
@@ -623,6 +642,6 @@ def free_times_on_chip(
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        level = levels[-1] if same else KindTimes.concatenated([row[n] for row in rows])
-        levels.append(level if same else _streaming(sizes, level, cluster, optimizer))
+        own = tuple(row[n] for row in rows)
+        levels.append(levels[-1] if same else _joined(own, tuple(sizes), cluster, optimizer))
     return tuple(levels)

@@ -17,6 +17,7 @@ from phaze_fast.errors import not_accepted
 from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName
 from phaze_fast.opgraph import (
     CONTEXT_KINDS,
+    Fusion,
     Strategy,
     canonical_recompute,
     recompute_order,
@@ -159,22 +160,36 @@ class TrainingStep(Record):
     of such routers say, 1 where experts have a capacity."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
-    optimizer: str = "adam"
+    optimizer: str | None = None
     """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
-    `phaze_fast.memory.OPTIMIZERS`."""
+    `phaze_fast.memory.OPTIMIZERS`; by default that of the software."""
     precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
     """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
     mxfp8, nvfp4, int8."""
     software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
     """What runs the step: a profile, by name or as a file."""
+    fusion: Fusion = "none"
+    """What is fused: none; epilogues, element-wise operators onto the product before them; full,
+    also products with one another, whose arrays stay on chip as far as its buffer allows."""
     reserved_bytes: Bytes = 3 * 2**29
     """Memory of each device that the model cannot use: driver, libraries, their buffers."""
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> Self:
-        if self.optimizer not in OPTIMIZERS:
-            raise not_accepted("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
+        if self.optimizer_name not in OPTIMIZERS:
+            raise not_accepted("optimizer", self.optimizer_name, f"one of {', '.join(OPTIMIZERS)}")
         return self
+
+    @property
+    def optimizer_name(self) -> str:
+        """Name of the optimiser: the one that is set, else that of the software.
+
+        Examples
+        --------
+        >>> Training(global_batch=8, software="huggingface-eager").optimizer_name
+        'adam-bf16'
+        """
+        return self.optimizer or self.software.optimizer
 
     def strategy_of(
         self, tp: int, cp: int, cp_kind: Any, ep: int, etp: int | None, micro_batch: int

@@ -7,6 +7,7 @@ from phaze_fast.software.precision import check_precision as check_precision
 from phaze_fast.software.precision import load_precision as load_precision
 from phaze_fast.software.precision import precision_names as precision_names
 from phaze_fast.software.profile import DEFAULT as DEFAULT
+from phaze_fast.software.profile import FRAGMENTATION as FRAGMENTATION
 from phaze_fast.software.profile import UNKNOWN as UNKNOWN
 from phaze_fast.software.profile import Software as Software
 from phaze_fast.software.profile import SoftwareOrName as SoftwareOrName

@@ -39,6 +39,10 @@ Speed = Annotated[float, Field(strict=True, gt=0, le=2, allow_inf_nan=False)]
 
 GradientSums = Literal["free", "fused", "kernels"]
 
+FRAGMENTATION = 0.03
+"""Fraction of the activations and buffers that an allocator loses to fragmentation, unless a
+profile says otherwise. An allowance, not a fit: caching allocators report a few percent."""
+
 DEFAULT = "megatron-core"
 """The profile where none is named."""
 UNKNOWN = "generic"
@@ -96,6 +100,13 @@ class Software(Record):
     """Whether dropout is on unless it is turned off."""
     host_s: Seconds = 0.0
     """Seconds of the host for one operator; a pass takes no less than all of its operators."""
+    product_host_s: Seconds = 0.0
+    """Additional seconds for each product, convolution or attention of a forward pass: it is called
+    by a module of its own, with views of rows and weights."""
+    gradient_host_s: Seconds = 0.0
+    """The same in a backward pass, where autograd calls it."""
+    optimizer_host_s: Seconds | None = None
+    """Seconds of the host for a kernel of an optimiser with products; by default `host_s`."""
     recompute_host_s: Seconds = 0.0
     """Additional seconds of the host for each recomputed layer: saving and restoring the random
     state, entering the backward pass again."""
@@ -152,6 +163,10 @@ class Software(Record):
     the first backward pass of its layer and freed by the optimiser's step."""
     workspace_bytes: Bytes = 0
     """Memory that libraries and the process use on a device, besides that of a step."""
+    fragmentation: Fraction = FRAGMENTATION
+    """Fraction of the activations and buffers that its allocator loses to fragmentation. Zero where
+    the lifetimes of all tensors are known, temporaries included: freed blocks that the allocator
+    holds (`reserved_share`) are released where memory is short."""
     optimizer: str = "adam"
     """Its default optimiser, a name of `phaze_fast.memory.OPTIMIZERS`."""
     step_ratios: tuple[Quantity, Quantity] | None = None
@@ -167,7 +182,8 @@ class Software(Record):
     @property
     def waited_for(self) -> bool:
         """Whether passes may wait for the host."""
-        return any((self.host_s, self.recompute_host_s, self.expert_launch_s))
+        waits = (self.host_s, self.product_host_s, self.gradient_host_s)
+        return any((*waits, self.recompute_host_s, self.expert_launch_s))
 
     @property
     def contention(self) -> float:

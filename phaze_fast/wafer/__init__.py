@@ -32,7 +32,6 @@ from phaze_fast.wafer.mapping.mesh import Links as Links
 from phaze_fast.wafer.mapping.mesh import MeshGroup as MeshGroup
 from phaze_fast.wafer.mapping.mesh import MeshTime as MeshTime
 from phaze_fast.wafer.mapping.mesh import Run as Run
-from phaze_fast.wafer.mapping.mesh import concurrent_s as concurrent_s
 from phaze_fast.wafer.mapping.mesh import link_loads as link_loads
 from phaze_fast.wafer.mapping.mesh import mesh_collective as mesh_collective
 from phaze_fast.wafer.mapping.problem import Problem as Problem
@@ -51,6 +50,7 @@ from phaze_fast.wafer.search.result import Effort as Effort
 from phaze_fast.wafer.search.result import MappingResult as MappingResult
 from phaze_fast.wafer.search.search import search_mapping as search_mapping
 from phaze_fast.wafer.search.search import search_mappings as search_mappings
+from phaze_fast.wafer.search.session import Session as Session
 from phaze_fast.wafer.studies.comparison import Comparison as Comparison
 from phaze_fast.wafer.studies.comparison import compare_mappings as compare_mappings
 from phaze_fast.wafer.studies.fault_study import FaultStudy as FaultStudy

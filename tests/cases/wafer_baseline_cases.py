@@ -13,20 +13,15 @@ def problem_of(wafer, name="bertlarge", batch=64):
     return Problem(models.load(name), wafer, WaferTraining(batch))
 
 
-def rank(found):
-    """What fits comes first, then what is faster."""
-    return (found.over_bytes + found.stream_over_bytes, found.time_s)
-
-
 CASES = {
-    "small": (problem_of(DRAM.replace(columns=4, rows=2)), "bertlarge"),
-    "odd": (problem_of(DRAM.replace(columns=3, rows=2)), "bertlarge"),
-    "tight": (problem_of(DOJO, batch=16), "bertlarge"),
-    "wide": (problem_of(DRAM.replace(columns=8, rows=1)), "bertlarge"),
-    "heads": (problem_of(DRAM.replace(columns=3, rows=3), "gpt2"), "gpt2"),
-    "dead": (problem_of(DRAM.replace(columns=4, rows=3, dead=((1, 1),))), "bertlarge"),
-    "batch": (problem_of(DOJO, batch=7), "bertlarge"),
-    "one": (problem_of(DRAM.replace(columns=1, rows=1)), "bertlarge"),
+    "small": problem_of(DRAM.replace(columns=4, rows=2)),
+    "odd": problem_of(DRAM.replace(columns=3, rows=2)),
+    "tight": problem_of(DOJO, batch=16),
+    "wide": problem_of(DRAM.replace(columns=8, rows=1)),
+    "heads": problem_of(DRAM.replace(columns=3, rows=3), "gpt2"),
+    "dead": problem_of(DRAM.replace(columns=4, rows=3, dead=((1, 1),))),
+    "batch": problem_of(DOJO, batch=7),
+    "one": problem_of(DRAM.replace(columns=1, rows=1)),
 }
 
 

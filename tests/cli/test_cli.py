@@ -36,7 +36,7 @@ COMMANDS = [
     "show model",
     "show model mixtral-8x7b",
     "show model --operators llama3-8b --tp 2 --sequence-parallel --pp 2",
-    "show model --operators t5-small --fused --recompute full",
+    "show model --operators t5-small --fusion epilogues --recompute full",
     "show model --operators gpt2-small --pp 2 --schedule interleaved --vpp 3",
     "show chip",
     "show chip h100",

@@ -41,6 +41,39 @@ def test_every_chip_with_a_usual_fabric_has_plans(document, refused):
     assert "--fabric: missing, and wse-3 has no usual interconnect" in said
 
 
+def test_several_chips_are_compared_by_the_plans_that_each_has_alone(run, document):
+    step = "--global-batch 32 --tp 1 --micro-batch 1 --tokens 1B"
+    together = f"plan gpt2-small --chip h100,a100-80 --devices 8,4 {step}"
+    rows = document(f"{together} --usd-per-device-hour 3,2")["clusters"]
+    for row, (chip, devices, price) in zip(rows, [("h100", 8, 3), ("a100-80", 4, 2)], strict=True):
+        line = f"plan gpt2-small --chip {chip} --devices {devices} {step}"
+        assert row == document(f"{line} --usd-per-device-hour {price}")
+        budget = row["budget"]
+        assert budget["device_usd"] == pytest.approx(price * budget["device_hours"], rel=1e-12)
+    shown = run(together)[1]
+    assert shown.index("h100") < shown.index("a100-80")
+    assert "Each optimal among" in shown
+
+
+def test_a_chip_without_a_plan_is_a_line_of_the_comparison(run, document, refused, tmp_path):
+    line = "plan llama2-7b --devices 2 --global-batch 8 --micro-batch 1 --tp 1,2"
+    one, other = document(f"{line} --chip a100-40,gb200")["clusters"]
+    assert (one["status"], one["plans"]) == ("infeasible", [])
+    assert other["plans"]
+    assert "infeasible: llama2-7b on 2 devices with 38.5 GiB" in " ".join(
+        run(f"{line} --chip a100-40,gb200")[1].replace("│", " ").split()
+    )
+    code, out, err = run(f"{line} --chip a100-40,v100-32")
+    assert (code, out) == (1, "")
+    assert "a100-40: llama2-7b on 2 devices" in err
+    assert "v100-32: llama2-7b on 2 devices" in err
+    said = refused("plan gpt2-small --chip h100,h200 --devices 8,8,8")
+    assert "--devices: '8,8,8' is not accepted; expected one value, or 2" in said
+    page = tmp_path / "page.html"
+    assert "--report: works with one chip" in refused(f"{line} --chip h100,h200 --report {page}")
+    assert not page.exists()
+
+
 def test_schedules_and_recomputation_are_lists(document, refused):
     line = f"{SMALL} --tp 1 --dp 1 --pp 4 --micro-batch 1"
     line += " --schedule gpipe,zb-h1,zb-h2,zb-v,dualpipe-v --recompute"

@@ -1,26 +1,23 @@
 """What the files say, by hand: flags, layouts, published runs, faults."""
 
-import csv
 import json
-from pathlib import Path
 
 import pytest
-import yaml
+from golden_files import GOLDEN, golden_rows
 
 import phaze_fast as pf
 from phaze_fast import export, models
+from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.megatron import read_layout
 from phaze_fast.export.request import options_of, settings_of
 
 LLAMA = models.load("llama2-7b")
-GOLDEN = Path(__file__).parents[1] / "golden" / "framework_flags.yaml"
-PUBLIC = Path(__file__).parents[3] / "shared" / "truth" / "public_runs.csv"
 
 
 @pytest.mark.parametrize("format_", export.FORMATS)
 def test_the_frameworks_know_every_name(format_):
-    known = set(yaml.safe_load(GOLDEN.read_text())[format_]["names"].split())
+    known = set(read_document(GOLDEN / "framework_flags.yaml")[format_]["names"].split())
     names = export.flag_names(format_)
     assert set(names.names.values()) <= known
     assert names.version
@@ -159,19 +156,13 @@ def test_what_cannot_be_said_is_said():
 
 def published(framework):
     """Runs of a framework whose plan is stated: rows, and their plans without the batch."""
-    if not PUBLIC.exists():
-        pytest.skip("no published runs beside the checkout")
-    with PUBLIC.open() as file:
-        rows = [row for row in csv.DictReader(file) if framework in row["framework"]]
-    for row in rows:
-        if row["tp"] and row["pp"] and row["dp"] and row["layers"]:
-            plan = {name: int(row[name] or 1) for name in ("tp", "pp", "dp", "cp", "global_batch")}
-            plan["recompute"] = row["recompute"] if row["recompute"] in ("none", "full") else "none"
-            model = LLAMA.replace(name=row["model"], layers=int(row["layers"]))
-            yield row, plan, model
+    rows = golden_rows("published_plans.csv")
+    for row in (row for row in rows if framework in row["framework"]):
+        plan = {name: int(row[name] or 1) for name in ("tp", "pp", "dp", "cp", "global_batch")}
+        plan["recompute"] = row["recompute"] if row["recompute"] in ("none", "full") else "none"
+        yield row, plan, LLAMA.replace(name=row["model"], layers=int(row["layers"]))
 
 
-@pytest.mark.shared
 def test_published_plans_of_maxtext_come_out_as_their_flags():
     rows, checked = list(published("MaxText")), 0
     for row, plan, model in rows:
@@ -197,7 +188,6 @@ def test_published_plans_of_maxtext_come_out_as_their_flags():
     assert checked > len(rows) / 2
 
 
-@pytest.mark.shared
 def test_published_plans_come_out_as_their_flags():
     checked = 0
     for row, plan, model in published("egatron"):  # Megatron stands for NeMo too

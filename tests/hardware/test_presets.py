@@ -1,6 +1,7 @@
 """Chips and fabrics: every figure is the one its source gives; slices, clusters, schemas."""
 
 import json
+from functools import cache
 
 import jsonschema
 import numpy as np
@@ -276,11 +277,16 @@ def test_slices_exist_only_where_the_grid_has_them():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schemas_are_schemas(kind):
-    jsonschema.Draft202012Validator.check_schema(schema(kind))
+    jsonschema.Draft202012Validator.check_schema(validator(kind).schema)
+
+
+@cache
+def validator(kind):
+    return jsonschema.Draft202012Validator(schema(kind))
 
 
 def valid(kind, data):
-    return jsonschema.Draft202012Validator(schema(kind)).is_valid(data)
+    return validator(kind).is_valid(data)
 
 
 def test_schemas_accept_what_we_write_and_refuse_what_we_refuse():

@@ -16,7 +16,6 @@ from reference.memory_timeline import simulated_peak
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory import (
-    FRAGMENTATION,
     OPTIMIZERS,
     SCHEDULES,
     STAGE_DTYPE,
@@ -29,6 +28,7 @@ from phaze_fast.memory import (
     stage_rows,
 )
 from phaze_fast.opgraph import Strategy, layer_graph, reasons
+from phaze_fast.software import FRAGMENTATION
 
 
 def random_rows(n, seed=5):

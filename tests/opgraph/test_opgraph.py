@@ -110,13 +110,13 @@ WIDTHS = [
 ]
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fusion", ["none", "full"])
 @pytest.mark.parametrize("name", models.names())
-def test_every_preset_builds_sound_graphs(name, fused):
+def test_every_preset_builds_sound_graphs(name, fusion):
     model = models.load(name)
     widths = [strategy for strategy in WIDTHS if not reasons(model, strategy)]
     assert widths
-    for graph in build_op_graphs(model, widths, fused):
+    for graph in build_op_graphs(model, widths, fusion):
         assert sum(layer.count for layer in graph.layers) == len(graph.order)
         assert sum(x.count * x.parameters for x in graph.layers) == model.parameters()
         for layer in graph.layers:
@@ -275,7 +275,7 @@ def test_context_parallel_shares_rows_and_gathers_keys_and_values():
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "t5-small", "mixtral-8x7b", "vit-b16"])
 def test_fusion_keeps_work_and_memory(name):
     model = models.load(name)
-    plain, fused = layer_graph(model), layer_graph(model, fused=True)
+    plain, fused = layer_graph(model), layer_graph(model, fusion="epilogues")
     assert fused.flops == plain.flops
     for a, b in zip(plain.layers, fused.layers, strict=True):
         for recompute in ("none", "selective"):
@@ -424,10 +424,10 @@ def test_fused_attention_computes_its_scores_again_backward():
 def test_nothing_is_fused_onto_a_product_that_others_read():
     """One QKV projection feeds the rotation of Q, that of K, and attention: none can join it."""
     model = models.load("llama2-7b").replace(fused_qkv=True)
-    joined = layer_graph(model, fused=True).layers[1].forward
+    joined = layer_graph(model, fusion="epilogues").layers[1].forward
     assert {"qkv", "rotate-q", "rotate-k"} <= set(joined.names)
     assert op(joined, "qkv")["epilogue"] == 0
-    apart = layer_graph(models.load("llama2-7b"), fused=True).layers[1].forward
+    apart = layer_graph(models.load("llama2-7b"), fusion="epilogues").layers[1].forward
     assert "rotate-q" not in apart.names
     assert op(apart, "q")["epilogue"] == 1
 

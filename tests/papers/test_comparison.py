@@ -12,7 +12,7 @@ from phaze_fast.papers.comparison import variations
 def test_baselines_and_sensitivity_of_a_search():
     cluster = pf.Cluster(devices=16, fabric="tpuv4-pod")
     step = pf.Training(global_batch=64, micro_batch=(1, 2), tp=(1, 2), schedule="1f1b")
-    best = pf.search("bert-large", some_chips(14, 30), cluster, step, top=2)
+    best = pf.search("bert-large", some_chips(14, 9), cluster, step, top=2)
     lines = []
     compared = pf.compare(best, "tpuv4", sensitivity=True, say=lines.append)
     assert set(compared.baselines) == {"hand_plan", "megatron_plan", "our_plan"}

@@ -12,7 +12,7 @@ from placement_cases import branching, chain, random_published
 from reference.placement import best_published, faults
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.papers import LayerTable, PublishedProblem, place, place_batch, place_front
+from phaze_fast.papers import LayerTable, PublishedProblem, place, place_batch
 
 # ---- enumeration ----
 
@@ -35,7 +35,7 @@ def against_published(rng, count, shape, tied=0.0):
 
 @pytest.mark.parametrize(
     ("shape", "count", "tied"),
-    [(chain, 800, 0.0), (branching, 150, 0.0), (chain, 100, 0.9), (branching, 100, 0.9)],
+    [(chain, 400, 0.0), (branching, 150, 0.0), (chain, 100, 0.9), (branching, 100, 0.9)],
 )
 def test_placements_are_those_of_enumeration(shape, count, tied):
     against_published(random.Random(41), count, shape, tied)
@@ -180,21 +180,13 @@ def test_slower_edges_are_never_faster(seed):
 
 
 @given(st.integers(0, 2**32))
-def test_the_front_is_the_optimum_for_every_memory(seed):
-    rng, problem = any_problem(seed)
-    front = place_front(problem)
-    assert [plan.memory_bytes for plan in front] == sorted(
-        (plan.memory_bytes for plan in front), reverse=True
-    )
-    for _ in range(4):
-        limit = problem.memory_bytes * rng.random()
-        found = place(replace(problem, memory_bytes=limit))
-        fitting = [plan.time_s for plan in front if plan.memory_bytes <= limit]
-        assert found.time_s == pytest.approx(min(fitting, default=float("inf")), rel=1e-9)
-        if found.details:
-            assert found.memory_bytes <= limit * (1 + 1e-12)
-            assert max(s.load_s for s in found.details) == pytest.approx(found.max_load_s)
-            assert "slack" in str(found)
+def test_the_stages_described_are_within_memory_and_have_the_largest_load(seed):
+    _, problem = any_problem(seed)
+    found = place(problem)
+    if found.details:
+        assert found.memory_bytes <= problem.memory_bytes * (1 + 1e-12)
+        assert max(s.load_s for s in found.details) == pytest.approx(found.max_load_s)
+        assert "is the slowest" in str(found)
 
 
 def alike(one, other):

@@ -47,7 +47,7 @@ def test_even_plans_have_the_footprint_that_users_ask_for():
                 pp=spec.pp, micro_batches=found.micro_batches, schedule=spec.schedule,
                 dp=(spec.shard or spec.dp) * spec.cp, zero=spec.zero,
             )  # fmt: skip
-            rows = stage_rows(layers.graph, pipeline, mode, spec.optimizer)
+            rows = stage_rows(layers.graph, pipeline, mode, spec.optimizer_name)
             for stage, counted in zip(found.stages, footprint_batch(rows), strict=True):
                 expected = {term: float(counted[term]) for term in TERMS}
                 assert stage.memory == pytest.approx(expected, rel=CLOSE), spec

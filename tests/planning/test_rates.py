@@ -18,9 +18,14 @@ from phaze_fast.software import load_precision
 
 def test_a_pass_waits_for_the_host():
     software = PLAIN.replace(host_s=2e-6, recompute_host_s=5e-6)
-    assert host_s(10, software) == pytest.approx(20e-6)
-    assert host_s(10, software, recomputed=3) == pytest.approx(25e-6)
-    assert host_s(10, None, recomputed=3) == 0.0
+    seven, three = np.array([True] * 4 + [False] * 3), np.array([True, False, False])
+    assert host_s(software, seven) == pytest.approx(14e-6)
+    assert host_s(software, seven[:0], seven) == pytest.approx(14e-6)
+    assert host_s(software, three, seven) == pytest.approx(25e-6)
+    assert host_s(None, three, seven) == 0.0
+    called = software.replace(product_host_s=3e-6, gradient_host_s=7e-6)
+    assert host_s(called, seven) == pytest.approx(14e-6 + 12e-6)
+    assert host_s(called, three, seven) == pytest.approx(25e-6 + 3e-6 + 28e-6)
 
 
 @pytest.mark.parametrize(

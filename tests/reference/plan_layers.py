@@ -185,7 +185,7 @@ class Layers:
         chip = chip_as_run(cluster.chip, spec.software)
         slower = spec.software.overlap_slowdown
         self.kinds = layer_times(model, self.strategy, chip, fabric, slower)
-        self.optimizer = OPTIMIZERS[spec.optimizer]
+        self.optimizer = OPTIMIZERS[spec.optimizer_name]
         self.order = self.graph.order
         self.shards = (spec.shard or spec.dp) * spec.cp
         tied = model.tied_embeddings and model.head in ("lm", "mlm") and spec.pp > 1

@@ -56,9 +56,11 @@ def test_all_terms_agree_with_the_oracle(cases):
 
 
 def test_given_outputs_agree_with_the_oracle():
+    """Also where only one of two consumers needs its input in the backward pass."""
     rng = random.Random(2)
     for _ in range(40):
         case = random_case(rng)
+        case.edges = [e._replace(again=rng.random() < 0.5) for e in case.edges]
         op_mappings = random_op_mappings(rng, case)
         have = case.rules["stream_capacity_bytes"] > 0
         ways = [[o for o in op.outputs if o != OFFLOAD or have] for op in case.ops]
@@ -103,15 +105,6 @@ def test_links_to_the_rim_set_the_pace_and_are_no_stage():
         score, _ = agree(case, [OperatorMapping((), 4)])
         assert score["slowest_stage_s"] == 2.0
         assert score["time_s"] - score["tail_s"] == pytest.approx(4 * pace_s + 2.0 + 2.0)
-
-
-def test_a_conversion_runs_again_only_for_consumers_that_need_it():
-    """Of two consumers with layouts of their own only one needs its input in the backward pass."""
-    rng = random.Random(3)
-    for _ in range(40):
-        case = random_case(rng)
-        case.edges = [e._replace(again=rng.random() < 0.5) for e in case.edges]
-        agree(case, random_op_mappings(rng, case))
 
 
 def walk(rng, changes, **sizes):
@@ -257,7 +250,7 @@ def test_op_mappings_and_outputs_that_are_not_accepted_are_refused():
 
 
 IN_USE = "is in use by another thread; give each thread its own"
-STEPS = 3_000_000  # of an annealing: a second or more
+STEPS = 1_500_000  # of an annealing: half a second or more
 PATIENCE_S = 60.0
 
 
@@ -500,22 +493,20 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("name", CRASHES)
-def test_searches_survive_problems_with_nothing_to_search(name):
+def test_searches_survive_problems_with_nothing_to_search():
     tests = Path(__file__).parents[1]
     code = (
         f"import sys; sys.path[:0] = {[str(tests / 'cases'), str(tests)]!r}\n"
         "from mapping_cases import OperatorMapping, compiled, small\n"
         "from phaze_fast.errors import InvalidInputError\n"
-        f"c = small()\ntry:\n    {CRASHES[name]}\nexcept InvalidInputError: pass\n"
     )
+    for name, call in CRASHES.items():
+        code += f"print({name!r}, flush=True); c = small()\n"
+        code += f"try:\n    {call}\nexcept InvalidInputError: pass\n"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr.decode()[-500:]
-
-
-# ---- mapping bound ----
+    assert (done.returncode, done.stdout.splitlines()) == (0, list(CRASHES)), done.stderr[-500:]
 
 
 THETAS = PHIS = (0.0, 0.5, 1.0)
@@ -525,9 +516,15 @@ THETAS = PHIS = (0.0, 0.5, 1.0)
 
 
 def test_choices_are_all_axis_assignments_that_keep_the_rules():
+    """Also the rule of at most so many runs of roles along an axis, on long sides."""
     rng = random.Random(6)
-    for _ in range(60):
-        case = random_case(rng, sides=(8, 4))
+    cases = [random_case(rng, sides=(8, 4)) for _ in range(60)]
+    for sides, roles in (((16, 2), "BMR"), ((2, 32), "NR")):
+        long = small(1, slots=tuple(tuple(run) for run in slots_of(*sides)))
+        long.ops[0].roles = roles
+        assert len(legal_axis_assignments(long, 0)) < len(roles) ** len(long.slots)
+        cases.append(long)
+    for case in cases:
         mapping = compiled(case)
         for i in range(len(case.ops)):
             expected = {
@@ -552,41 +549,7 @@ def test_choices_are_all_axis_assignments_that_keep_the_rules():
                     )
 
 
-def test_at_most_so_many_runs_of_roles_along_an_axis():
-    for sides, roles in (((16, 2), "BMR"), ((2, 32), "NR")):
-        case = small(1, slots=tuple(tuple(run) for run in slots_of(*sides)))
-        case.ops[0].roles = roles
-        mapping, axis_assignments = compiled(case), legal_axis_assignments(case, 0)
-        found = {row["slots"].tobytes() for row in mapping.choices(0)}
-        assert len(axis_assignments) < len(roles) ** len(case.slots)
-        assert found == {
-            packed([OperatorMapping(axis_assignment)])["slots"].tobytes()
-            for axis_assignment in axis_assignments
-        }
-        for axis_assignment in itertools.product(roles, repeat=len(case.slots)):
-            assert mapping.legal(0, packed([OperatorMapping(axis_assignment)])) == (
-                axis_assignment in axis_assignments
-            )
-
-
 # ---- memory ----
-
-
-def test_memory_is_a_hard_constraint():
-    rng = random.Random(7)
-    seen = set()
-    for _ in range(150):
-        case = random_case(rng)
-        op_mappings = random_op_mappings(rng, case)
-        case.rules["stream_capacity_bytes"] *= 1e6  # enough room off the wafer
-        tighten(rng, case, op_mappings)
-        score, stages = agree(case, op_mappings)
-        tight = any(s.least_bytes > case.rules["capacity_bytes"] for s in stages)
-        assert (score["over_bytes"] > 0) == tight
-        if not tight:
-            assert score["memory_bytes"] <= case.rules["capacity_bytes"] * (1 + 1e-12)
-        seen.add(tight)
-    assert seen == {True, False}
 
 
 def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balanced():
@@ -732,22 +695,6 @@ def test_the_bound_does_not_depend_on_what_was_asked_before():
             assert found == bound
             mapping.assign(op_mappings)
             assert enough <= used.bound(*given, enough=enough)[0] <= bound * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("volume", [False, True])
-def test_the_bound_is_below_what_searches_find_for_a_model(volume):
-    problem = Problem(
-        models.load("bertlarge"), load_wafer("dram-wafer"), WaferTraining(64), volume=volume
-    )
-    mapping = problem.mapping(Layout(4, 2, 2, 8))
-    bounds = [mapping.relaxation().bound(theta, 0.0) for theta in THETAS]
-    mapping.assign(max(bounds, key=lambda b: b[0])[1])
-    score = mapping.anneal(1, 1500, 0.05)[1][0]
-    assert fits(score)
-    for bound, _ in bounds:
-        assert bound <= score["time_s"]
-    if not volume:
-        assert max(b for b, _ in bounds) > 0.5 * score["time_s"]
 
 
 def test_the_bound_is_exact_for_work_alone_and_for_a_forced_conversion():

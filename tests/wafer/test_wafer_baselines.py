@@ -5,7 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from wafer_baseline_cases import CASES, DOJO, DRAM, in_rank_order, problem_of, rank
+from wafer_baseline_cases import CASES, DOJO, DRAM, in_rank_order, problem_of
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import energy_table
@@ -36,7 +36,7 @@ _FOUND = {}
 
 def plans(case):
     if case not in _FOUND:
-        _FOUND[case] = baselines(CASES[case][0])
+        _FOUND[case] = baselines(CASES[case])
     return _FOUND[case]
 
 
@@ -46,11 +46,11 @@ def plans(case):
 @pytest.mark.parametrize("case", CASES)
 def test_what_every_plan_promises(case):
     """Tuning and tiling make no plan worse; plans are legal and take the time they state."""
-    problem = CASES[case][0]
+    problem = CASES[case]
     wanted = set(BASELINES) if problem.stream is not None else set(BASELINES) - set(OFF_WAFER)
     assert set(plans(case)) == set(baselines_on(problem)) == wanted
     for name, found in plans(case).items():
-        assert rank(found.best) == rank(found.tiled) <= rank(found.tuned) <= rank(found.default)
+        assert found.best.rank == found.tiled.rank <= found.tuned.rank <= found.default.rank
         assert found.evaluations > 0
         for plan in (found.default, found.tuned, found.tiled):
             assert plan.encoding.faults(problem) == []
@@ -84,7 +84,7 @@ def test_offload_makes_room():
     for name in OFF_WAFER:
         best = found[name].best
         assert best.encoding.faults(problem) == []
-    assert rank(found["megatron_offload"].best) <= rank(found["megatron"].best)
+    assert found["megatron_offload"].best.rank <= found["megatron"].best.rank
 
 
 def test_offload_moves_gradients_every_micro_batch_and_weights_once():
@@ -133,7 +133,7 @@ def test_megatron_by_default_is_as_wide_as_a_node(case, expected):
 
 
 def test_megatron_by_default_computes_all_of_a_block_again():
-    problem = CASES["small"][0]
+    problem = CASES["small"]
     for op, op_mapping in zip(
         problem.work.operators,
         plans("small")["megatron"].default.encoding.operator_mappings,
@@ -162,7 +162,7 @@ def test_megatron_splits_pairs_of_products():
 
 @pytest.mark.parametrize("case", CASES)
 def test_zero3_has_replicas_only(case):
-    problem = CASES[case][0]
+    problem = CASES[case]
     for found in (plans(case)["zero3"].default, plans(case)["zero3"].tuned):
         layout = found.encoding.layout
         assert layout.stages == 1
@@ -187,7 +187,7 @@ def test_accpar_and_hypar_keep_everything_and_replicate(case):
 
 def test_accpar_takes_the_largest_rectangle_and_the_whole_batch():
     for case in ("small", "wide"):
-        problem = CASES[case][0]
+        problem = CASES[case]
         layout = plans(case)["accpar"].default.encoding.layout
         assert layout.micro_batch == problem.training.global_batch
         assert layout.dies == problem.wafer.dies

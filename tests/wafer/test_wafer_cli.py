@@ -341,8 +341,13 @@ def plain(result):
     return {k: v for k, v in data.items() if k not in ("seconds", "evaluations_per_s")}
 
 
+def in_session(call, *given, executor=None, threads=None, resume=None, cache=None, **options):
+    with Session(executor, threads, resume, cache) as session:
+        return call(*given, session=session, **options)
+
+
 def search(**options):
-    return search_wafers(BERT, SPACE, STEP, BRIEF, **options)
+    return in_session(search_wafers, BERT, SPACE, STEP, BRIEF, **options)
 
 
 @pytest.fixture(scope="module")
@@ -378,13 +383,13 @@ def test_every_executor_gives_the_same_answer(fresh, executor, threads):
 @pytest.mark.slow
 def test_a_comparison_is_the_same_in_other_processes():
     problem = Problem(BERT, FOUR, STEP)
-    found = compare_mappings(problem, BRIEF, executor="processes", threads=2)
+    found = in_session(compare_mappings, problem, BRIEF, executor="processes", threads=2)
     assert plain(found) == plain(compare_mappings(problem, BRIEF))
 
 
 def test_several_problems_at_once():
     problems = [Problem(BERT, FOUR.replace(columns=n), STEP) for n in (1, 2)]
-    found = search_mappings(problems, BRIEF, executor="threads", threads=2)
+    found = in_session(search_mappings, problems, BRIEF, executor="threads", threads=2)
     assert [plain(each) for each in found] == [plain(search_mapping(p, BRIEF)) for p in problems]
 
 
@@ -392,7 +397,7 @@ def test_several_problems_at_once():
 def test_an_error_of_a_task_is_the_callers(executor):
     problem = Problem(BERT, FOUR, STEP)
     with pytest.raises(InvalidInputError, match="baselines: 'zero4' is not accepted"):
-        compare_mappings(problem, BRIEF, names=["zero4"], executor=executor)
+        in_session(compare_mappings, problem, BRIEF, names=["zero4"], executor=executor)
 
 
 # ---- journals ----
@@ -432,10 +437,10 @@ def test_a_stopped_comparison_leaves_what_it_had(calls, tmp_path):
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        compare_mappings(problem, BRIEF, resume=tmp_path, report=stop)
+        in_session(compare_mappings, problem, BRIEF, resume=tmp_path, report=stop)
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5  # four systems and ours
     assert len(calls) == 1
-    found = compare_mappings(problem, BRIEF, resume=tmp_path)
+    found = in_session(compare_mappings, problem, BRIEF, resume=tmp_path)
     again = len(calls)
     assert plain(found) == plain(compare_mappings(problem, BRIEF))
     assert len(calls) - again == again  # our own search was not repeated
@@ -451,10 +456,10 @@ def test_what_a_budget_cut_short_is_not_kept(calls, tmp_path):
     problem = Problem(BERT, FOUR, STEP)
     hurry = Effort(seeds=1, steps=200, promising=1, budget_s=1e-6)
     for _ in range(2):
-        search_mappings([problem], hurry, resume=tmp_path)
+        in_session(search_mappings, [problem], hurry, resume=tmp_path)
     assert len(calls) == 2
-    search_mappings([problem], Effort(1, 200, 1, budget_s=1e6), resume=tmp_path)
-    search_mappings([problem], BRIEF, resume=tmp_path)
+    in_session(search_mappings, [problem], Effort(1, 200, 1, budget_s=1e6), resume=tmp_path)
+    in_session(search_mappings, [problem], BRIEF, resume=tmp_path)
     assert len(calls) == 3  # a budget that was not spent changes nothing
 
 
@@ -470,7 +475,7 @@ def test_results_are_kept_by_content(fresh, calls, tmp_path, monkeypatch):
     second = len(calls)
     assert second > first
     other = SPACE.replace(base=FOUR.replace(rows=1))
-    search_wafers(BERT, other, STEP, BRIEF, cache=tmp_path)
+    in_session(search_wafers, BERT, other, STEP, BRIEF, cache=tmp_path)
     assert len(calls) > second
     third = len(calls)
     monkeypatch.setattr(store, "pricing_fingerprint", lambda: b"other prices")

@@ -9,7 +9,6 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wafer_cases import DRAM, SMALL, SPACE, SRAM, refusal, with_die
 
 from phaze_fast.cli.main import main
 from phaze_fast.cost import gemm
@@ -32,6 +31,26 @@ from phaze_fast.wafer import (
     wafer_totals,
 )
 from phaze_fast.wafer.mapping.problem import network_chip
+
+DRAM = load_wafer("dram-wafer")
+SRAM = load_wafer("sram-wafer")
+SPACE = load_wafer_space("wafer-space")
+SMALL = SRAM.die.chip.replace(
+    tensor_core=SRAM.die.chip.tensor_core.replace(count=1),
+    vector_core=SRAM.die.chip.vector_core.replace(count=1),
+    buffer=SRAM.die.chip.buffer.replace(capacity_bytes=2**20),
+)
+
+
+def with_die(wafer, **changes):
+    return wafer.replace(die=wafer.die.replace(**changes))
+
+
+def refusal(make):
+    with pytest.raises(InvalidInputError) as caught:
+        make()
+    return str(caught.value)
+
 
 # ---- each rule alone ----
 

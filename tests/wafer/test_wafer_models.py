@@ -26,7 +26,6 @@ from phaze_fast.wafer import (
     compare_mappings,
     evaluate,
     load_wafer,
-    search_mapping,
     step_energy,
     transfers,
 )
@@ -121,15 +120,6 @@ def test_no_more_parts_than_experts():
         evaluate(problem, made)
 
 
-def test_bounds_hold_for_every_mapping_of_experts():
-    two = Problem(SMALL, WAFER.replace(columns=2, rows=1), WaferTraining(4))
-    for layout in (Layout(2, 1, 1, 2), Layout(1, 1, 2, 1)):
-        found = search_mapping(two, Effort(seeds=2, steps=2000, promising=1), wanted=[layout])
-        mapping = two.mapping(layout)
-        bound = mapping.relaxation().bound(1.0, 0.0)[0]
-        assert bound <= found.bound_s * (1 + 1e-12) <= found.best.time_s * (1 + 1e-12)
-
-
 def test_experts_in_some_blocks_only_are_refused():
     mixed = SMALL.replace(moe=SMALL.moe.replace(dense_layers=1))
     with pytest.raises(InvalidInputError, match="expected one kind of block"):
@@ -212,15 +202,6 @@ def test_the_oracle_agrees_on_every_term():
         assert score["over_bytes"] == 0.0
         expected = oracle.evaluate(case, op_mappings, kept)[0]
         assert score["time_s"] == pytest.approx(expected, rel=1e-5)  # a case has seven digits
-
-
-def test_bounds_hold_for_what_annealings_find():
-    mapping = ON_T5.mapping(WHOLE)
-    bounds = [mapping.relaxation().bound(theta, 0.0) for theta in (0.5, 1.0)]
-    mapping.assign(bounds[1][1])
-    score = mapping.anneal(1, 2000, 0.05)[1][0]
-    assert all(bound <= score["time_s"] for bound, _ in bounds)
-    assert bounds[1][0] > 0.5 * score["time_s"]
 
 
 def test_what_encoder_decoders_are_not_accepted():

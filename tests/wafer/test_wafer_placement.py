@@ -14,7 +14,7 @@ from mapping_cases import compiled, small
 from reference.mapping_oracle import OperatorMapping
 from reference.mapping_player import back, rim_routes
 from reference.mesh_simulator import Switch, Traffic
-from wafer_cases import refusal
+from refusals import refusal
 from wafer_cli_cases import DRAM, EFFORT, document, refused
 
 from phaze_fast import models

@@ -93,7 +93,8 @@ Traffic hbm_traffic(const GemmShape& shape, double capacity_bytes,
 // Work and bytes that operators fused onto a product add to it.
 struct Epilogue {
   double ops_per_output;
-  double extra_bytes;  // HBM bytes beyond the product's own operands
+  double extra_bytes;      // HBM bytes beyond the product's own operands
+  double hbm_share = 1.0;  // share of all HBM bytes that do not stay on chip in a fused group
 };
 
 // The fastest mapping of a valid shape. `traffic` is the result of hbm_traffic for the capacity.

@@ -141,8 +141,4 @@ struct MeshCollective {
 Status mesh_collective_loads(const MeshGrid& grid, std::span<const MeshCollective> collectives,
                              const MeshLinks& links, std::span<double> loads);
 
-// Time of collectives that start together: the sum over phases of the time of the most loaded link.
-MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective> collectives,
-                           const MeshLinks& links);
-
 }  // namespace phaze

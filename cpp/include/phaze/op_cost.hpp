@@ -60,6 +60,7 @@ inline constexpr const char* kFunctionNames[] = {"product",
                                                  "transpose",
                                                  "reduce",
                                                  "reduce-columns",
+                                                 "product-fp32",
                                                  "layout",
                                                  "layout-weights",
                                                  "batchnorm",
@@ -131,6 +132,10 @@ CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const Tunin
 void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
                    const EnergyTable& energy, std::span<const double> static_w,
                    std::span<CostRecord> out, int threads);
+
+// HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if it is invalid.
+double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes,
+                    const Precision& precision) noexcept;
 
 // The times alone; NaN for a bad pair.
 void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,

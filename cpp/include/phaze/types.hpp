@@ -180,6 +180,7 @@ struct OperatorRecord {
   std::int32_t epilogue;    // element-wise operators fused onto the product
   std::int32_t function;    // position in the opgraph package's list of vector functions
   std::int32_t format;      // position in the opgraph package's list of number formats
+  double kept_share;        // share of its HBM bytes that stays on chip in a fused group
 };
 
 }  // namespace phaze

@@ -13,8 +13,9 @@ namespace phaze {
 struct VectorShape {
   double rows;
   double cols;
-  double bytes;    // read and written
-  double written;  // part of `bytes` that is written
+  double bytes;            // read and written
+  double written;          // part of `bytes` that is written
+  double hbm_share = 1.0;  // share of them that is not kept on chip
 };
 
 CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
@@ -28,8 +29,9 @@ struct AttentionShape {
   std::int64_t queries;
   std::int64_t keys;
   std::int64_t width;
-  double bytes;    // read and written
-  double written;  // part of `bytes` that is written
+  double bytes;            // read and written
+  double written;          // part of `bytes` that is written
+  double hbm_share = 1.0;  // share of them that is not kept on chip
   bool causal;
   bool backward;
 };

@@ -495,8 +495,9 @@ Floor floor_of(const GemmShape& g, const Machine& machine, double product_hbm_by
   f.macs = b * m * k * n;
   const double bytes = f.resident ? b * m * n * p.out_bytes : b * product_hbm_bytes;
   const bool hbm = std::isfinite(machine.product_hbm_bytes_per_s);
-  f.hbm_bytes = hbm ? std::max(bytes + extra_bytes(epilogue, f.resident), 0.0) : 0.0;
-  const double written = b * m * n * p.out_bytes;
+  f.hbm_bytes =
+      hbm ? std::max(bytes + extra_bytes(epilogue, f.resident), 0.0) * epilogue.hbm_share : 0.0;
+  const double written = b * m * n * p.out_bytes * epilogue.hbm_share;
   f.hbm_s = (f.hbm_bytes + machine.write_penalty * written) / machine.product_hbm_bytes_per_s;
   f.power_s = f.macs / machine.sustained_macs_per_s;
   f.vector_ops = b * m * n * epilogue.ops_per_output;
@@ -570,12 +571,14 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   const double macs = b * m * k * n;
   const bool resident = is_resident(operands, machine);
   const double compulsory = resident ? outputs : operands + outputs;
-  const double hbm = std::max(compulsory + extra_bytes(epilogue, resident), 0.0);
+  const double hbm =
+      std::max(compulsory + extra_bytes(epilogue, resident), 0.0) * epilogue.hbm_share;
   const Kernels kernels = kernels_of(g, machine);
   const double ports = static_cast<double>(machine.cores) * kernels.port_bytes_per_s;
   double most = macs / machine.macs_per_s;
   most = std::max(most, macs / machine.sustained_macs_per_s);
-  most = std::max(most, (hbm + machine.write_penalty * outputs) / machine.product_hbm_bytes_per_s);
+  most = std::max(most, (hbm + machine.write_penalty * outputs * epilogue.hbm_share) /
+                            machine.product_hbm_bytes_per_s);
   const double moved = b * (m * k + k * n) * p.in_bytes;
   most = std::max(most, (moved + outputs) / machine.buffer_bytes_per_s);
   most = std::max(most, std::max(moved, outputs) / ports);

@@ -50,6 +50,7 @@ Status check_op(const OperatorRecord& op) noexcept {
     if (bytes < 0.0) return Status::kNegative;
   }
   if (op.epilogue < 0) return Status::kNegative;
+  if (!(op.kept_share >= 0.0 && op.kept_share <= 1.0)) return Status::kBadOperation;
   const std::int64_t k = is_product(op) || is_attention(op) ? op.k : 1;
   return check_shape({op.b, op.m, k, op.n});
 }
@@ -68,10 +69,11 @@ double gathering_ops(const OperatorRecord& op, const Machine& machine) noexcept 
   return macs * cost.ops_per_element + elements * cost.ops_per_row;
 }
 
-// Bytes that the product's record reads and writes beyond its own operands. Each fused operator
-// costs as much as an addition.
-Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept {
-  const Precision& p = machine.precision;
+// Share of an operator's HBM bytes that are moved.
+double hbm_share(const OperatorRecord& op) noexcept { return 1.0 - op.kept_share; }
+
+// Bytes that the product's record reads and writes beyond its own operands.
+double extra_bytes_of(const OperatorRecord& op, const Precision& p) noexcept {
   const auto b = static_cast<double>(op.b);
   const auto m = static_cast<double>(op.m);
   const auto k = static_cast<double>(op.k);
@@ -79,10 +81,17 @@ Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept 
   const double left = m * k * shape_of(op, p).distinct;
   const double own = b * ((left + k * n) * p.in_bytes + m * n * p.out_bytes);
   const double recorded = op.read_bytes + op.write_bytes;
+  return recorded > 0.0 ? recorded - own : 0.0;
+}
+
+// What is fused onto a product. Each fused operator costs as much as an addition.
+Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept {
   constexpr auto add = static_cast<std::size_t>(Function::kFirstVector);
   double ops = static_cast<double>(op.epilogue) * machine.tuning->functions[add].ops_per_element;
-  if (is_convolution(op)) ops += gathering_ops(op, machine) / (b * m * n);
-  return {ops, recorded > 0.0 ? recorded - own : 0.0};
+  const double outputs =
+      static_cast<double>(op.b) * static_cast<double>(op.m) * static_cast<double>(op.n);
+  if (is_convolution(op)) ops += gathering_ops(op, machine) / outputs;
+  return {ops, extra_bytes_of(op, machine.precision), hbm_share(op)};
 }
 
 AttentionShape attention_of(const OperatorRecord& op) noexcept {
@@ -90,15 +99,15 @@ AttentionShape attention_of(const OperatorRecord& op) noexcept {
           op.m,
           op.n,
           op.k,
-          op.read_bytes + op.write_bytes,
-          op.write_bytes,
+          (op.read_bytes + op.write_bytes) * hbm_share(op),
+          op.write_bytes * hbm_share(op),
           op.causal != 0,
           op.function == static_cast<std::int32_t>(Function::kAttentionBackward)};
 }
 
 VectorShape vector_of(const OperatorRecord& op) noexcept {
   return {static_cast<double>(op.b) * static_cast<double>(op.m), static_cast<double>(op.n),
-          op.read_bytes + op.write_bytes, op.write_bytes};
+          op.read_bytes + op.write_bytes, op.write_bytes, hbm_share(op)};
 }
 
 // Vector units per tensor core; 1 if costs are those of one core of each type.
@@ -319,6 +328,16 @@ void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
             time_on(ops[o], machine, traffic.at(c, o), vector_per_core(batch.chips[c], cores));
       },
       [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
+}
+
+double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes,
+                    const Precision& precision) noexcept {
+  if (check_op(op) != Status::kOk) return kNan;
+  if (is_collective(op)) return 0.0;
+  if (!is_product(op)) return op.read_bytes + op.write_bytes;
+  const Traffic traffic = hbm_traffic(shape_of(op, precision), capacity_bytes, precision);
+  const double bytes = static_cast<double>(op.b) * traffic.hbm_bytes;
+  return std::max(bytes + extra_bytes_of(op, precision), 0.0);
 }
 
 void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,

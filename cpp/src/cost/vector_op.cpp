@@ -102,7 +102,8 @@ CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
   record.vector_s = std::max(ops / machine.lane_ops_per_s, row_s);
   record.port_s = bytes / (machine.vector_cores * machine.port_bytes_per_s);
   record.buffer_s = bytes / machine.buffer_bytes_per_s;
-  record.hbm_s = (bytes + machine.write_penalty * shape.written * factor) / machine.hbm_bytes_per_s;
+  record.hbm_s = (bytes + machine.write_penalty * shape.written * factor) * shape.hbm_share /
+                 machine.hbm_bytes_per_s;
   record.fixed_s = launch_s(cost, machine);
   const double busy =
       std::max(std::max(record.vector_s, record.port_s), std::max(record.buffer_s, record.hbm_s));
@@ -110,7 +111,7 @@ CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
   record.bound_s = vector_bound(shape, cost, machine);
   record.port_bytes = bytes;
   record.buffer_bytes = bytes;
-  record.hbm_bytes = std::isfinite(machine.hbm_bytes_per_s) ? bytes : 0.0;
+  record.hbm_bytes = std::isfinite(machine.hbm_bytes_per_s) ? bytes * shape.hbm_share : 0.0;
   record.utilization = record.time_s > 0.0 ? record.vector_s / record.time_s : 0.0;
   record.dataflow = -1;
   record.order = -1;
@@ -131,8 +132,8 @@ double vector_bound(const VectorShape& shape, const VectorCost& cost,
   double most = ops / machine.lane_ops_per_s;
   most = std::max(most, moved / (machine.vector_cores * machine.port_bytes_per_s));
   most = std::max(most, moved / machine.buffer_bytes_per_s);
-  most = std::max(
-      most, (moved + machine.write_penalty * shape.written * factor) / machine.hbm_bytes_per_s);
+  most = std::max(most, (moved + machine.write_penalty * shape.written * factor) * shape.hbm_share /
+                            machine.hbm_bytes_per_s);
   return (launch_s(cost, machine) + most) * kRounding;
 }
 

@@ -7,8 +7,11 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <compare>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "base/numbers.hpp"
@@ -30,7 +33,7 @@ struct PipelineShape {
   std::int64_t chunks;
   std::int64_t micro_batches;
 
-  bool operator==(const PipelineShape&) const = default;
+  auto operator<=>(const PipelineShape&) const = default;
 };
 
 inline bool splits_backward(PipelineSchedule schedule) noexcept {
@@ -292,6 +295,7 @@ struct Cursor {
   bool paused;
 };
 
+inline constexpr std::size_t kMostKeptTokens = std::size_t{1} << 20;  // of orders of other shapes
 inline constexpr std::int64_t kWorthSkipping = 4;  // least rounds left to compare states
 
 // Rounding error of clocks at `clock_s` when a round takes `shift_s`.
@@ -366,6 +370,16 @@ class PipelinePlayer::Game {
     return segments_[device * kSegments + s];
   }
 
+  // The orders of another shape, kept until that shape is simulated again.
+  struct Orders {
+    std::vector<Token> tokens;
+    std::vector<Segment> segments;
+    std::vector<std::size_t> prev;
+    std::vector<std::size_t> next;
+    std::int64_t ring = 0;
+  };
+  void keep_orders();
+
   PipelineShape shape_{PipelineSchedule::kGpipe, 0, 0, 0};
   bool ordered_ = false;  // whether the orders are those of the shape
   std::vector<Token> tokens_;
@@ -373,6 +387,8 @@ class PipelinePlayer::Game {
   std::vector<std::size_t> prev_;  // previous slot in the chain; the extra last slot means none
   std::vector<std::size_t> next_;
   std::size_t slots_ = 0;
+  std::map<PipelineShape, Orders> kept_;
+  std::size_t kept_tokens_ = 0;
 
   std::vector<double> forward_s_;
   std::vector<double> backward_s_;
@@ -423,14 +439,39 @@ bool PipelinePlayer::Game::prepare(const PipelineShape& shape) {
     return false;
   }
   if (shape == shape_) return true;
+  keep_orders();
   shape_ = shape;
   slots_ = at(shape.stages * shape.chunks);
-  ordered_ = false;
   return true;
+}
+
+void PipelinePlayer::Game::keep_orders() {
+  if (!ordered_) return;
+  if (kept_tokens_ + tokens_.size() > kMostKeptTokens) {
+    kept_.clear();
+    kept_tokens_ = 0;
+  }
+  Orders& own = kept_[shape_];
+  kept_tokens_ += tokens_.size();
+  own = {std::move(tokens_), std::move(segments_), std::move(prev_), std::move(next_), ring_};
+  ordered_ = false;
 }
 
 void PipelinePlayer::Game::write_orders() {
   if (ordered_) return;
+  const auto known = kept_.find(shape_);
+  if (known != kept_.end()) {
+    Orders own = std::move(known->second);
+    kept_.erase(known);
+    kept_tokens_ -= own.tokens.size();
+    tokens_ = std::move(own.tokens);
+    segments_ = std::move(own.segments);
+    prev_ = std::move(own.prev);
+    next_ = std::move(own.next);
+    ring_ = own.ring;
+    ordered_ = true;
+    return;
+  }
   tokens_.clear();
   segments_.clear();
   for (std::int64_t d = 0; d < shape_.stages; ++d) {

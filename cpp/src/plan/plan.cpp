@@ -83,7 +83,10 @@ void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
                               std::span<const std::int32_t> variants, const TimesOf& times,
                               std::span<const TimesOf> free, double usable_bytes,
                               std::span<PlanEstimate> estimates) const {
+  PlayedSteps played;  // plans that differ in their replicas or ZeRO stage share steps
   PlanSolver solver;
+  solver.look_up(&played);
+  SharedSteps shared;
   Partition partition;
   std::vector<KindTimes> freed(free.size());
   for (std::size_t k = 0; k < layouts.size(); ++k) {
@@ -95,8 +98,8 @@ void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
       for (std::size_t n = 0; n < free.size(); ++n) {
         freed[n] = free[n](at(impl_->layouts[layout].record.strategy));
       }
-      estimates[k] =
-          estimate_plan(*impl_, layout, partition, own, freed, usable_bytes, nullptr, &solver);
+      estimates[k] = estimate_plan(*impl_, layout, partition, own, freed, usable_bytes, nullptr,
+                                   &solver, &shared);
       continue;
     }
     estimates[k] = {};
@@ -109,7 +112,9 @@ PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
                                  const KindTimes& times, std::span<const KindTimes> free,
                                  double usable_bytes, std::vector<StageEstimate>* stages) const {
   PlanSolver solver;
-  return estimate_plan(*impl_, layout, partition, times, free, usable_bytes, stages, &solver);
+  SharedSteps shared;
+  return estimate_plan(*impl_, layout, partition, times, free, usable_bytes, stages, &solver,
+                       &shared);
 }
 
 PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times,

@@ -503,27 +503,32 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   std::vector<std::vector<BoundLine>> found(strategies.size() * bounds.memory_limits.size());
   std::vector<BoundLine> row_lines(layouts.size(), BoundLine{0.0, 0.0});
   bounds.fitting.assign(found.size(), {});
-  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int64_t>;
+  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t,
+                         std::int64_t>;
   for (std::size_t c = 0; c < bounds.memory_limits.size(); ++c) {
     std::map<Key, std::int32_t>
         known;  // 1F1B stages have the same capacity in layouts of any length
     // Layouts with the same costs are adjacent, and have the same capacity unless there is one
     // stage.
     std::optional<BlockCapacity> capacity;
-    std::int32_t capacity_frame = -1;
+    std::int32_t capacity_costs = -1;
+    std::int32_t capacity_strategy = -1;
     bool capacity_alone = false;
     for (std::size_t r = 0; r < layouts.size(); ++r) {
       PricedLayout& layout = layouts[r];
       if (c == 0) layout.bound = bound_of(layout);
       if (fits[r * bounds.memory_limits.size() + c] == 0) continue;
       const LayoutRecord& l = layout.record;
-      if (capacity_frame != layout.costs || capacity_alone != (l.pp == 1)) {
+      if (capacity_costs != layout.costs || capacity_strategy != l.strategy ||
+          capacity_alone != (l.pp == 1)) {
         capacity.emplace(*this, layout, bounds.memory_limits[c]);
-        capacity_frame = layout.costs;
+        capacity_costs = layout.costs;
+        capacity_strategy = l.strategy;
         capacity_alone = l.pp == 1;
       }
       const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
-      const Key key{layout.costs, l.schedule, plain && l.pp > 1 ? 0 : l.pp, l.vpp, l.micro_batches};
+      const Key key{layout.costs, l.strategy,     l.schedule, plain && l.pp > 1 ? 0 : l.pp,
+                    l.vpp,        l.micro_batches};
       auto at_key = known.find(key);
       if (at_key == known.end()) {
         at_key =

@@ -12,7 +12,7 @@ using Impl = PlanSpaceImpl;
 class Estimator {
  public:
   Estimator(const Impl& space, std::size_t layout, const Partition& partition,
-            const KindTimes& times, PlanSolver* solver)
+            const KindTimes& times, PlanSolver* solver, SharedSteps* shared)
       : space_(space),
         layout_(space.layouts[layout]),
         costs_(space.layout_costs[at(layout_.costs)]),
@@ -20,12 +20,14 @@ class Estimator {
         times_(times),
         on_(solver->on()),
         step_(solver->step()),
-        states_(solver->states()) {}
+        shared_(*shared->of(layout_.record, partition)),
+        block_states_(shared->block_states) {
+    block_states_.assign(1, {0.0, 0.0, 0.0});
+  }
 
   PlanEstimate run(double usable_bytes, std::vector<StageEstimate>* stages) {
     PlanEstimate found{};
     if (stages != nullptr) stages->clear();
-    find_states();
     for (int k = 0; k < layout_.record.pp; ++k) {
       const StageEstimate own = stage(k);
       found.max_load_s = std::max(found.max_load_s, own.load_s);
@@ -50,27 +52,22 @@ class Estimator {
   // of the step time when it becomes free as well.
   PlanParts parts(double time_s, std::span<const KindTimes> free) {
     PlanParts found{};
-    StepPlayer::Played played{};
     double before_s = time_s;
-    const double* last = nullptr;
-    std::size_t level = 0;
-    const auto exposed = [&](bool changes, const KindTimes& times, bool free_messages) {
-      if (!changes) return 0.0;
-      played = step_.play_free(partition_, times, level, free_messages);
+    StepPlayer::Played played = step_.play_free(partition_, times_, 0, false);
+    const auto exposed = [&] {
       const double step_s = played.step_s + played.tail_s;
       const double lost_s = without_rounding(before_s - step_s, time_s);
       before_s = step_s;
-      last = times.forward_s;
       return lost_s;
     };
-    const bool many = layout_.record.pp > 1;
-    found.data_comm_s = exposed(true, times_, false);
-    found.pipeline_comm_s = exposed(many, times_, true);
-    double* const parts[kFreeLevels] = {&found.expert_comm_s, &found.context_comm_s,
-                                        &found.tensor_comm_s, &found.host_s};
-    for (std::size_t n = 0; n < kFreeLevels; ++n) {
-      level = n + 1;
-      *parts[n] = exposed(free[n].forward_s != last, free[n], true);
+    found.data_comm_s = exposed();
+    if (!shared_.played) play_levels(free);
+    double* const parts[kFreeLevels + 1] = {&found.pipeline_comm_s, &found.expert_comm_s,
+                                            &found.context_comm_s, &found.tensor_comm_s,
+                                            &found.host_s};
+    for (const SharedStep::Level& level : shared_.levels) {
+      played = {level.step_s, tail_s(level)};
+      *parts[level.part] = exposed();
     }
     divide(played, &found);
     return found;
@@ -94,15 +91,14 @@ class Estimator {
     StageEstimate own{};
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;
-    StateBytes state{0.0, 0.0, 0.0};
     for_chunks(k, [&](int c, int i, int j) {
       own.load_s += share * (on_.enters_s(k, c, i, j) + on_.leaves_s(k, c, i, j) +
                              sums.forward_s(i, j) + sums.backward_s(recompute, i, j));
       gather = std::max(gather, sums.gather_bytes(i, j));
       moving.live = std::max(moving.live, sums.live_bytes(recompute, i, j));
       moving.once += sums.once_bytes(i, j);
-      for (int layer = i; layer < j; ++layer) add_state(layer, &state);
     });
+    const StateBytes state = stage_state(k);
     moving.buffers = space_.buffer_bytes(layout_) + gather;
     moving.stash = on_.stash_bytes(partition_, k, recompute);
     if (layout_.record.vpp == 1) {
@@ -119,26 +115,78 @@ class Estimator {
     return own;
   }
 
-  // Weights, gradients and optimiser state of a layer, by kind.
-  void find_states() {
-    const LayoutRecord& l = layout_.record;
-    const double experts = expert_spread(space_.strategies[at(l.strategy)]);
-    states_.resize(at(space_.kinds) + 1);
-    for (int kind = 0; kind <= space_.kinds; ++kind) {
-      const LayerKindRecord& size = space_.size_of(l.strategy, kind);
-      const LayerParameters p = layer_parameters(size, costs_.shards, experts);
-      StateBytes own = state_bytes(space_.training, l.zero, size, p);
-      own.weights += copied_weights(size.copy_bytes, l.zero, p.all, p.shared);
-      if (space_.training.late_gradients != 0) own.gradients = 0.0;
-      states_[at(kind)] = own;
-    }
+  // Weights, gradients and optimiser state of a stage: the sum over its layers in order. Most
+  // stages have equal blocks alone, whose sums are computed once for all counts.
+  StateBytes stage_state(int k) const {
+    const int blocks_end = std::min(space_.last_block, space_.layers - (layout_.record.pp > 1));
+    StateBytes state{0.0, 0.0, 0.0};
+    int blocks = 0;
+    bool only_blocks = space_.equal_blocks;
+    for_chunks(k, [&](int, int i, int j) {
+      int layer = i;
+      if (only_blocks && i >= space_.first_block) {
+        layer = std::max(i, std::min(j, blocks_end));
+        blocks += layer - i;
+      }
+      if (layer == j) return;
+      if (only_blocks) state = blocks_state(blocks);
+      only_blocks = false;
+      for (; layer < j; ++layer) add(costs_.states[at(kind_at(layer))], &state);
+    });
+    return only_blocks ? blocks_state(blocks) : state;
   }
 
-  void add_state(int position, StateBytes* state) const {
-    const StateBytes& own = states_[at(space_.kind_at(position, layout_.record.pp))];
+  const StateBytes& blocks_state(int blocks) const {
+    const StateBytes& block = costs_.states[at(space_.order[at(space_.first_block)])];
+    while (block_states_.size() <= at(blocks)) {
+      StateBytes next = block_states_.back();
+      add(block, &next);
+      block_states_.push_back(next);
+    }
+    return block_states_[at(blocks)];
+  }
+
+  static void add(const StateBytes& own, StateBytes* state) noexcept {
     state->weights += own.weights;
     state->gradients += own.gradients;
     state->optimizer += own.optimizer;
+  }
+
+  int kind_at(int position) const noexcept { return space_.kind_at(position, layout_.record.pp); }
+
+  // Simulates the levels of the shared step. Call after the step without exchanges is simulated.
+  void play_levels(std::span<const KindTimes> free) {
+    const double* last = times_.forward_s;
+    const auto play = [&](std::size_t part, const KindTimes& times, std::size_t level) {
+      const double step_s = step_.play_free(partition_, times, level, true).step_s;
+      shared_.levels.push_back({part, step_s, {}});
+      double before_s = 0.0;
+      for (int k = 0; k < layout_.record.pp; ++k) {
+        shared_.levels.back().before_s.push_back(before_s / layout_.record.vpp);
+        double own_s = 0.0;
+        for_chunks(k, [&](int, int i, int j) { own_s += step_.passes().plain_s(i, j); });
+        if (!bidirectional(layout_.record)) before_s += own_s;
+      }
+      last = times.forward_s;
+    };
+    shared_.levels.clear();
+    if (layout_.record.pp > 1) play(0, times_, 0);
+    for (std::size_t n = 0; n < kFreeLevels; ++n) {
+      if (free[n].forward_s != last) play(n + 1, free[n], n + 1);
+    }
+    find_work();
+    shared_.played = true;
+  }
+
+  // The longest work after the last pass if exchanges cost nothing, see StepPlayer::take_passes.
+  double tail_s(const SharedStep::Level& level) const {
+    double longest_s = 0.0;
+    for (int k = 0; k < layout_.record.pp; ++k) {
+      double step_s = 0.0;
+      for_chunks(k, [&](int, int i, int j) { step_s += on_.sums.own_step_s(i, j); });
+      longest_s = std::max(longest_s, step_s - level.before_s[at(k)]);
+    }
+    return longest_s;
   }
 
   // A difference of times that is zero but for rounding is zero, so that no part is negative.
@@ -146,11 +194,10 @@ class Estimator {
     return part_s < 0.0 && part_s > -1e-12 * whole_s ? 0.0 : part_s;
   }
 
-  // A step in which only the devices' own work takes time.
-  void divide(const StepPlayer::Played& played, PlanParts* parts) const {
+  // The work of the stages in the last simulated step.
+  void find_work() {
     const PassSums& sums = step_.passes();
     const int count = layout_.record.pp;
-    const double m = rounds_of(layout_.record);
     double mean = 0.0;
     double again = 0.0;
     double most = 0.0;
@@ -164,25 +211,24 @@ class Estimator {
       mean += load / count;
       most = std::max(most, load);
     }
-    parts->compute_s = m * (mean - again);
-    parts->recompute_s = m * again;
-    parts->imbalance_s = without_rounding(m * (most - mean), played.step_s);
-    parts->bubble_s = without_rounding(played.step_s - m * most, played.step_s);
+    shared_.mean_s = mean;
+    shared_.again_s = again;
+    shared_.most_s = most;
+  }
+
+  // A step in which only the devices' own work takes time.
+  void divide(const StepPlayer::Played& played, PlanParts* parts) const {
+    const double m = rounds_of(layout_.record);
+    parts->compute_s = m * (shared_.mean_s - shared_.again_s);
+    parts->recompute_s = m * shared_.again_s;
+    parts->imbalance_s = without_rounding(m * (shared_.most_s - shared_.mean_s), played.step_s);
+    parts->bubble_s = without_rounding(played.step_s - m * shared_.most_s, played.step_s);
     parts->optimizer_s = played.tail_s;
   }
 
-  // Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
-  // that devices send one another, counted as a ring sends them.
-  double energy(double time_s) const {
-    const LayoutRecord& l = layout_.record;
-    const StrategyRecord& s = space_.strategies[at(l.strategy)];
-    const auto m = static_cast<double>(l.micro_batches);
-    const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
-    double passes_j = 0.0;
-    double moved = 0.0;
-    const TrainingRecord& t = space_.training;
-    LayerKindRecord held{};  // sums over all layers
-    for (int k = 0; k < l.pp; ++k) {
+  // Sums over all layers, stage by stage.
+  void add_layers() {
+    for (int k = 0; k < layout_.record.pp; ++k) {
       const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
       for_chunks(k, [&](int, int i, int j) {
         const int border = on_.sums.border_of(recompute, i, j);
@@ -190,17 +236,31 @@ class Estimator {
           const std::size_t variant =
               at(layer < border ? recompute.more : recompute.rest) * at(space_.kinds);
           const std::size_t timed = at(space_.order[at(layer)]);
-          const int kind = space_.kind_at(layer, l.pp);
-          passes_j += times_.forward_j[timed] + times_.backward_j[variant + timed];
-          moved += costs_.step_bytes[at(kind)];
-          const LayerKindRecord& size = space_.size_of(l.strategy, kind);
-          held.parameters += size.parameters;
-          held.frozen_parameters += size.frozen_parameters;
-          held.packed_parameters += size.packed_parameters;
-          held.packed_bytes += size.packed_bytes;
+          shared_.passes_j += times_.forward_j[timed] + times_.backward_j[variant + timed];
+          shared_.kinds.push_back(kind_at(layer));
+          const LayerKindRecord& size = space_.size_of(layout_.record.strategy, kind_at(layer));
+          shared_.parameters.parameters += size.parameters;
+          shared_.parameters.frozen_parameters += size.frozen_parameters;
+          shared_.parameters.packed_parameters += size.packed_parameters;
+          shared_.parameters.packed_bytes += size.packed_bytes;
         }
       });
     }
+    shared_.summed = true;
+  }
+
+  // Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
+  // that devices send one another, counted as a ring sends them.
+  double energy(double time_s) {
+    const LayoutRecord& l = layout_.record;
+    const StrategyRecord& s = space_.strategies[at(l.strategy)];
+    const auto m = static_cast<double>(l.micro_batches);
+    const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
+    if (!shared_.summed) add_layers();
+    double moved = 0.0;
+    for (const std::int32_t kind : shared_.kinds) moved += costs_.step_bytes[at(kind)];
+    const TrainingRecord& t = space_.training;
+    const LayerKindRecord& held = shared_.parameters;
     const double share = (costs_.shards - 1.0) / costs_.shards;
     const double trained = held.parameters - held.frozen_parameters;
     const double gathered = l.zero == 3 ? held.parameters * mean_weight_bytes(held, t.gather_bytes)
@@ -214,7 +274,7 @@ class Estimator {
     synced += among * trained * t.gradient_bytes / costs_.shards;
     const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
-    return inner * rounds_of(l) * passes_j + inner * moved * t.hbm_byte_j +
+    return inner * rounds_of(l) * shared_.passes_j + inner * moved * t.hbm_byte_j +
            sent * t.network_byte_j + times_.static_w * time_s * inner * l.pp;
   }
 
@@ -225,7 +285,8 @@ class Estimator {
   const KindTimes& times_;
   const LayoutOnChip& on_;
   StepPlayer& step_;
-  std::vector<StateBytes>& states_;
+  SharedStep& shared_;
+  std::vector<StateBytes>& block_states_;
 };
 
 }  // namespace
@@ -233,9 +294,10 @@ class Estimator {
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
                            const Partition& partition, const KindTimes& times,
                            std::span<const KindTimes> free, double usable_bytes,
-                           std::vector<StageEstimate>* stages, PlanSolver* solver) {
+                           std::vector<StageEstimate>* stages, PlanSolver* solver,
+                           SharedSteps* shared) {
   if (!solver->on().started(space, layout, times)) solver->start(space, layout, times);
-  Estimator estimator(space, layout, partition, times, solver);
+  Estimator estimator(space, layout, partition, times, solver, shared);
   PlanEstimate found = estimator.run(usable_bytes, stages);
   if (free.size() == kFreeLevels) found.parts = estimator.parts(found.time_s, free);
   return found;

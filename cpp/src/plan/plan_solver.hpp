@@ -16,6 +16,7 @@
 #include "plan/pass_chains.hpp"
 #include "plan/plan_sums.hpp"
 #include "plan/schedule_cache.hpp"
+#include "plan/shared_steps.hpp"
 
 namespace phaze {
 
@@ -536,7 +537,6 @@ class PlanSolver {
   const LayoutOnChip& on() const noexcept { return on_; }
   StepPlayer& step() noexcept { return step_; }
   const RecomputeChooser& recompute() const noexcept { return recompute_; }
-  std::vector<StateBytes>& states() noexcept { return states_; }  // scratch of an estimate
 
  private:
   LayoutOnChip on_;
@@ -544,7 +544,6 @@ class PlanSolver {
   RecomputeChooser recompute_{on_};
   PartitionSearch partitions_{on_, recompute_, step_};
   AssignmentSearch assignments_{on_, recompute_, step_};
-  std::vector<StateBytes> states_;
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see
@@ -559,11 +558,13 @@ std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const K
                                    std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled);
 
-// Estimate of a plan; `solver` is scratch.
+// Estimate of a plan; `solver` and `shared` are scratch. `shared` saves time if the next plan has
+// the same strategy and times.
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
                            const Partition& partition, const KindTimes& times,
                            std::span<const KindTimes> free, double usable_bytes,
-                           std::vector<StageEstimate>* stages, PlanSolver* solver);
+                           std::vector<StageEstimate>* stages, PlanSolver* solver,
+                           SharedSteps* shared);
 
 // Safe to use from several threads: a solver is lent to one thread at a time. Data that a solver
 // caches saves time and changes no answer.

@@ -68,6 +68,17 @@ GroupShape folded_group(std::int64_t count, std::int64_t step, std::int64_t inne
   return {run, step, count / run, apart};
 }
 
+// Whether layers of a kind have the same costs in all layouts: strategies that differ in what they
+// recompute alone do.
+bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
+  return a.parameters == b.parameters && a.expert_parameters == b.expert_parameters &&
+         a.frozen_parameters == b.frozen_parameters && a.frozen_experts == b.frozen_experts &&
+         a.packed_parameters == b.packed_parameters && a.packed_bytes == b.packed_bytes &&
+         a.more_state_bytes == b.more_state_bytes && a.step_gather_bytes == b.step_gather_bytes &&
+         a.copy_bytes == b.copy_bytes && a.cast_bytes == b.cast_bytes &&
+         a.shape_bytes == b.shape_bytes && a.boundary == b.boundary;
+}
+
 bool known_schedule(std::int32_t code) noexcept {
   return code >= 0 && code < kPipelineScheduleCount;
 }
@@ -79,6 +90,7 @@ Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> 
   const Status status = take_model(problem);
   if (status != Status::kOk) return status;
   const Status laid = take_layouts(problem);
+  prices_.clear();
   if (laid != Status::kOk) return laid;
   bounds.memory_limits.assign(usable_bytes.begin(), usable_bytes.end());
   if (fits.size() != layouts.size() * bounds.memory_limits.size()) return Status::kBadRules;
@@ -189,13 +201,39 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
   }
 }
 
+// The first strategy of which the layouts have the same costs.
+std::vector<std::int32_t> PlanSpaceImpl::priced_as() const {
+  const auto same = [&](std::int32_t a, std::int32_t b) {
+    const StrategyRecord& s = strategies[at(a)];
+    const StrategyRecord& t = strategies[at(b)];
+    bool equal = s.tp == t.tp && s.cp == t.cp && s.ep == t.ep && s.etp == t.etp &&
+                 s.message_bytes == t.message_bytes;
+    for (int kind = 0; kind <= kinds && equal; ++kind) {
+      equal = same_costs(size_of(a, kind), size_of(b, kind));
+    }
+    return equal;
+  };
+  std::vector<std::int32_t> first(strategies.size());
+  for (std::int32_t s = 0; at(s) < first.size(); ++s) {
+    first[at(s)] = 0;
+    while (!same(first[at(s)], s)) ++first[at(s)];  // ends at itself
+  }
+  return first;
+}
+
 Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
   using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
                          std::int32_t, bool>;
-  const auto key_of = [](const LayoutRecord& l) {
+  const std::vector<std::int32_t> strategy_of = priced_as();
+  const auto key_of = [&](const LayoutRecord& l) {
     const std::int32_t stages = l.rank_order || bidirectional(l) ? l.pp : 0;
-    return Key{l.strategy,   l.dp,   sharing_replicas(l), l.zero,
-               l.rank_order, stages, bidirectional(l)};
+    return Key{strategy_of[at(l.strategy)],
+               l.dp,
+               sharing_replicas(l),
+               l.zero,
+               l.rank_order,
+               stages,
+               bidirectional(l)};
   };
   // Layouts that are not adjacent may also share costs; most have those of the previous one.
   struct Shared {
@@ -247,9 +285,11 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
 }
 
 double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
-                                   std::int64_t outer, std::int64_t outer_stride,
-                                   Status* status) const {
+                                   std::int64_t outer, std::int64_t outer_stride, Status* status) {
   if (ranks * outer <= 1 || bytes <= 0.0) return 0.0;
+  const GroupPrices::Key key =
+      GroupPrices::key_of(op, bytes, {ranks, stride, outer, outer > 1 ? outer_stride : 0});
+  if (const double* known_s = prices_.find(key)) return *known_s;
   const CollectiveResult found =
       collective(fabric, static_cast<CollectiveOp>(op), bytes,
                  GroupShape{ranks, stride, outer, outer > 1 ? outer_stride : 0});
@@ -257,7 +297,7 @@ double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std
     *status = found.status;
     return kInfinite;
   }
-  return found.time_s;
+  return prices_.add(key, found.time_s);
 }
 
 Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stages) {
@@ -288,6 +328,8 @@ void PlanSpaceImpl::add_kind_bytes(int zero, const LayerKindRecord& size, const 
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
   const StateBytes state = state_bytes(training, zero, size, p);
   const bool late = training.late_gradients != 0;
+  costs->states.push_back({state.weights + copied_weights(size.copy_bytes, zero, p.all, p.shared),
+                           late ? 0.0 : state.gradients, state.optimizer});
   costs->resident_bytes.push_back(state.weights + state.optimizer +
                                   copied_weights(size.copy_bytes, zero, p.all, p.shared) +
                                   (late ? 0.0 : state.gradients));
@@ -308,7 +350,7 @@ void PlanSpaceImpl::add_kind_bytes(int zero, const LayerKindRecord& size, const 
 // expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
 // shards of a device are summed over all groups, once per step.
 void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs,
-                             Status* status) const {
+                             Status* status) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   const LayerKindRecord& size = size_of(layout.strategy, kind);
   const std::int64_t inner = s.tp * s.cp;
@@ -405,16 +447,19 @@ bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
 // The slowest of the messages from all devices of stage `from` to those of stage `to`: the devices
 // of a stage are contiguous blocks of ranks, one for each run of replicas.
 double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
-                                Status* status) const {
+                                Status* status) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t block = replicas_inside ? inner * layout.dp : inner;
   const std::int64_t runs = replicas_inside ? 1 : layout.dp;
-  const std::int64_t apart = inner * layout.pp;  // from block to block of a stage
+  const std::int64_t apart = runs > 1 ? inner * layout.pp : 0;  // from block to block of a stage
   const std::int64_t distance = std::abs(to - from) * block;
   const std::int64_t first = std::min(from, to) * block;
+  const GroupPrices::Key key =
+      GroupPrices::key_of(-1 - static_cast<int>(runs), bytes, {first, block, distance, apart});
+  if (const double* known_s = prices_.find(key)) return *known_s;
   double slowest = 0.0;
   // A message takes the same time in both directions.
   const auto send = [&](std::int64_t rank) {
@@ -429,13 +474,13 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
       if (own.unit > highest.unit) highest = own;
     }
     send(highest.rank);
-    return slowest;
+  } else {
+    for (std::int64_t k = 0; k < runs; ++k) {
+      const std::int64_t low = first + k * apart;
+      for (std::int64_t rank = low; rank < low + block; ++rank) send(rank);
+    }
   }
-  for (std::int64_t k = 0; k < runs; ++k) {
-    const std::int64_t low = first + k * apart;
-    for (std::int64_t rank = low; rank < low + block; ++rank) send(rank);
-  }
-  return slowest;
+  return *status == Status::kOk ? prices_.add(key, slowest) : slowest;
 }
 
 }  // namespace phaze

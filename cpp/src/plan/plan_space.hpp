@@ -3,8 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "base/numbers.hpp"
@@ -39,6 +42,7 @@ inline double rounds_of(const LayoutRecord& layout) noexcept {
 // after the last is the head with its copy of a tied embedding, which replaces the head if there
 // are several stages.
 struct LayoutCosts {
+  std::vector<StateBytes> states;  // weights with their copies; gradients unless they are late
   std::vector<double> resident_bytes;
   std::vector<double> late_bytes;    // of gradients that are not allocated for the whole step
   std::vector<double> gather_bytes;  // of one layer at a time, before allocator losses
@@ -113,6 +117,39 @@ struct LayoutBounds {
   std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
 };
 
+// Seconds of the collectives and messages of a space while it is built: many layouts have groups of
+// the same shape.
+class GroupPrices {
+ public:
+  // What is sent (bytes), by which collective, and four numbers that describe the ranks.
+  using Key = std::array<std::uint64_t, 6>;
+
+  static Key key_of(int op, double bytes, const std::array<std::int64_t, 4>& ranks) noexcept {
+    Key key{static_cast<std::uint64_t>(op), std::bit_cast<std::uint64_t>(bytes)};
+    for (std::size_t k = 0; k < 4; ++k) key[k + 2] = static_cast<std::uint64_t>(ranks[k]);
+    return key;
+  }
+  const double* find(const Key& key) const {
+    const auto known = seconds_.find(key);
+    return known == seconds_.end() ? nullptr : &known->second;
+  }
+  double add(const Key& key, double time_s) {
+    seconds_.emplace(key, time_s);
+    return time_s;
+  }
+  void clear() { seconds_ = {}; }
+
+ private:
+  struct Hash {
+    std::size_t operator()(const Key& key) const noexcept {
+      std::uint64_t hash = 0;
+      for (const std::uint64_t part : key) hash = mixed(hash, part);
+      return static_cast<std::size_t>(hash);
+    }
+  };
+  std::unordered_map<Key, double, Hash> seconds_;
+};
+
 class BlockCapacity;  // plan_bounds.cpp
 class SolverPool;     // plan_solver.hpp
 
@@ -176,9 +213,10 @@ class PlanSpaceImpl {
  private:
   Status take_model(const PlanProblem& problem);
   void find_messages(const PlanProblem& problem);
+  std::vector<std::int32_t> priced_as() const;
   Status take_layouts(const PlanProblem& problem);
   Status add_layout_costs(const LayoutRecord& layout, int most_stages);
-  void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status) const;
+  void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status);
   void add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
                       LayoutCosts* costs) const;
   struct Sender {
@@ -187,15 +225,16 @@ class PlanSpaceImpl {
   };
   Sender highest_sender(std::int64_t low, std::int64_t block, std::int64_t distance) const noexcept;
   bool slower_outward(double bytes) const noexcept;
-  double message_s(const LayoutRecord& layout, double bytes, int from, int to,
-                   Status* status) const;
+  double message_s(const LayoutRecord& layout, double bytes, int from, int to, Status* status);
   double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
-                      std::int64_t outer, std::int64_t outer_stride, Status* status) const;
+                      std::int64_t outer, std::int64_t outer_stride, Status* status);
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
   LayoutBound bound_of(const PricedLayout& layout) const;
   StageCapacities capacities_of(const PricedLayout& layout, const BlockCapacity& capacity) const;
   double recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
                            const BlockCapacity& capacity) const;
+
+  GroupPrices prices_;  // while the space is built
 };
 
 // The terms of bounds on a step; one micro-batch on one device.

@@ -52,41 +52,54 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
 void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
                      const LayoutCosts& costs, const KindTimes& times) {
   const bool alone = layout.record.pp == 1;
-  const bool known = costs_ == &costs && times_ == times.forward_s && alone_ == alone;
+  const bool same_costs = costs_ == &costs && alone_ == alone;
+  const bool same_sizes = costs_ != nullptr && space_ == &space && alone_ == alone &&
+                          layout_->record.strategy == layout.record.strategy;
+  const bool same_times = same_sizes && times_ == times.forward_s;
+  const bool exchanges = layout.record.zero >= 2;  // during the passes
+  const bool same_passes = same_times && (same_costs || !(exchanges || layout_->record.zero >= 2));
   space_ = &space;
   layout_ = &layout;
   buffers_ = space.buffer_bytes(layout);
   add_in_flight();
-  if (known) return;
+  if (same_costs && same_times) return;
   costs_ = &costs;
   times_ = times.forward_s;
   alone_ = alone;
   layers_ = space.layers;
-  PassSums::build(space, layout, costs, times, false);
   lost_ = 1.0 + space.training.fragmentation;
-  const std::size_t width = at(layers_) + 1;
-  stash_.resize(at(variants()) * width);
-  for (auto* sums : {&resident_, &late_, &once_, &work_}) {
-    sums->resize(width);
-    (*sums)[0] = 0.0;
+  if (!same_passes) {
+    PassSums::build(space, layout, costs, times, false);
+    add_work();
   }
-  add_after(times);
-  add_work();
-  add_bytes();
-  first_is_fastest_ = true;
-  for (int k = 0; k < space.kinds; ++k) {
-    for (int v = 1; v < variants(); ++v) {
-      first_is_fastest_ = first_is_fastest_ &&
-                          times.backward_s[at(v) * at(space.kinds) + at(k)] >= times.backward_s[k];
-    }
-  }
-  add_kinds();
+  if (!same_times) find_fastest(times);
+  if (!same_sizes) add_bytes();
+  add_costs(times);
+  add_kinds(same_sizes);
 }
 
-void PlanSums::add_after(const KindTimes& times) {
-  after_.resize(at(layers_) + 1);
+void PlanSums::find_fastest(const KindTimes& times) {
+  first_is_fastest_ = true;
+  for (int k = 0; k < space_->kinds; ++k) {
+    for (int v = 1; v < variants(); ++v) {
+      first_is_fastest_ =
+          first_is_fastest_ &&
+          times.backward_s[at(v) * at(space_->kinds) + at(k)] >= times.backward_s[k];
+    }
+  }
+}
+
+// Exchanges and the optimiser after the passes, and the bytes of state.
+void PlanSums::add_costs(const KindTimes& times) {
+  const std::size_t width = at(layers_) + 1;
+  after_.resize(width);
+  resident_.resize(width);
+  late_.resize(width);
   After sum{};
+  double resident = 0.0;
+  double late = 0.0;
   after_[0] = sum;
+  resident_[0] = late_[0] = 0.0;
   for (int i = 0; i < layers_; ++i) {
     const std::size_t kind = at(space_->kind_at(i, layout_->record.pp));
     double own_s = costs_->step_bytes[kind] / times.hbm_bytes_per_s;
@@ -97,26 +110,30 @@ void PlanSums::add_after(const KindTimes& times) {
     sum.step += own_s + costs_->shared_s[kind];
     sum.own_step += own_s;
     after_[at(i) + 1] = sum;
+    resident_[at(i) + 1] = resident += costs_->resident_bytes[kind];
+    late_[at(i) + 1] = late += costs_->late_bytes[kind];
   }
 }
 
 // Both passes of each layer, the backward pass in the fastest variant.
 void PlanSums::add_work() {
+  work_.resize(at(layers_) + 1);
+  work_[0] = 0.0;
   for (int i = 0; i < layers_; ++i) {
     work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + least_backward_s(i));
   }
 }
 
+// Activations, which no exchange changes.
 void PlanSums::add_bytes() {
   const int strategy = layout_->record.strategy;
   const std::size_t width = at(layers_) + 1;
+  stash_.resize(at(variants()) * width);
+  once_.resize(width);
+  once_[0] = 0.0;
   for (int i = 0; i < layers_; ++i) {
-    const std::size_t n = at(i);
     const int kind = space_->kind_at(i, layout_->record.pp);
-    const LayerKindRecord& size = space_->size_of(strategy, kind);
-    resident_[n + 1] = resident_[n] + costs_->resident_bytes[at(kind)];
-    late_[n + 1] = late_[n] + costs_->late_bytes[at(kind)];
-    once_[n + 1] = once_[n] + size.once_bytes;
+    once_[at(i) + 1] = once_[at(i)] + space_->size_of(strategy, kind).once_bytes;
   }
   for (int v = 0; v < variants(); ++v) {
     double* stash = &stash_[at(v) * width];
@@ -137,22 +154,29 @@ void PlanSums::add_in_flight() {
   }
 }
 
-void PlanSums::add_kinds() {
-  live_kinds_.clear();
+void PlanSums::add_kinds(bool same_sizes) {
+  const std::size_t width = at(layers_) + 1;
   const int strategy = layout_->record.strategy;
+  std::size_t count = 0;
+  bool same = same_sizes;
   for (int kind = 0; kind <= space_->kinds; ++kind) {
     const LayerKindRecord& size = space_->size_of(strategy, kind);
     bool holds = costs_->gather_bytes[at(kind)] > 0.0;
     for (int v = 0; v < variants(); ++v) holds = holds || size.live_bytes[v] > 0.0;
-    if (holds) live_kinds_.push_back(kind);
+    if (!holds) continue;
+    same = same && count < live_kinds_.size() && live_kinds_[count] == kind;
+    if (live_kinds_.size() <= count) live_kinds_.push_back(kind);
+    live_kinds_[count++] = kind;
   }
-  const std::size_t width = at(layers_) + 1;
+  same = same && count == live_kinds_.size();
+  live_kinds_.resize(count);
+  if (same) return;
   kind_count_.resize(live_kinds_.size() * width);
   for (std::size_t k = 0; k < live_kinds_.size(); ++k) {
-    std::int32_t* count = &kind_count_[k * width];
-    count[0] = 0;
+    std::int32_t* own = &kind_count_[k * width];
+    own[0] = 0;
     for (int i = 0; i < layers_; ++i) {
-      count[i + 1] = count[i] + (space_->kind_at(i, layout_->record.pp) == live_kinds_[k]);
+      own[i + 1] = own[i] + (space_->kind_at(i, layout_->record.pp) == live_kinds_[k]);
     }
   }
 }

@@ -124,12 +124,13 @@ class PlanSums : public PassSums {
     double sync, step, own_step;
   };
 
-  void add_after(const KindTimes& times);
+  void find_fastest(const KindTimes& times);
+  void add_costs(const KindTimes& times);
   void add_bytes();
   void add_work();
   double live_of(int v, int i, int j) const noexcept;
   double first_stash(StageRecompute r, int i, int j, int first) const noexcept;
-  void add_kinds();
+  void add_kinds(bool same_sizes);
   void add_in_flight();
 
   const PlanSpaceImpl* space_ = nullptr;

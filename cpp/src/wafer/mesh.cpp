@@ -445,41 +445,4 @@ Status mesh_collective_loads(const MeshGrid& grid, std::span<const MeshCollectiv
   return Status::kOk;
 }
 
-MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective> collectives,
-                           const MeshLinks& links) {
-  constexpr double nan = kNan;
-  std::vector<std::vector<std::vector<MeshFlow>>> all(collectives.size());
-  std::size_t most = 0;
-  double fixed_s = 0.0;
-  for (std::size_t i = 0; i < collectives.size(); ++i) {
-    const MeshCollective& c = collectives[i];
-    const Status status = phases_of(grid, c, links, all[i]);
-    if (status != Status::kOk) return {nan, c.algorithm, status};
-    most = std::max(most, all[i].size());
-    const MeshAlgorithm chosen =
-        mesh_collective(c.op, c.bytes, c.runs, links, c.algorithm).algorithm;
-    fixed_s = std::max(fixed_s, mesh_collective(c.op, 0.0, c.runs, links, chosen).time_s);
-  }
-  Router router(grid);
-  std::vector<std::int32_t> path;
-  std::vector<double> loads;
-  const auto count = static_cast<std::size_t>(grid.columns) * static_cast<std::size_t>(grid.rows);
-  double time_s = fixed_s;
-  for (std::size_t phase = 0; phase < most; ++phase) {
-    loads.assign(kMeshDirections * count, 0.0);
-    for (const auto& phases : all) {
-      if (phase >= phases.size()) continue;
-      const Status status = add_loads(router, phases[phase], loads, path);
-      if (status != Status::kOk) return {nan, MeshAlgorithm::kAuto, status};
-    }
-    double slowest = 0.0;
-    for (std::size_t link = 0; link < loads.size(); ++link) {
-      const double rate = links.bytes_per_s[link % kMeshDirections < 2 ? 0 : 1];
-      slowest = std::max(slowest, loads[link] / rate);
-    }
-    time_s += slowest;
-  }
-  return {time_s, MeshAlgorithm::kAuto, Status::kOk};
-}
-
 }  // namespace phaze

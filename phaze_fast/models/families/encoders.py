@@ -165,14 +165,13 @@ class T5(Llama):
         if m.attention == "eager":
             out = self._explicit_with(q, k, v, bias[0] if learned else None, causal)
         else:
-            if learned and causal:
-                op.where(
-                    self.tape.constant(1, 1, self.seq, self.seq, dtype="bool"),
-                    bias[0],
-                    causal=True,
-                    window=0,
-                )
-            out = op.attention(q, k, v, causal=False, dropout=self.drops in self.style.dropouts)
+            drops = self.drops in self.style.dropouts
+            if learned:  # keys of the bias do not lie together, as fused kernels need
+                hidden = self.tape.constant(1, 1, self.seq, self.seq, dtype="bool")
+                seen = op.where(hidden, bias[0], causal=True, window=0) if causal else bias[0]
+                out = op.attention_in_parts(q, k, v, seen, drops)
+            else:
+                out = op.attention(q, k, v, causal=False, dropout=drops)
             out = contiguous(op.transpose(out, 1, 2))
         return self._project("o", contiguous(reshape(out, self.samples, self.seq, -1)), m.hidden)
 

@@ -9,7 +9,7 @@ lists the conditions of a legal mapping.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
@@ -30,7 +30,7 @@ from phaze_fast.wafer.mapping.layout import (
     slots_of,
 )
 from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
-from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS, MeshOperator
+from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS
 from phaze_fast.wafer.mapping.placement import Placement, places_of
 from phaze_fast.wafer.mapping.problem import Problem
 
@@ -65,115 +65,67 @@ class OperatorMapping:
         return parts
 
 
-@dataclass(frozen=True)
-class RuleCase:
-    """Input of a rule: the mapping of one operator."""
-
-    problem: Problem
-    layout: Layout
-    index: int
-    """Position of the operator in the problem's list."""
-    op_mapping: OperatorMapping
-
-    @property
-    def op(self) -> MeshOperator:
-        """The operator."""
-        return self.problem.work.operators[self.index]
+RULES = {
+    "sides": "factors along an axis multiply to the rectangle's side",
+    "slots": "factors follow the side's prime factors, smallest first",
+    "runs": "at most three changes of role along an axis, the first included",
+    "roles": "an operator has only roles its kind accepts",
+    "limits": "no dimension is cut into more parts than it has",
+    "weights": "weights stream only from a tier that is there",
+    "collective": "a collective runs by an algorithm that is known",
+    "output": "what enters a block is kept; ends keep what they make",
+}
+"""Conditions of a legal operator mapping by name, in the order in which they are checked."""
 
 
-@dataclass(frozen=True)
-class MappingRule:
-    """One condition that an operator mapping must meet."""
-
-    name: str
-    text: str
-    broken: Callable[[RuleCase], str]
-    """Returns the reason why the mapping is illegal, or an empty string."""
-
-
-def _sides(c: RuleCase) -> str:
-    for axis, runs, side in (
-        ("x", c.op_mapping.x, c.layout.width),
-        ("y", c.op_mapping.y, c.layout.height),
-    ):
+def _broken_rules(
+    problem: Problem, layout: Layout, index: int, op_mapping: OperatorMapping
+) -> Iterator[tuple[str, str]]:
+    """Yield the rules that the mapping of one operator breaks, each with the reason."""
+    op, parts = problem.work.operators[index], op_mapping.partition
+    axes = (("x", op_mapping.x, layout.width), ("y", op_mapping.y, layout.height))
+    for axis, runs, side in axes:
         size = prod(factor for _, factor in runs)
         if size != side:
-            return f"{axis}: factors multiply to {size}; expected {side}, the rectangle's side"
-    return ""
-
-
-def _slots(c: RuleCase) -> str:
-    slots = slots_of(c.layout.width, c.layout.height)
-    for axis, (name, runs) in enumerate((("x", c.op_mapping.x), ("y", c.op_mapping.y))):
-        sizes = [slot.size for slot in slots if slot.axis == axis]
+            yield (
+                "sides",
+                f"{axis}: factors multiply to {size}; expected {side}, the rectangle's side",
+            )
+    for at, (axis, runs, _) in enumerate(axes):
+        sizes = [slot.size for slot in slots_of(layout.width, layout.height) if slot.axis == at]
         for _, factor in runs:
             rest = factor
             while rest > 1 and sizes and rest % sizes[0] == 0:
                 rest //= sizes.pop(0)
             if rest != 1:
-                return f"{name}: {factor} does not follow the side's prime factors, smallest first"
-    return ""
-
-
-def _runs(c: RuleCase) -> str:
-    for name, runs in (("x", c.op_mapping.x), ("y", c.op_mapping.y)):
+                yield (
+                    "slots",
+                    f"{axis}: {factor} does not follow the side's prime factors, smallest first",
+                )
+    for axis, runs, _ in axes:
         if len(runs) > _core.RUNS_PER_AXIS:
-            return f"{name}: {len(runs)} roles; expected at most {_core.RUNS_PER_AXIS}"
-    return ""
-
-
-def _roles(c: RuleCase) -> str:
-    for role, factor in c.op_mapping.partition.items():
-        if factor > 1 and role not in c.op.roles:
-            return f"{role}: x{factor} is not accepted; accepted: {', '.join(c.op.roles)}"
-    return ""
-
-
-def _limits(c: RuleCase) -> str:
+            yield "runs", f"{axis}: {len(runs)} roles; expected at most {_core.RUNS_PER_AXIS}"
+    for role, factor in parts.items():
+        if factor > 1 and role not in op.roles:
+            yield "roles", f"{role}: x{factor} is not accepted; accepted: {', '.join(op.roles)}"
     for role in ROLES[:4]:
-        factor, limit = c.op_mapping.partition[role], c.op.limit(role, c.layout.micro_batch)
-        if factor > 1 and factor > limit:
-            return f"{role}: {factor} parts of {limit}; expected at most {limit}"
-    return ""
-
-
-def _weights(c: RuleCase) -> str:
-    return _unless_known("weights", c.op_mapping.weights, c.problem.modes)
-
-
-def _collective(c: RuleCase) -> str:
-    return _unless_known("collective", c.op_mapping.collective, MESH_ALGORITHMS)
-
-
-def _unless_known(field: str, name: str, accepted: Sequence[str]) -> str:
-    return (
-        "" if name in accepted else f"{field}: {name!r} is not accepted; {nearest(name, accepted)}"
-    )
-
-
-def _outputs(c: RuleCase) -> str:
-    accepted = c.problem.accepted_outputs(c.index)
-    for output in c.op_mapping.output:
+        limit = op.limit(role, layout.micro_batch)
+        if 1 < parts[role] > limit:
+            yield "limits", f"{role}: {parts[role]} parts of {limit}; expected at most {limit}"
+    for name, accepted in (("weights", problem.modes), ("collective", MESH_ALGORITHMS)):
+        given = getattr(op_mapping, name)
+        if given not in accepted:
+            yield name, f"{name}: {given!r} is not accepted; {nearest(given, accepted)}"
+    outputs, accepted = op_mapping.output, problem.accepted_outputs(index)
+    for output in outputs:
         if output not in accepted:
-            return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
-    count = c.layout.stages if c.op.part == "block" else 1
-    if len(c.op_mapping.output) not in (1, count):
-        output_count = len(c.op_mapping.output)
-        return f"output: {output_count} values; expected 1, or one for each of {count} stages"
-    return ""
-
-
-RULES = (
-    MappingRule("sides", "factors along an axis multiply to the rectangle's side", _sides),
-    MappingRule("slots", "factors follow the side's prime factors, smallest first", _slots),
-    MappingRule("runs", "at most three changes of role along an axis, the first included", _runs),
-    MappingRule("roles", "an operator has only roles its kind accepts", _roles),
-    MappingRule("limits", "no dimension is cut into more parts than it has", _limits),
-    MappingRule("weights", "weights stream only from a tier that is there", _weights),
-    MappingRule("collective", "a collective runs by an algorithm that is known", _collective),
-    MappingRule("output", "what enters a block is kept; ends keep what they make", _outputs),
-)
-"""Conditions of a legal operator mapping, in the order in which they are checked."""
+            yield "output", f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
+    count = layout.stages if op.part == "block" else 1
+    if len(outputs) not in (1, count):
+        yield (
+            "output",
+            f"output: {len(outputs)} values; expected 1, or one for each of {count} stages",
+        )
 
 
 def accepts_classes(problem: Problem) -> bool:
@@ -321,12 +273,9 @@ class Encoding:
         if found:
             return found
         for i, op_mapping in enumerate(self.operator_mappings):
-            case = RuleCase(problem, self.layout, i, op_mapping)
-            for rule in RULES:
-                fault = rule.broken(case)
-                if fault:
-                    found.append(f"{op_mapping.operator}.{fault} (rule: {rule.name})")
-                    break
+            rule, fault = next(_broken_rules(problem, self.layout, i, op_mapping), ("", ""))
+            if rule:
+                found.append(f"{op_mapping.operator}.{fault} (rule: {rule})")
         return found
 
     def check(self, problem: Problem) -> None:

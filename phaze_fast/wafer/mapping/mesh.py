@@ -209,30 +209,6 @@ def link_loads(
     return loads.reshape(rows, columns, 4)
 
 
-def concurrent_s(
-    columns: int,
-    rows: int,
-    groups: Sequence[MeshGroup],
-    links: Links,
-    dead: Sequence[tuple[int, int]] = (),
-) -> float:
-    """Time several collectives that start together, by the most loaded link of each phase.
-
-    Examples
-    --------
-    Gathers in two rows do not interfere; two gathers in the same row do:
-
-    >>> links = Links(1e12, 1e12)
-    >>> rows = [MeshGroup("all-gather", 4e9, (Run(0, 4),), (0, y, 4, 1)) for y in (0, 1)]
-    >>> concurrent_s(4, 2, rows, links)
-    0.003
-    >>> concurrent_s(4, 2, [rows[0], rows[0]], links)
-    0.006
-    """
-    mask, none = _dead_mask(columns, rows, dead), np.zeros(0, dtype=np.uint8)
-    return _core.mesh_concurrent(columns, rows, mask, none, links, _items(groups))
-
-
 def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links: Links) -> Array:
     """Add up the bytes that collectives put on each link, over all their phases.
 

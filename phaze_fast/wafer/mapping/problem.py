@@ -181,7 +181,7 @@ def operator_costs(
 
 @dataclass(frozen=True)
 class WaferTraining:
-    """One training step on a wafer.
+    """The training step.
 
     Examples
     --------
@@ -190,11 +190,11 @@ class WaferTraining:
     """
 
     global_batch: int = 512
-    """Global batch: sequences per step."""
+    """Sequences of one training step."""
     seq: int | None = None
     """Sequence length in tokens; by default the model's."""
     optimizer: str = "adam-bf16-grad"
-    """A name of `phaze_fast.memory.OPTIMIZERS`; by default ZeRO's 16 bytes per parameter."""
+    """The optimiser, whose state takes memory; by default with ZeRO's 16 bytes per parameter."""
 
     def __post_init__(self) -> None:
         for name, value in (("global_batch", self.global_batch), ("seq", self.seq)):

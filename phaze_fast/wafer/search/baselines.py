@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.opgraph.graph import SELECTIVE
 from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.encoding import Encoding
@@ -138,10 +138,7 @@ def _mask(axis_assignment: Sequence[str], use: str) -> int:
 
 def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
     """Convert the slots of each role (bit masks, one dictionary per operator) to an array."""
-    if weights not in WEIGHTS:
-        raise InvalidInputError(
-            f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
-        )
+    check_one_of("weights", weights, WEIGHTS)
     op_mappings = np.zeros(len(roles), dtype=_core.OP_MAPPING_DTYPE)
     slots = op_mappings["slots"]
     for i, mask_by_role in enumerate(roles):
@@ -164,11 +161,8 @@ def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
     codes = np.zeros(len(problem.work.operators), dtype=np.uint8)
     if recompute == "none":
         return codes
-    if isinstance(recompute, str) and recompute not in (*RECOMPUTE, *OFFLOADED):
-        raise InvalidInputError(
-            f"recompute: {recompute!r} is not accepted; "
-            f"{nearest(recompute, (*RECOMPUTE, *OFFLOADED))}"
-        )
+    if isinstance(recompute, str):
+        check_one_of("recompute", recompute, (*RECOMPUTE, *OFFLOADED))
     for i, op in enumerate(problem.work.operators):
         accepted = problem.accepted_outputs(i)
         if recompute == "offload" or (recompute == "full-offload" and i in problem.work.entering):
@@ -220,9 +214,8 @@ def megatron(
     >>> {op_mapping.operator: op_mapping.x for op_mapping in plan.operator_mappings}["proj"]
     (('inner', 4),)
     """
-    axis_assignment = (
-        linear_axis_assignment(layout, tp) if axis_assignment is None else axis_assignment
-    )
+    if axis_assignment is None:
+        axis_assignment = linear_axis_assignment(layout, tp)
     op_mappings = megatron_op_mappings(problem, axis_assignment, sequence_parallel, weights)
     return encode(problem, layout, op_mappings, recompute)
 
@@ -541,8 +534,7 @@ def megatron_candidates(
 
     Without outputs, they are chosen exactly.
     """
-    codes: list[Array | None] = [outputs_of(problem, mode) for mode in outputs]
-    codes = codes or [None]
+    codes: list[Array | None] = [outputs_of(problem, mode) for mode in outputs] or [None]
     modes = tuple(weights)
 
     @cache  # micro-batches, stages and schedules share one plan
@@ -662,16 +654,9 @@ class _Tuner:
             self.tiled[key] = np.tile(codes, stages)
         return self.tiled[key]
 
-    def best(
-        self,
-        wanted: Iterable[Layout],
-        candidates: Candidates,
-    ) -> Evaluation | None:
+    def best(self, wanted: Iterable[Layout], candidates: Candidates) -> Evaluation | None:
         """Fastest candidate that fits, else the one that exceeds memory least; None if none."""
-        queue = sorted(
-            (self.roofline.bound_s(self.problem, wanted_layout), wanted_layout)
-            for wanted_layout in set(wanted)
-        )
+        queue = sorted((self.roofline.bound_s(self.problem, own), own) for own in set(wanted))
         top: tuple[float, float] = (float("inf"), float("inf"))
         best_candidate: tuple[Layout, Array, Array | None] | None = None
         for least, layout in queue:
@@ -702,9 +687,7 @@ class _Tuner:
 
 
 def best_candidate(
-    problem: Problem,
-    wanted: Iterable[Layout],
-    candidates: Candidates,
+    problem: Problem, wanted: Iterable[Layout], candidates: Candidates
 ) -> Evaluation | None:
     """Return the fastest candidate that fits, or the one that exceeds memory least."""
     return _Tuner(problem).best(wanted, candidates)
@@ -712,12 +695,9 @@ def best_candidate(
 
 def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
     """Tensor parallelism as wide as a node, fewest stages that fit, micro-batches of 1."""
-    most = heads(problem) or 1
-    for width in (_NODE, 4, 2, 1):
-        evaluation = _megatron_at(problem, tuner, width) if most % width == 0 else None
-        if evaluation is not None:
-            return evaluation
-    return None
+    widths = (width for width in (_NODE, 4, 2, 1) if (heads(problem) or 1) % width == 0)
+    plans = (_megatron_at(problem, tuner, width) for width in widths)
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | None:
@@ -764,12 +744,8 @@ def _whole_wafer(problem: Problem) -> list[Layout]:
     sides = [(w, h) for h in range(1, rows + 1) for w in range(1, columns + 1)]
     if batch % replicas:
         return []
-    whole = [
-        Layout(w, h, 1, batch // replicas, replicas=replicas)
-        for w, h in sides
-        if tiles(problem.wafer, w, h)
-    ]
-    return largest(whole)
+    placed = [(w, h) for w, h in sides if tiles(problem.wafer, w, h)]
+    return largest([Layout(w, h, 1, batch // replicas, replicas=replicas) for w, h in placed])
 
 
 def baselines_on(problem: Problem) -> tuple[str, ...]:
@@ -788,11 +764,7 @@ def baselines_on(problem: Problem) -> tuple[str, ...]:
     return tuple(n for n in known if shared or n.startswith("megatron"))
 
 
-def baselines(
-    problem: Problem,
-    names: Iterable[str] | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> dict[str, Baseline]:
+def baselines(problem: Problem, names: Iterable[str] | None = None) -> dict[str, Baseline]:
     """Evaluate other systems' plans of a model on a wafer.
 
     Parameters
@@ -801,8 +773,6 @@ def baselines(
         The model, the wafer and the step.
     names
         Some of `BASELINES`; by default those that are applicable to the wafer.
-    progress
-        Called with the name of each before it is tuned.
 
     Examples
     --------
@@ -819,8 +789,6 @@ def baselines(
                 f"baselines: {name!r} is not accepted; accepted on {problem.wafer.name}: "
                 f"{', '.join(baselines_on(problem))}"
             )
-        if progress is not None:
-            progress(name)
         before = tuner.evaluations
         rules = _rules(problem, name)
         default = _default(problem, tuner, name, *rules)
@@ -836,12 +804,12 @@ def baselines(
     return by_name
 
 
-def _or(wanted: Evaluation | None, *others: Evaluation | None) -> Evaluation:
+def _or(*plans: Evaluation | None) -> Evaluation:
     """Return the first plan that exists."""
-    for evaluation in (wanted, *others):
-        if evaluation is not None:
-            return evaluation
-    raise InvalidInputError("baselines: no rectangle of this wafer suits any plan")
+    first = next((plan for plan in plans if plan is not None), None)
+    if first is None:
+        raise InvalidInputError("baselines: no rectangle of this wafer suits any plan")
+    return first
 
 
 def _rules(

@@ -15,9 +15,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -582,9 +581,6 @@ def search_mappings(
     effort: Effort | None = None,
     seed: int = 0,
     threads: int | None = None,
-    executor: Executor | str | None = None,
-    resume: Path | str | None = None,
-    cache: Path | str | None = None,
     progress: Progress | None = None,
     session: Session | None = None,
 ) -> list[MappingResult]:
@@ -596,10 +592,8 @@ def search_mappings(
         Problems, each with a model, a wafer and a step.
     effort, seed, threads, progress
         As for `search_mapping`.
-    executor, resume, cache
-        As for `Session`.
     session
-        An open session to run in, which then determines executor, threads, resume and cache.
+        An open session to run in, with an executor, a journal or a store of results.
 
     Examples
     --------
@@ -609,6 +603,6 @@ def search_mappings(
     [True, True]
     """
     tasks = [search_task(problem, effort or Effort(), seed) for problem in problems]
-    with session_of(session, executor, threads, resume, cache) as opened:
+    with session_of(session, threads) as opened:
         answers = opened.run(tasks, progress)
     return [result_of(problem, data) for problem, data in zip(problems, answers, strict=True)]

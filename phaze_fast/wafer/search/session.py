@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -211,17 +211,8 @@ class Session:
             self._store.put_many({task.key.encode(): text.encode()})
 
 
-@contextlib.contextmanager
 def session_of(
-    session: Session | None,
-    executor: Executor | str | None = None,
-    threads: int | None = None,
-    resume: Path | str | None = None,
-    cache: Path | str | None = None,
-) -> Iterator[Session]:
+    session: Session | None, threads: int | None = None
+) -> contextlib.AbstractContextManager[Session]:
     """Use a session that is open, or open one and close it afterwards."""
-    if session is not None:
-        yield session
-        return
-    with Session(executor, threads, resume, cache) as opened:
-        yield opened
+    return contextlib.nullcontext(session) if session is not None else Session(threads=threads)

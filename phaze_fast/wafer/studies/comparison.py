@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
@@ -53,15 +51,6 @@ class Comparison(Table):
     ablations: dict[str, Evaluation]
     memory_at_equal_speed: dict[str, Evaluation]
     """Per baseline: our mapping of least memory that is no slower than the baseline's best plan."""
-
-    @property
-    def best_baseline(self) -> tuple[str, Evaluation] | None:
-        """Name and plan of the fastest tuned baseline that fits; None if none does."""
-        fitting = [(b.best.time_s, n) for n, b in self.baselines.items() if b.best.fits]
-        if not fitting:
-            return None
-        name = min(fitting)[1]
-        return name, self.baselines[name].best
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -217,9 +206,6 @@ def compare_mappings(
     known: Sequence[Evaluation] = (),
     progress: Progress | None = None,
     report: Callable[[str], None] | None = None,
-    executor: Executor | str | None = None,
-    resume: Path | str | None = None,
-    cache: Path | str | None = None,
     equal_speed_memory: bool = True,
     session: Session | None = None,
 ) -> Comparison:
@@ -239,12 +225,10 @@ def compare_mappings(
         Known mappings to start our search from.
     report
         Called with the name of each part before it starts.
-    executor, resume, cache
-        As for `search_wafers`; each part of a comparison is a task.
     equal_speed_memory
         Whether to search for the least memory of our mapping at the speed of each system.
     session
-        An open session to run in, which then determines executor, threads, resume and cache.
+        An open session to run in, with an executor, a journal or a store of results.
 
     Examples
     --------
@@ -259,7 +243,7 @@ def compare_mappings(
     effort = effort or Effort()
     names = baselines_on(problem) if names is None else names
     say = report or (lambda _: None)
-    with session_of(session, executor, threads, resume, cache) as opened:
+    with session_of(session, threads) as opened:
         say("baselines")
         tuned = opened.run([Task(baseline_data, problem, {"name": name}) for name in names])
         others = {

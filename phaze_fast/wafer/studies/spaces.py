@@ -13,15 +13,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from operator import ge, le
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.hardware import energy_table
 from phaze_fast.models import TransformerModel
 from phaze_fast.tables import Table, joined_columns, non_dominated
@@ -198,9 +196,6 @@ def search_wafers(
     seed: int = 0,
     threads: int | None = None,
     progress: Progress | None = None,
-    executor: Executor | str | None = None,
-    resume: Path | str | None = None,
-    cache: Path | str | None = None,
     session: Session | None = None,
 ) -> WaferResult:
     """Search wafers and mappings together.
@@ -219,10 +214,8 @@ def search_wafers(
         As for `search_mapping`.
     progress
         Called with wafers done, total wafers, and the best time so far.
-    executor, resume, cache
-        As for `Session`; the result does not depend on them.
     session
-        An open session to run in, which then determines executor, threads, resume and cache.
+        An open session to run in, with an executor, a journal or a store of results.
 
     Raises
     ------
@@ -254,7 +247,7 @@ def search_wafers(
     base = space.base_index
     remaining = [i for i in range(len(wafers)) if not inside[i] or i == base]
     problems = {i: Problem(model, wafers[i], training) for i in remaining}
-    with session_of(session, executor, threads, resume, cache) as opened:
+    with session_of(session, threads) as opened:
         search = _WaferSearch(opened, problems, effort, seed, progress)
         search.briefly(base)
         search.at_length(base)
@@ -357,10 +350,8 @@ class _WaferSearch:
             self.effort, seeds=1, steps=min(self.effort.steps, _BRIEF_STEPS), promising=_BRIEF
         )
         order = sorted(self.problems, key=lambda i: (i != base, self.bounds[i], i))
-        starts = [
-            0,
-            *range(1, len(order), _WAVE),
-        ]  # the first wave has one wafer, whose time limits the others
+        # The first wave has one wafer, whose time limits the others.
+        starts = [0, *range(1, len(order), _WAVE)]
         for at, end in zip(starts, [*starts[1:], len(order)], strict=True):
             wave, limit = order[at:end], self.limit_s
             if self.found and self.late:
@@ -566,9 +557,7 @@ def check_objectives(objectives: Sequence[str], field: str = "objectives") -> No
     if not objectives:
         raise InvalidInputError(f"{field}: none given; expected some of {', '.join(OBJECTIVES)}")
     for name in objectives:
-        if name not in OBJECTIVES:
-            hint = nearest(str(name), list(OBJECTIVES))
-            raise InvalidInputError(f"{field}: {name!r} is not accepted; {hint}")
+        check_one_of(field, name, OBJECTIVES)
 
 
 def search_front(
@@ -579,9 +568,6 @@ def search_front(
     seed: int = 0,
     threads: int | None = None,
     objectives: Sequence[str] = OBJECTIVES,
-    executor: Executor | str | None = None,
-    resume: Path | str | None = None,
-    cache: Path | str | None = None,
     progress: Progress | None = None,
     so_far: Callable[[WaferFront], None] | None = None,
     session: Session | None = None,
@@ -593,7 +579,7 @@ def search_front(
 
     Parameters
     ----------
-    model, space, training, seed, threads, executor, resume, cache, progress, session
+    model, space, training, seed, threads, progress, session
         As for `search_wafers`.
     effort
         Effort of the search on each wafer; by default a small one.
@@ -613,13 +599,9 @@ def search_front(
     """
     check_objectives(objectives)
     training, effort = training or WaferTraining(), effort or _FRONT_EFFORT
-    with session_of(session, executor, threads, resume, cache) as opened:
-        queue = sorted(
-            ((quickest_s(problem), i, problem))
-            for i, problem in enumerate(
-                Problem(model, wafer, training) for wafer in space.wafers()[0]
-            )
-        )
+    with session_of(session, threads) as opened:
+        problems = [Problem(model, wafer, training) for wafer in space.wafers()[0]]
+        queue = sorted((quickest_s(problem), i, problem) for i, problem in enumerate(problems))
         points: list[WaferPoint] = []
         front = WaferFront(tuple(objectives), (), 0, 0, 0, len(queue))
         for at in range(0, len(queue), _WAVE):

@@ -1,0 +1,133 @@
+"""What stays on chip in a layer: bytes by hand, laws of times and bounds, the search."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phaze_fast import ArchitectureSpace, Cluster, Plan, Training, evaluate_batch, models, predict
+from phaze_fast.cost import estimate_costs, roofline_work_s
+from phaze_fast.cost.residency import kept_shares
+from phaze_fast.explore import find_chips
+from phaze_fast.opgraph import Strategy, layer_graph
+
+MIB = 2.0**20
+BF16 = (2.0, 2.0, 4.0, 1.0)
+NAMES = ("bertlarge", "llama2-7b", "llama3-8b", "t5-small", "deepseek-v3", "mixtral-8x7b")
+SPACE = ArchitectureSpace.tpuv4_area()
+
+
+def block(name, fusion="full", **widths):
+    return layer_graph(models.load(name), Strategy(**widths), fusion).layers[1]
+
+
+def of(graph, shares):
+    return dict(zip(graph.names, shares, strict=True))
+
+
+def test_what_a_large_buffer_saves_of_bert_by_hand():
+    layer = block("bertlarge")
+    forward = of(layer.forward, kept_shares(layer.forward, np.array([2.0**40]), BF16)[0])
+    x, hidden, weights, mask = 1.0, 4.0, 8.0, 0.5  # MiB of 512 rows
+    up, down = x + weights + 2 * hidden, hidden + weights + x + x + mask
+    assert forward["up"] == forward["down"] == pytest.approx(hidden / (up + down))
+    # q, k, v and the context are stashed: attention and the projection after it do not read them,
+    # and x is read once instead of three times.
+    q = 1.0
+    statistics = sum(t.bytes for t in layer.forward.tensors if t.producer == "attention") / MIB - q
+    alone = 3 * (x + 2.0 + q) + 4 * q + (q + 2.0 + x + x + mask)
+    fused = x + 6.0 + 3 * q + q + 2.0 + x + x + mask
+    assert forward["attention"] == pytest.approx(1.0 - fused / alone, rel=1e-2)
+    assert statistics < 0.04
+    backward = of(layer.backward, kept_shares(layer.backward, np.array([2.0**40]), BF16)[0])
+    alone = (x + weights + hidden + hidden) + (hidden + weights + x)
+    assert backward["d-up-x"] == backward["d-down-x"] == pytest.approx(hidden / alone)
+    assert backward["d-up-w"] == backward["d-ffn-norm"] == 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shares_are_shares_and_collectives_cut_chains(name):
+    sizes = MIB * np.array([0.25, 1.0, 8.0, 64.0, 2.0**20])
+    for width in (1, 2):
+        layer = block(name, tp=width)
+        for graph in (layer.forward, layer.backward):
+            shares = kept_shares(graph, sizes, BF16)
+            assert shares.min() >= 0.0
+            assert shares.max() < 1.0
+            assert not shares[:, graph.ops["collective"] >= 0].any()
+
+
+def test_low_precision_and_unfused_graphs_keep_nothing():
+    layer = block("bertlarge")
+    assert not kept_shares(layer.forward, np.array([MIB]), (1.0, 2.0, 4.0, 2.0)).any()
+    plain, fused = (
+        estimate_costs(block("bertlarge", fusion).forward, "tpuv4")
+        for fusion in ("none", "epilogues")
+    )
+    assert plain.total_s()[0, 0] > fused.total_s()[0, 0]
+
+
+@settings(max_examples=12)
+@given(st.integers(0, len(SPACE) - 1), st.sampled_from(NAMES), st.sampled_from([1, 4]))
+def test_full_fusion_is_never_slower_than_epilogues_alone(chip, name, micro_batch):
+    records = SPACE.chips[chip : chip + 1]
+    costs = [
+        estimate_costs(
+            [x for x in layer_graph(models.load(name), Strategy(micro_batch=micro_batch), f).layers[1:2]
+             for x in (x.forward, x.backward)],
+            records,
+            like=SPACE.spec.base,
+        )
+        for f in ("epilogues", "full")
+    ]  # fmt: skip
+    for graph in range(2):
+        apart, fused = (cost.time_s(graph) for cost in costs)
+        assert (fused <= apart).all()
+        assert (costs[1].dynamic_j(graph) <= costs[0].dynamic_j(graph) * (1 + 1e-12)).all()
+        assert (costs[1].bound_s(graph) <= fused).all()
+        assert (costs[1].one_core_s(graph) <= costs[0].one_core_s(graph)).all()
+
+
+def test_rooflines_bound_fused_layers_on_every_chip():
+    graph = layer_graph(models.load("bertlarge"), Strategy(micro_batch=4), "full")
+    records = SPACE.chips[:: len(SPACE) // 60]
+    bounds_s = roofline_work_s(
+        graph, records, Cluster(devices=8, fabric="tpuv4-pod"), SPACE.spec.base
+    )
+    costs = estimate_costs(graph, records, like=SPACE.spec.base)
+    counts = np.repeat([layer.count for layer in graph.layers], 2)
+    assert (bounds_s <= counts @ costs.total_s()).all()
+
+
+def test_a_batch_of_chips_equals_single_chips():
+    graph = block("llama2-7b").backward
+    records = SPACE.chips[:: len(SPACE) // 12]
+    together = estimate_costs(graph, records, like=SPACE.spec.base).time_s()
+    single = [
+        estimate_costs(graph, records[i : i + 1], like=SPACE.spec.base).time_s()[0]
+        for i in range(len(records))
+    ]
+    assert (together == np.array(single)).all()
+
+
+def test_a_search_with_fusion_is_proven_and_no_slower():
+    pod, some = Cluster(devices=8, fabric="tpuv4-pod"), SPACE[::2999]
+    outcomes = [
+        find_chips([models.load("bertlarge")], some, pod, Training(global_batch=64, fusion=fusion))
+        for fusion in ("epilogues", "full")
+    ]
+    assert [outcome.status for outcome in outcomes] == ["optimal", "optimal"]
+    assert outcomes[1].winners[0].score <= outcomes[0].winners[0].score
+    every = evaluate_batch(
+        models.load("bertlarge"), some, pod, Training(global_batch=64, fusion="full")
+    )
+    assert outcomes[1].winners[0].score == every.time_s.min()
+
+
+def test_a_plan_says_what_is_fused():
+    tpu = Cluster(devices=8, fabric="tpuv4-pod", chip="tpuv4")
+    spec = {"dp": 8, "global_batch": 64}
+    steps = {f: predict("bertlarge", tpu, {**spec, "fusion": f}) for f in ("epilogues", "full")}
+    assert steps["full"].time_s <= steps["epilogues"].time_s
+    assert steps["full"].fusion == "full"
+    assert Plan.from_dict(steps["full"].to_dict()) == steps["full"]
