@@ -197,7 +197,7 @@ def lists(rng):
             answers.append(pf.plan(case.model, cluster, pf.Training(**step), top=3))
         except (InfeasibleError, InvalidInputError) as error:
             answers.append(error)
-    what = (case.model.to_dict(), cluster.devices, free)
+    what = (case.model.to_dict(), cluster.to_dict(), free)
     if not all(isinstance(answer, pf.Plans) for answer in answers):
         yield [] if str(answers[0]) == str(answers[1]) else [f"{answers[0]} or {answers[1]}"], what
         return
@@ -211,13 +211,15 @@ def lists(rng):
 def _faster_plans(rng, model, cluster, answer):
     """Predictions of random plans of the same step that take less than the proven optimum."""
     step, best = answer.training, answer.best
+    blocks = model.layers + model.encoder_layers
     rows = []
     for _ in range(200):
         row = {name: rng.choice(list(getattr(step, name))) for name in ("micro_batch", "zero")}
         row["schedule"] = rng.choice(step.schedule)
         row["recompute"] = rng.choice(step.recompute_modes)
         row["tp"] = rng.choice(step.tp or (1, 2))
-        row["pp"], row["dp"] = rng.choice(step.pp or (1, 2, 4)), rng.choice(step.dp or (1, 2, 4, 8))
+        stages = [pp for pp in step.pp or (1, 2, 4) if pp <= blocks]  # as the space says
+        row["pp"], row["dp"] = rng.choice(stages or [1]), rng.choice(step.dp or (1, 2, 4, 8))
         two = row["schedule"] in TWO_CHUNKS
         row["vpp"] = rng.choice(step.vpp) if row["schedule"] == "interleaved" else 1 + two
         if step.rank_order != "auto":
