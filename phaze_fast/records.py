@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args
 
 import numpy as np
 from annotated_types import GroupedMetadata
@@ -198,6 +198,16 @@ class Record(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     what: ClassVar[str] = "record"
+    __slots__ = ("_hash",)  # not in the dict of fields, so that neither copies nor pickles have it
+
+    def __hash__(self) -> int:  # of nested records takes a while, and every cache needs it
+        try:
+            return cast(int, self._hash)
+        except AttributeError:
+            values = self.__dict__
+            known = hash(tuple(values[name] for name in type(self).model_fields))
+            object.__setattr__(self, "_hash", known)
+            return known
 
     def __init__(self, /, **data: Any) -> None:
         # Constructing a record by hand reports faults just as reading a file does.
@@ -294,6 +304,22 @@ class Record(BaseModel):
             known = self, digest([type(self).__name__, self.model_dump(mode="json")])
             _DIGESTS.put(id(self), known)
         return known[1]
+
+
+T = TypeVar("T")
+
+
+def changed(record: T, **changes: object) -> T:
+    """Copy a frozen dataclass without `__post_init__` with some fields changed.
+
+    It takes a tenth of the time of `dataclasses.replace`.
+    """
+    if not changes.keys() <= record.__dict__.keys():
+        raise TypeError(f"{type(record).__name__} has no field {', '.join(changes)}")
+    copy = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__)
+    copy.__dict__.update(changes)
+    return copy
 
 
 _DIGESTS: LruCache[int, tuple[object, str]] = LruCache(4096)

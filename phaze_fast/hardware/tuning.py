@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -304,10 +305,11 @@ class Tuning(Record):
         return functions
 
 
+@lru_cache(maxsize=256)
 def tuning_record(
     tuning: Tuning, launch_s: float = 0.0, dtype: str = "bf16", rate: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    """Return a tuning as the record the kernels take.
+    """Return a tuning as the record the kernels take; the latest are cached.
 
     Parameters
     ----------
@@ -321,7 +323,7 @@ def tuning_record(
     Returns
     -------
     numpy.ndarray
-        Shape ``(1,)``, dtype ``_core.TUNING_DTYPE``.
+        Shape ``(1,)``, dtype ``_core.TUNING_DTYPE``; read-only.
 
     Examples
     --------
@@ -365,6 +367,7 @@ def tuning_record(
         if name in _OPERATIONS:
             cost = _cost_of(tuning.functions, name)
             row["functions"][code] = tuple(getattr(cost, n) for n in FunctionCost.model_fields)
+    record.setflags(write=False)
     return record
 
 

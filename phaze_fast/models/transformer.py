@@ -461,6 +461,8 @@ class TransformerModel(Record):
     @property
     def moe_layers(self) -> int:
         """Blocks whose feed-forward layer is a mixture of experts."""
+        if self.moe is None:
+            return 0
         return sum(self.has_experts(layer) for layer in range(self.layers))
 
     # ---- parameters ----

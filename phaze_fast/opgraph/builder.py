@@ -10,11 +10,12 @@ dropouts run on a share of the rows (Korthikanti et al. 2022).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from phaze_fast.models import PACKED_BYTES, Lora, TransformerModel
 from phaze_fast.opgraph.strategy import Shapes, Strategy, shapes
+from phaze_fast.records import changed
 
 ELEMENT_BYTES = 2  # bf16 activations and weights
 
@@ -103,7 +104,7 @@ def restored_weights(name: str, rows: int, cols: int) -> OperatorSpec:
     elements = float(rows * cols)
     moved = (PACKED_BYTES * elements, ELEMENT_BYTES * elements)
     spec = vector_spec(name, "multiply", (-1,), rows, cols, *moved, function="copy")
-    return replace(spec, frozen=True)
+    return changed(spec, frozen=True)
 
 
 @dataclass
@@ -194,9 +195,9 @@ class LayerBuilder:
             inputs = (x, self.add(restored_weights(f"{name}+dequantise", count * inner, cols)))
         out = self._product_with_weights(name, inputs, count, rows, inner, cols, bias, more)
         if self.lora is None:
-            self.specs[out] = replace(self.specs[out], of_data=of_data)
+            self.specs[out] = changed(self.specs[out], of_data=of_data)
             return out
-        self.specs[out] = replace(
+        self.specs[out] = changed(
             self.specs[out], of_data=of_data, frozen=True, packed_bytes=packed
         )
         parts = {part: width for part, width in targets.items() if part in self.lora.targets}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from phaze_fast.opgraph.builder import (
     ELEMENT_BYTES,
@@ -12,6 +11,7 @@ from phaze_fast.opgraph.builder import (
     vector_spec,
 )
 from phaze_fast.opgraph.graph import KINDS, OpGraph
+from phaze_fast.records import changed
 
 SUM = "-gradients"
 """Suffix of the names of operators that add up gradients of one tensor."""
@@ -39,7 +39,7 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
             name = f"{specs[needed].name}-again"
-            operators.append(replace(specs[needed], name=name, inputs=(-1,)))
+            operators.append(changed(specs[needed], name=name, inputs=(-1,)))
             gathered[needed] = len(operators) - 1
         again = () if needed is None else (gathered[needed],)
         for slot, gradient in _gradients_of(spec, upstream, again, operators):
@@ -108,7 +108,7 @@ def _gradients_of(
     """
 
     def add(new: OperatorSpec) -> int:
-        operators.append(replace(new, inputs=new.inputs or (-1,)))
+        operators.append(changed(new, inputs=new.inputs or (-1,)))
         return len(operators) - 1
 
     name = f"d-{spec.name}"
@@ -119,7 +119,7 @@ def _gradients_of(
         return _product_gradients(spec, upstream, (), add)
     if spec.kind == "collective":
         op, payload, group = spec.gradient or ("", 0.0, "none")
-        ended = replace(
+        ended = changed(
             spec,
             name=name,
             inputs=upstream,
@@ -131,14 +131,14 @@ def _gradients_of(
         ending = add(ended)
         return [(slot, ending) for slot in range(spec.sources)]
     if spec.kind == "residual":
-        passed = add(replace(spec, name=name, inputs=upstream, virtual=True))
+        passed = add(changed(spec, name=name, inputs=upstream, virtual=True))
         return [(slot, passed) for slot in range(len(spec.inputs))]
     if spec.function == "copy":  # the gradient of a reordering restores the order
-        back = replace(spec, read_bytes=spec.write_bytes, write_bytes=spec.read_bytes)
-        return [(0, add(replace(back, name=name, inputs=upstream)))]
+        back = changed(spec, read_bytes=spec.write_bytes, write_bytes=spec.read_bytes)
+        return [(0, add(changed(back, name=name, inputs=upstream)))]
     # A gradient reads the inputs and the output gradient, and writes the input gradients.
     flops = 2.5 * spec.flops if spec.kind == "attention" else 2.0 * spec.flops
-    own = replace(
+    own = changed(
         spec,
         name=name,
         kind=f"{spec.kind}-backward",
@@ -168,7 +168,7 @@ def _product_gradients(
     weights: tuple[int, ...] = ()
     if spec.packed_bytes:
         weights = (add(restored_weights(f"d-{spec.name}+dequantise", spec.b * spec.k, spec.n)),)
-    of_left = replace(
+    of_left = changed(
         spec,
         name=f"d-{spec.name}-{ends[0]}",
         kind=kinds[0],
@@ -180,7 +180,7 @@ def _product_gradients(
         read_bytes=out + right,
         write_bytes=left,
     )
-    of_right = replace(
+    of_right = changed(
         of_left,
         name=f"d-{spec.name}-{ends[1]}",
         kind=kinds[1],
@@ -191,7 +191,7 @@ def _product_gradients(
         read_bytes=left + out,
         write_bytes=right,
     )
-    slots = [(0, add(replace(of_left, virtual=spec.of_data)))]
+    slots = [(0, add(changed(of_left, virtual=spec.of_data)))]
     if not spec.frozen:
         slots.append((1, add(of_right)))
     return slots if spec.kind == "batched-gemm" else slots[:1]

@@ -137,6 +137,8 @@ class PlanEvaluator:
         """Usable memory of a device for each capacity."""
         self.sizes, self.layouts = given if given is not None else self._enumerate()
         self.optimizer = optimizer(training.optimizer_name)
+        self.last_times: tuple[tuple[Cluster, int], LazyTimes] | None = None
+        """Cluster and number of plans of the last `plan`, and the times that it ended with."""
         self._record = training_record(self.optimizer, training.software, training.precision)
 
     # ---- strategies and layouts ----
@@ -248,6 +250,13 @@ class PlanEvaluator:
         """Bound the layers of all strategies that fit some memory limit from below on a chip."""
         fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
         return LazyTimes(self.sizes, fit, cluster, self.optimizer, cache, threads)
+
+    def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
+        """Describe plans in full, of `times` with one row per strategy."""
+        if placed and self.cluster.chip is not None:  # priced together
+            own = [self.sizes[s] for s in sorted(self.strategies_of(placed))]
+            free_times_on_chip(own, self.cluster, self.optimizer)
+        return [self.plan(one, times) for one in placed]
 
     def strategies_of(self, placed: Iterable[Placed]) -> set[int]:
         """Return the positions of the strategies of some plans."""

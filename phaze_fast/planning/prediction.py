@@ -482,7 +482,7 @@ def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def _numbered(keys: Array, most: int) -> tuple[Array, int]:
-    """Number the distinct keys below `most` in order; also return how many there are."""
+    """Assign numbers to distinct keys below `most` in order; also return how many there are."""
     if most > _FEW_KEYS:
         distinct, which = np.unique(keys, return_inverse=True)
         return which, len(distinct)
