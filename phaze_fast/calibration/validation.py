@@ -445,7 +445,6 @@ def _plan_of(row: CsvRow, software: str) -> dict[str, Any]:
         "recompute": _MODES[recompute],
         "seq": row.whole("seq"),
         "software": software,
-        "optimizer": load_software(software).optimizer,
     }
 
 
