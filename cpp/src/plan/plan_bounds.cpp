@@ -506,10 +506,9 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t,
                          std::int64_t>;
   for (std::size_t c = 0; c < bounds.memory_limits.size(); ++c) {
-    std::map<Key, std::int32_t>
-        known;  // 1F1B stages have the same capacity in layouts of any length
-    // Layouts with the same costs are adjacent, and have the same capacity unless there is one
-    // stage.
+    // 1F1B stages have the same capacity in layouts of any length. Layouts with the same costs are
+    // adjacent, and have the same capacity unless there is one stage.
+    std::map<Key, std::int32_t> known;
     std::optional<BlockCapacity> capacity;
     std::int32_t capacity_costs = -1;
     std::int32_t capacity_strategy = -1;
