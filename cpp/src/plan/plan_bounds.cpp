@@ -506,9 +506,10 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t,
                          std::int64_t>;
   for (std::size_t c = 0; c < bounds.memory_limits.size(); ++c) {
-    // 1F1B stages have the same capacity in layouts of any length. Layouts with the same costs are
-    // adjacent, and have the same capacity unless there is one stage.
-    std::map<Key, std::int32_t> known;
+    std::map<Key, std::int32_t>
+        known;  // 1F1B stages have the same capacity in layouts of any length
+    // Layouts with the same costs are adjacent, and have the same capacity unless there is one
+    // stage.
     std::optional<BlockCapacity> capacity;
     std::int32_t capacity_costs = -1;
     std::int32_t capacity_strategy = -1;
@@ -547,6 +548,11 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
       found[own_list].push_back(row_lines[r]);
     }
   }
+  keep_lines(std::move(found), row_lines);
+}
+
+void PlanSpaceImpl::keep_lines(std::vector<std::vector<BoundLine>> found,
+                               std::span<const BoundLine> row_lines) {
   bounds.fitting_lines.assign(found.size(), {});
   for (std::size_t k = 0; k < bounds.fitting.size(); ++k) {
     std::vector<std::int64_t>& list = bounds.fitting[k];
