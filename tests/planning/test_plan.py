@@ -268,3 +268,12 @@ def test_ties_that_leave_no_partition_are_refused_with_a_reason():
     plans = found("gpt2-small", 4, uncut=tuple(range(1, 14)), **step)
     assert len(plans) == 0
     assert plans.rejected
+
+
+def test_a_problem_asked_again_has_the_same_answer():
+    first = found(global_batch=48)
+    fewer = plan(first.model, first.cluster, first.training, top=2)
+    again = found(global_batch=48)
+    assert again.plans == first.plans
+    assert again.rejected == first.rejected
+    assert fewer.plans == first.plans[:2]
