@@ -164,7 +164,7 @@ py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,
 void bind_op_cost(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(OperatorRecord, kind, unit, b, m, n, k, flops, read_bytes, write_bytes,
                        payload_bytes, collective, group, causal, epilogue, function, format,
-                       kept_share);
+                       epilogue_functions, kept_share);
   module.attr("OPERATOR_DTYPE") = py::dtype::of<OperatorRecord>();
   PYBIND11_NUMPY_DTYPE(VectorCost, ops_per_element, ops_per_row, launches, byte_factor, row_limit,
                        long_ops, long_bytes, most_rows, row_cycles);
@@ -191,6 +191,7 @@ void bind_op_cost(py::module_& module) {
   module.attr("FUNCTIONS") = functions;
   module.attr("FIRST_CONVOLUTION") = kFirstConvolution;
   module.attr("MAX_TILES") = kMaxTiles;
+  module.attr("MAX_EPILOGUES") = kMaxEpilogues;
   const auto define = [&](const char* name, auto function) {
     module.def(name, function, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
                py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("threads"));

@@ -18,6 +18,7 @@ struct PlacedRecord {
   std::int64_t cuts;
   std::int64_t variants_at;
   std::int64_t variants;
+  double open_s;  // see PlacedPlan
 };
 
 // Times of `rows` (chips or strategies), read from an object with named arrays.
@@ -89,7 +90,7 @@ PlacedArrays placed_arrays(const std::vector<PlacedPlan>& plans) {
       *count = static_cast<std::int64_t>(values.size());
       pool.insert(pool.end(), values.begin(), values.end());
     };
-    record = {plan.time_s, plan.memory_bytes, there ? plan.layout : -1, 0, 0, 0, 0};
+    record = {plan.time_s, plan.memory_bytes, there ? plan.layout : -1, 0, 0, 0, 0, plan.open_s};
     if (!there) continue;
     put(plan.partition.cuts, &record.cuts_at, &record.cuts);
     put(plan.partition.variants, &record.variants_at, &record.variants);
@@ -485,15 +486,13 @@ void bind_plan_records(py::module_& module) {
                        fullest, status, instant, unused);
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
-                       variants);
+                       variants, open_s);
   PYBIND11_NUMPY_DTYPE(PlanWidths, tp, pp, dp, cp, ep, etp, micro_batch, vpp, zero, shard, schedule,
                        rank_order);
   module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
              py::arg("global_batch"));
   module.attr("MAX_VARIANTS") = kMaxVariants;
-  module.attr("MAX_ASSIGNMENTS") = kMaxAssignments;
-  module.attr("MAX_RUN_CHUNKS") = kMaxRunChunks;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
   module.attr("STRATEGY_DTYPE") = py::dtype::of<StrategyRecord>();

@@ -212,6 +212,7 @@ class FittedConstant:
     high: float
     note: str
     """Empty, or why it should not be trusted on its own."""
+    unit: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.calibration.calibrate import FittedConstant
 from phaze_fast.calibration.published import (
     PublishedRun,
     RowRefusedError,
@@ -22,20 +23,23 @@ from phaze_fast.calibration.published import (
 )
 from phaze_fast.documents import csv_rows
 from phaze_fast.errors import InvalidInputError, PhazeError
-from phaze_fast.hardware import AnyFabric, Cluster, TieredFabric, presets
-from phaze_fast.planning import Plan, PlanSpec, predict
-from phaze_fast.software import Software, load_software
+from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, TieredFabric, presets
+from phaze_fast.models import TransformerModel
+from phaze_fast.planning import PlanSpec, predict, step_s
+from phaze_fast.software import UNKNOWN, Software, chip_as_run, load_software
 from phaze_fast.tables import Array
 
-NOISE = 0.12
-"""Standard deviation of a run's logarithm of seconds around a calibrated prediction, where the runs
-themselves do not tell: 6 to 7% between equal runs of one cluster, and what few constants leave."""
-_FREEDOM = 4.0  # of the Student distribution of errors
-_NOISE_RUNS = 4.0  # how many runs the assumed noise counts as
+NOISE = 0.08
+"""Scale of a run's logarithm of seconds around a calibrated prediction, where the runs themselves
+do not tell: 6 to 7% between equal runs of one cluster, and what few constants leave."""
+_FREEDOM = 2.0  # of the Student distribution of errors: one run of ten is a straggler
+_LEFT = 0.13  # standard deviation of errors, stragglers among them, that calibrations leave
+_NOISE_RUNS = 4.0  # how many runs that deviation counts as
 _STEP = 0.04  # of a logarithm, in finite differences: wider than the kinks of a step's seconds
 _ROUNDS = 8
 _LEAST_GAIN = 1e-2  # of the logarithm of the density, below which the fit ends
 _TOLD = 0.8  # a constant is determined where its spread shrinks to this share or less
+_UNTOLD = "not determined by these runs"
 _T90 = 1.645  # half of a 90% interval, in standard deviations
 _T80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 """Upper tenth of Student's distribution, by degrees of freedom from 1."""
@@ -58,8 +62,15 @@ class RunConstant:
     most: float
 
 
-def constants_of(software: Software) -> tuple[RunConstant, ...]:
+def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[RunConstant, ...]:
     """Return the numbers to fit, with what is known of them before any run.
+
+    Parameters
+    ----------
+    software
+        The profile to begin from.
+    chip
+        Limits how fast products can be: none is faster than the chip's rated peak.
 
     Examples
     --------
@@ -68,14 +79,77 @@ def constants_of(software: Software) -> tuple[RunConstant, ...]:
     ['product_speed', 'host_s']
     """
     exposed = max(software.overlap_slowdown - 1.0, 0.1)
+    # Software without a profile is slower than what chips are calibrated with.
+    middle = 0.87 if software.name == UNKNOWN else 1.0
+    most = 1.9 if chip is None else _most_speed(chip, software)
     found = (
-        RunConstant("product_speed", "of the chip's rate in a running job", 1.0, 0.2, 0.3, 1.9),
-        RunConstant("host_s", "s an operator", software.host_s or 10e-6, 1.0, 1e-6, 1e-3),
+        RunConstant("product_speed", "of the chip's rate in a running job", middle, 0.3, 0.3, most),
+        RunConstant("host_s", "s an operator", software.host_s or 10e-6, 0.7, 1e-6, 1e-3),
         RunConstant("network_share", "of the bandwidth beyond a node", 1.0, 0.5, 0.02, 2.0),
         RunConstant("node_share", "of the bandwidth inside a node", 1.0, 0.3, 0.05, 2.0),
         RunConstant("exposed_gradients", "s of delay a hidden s", exposed, 1.0, 0.01, 50.0),
     )
     return found if software.overlap_gradients else found[:-1]
+
+
+def _most_speed(chip: Accelerator, software: Software) -> float:
+    """Return the largest factor on the speed of products that keeps within the chip's peak."""
+    known = software.product_speed.get(chip.name, 1.0)
+    for percent in range(190, 100, -2):
+        speed = min(percent / 100.0 * known, 2.0)
+        try:
+            chip_as_run(chip, software.replace(product_speed={chip.name: speed}))
+        except InvalidInputError:
+            continue
+        return percent / 100.0
+    return 1.0
+
+
+# ---- habits ----
+
+
+@dataclass(frozen=True)
+class Habit:
+    """What software may do that its runs do not say, and that constants cannot stand for."""
+
+    words: str
+    fields: Mapping[str, Any]
+    """Of the profile."""
+    prior: float
+    """Probability before any run."""
+
+
+def habits_of(runs: Sequence[PublishedRun], software: Software) -> tuple[Habit, ...]:
+    """List what the software of some runs may do; one entry where its profile is known.
+
+    Blocks may be divided over stages by work or evenly. Where that makes a difference, with heads
+    of large vocabularies, most people balance it. Attention may be computed explicitly, mostly
+    where whole layers are recomputed: that is done because scores fill the memory.
+
+    Examples
+    --------
+    >>> from phaze_fast.software import load_software
+    >>> [habit.words for habit in habits_of([], load_software("megatron-core"))]
+    ['as the profile says']
+    """
+    if software.name != UNKNOWN:
+        return (Habit("as the profile says", {}, 1.0),)
+    found = [
+        Habit("stages of equal work", {"stage_division": "work"}, 0.75),
+        Habit("stages of equal depth", {}, 0.25),
+    ]
+    if any(run.plan.software.attention == "eager" for run in runs):
+        return tuple(found)
+    explicit = 0.75 if all(run.plan.recompute == "full" for run in runs) else 0.1
+    kinds: tuple[tuple[str, dict[str, Any], float], ...] = (
+        ("fused attention", {}, 1.0 - explicit),
+        ("explicit attention", {"attention": "eager", "dropout": True}, explicit),
+    )
+    return tuple(
+        Habit(f"{own.words}, {words}", {**own.fields, **fields}, own.prior * p)
+        for own in found
+        for words, fields, p in kinds
+    )
 
 
 def scaled_fabric(fabric: AnyFabric, node_share: float, network_share: float) -> AnyFabric:
@@ -123,6 +197,8 @@ class Posterior:
     """ln(predicted / measured) of every run at `point`."""
     noise: float
     """Standard deviation of such an error for a new run with known constants."""
+    evidence: float
+    """Logarithm of the probability of the runs, up to a constant (Laplace's approximation)."""
 
     def values(self, point: Array | None = None) -> dict[str, float]:
         """Return the numbers by name."""
@@ -139,9 +215,9 @@ def slopes_of(log_seconds: LogSeconds, names: Sequence[str], point: Array, base:
     columns = []
     for i in range(len(point)):
         moved = point.copy()
-        moved[i] += _STEP
+        moved[i] -= _STEP  # downwards: no product is faster than the chip's peak
         values = dict(zip(names, np.exp(moved).tolist(), strict=True))
-        columns.append((log_seconds(values) - base) / _STEP)
+        columns.append((base - log_seconds(values)) / _STEP)
     return np.stack(columns, axis=1)
 
 
@@ -222,9 +298,12 @@ class _Fit:
 
     def posterior(self, point: Array, errors: Array) -> Posterior:
         told = float((_weights(errors) * errors**2).sum())
-        noise = float(np.sqrt((_NOISE_RUNS * NOISE**2 + told) / (_NOISE_RUNS + len(errors))))
-        normal, _, _ = self._normal(point, errors, noise)
-        return Posterior(self.constants, point, np.linalg.inv(normal), errors, noise)
+        noise = float(np.sqrt((_NOISE_RUNS * _LEFT**2 + told) / (_NOISE_RUNS + len(errors))))
+        sharp, _, _ = self._normal(point, errors, NOISE)
+        volume = 0.5 * float(np.linalg.slogdet(sharp)[1]) + float(np.log(self.spread).sum())
+        covariance = np.linalg.inv(self._normal(point, errors, noise)[0])
+        evidence = -self.loss(point)[0] - volume
+        return Posterior(self.constants, point, covariance, errors, noise, evidence)
 
 
 def _weights(errors: Array) -> Array:
@@ -244,13 +323,49 @@ class OneCluster:
 
     def log_seconds(self, values: Mapping[str, float]) -> Array:
         """Predict the runs with the numbers at some values: ln(seconds)."""
-        return np.log([self.predicted(run, values).time_s for run in self.runs])
+        return np.log([step_s(*self.arguments(run, values)) for run in self.runs])
 
-    def predicted(self, run: PublishedRun, values: Mapping[str, float]) -> Plan:
-        """Predict one of the runs with the numbers at some values."""
+    def arguments(
+        self, run: PublishedRun, values: Mapping[str, float]
+    ) -> tuple[TransformerModel, Cluster, PlanSpec]:
+        """Return what `predict` takes for a run with the numbers at some values."""
         cluster, software = _applied(values, run.cluster, self.software)
-        optimizer = run.plan.optimizer_name
-        return predict(run.model, cluster, run.plan.replace(software=software, optimizer=optimizer))
+        plan = run.plan.replace(software=software, optimizer=run.plan.optimizer_name)
+        return run.model, cluster, plan
+
+    def fitted(self) -> Posterior:
+        """Fit the numbers to the runs."""
+        constants = constants_of(self.software, self.runs[0].cluster.chip)
+        return fit_runs(self.log_seconds, [run.time_s for run in self.runs], constants)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Runs explained by one habit of their software."""
+
+    habit: Habit
+    cluster: OneCluster
+    posterior: Posterior
+
+    @property
+    def log_density(self) -> float:
+        """Logarithm of the probability of habit and runs, up to a constant."""
+        return self.posterior.evidence + float(np.log(self.habit.prior))
+
+
+def explanations(cluster: OneCluster) -> list[tuple[Explained, float]]:
+    """Fit runs under every habit of their software; with probabilities, the most probable first."""
+    found, fits = [], {}
+    divided = any(run.plan.pp > 1 and run.plan.stages is None for run in cluster.runs)
+    for habit in habits_of(cluster.runs, cluster.software):
+        own = replace(cluster, software=cluster.software.replace(**habit.fields))
+        seen = own.software if divided else own.software.replace(stage_division="even")
+        if seen not in fits:  # habits that these runs cannot tell apart share a fit
+            fits[seen] = own.fitted()
+        found.append(Explained(habit, own, fits[seen]))
+    found.sort(key=lambda one: -one.log_density)
+    shares = np.exp([one.log_density - found[0].log_density for one in found])
+    return list(zip(found, (shares / shares.sum()).tolist(), strict=True))
 
 
 def read_cluster_runs(
@@ -389,7 +504,7 @@ def next_run(cluster: OneCluster, posterior: Posterior) -> NextRun | None:
     for plan in _candidates(run):
         one = OneCluster((replace(run, plan=plan),), cluster.software)
         try:
-            predicted = one.predicted(one.runs[0], best)
+            predicted = predict(*one.arguments(one.runs[0], best))
             if predicted.over_bytes == 0:
                 base = np.log([predicted.time_s])
                 rows.append((plan, slopes_of(one.log_seconds, names, posterior.point, base)[0]))
@@ -415,28 +530,6 @@ def next_run(cluster: OneCluster, posterior: Posterior) -> NextRun | None:
 
 
 @dataclass(frozen=True)
-class FittedConstant:
-    """A number as the runs tell it."""
-
-    name: str
-    value: float
-    low: float
-    """Lower end of a 90% interval."""
-    high: float
-    """Upper end."""
-    before: float
-    """Before any run."""
-    unit: str
-    determined: bool
-    """Whether the runs tell it; else it is little but what was known before."""
-
-    @property
-    def note(self) -> str:
-        """Remark for the reader."""
-        return "" if self.determined else "not determined by these runs"
-
-
-@dataclass(frozen=True)
 class ClusterCalibration:
     """A chip, an interconnect and software as calibrated by runs."""
 
@@ -449,6 +542,9 @@ class ClusterCalibration:
     """Relative errors of the runs as fitted."""
     fabric: AnyFabric
     software: Software
+    habits: Mapping[str, float]
+    """What the software does that its runs did not say, and how probable that is given them; the
+    first is assumed."""
     next_run: NextRun | None
     notes: tuple[str, ...]
     """Rows that were left out, and why."""
@@ -465,13 +561,14 @@ class ClusterCalibration:
             "fabric": self.fabric.to_dict(),
             "software": self.software.to_dict(),
             "constants": {c.name: self._constant(c) for c in self.constants},
+            "habits": {words: round(share, 4) for words, share in self.habits.items()},
             "runs": len(self.runs),
         }
 
     @staticmethod
     def _constant(constant: FittedConstant) -> dict[str, Any]:
         told = {"value": constant.value, "low": constant.low, "high": constant.high}
-        return {**told, "unit": constant.unit, "determined": constant.determined}
+        return {**told, "unit": constant.unit, "determined": not constant.note}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -489,12 +586,12 @@ def _fitted_constants(posterior: Posterior) -> list[FittedConstant]:
     return [
         FittedConstant(
             c.name,
+            c.middle,
             float(np.exp(x)),
             float(np.exp(x - _T90 * deviation)),
             float(np.exp(x + _T90 * deviation)),
-            c.middle,
+            "" if deviation <= _TOLD * c.spread else _UNTOLD,
             c.unit,
-            bool(deviation <= _TOLD * c.spread),
         )
         for c, x, deviation in zip(posterior.constants, posterior.point, deviations, strict=True)
     ]
@@ -531,39 +628,54 @@ def calibrate_runs(
         Where no row is accepted, or rows are of several clusters.
     """
     cluster, notes = read_cluster_runs(path, software)
+    return calibrated_cluster(cluster, name, tuple(notes))
+
+
+def calibrated_cluster(
+    cluster: OneCluster, name: str = "", notes: tuple[str, ...] = (), advise: bool = True
+) -> ClusterCalibration:
+    """Calibrate a cluster by runs that are read already; see `calibrate_runs`.
+
+    Without `advise`, no further run is looked for.
+    """
     runs, start = cluster.runs, cluster.software
-    measured = [run.time_s for run in runs]
-    posterior = fit_runs(cluster.log_seconds, measured, constants_of(start))
-    values = posterior.values()
-    plans = [cluster.predicted(run, values) for run in runs]
-    ratios = [
-        run.memory_bytes / plan.allocated_bytes
-        for run, plan in zip(runs, plans, strict=True)
-        if run.memory_bytes > 0
-    ]
-    share, spread = reserved_share(ratios)
-    memory = FittedConstant(
-        "reserved_share", share, max(share - _T90 * spread, 0.0), share + _T90 * spread,
-        _RESERVED[0], "of bytes in use", bool(ratios),
-    )  # fmt: skip
-    changed, calibrated = _applied(values, runs[0].cluster, start)
+    explained = explanations(cluster)
+    best = explained[0][0]
+    values = best.posterior.values()
+    memory, reserved = _memory(best, values)
+    changed, calibrated = _applied(values, runs[0].cluster, best.cluster.software)
     called = name or f"{start.name}-calibrated"
     profile = calibrated.replace(
         name=called,
-        reserved_share=share if ratios else start.reserved_share,
-        step_ratios=_step_ratios(cluster, posterior),
-        fitted=[*values, *(["reserved_share"] if ratios else [])],
+        reserved_share=memory.value if reserved else start.reserved_share,
+        step_ratios=_step_ratios(best.cluster, best.posterior),
+        fitted=[*values, *best.habit.fields, *(["reserved_share"] if reserved else [])],
         sources=[*start.sources, f"calibrate: {len(runs)} runs, beginning from {start.name}"],
     )
-    before = [predict(run.model, run.cluster, run.plan).time_s / run.time_s - 1.0 for run in runs]
+    before = [step_s(run.model, run.cluster, run.plan) / run.time_s - 1.0 for run in runs]
     return ClusterCalibration(
         name=called,
         runs=runs,
-        constants=(*_fitted_constants(posterior), memory),
+        constants=(*_fitted_constants(best.posterior), memory),
         errors_before=tuple(before),
-        errors=tuple(float(np.expm1(error)) for error in posterior.errors),
+        errors=tuple(float(np.expm1(error)) for error in best.posterior.errors),
         fabric=changed.fabric.replace(name=called),
         software=profile,
-        next_run=next_run(cluster, posterior),
-        notes=tuple(notes),
+        habits={one.habit.words: share for one, share in explained},
+        next_run=next_run(best.cluster, best.posterior) if advise else None,
+        notes=notes,
     )
+
+
+def _memory(best: Explained, values: Mapping[str, float]) -> tuple[FittedConstant, bool]:
+    """Return what the allocator reserves beyond bytes in use, and whether any run tells."""
+    ratios = [
+        run.memory_bytes / run.reported_bytes(predict(*best.cluster.arguments(run, values)))
+        for run in best.cluster.runs
+        if run.memory_bytes > 0
+    ]
+    share, spread = reserved_share(ratios)
+    low, high = max(share - _T90 * spread, 0.0), share + _T90 * spread
+    note = "" if ratios else _UNTOLD
+    told = ("reserved_share", _RESERVED[0], share, low, high, note, "of bytes in use")
+    return FittedConstant(*told), bool(ratios)

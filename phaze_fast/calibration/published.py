@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from phaze_fast.calibration.run_table import network_of, standard_cells
 from phaze_fast.documents import CsvRow, parse_text
@@ -20,11 +20,14 @@ from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.models import LatentAttention, MixtureOfExperts, TransformerModel, model_flops
-from phaze_fast.planning import PlanSpec
+from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.software import UNKNOWN, Software, load_software
 
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
-_ALSO = ("source", "source_url", "framework", "gpu", "table", "notes", "model")
+_ALSO = (
+    *("source", "source_url", "framework", "gpu", "table", "notes", "model"),
+    *("arguments", "attention", "deterministic", "overlap"),
+)
 """Columns that entries of data/runs.yaml may have patterns for."""
 
 
@@ -61,6 +64,14 @@ class PublishedRun:
     """How the run ended: ``ok``, or what the row says of its failure, such as ``oom``."""
     assumed: tuple[str, ...] = ()
     """What the row does not say and was taken for granted, in words."""
+    reports: Literal["fullest", "last"] = "fullest"
+    """Whose memory the row says: of the fullest device, or of one of the last stage."""
+
+    def reported_bytes(self, plan: Plan) -> float:
+        """Memory that the software would report of a predicted plan: bytes in use and reserved."""
+        stage = plan.stages[-1] if self.reports == "last" else plan.fullest
+        in_use = stage.memory_bytes - stage.memory["fragmentation"]
+        return in_use * (1.0 + self.plan.software.reserved_share)
 
     @property
     def chip(self) -> str:
@@ -81,15 +92,19 @@ def _names() -> Mapping[str, Any]:
     return names
 
 
-def _entry(kind: str, text: str, row: CsvRow | None = None) -> Mapping[str, Any] | None:
-    """Find the first entry of a kind whose patterns match a text and other columns of the row."""
+def _entries(kind: str, text: str, row: CsvRow | None = None) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of a kind whose patterns match a text and other columns of the row."""
     for entry in _names()[kind]:
         others = [column for column in _ALSO if row and column in entry]
         if re.search(entry["match"], text) and all(
             row and re.search(entry[column], row.text(column)) for column in others
         ):
-            return dict(entry)
-    return None
+            yield dict(entry)
+
+
+def _entry(kind: str, text: str, row: CsvRow | None = None) -> Mapping[str, Any] | None:
+    """Find the first of these entries."""
+    return next(_entries(kind, text, row), None)
 
 
 _ASSUMED_BLOCKS = {
@@ -220,17 +235,19 @@ def _wired(
     return wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
 
 
-def _cluster(row: CsvRow) -> Cluster:
+def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
     devices, gpu = row.whole("n_gpus"), row.text("gpu")
     kinds = [kind for kind in re.split(r"[;+]", gpu) if kind]
     if len(set(kinds)) > 1:
         raise UnsupportedError("devices of several kinds")
-    entry = _entry("gpus", gpu)
+    entry = _entry("gpus", gpu, row)
     if entry is None and gpu.lower() in presets.chip_names():
         chip = presets.chip(gpu)
         entry = {"chip": gpu, "fabric": chip.usual_fabric} if chip.usual_fabric else None
     if entry is None:
         raise UnsupportedError(f"device {gpu or '(none)'}: no preset")
+    if "assumed" in entry:
+        assumed.append(f"device {gpu or '(not stated)'}: {entry['chip']}")
     fabric = entry["fabric"]
     if "beyond" in entry and devices > entry["beyond"][0]:
         fabric = entry["beyond"][1]
@@ -285,9 +302,14 @@ def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
 def _software(row: CsvRow, entry: Mapping[str, Any], given: Software | None) -> Software:
     """Return the profile with what the recipe and the row say otherwise."""
     software = given or load_software(entry["software"]).replace(**entry.get("fields", {}))
-    if row.text("attention") in ("unfused", "local", "eager"):
-        software = software.replace(attention="eager")
-    return software
+    changed: dict[str, Any] = {}
+    workspace_mib = 0.0
+    for setting in _entries("settings", row.text("framework"), row):
+        changed |= setting.get("fields", {})
+        workspace_mib += setting.get("workspace_mib", 0.0)
+    if workspace_mib:
+        changed["workspace_bytes"] = int(workspace_mib * 2**20)
+    return software.replace(**changed) if changed else software
 
 
 def _optimizer(row: CsvRow, software: Software) -> str:
@@ -351,7 +373,7 @@ def _plan(
         "etp": etp if widths["tp"] > 1 and model.moe is not None else None,
         # Recipes of benchmarks route evenly (moe_router_force_load_balancing of Megatron-Core) or
         # at random (use_random_routing of MaxText).
-        "expert_imbalance": 1.0,
+        "expert_imbalance": entry.get("expert_imbalance", 1.0),
         "expert_overlap": entry.get("expert_overlap", 0.0),
         "global_batch": row.whole("global_batch"),
         "micro_batch": row.whole("micro_batch"),
@@ -441,7 +463,7 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
     entry = {"software": software.name} if software else _profile(row, assumed)
     model = _model(row, assumed)
     time_s = _measured_s(row, model)
-    cluster = _cluster(row)
+    cluster = _cluster(row, assumed)
     profile = _software(row, entry, software)
     plan = _plan(row, model, cluster, precision["format"], entry, profile)
     label = (
@@ -464,6 +486,7 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
         evaluated=_evaluated(row),
         status=row.text("status") or "ok",
         assumed=tuple(assumed),
+        reports="last" if entry.get("reports") == "last" else "fullest",
     )
 
 

@@ -155,7 +155,7 @@ class PredictedRun:
     @property
     def reported_bytes(self) -> float:
         """Memory that the software would report for the fullest device."""
-        return self.plan.allocated_bytes * (1.0 + self.run.plan.software.reserved_share)
+        return self.run.reported_bytes(self.plan)
 
 
 GROUPINGS: Mapping[str, Callable[[PublishedRun], str]] = {
@@ -445,7 +445,6 @@ def _plan_of(row: CsvRow, software: str) -> dict[str, Any]:
         "recompute": _MODES[recompute],
         "seq": row.whole("seq"),
         "software": software,
-        "optimizer": load_software(software).optimizer,
     }
 
 

@@ -143,7 +143,7 @@ def _op_rows(graph: OpGraph) -> list[list[str]]:
 def _op_data(graph: OpGraph) -> list[dict[str, Any]]:
     operators = []
     for i, (name, op) in enumerate(zip(graph.names, graph.ops, strict=True)):
-        plain = {field: op[field].item() for field in graph.ops.dtype.names or ()}
+        plain = {field: op[field].tolist() for field in graph.ops.dtype.names or ()}
         plain["kind"], plain["unit"] = KINDS[op["kind"]], UNITS[op["unit"]]
         plain["group"] = GROUPS[op["group"]]
         after = graph.indices[graph.indptr[i] : graph.indptr[i + 1]].tolist()

@@ -66,10 +66,12 @@ def _cluster_tables(found: ClusterCalibration) -> list[RenderableType]:
         [str(run.line), run.label, f"{run.time_s:.4g} s", f"{before:+.1%}", f"{after:+.1%}"]
         for run, before, after in zip(found.runs, found.errors_before, found.errors, strict=True)
     ]
+    habits = [[words, f"{share:.0%}"] for words, share in found.habits.items()]
     headings = ["constant", "before>", "fitted>", "90% interval", "unit", "note"]
     columns = ["row>", "run", "measured>", "error before>", "fitted>"]
     return [
         table(f"{found.name}: what {len(runs)} runs tell", headings, constants),
+        table("what the software seems to do", ["habit", "probability>"], habits),
         table("runs", columns, runs),
     ]
 

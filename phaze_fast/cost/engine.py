@@ -185,7 +185,7 @@ _SEEN = (
     "causal",
     "epilogue",
     "function",
-    "kept_share",
+    *("epilogue_functions", "kept_share"),
 )
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # no cost depends on them
 # The cost of a product without fused operators depends on the tensor cores alone.

@@ -106,10 +106,10 @@ class PricedChips:
         roots = _Roots.none(len(costs.graphs), costs.chips)
         parts = FixedParts.of(sizes, costs, rate)
         if optimizer.newton_schulz_steps is not None:
-            products_s = optimizer_products_s(
+            products_s, launching_s = optimizer_products_s(
                 step_matrices(sizes), records, sizes.software, optimizer, threads, like
             )
-            parts = replace(parts, step_s=products_s)
+            parts = replace(parts, step_s=products_s, launching_s=launching_s)
         return cls(costs, parts, roots, np.arange(costs.chips))
 
     def __len__(self) -> int:

@@ -73,8 +73,8 @@ class PlanCache:
     @staticmethod
     def _from_row(row: dict[str, Any]) -> CachedPlans:
         plans = [
-            Placed(float(time_s), float(memory), int(layout), tuple(cuts), tuple(variants))
-            for time_s, memory, layout, cuts, variants in row["placed"]
+            Placed(float(time_s), float(memory), int(layout), tuple(cuts), tuple(variants), *open_s)
+            for time_s, memory, layout, cuts, variants, *open_s in row["placed"]
         ]
         return CachedPlans(np.array([float(x) for x in row["limits"]]), plans)
 
@@ -86,6 +86,7 @@ class PlanCache:
             "limits": [json_number(float(x)) for x in cached.limits_s],
             "placed": [
                 [json_number(p.time_s), p.memory_bytes, p.layout, list(p.cuts), list(p.variants)]
+                + ([p.open_s] if p.open_s < float("inf") else [])
                 for p in cached.plans
             ],
         }
@@ -329,7 +330,7 @@ class CandidateTable:
         records = self.groups.records[group : group + 1]
         _, least = self.problem.schedule(s, records, self._threads, nodes)
         placed = self.problem.place(s, least, least, limits, self._threads)[0][last]
-        bound_s = min(placed.time_s, reached_s)
+        bound_s = min(placed.time_s, placed.open_s, reached_s)
         self.least[s, group] = max(self.least[s, group], bound_s)
         if bound_s >= reached_s:
             self.unproven.discard((s, group))
@@ -380,7 +381,10 @@ class CandidateTable:
             last = int(self.largest[group])
             if (s, group) not in self.unproven:
                 reached = min(plans[last].time_s, float(below[k, last]))
-                self.least[s, group] = max(self.least[s, group], reached)
+                open_s = plans[last].open_s
+                self.least[s, group] = max(self.least[s, group], min(reached, open_s))
+                if open_s < reached:
+                    self.unproven.add((s, group))
         plans, rows = [item[3] for item in wanted], [item[0] for item in wanted]
         evaluator, _ = self.problem.of(s)
         joules = evaluator.energies_j(plans, times, rows).tolist() if wanted else []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from phaze_fast.errors import InfeasibleError, not_accepted
 from phaze_fast.hardware.silicon import process_node
 from phaze_fast.records import Quantity, Record, SquareMillimetres
 from phaze_fast.tables import Array
@@ -100,36 +98,14 @@ class RunningCosts(Record):
         return self.usd_per_kwh / 3.6e6 * self.overhead
 
 
-@dataclass(frozen=True)
-class Package:
-    """Dies and HBM on an interposer."""
-
-    dies: int
-    die_mm2: float
-    """Area of one die, its part of the die-to-die links included."""
-    package_mm2: float
-    """Area of all dies and stacks."""
-    good: float
-    """Share of dies that work."""
-    dies_usd: float
-    hbm_usd: float
-    interposer_usd: float
-
-    @property
-    def usd(self) -> float:
-        """Total price in dollars."""
-        return self.dies_usd + self.hbm_usd + self.interposer_usd
-
-
 class PackageModel(Record):
     """Limits and prices of packages.
 
     Examples
     --------
-    >>> one = PackageModel().package(700.0, stacks=4, hbm_bytes=32 * 2**30)
-    >>> two = PackageModel().package(700.0, stacks=4, hbm_bytes=32 * 2**30, dies=2)
-    >>> round(one.good, 2), round(two.good, 2), round(two.die_mm2)
-    (0.56, 0.72, 385)
+    >>> areas_mm2, dies = np.array([700.0, 770.0]), np.array([1, 2])
+    >>> PackageModel().device_usd(areas_mm2, dies, stacks=4, hbm_bytes=32 * 2**30).round().tolist()
+    [595.0, 554.0]
     """
 
     what: ClassVar[str] = "package"
@@ -139,9 +115,6 @@ class PackageModel(Record):
     """Usable area for dies and stacks: 3.3 reticles, TSMC CoWoS-S as announced for 2023."""
     hbm_footprint_mm2: SquareMillimetres = 110.0
     """Area of one stack: about 10 mm x 11 mm, JEDEC HBM2E."""
-    links_share: Quantity = 0.1
-    """Fraction of area that die-to-die links add to several dies. Naffziger et al., ISCA 2021:
-    four dies of 213 mm2 instead of one of 777 mm2, 10% more."""
     interposer_usd_per_mm2: Quantity = 0.05
     """Silicon interposer, bonding and substrate. Assumption."""
 
@@ -173,8 +146,8 @@ class PackageModel(Record):
         self,
         area_mm2: Array,
         dies: Array,
-        stacks: Array,
-        hbm_bytes: Array,
+        stacks: Array | int,
+        hbm_bytes: Array | int,
         prices: Prices | None = None,
     ) -> Array:
         """Dollars of many packages: dies at their yield, HBM, interposer.
@@ -196,38 +169,3 @@ class PackageModel(Record):
             silicon + prices.hbm_usd_per_gib * hbm_bytes / GIB + self.interposer_usd_per_mm2 * total
         )
         return dollars
-
-    def package(
-        self,
-        area_mm2: float,
-        stacks: int,
-        hbm_bytes: float,
-        dies: int = 1,
-        prices: Prices | None = None,
-    ) -> Package:
-        """Return a package: logic of an area on a number of dies, and HBM, on an interposer.
-
-        Raises
-        ------
-        InfeasibleError
-            If a die is larger than a reticle, or the package than the interposer.
-        """
-        for name, value in (("dies", dies), ("stacks", stacks)):
-            least = 1 if name == "dies" else 0
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise not_accepted(name, value, f"a whole number, {least} or more")
-        prices = Prices() if prices is None else prices
-        area_mm2 = area_mm2 * (1.0 + (self.links_share if dies > 1 else 0.0))
-        if said := self.complaint(area_mm2, dies, stacks):
-            raise InfeasibleError(f"package: {said}")
-        die = area_mm2 / dies
-        total = area_mm2 + stacks * self.hbm_footprint_mm2
-        return Package(
-            dies=dies,
-            die_mm2=die,
-            package_mm2=total,
-            good=float(prices.good(np.array([die]))[0]),
-            dies_usd=dies * float(prices.die_usd(np.array([die]))[0]),
-            hbm_usd=prices.hbm_usd_per_gib * hbm_bytes / GIB,
-            interposer_usd=self.interposer_usd_per_mm2 * total,
-        )

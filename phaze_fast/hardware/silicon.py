@@ -23,7 +23,7 @@ from pydantic import field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.documents import Presets
-from phaze_fast.errors import InfeasibleError, InvalidInputError, not_accepted
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
 from phaze_fast.tables import Array
@@ -322,11 +322,6 @@ def _records(chips: Sequence[Accelerator] | np.ndarray[Any, Any]) -> np.ndarray[
 _ENERGY_TABLES = Presets("energy table", "phaze_fast.hardware/data/energy", EnergyTable.from_dict)
 
 
-def energy_table_names() -> tuple[str, ...]:
-    """Names of the tables that come with the package."""
-    return _ENERGY_TABLES.names
-
-
 def energy_table(name_or_path: str | Path = "7nm") -> EnergyTable:
     """Load an energy table by name, or from a YAML or JSON file.
 
@@ -371,37 +366,16 @@ def energy_table_at(nm: float) -> EnergyTable:
 _HALVINGS = 60
 
 
-@dataclass(frozen=True)
-class ChipPower:
-    """Peak power of a chip at a share of its rated clock, watts."""
-
-    clock_share: float
-    volts: float
-    dynamic_w: float
-    """Dynamic power of logic and SRAM with every unit busy."""
-    leakage_w: float
-    hbm_w: float
-    """Power of HBM at full bandwidth."""
-    links_w: float
-    """Power of links at full bandwidth; SerDes have their own clock."""
-
-    @property
-    def total_w(self) -> float:
-        """Total power."""
-        return self.dynamic_w + self.leakage_w + self.hbm_w + self.links_w
-
-
 class PowerModel(Record):
     """Power as a function of clock and voltage.
 
     Examples
     --------
     >>> from phaze_fast.hardware import presets
-    >>> model, chip = PowerModel(), presets.chip("tpuv4")
-    >>> full = model.at(chip)
-    >>> capped = model.under(chip, 150.0)
-    >>> round(full.total_w), round(capped.total_w), capped.clock_share < 1.0
-    (214, 150, True)
+    >>> model, chips = PowerModel(), chip_records([presets.chip("tpuv4")])
+    >>> shares = model.clock_shares(chips, max_w=150.0)
+    >>> model.watts(chips, 1.0).round().tolist(), model.watts(chips, shares).round().tolist()
+    ([214.0], [150.0])
     """
 
     what: ClassVar[str] = "power model"
@@ -428,54 +402,25 @@ class PowerModel(Record):
         fraction = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
         return self.least_volts + fraction * (self.volts - self.least_volts)
 
-    def at(
+    def watts(
         self,
-        chip: Accelerator,
-        clock_share: float = 1.0,
+        records: Array,
+        clock_shares: Array | float,
         table: EnergyTable | None = None,
         terms: AreaTerms = FULL_AREA,
-    ) -> ChipPower:
-        """Peak power at a share of the rated clock."""
-        if not 0.0 <= clock_share <= 1.0:
-            raise not_accepted("clock_share", clock_share, "0 to 1")
-        table = energy_table_at(terms.process_nm) if table is None else table
-        total = float(power_batch([chip], table, terms)[0])
-        watts = _unclocked_w(chip_records([chip]), table, terms)
-        hbm, links, leakage = (float(term[0]) for term in watts)
-        volts = float(self._volts(clock_share))
-        swing = volts / self.volts
-        return ChipPower(
-            clock_share=clock_share,
-            volts=volts,
-            dynamic_w=(total - hbm - links - leakage) * clock_share * swing**2,
-            leakage_w=leakage * swing,
-            hbm_w=hbm,
-            links_w=links,
-        )
+    ) -> Array:
+        """Peak power of chips at shares of their rated clocks, 0 to 1.
 
-    def under(
-        self,
-        chip: Accelerator,
-        max_w: float,
-        table: EnergyTable | None = None,
-        terms: AreaTerms = FULL_AREA,
-    ) -> ChipPower:
-        """Peak power at the highest clock, at most the rated one, that a power cap allows.
-
-        Raises
-        ------
-        InfeasibleError
-            Where leakage and HBM alone are above the cap.
+        Dynamic power of logic and SRAM, leakage, and HBM and links at full bandwidth, which have
+        clocks of their own.
         """
-        share = float(self.clock_shares(chip_records([chip]), max_w, table, terms)[0])
-        if math.isnan(share):
-            idle = self.at(chip, 0.0, table, terms)
-            raise InfeasibleError(
-                f"max_power_w: {max_w:g} W is not above what {chip.name} draws without a clock, "
-                f"{idle.leakage_w:.1f} W of leakage and {idle.hbm_w + idle.links_w:.1f} W of HBM "
-                "and links"
-            )
-        return self.at(chip, share, table, terms)
+        return self._watts(_parts_w(records, table, terms), clock_shares)
+
+    def _watts(self, parts: tuple[Array, Array, Array], shares: Array | float) -> Array:
+        dynamic, leakage, fixed = parts
+        swing = self._volts(shares) / self.volts
+        watts: Array = dynamic * shares * swing**2 + leakage * swing + fixed
+        return watts
 
     def clock_shares(
         self,
@@ -498,39 +443,23 @@ class PowerModel(Record):
         numpy.ndarray
             One share per chip; NaN where leakage, links and HBM alone are above the cap.
         """
-        table = energy_table_at(terms.process_nm) if table is None else table
-        hbm, links, leakage = _unclocked_w(records, table, terms)
-        fixed = hbm + links
-        dynamic = power_batch(records, table, terms) - fixed - leakage
-
-        def total(share: Array) -> Array:
-            swing = self._volts(share) / self.volts
-            watts: Array = dynamic * share * swing**2 + leakage * swing + fixed
-            return watts
-
+        parts = _parts_w(records, table, terms)
         low, high = np.zeros(len(records)), np.ones(len(records))
         for _ in range(_HALVINGS):
             middle = (low + high) / 2.0
-            within = total(middle) <= max_w
+            within = self._watts(parts, middle) <= max_w
             low, high = np.where(within, middle, low), np.where(within, high, middle)
-        shares = np.where(total(np.ones(len(records))) <= max_w, 1.0, low)
-        clock_shares: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
+        shares = np.where(self._watts(parts, 1.0) <= max_w, 1.0, low)
+        clock_shares: Array = np.where(self._watts(parts, 0.0) < max_w, shares, np.nan)
         return clock_shares
 
-    def idle_w(
-        self, records: Array, table: EnergyTable | None = None, terms: AreaTerms = FULL_AREA
-    ) -> Array:
-        """Watts that chips draw without a clock: leakage at the least voltage, links and HBM."""
-        table = energy_table_at(terms.process_nm) if table is None else table
-        hbm, links, leakage = _unclocked_w(records, table, terms)
-        watts: Array = hbm + links + leakage * float(self._volts(0.0)) / self.volts
-        return watts
 
-
-def _unclocked_w(
-    records: Array, table: EnergyTable, terms: AreaTerms
+def _parts_w(
+    records: Array, table: EnergyTable | None, terms: AreaTerms
 ) -> tuple[Array, Array, Array]:
-    """Watts of HBM and of links at full bandwidth, and of leakage at the rated voltage."""
+    """Watts at the rated clock and voltage: dynamic, of leakage, and of HBM and links."""
+    table = energy_table_at(terms.process_nm) if table is None else table
     hbm = records["hbm_bytes_per_s"] * table.hbm_byte_j
-    links = records["links"] * records["link_bytes_per_s"] * table.network_byte_j
-    return hbm, links, table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]
+    fixed = hbm + records["links"] * records["link_bytes_per_s"] * table.network_byte_j
+    leakage = table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]
+    return power_batch(records, table, terms) - fixed - leakage, leakage, fixed

@@ -634,7 +634,7 @@ class ArchitectureSpace:
             )
             return f"{spec.name}: no package holds any of its chips; of the smallest, {reason}"
         if spec.max_power_w is not None and len(free := without(max_power_w=None)):
-            least_w = PowerModel().idle_w(free.chips, terms=spec.area_terms)
+            least_w = PowerModel().watts(free.chips, 0.0, terms=spec.area_terms)
             consumer = "leakage, links and HBM alone"
             if spec.above_power == "drop":
                 least_w, consumer = (

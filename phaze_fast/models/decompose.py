@@ -102,7 +102,7 @@ class Parts:
         elif name in _REDUCED and not (_by_rows(call) and _by_rows(twin)):
             yield from self._sums(call)
         elif name in _PADDED:
-            yield from self._aligned(call)
+            yield from self._aligned(call, twin)
         else:
             yield call
 
@@ -143,17 +143,23 @@ class Parts:
         yield replace(call, name=PARTIAL, writes=(partial,))
         yield replace(call, name="sum_of_partial_sums", reads=(partial,))
 
-    def _aligned(self, call: Call) -> Iterator[Call]:
+    def _aligned(self, call: Call, twin: Call) -> Iterator[Call]:
         """Yield a product whose rows start at 16-byte bounds: copies are padded where they do not.
 
-        PyTorch, torch/_inductor/fx_passes/pad_mm.py.
+        PyTorch, torch/_inductor/fx_passes/pad_mm.py. Dimensions that grow with the samples stay as
+        they are: how they are padded depends on the number of samples.
         """
         at, reads = _PADDED[call.name], list(call.reads)
-        sizes = {size for slot in at for size in reads[slot].shape}
-        unaligned = any(size % _ALIGNED for size in sizes) and min(sizes) >= _LEAST_PADDED
-        for slot in at if unaligned and reads[at[0]].item_bytes == _BF16 else ():
+        pairs = {
+            slot: tuple(zip(reads[slot].shape, twin.reads[slot].shape, strict=True)) for slot in at
+        }
+        sizes = {size for dims in pairs.values() for pair in dims for size in pair}
+        for slot in at if min(sizes) >= _LEAST_PADDED and reads[at[0]].item_bytes == _BF16 else ():
             array = reads[slot]
-            shape = tuple(-(-size // _ALIGNED) * _ALIGNED for size in array.shape)
+            shape = tuple(
+                -(-size // _ALIGNED) * _ALIGNED if size == other else size
+                for size, other in pairs[slot]
+            )
             if shape == array.shape:
                 continue
             wide = self.array(shape, array.item_bytes)

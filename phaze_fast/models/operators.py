@@ -159,75 +159,72 @@ def alias(x: Tensor) -> Tensor:
     return _as(x, x.shape, x.strides, lambda g: g)
 
 
+def _cut(x: Tensor, shape: Shape, strides: Shape, name: str = "slice_backward") -> Tensor:
+    """View of a part, whose gradient is written into zeros."""
+
+    def backward(g: Tensor) -> Tensor:
+        whole = Tensor(g.tape, x.shape, g.dtype)
+        g.tape.add(name, [g], [whole])
+        return whole
+
+    return _as(x, shape, strides, backward)
+
+
 def part(x: Tensor, dim: int, start: int, stop: int) -> Tensor:
     """View of a range of one dimension."""
     at, full = dim % len(x.shape), x.shape
     if (start, stop) == (0, full[at]):
         return alias(x)
 
-    def backward(g: Tensor) -> Tensor:
-        whole = Tensor(g.tape, full, g.dtype)
-        g.tape.add("slice_backward", [g], [whole])
-        return whole
-
-    return _as(x, (*full[:at], stop - start, *full[at + 1 :]), x.strides, backward)
+    return _cut(x, (*full[:at], stop - start, *full[at + 1 :]), x.strides)
 
 
 def every_other(x: Tensor) -> Tensor:
     """View of every second element of rows."""
     half = (*x.shape[:-1], x.shape[-1] // 2)
-
-    def backward(g: Tensor) -> Tensor:
-        whole = Tensor(g.tape, x.shape, g.dtype)
-        g.tape.add("slice_backward", [g], [whole])
-        return whole
-
-    return _as(x, half, (*x.strides[:-1], 2 * x.strides[-1]), backward)
+    return _cut(x, half, (*x.strides[:-1], 2 * x.strides[-1]))
 
 
 def select(x: Tensor, dim: int) -> Tensor:
     """View of one position of a dimension."""
-    at, full = dim % len(x.shape), x.shape
-
-    def backward(g: Tensor) -> Tensor:
-        whole = Tensor(g.tape, full, g.dtype)
-        g.tape.add("select_backward", [g], [whole])
-        return whole
-
-    return _as(x, (*full[:at], *full[at + 1 :]), (*x.strides[:at], *x.strides[at + 1 :]), backward)
+    at = dim % len(x.shape)
+    shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
+    return _cut(x, shape, strides, "select_backward")
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
     """Split into views of ranges of one dimension."""
-    at, tape = dim % len(x.shape), x.tape
+    at = dim % len(x.shape)
     shapes = [(*x.shape[:at], size, *x.shape[at + 1 :]) for size in sizes]
-    outs = [Tensor(tape, shape, x.dtype, x.strides, x.storage) for shape in shapes]
+    return _pieces(x, shapes, x.strides, lambda parts: cat(parts, at))
+
+
+def _pieces(
+    x: Tensor, shapes: Sequence[Shape], strides: Shape, join: Callable[[list[Tensor]], Tensor]
+) -> list[Tensor]:
+    """Return views of parts of a tensor, whose gradients are joined."""
+    tape = x.tape
+    outs = [Tensor(tape, shape, x.dtype, strides, x.storage) for shape in shapes]
 
     def backward(gradients: Gradients) -> list[Tensor]:
-        parts = [
-            tape.created(Tensor(tape, shape, x.dtype)) if g is None else g
-            for g, shape in zip(gradients, shapes, strict=True)
-        ]
-        return [cat(parts, at)]
+        pairs = zip(gradients, outs, strict=True)
+        return [join([_zeros(out) if g is None else g for g, out in pairs])]
 
-    _joined(tape.node([x], len(sizes)), outs, backward)
+    _joined(tape.node([x], len(outs)), outs, backward)
     return outs
 
 
 def unbind(x: Tensor, dim: int) -> list[Tensor]:
     """Split into views of each position of a dimension."""
-    at, tape = dim % len(x.shape), x.tape
+    at = dim % len(x.shape)
     shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
-    outs = [Tensor(tape, shape, x.dtype, strides, x.storage) for _ in range(x.shape[at])]
 
-    def backward(gradients: Gradients) -> list[Tensor]:
-        parts = [tape.created(Tensor(tape, shape, x.dtype)) if g is None else g for g in gradients]
-        whole = Tensor(tape, x.shape, x.dtype)
-        tape.add("stack", parts, [whole])
-        return [whole]
+    def join(parts: list[Tensor]) -> Tensor:
+        whole = Tensor(x.tape, x.shape, x.dtype)
+        x.tape.add("stack", parts, [whole])
+        return whole
 
-    _joined(tape.node([x], len(outs)), outs, backward)
-    return outs
+    return _pieces(x, [shape] * x.shape[at], strides, join)
 
 
 # ---- copies ----

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,3 +98,64 @@ class Saved:
     path: Modules
     source: int
     """Operator that produced it; -1: an input; -2: a constant."""
+
+
+class Recording:
+    """A step as it is recorded, by a tape or of a PyTorch module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.saved: list[Saved] = []
+        self.parameters: dict[int, int] = {}
+        """Elements of each parameter, by storage."""
+        self.frozen: set[int] = set()
+        """Storages of parameters that require no gradient."""
+        self.copies: dict[int, int] = {}
+        """Storages of casts of parameters, and the parameter of each cast."""
+        self.backward = False
+        self._path: list[tuple[int, str]] = []
+        self._entered = 0
+        self._writer: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
+
+    def enter(self, path: str) -> None:
+        """Enter a module."""
+        self._entered += 1
+        self._path.append((self._entered, path))
+
+    def is_weight(self, storage: int) -> bool:
+        """Whether a storage holds a parameter or a cast of one."""
+        return storage in self.parameters or storage in self.copies
+
+    def counts(self, array: Array) -> bool:
+        """Whether operators on an array are recorded: not those on masks and positions."""
+        return array.parameter or array.storage in self._writer
+
+    def note(
+        self,
+        name: str,
+        reads: Sequence[Array],
+        writes: Sequence[Array],
+        options: dict[str, Any],
+        sequence: int,
+        line: str = "",
+    ) -> None:
+        """Record an operator; a cast of weights is treated as the weights."""
+        sources = dict.fromkeys(
+            self._writer[array.storage] for array in reads if array.storage in self._writer
+        )
+        path, passes = tuple(self._path), (tuple(reads), tuple(writes), tuple(sources))
+        self.calls.append(Call(name, *passes, self.backward, path, sequence, options, line))
+        cast = name in ("_to_copy", "clone") and all(array.parameter for array in reads)
+        for array in writes:
+            if cast:
+                first = reads[0].storage
+                self.copies[array.storage] = self.copies.get(first, first)
+            else:
+                self._writer[array.storage] = len(self.calls) - 1
+
+    def note_saved(self, array: Array) -> None:
+        """Record a tensor that autograd saves; weights take no memory of their own."""
+        if not array.parameter:
+            source = self._writer.get(array.storage, -2)
+            self.saved.append(Saved(array, len(self.calls), tuple(self._path), source))

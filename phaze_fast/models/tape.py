@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from phaze_fast.models.lora import Lora
-from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Call, Saved
+from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Recording
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4, "complex64": 8}
 """Bytes of an element by number format; a result has the later format of its operands."""
@@ -180,23 +180,15 @@ class _NoChance:
     random_lines: ClassVar[tuple[str, ...]] = ()
 
 
-class Tape:
+class Tape(Recording):
     """A recorded step: the attributes that `layered` reads of a recording."""
 
     constants = _NoChance()
 
     def __init__(self, lora: Lora | None = None) -> None:
-        self.calls: list[Call] = []
-        self.saved: list[Saved] = []
-        self.parameters: dict[int, int] = {}
-        self.frozen: set[int] = set()
-        self.copies: dict[int, int] = {}
+        super().__init__()
         self.lora = lora
-        self.backward = False
         self.modules: dict[str, tuple[str, tuple[str, ...]]] = {"": ("", ())}
-        self._path: list[tuple[int, str]] = []
-        self._entered = 0
-        self._writer: dict[int, int] = {}
         self._sequence = 0
         self._node: Node | None = None
 
@@ -211,8 +203,7 @@ class Tape:
         parent = self._path[-1][1] if self._path else ""
         path = f"{parent}.{name}".lstrip(".") if name else ""
         self._note_module(path)
-        self._entered += 1
-        self._path.append((self._entered, path))
+        self.enter(path)
         yield
         self._path.pop()
 
@@ -242,11 +233,9 @@ class Tape:
     # ---- recording ----
 
     def _array(self, tensor: Tensor) -> Array:
-        key = tensor.storage.key
-        is_weight = key in self.parameters or key in self.copies
-        item = ITEM_BYTES[tensor.dtype]
+        key, item = tensor.storage.key, ITEM_BYTES[tensor.dtype]
         strides = () if tensor.is_contiguous else tensor.strides
-        return Array(key, tensor.shape, item, tensor.storage.bytes, is_weight, strides)
+        return Array(key, tensor.shape, item, tensor.storage.bytes, self.is_weight(key), strides)
 
     def add(
         self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **options: Any
@@ -254,34 +243,13 @@ class Tape:
         """Record an operator, unless it works on constants alone."""
         if name in NEED_CONTIGUOUS:
             reads = [x if x.is_contiguous else self._copied(x) for x in reads]
-        arrays = tuple(map(self._array, reads))
-        if not any(array.parameter or array.storage in self._writer for array in arrays):
+        arrays = list(map(self._array, reads))
+        if not any(map(self.counts, arrays)):
             return
-        sources = [self._writer[a.storage] for a in arrays if a.storage in self._writer]
-        written = tuple(map(self._array, writes))
         sequence = self._sequence - 1 if any(x.requires_grad for x in reads) else -1
         if self.backward:
             sequence = -1 if self._node is None else int(self._node.sequence)
-        self.calls.append(
-            Call(
-                name,
-                arrays,
-                written,
-                tuple(dict.fromkeys(sources)),
-                self.backward,
-                tuple(self._path),
-                sequence,
-                options,
-            )
-        )
-        for array in written:
-            self._writer[array.storage] = len(self.calls) - 1
-        if name in ("_to_copy", "clone") and all(array.parameter for array in arrays):
-            for array in written:  # a cast of weights is treated as the weights
-                self._writer.pop(array.storage)
-                self.copies[array.storage] = self.copies.get(
-                    reads[0].storage.key, reads[0].storage.key
-                )
+        self.note(name, arrays, list(map(self._array, writes)), options, sequence)
 
     def _copied(self, x: Tensor) -> Tensor:
         """Record the copy that PyTorch makes of a tensor for a kernel that needs it contiguous."""
@@ -304,14 +272,9 @@ class Tape:
         return Node(self._sequence - 1, inputs, outputs)
 
     def save(self, node: Node | None, *tensors: Tensor) -> None:
-        """Record what autograd saves for a node; weights take no memory of their own."""
-        if node is None:
-            return
-        for tensor in tensors:
-            array = self._array(tensor)
-            if not array.parameter:
-                source = self._writer.get(array.storage, -2)
-                self.saved.append(Saved(array, len(self.calls), tuple(self._path), source))
+        """Record what autograd saves for a node."""
+        for tensor in tensors if node is not None else ():
+            self.note_saved(self._array(tensor))
 
     # ---- the backward pass ----
 

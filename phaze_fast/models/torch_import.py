@@ -820,7 +820,7 @@ def from_torch(
     notes = GROUPED if regrouped else ""
     try:
         of_compiler = layered(title, *compiled(*recorded, code=code), modules, seq)
-    except (InvalidInputError, IndexError):  # kernels whose sizes the samples do not scale
+    except InvalidInputError:  # kernels whose sizes the samples do not scale
         return graph.replace(notes=notes)
     of_compiler = of_compiler.replace(kernels="compiled", as_traced=True, notes=notes)
     return graph.replace(compiled=of_compiler, notes=notes)

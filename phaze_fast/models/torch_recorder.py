@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Call, Saved, safe_softmax
+from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Recording, safe_softmax
 from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
@@ -332,7 +332,6 @@ _ON_DATA = (
 )
 _MOST_CALLS = 200_000
 """Most operators of one step; a transformer of a hundred layers has about ten thousand."""
-_COPIES = frozenset({"_to_copy", "clone"})
 _MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -399,27 +398,15 @@ def _described(arguments: Any, by_channels: bool) -> dict[str, Any]:
     }
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Records operators as they run."""
 
     def __init__(self, module: Any, highest: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.title = type(module).__name__
-        self.calls: list[Call] = []
-        self.saved: list[Saved] = []
-        self.backward = False
         self.names: dict[int, str] = {}
         for path, part in module.named_modules(remove_duplicate=False):
             self.names.setdefault(id(part), path)
-        self.parameters: dict[int, int] = {}
-        """Elements of each parameter, by storage."""
-        self.frozen: set[int] = set()
-        """Storages of parameters that require no gradient."""
-        self.copies: dict[int, int] = {}
-        """Storages of casts of parameters, and the parameter of each cast."""
-        self._path: list[tuple[int, str]] = []
-        self._entered = 0
-        self._writer: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
         self.constants = Constants(highest)
         self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
         self._storages: dict[int, tuple[int, Any]] = {}  # number by address, while it is alive
@@ -443,7 +430,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             tuple(tensor.shape),
             tensor.element_size(),
             storage.nbytes(),
-            key in self.parameters or key in self.copies,
+            self.is_weight(key),
             () if tensor.is_contiguous() else tuple(tensor.stride()),
         )
 
@@ -477,10 +464,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 value.is_floating_point() or value.is_complex()
             ):
                 self._writer[self._note(value).storage] = -1
-
-    def counts(self, array: Array) -> bool:
-        """Whether operators on an array are recorded: not those on masks and positions."""
-        return array.parameter or array.storage in self._writer
 
     # ---- operators ----
 
@@ -528,10 +511,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             options = {"element_wise": True}
         tracked = torch.is_grad_enabled() and _any_tracked([*args, *kwargs.values()])
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options, tracked)
-        if name in _COPIES and all(array.parameter for array in reads):
-            for array in writes:  # a cast of weights is treated as the weights
-                self._writer.pop(array.storage)
-                self.copies[array.storage] = self.copies.get(reads[0].storage, reads[0].storage)
         return out
 
     def _refuse_overwriting(self, name: str, args: Any) -> None:
@@ -624,22 +603,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
                 f"{self.title}: runs more than {_MOST_CALLS:,} operators{line}, as a loop over "
                 "tokens does; expected fewer layers, a shorter sequence or a scan in chunks"
             )
-        sources = [self._writer[a.storage] for a in reads if a.storage in self._writer]
-        self.calls.append(
-            Call(
-                name,
-                tuple(reads),
-                tuple(writes),
-                tuple(dict.fromkeys(sources)),
-                self.backward,
-                tuple(self._path),
-                self._sequence() if tracked or self.backward else -1,
-                options,
-                "" if self.backward else _calling_line(),
-            )
-        )
-        for array in writes:
-            self._writer[array.storage] = len(self.calls) - 1
+        sequence = self._sequence() if tracked or self.backward else -1
+        self.note(name, reads, writes, options, sequence, "" if self.backward else _calling_line())
 
     def _sequence(self) -> int:
         if not self.backward:
@@ -653,8 +618,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             array = self._note(tensor)
             if not array.parameter:
                 self._saved_storages.add(array.storage)
-                source = self._writer.get(array.storage, -2)
-                self.saved.append(Saved(array, len(self.calls), tuple(self._path), source))
+            self.note_saved(array)
         return tensor
 
     # ---- modules ----
@@ -664,8 +628,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         """Track which module is running."""
 
         def enter(module: Any, _: Any) -> None:
-            self._entered += 1
-            self._path.append((self._entered, self.names.get(id(module), "")))
+            self.enter(self.names.get(id(module), ""))
 
         def leave(_module: Any, _inputs: Any, _output: Any) -> None:
             self._path.pop()

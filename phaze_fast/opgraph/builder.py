@@ -56,6 +56,8 @@ class OperatorSpec:
     group: str = "none"
     causal: bool = False
     epilogue: int = 0
+    epilogue_functions: tuple[tuple[str, str], ...] = ()
+    """Kind and function of the operators that are fused onto a product."""
     virtual: bool = False
     gradient: tuple[str, float, str] | None = None
     """Collective, payload and group of the backward pass, for the ends of a parallel region."""

@@ -276,6 +276,12 @@ def recompute_order(mode: str) -> tuple[int, int, tuple[int, ...]]:
     return 1, len(positions), positions
 
 
+def _epilogue_codes(spec: OperatorSpec) -> tuple[int, ...]:
+    """Return the codes of the functions fused onto a product, and zeros."""
+    codes = [function_code(kind, function) for kind, function in spec.epilogue_functions]
+    return (*codes, *[0] * (_core.MAX_EPILOGUES - len(codes)))
+
+
 def figures(spec: OperatorSpec) -> tuple[Any, ...]:
     """Return an operator spec as the fields of ``_core.OPERATOR_DTYPE``, in their order."""
     return (
@@ -295,6 +301,7 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
         spec.epilogue,
         function_code(spec.kind, spec.function),
         FORMATS.index(spec.format),
+        _epilogue_codes(spec),
         0.0,  # nothing is kept on chip
     )
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from phaze_fast import _core
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
 from phaze_fast.opgraph.graph import CAST, PASSING_CAST
 from phaze_fast.software import Precision
@@ -67,6 +68,8 @@ def fuse(
             continue
         if fused[host].kind not in _PRODUCTS or consumers[original] != 1:
             continue
+        if len(fused[host].epilogue_functions) == _core.MAX_EPILOGUES:
+            continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
             continue  # its other input is computed after the product
@@ -98,6 +101,10 @@ def _with_epilogue(
         product,
         unit="TC+VC",
         epilogue=product.epilogue + 1,
+        epilogue_functions=(
+            *product.epilogue_functions,
+            (epilogue.kind, epilogue.function),
+        ),
         inputs=(*product.inputs, *others),
         read_bytes=product.read_bytes + extra,
         write_bytes=product.write_bytes

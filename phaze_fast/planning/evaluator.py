@@ -79,6 +79,8 @@ class Placed:
     """Positions at which chunks begin, and the end."""
     variants: tuple[int, ...] = ()
     """Recomputation of each stage, as `recompute_code` writes it."""
+    open_s: float = float("inf")
+    """Lower bound on the plans that a limit of work left unexamined; infinite where all were."""
 
     @property
     def arrays(self) -> tuple[Array, Array]:
@@ -89,10 +91,10 @@ class Placed:
     def from_records(cls, records: Array, pool: Array) -> list[Placed]:
         """Read the kernel's records; their cuts and variants are slices of `pool`."""
         plans = []
-        for time_s, memory, layout, cuts_at, cuts, variants_at, variants in records.tolist():
+        for time_s, memory, layout, cuts_at, cuts, at, variants, open_s in records.tolist():
             borders = tuple(pool[cuts_at : cuts_at + cuts].tolist())
-            modes = tuple(pool[variants_at : variants_at + variants].tolist())
-            plans.append(cls(time_s, memory, layout, borders, modes))
+            modes = tuple(pool[at : at + variants].tolist())
+            plans.append(cls(time_s, memory, layout, borders, modes, open_s))
         return plans
 
 
@@ -103,7 +105,7 @@ class TopPlans(NamedTuple):
     rejected: Counter[str]
     """Layouts that turned out to have no plan, by reason."""
     open_s: float
-    """Least bound of the layouts that were not examined; infinite where all were."""
+    """Least bound of the layouts left open, whole or in part; infinite where there are none."""
 
 
 class PlanEvaluator:

@@ -351,7 +351,7 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         + f" with experts over {_listed(widths.etp)} devices each" * (widths.etp != (None,)),
         f"micro-batch {_listed(widths.micro_batch)}",
         f"replicas {_listed(sorted(dp)) if dp else 'that divide the batch'}",
-        f"stages {_listed(sorted(pp)) if pp else f'up to {_MOST_STAGES}'}",
+        f"stages {_listed(sorted(pp)) if pp else f'up to {_MOST_STAGES}'}, no more than blocks",
         f"ZeRO {_listed(_zero_text(training, zero) for zero in sorted(training.zero))}",
         f"schedules {_listed(names)}",
         f"recomputation by stage of {_listed(training.recompute_modes)}{some}",
@@ -361,7 +361,6 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     if any(name not in ("1f1b", "zb-h1") for name in training.schedule):
         texts.append(
             "every assignment of layers to chunks that differ by one layer at most (other "
-            f"schedules; where there are more than {_core.MAX_ASSIGNMENTS}, two of them, and with "
-            f"at most {_core.MAX_RUN_CHUNKS} chunks those whose longer chunks are neighbours)"
+            "schedules)"
         )
     return "; ".join(texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +56,62 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
 
 
+def stages_by_work(work: Sequence[float], stages: int) -> tuple[int, ...]:
+    """Divide layers over stages so that the largest work of a stage is least.
+
+    Parameters
+    ----------
+    work
+        Of each layer, in order.
+    stages
+        How many, at most as many as layers; each gets at least one layer.
+
+    Returns
+    -------
+    tuple of int
+        Layers of each stage; early stages get more where several divisions are equally good.
+
+    Examples
+    --------
+    >>> stages_by_work([0, 1, 1, 1, 1, 2], 3)
+    (3, 2, 1)
+    """
+
+    def filled(most: float) -> list[int]:
+        """Fill stage after stage up to `most`; the last gets what is left."""
+        counts, at = [], 0
+        for after in range(stages - 1, -1, -1):
+            first, sum_here = at, 0.0
+            while at < len(work) - after and (at == first or sum_here + work[at] <= most):
+                sum_here += work[at]
+                at += 1
+            counts.append(at - first)
+        return [*counts[:-1], counts[-1] + len(work) - at]
+
+    def largest(counts: Sequence[int]) -> float:
+        ends = [0, *accumulate(counts)]
+        return max(sum(work[a:b]) for a, b in pairwise(ends))
+
+    low, high = max(work), float(sum(work))
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        if largest(filled(middle)) <= middle:
+            high = middle
+        else:
+            low = middle
+    return tuple(filled(high))
+
+
+def _stages_of_software(spec: PlanSpec, sizes: StrategySizes) -> tuple[int, ...] | None:
+    """Return the layers of each stage as the software divides them; None: evenly."""
+    graph = sizes.graph
+    if spec.software.stage_division == "even" or spec.pp == 1 or spec.vpp > 1:
+        return None
+    if spec.pp > len(graph.order):
+        return None
+    return stages_by_work([graph.layers[kind].forward.flops for kind in graph.order], spec.pp)
+
+
 def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Placed:
     """Find where the stages of a given plan begin, and what each recomputes."""
     sizes = evaluator.sizes[0]
@@ -63,14 +119,14 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
     variant = recompute_code(str(spec.recompute), sizes.variant_of) if one else -1
     limit_bytes = float(max(evaluator.limits_bytes[0], 0.0))
     code, cuts, variants = evaluator.space.even_partition(times, 0, variant, limit_bytes)
-    layers = len(sizes.graph.order)
-    if spec.stages is not None:
-        if sum(spec.stages) != layers:
+    layers, stages = len(sizes.graph.order), spec.stages or _stages_of_software(spec, sizes)
+    if stages is not None:
+        if sum(stages) != layers:
             raise InvalidInputError(
-                f"stages: {' + '.join(map(str, spec.stages))} = {sum(spec.stages)} layers; "
+                f"stages: {' + '.join(map(str, stages))} = {sum(stages)} layers; "
                 f"expected the {layers} of {evaluator.model.name}, embedding and head counted"
             )
-        cuts = np.array([0, *accumulate(spec.stages)], dtype=np.int32)
+        cuts = np.array([0, *accumulate(stages)], dtype=np.int32)
         variants = np.full(spec.pp, max(variant, 0), dtype=np.int32)
     elif code:
         raise InvalidInputError(
@@ -80,7 +136,7 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
     if isinstance(spec.recompute, tuple):
         codes = [recompute_code(word, sizes.variant_of) for word in spec.recompute]
         variants = np.array(codes, dtype=np.int32)
-    elif spec.stages is not None and spec.recompute == "auto":
+    elif stages is not None and spec.recompute == "auto":
         variants = evaluator.space.recompute(times, 0, cuts, limit_bytes)
     return Placed(0.0, 0.0, 0, tuple(cuts.tolist()), tuple(variants.tolist()))
 
@@ -122,6 +178,24 @@ def predict(
     """
     evaluator, times, placed = evaluated(model, cluster, plan, cache)
     return evaluator.plan(placed, times)
+
+
+def step_s(model: Model | str, cluster: Cluster, plan: PlanSpec | Mapping[str, Any]) -> float:
+    """Predict the seconds of a step alone: as `predict`, in half its time.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    >>> given = {"tp": 8, "global_batch": 8}
+    >>> step_s("llama2-7b", cluster, given) == predict("llama2-7b", cluster, given).time_s
+    True
+    """
+    evaluator, times, placed = evaluated(model, cluster, plan)
+    limit_bytes = max(float(evaluator.limits_bytes[0]), 0.0)
+    own = times.at(slice(0, 1))
+    estimate, _ = evaluator.space.estimate(own, placed.layout, *placed.arrays, limit_bytes, ())
+    return float(estimate[0]["time_s"])
 
 
 def evaluated(

@@ -80,7 +80,7 @@ class StrategySizes:
     precision: Precision
     """Number format of their products."""
     variants: tuple[str, ...]
-    """Recompute variants, least first; each keeps other bytes than those before it."""
+    """Recompute variants, least first; no two compute the same operators again."""
     variant_of: Mapping[str, int]
     """Position in `variants` of each mode of recomputation."""
     kinds: Array
@@ -150,13 +150,14 @@ class StrategySizes:
 def _distinct_variants(
     graph: LayerGraph, recompute: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Merge equivalent modes of recomputation into variants; map each mode to its variant."""
-    by_bytes: dict[tuple[int, ...], str] = {}
-    same: dict[str, str] = {}
-    for mode in recompute:
-        stash_bytes = tuple(layer.forward.stashed_bytes(mode) for layer in graph.layers)
-        same[mode] = by_bytes.setdefault(stash_bytes, mode)
-    variants = tuple(by_bytes.values())
+    """Merge modes that recompute the same operators into variants; map each mode to its variant."""
+    first: dict[tuple[frozenset[str], ...], str] = {}
+    blocks = [layer.forward for layer in graph.layers if layer.kind not in BOUNDARY_KINDS]
+    same = {
+        mode: first.setdefault(tuple(block.recomputed(mode) for block in blocks), mode)
+        for mode in recompute
+    }
+    variants = tuple(first.values())
     return variants, {mode: variants.index(name) for mode, name in same.items()}
 
 

@@ -112,10 +112,12 @@ def optimizer_products_s(
     optimizer: Optimizer,
     threads: int = 1,
     like: Accelerator | None = None,
-) -> Array:
+) -> tuple[Array, Array]:
     """Return the seconds of an optimiser's products on one layer of each kind, by chip.
 
-    Products run one after another, and at least as long as the host launches them.
+    Products run one after another. The second result has the seconds in which the host launches
+    them, if it may start while the device is busy with the backward pass (`optimizer_host_s`);
+    otherwise products take at least as long as the host.
 
     Parameters
     ----------
@@ -134,10 +136,10 @@ def optimizer_products_s(
     """
     products = [optimizer.products(some) for some in matrices]
     count = len(chips) if isinstance(chips, np.ndarray) else 1
-    seconds = np.zeros((count, len(matrices)))
+    seconds, launching = np.zeros((2, count, len(matrices)))
     kinds = [k for k, some in enumerate(products) if some]
     if not kinds:
-        return seconds
+        return seconds, launching
     graphs = []
     for k in kinds:
         builder = LayerBuilder(f"step-{k}")
@@ -150,10 +152,21 @@ def optimizer_products_s(
     makespan_s = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads).makespan_s
     for row, k in enumerate(kinds):
         launched = len(products[k]) + OTHER_KERNELS * len(matrices[k])
-        each_s = software.optimizer_host_s
-        each_s = software.host_s if each_s is None else each_s
-        seconds[:, k] = np.maximum(makespan_s[row], launched * each_s)
-    return seconds
+        seconds[:, k] = makespan_s[row]
+        if software.optimizer_host_s is None:
+            seconds[:, k] = np.maximum(makespan_s[row], launched * software.host_s)
+        else:
+            launching[:, k] = launched * software.optimizer_host_s
+    return seconds, launching
+
+
+def _step_s(products_s: Array, launching_s: Array, ahead_s: Array) -> Array:
+    """Return the seconds of an optimiser's products after the backward pass.
+
+    The host launches them while the device still computes gradients, by as much as it is ahead.
+    """
+    after: Array = np.maximum(products_s, launching_s - ahead_s)
+    return after
 
 
 @lru_cache(maxsize=512)
@@ -162,7 +175,7 @@ def _products_on_chip(
     chip: Accelerator,
     software: Software,
     optimizer: Optimizer,
-) -> Array:
+) -> tuple[Array, Array]:
     return optimizer_products_s(matrices, chip, software, optimizer)
 
 
@@ -238,6 +251,8 @@ class KindTimes:
     """Whether all schedules of a row are proven, shape (rows,)."""
     step_s: Array
     """Products of an optimiser on the state of one layer, if no replicas share it."""
+    ahead_s: Array
+    """Seconds by which the host is ahead of the device after the backward pass of one layer."""
 
     def at(self, rows: Any) -> KindTimes:
         """Select some rows."""
@@ -307,6 +322,8 @@ class FixedParts:
     hbm_bytes_per_s: Array
     static_w: Array
     step_s: Array
+    launching_s: Array
+    """Seconds of the optimiser's products, and in which the host launches them."""
 
     def at(self, rows: Any) -> FixedParts:
         """Select some rows."""
@@ -346,7 +363,7 @@ class FixedParts:
             late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
             total = _summed(own_s, [True] * len(layer.backward))
             np.divide(late, total, where=total > 0, out=share[:, k])
-        rates = (hbm_bytes_per_s, costs.static_w, np.zeros(shape))
+        rates = (hbm_bytes_per_s, costs.static_w, np.zeros(shape), np.zeros(shape))
         return cls(again_s, share, joules, backward_j, host, host_again, wait, *rates)
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
@@ -354,6 +371,7 @@ class FixedParts:
         forward, plain = (np.ascontiguousarray(makespan_s[start::2].T) for start in (0, 1))
         again = np.where(np.isnan(self.again_s), forward[:, None, :], self.again_s)
         backward = plain[:, None, :] + again
+        ahead = np.maximum(plain - self.host_s[:, 1], 0.0)
         plain = np.maximum(plain, self.host_s[:, 1]) + self.wait_s[:, 1]
         return KindTimes(
             forward_s=np.maximum(forward, self.host_s[:, 0]) + self.wait_s[:, 0],
@@ -365,7 +383,8 @@ class FixedParts:
             hbm_bytes_per_s=self.hbm_bytes_per_s,
             static_w=self.static_w,
             proven=np.all(proven, axis=0),
-            step_s=self.step_s,
+            step_s=_step_s(self.step_s, self.launching_s, ahead),
+            ahead_s=ahead,
         )
 
 
@@ -460,7 +479,8 @@ def _streaming(
     if optimizer.newton_schulz_steps is None:
         return streamed
     rows = [_products_on_chip(step_matrices(s), chip, s.software, optimizer) for s in sizes]
-    return replace(streamed, step_s=np.concatenate(rows))
+    products_s, launching_s = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    return replace(streamed, step_s=_step_s(products_s, launching_s, times.ahead_s))
 
 
 def _scheduled(

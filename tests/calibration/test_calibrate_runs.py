@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 import phaze_fast as pf
 from phaze_fast.calibration import calibrate_runs
 from phaze_fast.calibration.calibrate_runs import (
-    OneCluster,
     RunConstant,
     constants_of,
+    explanations,
     fit_runs,
+    habits_of,
     read_cluster_runs,
     reserved_share,
     scaled_fabric,
@@ -58,9 +59,9 @@ def test_constants_of_a_made_up_cluster_are_found_again(tmp_path, capsys):
     told = {c.name: c for c in found.constants}
     for name, value in TRUE.items():
         assert told[name].low < value < told[name].high
-    assert told["product_speed"].determined
-    unsure = replace(told["product_speed"], determined=False)
-    assert (told["product_speed"].note, unsure.note) == ("", "not determined by these runs")
+    assert told["product_speed"].note == ""
+    assert told["reserved_share"].note == ""
+    assert "not determined by these runs" in {c.note for c in found.constants}
     assert np.abs(found.errors).mean() < 0.5 * np.abs(found.errors_before).mean()
     assert found.next_run.spread_after < found.next_run.spread_before
     file = tmp_path / "mine.yaml"
@@ -131,5 +132,32 @@ def test_constants_follow_the_profile():
     assert [c.name for c in constants_of(generic)][-1] == "exposed_gradients"
     waiting = generic.replace(overlap_gradients=False)
     assert "exposed_gradients" not in [c.name for c in constants_of(waiting)]
-    runs = OneCluster((), generic)
-    assert replace(runs, software=waiting).software is waiting
+    fastest = constants_of(generic, presets.chip("h100"))[0].most
+    assert 1.0 <= fastest < 1.3  # no product is faster than the chip's peak
+
+
+def cut(cluster, division, values):
+    """The same runs with the seconds of software that divides stages in a given way."""
+    own = replace(cluster, software=cluster.software.replace(stage_division=division))
+    seconds = np.exp(own.log_seconds(values))
+    runs = [replace(r, time_s=float(s)) for r, s in zip(cluster.runs, seconds, strict=True)]
+    return replace(cluster, runs=tuple(runs))
+
+
+@pytest.mark.parametrize("division", ["even", "work"])
+def test_runs_tell_how_stages_are_divided(tmp_path, division):
+    # A head of 131,072 tokens weighs as much as four blocks of a small model.
+    path = tmp_path / "runs.csv"
+    text = table(path, [1.0] * 4).read_text().replace(",32000,", ",131072,")
+    path.write_text(text.replace(",16,8,1,2,", ",16,1,4,4,").replace(",16,2,1,8,", ",16,1,8,2,"))
+    cluster, _ = read_cluster_runs(path)
+    middle = {c.name: c.middle for c in constants_of(cluster.software)}
+    found = explanations(cut(cluster, division, middle))[0][0]
+    assert found.habit.fields.get("stage_division", "even") == division
+    assert found.habit.fields.get("attention", "flash2") == "flash2"
+    assert np.abs(found.posterior.errors).max() < 0.06
+
+
+def test_named_software_keeps_its_habits(tmp_path):
+    cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0] * 4, "Megatron-LM 1F1B"))
+    assert [habit.fields for habit in habits_of(cluster.runs, cluster.software)] == [{}]

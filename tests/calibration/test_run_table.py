@@ -3,14 +3,17 @@
 import csv
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from phaze_fast.calibration import UnsupportedError, validate_runs
 from phaze_fast.calibration.published import read_run
 from phaze_fast.calibration.run_table import is_run_table, network_of, standard_cells
 from phaze_fast.cli.main import main
+from phaze_fast.planning import predict
 
 ROOT = Path(__file__).parents[2]
 TRUTH = Path(os.environ.get("PHAZE_SHARED", ROOT.parent / "shared")) / "truth"
@@ -136,6 +139,72 @@ def test_failed_runs_count_for_memory_and_reasons_are_joined(tmp_path, capsys):
     assert hidden.plan.software == "megatron-core"
 
 
+MEGATRON_TEST = {
+    "model": "gpt/gpt3_mcore_te_tp1_pp2",
+    "layers": "12",
+    "hidden": "512",
+    "heads": "8",
+    "chip": "A100",
+    "devices": "8",
+    "tp": "1",
+    "pp": "2",
+    "dp": "4",
+    "seq": "1024",
+    "micro_batch": "4",
+    "global_batch": "32",
+    "recompute": "none",
+    "precision": "bf16",
+    "deterministic": "1",
+    "overlap": "no-gradient-accumulation-fusion",
+    "attention": "",
+    "software": "megatron-core dev",
+    "step_s": "1",
+    "mem_max_allocated_bytes": "2e9",
+}
+
+
+def test_megatrons_tests_allocate_what_their_arguments_say():
+    run = read_run(2, MEGATRON_TEST)
+    software = run.plan.software
+    assert (software.dropout, software.gradient_stand_ins) == (True, False)
+    assert software.attention == "flash"
+    assert (run.model.vocab, run.reports) == (50257, "last")
+    mib = 2**20
+    # A batch, two workspaces of cuBLAS, and one of Transformer Engine that is larger on Hopper.
+    workspaces = {
+        ("A100", "1"): 9 + 64 + 4,
+        ("A100", "0"): 9 + 16.25 + 4,
+        ("H100", "0"): 9 + 64 + 32,
+        ("GB200", "0"): 9 + 16.25 + 32,
+    }
+    for (chip, deterministic), size in workspaces.items():
+        row = {**MEGATRON_TEST, "chip": chip, "deterministic": deterministic}
+        assert read_run(2, row).plan.software.workspace_bytes == int(size * mib)
+    local = read_run(2, {**MEGATRON_TEST, "model": "gpt/gpt3_mcore_tp1_pp2"}).plan.software
+    assert (local.attention, local.workspace_bytes) == ("eager", 73 * mib)
+    fused = {**MEGATRON_TEST, "arguments": "cross-entropy-loss-fusion=True"}
+    assert (software.logit_bytes, read_run(2, fused).plan.software.logit_bytes) == (6, 10)
+
+
+def test_megatron_reports_the_memory_of_the_last_stage():
+    run = read_run(2, MEGATRON_TEST)
+    plan = predict(run.model, run.cluster, run.plan)
+    in_use = [stage.memory_bytes - stage.memory["fragmentation"] for stage in plan.stages]
+    assert run.reported_bytes(plan) == in_use[-1]
+    fullest = replace(run, reports="fullest")
+    assert fullest.reported_bytes(plan) == pytest.approx(plan.allocated_bytes)
+    assert max(in_use) >= in_use[-1]
+
+
+def test_a_device_that_a_row_does_not_name_is_assumed_and_said():
+    row = {**MEGATRON_TEST, "source": "Megatron-LM functional tests golden values", "chip": ""}
+    run = read_run(2, row)
+    assert run.chip == "a100-80"
+    assert "device (not stated): a100-80" in run.assumed
+    with pytest.raises(UnsupportedError, match=r"device \(none\)"):
+        read_run(2, {**row, "source": "mine"})
+
+
 def shared(test):
     absent = pytest.mark.skipif(not TRUTH.is_dir(), reason="no ../shared here")
     return pytest.mark.shared(pytest.mark.slow(absent(test)))
@@ -150,3 +219,12 @@ def test_other_peoples_tables_are_read_as_they_are(name, rows):
     found = validate_runs(TRUTH / name)
     assert len(found.all_rows.rows) >= rows
     assert len(found.refused) <= 8
+
+
+@shared
+def test_peak_bytes_of_megatrons_tests():
+    found = validate_runs(TRUTH / "mcore_golden.csv").all_rows
+    assert found.memory.rows >= 250
+    assert found.memory.mean_abs_err < 0.03
+    errors = [abs(row.reported_bytes / row.run.memory_bytes - 1.0) for row in found.rows]
+    assert np.quantile(errors, 0.95) < 0.1

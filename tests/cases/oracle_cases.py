@@ -12,7 +12,13 @@ from phaze_fast.hardware import (
     presets,
 )
 from phaze_fast.models import MixtureOfExperts, TransformerModel
-from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
+from phaze_fast.opgraph import (
+    CONTEXT_KINDS,
+    RECOMPUTE_SETS,
+    Strategy,
+    canonical_recompute,
+    reasons,
+)
 from phaze_fast.planning import PlanSpec, Training
 from phaze_fast.software import DEFAULT, load_software
 
@@ -147,6 +153,23 @@ def _chunks_at_random(rng, layers, chunks):
 def _copy(widths):
     """Devices with one copy of all experts."""
     return widths["ep"] * (widths.get("etp") or widths["tp"])
+
+
+def random_recompute(rng, stages):
+    """Texts of what stages recompute: any sets of operators, of some blocks or of all."""
+    sets = list(RECOMPUTE_SETS)
+
+    def mode():
+        joined = "+".join(rng.sample(sets, rng.randint(1, 3)))
+        return canonical_recompute(rng.choice([*MODES, "needed", joined, joined, joined]))
+
+    modes = [mode() for _ in range(3)]
+
+    def text():
+        counted = f"{rng.choice(modes)}:{rng.randint(1, 3)}/{rng.choice(modes)}"
+        return rng.choice([*modes, counted, counted])
+
+    return tuple(text() for _ in range(stages)) if rng.random() < 0.5 else text()
 
 
 def random_spec(rng, model, widths, even=False):

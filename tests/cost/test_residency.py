@@ -88,6 +88,17 @@ def test_full_fusion_is_never_slower_than_epilogues_alone(chip, name, micro_batc
         assert (costs[1].one_core_s(graph) <= costs[0].one_core_s(graph)).all()
 
 
+@settings(max_examples=8)
+@given(st.integers(0, len(SPACE) - 1), st.sampled_from(NAMES))
+def test_operators_with_epilogues_take_no_longer_than_one_after_another(chip, name):
+    records, model = SPACE.chips[chip : chip + 1], models.load(name)
+    plain_s, fused_s = (
+        estimate_costs(layer_graph(model, fusion=f), records, like=SPACE.spec.base).total_s()
+        for f in ("none", "epilogues")
+    )
+    assert (fused_s <= plain_s).all()
+
+
 def test_rooflines_bound_fused_layers_on_every_chip():
     graph = layer_graph(models.load("bertlarge"), Strategy(micro_batch=4), "full")
     records = SPACE.chips[:: len(SPACE) // 60]

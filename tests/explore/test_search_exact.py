@@ -195,6 +195,7 @@ def test_joules_of_a_step_by_hand():
         static_w=np.array([10.0]),
         proven=np.array([True]),
         step_s=0.0 * one,
+        ahead_s=0.0 * one,
     )
     first = count // 2
     placed = Placed(0.0, 0.0, 0, (0, first, count), (1, 0))

@@ -166,3 +166,14 @@ def test_configurations_and_traces_are_compiled_alike(kind):
 
 def unnamed(op):
     return op.replace(name="-")
+
+
+def test_rows_that_grow_with_the_samples_are_not_padded():
+    """197 tokens, as of a ViT: 2 samples would be padded to 400 rows, 4 samples to 792."""
+    traced = from_torch(
+        nn.Linear(260, 260).bfloat16(), (torch.zeros(2, 197, 260),), dtype="bfloat16"
+    )
+    assert traced.compiled is not None
+    (layer,) = traced.compiled.layers
+    product = next(op for op in layer.forward if op.kind == "gemm")
+    assert (product.m, product.n, product.k) == (197, 264, 264)  # one sample

@@ -275,3 +275,56 @@ def test_modules_by_hand_are_planned(module):
     found = plan(traced, cluster, Training(global_batch=256, micro_batch=4), top=1)
     assert found.plans[0].time_s > 0
     assert opgraph.reasons(traced, Strategy(cp=2))
+
+
+class Biased(nn.Module):
+    """Attention with a trained bias, whose keys lie together or not."""
+
+    def __init__(self, together):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros((2, 8, 8) if together else (8, 8, 2)))
+        self.together = together
+
+    def forward(self, q, k, v):
+        bias = self.table if self.together else self.table.permute(2, 0, 1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def _heads():
+    return tuple(torch.zeros(2, 2, 8, 4) for _ in range(3))
+
+
+def test_a_bias_whose_keys_do_not_lie_together_is_not_fused():
+    """The operators are those that PyTorch itself runs in place of a fused kernel."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    names = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if not func.is_view and not func.__name__.startswith("detach"):
+                names.append(func.overloadpacket.__name__.strip("_"))
+            return out
+
+    heads = [x.to("meta").bfloat16().requires_grad_() for x in _heads()]
+    bias = torch.zeros(8, 8, 2, device="meta").bfloat16().requires_grad_().permute(2, 0, 1)
+    with Names():
+        torch.ops.aten._scaled_dot_product_attention_math(*heads, bias)
+    traced = models.from_torch(Biased(False), _heads(), dtype="bfloat16")
+    (layer,) = traced.layers
+    ours = [op.name.rpartition("-")[0] or op.name for op in layer.forward]
+    wanted = [name for name in names if name not in ("unsafe_view", "safe_softmax")]
+    parts = ("softmax", "isneginf", "all", "where")
+    assert [name.strip("_") for name in ours if name.strip("_") not in parts] == wanted
+    assert {op.function for op in layer.forward if op.kind == "batched-gemm"} == {models.WIDE}
+    assert layer.parameters == 2 * 8 * 8
+
+
+def test_the_gradient_of_a_fused_bias_is_summed_over_samples():
+    traced = models.from_torch(Biased(True), _heads(), dtype="bfloat16")
+    (layer,) = traced.layers
+    assert [op.kind for op in layer.forward] == ["attention"]
+    attention, total = layer.backward
+    assert attention.write_bytes >= 2.0 * 2 * 8 * 8  # of one sample
+    assert (total.name, total.fixed_write_bytes) == ("d-attention.sum", 2.0 * 2 * 8 * 8)

@@ -3,7 +3,10 @@
 import pytest
 
 from phaze_fast import models
+from phaze_fast.cost import operator_costs
+from phaze_fast.hardware import presets, tuning_record
 from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.opgraph.graph import FUNCTIONS
 from phaze_fast.software import load_software, model_as_run
 
 NAMES = ("bertlarge", "gpt2", "llama2-7b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "t5-large")
@@ -72,3 +75,18 @@ def test_fusion_reads_no_more_and_writes_no_more_than_the_operators_alone():
             masks = sum(t.bytes for t in plain.tensors if t.name.endswith("dropout-mask"))
             for field, more in (("read_bytes", 0), ("write_bytes", masks)):
                 assert fused.ops[field].sum() <= plain.ops[field].sum() + more
+
+
+def test_a_fused_operator_costs_the_operations_of_its_function():
+    graph = next(g for g in forward_graphs("bertlarge", True) if "block" in g.name)
+    codes = {n: graph.ops["epilogue_functions"][i].tolist() for i, n in enumerate(graph.names)}
+    gelu, dropout, add = (FUNCTIONS.index(name) for name in ("gelu", "dropout", "add"))
+    assert codes["up"] == [gelu, 0, 0, 0]
+    assert codes["down"] == [dropout, add, 0, 0]
+    chip = presets.chip("phaze-tpuv4")
+    at = graph.names.index("up")
+    product, bias = graph.ops[at : at + 1].copy(), graph.ops[at : at + 1].copy()
+    bias["epilogue"], bias["epilogue_functions"] = 1, 0
+    both_s, bias_s = (operator_costs(chip, ops)[0].vector_s for ops in (product, bias))
+    table = tuning_record(chip.tuning)["functions"]["ops_per_element"][0]
+    assert both_s / bias_s == pytest.approx((table[gelu] + table[add]) / table[add])

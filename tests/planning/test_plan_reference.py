@@ -4,7 +4,7 @@ import random
 
 import pytest
 from case_counts import first_slow
-from oracle_cases import random_cases
+from oracle_cases import random_cases, random_recompute
 from reference.plan import evaluate
 
 from phaze_fast.planning import PlanSpec, Training, predict, predict_batch
@@ -68,6 +68,15 @@ def agree_on(seeds):
 
 def test_plans_take_what_the_oracle_says():
     agree_on(range(10))
+
+
+def test_stages_that_recompute_any_operators_take_what_the_oracle_says():
+    """Regression: what saves no memory was priced by which other modes were named."""
+    for seed in range(12):
+        rng = random.Random(seed)
+        model, cluster, (spec,) = random_cases(rng, 1)
+        for _ in range(4):
+            assert_agree(model, cluster, spec.replace(recompute=random_recompute(rng, spec.pp)))
 
 
 @first_slow("block", range(8))

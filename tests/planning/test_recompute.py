@@ -110,6 +110,19 @@ def test_a_step_names_modes_and_plans_name_counts():
     )
 
 
+@pytest.mark.parametrize("mode", ["activations", "gated-product", "needed"])
+def test_what_other_stages_recompute_changes_nothing_of_a_stage(mode):
+    """Regression: a mode took the seconds of another that was named and kept as many bytes."""
+    on = Cluster(devices=2, fabric="dgx-h100", chip="h100")
+    spec = PlanSpec(global_batch=8, pp=2, recompute=mode)
+    for software in ("megatron-core", "fsdp-torchtitan"):
+        same = spec.replace(software=software)
+        own = predict("llama2-7b", on, same).stages[1]
+        for other in ("none", "activations", "norms", "full", "full:2/norms"):
+            stages = predict("llama2-7b", on, same.replace(recompute=(other, mode))).stages
+            assert (stages[1].load_s, stages[1].memory) == (own.load_s, own.memory), other
+
+
 # ---- the fastest of all that fits ----
 
 

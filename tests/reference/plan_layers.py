@@ -10,12 +10,10 @@ from phaze_fast.cost import estimate_costs
 from phaze_fast.hardware import FlatFabric, TieredFabric, TorusFabric
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.planning.training import RECOMPUTE
 from phaze_fast.schedule import schedule_layers
 from phaze_fast.software import chip_as_run, model_as_run
 from reference.collectives import price_message, price_ranks
 
-MODES = RECOMPUTE
 ENDS = ("embedding", "head")
 
 # ---- where ranks are ----
@@ -120,10 +118,20 @@ def graph_of(model, strategy):
     return layer_graph(model, strategy)
 
 
-def _saves_nothing(graph, mode):
-    return all(
-        each.forward.stashed_bytes(mode) == each.forward.stashed_bytes() for each in graph.layers
-    )
+class Again(dict):
+    """Seconds of the operators that a mode names, by mode: all of them are computed again."""
+
+    def __init__(self, layer, forward_s, operators_s):
+        super().__init__(none=0.0, full=forward_s)
+        self.layer, self.operators_s = layer, operators_s
+
+    def __missing__(self, mode):
+        if self.layer.kind in ENDS:
+            return 0.0
+        chosen, names = self.layer.forward.recomputed(mode), self.layer.forward.names
+        pairs = zip(self.operators_s, names, strict=True)
+        self[mode] = sum(float(s) for s, name in pairs if name in chosen)
+        return self[mode]
 
 
 @cache
@@ -137,18 +145,6 @@ def layer_times(model, strategy, chip, fabric, slowdown):
     for k, layer in enumerate(graph.layers):
         forward, backward = float(makespans[2 * k]), float(makespans[2 * k + 1])
         ahead, back = costs.time_s(2 * k)[0], costs.time_s(2 * k + 1)[0]
-        again = {"none": 0.0, "full": forward}
-        for mode in (*MODES[1:-1], "norms", "activations", "gated-product", "norms+activations"):
-            chosen = layer.forward.recomputed(mode)
-            if _saves_nothing(graph, mode):  # and is not computed again
-                chosen = frozenset()
-            again[mode] = sum(
-                float(s)
-                for s, name in zip(ahead, layer.forward.names, strict=True)
-                if name in chosen
-            )
-        if layer.kind in ENDS:
-            again = dict.fromkeys(again, 0.0)
         total = sum(float(s) for s in back)
         weights = sum(
             float(s)
@@ -159,7 +155,7 @@ def layer_times(model, strategy, chip, fabric, slowdown):
             {
                 "forward": forward,
                 "backward": backward,
-                "again": again,
+                "again": Again(layer, 0.0 if layer.kind in ENDS else forward, ahead),
                 "weight_grad": backward * weights / total if total > 0 else 0.0,
             }
         )

@@ -31,7 +31,7 @@ from export_cases import SUFFIX, random_plan
 from mapping_cases import compiled, tight_case
 from mutated_documents import mutated
 from nest_cases import nest_problem
-from oracle_cases import random_cases
+from oracle_cases import random_cases, random_recompute
 from placement_cases import branching, chain, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
@@ -41,7 +41,7 @@ from search_cases import random_case, tpuv4_space
 import phaze_fast as pf
 from phaze_fast import export
 from phaze_fast.cli.main import main as command_line
-from phaze_fast.errors import InfeasibleError
+from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.memory import SCHEDULES, TWO_CHUNKS
 from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
 from phaze_fast.planning import RECOMPUTE, predict, predict_batch
@@ -98,10 +98,12 @@ def nest(rng):
 
 
 def plans(rng):
-    """Plans priced stage by stage; every schedule, ZeRO stage and rank order."""
+    """Plans priced stage by stage; every schedule, ZeRO stage, rank order and recomputation."""
     seed = rng.randrange(10**9)
-    model, cluster, specs = random_cases(random.Random(seed), 40)
-    for spec in specs:
+    own = random.Random(seed)
+    model, cluster, specs = random_cases(own, 40)
+    others = [spec.replace(recompute=random_recompute(own, spec.pp)) for spec in specs]
+    for spec in specs + others:
         yield certificates.priced_plan(model, cluster, spec, predict(model, cluster, spec)), seed
 
 
@@ -193,9 +195,9 @@ def lists(rng):
         step = {k: rng.sample(v, len(v)) if isinstance(v, list) else v for k, v in free.items()}
         try:
             answers.append(pf.plan(case.model, cluster, pf.Training(**step), top=3))
-        except InfeasibleError as error:
+        except (InfeasibleError, InvalidInputError) as error:
             answers.append(error)
-    what = (case.model.to_dict(), cluster.devices, free)
+    what = (case.model.to_dict(), cluster.to_dict(), free)
     if not all(isinstance(answer, pf.Plans) for answer in answers):
         yield [] if str(answers[0]) == str(answers[1]) else [f"{answers[0]} or {answers[1]}"], what
         return
@@ -209,13 +211,15 @@ def lists(rng):
 def _faster_plans(rng, model, cluster, answer):
     """Predictions of random plans of the same step that take less than the proven optimum."""
     step, best = answer.training, answer.best
+    blocks = model.layers + model.encoder_layers
     rows = []
     for _ in range(200):
         row = {name: rng.choice(list(getattr(step, name))) for name in ("micro_batch", "zero")}
         row["schedule"] = rng.choice(step.schedule)
         row["recompute"] = rng.choice(step.recompute_modes)
         row["tp"] = rng.choice(step.tp or (1, 2))
-        row["pp"], row["dp"] = rng.choice(step.pp or (1, 2, 4)), rng.choice(step.dp or (1, 2, 4, 8))
+        stages = [pp for pp in step.pp or (1, 2, 4) if pp <= blocks]  # as the space says
+        row["pp"], row["dp"] = rng.choice(stages or [1]), rng.choice(step.dp or (1, 2, 4, 8))
         two = row["schedule"] in TWO_CHUNKS
         row["vpp"] = rng.choice(step.vpp) if row["schedule"] == "interleaved" else 1 + two
         if step.rank_order != "auto":

@@ -11,7 +11,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.models import load
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.planning import predict
+from phaze_fast.planning import Training, predict
 from phaze_fast.software import (
     DEFAULT,
     Software,
@@ -268,3 +268,42 @@ def test_gradients_are_added_by_kernels_of_their_own_where_products_do_not():
     assert more[0] > 0
     assert more[1:] == pytest.approx([2 * more[0], 4 * more[0]], rel=1e-6)
     assert load_software("megatron-core").added_gradient_bytes == 0
+
+
+def test_the_optimizer_of_the_software_is_the_default():
+    training = Training(global_batch=8)
+    assert training.optimizer_name == "adam"
+    eager = training.replace(software="huggingface-eager")
+    assert eager.optimizer_name == load_software("huggingface-eager").optimizer == "adam-bf16"
+    assert eager.replace(optimizer="sgd").optimizer_name == "sgd"
+    plan = {**PLAN, "software": "huggingface-eager"}
+    named = predict(load("gpt2-small"), CLUSTER, {**plan, "optimizer": "adam-bf16"})
+    assert predict(load("gpt2-small"), CLUSTER, plan) == named
+    assert named.optimizer == "adam-bf16"
+
+
+def test_known_lifetimes_need_no_allowance():
+    plans = [
+        predict(load("gpt2-small"), CLUSTER, {**PLAN, "software": name})
+        for name in ("huggingface-eager", "megatron-core")
+    ]
+    assert plans[0].memory["fragmentation"] == 0.0
+    moving = plans[1].memory_bytes - sum(
+        plans[1].memory[term] for term in ("weights", "gradients", "optimizer", "fragmentation")
+    )
+    assert plans[1].memory["fragmentation"] == pytest.approx(0.03 * moving)
+
+
+def test_the_host_launches_an_optimizer_while_gradients_are_computed():
+    """Muon's kernels wait for the host only as far as the backward pass does not hide them."""
+    fast = load_software("huggingface-eager").replace(host_s=0.0, product_host_s=0.0)
+    fast = fast.replace(gradient_host_s=0.0)
+    plan = {**PLAN, "tp": 1, "pp": 1, "dp": 1, "optimizer": "muon-bf16", "recompute": "none"}
+    model, one = load("gpt2-small"), CLUSTER.replace(devices=1)
+    steps = [
+        predict(model, one, {**plan, "software": fast.replace(optimizer_host_s=each)})
+        for each in (0.0, 1e-6, 1e-3)
+    ]
+    assert steps[0].time_s == steps[1].time_s < steps[2].time_s
+    launched = 22 * 4 * model.layers  # kernels of the matrices of all blocks
+    assert steps[2].time_s - steps[0].time_s < launched * 1e-3

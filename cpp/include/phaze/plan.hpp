@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -25,12 +26,6 @@
 #include "phaze/types.hpp"
 
 namespace phaze {
-
-// Up to this many layer assignments to the chunks of a layout are enumerated. If there are more,
-// two are tried, and with at most kMaxRunChunks chunks also those whose longer chunks are
-// consecutive.
-inline constexpr int kMaxAssignments = 128;
-inline constexpr int kMaxRunChunks = 48;
 
 inline constexpr int kMaxVariants = 12;  // recompute variants
 
@@ -343,7 +338,8 @@ struct PlacedPlan {
   double memory_bytes;
   std::int32_t layout;
   Partition partition;
-  bool proven = true;  // whether no other partition of the layout's space is faster
+  // Lower bound on the partitions that a work limit left unexamined; infinite if all were.
+  double open_s = std::numeric_limits<double>::infinity();
 };
 
 // Counts of layouts by outcome.
@@ -351,7 +347,7 @@ struct SettledLayouts {
   std::int64_t solved;  // exactly; all others are settled by their bounds
   std::int64_t empty;   // of those, layouts without a partition that fits and respects
                         // the ties between layers
-  double open_s;        // least bound of the layouts left open; infinite if there are none
+  double open_s;        // least bound of the layouts left open, whole or in part; infinite if none
 };
 
 // Called between waves of layouts on the calling thread: whether to stop with the plans so far.

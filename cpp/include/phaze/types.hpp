@@ -154,6 +154,8 @@ struct FabricRecord {
   ProtocolRecord protocol[kTransfers][kMaxProtocols];
 };
 
+inline constexpr int kMaxEpilogues = 4;  // element-wise operators fused onto one product
+
 // The units that an operator occupies.
 enum class Unit : std::int32_t {
   kTensor = 0,        // matrix units
@@ -180,7 +182,9 @@ struct OperatorRecord {
   std::int32_t epilogue;    // element-wise operators fused onto the product
   std::int32_t function;    // position in the opgraph package's list of vector functions
   std::int32_t format;      // position in the opgraph package's list of number formats
-  double kept_share;        // share of its HBM bytes that stays on chip in a fused group
+  // Functions of fused operators; other entries are 0, and operators without an entry additions.
+  std::int32_t epilogue_functions[kMaxEpilogues];
+  double kept_share;  // share of its HBM bytes that stays on chip in a fused group
 };
 
 }  // namespace phaze

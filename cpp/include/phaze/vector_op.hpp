@@ -29,9 +29,8 @@ struct AttentionShape {
   std::int64_t queries;
   std::int64_t keys;
   std::int64_t width;
-  double bytes;            // read and written
-  double written;          // part of `bytes` that is written
-  double hbm_share = 1.0;  // share of them that is not kept on chip
+  double bytes;    // read and written
+  double written;  // part of `bytes` that is written
   bool causal;
   bool backward;
 };

@@ -50,6 +50,12 @@ Status check_op(const OperatorRecord& op) noexcept {
     if (bytes < 0.0) return Status::kNegative;
   }
   if (op.epilogue < 0) return Status::kNegative;
+  for (const std::int32_t function : op.epilogue_functions) {
+    constexpr auto first = static_cast<std::int32_t>(Function::kFirstVector);
+    if (function != 0 && (function < first || function >= kFirstConvolution)) {
+      return Status::kBadOperation;
+    }
+  }
   if (!(op.kept_share >= 0.0 && op.kept_share <= 1.0)) return Status::kBadOperation;
   const std::int64_t k = is_product(op) || is_attention(op) ? op.k : 1;
   return check_shape({op.b, op.m, k, op.n});
@@ -84,10 +90,18 @@ double extra_bytes_of(const OperatorRecord& op, const Precision& p) noexcept {
   return recorded > 0.0 ? recorded - own : 0.0;
 }
 
-// What is fused onto a product. Each fused operator costs as much as an addition.
+// What is fused onto a product. A fused operator takes the lane operations of its function.
 Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept {
   constexpr auto add = static_cast<std::size_t>(Function::kFirstVector);
-  double ops = static_cast<double>(op.epilogue) * machine.tuning->functions[add].ops_per_element;
+  const VectorCost* functions = machine.tuning->functions;
+  double additions = op.epilogue;
+  double ops = 0.0;
+  for (const std::int32_t function : op.epilogue_functions) {
+    if (function == 0) continue;
+    ops += functions[static_cast<std::size_t>(function)].ops_per_element;
+    additions -= 1.0;
+  }
+  ops += std::max(additions, 0.0) * functions[add].ops_per_element;
   const double outputs =
       static_cast<double>(op.b) * static_cast<double>(op.m) * static_cast<double>(op.n);
   if (is_convolution(op)) ops += gathering_ops(op, machine) / outputs;

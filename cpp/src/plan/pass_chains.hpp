@@ -12,25 +12,30 @@
 
 namespace phaze {
 
-// How often a chain contains the passes of each slot (stage * chunks + chunk). The dependencies
-// between passes follow from their order alone, so for any durations a step of the same schedule
-// takes at least the sum over the chain.
+// How often a chain contains the passes of each slot (stage * chunks + chunk). The order of the
+// passes does not depend on their durations, so for any durations a step of the same schedule takes
+// at least the sum over the chain.
 struct PassChain {
-  std::vector<double> forward;
-  std::vector<double> backward;
+  struct Counts {
+    double forward, backward, input, weight;  // a whole backward pass, or its two parts
 
-  double least_s(std::span<const double> forward_s,
-                 std::span<const double> backward_s) const noexcept {
+    double seconds(double forward_s, double backward_s, double weight_grad_s) const noexcept {
+      return forward * forward_s + backward * backward_s + input * (backward_s - weight_grad_s) +
+             weight * weight_grad_s;
+    }
+  };
+  std::vector<Counts> counts;  // by slot; empty if the step was not simulated
+
+  double least_s(const PipelineLoads& loads) const noexcept {
     double sum = 0.0;
-    for (std::size_t k = 0; k < forward.size(); ++k) {
-      sum += forward[k] * forward_s[k] + backward[k] * backward_s[k];
+    for (std::size_t k = 0; k < counts.size(); ++k) {
+      sum += counts[k].seconds(loads.forward_s[k], loads.backward_s[k], loads.weight_grad_s[k]);
     }
     return sum;
   }
 };
 
-// The critical chain of a simulated step, for schedules of whole backward passes; empty if there
-// are no events.
+// The critical chain of a simulated step, in which a pair of passes takes the sum of both.
 PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
                          std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches);
 
@@ -42,13 +47,18 @@ class PassChains {
   void select(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
               std::int64_t micro_batches);
 
+  // Drops all chains.
+  void clear() noexcept {
+    known_.clear();
+    own_ = nullptr;
+  }
+
   // Whether some chain exceeds a limit.
-  bool above(std::span<const double> forward_s, std::span<const double> backward_s,
-             double limit_s) noexcept;
+  bool above(const PipelineLoads& loads, double limit_s) noexcept;
 
   // Extracts a chain from a step that took too long, less often the more chains are known; `player`
-  // simulates it again.
-  void learn(const PipelineLoads& loads, PipelinePlayer* player);
+  // simulates it again. Null if there is none.
+  const PassChain* learn(const PipelineLoads& loads, PipelinePlayer* player);
 
  private:
   using Shape = std::array<std::int64_t, 4>;

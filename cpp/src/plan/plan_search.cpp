@@ -201,6 +201,12 @@ class Layouts {
   SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
                         const AskedToStop& stop = {}) {
     SettledLayouts settled{0, 0, kInfinite};
+    double best_s = kInfinite;
+    std::vector<Candidate> partly;
+    const auto offer_best = [&](PlacedPlan plan) {
+      best_s = std::min(best_s, plan.time_s);
+      offer(std::move(plan));
+    };
     PlayedSteps played;
     std::vector<Candidate> wave;
     std::vector<double> below;
@@ -223,30 +229,60 @@ class Layouts {
         wave.push_back(own);
         below.push_back(most_s);
       }
-      std::vector<PlacedPlan> found(wave.size());
-      parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
-        const SolverPool::Lease solver = space_.solvers->lend(&played);
-        for (std::size_t k = begin; k < end; ++k) {
-          found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
-                                        space_.bounds.memory_limits[memory_limit_], below[k],
-                                        wave[k].load_s);
-        }
-      });
       settled.solved += static_cast<std::int64_t>(wave.size());
-      for (std::size_t k = 0; k < found.size(); ++k) {
-        if (found[k].time_s < kInfinite) {
-          offer(std::move(found[k]));
-        } else {
-          settled.empty += below[k] == kInfinite;
+      settled.empty += solve(wave, below, threads, 0, &played, &partly, offer_best);
+    }
+    // Layouts solved in part: whether they have a plan of interest, then whether the fastest.
+    for (const std::int64_t work : {kLittleWork, kMuchWork}) {
+      std::vector<Candidate> again;
+      below.clear();
+      for (const Candidate& own : partly) {
+        const double most_s = work == kMuchWork ? best_s : limit(own, totals_[strategy_of(own)]);
+        if (own.bound_s < most_s) {
+          again.push_back(own);
+          below.push_back(most_s);
+        } else if (work == kMuchWork) {
+          settled.open_s = std::min(settled.open_s, own.bound_s);
         }
       }
+      partly.clear();
+      settled.empty += solve(again, below, threads, work, &played, &partly, offer_best);
     }
+    for (const Candidate& own : partly) settled.open_s = std::min(settled.open_s, own.bound_s);
     return settled;
   }
 
  private:
   std::size_t strategy_of(const Candidate& c) const noexcept {
     return at(space_.layouts[at(c.layout)].record.strategy);
+  }
+
+  // Solves layouts with so much work: offers their plans, adds those that are solved in part to
+  // `partly`, and returns the number of those without any plan.
+  template <typename Offer>
+  std::int64_t solve(const std::vector<Candidate>& wave, const std::vector<double>& below,
+                     int threads, std::int64_t work, PlayedSteps* played,
+                     std::vector<Candidate>* partly, const Offer& offer) const {
+    std::vector<PlacedPlan> found(wave.size());
+    parallel_for(wave.size(), threads, work == 0 ? 4 : 1, [&](std::size_t begin, std::size_t end) {
+      const SolverPool::Lease solver = space_.solvers->lend(played);
+      for (std::size_t k = begin; k < end; ++k) {
+        found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
+                                      space_.bounds.memory_limits[memory_limit_], below[k],
+                                      wave[k].load_s, work);
+      }
+    });
+    std::int64_t empty = 0;
+    for (std::size_t k = 0; k < found.size(); ++k) {
+      if (found[k].open_s < kInfinite) {
+        partly->push_back(wave[k]);
+        partly->back().bound_s = std::max(wave[k].bound_s, found[k].open_s);
+      } else {
+        empty += found[k].time_s == kInfinite && below[k] == kInfinite;
+      }
+      if (found[k].time_s < kInfinite) offer(std::move(found[k]));
+    }
+    return empty;
   }
 
   double sharper(Candidate* own) const {
@@ -270,6 +306,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   PlacedPlan best{kInfinite, 0.0, -1, {}};
   const StepTotals totals = totals_of(space, strategy, least);
   double limit = below_s;
+  std::vector<Candidate> partly;  // layouts that are solved in part
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
     return bound_of_layout(space, at(r), memory_limit, totals, times.hbm_bytes_per_s, enough_s,
                            load_s);
@@ -293,12 +330,28 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
       continue;
     }
     PlacedPlan found = solver->best(space, at(c.layout), times,
-                                    space.bounds.memory_limits[memory_limit], limit, c.load_s);
+                                    space.bounds.memory_limits[memory_limit], limit, c.load_s, 0);
+    if (found.open_s < kInfinite) {
+      partly.push_back(c);
+      partly.back().bound_s = std::max(c.bound_s, found.open_s);
+    }
     if (found.time_s == kInfinite) continue;
     if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) continue;
     best = std::move(found);
     limit = std::min(limit, best.time_s);
   }
+  double open_s = kInfinite;
+  for (const Candidate& c : partly) {  // with more work
+    if (c.bound_s > limit) continue;
+    PlacedPlan found = solver->best(space, at(c.layout), times,
+                                    space.bounds.memory_limits[memory_limit], limit, c.load_s);
+    if (found.open_s < kInfinite) open_s = std::min(open_s, std::max(c.bound_s, found.open_s));
+    if (found.time_s == kInfinite) continue;
+    if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) continue;
+    best = std::move(found);
+    limit = std::min(limit, best.time_s);
+  }
+  best.open_s = open_s < limit ? open_s : kInfinite;
   return best;
 }
 

@@ -10,10 +10,16 @@ namespace {
 
 constexpr double kLoose = 1.0 + 1e-9;
 
-// The binomial coefficient C(all, some), or some value above kMaxAssignments if it exceeds that.
+// Up to kFew assignments are enumerated; up to kMost where no other method applies. Sums in another
+// order differ by less than kTie, and of many assignments one is faster if it is by twice that.
+constexpr int kFew = 128;
+constexpr int kMost = 1024;
+constexpr double kTie = 5e-13;
+
+// The binomial coefficient C(all, some), or some value above kMost if it exceeds that.
 double choices(int all, int some) noexcept {
   double count = 1.0;
-  for (int k = 1; k <= some && count <= kMaxAssignments; ++k) count = count * (all - some + k) / k;
+  for (int k = 1; k <= some && count <= kMost; ++k) count = count * (all - some + k) / k;
   return count;
 }
 
@@ -373,7 +379,7 @@ void PartitionSearch::run(double usable_bytes, double below_s, double load_s, Pl
   if (best->time_s == kInfinite) return;
   const double clock_s = best->time_s;
   best->time_s = step_.time_s(best->partition);  // as every estimate of this plan has it
-  if (on_.stages > 1 && best->time_s > clock_s * (1.0 + 1e-12)) walk_all(best);
+  if (on_.stages > 1 && best->time_s > clock_s * (1.0 + 1e-12)) walk_all(clock_s, best);
 }
 
 // Seconds of the messages between the first `stages` stages, both directions.
@@ -613,14 +619,14 @@ void PartitionSearch::extend(int i, int s, double before_s, std::size_t mine) {
 
 // The clock is a lower bound on the simulated schedule, and nearly always equal to it. If it is
 // not, every partition that it does not rule out is simulated, up to a number of examined stages.
-void PartitionSearch::walk_all(PlacedPlan* best) {
+void PartitionSearch::walk_all(double clock_s, PlacedPlan* best) {
   constexpr std::int64_t kMostStages = 512;
   set_limits(best->time_s - on_.layout->exchange_s);
   if (!find_windows()) return;
   walked_ = best->partition;
   steps_left_ = kMostStages;
   walk(on_.stages - 1, on_.space->layers, PipelineClock{}, best);
-  best->proven = steps_left_ > 0;
+  if (steps_left_ <= 0) best->open_s = clock_s;
 }
 
 void PartitionSearch::walk(int stage, int j, const PipelineClock& rest, PlacedPlan* best) {
@@ -783,82 +789,343 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
 }
 
 // Takes the assignment if it is faster than the incumbent and within the time limit.
-void AssignmentSearch::offer(double below_s, PlacedPlan* best) {
+bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double exchange_s = on_.layout->exchange_s;
   const double limit = (std::min(below_s, best->time_s) - exchange_s) * (1.0 + 1e-12);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    if (add_stage(partition_, stage, -1, &bound) > limit) return;
+    if (add_stage(partition_, stage, -1, &bound) > limit) return false;
   }
-  if (!choose_recompute(limit, &partition_)) return;
+  if (!choose_recompute(limit, &partition_)) return false;
   const double tail_s = step_.take_passes(partition_);
-  const bool chained = on_.schedule() == PipelineSchedule::kInterleaved && on_.stages > 1;
+  PassChains& chains = in_tree_ ? tree_chains_ : chains_;
+  const bool chained =
+      on_.stages > 1 && (in_tree_ || on_.schedule() == PipelineSchedule::kInterleaved);
   if (chained) {
     const double most_s = std::min(below_s, best->time_s) - tail_s - exchange_s;
-    chains_.select(on_.schedule(), on_.stages, on_.record().vpp, on_.micro_batches);
-    if (chains_.above(step_.forward_s(), step_.backward_s(), most_s)) return;
+    chains.select(on_.schedule(), on_.stages, on_.record().vpp, on_.micro_batches);
+    if (chains.above(step_.loads(), most_s)) return false;
   }
   const double time_s = step_.step_s() + tail_s + exchange_s;
-  if (!(time_s <= below_s) || !(time_s < best->time_s)) {
-    if (chained) chains_.learn(step_.loads(), step_.player());
-    return;
+  const double faster_s = best->time_s * (in_tree_ ? 1.0 - 2.0 * kTie : 1.0);
+  const bool faster = time_s <= below_s && time_s < faster_s;
+  const PassChain* chain =
+      chained && (in_tree_ || !faster) ? chains.learn(step_.loads(), step_.player()) : nullptr;
+  if (faster) {
+    best->time_s = time_s;
+    best->partition = partition_;
   }
-  best->time_s = time_s;
-  best->partition = partition_;
+  if (in_tree_ && chain != nullptr) tree_.add(*chain, tree_limit_s(below_s, *best));
+  return true;
 }
 
-// Tries assignments with the embedding and the head counted as layers or not: all of them if they
-// are few. Among many, the best mostly have consecutive longer chunks, cyclically from the last
-// chunk to the first. Returns whether all were tried.
-bool AssignmentSearch::try_all(bool count_first, bool count_last, double below_s,
+// Tries assignments with the embedding and the head counted as layers or not. If there are many,
+// the search starts with some that are mostly good: as even as possible, and with consecutive
+// longer chunks, cyclically from the last chunk to the first.
+void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s,
                                PlacedPlan* best) {
   const auto count = static_cast<int>(extra_.size());
   const int total = on_.space->blocks + count_first + count_last;
-  if (total < count) return true;
+  if (total < count) return;
   const int base = total / count;
   const int extras = total % count;
   const auto offer_cut = [&] {
-    if (cut(count_first, base, &partition_)) offer(below_s, best);
+    return cut(count_first, base, &partition_) && offer(below_s, best);
   };
   std::fill(extra_.begin(), extra_.end(), 0);
   if (!bidirectional(on_.record())) spread_by_load(base, extras, count_first, count_last);
   if (extras == 0 || !bidirectional(on_.record())) offer_cut();
-  if (extras == 0) return true;
-  if (choices(count, extras) <= kMaxAssignments) {
+  if (extras == 0) return;
+  if (choices(count, extras) <= (tree_.applies() ? kFew : kMost)) {
     std::fill(extra_.begin(), extra_.end(), 0);
     std::fill(extra_.begin(), extra_.begin() + extras, 1);
     do {
       offer_cut();
     } while (std::prev_permutation(extra_.begin(), extra_.end()));
-    return true;
+    return;
   }
   spread_evenly(total);
   offer_cut();
-  for (int begin = 0; begin < count && count <= kMaxRunChunks; ++begin) {
+  for (int begin = 0; begin < count && count <= 48; ++begin) {
     for (int c = 0; c < count; ++c) extra_[at((begin + c) % count)] = c < extras ? 1 : 0;
     offer_cut();
   }
-  return false;
+  if (!tree_.applies() || work_ == 0) {
+    best->open_s = 0.0;
+    return;
+  }
+  tree_chains_.clear();
+  tree_.start(count_first ? 0 : on_.space->first_block, base, extras, tree_limit_s(below_s, *best));
+  in_tree_ = true;
+  const double open_s = tree_.search(
+      work_, [&] { return tree_limit_s(below_s, *best); },
+      [&](const std::vector<std::int32_t>& extra) {
+        extra_ = extra;
+        return offer_cut();
+      });
+  in_tree_ = false;
+  best->open_s = std::min(best->open_s, open_s + on_.layout->exchange_s);
 }
 
-void AssignmentSearch::run(double below_s, PlacedPlan* best) {
+// What step and tail of a better assignment may take.
+double AssignmentSearch::tree_limit_s(double below_s, const PlacedPlan& best) const noexcept {
+  return std::min(below_s * (1.0 + kTie), best.time_s * (1.0 - kTie)) - on_.layout->exchange_s;
+}
+
+void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) {
+  work_ = work;
   if (check() != PlanStatus::kOk) return;
   extra_.assign(at(places_of(on_.record())), 0);
-  bool all = true;
   for (const bool last : {false, true}) {
     for (const bool first : {false, true}) {
       if (first && on_.space->first_block == 0) continue;
       if (last && on_.space->layers == on_.space->last_block) continue;
-      all = try_all(first, last, below_s, best) && all;
+      try_all(first, last, below_s, best);
     }
   }
-  best->proven = all;
+}
+
+// ---- assignments, searched ----
+
+bool AssignmentTree::applies() const noexcept {
+  return on_.space->equal_blocks && on_.space->chain && on_.space->free_cuts &&
+         on_.record().vpp <= 8 && on_.stages > 1;
+}
+
+void AssignmentTree::start(int first, int base, int extras, double limit_s) {
+  extras_ = extras;
+  const bool both = bidirectional(on_.record());  // two devices have the same two chunks
+  groups_.assign(at(both ? on_.stages / 2 : on_.stages), {});
+  extra_.assign(at(places_of(on_.record())), 0);
+  dropped_.clear();
+  bounds_.clear();
+  bool any = true;
+  for (int g = 0; at(g) < groups_.size() && any; ++g) {
+    Group& group = groups_[at(g)];
+    group.stages.assign(1, g);
+    if (both) group.stages.push_back(on_.stages - 1 - g);
+    for (int c = 0; c < on_.record().vpp; ++c) group.places.push_back(on_.chain_of(g, c));
+    add_patterns(first, base, limit_s, &group);
+    dropped_.emplace_back(group.patterns.size(), false);
+    any = !group.patterns.empty();
+  }
+  if (!any) groups_[0].patterns.clear();  // no assignment is possible
+  chosen_.assign(groups_.size(), 0);
+  tails_s_.assign(groups_.size() + 1, 0.0);
+  backward_before_s_.assign(groups_.size() + 1, 0.0);
+  for (int stage = 0; stage < on_.stages && any; ++stage) {
+    add(chain_of_stage(stage), kInfinite);
+    drop_patterns(bounds_.back(), limit_s);
+  }
+  for (Bound& bound : bounds_) {
+    find_rest(&bound);
+    if (!drop_patterns(bound, limit_s)) continue;
+    for (Bound& other : bounds_) find_rest(&other);
+  }
+}
+
+// The passes of a stage one after another, with those that precede its first pass and follow its
+// last.
+PassChain AssignmentTree::chain_of_stage(int stage) const {
+  const int chunks = on_.record().vpp;
+  PassChain chain{std::vector<PassChain::Counts>(at(on_.stages * chunks))};
+  for (int before = 0; before < stage && !bidirectional(on_.record()); ++before) {
+    PassChain::Counts& own = chain.counts[at(before * chunks)];
+    own.forward = 1.0;
+    if (on_.schedule() <= PipelineSchedule::kInterleaved) own.backward = 1.0;
+  }
+  for (int c = 0; c < chunks; ++c) {
+    PassChain::Counts& own = chain.counts[at(stage * chunks + c)];
+    own.forward = own.backward = rounds_of(on_.record());
+  }
+  return chain;
+}
+
+// The patterns with which the stages of a group fit and their passes are below the limit, with the
+// longer chunks of other groups at any other place.
+void AssignmentTree::add_patterns(int first, int base, double limit_s, Group* group) {
+  const auto count = extra_.size();
+  std::vector<std::int32_t> sizes(count);
+  for (std::int32_t mask = 0; mask < 1 << group->places.size(); ++mask) {
+    Pattern pattern{mask, std::popcount(static_cast<std::uint32_t>(mask)), {}, {}};
+    const int others = extras_ - pattern.extras;
+    if (others < 0 || others > static_cast<int>(count - group->places.size())) continue;
+    std::fill(sizes.begin(), sizes.end(), -1);
+    for (std::size_t c = 0; c < group->places.size(); ++c) {
+      sizes[at(group->places[c])] = base + (mask >> c & 1);
+    }
+    const auto other = std::find(sizes.begin(), sizes.end(), -1);
+    if (other != sizes.end()) *other = base + others;
+    std::replace(sizes.begin(), sizes.end(), -1, base);
+    partition_.cuts.assign(1, 0);
+    int position = first;
+    for (std::size_t c = 0; c + 1 < count; ++c) partition_.cuts.push_back(position += sizes[c]);
+    partition_.cuts.push_back(on_.space->layers);
+    bool fits = true;
+    for (const int stage : group->stages) {
+      const std::int32_t code = recompute_.fastest_of_assigned(partition_, stage);
+      fits = fits && code >= 0;
+      if (!fits) break;
+      StageTail& tail = pattern.tails.emplace_back();
+      double load_s = 0.0;
+      for (int c = 0; c < on_.record().vpp; ++c) {
+        const std::size_t chunk = at(on_.chain_of(stage, c));
+        const int i = partition_.cuts[chunk];
+        const int j = partition_.cuts[chunk + 1];
+        const double backward_s =
+            on_.sums.backward_s(StageRecompute::of(code), i, j) + on_.leaves_s(stage, c, i, j);
+        pattern.passes.push_back({on_.sums.forward_s(i, j) + on_.enters_s(stage, c, i, j),
+                                  backward_s, std::min(backward_s, on_.sums.weight_grad_s(i, j))});
+        tail.sync_s += on_.sums.sync_s(i, j);
+        tail.step_s += on_.sums.step_s(i, j);
+        tail.own_s += on_.sums.plain_s(i, j);
+        load_s += pattern.passes.back().forward + backward_s;
+      }
+      fits = rounds_of(on_.record()) * load_s <= limit_s;
+    }
+    if (fits) group->patterns.push_back(std::move(pattern));
+  }
+}
+
+void AssignmentTree::find_rest(Bound* bound) const {
+  bound->rest_s.assign(cell(groups_.size() + 1, 0), kInfinite);
+  bound->rest_s[cell(groups_.size(), extras_)] = 0.0;
+  std::vector<double> least(at(on_.record().vpp) + 1);  // by longer chunks of the group
+  for (std::size_t g = groups_.size(); g-- > 0;) {
+    std::fill(least.begin(), least.end(), kInfinite);
+    for (std::size_t p = 0; p < groups_[g].patterns.size(); ++p) {
+      if (dropped_[g][p]) continue;
+      double& own = least[at(groups_[g].patterns[p].extras)];
+      own = std::min(own, bound->pattern_s[g][p]);
+    }
+    for (int longer = 0; longer <= extras_; ++longer) {
+      double& rest_s = bound->rest_s[cell(g, longer)];
+      for (int e = 0; at(e) < least.size() && longer + e <= extras_; ++e) {
+        rest_s = std::min(rest_s, least[at(e)] + bound->rest_s[cell(g + 1, longer + e)]);
+      }
+    }
+  }
+}
+
+// Drops the patterns whose least sum, over all choices of the other groups, is above the limit.
+bool AssignmentTree::drop_patterns(const Bound& bound, double limit_s) {
+  bool any = false;
+  const std::size_t width = at(on_.record().vpp) + 1;
+  std::vector<double> before(at(extras_) + 1, kInfinite), after, own(width), others(width);
+  before[0] = 0.0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    // By longer chunks of the group: the least of other groups, and of the group itself.
+    others.assign(width, kInfinite);
+    own.assign(width, kInfinite);
+    for (std::size_t e = 0; e < width; ++e) {
+      for (std::size_t longer = 0; longer + e < before.size(); ++longer) {
+        const double rest_s = bound.rest_s[cell(g + 1, static_cast<int>(longer + e))];
+        others[e] = std::min(others[e], before[longer] + rest_s);
+      }
+    }
+    for (std::size_t p = 0; p < groups_[g].patterns.size(); ++p) {
+      if (dropped_[g][p]) continue;
+      const auto e = at(groups_[g].patterns[p].extras);
+      const double least = others[e] + bound.pattern_s[g][p];
+      dropped_[g][p] = least > limit_s || least == kInfinite;
+      any = any || dropped_[g][p];
+      if (!dropped_[g][p]) own[e] = std::min(own[e], bound.pattern_s[g][p]);
+    }
+    after.assign(before.size(), kInfinite);
+    for (std::size_t e = 0; e < width; ++e) {
+      for (std::size_t longer = 0; longer + e < before.size(); ++longer) {
+        after[longer + e] = std::min(after[longer + e], before[longer] + own[e]);
+      }
+    }
+    before.swap(after);
+  }
+  return any;
+}
+
+void AssignmentTree::add(const PassChain& chain, double limit_s) {
+  constexpr std::ptrdiff_t kMostBounds = 96;
+  if (std::ssize(bounds_) >= kMostBounds) bounds_.erase(bounds_.begin() + kMostBounds / 2);
+  Bound& bound = bounds_.emplace_back();
+  bound.before_s.assign(groups_.size() + 1, 0.0);
+  const auto chunks = static_cast<std::size_t>(on_.record().vpp);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<double>& own = bound.pattern_s.emplace_back();
+    for (const Pattern& pattern : groups_[g].patterns) {
+      double sum = 0.0;
+      for (std::size_t k = 0; k < pattern.passes.size(); ++k) {
+        const Seconds& pass = pattern.passes[k];
+        const std::size_t slot = at(groups_[g].stages[k / chunks]) * chunks + k % chunks;
+        sum += chain.counts[slot].seconds(pass.forward, pass.backward, pass.weight_grad);
+      }
+      own.push_back(sum);
+    }
+    if (!own.empty()) bound.before_s[g + 1] = bound.before_s[g] + own[chosen_[g]];
+  }
+  find_rest(&bound);
+  if (limit_s == kInfinite || !drop_patterns(bound, limit_s)) return;
+  for (Bound& other : bounds_) find_rest(&other);
+}
+
+double AssignmentTree::tail_s(std::size_t group, const Pattern& pattern,
+                              double* before_s) const noexcept {
+  const int chunks = on_.record().vpp;
+  double longest_s = tails_s_[group];
+  *before_s = backward_before_s_[group];
+  for (const StageTail& tail : pattern.tails) {
+    longest_s = std::max(
+        longest_s, tail_after(tail.sync_s, tail.own_s / chunks, on_.costs->bucket_s, tail.step_s,
+                              *before_s / chunks, on_.space->training.contention));
+    if (!bidirectional(on_.record())) *before_s += tail.own_s;
+  }
+  return longest_s;
+}
+
+// Lower bound on step and tail with the chosen patterns and one more, or some bound above
+// `enough_s`.
+double AssignmentTree::least_s(std::size_t group, int longer, std::size_t pattern,
+                               double enough_s) const noexcept {
+  const Pattern& own = groups_[group].patterns[pattern];
+  if (longer + own.extras > extras_) return kInfinite;
+  double before_s = 0.0;
+  const double tail = tail_s(group, own, &before_s);
+  double least = 0.0;
+  for (const Bound& bound : bounds_) {
+    least = std::max(least, bound.before_s[group] + bound.pattern_s[group][pattern] +
+                                bound.rest_s[cell(group + 1, longer + own.extras)]);
+    if (least + tail > enough_s) break;
+  }
+  return least + tail;
+}
+
+std::vector<AssignmentTree::Child> AssignmentTree::children(std::size_t group, int longer,
+                                                            double limit_s) const {
+  std::vector<Child> left;
+  for (std::size_t p = 0; p < groups_[group].patterns.size(); ++p) {
+    if (dropped_[group][p]) continue;
+    const double least = least_s(group, longer, p, limit_s);
+    if (least <= limit_s && least < kInfinite) left.push_back({least, p});
+  }
+  std::stable_sort(left.begin(), left.end(),
+                   [](const Child& a, const Child& b) { return a.least_s < b.least_s; });
+  return left;
+}
+
+void AssignmentTree::choose(std::size_t group, std::size_t pattern) {
+  const Pattern& own = groups_[group].patterns[pattern];
+  chosen_[group] = pattern;
+  for (Bound& bound : bounds_) {
+    bound.before_s[group + 1] = bound.before_s[group] + bound.pattern_s[group][pattern];
+  }
+  tails_s_[group + 1] = tail_s(group, own, &backward_before_s_[group + 1]);
+  for (std::size_t c = 0; c < groups_[group].places.size(); ++c) {
+    extra_[at(groups_[group].places[c])] = own.mask >> c & 1;
+  }
 }
 
 // ---- the solver ----
 
 PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
-                            double usable_bytes, double below_s, double load_s) {
+                            double usable_bytes, double below_s, double load_s, std::int64_t work) {
   PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(layout), {}};
   start(space, layout, times);
   recompute_.restart(usable_bytes);
@@ -869,7 +1136,7 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, cons
   if (searched) {
     partitions_.run(usable_bytes, below_s, load_s, &best);
   } else {
-    assignments_.run(below_s, &best);
+    assignments_.run(below_s, work, &best);
   }
   if (best.time_s == kInfinite || !(best.time_s <= below_s)) {
     best.time_s = kInfinite;

@@ -327,7 +327,7 @@ class PartitionSearch {
   double least_with(int i, int j, int after, double work) const noexcept;
   void extend(int i, int s, double before_s, std::size_t mine);
   void finish(std::size_t from, PlacedPlan* best) const;
-  void walk_all(PlacedPlan* best);
+  void walk_all(double clock_s, PlacedPlan* best);
   void walk(int stage, int j, const PipelineClock& rest, PlacedPlan* best);
 
   const LayoutOnChip& on_;
@@ -344,9 +344,118 @@ class PartitionSearch {
   std::int64_t steps_left_ = 0;
 };
 
+// Branch and bound over the assignments of one class: chunks of `base` layers, of which `extras`
+// have one more. Where all blocks are equal, the passes of a stage depend on its own chunks alone.
+// So the groups of chunks that share a device choose one after another which of their chunks are
+// longer; such a choice is a pattern. A chain of passes bounds every step from below, and a dynamic
+// program over groups and longer chunks gives its least sum over the groups that are still open.
+//
+// Invariant: a pattern is dropped only if no assignment with it is below the limit of that moment,
+// and limits only fall.
+class AssignmentTree {
+ public:
+  AssignmentTree(const LayoutOnChip& on, RecomputeChooser& recompute) noexcept
+      : on_(on), recompute_(recompute) {}
+
+  // Whether groups are independent, and their patterns few enough.
+  bool applies() const noexcept;
+  // `first`: layers before the first counted one. `limit_s`: of step and tail.
+  void start(int first, int base, int extras, double limit_s);
+  // Adds a chain as a bound.
+  void add(const PassChain& chain, double limit_s);
+  // Examines the assignments that may take at most limit_s(): calls offer(extra), which may add
+  // chains, with each that is left. Returns the least bound of those that a limit of work left out:
+  // patterns examined, and as many for a simulated step as take its time.
+  template <typename Limit, typename Offer>
+  double search(std::int64_t work, const Limit& limit_s, const Offer& offer) {
+    open_s_ = kInfinite;
+    work_left_ = work;
+    offer_work_ = 64 + at(on_.stages) * at(on_.record().vpp) * at(on_.micro_batches) / 4;
+    descend(0, 0, limit_s, offer);
+    return open_s_;
+  }
+
+ private:
+  struct Seconds {
+    double forward, backward, weight_grad;
+  };
+  struct StageTail {
+    double sync_s, step_s, own_s;
+  };
+  struct Pattern {
+    std::int32_t mask;  // of longer chunks
+    int extras;
+    std::vector<Seconds> passes;  // by stage of the group and chunk
+    std::vector<StageTail> tails;
+  };
+  struct Group {
+    std::vector<int> stages;
+    std::vector<int> places;
+    std::vector<Pattern> patterns;
+  };
+  struct Bound {
+    std::vector<std::vector<double>> pattern_s;  // by group and pattern
+    std::vector<double> rest_s;    // by group and longer chunks before it: the least from there on
+    std::vector<double> before_s;  // by group: of the chosen patterns before it
+  };
+  struct Child {
+    double least_s;
+    std::size_t pattern;
+  };
+
+  std::size_t cell(std::size_t group, int longer) const noexcept {
+    return group * at(extras_ + 1) + at(longer);
+  }
+  void add_patterns(int first, int base, double limit_s, Group* group);
+  PassChain chain_of_stage(int stage) const;
+  void find_rest(Bound* bound) const;
+  bool drop_patterns(const Bound& bound, double limit_s);
+  double tail_s(std::size_t group, const Pattern& pattern, double* before_s) const noexcept;
+  double least_s(std::size_t group, int longer, std::size_t pattern,
+                 double enough_s) const noexcept;
+  std::vector<Child> children(std::size_t group, int longer, double limit_s) const;
+  void choose(std::size_t group, std::size_t pattern);
+
+  template <typename Limit, typename Offer>
+  void descend(std::size_t group, int longer, const Limit& limit_s, const Offer& offer) {
+    if (group == groups_.size()) {
+      work_left_ -= offer(extra_) ? offer_work_ : std::ssize(extra_);
+      return;
+    }
+    const std::vector<Child> left = children(group, longer, limit_s());
+    work_left_ -= static_cast<std::int64_t>(groups_[group].patterns.size());
+    for (const Child& child : left) {
+      const Pattern& own = groups_[group].patterns[child.pattern];
+      const double limit = limit_s();  // lower than when the children were listed, and more bounds
+      const double least = least_s(group, longer, child.pattern, limit);
+      if (dropped_[group][child.pattern] || least > limit) continue;
+      if (work_left_ < 0) {
+        open_s_ = std::min(open_s_, least);
+        continue;
+      }
+      choose(group, child.pattern);
+      descend(group + 1, longer + own.extras, limit_s, offer);
+    }
+  }
+
+  const LayoutOnChip& on_;
+  RecomputeChooser& recompute_;
+  int extras_ = 0;
+  std::vector<Group> groups_;
+  std::vector<std::vector<bool>> dropped_;  // by group and pattern
+  std::vector<Bound> bounds_;
+  std::vector<std::size_t> chosen_;                  // pattern by group
+  std::vector<double> tails_s_, backward_before_s_;  // of the chosen patterns before a group
+  std::vector<std::int32_t> extra_;                  // by place, of the chosen patterns
+  Partition partition_;                              // scratch
+  std::int64_t work_left_ = 0, offer_work_ = 0;
+  double open_s_ = 0.0;
+};
+
 // Assigns layers to chunks so that chunk sizes differ by at most one layer, and simulates the
-// schedule: used for schedules whose partitions are not searched. Stores chains of passes that
-// ruled out assignments from one layout to the next; they change no answer.
+// schedule: used for schedules whose partitions are not searched. A few assignments are enumerated,
+// many are searched by branch and bound, up to a limit of work. Stores chains of passes that ruled
+// out assignments from one layout to the next; they change no answer.
 class AssignmentSearch {
  public:
   AssignmentSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
@@ -355,8 +464,8 @@ class AssignmentSearch {
   // The cuts of the even assignment: layers are assigned one by one, each to the next position of
   // an even distribution.
   PlanStatus even(Partition* partition);
-  // Improves `best`, which is infinite, by plans that take at most `below_s`.
-  void run(double below_s, PlacedPlan* best);
+  // Improves `best`, which is infinite, by plans that take at most `below_s`, with so much work.
+  void run(double below_s, std::int64_t work, PlacedPlan* best);
 
  private:
   // Lower bound on the schedule, stage by stage from the first: a stage's work, and, if chunks are
@@ -374,8 +483,9 @@ class AssignmentSearch {
   double add_stage(const Partition& partition, int stage, std::int32_t recompute,
                    Bound* bound) const;
   bool choose_recompute(double limit_s, Partition* partition);
-  void offer(double below_s, PlacedPlan* best);
-  bool try_all(bool count_first, bool count_last, double below_s, PlacedPlan* best);
+  bool offer(double below_s, PlacedPlan* best);  // whether a step was simulated
+  void try_all(bool count_first, bool count_last, double below_s, PlacedPlan* best);
+  double tree_limit_s(double below_s, const PlacedPlan& best) const noexcept;
 
   const LayoutOnChip& on_;
   RecomputeChooser& recompute_;
@@ -384,7 +494,16 @@ class AssignmentSearch {
   std::vector<double> loads_s_;      // scratch: by stage
   Partition partition_;              // that is offered
   PassChains chains_;
+  AssignmentTree tree_{on_, recompute_};
+  PassChains tree_chains_;  // of one search: its work does not depend on earlier ones
+  std::int64_t work_ = 0;   // of the tree, for one class
+  bool in_tree_ = false;    // whether partitions are offered by the tree
 };
+
+// Work of a search over assignments, for each class of a layout: about 1 ms and 10 ms. Without work
+// some assignments are tried, and the rest is left open.
+inline constexpr std::int64_t kLittleWork = std::int64_t{1} << 12;
+inline constexpr std::int64_t kMuchWork = std::int64_t{1} << 17;
 
 // The parts of a solver, for one layout at a time. Neither copyable nor movable: its parts refer to
 // each other.
@@ -404,9 +523,11 @@ class PlanSolver {
   }
 
   // The fastest plan that takes at most `below_s`; time_s is infinite if there is none. `load_s` is
-  // a known lower bound on the load of some stage; it only saves time.
+  // a known lower bound on the load of some stage; it only saves time. `work` limits the search
+  // over assignments of layers to chunks.
   PlacedPlan best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
-                  double usable_bytes, double below_s, double load_s = 0.0);
+                  double usable_bytes, double below_s, double load_s = 0.0,
+                  std::int64_t work = kMuchWork);
 
   // The even partition in the given variant; if it is negative, each stage has the fastest variant
   // that fits, or, if none does, the one that needs the least memory.

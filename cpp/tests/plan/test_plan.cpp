@@ -192,6 +192,78 @@ void order_of_variants_changes_nothing(unsigned seed) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
+// The least time over all assignments whose chunks differ by a layer at most, embedding and head
+// counted as layers or not, each stage with the fastest recomputation that fits.
+double best_assignment(const Case& c, std::size_t layout, int places, int* count) {
+  const auto blocks = static_cast<int>(c.order.size()) - 2;
+  double best = kInfinite;
+  for (int ends = 0; ends < 4; ++ends) {
+    const int first = ends & 1;
+    const int total = blocks + first + (ends >> 1);
+    if (total < places) continue;
+    std::vector<int> longer(static_cast<std::size_t>(places), 0);
+    std::fill(longer.begin(), longer.begin() + total % places, 1);
+    do {
+      Partition p{{0}, {}};
+      int position = 1 - first;
+      for (int k = 0; k + 1 < places; ++k) {
+        p.cuts.push_back(position += total / places + longer[static_cast<std::size_t>(k)]);
+      }
+      p.cuts.push_back(blocks + 2);
+      c.space.choose_recompute(layout, c.times(), c.memory_limit, &p);
+      const PlanEstimate e = c.space.estimate(layout, p, c.times(), {}, c.memory_limit, nullptr);
+      if (e.status == 0) best = std::min(best, e.time_s);
+      ++*count;
+    } while (std::prev_permutation(longer.begin(), longer.end()));
+  }
+  return best;
+}
+
+// Regression: of more than 128 assignments a few were tried, and the best of them called optimal.
+void best_of_many_assignments(unsigned seed, int* many) {
+  std::mt19937 random(seed);
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  Case c;
+  build(c, random, 1, 4);
+  add_chunks(c, random, 0);
+  const int shapes[][3] = {{1, 10, 1}, {2, 2, 5}, {2, 4, 3},  {2, 5, 2},
+                           {4, 10, 1}, {5, 5, 2}, {6, 10, 2}, {7, 5, 2}};
+  const int* shape = shapes[draw(0, 7)];
+  LayoutRecord l{};
+  l.schedule = shape[0];
+  l.pp = shape[1];
+  l.vpp = shape[2];
+  l.dp = 1;
+  l.micro_batches = 2 * draw(1, 8);
+  if (l.schedule >= 6) l.micro_batches = 2 * l.pp + 2 * draw(0, 4);
+  c.layouts.assign(1, l);
+  const int places = l.schedule == 6 ? l.pp : l.pp * l.vpp;
+  c.order.assign(1, 0);
+  c.order.insert(c.order.end(), static_cast<std::size_t>(draw(places, 3 * places)), 1);
+  c.order.push_back(2);
+  c.from.clear();
+  c.to.clear();
+  for (std::int32_t i = 0; i + 1 < static_cast<std::int32_t>(c.order.size()); ++i) {
+    c.from.push_back(i);
+    c.to.push_back(i + 1);
+  }
+  c.forward[2] = 0.1 * draw(1, 30);
+  c.fabric.devices = 16;
+  c.memory_limit = 1e6 * draw(40, 300);
+  CHECK(built(c, seed % 2 == 1) == Status::kOk);
+  int count = 0;
+  const double best = best_assignment(c, 0, places, &count);
+  const PlacedPlan plan = c.space.best_of_layout(0, c.times(), c.memory_limit, kInfinite);
+  *many += count > 512 && plan.open_s == kInfinite;
+  if (plan.open_s == kInfinite) {
+    CHECK(plan.time_s == best || std::abs(plan.time_s - best) <= 2e-12 * best);
+  } else {
+    CHECK(plan.time_s >= best * (1.0 - 1e-12) && plan.open_s <= best * (1.0 + 1e-12));
+  }
+}
+
 void refuses_nonsense() {
   std::mt19937 random(1);
   Case c;
@@ -243,6 +315,9 @@ int main() {
   for (unsigned seed = 0; seed < 150; ++seed) one_case(seed);
   for (unsigned seed = 0; seed < 60; ++seed) lists_are_those_of_all_layouts(seed);
   for (unsigned seed = 0; seed < 60; ++seed) order_of_variants_changes_nothing(seed);
+  int many = 0;
+  for (unsigned seed = 0; seed < 120; ++seed) best_of_many_assignments(seed, &many);
+  CHECK(many > 30);
   refuses_nonsense();
   return phaze::test::report("plan");
 }
