@@ -548,6 +548,11 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
       found[own_list].push_back(row_lines[r]);
     }
   }
+  keep_lines(std::move(found), row_lines);
+}
+
+void PlanSpaceImpl::keep_lines(std::vector<std::vector<BoundLine>> found,
+                               std::span<const BoundLine> row_lines) {
   bounds.fitting_lines.assign(found.size(), {});
   for (std::size_t k = 0; k < bounds.fitting.size(); ++k) {
     std::vector<std::int64_t>& list = bounds.fitting[k];

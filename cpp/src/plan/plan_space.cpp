@@ -264,24 +264,28 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
       const Status status = add_layout_costs(l, own[r]->most_stages);
       if (status != Status::kOk) return status;
     }
-    PricedLayout layout{l, own[r]->costs, 0.0, 0.0, {}};
-    const LayoutCosts& costs = layout_costs[at(layout.costs)];
-    const StrategyRecord& s = strategies[at(l.strategy)];
     Status status = Status::kOk;
-    if (l.pp > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
-      layout.wrap_s = message_s(l, s.message_bytes, l.pp - 1, 0, &status);
-    }
-    if (l.pp > 1 && s.copied_parameters > s.copied_frozen) {
-      const double share = l.zero >= 2 ? costs.shards : 1.0;
-      const double trained = s.copied_parameters - s.copied_frozen;
-      const double bytes = training.gradient_bytes * trained / share;
-      // An all-reduce of two devices: each sends half of its gradients, then half of the sums.
-      layout.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.pp - 1, &status);
-    }
+    layouts.push_back(priced_layout(l, own[r]->costs, &status));
     if (status != Status::kOk) return status;
-    layouts.push_back(layout);
   }
   return Status::kOk;
+}
+
+PricedLayout PlanSpaceImpl::priced_layout(const LayoutRecord& l, std::int32_t costs_at,
+                                          Status* status) {
+  PricedLayout layout{l, costs_at, 0.0, 0.0, {}};
+  const StrategyRecord& s = strategies[at(l.strategy)];
+  if (l.pp > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
+    layout.wrap_s = message_s(l, s.message_bytes, l.pp - 1, 0, status);
+  }
+  if (l.pp > 1 && s.copied_parameters > s.copied_frozen) {
+    const double share = l.zero >= 2 ? layout_costs[at(costs_at)].shards : 1.0;
+    const double trained = s.copied_parameters - s.copied_frozen;
+    const double bytes = training.gradient_bytes * trained / share;
+    // An all-reduce of two devices: each sends half of its gradients, then half of the sums.
+    layout.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.pp - 1, status);
+  }
+  return layout;
 }
 
 double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,

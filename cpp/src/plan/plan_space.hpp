@@ -215,6 +215,7 @@ class PlanSpaceImpl {
   void find_messages(const PlanProblem& problem);
   std::vector<std::int32_t> priced_as() const;
   Status take_layouts(const PlanProblem& problem);
+  PricedLayout priced_layout(const LayoutRecord& layout, std::int32_t costs_at, Status* status);
   Status add_layout_costs(const LayoutRecord& layout, int most_stages);
   void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status);
   void add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
@@ -229,6 +230,7 @@ class PlanSpaceImpl {
   double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
                       std::int64_t outer, std::int64_t outer_stride, Status* status);
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
+  void keep_lines(std::vector<std::vector<BoundLine>> found, std::span<const BoundLine> row_lines);
   LayoutBound bound_of(const PricedLayout& layout) const;
   StageCapacities capacities_of(const PricedLayout& layout, const BlockCapacity& capacity) const;
   double recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
