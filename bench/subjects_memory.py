@@ -7,8 +7,9 @@ from reference.memory import stage_terms
 from registry import Subject, register
 
 from phaze_fast import models
-from phaze_fast.memory import FRAGMENTATION, SCHEDULES, Pipeline, footprint_batch, stage_rows
+from phaze_fast.memory import SCHEDULES, Pipeline, footprint_batch, stage_rows
 from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.software import FRAGMENTATION
 
 N = 1_200_000
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,31 +278,71 @@ def _given_many(every: int = 1) -> tuple[Asked, dict[str, np.ndarray]]:
     return asked, {name: column[::every] for name, column in _many(asked).items()}
 
 
+def _mixtral() -> Asked:
+    cluster = Cluster(devices=256, fabric="dgx-h100", chip="h100")
+    return models.load("mixtral-8x7b"), cluster, Training(global_batch=1024)
+
+
+def _interleaved(every: int = 1) -> tuple[Asked, dict[str, np.ndarray]]:
+    """Plans of a mixture of experts with ZeRO and interleaved chunks, no two alike."""
+    asked = _mixtral()
+    columns = _many(asked)
+    rows = len(columns["tp"])
+    choices = [(ep, vpp) for ep in (1, 2, 4, 8) for vpp in (1, 2, 3, 4)]
+    columns = {name: np.tile(column, len(choices)) for name, column in columns.items()}
+    columns["ep"], columns["vpp"] = (np.repeat(c, rows) for c in np.array(choices).T)
+    columns["schedule"] = np.where(columns["vpp"] > 1, "interleaved", "1f1b")
+    return asked, {name: column[::every] for name, column in columns.items()}
+
+
 def _predict_all(given: tuple[Asked, dict[str, np.ndarray]]) -> Predictions:
     return predict_batch(*given[0], **given[1], threads=1)
 
 
 def _check_all(given: tuple[Asked, dict[str, np.ndarray]], found: Predictions) -> None:
     (model, cluster, step), columns = given
-    short = {"tp": "tp", "pp": "pp", "dp": "dp"}
-    short["cp"] = "cp"
     possible = np.flatnonzero(np.isfinite(found.time_s))
     for k in possible[:: max(1, len(possible) // 20)].tolist():
-        given_plan = {short.get(name, name): column[k].item() for name, column in columns.items()}
+        given_plan = {name: column[k].item() for name, column in columns.items()}
         one = predict(model, cluster, {**given_plan, "global_batch": step.global_batch})
         assert one.time_s == found.time_s[k]
 
 
+for _name, _build in (
+    ("predict-batch-llama3-70b-256-h100", _given_many),
+    ("predict-batch-mixtral-8x7b-interleaved", _interleaved),
+):
+    register(
+        Subject(
+            name=_name,
+            stage="placement",
+            items=len(_build()[1]["zero"]),
+            build=_build,
+            run=_predict_all,
+            check=_check_all,
+            target=">= 500,000/s",
+            smoke=lambda build=_build: build(331),
+        )
+    )
+
+
+def _new_problems() -> Iterator[Asked]:
+    """Problems that differ in their sequence length, so that nothing is known of the next one."""
+    model, cluster, step = _warm(_llama3())
+    for more in itertools.count(1):
+        yield model.replace(seq=model.seq + 128 * more), cluster, step
+
+
 register(
     Subject(
-        name="predict-batch-llama3-70b-256-h100",
+        name="plan-new-llama3-70b-256-h100",
         stage="placement",
-        items=len(_many(_llama3())["zero"]),
-        build=_given_many,
-        run=_predict_all,
-        check=_check_all,
-        target=">= 100,000/s",
-        smoke=lambda: _given_many(17),
+        items=1,
+        build=_new_problems,
+        run=lambda problems: (asked := next(problems), plan(*asked, threads=1)),
+        check=lambda _, answer: _check_plan(*answer),
+        target="<= 30 ms",
+        rounds=5,
     )
 )
 

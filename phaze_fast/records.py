@@ -202,7 +202,7 @@ class Record(BaseModel):
 
     def __hash__(self) -> int:  # of nested records takes a while, and every cache needs it
         try:
-            return cast(int, self._hash)
+            return cast(int, object.__getattribute__(self, "_hash"))
         except AttributeError:
             values = self.__dict__
             known = hash(tuple(values[name] for name in type(self).model_fields))

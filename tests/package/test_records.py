@@ -118,6 +118,14 @@ def test_equal_records_hash_alike():
     assert len(set(cores)) == 1
 
 
+def test_neither_copies_nor_pickles_have_the_hash_of_a_record():
+    chip = presets.chip("tpuv4")
+    assert hash(chip) == hash(chip) == hash(pickle.loads(pickle.dumps(chip)))
+    assert b"_hash" not in pickle.dumps(chip)  # of text it differs from process to process
+    renamed = chip.model_copy(update={"name": "mine"})
+    assert hash(renamed) == hash(chip.replace(name="mine")) != hash(chip)
+
+
 def test_messages_stay_short():
     long = {**GOOD["chip"], "name": [[list(range(100))] * 100] * 1000}
     assert len(refusal(Accelerator.from_dict, long, error=InvalidInputError)) < 400

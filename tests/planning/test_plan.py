@@ -270,10 +270,20 @@ def test_ties_that_leave_no_partition_are_refused_with_a_reason():
     assert plans.rejected
 
 
+def test_a_problem_asked_again_has_the_same_answer():
+    first = found(global_batch=48)
+    fewer = plan(first.model, first.cluster, first.training, top=2)
+    again = found(global_batch=48)
+    assert again.plans == first.plans
+    assert again.rejected == first.rejected
+    assert fewer.plans == first.plans[:2]
+
+
 def test_stages_are_no_more_than_blocks_and_the_space_says_so():
     """Regression: four stages of two blocks are no plan, and the space of the optimum named them."""
     model = pf.models.load("gpt2-small").replace(layers=2)
     plans = plan(model, h100(4), Training(global_batch=8, schedule="gpipe"))
-    assert "stages up to 256, no more than blocks;" in plans.space
+    assert "stages up to 256, no more than blocks" in plans.space
+    assert max(found.pp for found in plans.plans) == 2
     with pytest.raises(pf.InfeasibleError, match="the model's 2 blocks"):
         _ = plan(model, h100(4), Training(global_batch=8, schedule="gpipe", pp=4)).best

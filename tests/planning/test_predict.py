@@ -116,6 +116,26 @@ def test_what_other_plans_of_a_batch_recompute_changes_nothing():
             same_row(many, k, predict(model, on, given_one))
 
 
+def test_rows_that_share_steps_and_prices_are_what_they_are_alone():
+    words = ["none", "full", *(f"full:{count}" for count in range(1, 17))]
+    rows = [
+        {"tp": 2, "pp": 4, "dp": 2, "zero": zero, "vpp": vpp, "rank_order": order}
+        | {"schedule": "interleaved" if vpp > 1 else "1f1b", "recompute": word}
+        for k, word in enumerate(words)
+        for zero, vpp, order in (
+            (k % 4, 1 + k % 2, "replicas-inside"),
+            ((k + 2) % 4, 1 + k % 2, "stages-inside"),
+        )
+    ]
+    step = Training(global_batch=64)
+    together = batch_of("llama2-7b", ON, step, rows)
+    assert (together.status < 2).all()
+    for k in range(0, len(rows), 3):
+        alone = batch_of("llama2-7b", ON, step, rows[k : k + 1])
+        for name, column in alone.to_dict().items():
+            assert column[0] == together.to_dict()[name][k], name
+
+
 def test_threads_change_nothing():
     widths = np.array([1, 2, 4])
     t, d = (grid.reshape(-1) for grid in np.meshgrid(widths, [16, 8, 4, 2, 1]))
