@@ -244,7 +244,7 @@ def torch(arguments: list[str]) -> None:
     install()
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing torch and transformers")
-    run(*pip, "torch==2.13.0", "transformers==5.18.0")
+    run(*pip, "torch==2.13.0", "transformers==5.17.0")
     files = [str(file) for file in sorted(Path("tests/models").glob("test_torch*.py"))]
     files.append("tests/models/test_families.py")
     run(PYTHON, "-m", "pytest", "-q", *files, *arguments)

@@ -717,10 +717,11 @@ def pick(x: Tensor, dim: int) -> Tensor:
     return index(x, x.tape.constant(1, dtype="int64"), dim)
 
 
-def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+def masked_fill(x: Tensor, mask: Tensor, *, inplace: bool = False) -> Tensor:
     """Replace masked values by a number."""
+    out = Tensor(x.tape, x.shape, x.dtype, x.strides, x.storage) if inplace else _result(x)
     return _run(
-        "masked_fill", [x], _result(x), lambda _, g: [_times(g, mask, name="masked_fill")],
+        "masked_fill", [x], out, lambda _, g: [_times(g, mask, name="masked_fill")],
         reads=[x, mask], needs=[(0, mask)],
     )  # fmt: skip
 

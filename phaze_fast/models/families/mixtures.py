@@ -98,9 +98,13 @@ class Mixture(Llama):
     ) -> Tensor:
         """Feed-forward of sorted rows, weighted, in the order of tokens and summed."""
         pairs, hidden, dtype = own.shape[0], self.model.hidden, own.dtype
-        inner = self._gated(self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered))
-        out = self._grouped(inner, hidden, ends, ordered)
-        out = mul(out, op.unsqueeze(shares, -1))
+        (beyond,) = op.plain("ge", [ordered], [(pairs,)], "bool")
+        beyond = op.unsqueeze(beyond, -1)  # rows of experts of other ranks, masked without any too
+        self.tape.add("clamp", [ordered], [ordered])
+        own = op.masked_fill(own, beyond, inplace=True)
+        inner = op.masked_fill(self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered), beyond)
+        out = self._grouped(self._gated(inner), hidden, ends, ordered)
+        out = mul(op.masked_fill(out, beyond), op.unsqueeze(shares, -1))
         back, numbers = (self.tape.constant(pairs, dtype="int64") for _ in range(2))
         self.tape.add("index_put", [back, places, numbers], [back])
         out = view(op.index(out, back), -1, self.moe.top_k, hidden)
