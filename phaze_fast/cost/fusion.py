@@ -258,8 +258,8 @@ def trained_chain(
     def alone(m: int, k: int, n: int) -> float:
         return float(product_bytes(m, k, n, capacity_bytes, used)[0])
 
-    def fused(*sizes: int, held: float = 1.0, moved_bytes: float = 0.0) -> float:
-        group = FusedGroup(*sizes, held=held, moved_bytes=moved_bytes)
+    def fused(m: int, k: int, c: int, n: int, held: float = 1.0, moved_bytes: float = 0.0) -> float:
+        group = FusedGroup(m, k, c, n, held=held, moved_bytes=moved_bytes)
         return float(group_traffic(group, capacity_bytes, used).hbm_bytes[0])
 
     up, down = alone(rows, inner, hidden), alone(rows, hidden, outer)

@@ -10,6 +10,8 @@ than without fusion.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -165,6 +167,10 @@ class _Graph:
         return read - inside + moved
 
 
+def _listed(costs: Mapping[tuple[int, int], float], begin: int, end: int) -> float:
+    return costs[begin, end]
+
+
 def kept_shares(
     graph: OpGraph, capacities: Array, precision: tuple[float, float, float, float]
 ) -> Array:
@@ -212,7 +218,7 @@ def kept_shares(
         for c in range(len(capacities)):
             costs = {(i, i + 1): float(segments[i][c]) for i in range(_SEGMENTS)}
             costs |= {pair: float(least[c]) for pair, least in fused.items()}
-            for begin, end in best_cuts(_SEGMENTS, lambda i, j, own=costs: own[i, j]).groups:
+            for begin, end in best_cuts(_SEGMENTS, partial(_listed, costs)).groups:
                 members = [i for segment in chain[begin:end] for i in segment]
                 total = float(alone[c, members].sum())
                 if end - begin > 1 and total > 0.0:
