@@ -40,6 +40,8 @@ TABLES = ("published_training_runs.csv", "public_runs.csv")
 
 LEAST_RUNS = 18
 """A group of fewer runs has no interval of its own, but that of the larger group it is part of."""
+MOST_RUNS = 160
+"""Runs of one software that count for the interval of unknown software, evenly spread."""
 
 
 def bounds(ratios: Sequence[float]) -> list[float]:
@@ -70,32 +72,48 @@ def learn_ratios(rows: Iterable[PredictedRun]) -> Mapping[str, list[float]]:
 def generic_ratios(runs: Iterable[PublishedRun]) -> Mapping[str, list[float]]:
     """Measured over predicted seconds by software, all predicted as unknown software."""
     generic = load_software(UNKNOWN)
-    found: dict[str, list[float]] = {}
+    dense: dict[str, list[PublishedRun]] = {}
     for run in runs:
         if run.precision == "bf16" and run.model.moe is None:
+            dense.setdefault(run.software, []).append(run)
+    found: dict[str, list[float]] = {}
+    for software, some in dense.items():
+        for run in some[:: -(-len(some) // MOST_RUNS)]:
             plan = run.plan.replace(software=generic, optimizer=generic.optimizer)
             row = PredictedRun(run, predict(run.model, run.cluster, plan))
-            found.setdefault(run.software, []).append(run.time_s / row.time_s)
+            found.setdefault(software, []).append(run.time_s / row.time_s)
     return found
 
 
-def software_bounds(by_software: Mapping[str, Sequence[float]]) -> list[float]:
-    """Bounds that cover a run of new software in `NOMINAL` of cases: each software counts once."""
+def software_quantiles(by_software: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Quantiles of ratios outside of which `NOMINAL` leaves a run; each software counts once."""
     pairs = sorted((ratio, 1.0 / len(some)) for some in by_software.values() for ratio in some)
     share = np.cumsum([weight for _, weight in pairs]) / len(by_software)
     tail = (1.0 - NOMINAL) / 2.0
     low = pairs[max(int(np.searchsorted(share, tail)) - 1, 0)][0]
     high = pairs[min(int(np.searchsorted(share, 1.0 - tail)) + 1, len(pairs) - 1)][0]
-    return [float(f"{low:.4g}"), float(f"{high:.4g}")]
+    return low, high
 
 
-def unseen_software_coverage(by_software: Mapping[str, Sequence[float]]) -> float:
-    """Share of runs, each software counted once, inside the bounds learnt from other software."""
+def unseen_software_coverage(by_software: Mapping[str, Sequence[float]], wider: float) -> float:
+    """Share of runs, each software counted once, inside the bounds learnt from other software.
+
+    The bounds are `wider` times as far from one another, as a ratio, at either end.
+    """
     covered = []
     for name, ratios in by_software.items():
-        low, high = software_bounds({k: v for k, v in by_software.items() if k != name})
-        covered.append(float(np.mean([low <= ratio <= high for ratio in ratios])))
+        low, high = software_quantiles({k: v for k, v in by_software.items() if k != name})
+        inside = [low / wider <= ratio <= high * wider for ratio in ratios]
+        covered.append(float(np.mean(inside)))
     return float(np.mean(covered))
+
+
+def software_bounds(by_software: Mapping[str, Sequence[float]]) -> list[float]:
+    """Bounds that cover the runs of software that is left out in `NOMINAL` of cases."""
+    steps = (1.0 + 0.005 * k for k in range(200))
+    enough = (w for w in steps if unseen_software_coverage(by_software, w) >= NOMINAL)
+    wider, (low, high) = next(enough, 2.0), software_quantiles(by_software)
+    return [float(f"{low / wider:.4g}"), float(f"{high * wider:.4g}")]
 
 
 def held_out_coverage(rows: Sequence[PredictedRun], folds: int = 5) -> Mapping[str, float]:
@@ -482,8 +500,8 @@ def main(folder: Path) -> None:
         f"{np.abs(unseen).mean():.1%} on the steps of the model that was left out (bias "
         f"{unseen.mean():+.1%}, at most {np.abs(unseen).max():.1%}).\n"
         "\nWith every profile hidden (`generic`), each software left out in turn: "
-        f"{unseen_software_coverage(by_software):.0%} of its runs lie in the interval learnt from "
-        "the other software.\n"
+        f"{unseen_software_coverage(by_software, 1.0):.0%} of its runs lie between the quantiles "
+        "of the other software, and 80% in the interval, which is widened until that holds.\n"
     )
     (ROOT / "docs/accuracy.md").write_text(text, "utf-8")
     (ROOT / "docs/accuracy.svg").write_text(scatter(groups), "utf-8")

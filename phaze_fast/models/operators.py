@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from phaze_fast.models import recording
@@ -369,7 +370,8 @@ def rsqrt(x: Tensor) -> Tensor:
     return _run("rsqrt", [x], out, backward, keeps=[out])
 
 
-def _pointwise(name: str, backward_name: str, x: Tensor, keeps_result: bool) -> Tensor:
+def _pointwise(name: str, backward_name: str, keeps_result: bool, x: Tensor) -> Tensor:
+    """Element-wise function whose gradient needs its result, or its input."""
     out = _result(x)
     kept = out if keeps_result else x
 
@@ -381,29 +383,11 @@ def _pointwise(name: str, backward_name: str, x: Tensor, keeps_result: bool) -> 
     return _run(name, [x], out, backward, needs=[(0, x)])
 
 
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
-    return _pointwise("tanh", "tanh_backward", x, True)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """Logistic function."""
-    return _pointwise("sigmoid", "sigmoid_backward", x, True)
-
-
-def silu(x: Tensor) -> Tensor:
-    """X sigmoid(x)."""
-    return _pointwise("silu", "silu_backward", x, False)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU as one operator."""
-    return _pointwise("gelu", "gelu_backward", x, False)
-
-
-def relu(x: Tensor) -> Tensor:
-    """Positive part."""
-    return _pointwise("relu", "threshold_backward", x, True)
+tanh = partial(_pointwise, "tanh", "tanh_backward", True)
+sigmoid = partial(_pointwise, "sigmoid", "sigmoid_backward", True)
+silu = partial(_pointwise, "silu", "silu_backward", False)
+gelu = partial(_pointwise, "gelu", "gelu_backward", False)  # as one operator
+relu = partial(_pointwise, "relu", "threshold_backward", True)
 
 
 def clamp(x: Tensor, both: bool = False) -> Tensor:
@@ -686,28 +670,23 @@ def _put(name: str, like: Tensor, places: Tensor, g: Tensor) -> Tensor:
 
 def topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Largest values of rows, and their places."""
-    shape = (*x.shape[:-1], count)
-    places = Tensor(x.tape, shape, "int64")
-    out = _run(
-        "topk", [x], Tensor(x.tape, shape, x.dtype), lambda _, g: [_put("scatter", x, places, g)],
-        others=[places], keeps=[places],
-    )  # fmt: skip
-    return out, places
+    return _chosen("topk", x, (*x.shape[:-1], count), True)
 
 
 def largest(x: Tensor, keepdim: bool = True) -> tuple[Tensor, Tensor]:
     """Largest value of rows, and its place."""
-    shape = (*x.shape[:-1], 1) if keepdim else x.shape[:-1]
+    return _chosen("max", x, (*x.shape[:-1], 1) if keepdim else x.shape[:-1], keepdim)
+
+
+def _chosen(name: str, x: Tensor, shape: Shape, keepdim: bool) -> tuple[Tensor, Tensor]:
     places = Tensor(x.tape, shape, "int64")
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
-        both = (g, places) if keepdim else (unsqueeze(g, -1), unsqueeze(places, -1))
-        return [_put("scatter", x, both[1], both[0])]
+        own, at = (g, places) if keepdim else (unsqueeze(g, -1), unsqueeze(places, -1))
+        return [_put("scatter", x, at, own)]
 
-    out = _run(
-        "max", [x], Tensor(x.tape, shape, x.dtype), backward, others=[places], keeps=[places]
-    )
-    return out, places
+    out = Tensor(x.tape, shape, x.dtype)
+    return _run(name, [x], out, backward, others=[places], keeps=[places]), places
 
 
 def values(pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -724,9 +703,9 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def index(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a tensor by number."""
-    out = Tensor(x.tape, (*rows.shape, *x.shape[1:]), x.dtype)
+def index(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """Rows of a tensor by number, along a dimension."""
+    out = Tensor(x.tape, (*x.shape[:dim], *rows.shape, *x.shape[dim + 1 :]), x.dtype)
     return _run(
         "index", [x], out, lambda _, g: [_put("index_put", x, rows, g)],
         reads=[x, rows], needs=[(0, rows)],
@@ -735,12 +714,7 @@ def index(x: Tensor, rows: Tensor) -> Tensor:
 
 def pick(x: Tensor, dim: int) -> Tensor:
     """Copy one position of a dimension, which stays with size one."""
-    place = x.tape.constant(1, dtype="int64")
-    out = Tensor(x.tape, (*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
-    return _run(
-        "index", [x], out, lambda _, g: [_put("index_put", x, place, g)],
-        reads=[x, place], needs=[(0, place)],
-    )  # fmt: skip
+    return index(x, x.tape.constant(1, dtype="int64"), dim)
 
 
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:

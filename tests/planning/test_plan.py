@@ -286,4 +286,4 @@ def test_stages_are_no_more_than_blocks_and_the_space_says_so():
     assert "stages up to 256, no more than blocks" in plans.space
     assert max(found.pp for found in plans.plans) == 2
     with pytest.raises(pf.InfeasibleError, match="the model's 2 blocks"):
-        plan(model, h100(4), Training(global_batch=8, schedule="gpipe", pp=4))
+        _ = plan(model, h100(4), Training(global_batch=8, schedule="gpipe", pp=4)).best
