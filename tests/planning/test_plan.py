@@ -282,7 +282,7 @@ def test_a_problem_asked_again_has_the_same_answer():
 def test_stages_are_no_more_than_blocks_and_the_space_says_so():
     """Regression: four stages of two blocks are no plan, and the space of the optimum named them."""
     model = pf.models.load("gpt2-small").replace(layers=2)
-    plans = plan(model, h100(4), Training(global_batch=8, schedule="gpipe"))
+    plans = plan(model, h100(4), Training(global_batch=8, schedule="gpipe"), top=100)
     assert "stages up to 256, no more than blocks" in plans.space
     assert max(found.pp for found in plans.plans) == 2
     with pytest.raises(pf.InfeasibleError, match="the model's 2 blocks"):

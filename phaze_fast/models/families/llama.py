@@ -59,7 +59,7 @@ def quick_gelu(x: Tensor) -> Tensor:
     return mul(x, op.sigmoid(mul(x, 1.702)))
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": op.gelu,
     "gelu_pytorch_tanh": op.gelu,
     "gelu_new": gelu_new,
