@@ -305,11 +305,10 @@ class Tuning(Record):
         return functions
 
 
-@lru_cache(maxsize=256)
 def tuning_record(
     tuning: Tuning, launch_s: float = 0.0, dtype: str = "bf16", rate: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    """Return a tuning as the record the kernels take; the latest are cached.
+    """Return a tuning as the record the kernels take.
 
     Parameters
     ----------
@@ -323,13 +322,20 @@ def tuning_record(
     Returns
     -------
     numpy.ndarray
-        Shape ``(1,)``, dtype ``_core.TUNING_DTYPE``; read-only.
+        Shape ``(1,)``, dtype ``_core.TUNING_DTYPE``.
 
     Examples
     --------
     >>> float(tuning_record(Tuning())["efficiency"][0])
     1.0
     """
+    return _filled_record(tuning, launch_s, dtype, rate).copy()
+
+
+@lru_cache(maxsize=256)
+def _filled_record(
+    tuning: Tuning, launch_s: float, dtype: str, rate: float
+) -> np.ndarray[Any, Any]:
     flows = tuning.dataflows or (("os",) if tuning.blocks else _core.DATAFLOWS)
     record = np.zeros(1, dtype=_core.TUNING_DTYPE)
     row = record[0]
@@ -367,7 +373,6 @@ def tuning_record(
         if name in _OPERATIONS:
             cost = _cost_of(tuning.functions, name)
             row["functions"][code] = tuple(getattr(cost, n) for n in FunctionCost.model_fields)
-    record.setflags(write=False)
     return record
 
 

@@ -201,7 +201,7 @@ def plain_sums_s(problem, classes):
 
 def plain_rules(problem, classes, which):
     """What the hardware, the optimiser and the step say about one class, by hand."""
-    wafer, spec = problem.wafer, optimizer(problem.training.optimizer_name)
+    wafer, spec = problem.wafer, optimizer(problem.training.optimizer)
     layout, hops = classes.layouts[which], classes.placement.classes[which].hops
     x, y = wafer.link_bytes_per_s
     bent = bool(hops) and wafer.switch is None
