@@ -89,7 +89,7 @@ int main() {
   }
 
   phaze::StrategyRecord strategy{};  // one way to split layers: tensor parallelism inside a node
-  strategy.tp = strategy.etp = 8;  // a model without experts: etp is tp
+  strategy.tp = strategy.etp = 8;    // a model without experts: etp is tp
   strategy.cp = strategy.ep = strategy.micro_batch = 1;
   strategy.message_bytes = 6.3e6;
   strategy.variants = 2;

@@ -25,7 +25,7 @@ from phaze_fast.models.transformer import TransformerModel
 _PASSES = """
     _to_copy clone copy mul div add sub rsub neg cat stack index index_select where masked_fill pow
     mean native_dropout dropout view_as_complex complex square sqrt constant_pad_nd repeat slice
-    repeat_interleave tril triu
+    repeat_interleave tril triu isneginf all
     """
 _PASSED = frozenset(_PASSES.split())
 _ROUTES = """
@@ -222,7 +222,9 @@ class Skeleton:
         caps = [at for at in between if self.names[at] == "tanh"]
         self._explained |= {softmax, *caps}
         mask = next((self.ops[at] for at in between if self.ops[at].causal), op)
-        values = self._walk(mix.inputs, [softmax, *self.gemms])[0] - {softmax}
+        # Rows that are masked whole are found by their scores and what is added to them.
+        masked = self._walk(self.ops[softmax].inputs, [scores, *self.gemms])[0]
+        values = self._walk(mix.inputs, [softmax, scores, *self.gemms])[0] - masked - {softmax}
         sides = [self.products_above(source) for source in op.inputs[:2]]
         if len(sides) == 1:
             sides *= 2

@@ -65,8 +65,10 @@ class Mixture(Llama):
         gate, up = split(rows, [width, width])
         return mul(self._run("act_fn", self.activation, gate), up)
 
-    def _grouped(self, rows: Tensor, outs: int, ends: Tensor, order: Tensor) -> Tensor:
-        """Product of the rows of each expert with its weights."""
+    def _grouped(
+        self, rows: Tensor, outs: int, ends: Tensor, order: Tensor, beyond: Tensor | None = None
+    ) -> Tensor:
+        """Product of the rows of each expert with its weights; rows `beyond` all are masked."""
         count, width = self.moe.experts, rows.shape[-1]
         if self.stored_by_input:
             weight = self.tape.parameter(count, width, outs)
@@ -75,6 +77,8 @@ class Mixture(Llama):
         bias = None
         if self.model.ffn_bias:
             bias = op.index(self.tape.parameter(count, outs), order)
+        if beyond is not None:
+            rows = op.masked_fill(rows, beyond, inplace=True)
         columns = weight if self.stored_by_input else transpose(weight, 1, 2)
         out = op.grouped_mm(rows, columns, ends)
         return out if bias is None else add(out, bias, inplace=True)
@@ -101,8 +105,8 @@ class Mixture(Llama):
         (beyond,) = op.plain("ge", [ordered], [(pairs,)], "bool")
         beyond = op.unsqueeze(beyond, -1)  # rows of experts of other ranks, masked without any too
         self.tape.add("clamp", [ordered], [ordered])
-        own = op.masked_fill(own, beyond, inplace=True)
-        inner = op.masked_fill(self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered), beyond)
+        inner = self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered, beyond)
+        inner = op.masked_fill(inner, beyond)
         out = self._grouped(self._gated(inner), hidden, ends, ordered)
         out = mul(op.masked_fill(out, beyond), op.unsqueeze(shares, -1))
         back, numbers = (self.tape.constant(pairs, dtype="int64") for _ in range(2))
