@@ -39,6 +39,7 @@ NOT_READ = "bart"  # by tracing alone, at another length
 IN_PARTS = "bert-large-compiled"  # what compiled encoders attend by: parts, which is not modelled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "rows", "seconds", "share_of_bytes"),
     [("eager", 27, 0.06, 0.02), ("compiled", 8, 0.05, 0.05), ("lora", 4, 0.03, 0.01)],
