@@ -156,7 +156,7 @@ def _certificate(result: SearchResult) -> RenderableType:
     if outcome.counts["open"]:
         pairs.append(("still open", f"{outcome.counts['open']:,}"))
     if outcome.unproven:
-        pairs.append(("layer schedules not proven", f"in {outcome.unproven:,} pairs"))
+        pairs.append(("schedule or plan not proven", f"in {outcome.unproven:,} pairs"))
     if outcome.bound < float("inf"):
         pairs.append(("bound and gap", f"{result.amount(outcome.bound)}, {outcome.gap:.3%}"))
     recalled = ", kept from an earlier run" if outcome.recalled else ""

@@ -146,7 +146,8 @@ class CandidateTable:
     energy, dynamic
         Lower bounds in joules, with static power and without; empty unless energy is an objective.
     unproven
-        Scheduled candidates with a layer whose schedule is not proven to be the best.
+        Candidates with a layer schedule, or an assignment of layers to chunks, that is not proven
+        to be the best.
     """
 
     def __init__(

@@ -112,7 +112,8 @@ class Outcome(Brief):
     groups_placed: int
     """Chip groups with a strategy that was placed."""
     unproven: int
-    """Placed candidates with a layer whose schedule is not proven to be the best."""
+    """Placed candidates with a layer schedule, or an assignment of layers to chunks, that is not
+    proven to be the best."""
     history: tuple[Progress, ...]
     seconds: float
     notes: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ def fuse(
     for tensor in tensors:
         if not tensor.instead_of:
             stashed[tensor.producer] = stashed.get(tensor.producer, 0.0) + tensor.bytes
-    result_bytes = [spec.write_bytes for spec in specs]  # without what is stashed beside it
+    result_bytes = [spec.write_bytes for spec in specs]  # without what the backward pass keeps
     last_stage = [spec.name for spec in specs]
     for spec in specs:
         for source in set(spec.inputs):
