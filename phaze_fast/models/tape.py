@@ -230,6 +230,13 @@ class Tape(Recording):
         """Return values that depend on no weight: token ids, positions, masks."""
         return Tensor(self, shape, dtype)
 
+    def input(self, shape: Shape, dtype: str, strides: Shape = ()) -> Tensor:
+        """Return values that are given, and have a gradient."""
+        tensor = Tensor(self, shape, dtype, strides or None)
+        tensor.node = Node(math.inf, ())
+        self._writer[tensor.storage.key] = -1
+        return tensor
+
     # ---- recording ----
 
     def _array(self, tensor: Tensor) -> Array:
@@ -278,19 +285,24 @@ class Tape(Recording):
 
     # ---- the backward pass ----
 
-    def run_backward(self, loss: Tensor) -> None:
-        """Run the graph of autograd backward: the node that was created last runs first."""
+    def run_backward(self, loss: Tensor) -> dict[Node, Tensor | None]:
+        """Run the graph of autograd backward: the node that was created last runs first.
+
+        Returns the gradients of the result and of the leaves.
+        """
         self.backward = True
         if loss.node is None:
-            return  # nothing is trained
+            return {}  # nothing is trained
         waits = self._waiting_edges(loss.node)
         arrived: dict[Node, list[Tensor | None]] = {}
         arrived[loss.node] = [self.created(Tensor(self, loss.shape, loss.dtype))]
+        final = {loss.node: arrived[loss.node][0]}
         ready = [(-loss.node.sequence, 0, loss.node)]
         while ready:
             node = heapq.heappop(ready)[2]
             gradients = arrived.pop(node, [])
             if not node.edges:
+                final[node] = gradients[0]
                 continue
             self._node = node
             for edge, gradient in zip(node.edges, self._valid(node, gradients), strict=True):
@@ -305,6 +317,7 @@ class Tape(Recording):
                 if not waits[target]:
                     heapq.heappush(ready, (-target.sequence, id(target), target))
             self._node = None
+        return final
 
     def _waiting_edges(self, root: Node) -> dict[Node, int]:
         counts: dict[Node, int] = {}
