@@ -517,9 +517,10 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         """Refuse in-place writes to parameters and to tensors that the backward pass reads."""
         if not args or not isinstance(args[0], torch.Tensor):
             return
-        array = self._note(args[0])
-        target = "parameters" if array.parameter else "what the backward pass reads"
-        if array.parameter or array.storage in self._saved_storages:
+        storage = self._note(args[0]).storage
+        weights = storage in self.parameters  # a clone of them may be written
+        target = "parameters" if weights else "what the backward pass reads"
+        if weights or storage in self._saved_storages:
             raise InvalidInputError(
                 f"{self.title}: aten.{name} ({_calling_line()}) writes {target} in place, which is "
                 "not modelled"
