@@ -110,16 +110,14 @@ def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int
 
 def _attention(call: Any) -> Figures:
     q, k, v = (array.shape for array in call.reads[:3])
-    pairs, keys, width = math.prod(q[:-2]), float(k[-2]), q[-1] + v[-1]
-    window = int(call.options.get("window", 0))
-    if window:  # each query attends to the mean number of visible keys
-        keys = window - window * (window - 1) / (2.0 * q[-2])
+    pairs, keys, width = math.prod(q[:-2]), k[-2], q[-1] + v[-1]
+    window = int(call.options.get("window", 0))  # a mask says so: every score is computed
     flops = (5.0 if call.backward else 2.0) * pairs * q[-2] * keys * width
     kind = "attention-backward" if call.backward else "attention"
     return Figures(
         kind,
         "",
-        (pairs, q[-2], math.ceil(keys), max(width // 2, 1)),
+        (pairs, q[-2], keys, max(width // 2, 1)),
         flops,
         _bytes(call.reads),
         _bytes(call.writes),

@@ -13,14 +13,13 @@ zeros. Profiled on compiled Llama and GPT-2 steps (PyTorch 2.11).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from phaze_fast.models.decompose import MASK, Parts
+from phaze_fast.models.decompose import Parts
 from phaze_fast.models.operators import attention_in_parts
-from phaze_fast.models.recording import Array, Call
+from phaze_fast.models.recording import MASK, Array, Call, mask_load
 from phaze_fast.models.tape import Tape
 
 Code = Literal["own", "transformers", "transformers, loss apart"]
@@ -46,6 +45,8 @@ def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> li
     masks: dict[tuple[int, ...], Array] = {}
     step: list[Call] = []
     for call in calls:
+        if call.name == MASK:
+            continue  # masks are loaded as below, and made once for all layers
         if call.name == "attention":
             q, k, v = call.reads[:3]
             wide = [_per_head(q, array, parts) for array in (k, v)]
@@ -145,15 +146,7 @@ class _InParts:
 
 
 def _mask_loads(call: Call, q: Array, mask: Array, times: int) -> list[Call]:
-    """Return the loads of a mask by every head, which the products do not hide.
-
-    The backward pass has two, one for the gradients of queries and one for those of keys. Measured
-    on one H200 (PyTorch 2.11, cuDNN): 151 and 375 us of 153 and 379 in a block of GPT-2, 1,024
-    tokens, where the same attention without a mask takes 29 and 78.
-    """
-    shape = (*q.shape[:-3], times * q.shape[-3], *mask.shape[-2:])
-    loaded = replace(mask, shape=shape, held_bytes=math.prod(shape) * mask.item_bytes)
-    options = {"kind": "multiply", "function": "copy", "shape": shape}
+    loaded, options = mask_load(mask, (*q.shape[:-3], times * q.shape[-3]))
     return [replace(call, name=MASK, reads=(loaded,), writes=(), sources=(), options=options)]
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from phaze_fast.models.lora import Lora
-from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Recording
+from phaze_fast.models.recording import MASK, NEED_CONTIGUOUS, Array, Recording, mask_load
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4, "complex64": 8}
 """Bytes of an element by number format; a result has the later format of its operands."""
@@ -253,10 +253,19 @@ class Tape(Recording):
         arrays = list(map(self._array, reads))
         if not any(map(self.counts, arrays)):
             return
-        sequence = self._sequence - 1 if any(x.requires_grad for x in reads) else -1
-        if self.backward:
-            sequence = -1 if self._node is None else int(self._node.sequence)
+        sequence = self._node_number(any(x.requires_grad for x in reads))
         self.note(name, arrays, list(map(self._array, writes)), options, sequence)
+
+    def load_mask(self, mask: Tensor, heads: Shape, passes: int = 0) -> None:
+        """Record the loads of a mask by the heads of an attention."""
+        array = self._array(mask)
+        loaded, options = mask_load(array, heads, passes)
+        self.note(MASK, [loaded], [array] if passes else [], options, self._node_number(True))
+
+    def _node_number(self, tracked: bool) -> int:
+        if self.backward:
+            return -1 if self._node is None else int(self._node.sequence)
+        return self._sequence - 1 if tracked else -1
 
     def _copied(self, x: Tensor) -> Tensor:
         """Record the copy that PyTorch makes of a tensor for a kernel that needs it contiguous."""
