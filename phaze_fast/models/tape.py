@@ -311,7 +311,8 @@ class Tape(Recording):
             node = heapq.heappop(ready)[2]
             gradients = arrived.pop(node, [])
             if not node.edges:
-                final |= {node: gradient for gradient in gradients if gradient is not None}
+                if gradients and gradients[0] is not None:
+                    final[node] = gradients[0]
                 continue
             self._node = node
             for edge, gradient in zip(node.edges, self._valid(node, gradients), strict=True):
