@@ -26,6 +26,7 @@ Code = Literal["own", "transformers", "transformers, loss apart"]
 """Whose code a module is, and whether its loss is a graph of its own."""
 
 _MASK_BYTES = 2  # of an element; masks are added to the scores
+_MASKED = ("causal", "masked", "expands_mask")  # options of attention that has a mask if compiled
 _FORMATS = {2: "bfloat16", 4: "float32"}
 
 
@@ -47,8 +48,7 @@ def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> li
     for call in calls:
         if call.name == MASK:
             continue  # masks are loaded as below, and made once for all layers
-        hides = any(call.options.get(name) for name in ("causal", "window", "expands_mask"))
-        if call.name == "attention" and hides:
+        if call.name == "attention" and any(map(call.options.get, _MASKED)):
             q, k, v = call.reads[:3]
             wide = [_per_head(q, array, parts) for array in (k, v)]
             step += [

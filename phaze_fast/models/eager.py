@@ -131,6 +131,10 @@ def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = F
     [('embedding', 1), ('transformer.h.0', 48), ('head', 1)]
     """
     tokens = seq or model.seq
+    if model.patches is not None and tokens != model.seq:
+        raise InvalidInputError(
+            f"{model.name}: seq: {tokens} is not accepted; its images have {model.seq} tokens"
+        )
     if model.lora is not None and (model.lora.bits == 4 or "experts" in model.lora.targets):
         what = "experts" if model.lora.bits == 16 else "4-bit weights"
         raise InvalidInputError(

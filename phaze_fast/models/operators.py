@@ -570,6 +570,41 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return _run("bmm", [a, b], out, backward, needs=[(0, b), (1, a)])
 
 
+def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Scaled product of pairs of matrices plus a bias without gradient."""
+    out = Tensor(a.tape, (a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+
+    def backward(_: Node, g: Tensor) -> list[Tensor | None]:
+        first = _times(bmm(g, transpose(b, 1, 2)))
+        return [None, first, _times(bmm(transpose(a, 1, 2), g))]
+
+    return _run("baddbmm", [bias, a, b], out, backward, needs=[(2, a), (1, b)])
+
+
+def bloom_gelu(x: Tensor) -> Tensor:
+    """GELU's tanh form by an autograd function that saves its input alone."""
+    tape, one = x.tape, _times
+
+    def inner() -> Tensor:
+        scaled, cube = one(x), one(one(x), x)
+        return one(one(scaled, one(cube, name="add")), name="tanh")
+
+    def backward(g: Tensor) -> list[Tensor]:
+        shares = inner()
+        half, slope = one(x), one(one(shares, shares), name="rsub")
+        slope = one(half, one(slope, one(one(one(x), x), name="add")))
+        return [one(one(slope, one(one(shares, name="add")), name="add"), g)]
+
+    node, first = tape.node([x]), len(tape.calls)
+    tape.save(node, x)
+    out = one(one(x), one(inner(), name="add"))
+    if node is not None:  # all of it belongs to one node
+        own = int(node.sequence)
+        tape.calls[first:] = [replace(call, sequence=own) for call in tape.calls[first:]]
+    _joined(node, [out], lambda gradients: backward(gradients[0]))
+    return out
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Products of the last two dimensions; earlier ones are repeated as needed."""
     batch = broadcast(a.shape[:-2], b.shape[:-2])
@@ -658,10 +693,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     return out
 
 
-def masked(scores: Tensor, mask: Tensor) -> Tensor:
+def masked(scores: Tensor, mask: Tensor, **options: Any) -> Tensor:
     """Add a causal mask to scores."""
     out = _result(scores, mask)
-    return _run("add", [scores, mask], out, lambda _, g: [g, None])
+    return _run("add", [scores, mask], out, lambda _, g: [g, None], **options)
 
 
 def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:

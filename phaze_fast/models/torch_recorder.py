@@ -303,7 +303,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         arrays = [x for x in (query, key, value, mask) if x is not None and x.shape[-1] > 1]
         if any(x.stride(-1) != 1 for x in arrays):  # fused kernels read rows that lie together
             return _attend_in_parts(query, key, value, mask, dropout, causal)
-        seen = {"causal": causal, "dropout": bool(dropout)}
+        seen = {"causal": causal, "dropout": bool(dropout), "masked": mask is not None}
         seen["expands_mask"] = mask is None and not causal and self.recorder.expands_mask()
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
@@ -454,6 +454,8 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         self._numbered = 0
         self.freed: dict[int, int] = {}
         """Number of operators that ran before each storage was freed."""
+        self.custom = False
+        """Whether the forward pass of a custom autograd function runs."""
         self._temporaries = 0  # copies inside of operators: storages numbered from -1 down
         for part in module.parameters():
             key = self._note(part).storage
@@ -556,6 +558,7 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         elif torch.Tag.pointwise in func.tags:
             options = {"element_wise": True}
         tracked = torch.is_grad_enabled() and _any_tracked([*args, *kwargs.values()])
+        tracked = tracked or self.custom
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options, tracked)
         return out
 
@@ -698,18 +701,26 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
 
 
 @contextmanager
-def _no_custom_gradients(name: str) -> Iterator[None]:
-    """Refuse custom autograd functions, whose saved tensors are not visible to hooks."""
+def _custom_gradients(recorder: Recorder) -> Iterator[None]:
+    """Refuse custom autograd functions that hold tensors which hooks do not see."""
     function: Any = torch.autograd.Function
     original = function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.split(".")[0] not in ("torch", "phaze_fast"):
+        before, recorder.custom = recorder.custom, True
+        out = original.__get__(None, cls)(*args, **kwargs)
+        recorder.custom = before
+        node = next((x.grad_fn for x in _tensors(out) if x.grad_fn is not None), None)
+        own = cls.__module__.split(".")[0] in ("torch", "phaze_fast")
+        if not own and any(
+            isinstance(x, torch.Tensor) for x in getattr(node, "__dict__", {}).values()
+        ):
             raise InvalidInputError(
-                f"{name}: {cls.__qualname__} ({_calling_line()}) is a torch.autograd.Function, "
-                "whose gradient is not modelled; expected operators that PyTorch differentiates"
+                f"{recorder.title}: {cls.__qualname__} ({_calling_line()}) is a "
+                "torch.autograd.Function that holds tensors as attributes, which are not seen; "
+                "expected ctx.save_for_backward"
             )
-        return original.__get__(None, cls)(*args, **kwargs)
+        return out
 
     function.apply = classmethod(apply)
     try:
@@ -739,7 +750,7 @@ def record_step(
     recorder.title = name
     recorder.enter_inputs([*inputs, *kwargs.values()])
     try:
-        with recorder.watching(), _no_custom_gradients(name), Functions(recorder), recorder:
+        with recorder.watching(), _custom_gradients(recorder), Functions(recorder), recorder:
             with torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda x: x):
                 loss = loss_of(module(*inputs, **kwargs))
             recorder.backward = True

@@ -35,6 +35,7 @@ FAMILIES: dict[str, type[Llama]] = {
     "gpt_neo": gpt.GPTNeo,
     "falcon": gpt.Falcon,
     "mpt": gpt.Mpt,
+    "bloom": gpt.Bloom,
     "qwen3_moe": mixtures.Qwen3Moe,
     "qwen2_moe": mixtures.Qwen2Moe,
     "mixtral": mixtures.Mixtral,

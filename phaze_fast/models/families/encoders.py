@@ -221,7 +221,7 @@ class T5(Llama):
                 seen = op.where(hidden, bias[0], causal=True, window=0) if causal else bias[0]
                 out = op.attention_in_parts(q, k, v, seen, drops)
             else:
-                out = op.attention(q, k, v, causal=False, dropout=drops, expands_mask=True)
+                out = op.attention(q, k, v, causal=False, dropout=drops, masked=True)
             out = contiguous(op.transpose(out, 1, 2))
         return self._project("o", contiguous(reshape(out, self.samples, self.seq, -1)), m.hidden)
 

@@ -326,6 +326,46 @@ class Falcon(Llama):
         return add(x, self._drop(both, "hidden_dropout"))
 
 
+class Bloom(Falcon):
+    """Explicit attention whose products add a bias that falls with the distance."""
+
+    attention_drops, residual_drops = "attention_dropout", "hidden_dropout"
+
+    def _embedded(self) -> Tensor:
+        return self._norm("word_embeddings_layernorm", super()._embedded())
+
+    def _attention(self, x: Tensor) -> Tensor:
+        m, lead = self.model, (self.samples, self.seq)
+        both = self._project("query_key_value", x, 3 * m.hidden, bias=True)
+        both = view(both, *lead, m.heads, 3, m.head_width)
+        parts = [transpose(op.select(both, 3), 1, 2) for _ in range(3)]
+        q, k, v = (reshape(one, self.samples * m.heads, self.seq, m.head_width) for one in parts)
+        bias = self.tape.constant(self.samples * m.heads, 1, self.seq)
+        scores = op.baddbmm(bias, q, transpose(k, 1, 2))
+        scores = view(scores, self.samples, m.heads, self.seq, -1)
+        scores = op.masked(scores, self._mask(), causal=True, window=0)
+        shares = to(op.softmax(scores, _FLOAT), q.dtype)
+        shares = self._dropped("attention_dropout", shares, self.attention_drops)
+        rows = op.bmm(view(shares, -1, self.seq, self.seq), v)
+        rows = permute(view(rows, self.samples, m.heads, self.seq, -1), 0, 2, 1, 3)
+        out = self._project("dense", reshape(rows, *lead, m.hidden), m.hidden, bias=True)
+        return self._drop(out, self.residual_drops)
+
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
+        x = self._run("gelu_impl", op.bloom_gelu, self._project("dense_h_to_4h", x, width, True))
+        return self._drop(
+            self._project("dense_4h_to_h", x, self.model.hidden, True), self.residual_drops
+        )
+
+    def _block(self, x: Tensor) -> Tensor:
+        rows = self._norm(self.first_norm, x)
+        with self.tape.module(self.attention_name):
+            x = add(x, self._attention(rows))
+        rows = self._norm(self.second_norm, x)
+        with self.tape.module(self.mlp_name):
+            return add(x, self._mlp(rows, self.model.ffn))
+
+
 def view_or_copy(x: Tensor) -> Tensor:
     """Reshape to the same shape, which is a view."""
     return reshape(x, *x.shape)
