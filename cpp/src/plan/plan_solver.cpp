@@ -10,10 +10,12 @@ namespace {
 
 constexpr double kLoose = 1.0 + 1e-9;
 
-// Up to kFew assignments are enumerated; up to kMost where no other method applies. Sums in another
-// order differ by less than kTie, and of many assignments one is faster if it is by twice that.
+// Up to kFew assignments are enumerated; up to kMost where they are not searched. Those of up to
+// kSearchedChunks chunks are. Sums in another order differ by less than kTie, and of many
+// assignments one is faster if it is by twice that.
 constexpr int kFew = 128;
 constexpr int kMost = 1024;
+constexpr int kSearchedChunks = 16;
 constexpr double kTie = 5e-13;
 
 // The binomial coefficient C(all, some), or some value above kMost if it exceeds that.
@@ -820,8 +822,9 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
 }
 
 // Tries assignments with the embedding and the head counted as layers or not. If there are many,
-// the search starts with some that are mostly good: as even as possible, and with consecutive
-// longer chunks, cyclically from the last chunk to the first.
+// the search starts with some that are mostly good: by load, as even as possible, and with
+// consecutive longer chunks, cyclically from the last chunk to the first. Beyond what is searched
+// these are all that are compared.
 void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s,
                                PlacedPlan* best) {
   const auto count = static_cast<int>(extra_.size());
@@ -846,11 +849,12 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
   }
   spread_evenly(total);
   offer_cut();
-  for (int begin = 0; begin < count && count <= 48; ++begin) {
+  for (int begin = 0; begin < count; ++begin) {
     for (int c = 0; c < count; ++c) extra_[at((begin + c) % count)] = c < extras ? 1 : 0;
     offer_cut();
   }
-  if (!tree_.applies() || work_ == 0) {
+  if (!tree_.applies()) return;
+  if (work_ == 0) {
     best->open_s = 0.0;
     return;
   }
@@ -889,7 +893,7 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
 
 bool AssignmentTree::applies() const noexcept {
   return on_.space->equal_blocks && on_.space->chain && on_.space->free_cuts &&
-         on_.record().vpp <= 8 && on_.stages > 1;
+         places_of(on_.record()) <= kSearchedChunks && on_.stages > 1;
 }
 
 void AssignmentTree::start(int first, int base, int extras, double limit_s) {
