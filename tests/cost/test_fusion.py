@@ -17,7 +17,6 @@ from phaze_fast.cost import (
     best_cuts,
     group_traffic,
     product_bytes,
-    trained_chain,
 )
 from phaze_fast.errors import InvalidInputError
 
@@ -186,22 +185,6 @@ def test_bytes_are_at_least_compulsory_and_narrow_sums_never_move_more(m, d, c, 
 def test_the_best_cuts_never_move_more_than_no_fusion(m, d, c, j, size):
     bytes_of = of_mlp(m, d, c, j, size)
     assert best_cuts(2, bytes_of).hbm_bytes <= bytes_of(0, 1) + bytes_of(1, 2)
-
-
-@given(SIZES, SIZES, SIZES, SIZES, st.integers(100, 10**6))
-def test_recomputing_inside_a_group_is_chosen_only_where_it_moves_less(m, d, c, j, size):
-    best = trained_chain(m, d, c, j, size, EXACT)
-    array = 2.0 * m * c
-    back = one(FusedGroup(m, j, c, d, moved_bytes=2 * array), size)
-    again = one(FusedGroup(m, j + d, c, d, held=2, moved_bytes=2 * array), size)
-    gradients = alone(c, m, j, size) + alone(d, m, c, size)
-    stashed = one(FusedGroup(m, d, c, j, moved_bytes=2 * array), size) + back + gradients
-    recomputed = one(FusedGroup(m, d, c, j), size) + again + gradients
-    singles = alone(m, d, c, size) + alone(m, c, j, size) + alone(m, j, c, size)
-    apart = singles + alone(m, c, d, size) + 2 * array + gradients
-    assert best.hbm_bytes <= min(stashed, recomputed, apart)
-    if best.recomputed and best.forward_fused and best.backward_fused:
-        assert best.hbm_bytes == recomputed < stashed
 
 
 def test_bad_groups_are_refused():
