@@ -268,8 +268,6 @@ def place_published(
     micro_batches: _Array,
     width: _Array,
     recompute: _Array,
-    stages: _Array,
-    replicas: _Array,
     threads: int,
 ) -> list[PublishedAnswer]: ...
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, check_type
 from phaze_fast.explore import Budget, Progress, best_pair, find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
@@ -204,26 +203,19 @@ def _checked(
     if not listed:
         raise InvalidInputError("model: none is not accepted; expected at least one")
     for each in listed:
-        _check_type("model", each, Model | str, "a TransformerModel or the name of one")
+        check_type("model", each, Model | str, "a TransformerModel or the name of one")
     if space is None or not isinstance(space, ArchitectureSpace):
         space = "published" if space is None else space
-        _check_type("space", space, str | Path, "ArchitectureSpace, or the name or file of one")
+        check_type("space", space, str | Path, "ArchitectureSpace, or the name or file of one")
         space = ArchitectureSpace.load(space)
     usual_cluster, usual_training = paper_setup()
     cluster = usual_cluster if cluster is None else cluster
-    _check_type("cluster", cluster, Cluster, "Cluster")
+    check_type("cluster", cluster, Cluster, "Cluster")
     training = usual_training if training is None else training
-    _check_type("training", training, Training, "Training")
+    check_type("training", training, Training, "Training")
     loaded = [load(each) if isinstance(each, str) else each for each in listed]
     planned = [planned_model(each, training.software, training.seq) for each in loaded]
     return planned, space, cluster, training
-
-
-def _check_type(argument: str, value: object, accepted: type | UnionType, expected: str) -> None:
-    if not isinstance(value, accepted):
-        raise InvalidTypeError(
-            f"{argument}: {type(value).__name__} is not accepted; expected {expected}"
-        )
 
 
 def _intervals(
@@ -319,10 +311,7 @@ def compare(
     >>> sorted(compare(found).baselines)
     ['built', 'hand_plan', 'megatron_plan', 'our_plan']
     """
-    if not isinstance(found, SearchResult):
-        raise InvalidTypeError(
-            f"found: {type(found).__name__} is not accepted; expected what search() gave"
-        )
+    check_type("found", found, SearchResult, "what search() gave")
     if found.objective != "time":
         raise InvalidInputError(
             f"found: a search for the least {found.objective} is not accepted; expected one for "

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_one_of, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_one_of, check_type, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
 from phaze_fast.planning import Plan, Training, plan
@@ -95,12 +95,8 @@ class Point:
 
     def __post_init__(self) -> None:
         for name, kind in _TYPES.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise InvalidTypeError(
-                    f"{name}: {type(value).__name__} is not accepted; expected a "
-                    f"{getattr(kind, '__name__', 'TransformerModel')}"
-                )
+            expected = getattr(kind, "__name__", "TransformerModel")
+            check_type(name, getattr(self, name), kind, f"a {expected}")
         if self.cluster.chip is None:
             raise InvalidInputError("cluster.chip: missing; expected a cluster with its chip")
 
@@ -294,10 +290,7 @@ def _name_of(evaluate: Any) -> str:
 
 def _check(points: Sequence[Point], chunk: int, evaluate: Evaluate) -> None:
     for at, point in enumerate(points):
-        if not isinstance(point, Point):
-            raise InvalidTypeError(
-                f"points[{at}]: {type(point).__name__} is not accepted; expected a Point"
-            )
+        check_type(f"points[{at}]", point, Point, "a Point")
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
         raise InvalidInputError(f"chunk: {chunk!r} is not accepted; expected 1 or more")
     if not callable(evaluate):

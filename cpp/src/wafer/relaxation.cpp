@@ -381,8 +381,4 @@ MapBound Relaxation::bound(double theta, double phi, double price, double enough
   return impl_->bound(theta, phi, price, enough);
 }
 
-MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price) {
-  return Relaxation(mapping).bound(theta, phi, price);
-}
-
 }  // namespace phaze

@@ -14,7 +14,7 @@ import numpy as np
 from phaze_fast import _core, models
 from phaze_fast.cost import estimate_costs
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_type, not_accepted
 from phaze_fast.hardware import Accelerator
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
@@ -197,10 +197,7 @@ class WaferTraining:
         for name, value in (("global_batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not (isinstance(value, int) and 1 <= value <= 2**24):
                 raise not_accepted(name, value, "a whole number from 1 to 2^24")
-        if not isinstance(self.optimizer, str):
-            raise InvalidTypeError(
-                f"optimizer: {type(self.optimizer).__name__} is not accepted; expected a name"
-            )
+        check_type("optimizer", self.optimizer, str, "a name")
         spec = optimizer(self.optimizer)
         if spec.vector_state_bytes is not None or spec.newton_schulz_steps is not None:
             raise not_accepted(
