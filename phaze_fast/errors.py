@@ -10,7 +10,7 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
-_MOST_LISTED = 24
+_MOST_LISTED = 28
 """Of more names than this only the nearest three are named."""
 
 
