@@ -386,10 +386,10 @@ def plan_model(
                 raise InvalidInputError(f"{option}: works with one chip; {where.chip} is several")
 
     def find(cluster: Cluster) -> Callable[..., Plans]:
-        asked = {"framework": framework, "headroom": listing.headroom}
         return lambda **hooks: plan(
-            loaded, cluster, training, listing.top, listing.threads, **asked, **hooks
-        )
+            loaded, cluster, training, listing.top, listing.threads,
+            framework=framework, headroom=listing.headroom, **hooks,
+        )  # fmt: skip
 
     compared, stopped = [], False
     for one, cluster in zip(budgets, clusters, strict=True):
