@@ -478,12 +478,13 @@ class PlanSpace:
     def estimate_even(
         self,
         times: object,
-        layout: _Array,
         variant: _Array,
         usable_bytes: float,
-        free: Sequence[object],
+        free: object,
+        place: _Array,
+        status: _Array,
         threads: int,
-    ) -> _Array: ...
+    ) -> tuple[_Array, _Array]: ...
     def estimate(
         self,
         times: object,

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Iterable
 from types import UnionType
 
-_MOST_LISTED = 24
+_MOST_LISTED = 28
 """Of more names than this only the nearest three are named."""
 
 

@@ -51,6 +51,7 @@ class PassSums {
   struct Seconds {
     double forward, plain, weight_grad, unused;
   };
+  std::vector<Seconds> by_kind_;  // scratch; then the last layer
 
   double backward_part(int v, int i, int j) const noexcept {
     const std::size_t first = at(v) * before_.size();
@@ -123,6 +124,7 @@ class PlanSums : public PassSums {
   struct After {
     double sync, step, own_step;
   };
+  std::vector<After> by_kind_;  // scratch; then the last layer
 
   void find_fastest(const KindTimes& times);
   void add_costs(const KindTimes& times);
