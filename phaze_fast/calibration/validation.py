@@ -297,8 +297,8 @@ def compare_predictions(validation: RunValidation, path: Path | str) -> tuple[Ru
         Our predictions of the table.
     path
         CSV with the other model's: ``row``, the line of the run in its table (the header is line
-        1), and ``step_s``, ``memory_bytes`` or ``memory_gib``, and ``fits`` (yes or no), each as far
-        as it is predicted.
+        1), and as far as they are predicted ``step_s``, ``memory_bytes`` or ``memory_gib``, and
+        ``fits`` (yes or no).
 
     Returns
     -------
