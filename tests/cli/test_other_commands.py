@@ -124,7 +124,7 @@ PLAN = "plan gpt2-small --devices 8 --global-batch 32 --top 1"
         (f"{PREDICT} --chip h100", CARRIED),
         (f"{PREDICT} --chip h200", ""),
         (f"{PLAN} --chip tpuv6e", "tpuv6e: not fitted to measurements"),
-        (f"{PLAN} --chip mi300x", "only sustained_flops, hbm_share are fitted"),
+        (f"{PLAN} --chip mi300x", "of this chip: sustained_flops, hbm_share;"),
         (f"{PLAN} --chip h200", ""),
         ("show chip h20", "carried over from"),
         ("show chip h20", "dgx-h100"),
