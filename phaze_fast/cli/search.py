@@ -103,8 +103,9 @@ _STEPS = {
 
 def _hbm(design: Design) -> str:
     hbm = design.chip.hbm
-    rate = format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm is not None else ""
-    return f"{format_bytes(design.hbm_bytes)}, {rate}"
+    if hbm is None:
+        return "none"
+    return f"{format_bytes(design.hbm_bytes)}, {format_bandwidth(hbm.bandwidth_bytes_per_s)}"
 
 
 def _chip_cells(design: Design) -> list[str]:

@@ -108,15 +108,13 @@ class _InParts:
     def __init__(self, call: Call, operands: Sequence[Array], parts: Parts) -> None:
         self._call, self._parts, self._tape = call, parts, Tape()
         tape = self._tape
-        tensors = [tape.input(a.shape, _FORMATS[a.item_bytes], a.strides) for a in operands]
-        mask = tape.constant(*(1,) * len(operands[0].shape))
-        out = attention_in_parts(*tensors, mask, bool(call.options.get("dropout")))
+        q, k, v = (tape.input(a.shape, _FORMATS[a.item_bytes], a.strides) for a in operands)
+        mask = tape.constant(*(1,) * len(q.shape))
+        out = attention_in_parts(q, k, v, mask, bool(call.options.get("dropout")))
         gradients = tape.run_backward(out)
-        self._gradients = [gradients[x.node] for x in (out, *tensors)]
-        self._storages = {
-            x.storage.key: a.storage
-            for x, a in zip((*tensors, out), (*operands, call.writes[0]), strict=True)
-        }
+        self._gradients = [gradients[x.node] for x in (out, q, k, v) if x.node is not None]
+        pairs = zip((q, k, v, out), (*operands, call.writes[0]), strict=True)
+        self._storages = {x.storage.key: array.storage for x, array in pairs}
 
     def forward(self) -> list[Call]:
         """Return the operators of the forward pass."""
@@ -130,14 +128,13 @@ class _InParts:
         return self._spliced(call, backward=True)
 
     def _spliced(self, call: Call, backward: bool) -> list[Call]:
-        return [
-            replace(
-                call, name=one.name, options=one.options,
-                reads=tuple(map(self._moved, one.reads)), writes=tuple(map(self._moved, one.writes)),
-            )
-            for one in self._tape.calls
-            if one.backward == backward
-        ]  # fmt: skip
+        calls = []
+        for one in self._tape.calls:
+            if one.backward == backward:
+                reads, writes = (tuple(map(self._moved, x)) for x in (one.reads, one.writes))
+                own = replace(call, name=one.name, options=one.options)
+                calls.append(replace(own, reads=reads, writes=writes))
+        return calls
 
     def _moved(self, array: Array) -> Array:
         if array.storage not in self._storages:

@@ -294,7 +294,7 @@ class Tape(Recording):
 
     # ---- the backward pass ----
 
-    def run_backward(self, loss: Tensor) -> dict[Node, Tensor | None]:
+    def run_backward(self, loss: Tensor) -> dict[Node, Tensor]:
         """Run the graph of autograd backward: the node that was created last runs first.
 
         Returns the gradients of the result and of the leaves.
@@ -304,14 +304,15 @@ class Tape(Recording):
             return {}  # nothing is trained
         waits = self._waiting_edges(loss.node)
         arrived: dict[Node, list[Tensor | None]] = {}
-        arrived[loss.node] = [self.created(Tensor(self, loss.shape, loss.dtype))]
-        final = {loss.node: arrived[loss.node][0]}
+        final = {loss.node: self.created(Tensor(self, loss.shape, loss.dtype))}
+        arrived[loss.node] = [final[loss.node]]
         ready = [(-loss.node.sequence, 0, loss.node)]
         while ready:
             node = heapq.heappop(ready)[2]
             gradients = arrived.pop(node, [])
             if not node.edges:
-                final[node] = gradients[0]
+                if gradients and gradients[0] is not None:
+                    final[node] = gradients[0]
                 continue
             self._node = node
             for edge, gradient in zip(node.edges, self._valid(node, gradients), strict=True):

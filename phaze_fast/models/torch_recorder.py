@@ -287,7 +287,9 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
         bias = mask if mask is not None and mask.requires_grad else None
-        windowed = mask.new_empty(mask.shape, dtype=query.dtype) if seen.get("window") else None
+        windowed = None  # a boolean mask becomes one of numbers
+        if mask is not None and seen.get("window"):
+            windowed = mask.new_empty(mask.shape, dtype=query.dtype)
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
             query, key, value, bias, windowed, seen, self.recorder
         )

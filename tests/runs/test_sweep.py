@@ -67,14 +67,16 @@ def test_rows_say_what_plans_say():
 
 
 def test_infeasible_and_broken_points_are_rows():
-    small, wafer = point(), Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
-    without_hbm = Point(small.model, wafer, small.training)
-    points = [small, point(model="llama2-70b", devices=2), without_hbm]
+    small, empty = point(), pf.presets.chip("dojo-d1").to_dict()
+    empty["tensor_core"]["local_buffer_bytes"] = 0
+    nowhere = Cluster(devices=1, fabric="dgx-h100", chip=pf.Accelerator.from_dict(empty))
+    without_memory = Point(small.model, nowhere, small.training)
+    points = [small, point(model="llama2-70b", devices=2), without_memory]
     good, large, odd = sweep(points).rows
     assert [row["status"] for row in (good, large, odd)] == ["optimal", "infeasible", "error"]
     assert (good["reason"], large["time_s"]) == ("", None)
     assert "too much" in large["reason"]
-    assert "no HBM" in odd["reason"]
+    assert "no memory" in odd["reason"]
     assert sweep(points[1:2] + points[:1]).rows == [large, good]
 
 
