@@ -43,7 +43,6 @@ MAP_OP_DTYPE: Final[np.dtype[Any]]
 MAP_EDGE_DTYPE: Final[np.dtype[Any]]
 MAP_RULES_DTYPE: Final[np.dtype[Any]]
 MAP_SCORE_DTYPE: Final[np.dtype[Any]]
-MAP_STREAMS_DTYPE: Final[np.dtype[Any]]
 ROLES: Final[tuple[str, ...]]
 WEIGHT_MODES: Final[tuple[str, ...]]
 OUTPUTS: Final[tuple[str, ...]]
@@ -269,8 +268,6 @@ def place_published(
     micro_batches: _Array,
     width: _Array,
     recompute: _Array,
-    stages: _Array,
-    replicas: _Array,
     threads: int,
 ) -> list[PublishedAnswer]: ...
 
@@ -400,9 +397,6 @@ class Mapping:
     ) -> None: ...
     def assign(self, op_mappings: _Array) -> None: ...
     def change(self, op: int, op_mapping: _Array) -> None: ...
-    def set_others(
-        self, sum_s: float, slowest_s: float, tail_s: float, streams: _Array | None = None
-    ) -> None: ...
     def op_mappings(self) -> _Array: ...
     def choices(self, op: int) -> _Array: ...
     def legal(self, op: int, op_mapping: _Array) -> bool: ...

@@ -236,14 +236,14 @@ def problems_of(
     Raises
     ------
     InfeasibleError
-        Where no chip has more HBM than is reserved.
+        Where no chip has more memory than is reserved.
     InvalidInputError
         Where both the step and the chips set a number format.
     """
     capacities = tuple(int(c) for c in groups.capacities)
     if max(capacities) <= training.reserved_bytes:
         raise InfeasibleError(
-            f"no chip has more HBM than reserved_bytes, {training.reserved_bytes}; the largest has "
+            f"no chip has more memory than reserved_bytes, {training.reserved_bytes}; the largest has "
             f"{max(capacities)}"
         )
     precision = training.precision.name

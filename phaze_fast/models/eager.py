@@ -141,7 +141,8 @@ def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = F
             f"{model.name}: seq: {tokens} is more than the {model.max_positions} positions of "
             f"{model.name}"
         )
-    graph = _graph(model.replace(seq=tokens), "compiled" if compiles else "eager")
+    own = model.replace(seq=tokens, mtp_layers=0)  # transformers predicts one token
+    graph = _graph(own, "compiled" if compiles else "eager")
     if model.lora is not None and graph.trained_parameters() != model.trained_parameters():
         raise InvalidInputError(
             f"lora: {model.name}: not all adapters of {_family(model)} are known; trace the module "

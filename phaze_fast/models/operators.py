@@ -603,7 +603,8 @@ def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, drops: boo
 def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     """Fused attention as one operator, with the logarithms of its sums.
 
-    The dimensions of its output lie in memory as those of the queries do.
+    The dimensions of its output lie in memory as those of the queries do. A window is a boolean
+    mask, of which autograd saves a copy in numbers.
     """
     tape, shape = q.tape, (*q.shape[:-1], v.shape[-1])
     order = sorted(range(len(shape)), key=lambda dim: (-q.strides[dim], dim))
@@ -611,17 +612,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     strides = tuple(dense[order.index(dim)] for dim in range(len(shape)))
     out = Tensor(tape, shape, q.dtype, strides)
     sums = Tensor(tape, q.shape[:-1], "float32")
+    masks = [tape.constant(q.shape[0], 1, q.shape[-2], k.shape[-2])] if seen.get("window") else []
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
         like = [
             Tensor(tape, x.shape, x.dtype, elementwise_strides(x.shape, [x])) for x in (q, k, v)
         ]
+        for mask in masks:
+            tape.load_mask(mask, (q.shape[0], 2 * q.shape[1]))
         tape.add("attention_backward", [q, k, v, out, sums, g], like, **seen)
         return like
 
     node = tape.node([q, k, v])
+    for mask in masks:
+        tape.load_mask(mask, q.shape[:2], recording.CONVERTED)
     tape.add("attention", [q, k, v], [out, sums], **seen)
-    tape.save(node, q, k, v, out, sums)
+    tape.save(node, q, k, v, out, sums, *masks)
     if node is not None:
         _joined(node, [out], lambda gradients: backward(node, gradients[0]))
     return out

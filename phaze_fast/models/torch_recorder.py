@@ -26,7 +26,15 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Recording, safe_softmax
+from phaze_fast.models.recording import (
+    CONVERTED,
+    MASK,
+    NEED_CONTIGUOUS,
+    Array,
+    Recording,
+    mask_load,
+    safe_softmax,
+)
 from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
@@ -172,11 +180,15 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, seen: Any, recorder: Any) -> Any:
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, seen: Any, recorder: Any
+    ) -> Any:
         """Record the operator."""
         out = _laid_out_like(q, v.shape[-1])
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.save_for_backward(q, k, v, out, sums, mask)
+        if mask is not None:
+            recorder.load_mask(mask, q.shape[:-2], CONVERTED)
         ctx.seen, ctx.recorder = seen, recorder
         ctx.bias_shape = None if bias is None else bias.shape
         reads, writes = recorder.arrays([q, k, v]), recorder.arrays([out, sums])
@@ -186,15 +198,17 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         """Record its gradient."""
-        q, k, v, out, sums = ctx.saved_tensors
+        q, k, v, out, sums, mask = ctx.saved_tensors
         gradients = [torch.empty_like(x) for x in (q, k, v)]
         if ctx.bias_shape is not None:
             gradients.append(q.new_empty((*q.shape[:-1], k.shape[-2])))
         recorder = ctx.recorder
+        if mask is not None:
+            recorder.load_mask(mask, (*q.shape[:-3], 2 * q.shape[-3]))
         reads = recorder.arrays([q, k, v, out, sums, gradient])
         recorder.add("attention_backward", reads, recorder.arrays(gradients), ctx.seen)
         of_bias = gradients[3].sum_to_size(ctx.bias_shape) if ctx.bias_shape is not None else None
-        return (*gradients[:3], of_bias, None, None)
+        return (*gradients[:3], of_bias, None, None, None)
 
 
 def _attend_in_parts(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool) -> Any:
@@ -273,8 +287,11 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
         bias = mask if mask is not None and mask.requires_grad else None
+        windowed = None  # a boolean mask becomes one of numbers
+        if mask is not None and seen.get("window"):
+            windowed = mask.new_empty(mask.shape, dtype=query.dtype)
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
-            query, key, value, bias, seen, self.recorder
+            query, key, value, bias, windowed, seen, self.recorder
         )
 
 
@@ -517,9 +534,10 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         """Refuse in-place writes to parameters and to tensors that the backward pass reads."""
         if not args or not isinstance(args[0], torch.Tensor):
             return
-        array = self._note(args[0])
-        target = "parameters" if array.parameter else "what the backward pass reads"
-        if array.parameter or array.storage in self._saved_storages:
+        storage = self._note(args[0]).storage
+        weights = storage in self.parameters  # a clone of them may be written
+        target = "parameters" if weights else "what the backward pass reads"
+        if weights or storage in self._saved_storages:
             raise InvalidInputError(
                 f"{self.title}: aten.{name} ({_calling_line()}) writes {target} in place, which is "
                 "not modelled"
@@ -605,6 +623,12 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
             )
         sequence = self._sequence() if tracked or self.backward else -1
         self.note(name, reads, writes, options, sequence, "" if self.backward else _calling_line())
+
+    def load_mask(self, mask: Any, heads: Any, passes: int = 0) -> None:
+        """Record the loads of a mask by the heads of an attention."""
+        array = self._note(mask)
+        loaded, options = mask_load(array, tuple(heads), passes)
+        self.add(MASK, [loaded], [array] if passes else [], options)
 
     def _sequence(self) -> int:
         if not self.backward:

@@ -366,7 +366,8 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     ]
     if any(name not in ("1f1b", "zb-h1") for name in training.schedule):
         texts.append(
-            "every assignment of layers to chunks that differ by one layer at most (other "
-            "schedules)"
+            "assignments of layers to chunks that differ by one layer at most (other schedules): "
+            "all, or, of more than 16 chunks or 1,024 assignments of unlike blocks, those with the "
+            "longer chunks one after another, spread evenly, or by load"
         )
     return "; ".join(texts)

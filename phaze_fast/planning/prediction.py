@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,62 +63,6 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
 
 
-def stages_by_work(work: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Divide layers over stages so that the largest work of a stage is least.
-
-    Parameters
-    ----------
-    work
-        Of each layer, in order.
-    stages
-        How many, at most as many as layers; each gets at least one layer.
-
-    Returns
-    -------
-    tuple of int
-        Layers of each stage; early stages get more where several divisions are equally good.
-
-    Examples
-    --------
-    >>> stages_by_work([0, 1, 1, 1, 1, 2], 3)
-    (3, 2, 1)
-    """
-
-    def filled(most: float) -> list[int]:
-        """Fill stage after stage up to `most`; the last gets what is left."""
-        counts, at = [], 0
-        for after in range(stages - 1, -1, -1):
-            first, sum_here = at, 0.0
-            while at < len(work) - after and (at == first or sum_here + work[at] <= most):
-                sum_here += work[at]
-                at += 1
-            counts.append(at - first)
-        return [*counts[:-1], counts[-1] + len(work) - at]
-
-    def largest(counts: Sequence[int]) -> float:
-        ends = [0, *accumulate(counts)]
-        return max(sum(work[a:b]) for a, b in pairwise(ends))
-
-    low, high = max(work), float(sum(work))
-    for _ in range(40):
-        middle = (low + high) / 2.0
-        if largest(filled(middle)) <= middle:
-            high = middle
-        else:
-            low = middle
-    return tuple(filled(high))
-
-
-def _stages_of_software(spec: PlanSpec, sizes: StrategySizes) -> tuple[int, ...] | None:
-    """Return the layers of each stage as the software divides them; None: evenly."""
-    graph = sizes.graph
-    if spec.software.stage_division == "even" or spec.pp == 1 or spec.vpp > 1:
-        return None
-    if spec.pp > len(graph.order):
-        return None
-    return stages_by_work([graph.layers[kind].forward.flops for kind in graph.order], spec.pp)
-
-
 def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Placed:
     """Find where the stages of a given plan begin, and what each recomputes."""
     sizes = evaluator.sizes[0]
@@ -126,7 +70,7 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
     variant = recompute_code(str(spec.recompute), sizes.variant_of) if one else -1
     limit_bytes = float(max(evaluator.limits_bytes[0], 0.0))
     code, cuts, variants = evaluator.space.even_partition(times, 0, variant, limit_bytes)
-    layers, stages = len(sizes.graph.order), spec.stages or _stages_of_software(spec, sizes)
+    layers, stages = len(sizes.graph.order), spec.stages
     if stages is not None:
         if sum(stages) != layers:
             raise InvalidInputError(
@@ -163,8 +107,8 @@ def predict(
     cluster
         Devices with their chip and fabric.
     plan
-        A `Plan`, a `PlanSpec`, or the fields of one; blocks are divided evenly over stages where
-        it does not give their layers.
+        A `Plan`, a `PlanSpec`, or the fields of one; blocks are divided over stages as its
+        software does, mostly evenly, where it does not give their layers.
     cache
         Cache of layer schedules.
 
@@ -285,7 +229,7 @@ def predict_batch(
     etp: Any = 0,
     threads: int | None = None,
 ) -> Predictions:
-    """Predict many plans in one call, each with even stages; the GIL is released.
+    """Predict many plans in one call, with stages as `predict` divides; the GIL is released.
 
     Parameters
     ----------

@@ -3,12 +3,10 @@
 import json
 import pickle
 import random
-from itertools import combinations, pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracle_cases import random_fabric, small_model
 from plan_cases import RECOMPUTE, SCHEDULES, with_memory
 
@@ -25,7 +23,6 @@ from phaze_fast.planning import (
     plan,
     predict,
     predict_batch,
-    stages_by_work,
     step_s,
 )
 
@@ -368,20 +365,6 @@ def test_stages_as_given_are_the_stages_that_are_timed():
     assert sum(timed.parts_s.values()) == pytest.approx(timed.time_s, rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=2, max_size=9), st.data())
-def test_stages_by_work_are_as_even_as_any_division(work, data):
-    stages = data.draw(st.integers(1, len(work)))
-    counts = stages_by_work(work, stages)
-    assert (len(counts), sum(counts), min(counts) >= 1) == (stages, len(work), True)
-
-    def largest(cuts):
-        return max(sum(work[a:b]) for a, b in pairwise((0, *cuts, len(work))))
-
-    best = min(largest(cuts) for cuts in combinations(range(1, len(work)), stages - 1))
-    assert largest(np.cumsum(counts)[:-1].tolist()) == best
-
-
 def test_software_that_divides_stages_by_work():
     model = pf.models.load("llama2-7b").replace(vocab=262144)  # a head as heavy as five blocks
     even = {"tp": 1, "pp": 8, "dp": 2, "global_batch": 64}
@@ -395,3 +378,7 @@ def test_software_that_divides_stages_by_work():
     assert found.time_s == given_stages.time_s
     assert found.time_s < 0.9 * predict(model, ON, {**even, "software": software}).time_s
     assert step_s(model, ON, by_work) == found.time_s
+    training = pf.Training(global_batch=64, software=by_work["software"])
+    many = predict_batch(model, ON, training, pp=[8, 1], dp=[2, 16])
+    assert many.time_s[0] == found.time_s
+    assert many.memory_bytes[0] == found.memory_bytes

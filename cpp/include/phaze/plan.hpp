@@ -52,6 +52,7 @@ struct LayerKindRecord {
   double packed_bytes;       // and their bytes
   double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
   double step_gather_bytes;  // that the optimiser needs whole if ZeRO 3 shards them
+  double stage_work;         // by which stages are divided; 0 for all kinds: by number of blocks
 };
 
 struct StrategyRecord {
@@ -362,6 +363,10 @@ struct PlanPasses {
   double step_s;
 };
 
+// The first layer of each stage, and the number of layers, such that the largest work of a stage is
+// least; each stage has a layer, and early stages have more if several divisions are equally good.
+std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages);
+
 class PlanSpaceImpl;
 
 class PlanSpace {
@@ -389,8 +394,8 @@ class PlanSpace {
   // ---- one plan ----
 
   // The even partition: blocks spread as evenly as possible, embedding and head with the first and
-  // last stage. Every stage uses `variant`; if it is negative, each stage uses its fastest variant
-  // that fits.
+  // last stage; or `cuts_by_work` if kinds have a `stage_work` and a stage has one chunk. Every
+  // stage uses `variant`; if it is negative, each stage uses its fastest variant that fits.
   PlanStatus even_partition(std::size_t layout, const KindTimes& times, std::int32_t variant,
                             double usable_bytes, Partition* partition) const;
 

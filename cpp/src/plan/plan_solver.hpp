@@ -467,7 +467,7 @@ class AssignmentSearch {
       : on_(on), recompute_(recompute), step_(step) {}
 
   // The cuts of the even assignment: layers are assigned one by one, each to the next position of
-  // an even distribution.
+  // an even distribution; or, without interleaving, by the work of layers if they have one.
   PlanStatus even(Partition* partition);
   // Improves `best`, which is infinite, by plans that take at most `below_s`, with so much work.
   void run(double below_s, std::int64_t work, PlacedPlan* best);
@@ -482,6 +482,7 @@ class AssignmentSearch {
 
   PlanStatus check() const;
   bool cut(bool count_first, int base, Partition* partition) const;
+  bool cut_by_work(Partition* partition);  // whether layers have work to divide by
   void spread_evenly(int total);
   void spread_by_load(int base, int extras, bool count_first, bool count_last);
   // `recompute`: of the stage, or -1 for the fastest variant of every layer.
@@ -497,6 +498,7 @@ class AssignmentSearch {
   StepPlayer& step_;
   std::vector<std::int32_t> extra_;  // by chunk: whether it has one more layer than others
   std::vector<double> loads_s_;      // scratch: by stage
+  std::vector<double> work_of_;      // scratch: by layer
   Partition partition_;              // that is offered
   PassChains chains_;
   AssignmentTree tree_{on_, recompute_};

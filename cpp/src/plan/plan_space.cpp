@@ -21,7 +21,7 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
               is_size(kind.frozen_parameters) && is_size(kind.frozen_experts) &&
               is_size(kind.packed_parameters) && is_size(kind.packed_bytes) &&
               is_size(kind.more_state_bytes) && is_size(kind.step_gather_bytes) &&
-              kind.frozen_parameters <= kind.parameters &&
+              is_size(kind.stage_work) && kind.frozen_parameters <= kind.parameters &&
               kind.frozen_experts <= kind.expert_parameters &&
               kind.packed_parameters <= kind.frozen_parameters;
   for (int v = 0; v < variants; ++v) {

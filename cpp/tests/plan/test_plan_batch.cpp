@@ -1,6 +1,7 @@
 // Data that the plan kernel caches between plans and between calls changes no answer.
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -33,6 +34,34 @@ void times_may_change_between_calls(unsigned seed) {
     SettledLayouts settled{};
     const auto top = c.space.top_plans(all, 0, 1, 1, &settled);
     CHECK(top.empty() ? best == kInfinite : top[0].time_s == best);
+  }
+}
+
+// The least largest work of a stage, over all divisions of the layers from `first`.
+double least_work(const std::vector<double>& work, std::size_t first, int stages) {
+  double sum = 0.0, least = kInfinite;
+  for (std::size_t i = first; i + static_cast<std::size_t>(stages) <= work.size(); ++i) {
+    sum += work[i];
+    if (stages > 1) least = std::min(least, std::max(sum, least_work(work, i + 1, stages - 1)));
+  }
+  return stages > 1 ? least : sum;
+}
+
+void stages_by_work_are_as_even_as_any_division(unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<double> work(2 + random() % 8);
+  for (double& layer : work) layer = static_cast<double>(random() % 10);
+  for (int stages = 1; stages <= static_cast<int>(work.size()); ++stages) {
+    const std::vector<std::int32_t> cuts = cuts_by_work(work, stages);
+    CHECK(cuts.size() == static_cast<std::size_t>(stages) + 1 && cuts.front() == 0);
+    CHECK(cuts.back() == static_cast<std::int32_t>(work.size()));
+    double largest = 0.0;
+    for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
+      CHECK(cuts[k] < cuts[k + 1]);
+      largest = std::max(largest,
+                         std::accumulate(work.begin() + cuts[k], work.begin() + cuts[k + 1], 0.0));
+    }
+    CHECK(largest == least_work(work, 0, stages));
   }
 }
 
@@ -115,5 +144,6 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
 int main() {
   for (unsigned seed = 0; seed < 40; ++seed) times_may_change_between_calls(seed);
   for (unsigned seed = 0; seed < 40; ++seed) a_batch_is_its_plans_one_by_one(seed);
+  for (unsigned seed = 0; seed < 40; ++seed) stages_by_work_are_as_even_as_any_division(seed);
   return phaze::test::report("plan batch");
 }
