@@ -9,6 +9,7 @@
 #include <cmath>
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <span>
@@ -354,17 +355,21 @@ class PipelinePlayer::Game {
   double peak(std::int64_t device, std::span<const double> bytes, double weight_grad_share);
   void held(std::int64_t device, std::vector<double>* moments);
 
-  std::vector<PassEvent> events();  // of a step that is loaded
+  // Of a step that is loaded.
+  std::vector<PassEvent> events();
+  std::vector<double> critical_passes();
 
   std::vector<double> start_s;  // by device
   std::vector<double> end_s;
   std::vector<double> busy_s;
 
  private:
-  void record(const Phase& phase);
+  void record(const Phase& phase, std::vector<PassEvent>* by_device);
   void write_orders();
   bool write_phases();
-  double play_all(bool skip);
+  // `observe` is called after every round of a phase.
+  using Observe = std::function<void(const Phase&)>;
+  double play_all(bool skip, const Observe& observe = {});
   void advance(const Phase& phase);
   std::int64_t skipped_rounds(std::int64_t done, std::int64_t left);
   double gpipe();
@@ -396,7 +401,6 @@ class PipelinePlayer::Game {
   std::vector<double> marked_;
   std::int64_t marked_at_ = 0;
 
-  std::vector<std::vector<PassEvent>>* recorded_ = nullptr;  // by device, if events are requested
   std::vector<std::int64_t> counts_;  // passes recorded so far, by kind and slot
 };
 
@@ -975,7 +979,6 @@ void PipelinePlayer::Game::advance(const Phase& phase) {
   }
   state_.resize(phase.state.size());
   for (std::size_t i = 0; i < state_.size(); ++i) state_[i] = values[phase.state[i]];
-  if (recorded_ != nullptr) record(phase);
 }
 
 // Of `left` rounds, the number to skip because rounds only shift the clocks: after those `done`,
@@ -996,7 +999,7 @@ std::int64_t PipelinePlayer::Game::skipped_rounds(std::int64_t done, std::int64_
   return 0;
 }
 
-double PipelinePlayer::Game::play_all(bool skip) {
+double PipelinePlayer::Game::play_all(bool skip, const Observe& observe) {
   if (!write_phases()) return kNan;
   state_.assign(devices(), 0.0);
   for (const Phase& phase : orders_->phases) {
@@ -1004,6 +1007,7 @@ double PipelinePlayer::Game::play_all(bool skip) {
     marked_.clear();
     for (std::int64_t done = 1; done <= phase.rounds; ++done) {
       advance(phase);
+      if (observe) observe(phase);
       const std::int64_t left = phase.rounds - done;
       if (!compare || left < kWorthSkipping) continue;
       const std::int64_t skipped = skipped_rounds(done, left);
@@ -1106,7 +1110,7 @@ double PipelinePlayer::Game::one_forward_one_backward() {
 }
 
 // Every pass of a phase that was just run.
-void PipelinePlayer::Game::record(const Phase& phase) {
+void PipelinePlayer::Game::record(const Phase& phase, std::vector<PassEvent>* by_device) {
   const auto chunks = static_cast<std::size_t>(shape_.chunks);
   const auto count = [&](Pass kind, std::size_t slot) -> std::int64_t& {
     return counts_[static_cast<std::size_t>(kind) * slots_ + slot];
@@ -1132,29 +1136,60 @@ void PipelinePlayer::Game::record(const Phase& phase) {
       ++count(Pass::kWeightGrad, slot ^ 1U);
     }
     const double until_s = values_[1 + phase.inputs + i];
-    (*recorded_)[slot / chunks].push_back({static_cast<std::int32_t>(slot / chunks),
-                                           static_cast<std::int32_t>(kind),
-                                           static_cast<std::int32_t>(slot % chunks), 0, micro_batch,
-                                           other, until_s - seconds_[own.seconds], until_s});
+    by_device[slot / chunks].push_back({static_cast<std::int32_t>(slot / chunks),
+                                        static_cast<std::int32_t>(kind),
+                                        static_cast<std::int32_t>(slot % chunks), 0, micro_batch,
+                                        other, until_s - seconds_[own.seconds], until_s});
   }
 }
 
 std::vector<PassEvent> PipelinePlayer::Game::events() {
   std::vector<std::vector<PassEvent>> passes(devices());
   counts_.assign(kPassKinds * slots_, 0);
-  recorded_ = &passes;
-  double step_s = kNan;
-  try {
-    step_s = play_all(false);
-  } catch (...) {
-    recorded_ = nullptr;
-    throw;
-  }
-  recorded_ = nullptr;
+  play_all(false, [&](const Phase& phase) { record(phase, passes.data()); });
   std::vector<PassEvent> all;
-  if (std::isnan(step_s)) return all;
   for (const auto& own : passes) all.insert(all.end(), own.begin(), own.end());
   return all;
+}
+
+// From the last pass of the device that ends last back to the start, each time to the pass that a
+// pass waited for: the one before it on its device, unless its input came later.
+std::vector<double> PipelinePlayer::Game::critical_passes() {
+  struct Round {
+    const Phase* phase;
+    std::size_t first;  // of its values
+  };
+  std::vector<Round> rounds;
+  std::vector<double> values;
+  const double step_s = play_all(false, [&](const Phase& phase) {
+    rounds.push_back({&phase, values.size()});
+    const std::size_t count = 1 + phase.inputs + phase.operations.size();
+    values.insert(values.end(), values_.data(), values_.data() + count);
+  });
+  std::vector<double> counts;
+  if (std::isnan(step_s)) return counts;
+  counts.assign(kPassKinds * slots_, 0.0);
+  const auto last = std::max_element(end_s.begin(), end_s.end()) - end_s.begin();
+  std::uint32_t value = rounds.back().phase->state[at(last)];
+  for (std::size_t round = rounds.size(); round > 0;) {
+    const Phase& phase = *rounds[round - 1].phase;
+    if (value == 0) break;
+    if (value <= phase.inputs) {
+      if (--round > 0) value = rounds[round - 1].phase->state[value - 1];
+      continue;
+    }
+    const Operation& own = phase.operations[value - 1 - phase.inputs];
+    if (own.seconds < counts.size()) counts[own.seconds] += 1.0;  // else half of a pair
+    const double* const ends = values.data() + rounds[round - 1].first;
+    value = ends[own.input] > ends[own.after] ? own.input : own.after;
+  }
+  return counts;
+}
+
+std::vector<double> PipelinePlayer::critical_passes(PipelineSchedule schedule,
+                                                    const PipelineLoads& loads) {
+  const bool good = game_->prepare(schedule, loads) && game_->load(loads);
+  return good ? game_->critical_passes() : std::vector<double>{};
 }
 
 std::vector<PassEvent> PipelinePlayer::events(PipelineSchedule schedule,

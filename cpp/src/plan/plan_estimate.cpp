@@ -100,8 +100,9 @@ class Estimator {
       stages->push_back(own);
     }
     if (!shared_.summed) add_layers();
-    sizes.moved_bytes = 0.0;
-    for (const std::int32_t kind : shared_.kinds) sizes.moved_bytes += costs_.step_bytes[at(kind)];
+    double moved_bytes = 0.0;
+    for (const std::int32_t kind : shared_.kinds) moved_bytes += costs_.step_bytes[at(kind)];
+    sizes.moved_bytes = moved_bytes;
     sizes.tails_s.clear();
   }
 

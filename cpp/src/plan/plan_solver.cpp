@@ -1187,6 +1187,7 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, cons
                             double usable_bytes, double below_s, double load_s, std::int64_t work) {
   PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(layout), {}};
   start(space, layout, times);
+  on_.sums.find_work();
   recompute_.restart(usable_bytes);
   if (on_.stages > space.layers) return best;
   const bool searched = on_.record().vpp == 1 &&

@@ -80,7 +80,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
   lost_ = 1.0 + space.training.fragmentation;
   if (!same_passes) {
     PassSums::build(space, layout, costs, times, false);
-    add_work();
+    worked_ = false;
   }
   if (!same_times) find_fastest(times);
   if (!same_sizes) add_bytes();
@@ -131,12 +131,14 @@ void PlanSums::add_costs(const KindTimes& times) {
 }
 
 // Both passes of each layer, the backward pass in the fastest variant.
-void PlanSums::add_work() {
+void PlanSums::find_work() {
+  if (worked_) return;
   work_.resize(at(layers_) + 1);
   work_[0] = 0.0;
   for (int i = 0; i < layers_; ++i) {
     work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + least_backward_s(i));
   }
+  worked_ = true;
 }
 
 // Activations, which no exchange changes.
