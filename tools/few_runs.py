@@ -45,12 +45,14 @@ def matching(path: Path, patterns: Iterable[str], by: str) -> dict[str, list[Pub
 def score(
     test: Sequence[PublishedRun], predicted: Sequence[float], ratios: tuple[float, float]
 ) -> list[float]:
-    """Mean error, share inside the interval, and mean pick-regret."""
+    """Mean and median error, share inside the interval, and mean pick-regret."""
     measured = np.array([run.time_s for run in test])
     ratio = measured / np.array(predicted)
     inside = ((ratio >= ratios[0]) & (ratio <= ratios[1])).mean()
     regret = pick_regret(zip([r.query for r in test], measured.tolist(), predicted, strict=True))
-    return [np.abs(1.0 / ratio - 1.0).mean(), inside, np.nan if regret is None else regret["mean"]]
+    errors = np.abs(1.0 / ratio - 1.0)
+    lost = np.nan if regret is None else regret["mean"]
+    return [errors.mean(), float(np.median(errors)), inside, lost]
 
 
 def draw(
@@ -81,12 +83,13 @@ def main() -> None:
     given = parser.parse_args()
     groups = matching(given.table, given.patterns, given.by)
     groups = {name: runs for name, runs in groups.items() if len(runs) > given.rows + 2}
-    rng, names = np.random.default_rng(0), sorted(groups)
+    rng, titles = np.random.default_rng(0), sorted(groups)
     scores = []
     for k in range(given.draws):
-        scores.append(draw(rng, groups[names[k % len(names)]], given.rows, given.most))
+        scores.append(draw(rng, groups[titles[k % len(titles)]], given.rows, given.most))
         sys.stderr.write(" ".join(f"{value:.3f}" for value in scores[-1]) + "\n")
-    told = zip(("error", "in interval", "pick-regret"), np.nanmedian(scores, axis=0), strict=True)
+    names = ("mean error", "median error", "in interval", "pick-regret")
+    told = zip(names, np.nanmedian(scores, axis=0), strict=True)
     text = ", ".join(f"{name} {value:.1%}" for name, value in told)
     sys.stdout.write(f"{given.rows} rows, {given.draws} draws: {text}\n")
 

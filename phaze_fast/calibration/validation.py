@@ -5,6 +5,7 @@ Every row goes through `phaze_fast.predict`: there is no second model for valida
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -157,6 +158,20 @@ class PredictedRun:
         """Memory that the software would report for the fullest device."""
         return self.run.reported_bytes(self.plan)
 
+    @property
+    def fits(self) -> bool | None:
+        """Whether the run is predicted to fit in memory; None where that is not predicted."""
+        return self.plan.over_bytes == 0
+
+
+@dataclass(frozen=True)
+class OtherPrediction(PredictedRun):
+    """A published run as another model predicts it."""
+
+    time_s: float = math.nan
+    reported_bytes: float = math.nan
+    fits: bool | None = None
+
 
 GROUPINGS: Mapping[str, Callable[[PublishedRun], str]] = {
     "source": lambda run: run.source,
@@ -179,7 +194,7 @@ class RunGroup:
     @property
     def timed(self) -> list[PredictedRun]:
         """Rows with a measured step."""
-        return [row for row in self.rows if row.run.time_s > 0]
+        return [row for row in self.rows if row.run.time_s > 0 and row.time_s > 0]
 
     @property
     def time(self) -> ErrorSummary | None:
@@ -192,8 +207,9 @@ class RunGroup:
         """Rows by status, and how many of them are predicted to fit in memory."""
         found: dict[str, tuple[int, int]] = {}
         for row in self.rows:
-            rows, fit = found.get(row.run.status, (0, 0))
-            found[row.run.status] = rows + 1, fit + (row.plan.over_bytes == 0)
+            if row.fits is not None:
+                rows, fit = found.get(row.run.status, (0, 0))
+                found[row.run.status] = rows + 1, fit + row.fits
         return found
 
     @property
@@ -204,7 +220,7 @@ class RunGroup:
     @property
     def memory(self) -> ErrorSummary | None:
         """Errors of the memory of a device, for rows that report it."""
-        known = [row for row in self.rows if row.run.memory_bytes > 0]
+        known = [row for row in self.rows if row.run.memory_bytes > 0 and row.reported_bytes > 0]
         if not known:
             return None
         measured = [row.run.memory_bytes for row in known]
@@ -270,6 +286,54 @@ class RunValidation:
             "assumed": total["assumed"],
             "refused": list(self.refused),
         }
+
+
+def compare_predictions(validation: RunValidation, path: Path | str) -> tuple[RunGroup, RunGroup]:
+    """Score another model's predictions of a table of runs beside ours, on the rows of both.
+
+    Parameters
+    ----------
+    validation
+        Our predictions of the table.
+    path
+        CSV with the other model's: ``row``, the line of the run in its table (the header is line
+        1), and as far as they are predicted ``step_s``, ``memory_bytes`` or ``memory_gib``, and
+        ``fits`` (yes or no).
+
+    Returns
+    -------
+    ours, theirs
+        The same rows by either model.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file is no such table, or has no row of the runs.
+    """
+    ours = {row.run.line: row for row in validation.all_rows.rows}
+    theirs = []
+    for line, cells in csv_rows(path)[1]:
+        row = CsvRow(f"{path}, line {line}", cells)
+        known = ours.get(row.whole("row"))
+        if known is None:
+            continue
+        said = row.text("fits").lower()
+        if said not in ("", "yes", "no"):
+            raise row.fault("fits", "yes or no")
+        gib = row.positive("memory_gib", math.nan)
+        theirs.append(
+            OtherPrediction(
+                known.run,
+                known.plan,
+                row.positive("step_s", math.nan),
+                row.positive("memory_bytes", gib * 2**30),
+                {"yes": True, "no": False}.get(said),
+            )
+        )
+    if not theirs:
+        raise InvalidInputError(f"{path}: no row of the table of runs is predicted")
+    common = tuple(ours[row.run.line] for row in theirs)
+    return RunGroup("phaze-fast", common, {}), RunGroup(Path(path).stem, tuple(theirs), {})
 
 
 def validate_runs(

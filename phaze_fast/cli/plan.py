@@ -343,6 +343,9 @@ class Listing:
     why_not: str | None = None
     """Fields of a plan you have in mind, such as tp=8,pp=4: what it would take, and where it loses
     against the fastest."""
+    headroom: str = "3%"
+    """Memory of each device that stays free, a share of it or bytes: allocators fragment, and
+    measured peaks are above predicted ones."""
     threads: int | None = None
     """At most so many threads; by default all cores."""
 
@@ -384,8 +387,9 @@ def plan_model(
 
     def find(cluster: Cluster) -> Callable[..., Plans]:
         return lambda **hooks: plan(
-            loaded, cluster, training, listing.top, listing.threads, framework=framework, **hooks
-        )
+            loaded, cluster, training, listing.top, listing.threads,
+            framework=framework, headroom=listing.headroom, **hooks,
+        )  # fmt: skip
 
     compared, stopped = [], False
     for one, cluster in zip(budgets, clusters, strict=True):

@@ -22,7 +22,8 @@ from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
 _TOP = ["time_s", "interval_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"]
-_TOP += ["memory", "peak", "over_bytes", "limit_bytes", "parts_s", "energy_j", "stages"]
+_TOP += ["memory", "device_memory", "peak", "over_bytes", "limit_bytes", "parts_s", "energy_j"]
+_TOP += ["stages"]
 
 
 def _document(
@@ -54,6 +55,7 @@ def _tables(
         *speeds,
         ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),
         ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
+        ("as reported", plan.memory_as_reported),
         ("peak memory", f"{plan.peak['instant']}; most besides weights and optimiser: "
          f"{plan.peak['term']}"),
         *([("at the peak", plan.fullest.holders)] if plan.fullest.holders else []),

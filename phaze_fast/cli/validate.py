@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from phaze_fast.calibration import (
     validate_steps,
 )
 from phaze_fast.calibration.run_table import is_run_table
-from phaze_fast.calibration.validation import is_step_table
+from phaze_fast.calibration.validation import compare_predictions, is_step_table
 from phaze_fast.cli.output import ChartsOutput, note, table, typed
 from phaze_fast.cost import Validation, validate
 from phaze_fast.documents import csv_rows
@@ -116,6 +116,26 @@ def _run_tables(validation: RunValidation) -> list[RenderableType]:
     return [*parts, table("Worst rows", columns, worst)]
 
 
+def _compared(both: Sequence[RunGroup]) -> RenderableType:
+    """Lay out the scores of two models on the same rows."""
+    statuses = list(dict.fromkeys(status for group in both for status in group.fits))
+    columns = ["model", *_ERRORS, "pick-regret>", "bytes, mean>"]
+    columns += [f"{status}: said to fit>" for status in statuses]
+    rows = []
+    for group in both:
+        shares = [fit / n for n, fit in (group.fits.get(s, (0, 0)) for s in statuses) if n]
+        rows.append(
+            [
+                group.name,
+                *(["0", *["-"] * 5] if group.time is None else _errors(group.time)),
+                _share(None if group.regret is None else float(group.regret["mean"])),
+                _share(None if group.memory is None else group.memory.mean_abs_err),
+                *([_share(share) for share in shares] or ["-"] * len(statuses)),
+            ]
+        )
+    return table("Two models on the same rows", columns, rows)
+
+
 def _step_tables(validation: StepValidation) -> list[RenderableType]:
     """Lay out errors of measured steps as tables."""
     rows = [[name, *_errors(error)] for name, error in validation.columns.items()]
@@ -171,6 +191,9 @@ class Measured:
     software: str = ""
     """For training runs: take all of them as runs of this profile, a name or a file; by default as
     each row says, and as generic where its software has no profile."""
+    against: Path | None = None
+    """For training runs: predictions of another model, a CSV with row (the line of a run in its
+    table), step_s, memory_bytes and fits (yes or no), which are scored beside ours."""
     configs: Path | None = None
     """For measured HuggingFace steps: JSON file of the models' configurations."""
 
@@ -220,7 +243,16 @@ def _validated(
     if is_run_table(header):
         fabric = presets.fabric(how.fabric) if how.fabric else None
         runs = validate_runs(file, how.by, software=how.software or None, fabric=fabric)
-        return runs, _run_tables, runs.to_dict
+        if how.against is None:
+            return runs, _run_tables, runs.to_dict
+        both = compare_predictions(runs, how.against)
+        shown = ("iter_time_s", "memory_gib", "fits", "pick_regret")
+        scores = {g.name: {name: g.to_dict()[name] for name in shown} for g in both}
+        return (
+            runs,
+            lambda validation: [_compared(both), *_run_tables(validation)],
+            lambda: {**runs.to_dict(), "against": scores},
+        )
     if is_step_table(frozenset(header)):
         steps = validate_steps(file, presets.chip(how.chip or "h200"), how.configs)
         return steps, _step_tables, steps.to_dict

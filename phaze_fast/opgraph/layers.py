@@ -486,18 +486,3 @@ def layer_graph(
         copied_parameters=copied,
         copied_frozen=copied if model.lora is not None else 0,
     )
-
-
-def build_op_graphs(
-    model: Model, strategies: Sequence[Strategy], fusion: Fusion = "none"
-) -> list[LayerGraph]:
-    """Build the layers of a model under several strategies.
-
-    Examples
-    --------
-    >>> from phaze_fast import models
-    >>> widths = [Strategy(tp=t) for t in (1, 2, 4, 8)]
-    >>> len(build_op_graphs(models.load("llama2-7b"), widths))
-    4
-    """
-    return [layer_graph(model, strategy, fusion) for strategy in strategies]

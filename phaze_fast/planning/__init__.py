@@ -18,7 +18,6 @@ from phaze_fast.planning.plans import Stage as Stage
 from phaze_fast.planning.prediction import Predictions as Predictions
 from phaze_fast.planning.prediction import predict as predict
 from phaze_fast.planning.prediction import predict_batch as predict_batch
-from phaze_fast.planning.prediction import stages_by_work as stages_by_work
 from phaze_fast.planning.prediction import step_s as step_s
 from phaze_fast.planning.throughput import Throughput as Throughput
 from phaze_fast.planning.throughput import hfu as hfu

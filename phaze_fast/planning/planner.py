@@ -24,7 +24,7 @@ from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
-from phaze_fast.units import format_bytes, format_time
+from phaze_fast.units import format_bytes, format_time, parse_quantity
 
 Progress = Callable[[int, int], None]
 _LAST_ZERO = (2, 3)
@@ -201,6 +201,48 @@ def usable_bytes(cluster: Cluster, training: Training) -> float:
     return left
 
 
+def with_headroom(training: Training, cluster: Cluster, headroom: float | str) -> Training:
+    """Return a step that leaves memory of each device free, as part of its reserved bytes.
+
+    Parameters
+    ----------
+    training
+        The step.
+    cluster
+        Whose devices have the memory.
+    headroom
+        A share of a device's memory below 1, or bytes; text such as ``3%`` or ``2 GiB`` too.
+
+    Raises
+    ------
+    InvalidInputError
+        Where `headroom` is neither, or is more than a device has.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    >>> step = Training(global_batch=64, reserved_bytes=0)
+    >>> with_headroom(step, cluster, "10%").reserved_bytes / 2**30
+    8.0
+    """
+    capacity = float(memory_of(cluster.chip).capacity_bytes)
+    expected = "a share of a device's memory, such as 3%, or bytes, such as 2 GiB"
+    try:
+        if isinstance(headroom, str) and headroom.endswith("%"):
+            kept = float(headroom[:-1]) / 100.0 * capacity
+        else:
+            kept = parse_quantity(headroom, "bytes")
+            kept *= capacity if kept < 1.0 else 1.0
+    except ValueError:
+        raise InvalidInputError(
+            f"headroom: {headroom!r} is not accepted; expected {expected}"
+        ) from None
+    if not 0.0 <= kept < capacity:
+        raise InvalidInputError(f"headroom: {headroom!r} is not accepted; expected {expected}")
+    return training.replace(reserved_bytes=training.reserved_bytes + round(kept))
+
+
 def plan(
     model: Model | str,
     cluster: Cluster,
@@ -211,6 +253,7 @@ def plan(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     framework: str | None = None,
+    headroom: float | str = 0.0,
 ) -> Plans:
     """Find the best parallel plans of a model on given hardware, exactly.
 
@@ -242,6 +285,9 @@ def plan(
     framework
         A training framework (megatron, bridge, deepspeed, torchtitan, maxtext): only plans that its
         files can express are searched, and `Plans.free` is the fastest plan without these limits.
+    headroom
+        Memory of each device that stays free, see `with_headroom`; `reserved_bytes` of the plans
+        include it.
 
     Returns
     -------
@@ -268,6 +314,7 @@ def plan(
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
     model = checked_model(model, training.software, training.seq)
+    training = with_headroom(training, cluster, headroom)
     workers, free = thread_count(threads), None
     if framework is not None:
         limited = framework_training(framework, model, training)

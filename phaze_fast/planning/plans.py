@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
 from phaze_fast.documents import parse_text
@@ -234,6 +235,25 @@ class Plan:
         return self.memory_bytes - self.memory["fragmentation"]
 
     @property
+    def device_memory(self) -> Mapping[str, float]:
+        """Memory of the fullest device as tools report it, bytes, each with those before it.
+
+        ``allocated`` is what tensors and buffers take (`torch.cuda.max_memory_allocated`),
+        ``reserved`` what the allocator holds for them, fragmentation included
+        (`max_memory_reserved`), and ``device`` what the driver shows: also the context, the
+        buffers of NCCL and other libraries, and headroom (`reserved_bytes`).
+        """
+        parts = (self.allocated_bytes, self.memory["fragmentation"], self.reserved_bytes)
+        return dict(zip(("allocated", "reserved", "device"), accumulate(parts), strict=True))
+
+    @property
+    def memory_as_reported(self) -> str:
+        """`device_memory` in words."""
+        said = {name: format_bytes(count) for name, count in self.device_memory.items()}
+        said["device"] += " on the device with context and libraries"
+        return f"{said['allocated']} allocated, {said['reserved']} reserved, {said['device']}"
+
+    @property
     def over_bytes(self) -> float:
         """Bytes by which the fullest device exceeds its limit; 0 where the plan fits."""
         return max(0.0, self.memory_bytes - self.limit_bytes)
@@ -257,7 +277,7 @@ class Plan:
         data["interval_s"] = list(self.interval_s)
         data["devices"], data["recompute"] = self.devices, self.recompute
         data["memory"], data["over_bytes"] = dict(self.memory), self.over_bytes
-        data["peak"] = dict(self.peak)
+        data["peak"], data["device_memory"] = dict(self.peak), dict(self.device_memory)
         data["bottleneck"] = self.bottleneck
         if stages:
             data["stages"] = [stage.to_dict() for stage in self.stages]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,14 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.models import Model
 from phaze_fast.opgraph import CONTEXT_KINDS
-from phaze_fast.planning.evaluator import Placed, PlanEvaluator, checked_model
+from phaze_fast.planning.evaluator import (
+    ESTIMATE_COLUMNS,
+    ESTIMATE_PARTS,
+    ESTIMATE_TERMS,
+    Placed,
+    PlanEvaluator,
+    checked_model,
+)
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.sizes import StrategySizes, strategy_faults, strategy_sizes
@@ -56,62 +63,6 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
 
 
-def stages_by_work(work: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Divide layers over stages so that the largest work of a stage is least.
-
-    Parameters
-    ----------
-    work
-        Of each layer, in order.
-    stages
-        How many, at most as many as layers; each gets at least one layer.
-
-    Returns
-    -------
-    tuple of int
-        Layers of each stage; early stages get more where several divisions are equally good.
-
-    Examples
-    --------
-    >>> stages_by_work([0, 1, 1, 1, 1, 2], 3)
-    (3, 2, 1)
-    """
-
-    def filled(most: float) -> list[int]:
-        """Fill stage after stage up to `most`; the last gets what is left."""
-        counts, at = [], 0
-        for after in range(stages - 1, -1, -1):
-            first, sum_here = at, 0.0
-            while at < len(work) - after and (at == first or sum_here + work[at] <= most):
-                sum_here += work[at]
-                at += 1
-            counts.append(at - first)
-        return [*counts[:-1], counts[-1] + len(work) - at]
-
-    def largest(counts: Sequence[int]) -> float:
-        ends = [0, *accumulate(counts)]
-        return max(sum(work[a:b]) for a, b in pairwise(ends))
-
-    low, high = max(work), float(sum(work))
-    for _ in range(40):
-        middle = (low + high) / 2.0
-        if largest(filled(middle)) <= middle:
-            high = middle
-        else:
-            low = middle
-    return tuple(filled(high))
-
-
-def _stages_of_software(spec: PlanSpec, sizes: StrategySizes) -> tuple[int, ...] | None:
-    """Return the layers of each stage as the software divides them; None: evenly."""
-    graph = sizes.graph
-    if spec.software.stage_division == "even" or spec.pp == 1 or spec.vpp > 1:
-        return None
-    if spec.pp > len(graph.order):
-        return None
-    return stages_by_work([graph.layers[kind].forward.flops for kind in graph.order], spec.pp)
-
-
 def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Placed:
     """Find where the stages of a given plan begin, and what each recomputes."""
     sizes = evaluator.sizes[0]
@@ -119,7 +70,7 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
     variant = recompute_code(str(spec.recompute), sizes.variant_of) if one else -1
     limit_bytes = float(max(evaluator.limits_bytes[0], 0.0))
     code, cuts, variants = evaluator.space.even_partition(times, 0, variant, limit_bytes)
-    layers, stages = len(sizes.graph.order), spec.stages or _stages_of_software(spec, sizes)
+    layers, stages = len(sizes.graph.order), spec.stages
     if stages is not None:
         if sum(stages) != layers:
             raise InvalidInputError(
@@ -156,8 +107,8 @@ def predict(
     cluster
         Devices with their chip and fabric.
     plan
-        A `Plan`, a `PlanSpec`, or the fields of one; blocks are divided evenly over stages where
-        it does not give their layers.
+        A `Plan`, a `PlanSpec`, or the fields of one; blocks are divided over stages as its
+        software does, mostly evenly, where it does not give their layers.
     cache
         Cache of layer schedules.
 
@@ -278,7 +229,7 @@ def predict_batch(
     etp: Any = 0,
     threads: int | None = None,
 ) -> Predictions:
-    """Predict many plans in one call, each with even stages; the GIL is released.
+    """Predict many plans in one call, with stages as `predict` divides; the GIL is released.
 
     Parameters
     ----------
@@ -357,26 +308,30 @@ def predict_batch(
         widths[name] = rows[name]
     status = _core.check_widths(widths, cluster.devices, training.global_batch)
     sizes, variants, strategy = _strategies(known, training, texts, rows, status)
-    estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)
-    estimates["time_s"], estimates["status"] = np.nan, status
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
     at = np.flatnonzero(status == 0)
-    if len(at):
-        at = at[np.argsort(strategy[at], kind="stable")]
-        legal = {name: array[at] for name, array in rows.items()}
-        layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-        for name in ("schedule", "vpp", "zero", "rank_order", "dp", "shard"):
-            layouts[name] = legal[name]
-        layouts["strategy"], layouts["pp"] = strategy[at], legal["pp"]
-        layouts["micro_batches"] = training.global_batch // (legal["dp"] * legal["micro_batch"])
-        evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
-        estimates[at] = evaluator.estimate_even(
-            evaluator.times(cluster, threads=workers),
-            variants[strategy[at]],
-            max(limit_bytes, 0.0),
-            free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
-            workers,
+    if not len(at):
+        nothing = (
+            np.full(len(status), np.nan),
+            *(np.zeros(len(status)),) * (len(ESTIMATE_COLUMNS) - 1),
         )
+        estimates = dict(zip(ESTIMATE_COLUMNS, nothing, strict=True)) | {"status": status}
+        return _predictions(estimates, limit_bytes)
+    at = at[np.argsort(strategy[at], kind="stable")]
+    layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+    for name in ("schedule", "pp", "vpp", "zero", "rank_order", "dp", "shard"):
+        layouts[name] = rows[name][at]
+    layouts["strategy"] = strategy[at]
+    layouts["micro_batches"] = training.global_batch // (layouts["dp"] * rows["micro_batch"][at])
+    evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
+    estimates = evaluator.estimate_even(
+        evaluator.times(cluster, threads=workers),
+        variants[strategy[at]],
+        max(limit_bytes, 0.0),
+        free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
+        (at, status),
+        workers,
+    )
     return _predictions(estimates, limit_bytes)
 
 
@@ -459,23 +414,21 @@ def _sized(
     return sizes, -1 if auto else recompute_code(recompute, sizes.variant_of)
 
 
-def _predictions(estimates: Array, limit_bytes: float) -> Predictions:
-    def column(values: Array) -> Array:
-        array = np.ascontiguousarray(values)
-        array.setflags(write=False)
-        return array
-
-    parts, memory, status = estimates["parts"], estimates["memory"], estimates["status"]
+def _predictions(estimates: Mapping[str, Array], limit_bytes: float) -> Predictions:
+    status = estimates["status"]
     excess = np.maximum(0.0, estimates["memory_bytes"] - limit_bytes)
+    over_bytes = np.where(status == _core.PlanStatus.OVER_MEMORY, excess, 0.0)
+    for column in (over_bytes, *estimates.values()):
+        column.setflags(write=False)
     return Predictions(
-        time_s=column(estimates["time_s"]),
-        memory_bytes=column(estimates["memory_bytes"]),
-        over_bytes=column(np.where(status == _core.PlanStatus.OVER_MEMORY, excess, 0.0)),
-        energy_j=column(estimates["energy_j"]),
-        parts_s={name.removesuffix("_s"): column(parts[name]) for name in parts.dtype.names or ()},
-        memory={name: column(memory[name]) for name in memory.dtype.names or ()},
-        instant=column(estimates["instant"]),
-        status=column(status),
+        time_s=estimates["time_s"],
+        memory_bytes=estimates["memory_bytes"],
+        over_bytes=over_bytes,
+        energy_j=estimates["energy_j"],
+        parts_s={name.removesuffix("_s"): estimates[name] for name in ESTIMATE_PARTS},
+        memory={name: estimates[name] for name in ESTIMATE_TERMS},
+        instant=estimates["instant"],
+        status=status,
     )
 
 
@@ -533,7 +486,7 @@ def _whole(name: str, values: Any, least: int) -> Array:
         raise InvalidTypeError(f"{name}: dtype {array.dtype} is not accepted; expected integers")
     if array.size and int(array.min()) < least:
         raise InvalidInputError(f"{name}: {array.min()} is not accepted; expected {least} or more")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 _FEW_KEYS = 1 << 22
@@ -547,9 +500,12 @@ def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
     for column in columns:
         base = int(column.max(initial=0)) + 1
         if count * base > _FEW_KEYS:
+            which, count = _numbered(which, count)
+        if count * base > _FEW_KEYS:
             values, column = np.unique(column, return_inverse=True)
             base = len(values)
-        which, count = _numbered(which * base + column, count * base)
+        which, count = which * base + column, count * base
+    which, count = _numbered(which, count)
     first = np.zeros(count, dtype=np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]
     return np.stack([column[first] for column in columns], axis=1), which

@@ -209,6 +209,8 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
         if software.gradient_stand_ins and not end:
             record["shape_bytes"] = _stand_ins(layer, graph)
+        if software.stage_division == "work":
+            record["stage_work"] = layer.forward.flops
         for v, mode in enumerate(variants):
             stash_bytes = whole if end else layer.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else stash_bytes

@@ -220,6 +220,7 @@ def _bottlenecks(plan: Plan) -> list[str]:
         f"memory: stage {fullest} peaks at {format_bytes(plan.memory_bytes)}, {margin}; most of it "
         f"is {term} ({format_bytes(memory[term])}); the peak is at: {plan.stages[fullest].instant}"
     )
+    sentences.append(f"memory as tools report it: {plan.memory_as_reported}")
     if plan.stages[fullest].holders:
         sentences.append(f"at the peak of memory {plan.stages[fullest].holders}")
     return sentences

@@ -97,6 +97,12 @@ def test_a_straggler_does_not_move_a_constant(speed, slower):
     assert abs(fitted(straggling) - fitted(clean)) < 0.06
 
 
+def test_a_number_without_effect_near_its_usual_value_is_found():
+    host = RunConstant("host_s", "s", 1.0, 0.7, 0.1, 10.0)
+    found = fit_runs(lambda v: np.log(np.maximum(1.5, np.full(4, v["host_s"]))), [2.5] * 4, [host])
+    assert found.values()["host_s"] == pytest.approx(2.5, rel=0.05)
+
+
 def test_no_runs_that_tell_leave_what_was_known():
     constant = RunConstant("idle", "", 2.0, 0.5, 0.1, 10.0)
     found = fit_runs(lambda _: np.zeros(3), [1.0, 1.1, 0.9], [constant])

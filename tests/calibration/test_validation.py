@@ -205,6 +205,28 @@ def test_tables_for_people_and_other_groupings(tmp_path, capsys):
     assert "not a table of training runs" in refusal(validate_runs, path, error=InvalidInputError)
 
 
+def test_predictions_of_another_model_are_scored_beside_ours(tmp_path, capsys):
+    path = table(tmp_path, ROW, {**SELECTIVE, "memory_gib": "60"})
+    theirs = tmp_path / "theirs.csv"
+    theirs.write_text("row,step_s,memory_gib,fits\n2,1.42,,yes\n3,2.2,30,no\n9,1,,\n")
+    command = ["study", "validate", str(path), "--against", str(theirs)]
+    assert main([*command, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert list(data["against"]) == ["phaze-fast", "theirs"]
+    scored = data["against"]["theirs"]
+    assert scored["iter_time_s"]["mean_abs_err"] == pytest.approx(0.5)  # 0% and 100%
+    assert scored["memory_gib"]["mean_abs_err"] == pytest.approx(0.5)
+    assert scored["fits"] == {"ok": {"rows": 2, "fit": 1}}
+    assert scored["pick_regret"]["mean"] == pytest.approx(1.42 / 1.10 - 1.0)  # picks the slower
+    assert data["against"]["phaze-fast"]["iter_time_s"] == data["columns"]["iter_time_s"]
+    assert main(command) == 0
+    assert "Two models on the same rows" in capsys.readouterr().out
+    for text, said in (("9,1,,", "no row of the table"), ("2,1,,maybe", "fits: 'maybe'")):
+        theirs.write_text(f"row,step_s,memory_gib,fits\n{text}\n")
+        assert main(command) == 2
+        assert said in capsys.readouterr().err
+
+
 LLAMA = {
     **ROW, "source": "mine", "model": "Llama-3.1-8B", "layers": "32", "hidden": "4096", "heads": "32",
     "kv_heads": "8", "ffn": "14336", "vocab": "128256", "seq": "8192", "gpu": "GB200", "n_gpus": "128",

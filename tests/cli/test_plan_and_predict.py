@@ -60,7 +60,7 @@ def test_a_chip_without_a_plan_is_a_line_of_the_comparison(run, document, refuse
     one, other = document(f"{line} --chip a100-40,gb200")["clusters"]
     assert (one["status"], one["plans"]) == ("infeasible", [])
     assert other["plans"]
-    assert "infeasible: llama2-7b on 2 devices with 38.5 GiB" in " ".join(
+    assert "infeasible: llama2-7b on 2 devices with 37.3 GiB" in " ".join(
         run(f"{line} --chip a100-40,gb200")[1].replace("│", " ").split()
     )
     code, out, err = run(f"{line} --chip a100-40,v100-32")
@@ -88,7 +88,7 @@ def test_infeasible_is_a_result_with_exit_code_1(run, tmp_path):
     line = f"plan {LARGE} --micro-batch 1"
     code, out, err = run(line)
     assert (code, out) == (1, "")
-    assert "infeasible: gpt3-175b on 8 devices with 78.5 GiB each" in err
+    assert "infeasible: gpt3-175b on 8 devices with 76.1 GiB each" in err
     assert "It would fit with 64 devices" in err
     file = tmp_path / "r.json"
     assert run(line, "--json", "-o", file)[:2] == (1, "")

@@ -17,7 +17,6 @@ from phaze_fast.opgraph import (
     KINDS,
     UNITS,
     Strategy,
-    build_op_graphs,
     layer_graph,
     reasons,
 )
@@ -116,7 +115,7 @@ def test_every_preset_builds_sound_graphs(name, fusion):
     model = models.load(name)
     widths = [strategy for strategy in WIDTHS if not reasons(model, strategy)]
     assert widths
-    for graph in build_op_graphs(model, widths, fusion):
+    for graph in (layer_graph(model, strategy, fusion) for strategy in widths):
         assert sum(layer.count for layer in graph.layers) == len(graph.order)
         assert sum(x.count * x.parameters for x in graph.layers) == model.parameters()
         for layer in graph.layers:

@@ -10,13 +10,15 @@ from plan_cases import PLAIN, spec_of
 from reference.plan import least_memory, stage_memory
 from reference.plan_layers import Layers, Network
 
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster
 from phaze_fast.memory import (
     TERMS,
     Pipeline,
     footprint_batch,
     stage_rows,
 )
-from phaze_fast.planning import PlanEvaluator, plan, predict
+from phaze_fast.planning import PlanEvaluator, Training, plan, predict
 
 CLOSE = 1e-9
 
@@ -163,3 +165,26 @@ def test_every_stage_of_a_layout_that_fits_has_layers():
 def test_a_layout_that_is_marked_but_does_not_fit_has_no_plan():
     hbm = FIVE.chip.hbm.replace(capacity_bytes=80_000_000)
     assert len(plan(ACTIVATIONS, FIVE.replace(chip=FIVE.chip.replace(hbm=hbm)), PIPED)) == 0
+
+
+@pytest.mark.parametrize("headroom", ["5%", 0.05, "4 GiB"])
+def test_plans_leave_headroom(headroom):
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=64, micro_batch=(1, 2), schedule=("1f1b",))
+    tight, roomy = (plan("llama2-7b", cluster, step, headroom=h) for h in (0.0, headroom))
+    kept = 4 * 2**30  # 5% of 80 GiB
+    assert roomy.best.reserved_bytes == tight.best.reserved_bytes + kept
+    assert all(p.memory_bytes + step.reserved_bytes + kept <= 80 * 2**30 for p in roomy.plans)
+    assert tight.best.time_s <= roomy.best.time_s
+    assert predict("llama2-7b", cluster, roomy.best) == roomy.best
+    device = roomy.best.device_memory
+    assert list(device) == ["allocated", "reserved", "device"]
+    assert device["allocated"] < device["reserved"] == roomy.best.memory_bytes
+    assert device["device"] == roomy.best.memory_bytes + roomy.best.reserved_bytes
+
+
+@pytest.mark.parametrize("headroom", ["lots", "-1%", -1, "100%", "90 GiB", True])
+def test_impossible_headroom_is_refused(headroom):
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    with pytest.raises(InvalidInputError, match="headroom"):
+        plan("llama2-7b", cluster, Training(global_batch=64), headroom=headroom)

@@ -52,6 +52,7 @@ struct LayerKindRecord {
   double packed_bytes;       // and their bytes
   double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
   double step_gather_bytes;  // that the optimiser needs whole if ZeRO 3 shards them
+  double stage_work;         // by which stages are divided; 0 for all kinds: by number of blocks
 };
 
 struct StrategyRecord {
@@ -362,6 +363,10 @@ struct PlanPasses {
   double step_s;
 };
 
+// The first layer of each stage, and the number of layers, such that the largest work of a stage is
+// least; each stage has a layer, and early stages have more if several divisions are equally good.
+std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages);
+
 class PlanSpaceImpl;
 
 class PlanSpace {
@@ -389,8 +394,8 @@ class PlanSpace {
   // ---- one plan ----
 
   // The even partition: blocks spread as evenly as possible, embedding and head with the first and
-  // last stage. Every stage uses `variant`; if it is negative, each stage uses its fastest variant
-  // that fits.
+  // last stage; or `cuts_by_work` if kinds have a `stage_work` and a stage has one chunk. Every
+  // stage uses `variant`; if it is negative, each stage uses its fastest variant that fits.
   PlanStatus even_partition(std::size_t layout, const KindTimes& times, std::int32_t variant,
                             double usable_bytes, Partition* partition) const;
 
@@ -402,12 +407,14 @@ class PlanSpace {
   // Checks that cuts and variants are a valid partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
-  // The even partitions of many layouts, each with its variant; `times` by strategy, and by level
-  // and strategy in `free` if parts are requested. A layout without one gets its status, and NaN.
+  // Estimates the even partitions of the layouts from `first` on, each with its variant, and passes
+  // them to `put` with the number of the layout; `times` by strategy, and by level and strategy in
+  // `free` if parts are requested. A layout without one gets its status, and NaN.
   using TimesOf = std::function<KindTimes(std::size_t)>;
-  void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
+  using Put = std::function<void(std::size_t, const PlanEstimate&)>;
+  void estimate_even(std::size_t first, std::span<const std::int32_t> variants,
                      const TimesOf& times, std::span<const TimesOf> free, double usable_bytes,
-                     std::span<PlanEstimate> estimates) const;
+                     const Put& put) const;
 
   // The step time, memory and energy of a plan. `stages`, if given, has one entry per stage; `free`
   // has the times of kFreeLevels levels; without it there are no parts.

@@ -2,6 +2,7 @@
 // Private to the kernel; one object per thread, reused so that memory is allocated once.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <memory>
@@ -194,12 +195,16 @@ class LayoutOnChip {
   PlanSums sums;
 
  private:
-  double message_between(int from, int to) const noexcept;
+  static constexpr std::int32_t kWrap = -1;   // from the last stage to the first
+  using Shape = std::array<std::int32_t, 3>;  // schedule, stages, chunks
   void find_places();
+  void find_messages();
 
   const double* times_ = nullptr;
-  std::vector<std::int32_t> places_;                  // by stage and chunk, see chain_of
-  std::vector<double> enter_each_, leave_each_;       // the same: seconds of one message
+  Shape shape_{-1, 0, 0};                          // of the next three
+  std::vector<std::int32_t> places_;               // by stage and chunk, see chain_of
+  std::vector<std::int32_t> enter_at_, leave_at_;  // the same: later stage of a message, or kWrap
+  std::vector<double> enter_each_, leave_each_;    // the same: seconds of one message
   const InFlightCache::Stages* in_flight_ = nullptr;  // of the layout, where it has several chunks
   mutable std::vector<double> own_bytes_;             // scratch: by chunk of a stage
 };
@@ -462,7 +467,7 @@ class AssignmentSearch {
       : on_(on), recompute_(recompute), step_(step) {}
 
   // The cuts of the even assignment: layers are assigned one by one, each to the next position of
-  // an even distribution.
+  // an even distribution; or, without interleaving, by the work of layers if they have one.
   PlanStatus even(Partition* partition);
   // Improves `best`, which is infinite, by plans that take at most `below_s`, with so much work.
   void run(double below_s, std::int64_t work, PlacedPlan* best);
@@ -477,6 +482,7 @@ class AssignmentSearch {
 
   PlanStatus check() const;
   bool cut(bool count_first, int base, Partition* partition) const;
+  bool cut_by_work(Partition* partition);  // whether layers have work to divide by
   void spread_evenly(int total);
   void spread_by_load(int base, int extras, bool count_first, bool count_last);
   // `recompute`: of the stage, or -1 for the fastest variant of every layer.
@@ -492,6 +498,7 @@ class AssignmentSearch {
   StepPlayer& step_;
   std::vector<std::int32_t> extra_;  // by chunk: whether it has one more layer than others
   std::vector<double> loads_s_;      // scratch: by stage
+  std::vector<double> work_of_;      // scratch: by layer
   Partition partition_;              // that is offered
   PassChains chains_;
   AssignmentTree tree_{on_, recompute_};

@@ -1,6 +1,7 @@
 // Data that the plan kernel caches between plans and between calls changes no answer.
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -36,6 +37,34 @@ void times_may_change_between_calls(unsigned seed) {
   }
 }
 
+// The least largest work of a stage, over all divisions of the layers from `first`.
+double least_work(const std::vector<double>& work, std::size_t first, int stages) {
+  double sum = 0.0, least = kInfinite;
+  for (std::size_t i = first; i + static_cast<std::size_t>(stages) <= work.size(); ++i) {
+    sum += work[i];
+    if (stages > 1) least = std::min(least, std::max(sum, least_work(work, i + 1, stages - 1)));
+  }
+  return stages > 1 ? least : sum;
+}
+
+void stages_by_work_are_as_even_as_any_division(unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<double> work(2 + random() % 8);
+  for (double& layer : work) layer = static_cast<double>(random() % 10);
+  for (int stages = 1; stages <= static_cast<int>(work.size()); ++stages) {
+    const std::vector<std::int32_t> cuts = cuts_by_work(work, stages);
+    CHECK(cuts.size() == static_cast<std::size_t>(stages) + 1 && cuts.front() == 0);
+    CHECK(cuts.back() == static_cast<std::int32_t>(work.size()));
+    double largest = 0.0;
+    for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
+      CHECK(cuts[k] < cuts[k + 1]);
+      largest = std::max(largest,
+                         std::accumulate(work.begin() + cuts[k], work.begin() + cuts[k + 1], 0.0));
+    }
+    CHECK(largest == least_work(work, 0, stages));
+  }
+}
+
 // Layouts of two strategies, whose layers have different times.
 Case two_strategies(unsigned seed) {
   std::mt19937 random(seed);
@@ -65,23 +94,19 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
   for (std::size_t n = 1; n <= kFreeLevels; ++n) {
     free_of.push_back([&, n](std::size_t s) { return times_of(n, s); });
   }
-  std::vector<std::int64_t> layouts;
+  std::vector<PlanEstimate> found(c.layouts.size());
   std::vector<std::int32_t> variants;
-  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
-    for (const std::int32_t variant : {1, 0, -1}) {
-      layouts.push_back(static_cast<std::int64_t>(k));
-      variants.push_back(variant);
-    }
+  for (std::size_t k = 0; k < found.size(); ++k) {
+    variants.push_back(static_cast<std::int32_t>((k + seed) / 2 % 3) - 1);
   }
-  std::vector<PlanEstimate> found(layouts.size());
   c.space.estimate_even(
-      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
-      found);
+      0, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
+      [&](std::size_t row, const PlanEstimate& own) { found[row] = own; });
   Case slow = two_strategies(seed);  // only exchanges and messages take longer
   for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
   CHECK(built(slow) == Status::kOk);
-  for (std::size_t k = 0; k < layouts.size(); ++k) {
-    const auto row = static_cast<std::size_t>(layouts[k]);
+  for (std::size_t k = 0; k < found.size(); ++k) {
+    const std::size_t row = k;
     const auto strategy = static_cast<std::size_t>(c.layouts[row].strategy);
     const KindTimes times = times_of(0, strategy);
     std::vector<KindTimes> free;
@@ -119,5 +144,6 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
 int main() {
   for (unsigned seed = 0; seed < 40; ++seed) times_may_change_between_calls(seed);
   for (unsigned seed = 0; seed < 40; ++seed) a_batch_is_its_plans_one_by_one(seed);
+  for (unsigned seed = 0; seed < 40; ++seed) stages_by_work_are_as_even_as_any_division(seed);
   return phaze::test::report("plan batch");
 }
