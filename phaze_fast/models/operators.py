@@ -693,10 +693,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     return out
 
 
-def masked(scores: Tensor, mask: Tensor, **options: Any) -> Tensor:
+def masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Add a causal mask to scores."""
     out = _result(scores, mask)
-    return _run("add", [scores, mask], out, lambda _, g: [g, None], **options)
+    return _run("add", [scores, mask], out, lambda _, g: [g, None])
 
 
 def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:

@@ -275,9 +275,6 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return run_recurrent(func, self.recorder, *args)
         if func is torch.Tensor.tolist and self.recorder.constants.knows(args[0]):
             return self.recorder.constants.values(args[0]).tolist()
-        if func is torch.tensor and "device" in kwargs:  # its values would be lost
-            device = kwargs.pop("device")
-            return func(*args, **kwargs).to(device)
         return func(*args, **kwargs)
 
     @staticmethod

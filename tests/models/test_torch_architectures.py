@@ -148,7 +148,7 @@ def test_sizes_may_depend_on_constants():
             self.inner = torch.nn.Linear(8, 8)
 
         def forward(self, x):
-            sides = torch.tensor([[2, 3]], device=x.device)
+            sides = torch.tensor([[2, 3]]).to(x.device)
             ((high, wide),) = sides.tolist()
             places = torch.repeat_interleave(torch.arange(high, device=x.device), sides[0, :1])
             return self.inner(x[:, : high * wide]) + places.shape[0]

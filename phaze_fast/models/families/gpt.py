@@ -343,7 +343,7 @@ class Bloom(Falcon):
         bias = self.tape.constant(self.samples * m.heads, 1, self.seq)
         scores = op.baddbmm(bias, q, transpose(k, 1, 2))
         scores = view(scores, self.samples, m.heads, self.seq, -1)
-        scores = op.masked(scores, self._mask(), causal=True, window=0)
+        scores = op.masked(scores, self._mask())
         shares = to(op.softmax(scores, _FLOAT), q.dtype)
         shares = self._dropped("attention_dropout", shares, self.attention_drops)
         rows = op.bmm(view(shares, -1, self.seq, self.seq), v)
