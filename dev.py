@@ -193,21 +193,21 @@ def fuzz(arguments: list[str]) -> None:
     """Try random files and command lines, or with ``kernels`` random records, on the program."""
     install("test")
     if arguments[:1] == ["kernels"]:
-        run(PYTHON, "tests/robustness/fuzz_kernels.py", *arguments[1:])
+        run(PYTHON, "tools/robustness/fuzz_kernels.py", *arguments[1:])
     else:
-        run(PYTHON, "tests/robustness/attack.py", "--only", "commands", *arguments)
+        run(PYTHON, "tools/robustness/attack.py", "--only", "commands", *arguments)
 
 
 def attack(arguments: list[str]) -> None:
     """Check proofs of random problems by independent formulas; ``--minutes M --seed S``."""
     install("test")
-    run(PYTHON, "tests/robustness/attack.py", *arguments)
+    run(PYTHON, "tools/robustness/attack.py", *arguments)
 
 
 def mutate(arguments: list[str]) -> None:
     """Change the kernels and rules in one place at a time, and see whether tests notice."""
     install("test")
-    run(PYTHON, "tests/robustness/mutate.py", *arguments)
+    run(PYTHON, "tools/robustness/mutate.py", *arguments)
 
 
 def lock(_: list[str]) -> None:
@@ -236,7 +236,7 @@ def release(arguments: list[str]) -> None:
 def soak(arguments: list[str]) -> None:
     """Sweep millions of points, killed again and again; ``--points N --kills K --seed S``."""
     install("test")
-    run(PYTHON, "tests/robustness/long_run.py", *arguments)
+    run(PYTHON, "tools/robustness/long_run.py", *arguments)
 
 
 def torch(arguments: list[str]) -> None:

@@ -77,11 +77,10 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
 
 
 def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
-    placement = Placement(problem.wafer, (layout,))
+    placement = Placement(problem.wafer, layout)
     rules = problem.rules(placement)[0]
     edges = problem._graph(layout.micro_batch)[1]
     names = _core.MAP_RULES_DTYPE.names or ()
-    names = names[: names.index("first_stage")]  # all stages have one shape here
     return {
         **layout.to_dict(),
         "slots": [list(run) for run in slots_of(layout.width, layout.height)],

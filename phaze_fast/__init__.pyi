@@ -35,7 +35,6 @@ from .hardware import area as area
 from .hardware import presets as presets
 from .models import TransformerModel as TransformerModel
 from .opgraph import Strategy as Strategy
-from .opgraph import build_op_graphs as build_op_graphs
 from .opgraph import layer_graph as layer_graph
 from .papers import LayerTable as LayerTable
 from .papers import place as place

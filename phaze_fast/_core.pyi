@@ -13,10 +13,8 @@ AREA_DTYPE: Final[np.dtype[Any]]
 ENERGY_DTYPE: Final[np.dtype[Any]]
 FABRIC_DTYPE: Final[np.dtype[Any]]
 FUSED_GROUP_DTYPE: Final[np.dtype[Any]]
-FUSED_TRAFFIC_DTYPE: Final[np.dtype[Any]]
 OPERATOR_DTYPE: Final[np.dtype[Any]]
 TUNING_DTYPE: Final[np.dtype[Any]]
-COST_DTYPE: Final[np.dtype[Any]]
 DATAFLOWS: Final[tuple[str, ...]]
 LIMITS: Final[tuple[str, ...]]
 ORDERS: Final[tuple[str, ...]]
@@ -43,13 +41,11 @@ MAP_OP_DTYPE: Final[np.dtype[Any]]
 MAP_EDGE_DTYPE: Final[np.dtype[Any]]
 MAP_RULES_DTYPE: Final[np.dtype[Any]]
 MAP_SCORE_DTYPE: Final[np.dtype[Any]]
-MAP_STREAMS_DTYPE: Final[np.dtype[Any]]
 ROLES: Final[tuple[str, ...]]
 WEIGHT_MODES: Final[tuple[str, ...]]
 OUTPUTS: Final[tuple[str, ...]]
 EDGE_KINDS: Final[tuple[str, ...]]
 MAX_SLOTS: Final[int]
-MAX_MAP_OPS: Final[int]
 MAX_MAP_STAGES: Final[int]
 RUNS_PER_AXIS: Final[int]
 
@@ -269,8 +265,6 @@ def place_published(
     micro_batches: _Array,
     width: _Array,
     recompute: _Array,
-    stages: _Array,
-    replicas: _Array,
     threads: int,
 ) -> list[PublishedAnswer]: ...
 
@@ -400,9 +394,6 @@ class Mapping:
     ) -> None: ...
     def assign(self, op_mappings: _Array) -> None: ...
     def change(self, op: int, op_mapping: _Array) -> None: ...
-    def set_others(
-        self, sum_s: float, slowest_s: float, tail_s: float, streams: _Array | None = None
-    ) -> None: ...
     def op_mappings(self) -> _Array: ...
     def choices(self, op: int) -> _Array: ...
     def legal(self, op: int, op_mapping: _Array) -> bool: ...
@@ -484,12 +475,13 @@ class PlanSpace:
     def estimate_even(
         self,
         times: object,
-        layout: _Array,
         variant: _Array,
         usable_bytes: float,
-        free: Sequence[object],
+        free: object,
+        place: _Array,
+        status: _Array,
         threads: int,
-    ) -> _Array: ...
+    ) -> tuple[_Array, _Array]: ...
     def estimate(
         self,
         times: object,

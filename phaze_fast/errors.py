@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable
+from types import UnionType
 
 _MOST_LISTED = 28
 """Of more names than this only the nearest three are named."""
@@ -144,3 +145,18 @@ def check_one_of(field: str, value: object, accepted: Iterable[str]) -> None:
     names = list(accepted)
     if value not in names:
         raise InvalidInputError(f"{field}: {value!r} is not accepted; {nearest(str(value), names)}")
+
+
+def check_type(
+    field: str, value: object, kinds: type | UnionType | tuple[type, ...], expected: str
+) -> None:
+    """Raise an InvalidTypeError where a value is of no accepted type.
+
+    Examples
+    --------
+    >>> check_type("training", 1, int, "a whole number")
+    """
+    if not isinstance(value, kinds):
+        raise InvalidTypeError(
+            f"{field}: {type(value).__name__} is not accepted; expected {expected}"
+        )

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, check_type
 from phaze_fast.explore import Budget, Progress, best_pair, find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
-from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
+from phaze_fast.papers.comparison import Baselines, baselines_of, gain_by_cause, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.robust import (
@@ -204,26 +203,19 @@ def _checked(
     if not listed:
         raise InvalidInputError("model: none is not accepted; expected at least one")
     for each in listed:
-        _check_type("model", each, Model | str, "a TransformerModel or the name of one")
+        check_type("model", each, Model | str, "a TransformerModel or the name of one")
     if space is None or not isinstance(space, ArchitectureSpace):
         space = "published" if space is None else space
-        _check_type("space", space, str | Path, "ArchitectureSpace, or the name or file of one")
+        check_type("space", space, str | Path, "ArchitectureSpace, or the name or file of one")
         space = ArchitectureSpace.load(space)
     usual_cluster, usual_training = paper_setup()
     cluster = usual_cluster if cluster is None else cluster
-    _check_type("cluster", cluster, Cluster, "Cluster")
+    check_type("cluster", cluster, Cluster, "Cluster")
     training = usual_training if training is None else training
-    _check_type("training", training, Training, "Training")
+    check_type("training", training, Training, "Training")
     loaded = [load(each) if isinstance(each, str) else each for each in listed]
     planned = [planned_model(each, training.software, training.seq) for each in loaded]
     return planned, space, cluster, training
-
-
-def _check_type(argument: str, value: object, accepted: type | UnionType, expected: str) -> None:
-    if not isinstance(value, accepted):
-        raise InvalidTypeError(
-            f"{argument}: {type(value).__name__} is not accepted; expected {expected}"
-        )
 
 
 def _intervals(
@@ -292,10 +284,10 @@ def compare(
         The search's result.
     baselines
         ``tpuv4``: the TPUv4-like chip with the published hand plan, the best Megatron-style plan
-        and the best of all. ``all``: also the published early stop, random and Bayesian search
-        (the extra ``opt``), at equal evaluations and at equal time. ``none``. Also chips of your
-        own, with the best plan on each: records, presets or files, such as
-        ``("tpuv4", "h100", "my_chip.yaml")``.
+        and the best of all, TPU v4 as it was built, and the gain over that by cause. ``all``: also
+        the published early stop, random and Bayesian search (the extra ``opt``), at equal
+        evaluations and at equal time. ``none``. Also chips of your own, with the best plan on
+        each: records, presets or files, such as ``("tpuv4", "h100", "my_chip.yaml")``.
     sensitivity
         Whether to search again with every rate and area term halved and doubled.
     threads
@@ -308,7 +300,7 @@ def compare(
     Returns
     -------
     SearchResult
-        The same with `baselines` and `sensitivity`.
+        The same with `baselines`, `gain` and `sensitivity`.
 
     Examples
     --------
@@ -317,12 +309,9 @@ def compare(
     >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
     >>> found = search("bert-large", few, cluster, pf.Training(global_batch=64, micro_batch=2))
     >>> sorted(compare(found).baselines)
-    ['hand_plan', 'megatron_plan', 'our_plan']
+    ['built', 'hand_plan', 'megatron_plan', 'our_plan']
     """
-    if not isinstance(found, SearchResult):
-        raise InvalidTypeError(
-            f"found: {type(found).__name__} is not accepted; expected what search() gave"
-        )
+    check_type("found", found, SearchResult, "what search() gave")
     if found.objective != "time":
         raise InvalidInputError(
             f"found: a search for the least {found.objective} is not accepted; expected one for "
@@ -339,9 +328,13 @@ def compare(
         seed=seed,
         say=say,
     )
+    gain: list[dict[str, Any]] = []
+    if "built" in others and others["built"]["time_s"] is not None:
+        best = found.best
+        gain = gain_by_cause(found.problems[0], best.chip, best.time_s)
     variations = []
     if sensitivity:
         variations = sensitivity_of(
             found.problems, found.space, found.weights, found.outcome, threads=threads, say=say
         )
-    return replace(found, baselines=others, sensitivity=variations)
+    return replace(found, baselines=others, gain=gain, sensitivity=variations)

@@ -95,33 +95,6 @@ void change(PyMapping& object, int op, const py::object& op_mapping) {
   mapping->change(op, checked(*mapping, op, wanted));
 }
 
-void set_others(PyMapping& object, double sum_s, double slowest_s, double tail_s,
-                const py::object& streams) {
-  for (const double seconds : {sum_s, slowest_s, tail_s}) {
-    if (!(seconds >= 0.0 && seconds <= 1e100)) {
-      throw InvalidInput("others: " + std::to_string(seconds) +
-                         " is not accepted; expected seconds from 0 to 1e100");
-    }
-  }
-  const PyMapping::Turn mapping(object);
-  if (mapping->rules().pipeline_stages == 0) {
-    throw InvalidInput("others: not accepted where a pipeline has no other stages");
-  }
-  std::vector<MapOther> each;
-  if (!streams.is_none()) {
-    const auto missing = mapping->pipeline_stages() - mapping->stages();
-    for (const MapOther& other : view<MapOther>(streams, "streams", missing)) {
-      for (const double value : {other.isolated_s, other.taken_bytes, other.given_bytes}) {
-        if (!(value >= 0.0 && value <= 1e100)) {
-          throw InvalidInput("streams: expected seconds and bytes from 0 to 1e100");
-        }
-      }
-      each.push_back(other);
-    }
-  }
-  mapping->set_others(sum_s, slowest_s, tail_s, each);
-}
-
 std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::object& outputs) {
   if (outputs.is_none()) return {};
   const auto given = view<std::uint8_t>(outputs, "outputs",
@@ -151,8 +124,7 @@ py::array_t<MapScore> score(PyMapping& object, const py::object& outputs) {
 
 // Times and bytes of one stage as Python reads them.
 struct StageRecord {
-  double load_s, memory_bytes, state_bytes, activation_bytes, over_bytes;
-  MapOther streams;
+  double load_s, memory_bytes, state_bytes, activation_bytes, over_bytes, isolated_s;
 };
 
 // (records of the stages, shape (stages,); outputs, shape (stages, ops)).
@@ -167,7 +139,7 @@ py::tuple stages(PyMapping& object, const py::object& outputs) {
     std::copy_n(s.outputs.begin(), ops,
                 chosen.mutable_data(static_cast<py::ssize_t>(records.size())));
     records.push_back(
-        {s.load_s, s.memory_bytes, s.state_bytes, s.activation_bytes, s.over_bytes, s.streams});
+        {s.load_s, s.memory_bytes, s.state_bytes, s.activation_bytes, s.over_bytes, s.isolated_s});
   }
   return py::make_tuple(array_of(records), freeze(std::move(chosen)));
 }
@@ -283,14 +255,11 @@ void bind_mapping(py::module_& module) {
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,
                        gradient_bytes, state_bytes, step_bytes, boundary_bytes, micro_batches,
                        modes, volume, linear, stream_shared, chunks, zero_bubble, fabric, pieces,
-                       outer_tail_s, stream_link_s, stream_both_s, first_stage, pipeline_stages,
-                       other_sum_s, other_slowest_s, other_tail_s);
+                       outer_tail_s, stream_link_s, stream_both_s);
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
                        slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
-  PYBIND11_NUMPY_DTYPE(MapOther, isolated_s, taken_bytes, given_bytes);
   PYBIND11_NUMPY_DTYPE(StageRecord, load_s, memory_bytes, state_bytes, activation_bytes, over_bytes,
-                       streams);
-  module.attr("MAP_STREAMS_DTYPE") = py::dtype::of<MapOther>();
+                       isolated_s);
   module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();
   module.attr("OP_MAPPING_DTYPE") = py::dtype::of<OpMapping>();
   module.attr("MAP_OP_DTYPE") = py::dtype::of<MapOpRecord>();
@@ -302,7 +271,6 @@ void bind_mapping(py::module_& module) {
   module.attr("OUTPUTS") = names_of(kOutputNames);
   module.attr("EDGE_KINDS") = names_of(kEdgeKindNames);
   module.attr("MAX_SLOTS") = kMaxSlots;
-  module.attr("MAX_MAP_OPS") = kMaxMapOps;
   module.attr("MAX_MAP_STAGES") = kMaxMapStages;
   module.attr("RUNS_PER_AXIS") = kRunsPerAxis;
   py::class_<PyMapping>(module, "Mapping")
@@ -313,8 +281,6 @@ void bind_mapping(py::module_& module) {
            py::arg("boundary_s"), py::arg("chain"), py::arg("cross_stage_s") = py::none())
       .def("assign", &assign, py::arg("op_mappings"))
       .def("change", &change, py::arg("op"), py::arg("op_mapping"))
-      .def("set_others", &set_others, py::arg("sum_s"), py::arg("slowest_s"), py::arg("tail_s"),
-           py::arg("streams") = py::none())
       .def("op_mappings", &op_mappings_of)
       .def("choices", &choices, py::arg("op"))
       .def("legal", &legal, py::arg("op"), py::arg("op_mapping"))

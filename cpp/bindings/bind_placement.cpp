@@ -27,8 +27,6 @@ PlacementLayers table_of(const py::handle& item) {
   column(&l.edge_to, "edge_to");
   column(&l.edge_s, "edge_s");
   column(&l.edge_bytes, "edge_bytes");
-  column(&l.tied_from, "tied_from");
-  column(&l.tied_to, "tied_to");
   l.layers = static_cast<std::int32_t>(l.wide.size());
   return l;
 }
@@ -49,8 +47,7 @@ py::object as_result(const PlacementPlan& plan) {
 // nothing fits.
 py::list published(const py::list& tables, const py::object& ptr, const py::object& memory,
                    const py::object& devices, const py::object& micro_batches,
-                   const py::object& width, const py::object& recompute, const py::object& stages,
-                   const py::object& replicas, int threads) {
+                   const py::object& width, const py::object& recompute, int threads) {
   const std::vector<PlacementLayers> layers = tables_of(tables);
   const auto count = static_cast<py::ssize_t>(layers.size());
   const auto first = view<std::int64_t>(ptr, "ptr");
@@ -59,8 +56,6 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
   const auto batches = view<std::int64_t>(micro_batches, "micro_batches", count);
   const auto widths = view<std::int32_t>(width, "width", count);
   const auto again = view<std::uint8_t>(recompute, "recompute", count);
-  const auto fixed_stages = view<std::int32_t>(stages, "stages", count);
-  const auto fixed_replicas = view<std::int64_t>(replicas, "replicas", count);
   for (std::size_t k = 0; k < first.size(); ++k) {
     if (first[k] < 0 || first[k] > count || (k > 0 && first[k] < first[k - 1])) {
       throw InvalidInput("ptr: expected rising positions in the list of tables");
@@ -78,8 +73,8 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
         plans[k].time_s = std::numeric_limits<double>::infinity();
         for (std::int64_t at = first[k]; at < first[k + 1]; ++at) {
           const auto t = static_cast<std::size_t>(at);
-          const PublishedRules rules{memories[t],   device_counts[t], batches[t],       widths[t],
-                                     again[t] != 0, fixed_stages[t],  fixed_replicas[t]};
+          const PublishedRules rules{memories[t], device_counts[t], batches[t], widths[t],
+                                     again[t] != 0};
           PlacementPlan plan;
           const Status status = place_published(layers[t], rules, plans[k].time_s, &plan);
           if (status != Status::kOk) statuses[k] = status;
@@ -105,8 +100,7 @@ void bind_placement(py::module_& module) {
   bind_result(module, "PublishedAnswer", "status table plan");
   module.def("place_published", &published, py::arg("tables"), py::arg("ptr"),
              py::arg("memory_bytes"), py::arg("devices"), py::arg("micro_batches"),
-             py::arg("width"), py::arg("recompute"), py::arg("stages"), py::arg("replicas"),
-             py::arg("threads"));
+             py::arg("width"), py::arg("recompute"), py::arg("threads"));
 }
 
 }  // namespace phaze::bindings

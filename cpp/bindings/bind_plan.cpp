@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -152,32 +154,55 @@ class PyPlanSpace {
 
   std::size_t layouts() const { return space_.layouts(); }
 
-  // Estimates of even partitions: one row per layout.
-  py::array_t<PlanEstimate> estimate_even(const py::object& times, const py::object& layout,
-                                          const py::object& variant, double usable_bytes,
-                                          const py::object& free, int threads) const {
+  // Estimates of even partitions: the fields of PlanEstimate as columns, numbers and codes apart,
+  // each layout at its place among `count` rows. Other rows are NaN, with the given status.
+  py::object estimate_even(const py::object& times, const py::object& variant, double usable_bytes,
+                           const py::object& free, const py::object& place,
+                           const py::object& status, int threads) const {
     const TimesView timed = by_strategy(times);
     const std::vector<TimesView> freed = levels(free, space_.strategies());
     std::vector<PlanSpace::TimesOf> free_of;
     for (const TimesView& level : freed) {
       free_of.push_back([&level](std::size_t s) { return level[s]; });
     }
-    const auto at = view<std::int64_t>(layout, "layout");
-    const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(at.size()));
-    for (std::size_t k = 0; k < at.size(); ++k) row_of(at[k]);
+    const auto layouts = static_cast<py::ssize_t>(space_.layouts());
+    const auto chosen = view<std::int32_t>(variant, "variant", layouts);
+    const auto places = view<std::int64_t>(place, "place", layouts);
+    const auto known = view<std::int32_t>(status, "status");
+    for (const std::int64_t own : places) {
+      if (own < 0 || own >= static_cast<std::int64_t>(known.size())) {
+        throw InvalidInput("place: expected positions of `status`");
+      }
+    }
     const int workers = checked_threads(threads);
-    py::array_t<PlanEstimate> found(static_cast<py::ssize_t>(at.size()));
-    const std::span<PlanEstimate> out = writable(found);
+    const std::size_t rows = known.size();
+    constexpr std::size_t kNumbers = offsetof(PlanEstimate, fullest) / sizeof(double);
+    py::array_t<double> numbers({kNumbers, rows});
+    py::array_t<std::int32_t> codes({std::size_t{3}, rows});
+    const std::span<double> number = writable(numbers);
+    const std::span<std::int32_t> code = writable(codes);
     {
       const py::gil_scoped_release release;
-      parallel_for(at.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
+      std::fill(number.begin(), number.end(), 0.0);
+      std::fill_n(number.begin(), rows, std::numeric_limits<double>::quiet_NaN());
+      std::fill(code.begin(), code.end(), 0);
+      std::copy(known.begin(), known.end(), code.begin() + static_cast<std::ptrdiff_t>(rows));
+      const auto put = [&](std::size_t layout, const PlanEstimate& own) {
+        const auto row = static_cast<std::size_t>(places[layout]);
+        double values[kNumbers];
+        std::memcpy(values, &own, sizeof(values));
+        for (std::size_t k = 0; k < kNumbers; ++k) number[k * rows + row] = values[k];
+        code[row] = own.fullest;
+        code[rows + row] = own.status;
+        code[2 * rows + row] = own.instant;
+      };
+      parallel_for(places.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
         space_.estimate_even(
-            at.subspan(begin, end - begin), chosen.subspan(begin, end - begin),
-            [&](std::size_t s) { return timed[s]; }, free_of, usable_bytes,
-            out.subspan(begin, end - begin));
+            begin, chosen.subspan(begin, end - begin), [&](std::size_t s) { return timed[s]; },
+            free_of, usable_bytes, put);
       });
     }
-    return freeze(std::move(found));
+    return py::make_tuple(freeze(std::move(numbers)), freeze(std::move(codes)));
   }
 
   // One plan in full: its estimate and its stages. `times` have a row per strategy or, like
@@ -526,8 +551,9 @@ void bind_plan(py::module_& module) {
            py::arg("sizes"), py::arg("layouts"), py::arg("memory_limits"), py::arg("fits"),
            py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
-      .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
-           py::arg("variant"), py::arg("usable_bytes"), py::arg("free"), py::arg("threads"))
+      .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("variant"),
+           py::arg("usable_bytes"), py::arg("free"), py::arg("place"), py::arg("status"),
+           py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"), py::arg("usable_bytes"), py::arg("free") = py::tuple())
       .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),

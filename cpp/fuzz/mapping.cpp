@@ -102,7 +102,7 @@ void mapping(Bytes bytes) {
   mapping.change(op, start[static_cast<std::size_t>(op)]);
   const MapScore again = mapping.score();
   REQUIRE(std::memcmp(&before, &again, sizeof before) == 0);
-  const double bound = chain_bound(mapping, bytes.below(5) / 4.0, 0.0, 0.0).time_s;
+  const double bound = Relaxation(mapping).bound(bytes.below(5) / 4.0, 0.0, 0.0).time_s;
   const MapSearchResult found = anneal(mapping, {7, 30, 0.1});
   REQUIRE(objective(mapping, found.score) <= objective(mapping, before));
   const bool fits = found.score.over_bytes == 0.0 && found.score.stream_over_bytes == 0.0;

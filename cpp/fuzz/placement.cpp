@@ -25,15 +25,10 @@ void placement(Bytes bytes) {
   spoil(bytes, &table);
   PlacementLayers view = table.view();
   if (bytes.rarely(8)) view.layers = bytes.awkward_int();
-  const std::int32_t tied[] = {bytes.below(8), bytes.below(8)};
-  if (bytes.rarely(6)) view.tied_from = {tied, 1}, view.tied_to = {tied + 1, 1};
   const PublishedRules rules{bytes.rarely(4) ? bytes.awkward() : bytes.below(60),
                              bytes.rarely(4) ? bytes.awkward_integer() : 1 + bytes.below(9),
                              bytes.rarely(4) ? bytes.awkward_integer() : 1 + bytes.below(9),
-                             1 + bytes.below(3),
-                             bytes.below(2) == 0,
-                             bytes.below(3),
-                             bytes.below(3)};
+                             1 + bytes.below(3), bytes.below(2) == 0};
   PlacementPlan best;
   if (check_placement(view) != Status::kOk) {
     REQUIRE(place_published(view, rules, kInfinite, &best) != Status::kOk);

@@ -160,7 +160,7 @@ std::uint64_t placement_bits() {
     if (round % 3 == 0) table = test::random_chain(numbers, 8);
     if (round % 3 == 0) test::branch(numbers, &table);
     PlacementPlan best;
-    const PublishedRules published{20.0 + numbers.below(200), 24, 16, 2, round % 2 == 0, 0, 0};
+    const PublishedRules published{20.0 + numbers.below(200), 24, 16, 2, round % 2 == 0};
     CHECK(place_published(table.view(), published, 1e300, &best) == Status::kOk);
     hash.add(best.time_s);
     for (const std::int32_t stage : best.stage_of) hash.add(stage);
@@ -187,7 +187,7 @@ std::uint64_t mapping_bits() {
     hash.add(found.score.over_bytes);
     for (const OpMapping& op_mapping : found.op_mappings)
       hash.add(op_mapping.slots[0] * 64 + op_mapping.slots[2] + op_mapping.mode);
-    hash.add(chain_bound(mapping, 0.5, 0.25, 1e-3).time_s);
+    hash.add(Relaxation(mapping).bound(0.5, 0.25, 1e-3).time_s);
   }
   return hash.value();
 }

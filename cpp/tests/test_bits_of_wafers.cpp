@@ -102,7 +102,7 @@ std::uint64_t score_bits() {
       }
     }
     hash.add(descend(mapping, 1).score.time_s);
-    hash.add(chain_bound(mapping, 0.5, 0.5, 0.0).time_s);
+    hash.add(Relaxation(mapping).bound(0.5, 0.5, 0.0).time_s);
     hash.add(ways(mapping));
   }
   return hash.value();

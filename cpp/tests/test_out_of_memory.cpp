@@ -154,7 +154,7 @@ void placements_survive() {
       parallel_for(tables.size(), threads, 1, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) {
           PlacementPlan best;
-          place_published(tables[i].view(), {60.0, 24, 16, 2, i % 2 == 0, 0, 0}, 1e300, &best);
+          place_published(tables[i].view(), {60.0, 24, 16, 2, i % 2 == 0}, 1e300, &best);
           times[i] = best.stages;
         }
       });
@@ -225,7 +225,7 @@ void mappings_survive() {
     std::vector<OpMapping> op_mappings;
     for (int op = 0; op < mapping.ops(); ++op) op_mappings.push_back(mapping.choices(op)[0]);
     mapping.assign(op_mappings);
-    return descend(mapping, 1).score.time_s + chain_bound(mapping, 0.5, 0.25, 1e-3).time_s;
+    return descend(mapping, 1).score.time_s + Relaxation(mapping).bound(0.5, 0.25, 1e-3).time_s;
   });
   // A mapping that survives: a call that ran out of memory leaves it intact.
   Mapping mapping(made.problem());
@@ -238,7 +238,7 @@ void mappings_survive() {
            relaxation.bound(0.5, 0.25, 1e-3).time_s + relaxation.bound(0.25, 0.5, 0.0).time_s;
   });
   // A mapping whose first use runs out of memory: unused, or equivalent to a new one.
-  const double bound_s = chain_bound(mapping, 0.25, 0.5, 1e-3).time_s;
+  const double bound_s = Relaxation(mapping).bound(0.25, 0.5, 1e-3).time_s;
   bool more = true;
   for (std::int64_t nth = 0; more; ++nth) {
     Mapping fresh(made.problem());

@@ -103,8 +103,9 @@ _STEPS = {
 
 def _hbm(design: Design) -> str:
     hbm = design.chip.hbm
-    rate = format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm is not None else ""
-    return f"{format_bytes(design.hbm_bytes)}, {rate}"
+    if hbm is None:
+        return "none"
+    return f"{format_bytes(design.hbm_bytes)}, {format_bandwidth(hbm.bandwidth_bytes_per_s)}"
 
 
 def _chip_cells(design: Design) -> list[str]:
@@ -180,10 +181,20 @@ def _baselines(result: SearchResult) -> RenderableType:
     for item in result.baselines.values():
         step = format_time(item["time_s"]) if item["time_s"] is not None else "none"
         gain = f"{item['speedup']:.2f}x" if item["speedup"] is not None else "-"
+        mfu = f"{item['mfu']:.1%}" if item["mfu"] is not None else "-"
         looked = f"{item['evaluations']:,}" if item["evaluations"] else "-"
-        rows.append([item["title"], step, gain, looked, item["plan_text"], item["note"]])
-    columns = ["what", "step>", "ours is>", "chips>", "plan", "note"]
+        rows.append([item["title"], step, gain, mfu, looked, item["plan_text"], item["note"]])
+    columns = ["what", "step>", "ours is>", "MFU>", "chips>", "plan", "note"]
     return table("Baselines", columns, rows)
+
+
+def _gain(result: SearchResult) -> RenderableType:
+    rows = [
+        [item["cause"], format_time(item["time_s"]), f"{item['gain']:.2f}x"] for item in result.gain
+    ]
+    rows.append(["all", "", f"{math.prod(item['gain'] for item in result.gain):.2f}x"])
+    caption = "one after another, each on top of those before"
+    return table("The gain over TPU v4 as built", ["cause", "step>", "gain>"], rows, caption)
 
 
 def _tables(result: SearchResult) -> list[RenderableType]:
@@ -193,6 +204,8 @@ def _tables(result: SearchResult) -> list[RenderableType]:
         parts.append(_front(result))
     if result.baselines:
         parts.append(_baselines(result))
+    if result.gain:
+        parts.append(_gain(result))
     if result.sensitivity:
         parts.append(_sensitivity(result))
     if result.portfolio is not None:
@@ -339,8 +352,9 @@ class Doubts:
 
     baselines: str = "tpuv4"
     """What to compare with, separated by commas: tpuv4 (three plans on the TPUv4-like chip of the
-    PHAZE paper), all (also its early stop, random and Bayesian search), none, or chips of your own:
-    presets or files, with the best plan on each."""
+    PHAZE paper, and TPU v4 as built, with the gain over it by cause), all (also the paper's early
+    stop, random and Bayesian search), none, or chips of your own: presets or files, with the best
+    plan on each."""
     sensitivity: bool = False
     """Search again with each bandwidth and each area halved and doubled, and show how the best chip
     changes."""

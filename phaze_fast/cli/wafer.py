@@ -148,20 +148,18 @@ _NAMES = {
 
 def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
     rows = []
-    for stage_class in found.encoding.classes:
-        mapped = zip(problem.work.operators, stage_class.operator_mappings, strict=True)
-        for op, op_mapping in mapped:
-            outputs = output_text(op_mapping) if op.kept_bytes else "-"
-            along = (runs_text(runs) or "-" for runs in (op_mapping.x, op_mapping.y))
-            weights = op_mapping.weights if op.parameters else "-"
-            rows.append([op_mapping.operator, *along, outputs, weights])
+    mapped = zip(problem.work.operators, found.encoding.operator_mappings, strict=True)
+    for op, op_mapping in mapped:
+        outputs = output_text(op_mapping) if op.kept_bytes else "-"
+        along = (runs_text(runs) or "-" for runs in (op_mapping.x, op_mapping.y))
+        weights = op_mapping.weights if op.parameters else "-"
+        rows.append([op_mapping.operator, *along, outputs, weights])
     return rows
 
 
 def _shapes(found: Evaluation) -> str:
-    """Describe the stages of every class."""
-    layouts = (stage_class.layout for stage_class in found.encoding.classes)
-    return " and ".join(f"{own.stages} of {own.width} x {own.height}" for own in layouts)
+    layout = found.encoding.layout
+    return f"{layout.stages} of {layout.width} x {layout.height}"
 
 
 def _on(wafer: Wafer) -> str:
@@ -172,7 +170,6 @@ def _on(wafer: Wafer) -> str:
 def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Lay out the time and memory of a mapping, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
-    counts = [count for own in found.encoding.classes for count in own.layout.blocks]
     each = f" in each of {layout.replicas} pipelines" if layout.replicas > 1 else ""
     sequences = problem.training.global_batch
     first = [
@@ -187,7 +184,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
             "stages",
             f"{_shapes(found)} dies{each}; "
             f"{found.encoding.dies:,} of {wafer.all_dies:,} dies{_on(wafer)}"
-            + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
+            + (f"; blocks {' + '.join(map(str, layout.blocks))}" if layout.blocks else ""),
         ),
         ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
         (
@@ -257,8 +254,6 @@ def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
             f"worst; {data['whole_per_s']:,.1f} where nothing is dead",
         )
     ]
-    if data["with_two_classes"]:
-        rows.append(("two classes of stages", f"under {data['with_two_classes']} of the maps"))
     for row in data["by_spares"]:
         said = f"{row['share']:.0%} of wafers, each at least {row['least_per_s']:,.1f} sequences/s"
         rows.append((f"with {row['spares']} spare dies", said))
@@ -270,22 +265,19 @@ def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     times = causes(problem, found)
     whole = sum(times.values())
     rows = [[_CAUSES[key], format_time(s), f"{s / whole:.1%}"] for key, s in times.items()]
-    seen = {(row.get("class", 0), row["operator"]): row for row in operator_times(problem, found)}
     slow = [
         [
-            name,
+            row["operator"],
             row["part"],
             format_time(row["forward_s"]),
             format_time(row["backward_s"]),
             f"{row['of_peak']:.0%}",
         ]
-        for (_, name), row in seen.items()
+        for row in operator_times(problem, found)
     ]
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
-        Text(
-            die_map(problem.wafer, *(stage_class.layout for stage_class in found.encoding.classes))
-        ),
+        Text(die_map(problem.wafer, found.encoding.layout)),
         Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
         Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
         table("Time of a step", ["cause", "time>", "share>"], rows),

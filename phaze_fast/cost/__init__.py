@@ -15,11 +15,9 @@ from phaze_fast.cost.fusion import BufferRules as BufferRules
 from phaze_fast.cost.fusion import Cuts as Cuts
 from phaze_fast.cost.fusion import FusedGroup as FusedGroup
 from phaze_fast.cost.fusion import GroupTraffic as GroupTraffic
-from phaze_fast.cost.fusion import TrainedChain as TrainedChain
 from phaze_fast.cost.fusion import best_cuts as best_cuts
 from phaze_fast.cost.fusion import group_traffic as group_traffic
 from phaze_fast.cost.fusion import product_bytes as product_bytes
-from phaze_fast.cost.fusion import trained_chain as trained_chain
 from phaze_fast.cost.operators import OperatorCost as OperatorCost
 from phaze_fast.cost.operators import array_cycles as array_cycles
 from phaze_fast.cost.operators import attention_ops as attention_ops

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_type, nearest
 from phaze_fast.hardware import (
     AnyFabric,
     Cluster,
@@ -86,11 +86,7 @@ def _record(fabric: AnyFabric | Cluster | str) -> Array:
         fabric = presets.fabric(fabric)
     if isinstance(fabric, Cluster):
         return cluster_record(fabric.fabric, fabric.devices)
-    if not isinstance(fabric, get_args(AnyFabric)):
-        raise InvalidTypeError(
-            f"fabric: {type(fabric).__name__} is not accepted; expected a fabric, its name, or a "
-            "cluster"
-        )
+    check_type("fabric", fabric, get_args(AnyFabric), "a fabric, its name, or a cluster")
     return fabric_record(fabric)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_type, not_accepted
 from phaze_fast.hardware import (
     Accelerator,
     EnergyTable,
@@ -92,11 +92,8 @@ def _listed(chips: Accelerator | str | Sequence[Accelerator | str]) -> list[Acce
     listed: list[Any] = list(chips) if isinstance(chips, Sequence) and several else [chips]
     named = [presets.chip(chip) if isinstance(chip, str) else chip for chip in listed]
     for chip in named:
-        if not isinstance(chip, Accelerator):
-            raise InvalidTypeError(
-                f"chip: {type(chip).__name__} is not accepted; expected an Accelerator, or the "
-                "name of one such as 'h200'"
-            )
+        expected = "an Accelerator, or the name of one such as 'h200'"
+        check_type("chip", chip, Accelerator, expected)
     return named
 
 

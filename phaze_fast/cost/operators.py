@@ -14,7 +14,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.cost.machines import Machines, in_format, machines
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.hardware import Accelerator, EnergyTable, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph.graph import KINDS, UNITS
@@ -102,10 +102,7 @@ def vector_ops(function: str, rows: Sequence[int], cols: Sequence[int]) -> Array
     >>> float(vector_ops("add", [4], [8])["read_bytes"][0])
     128.0
     """
-    if function not in VECTOR_FUNCTIONS:
-        raise InvalidInputError(
-            f"function: {function!r} is not accepted; {nearest(function, VECTOR_FUNCTIONS)}"
-        )
+    check_one_of("function", function, VECTOR_FUNCTIONS)
     heights, widths = _columns(rows=rows, cols=cols)
     ops = np.zeros(len(heights), dtype=_core.OPERATOR_DTYPE)
     ops["unit"], ops["function"] = UNITS.index("VC"), _CODES[function]
@@ -385,10 +382,7 @@ def array_cycles(
     >>> array_cycles(512, 1024, 1024, 128, 128, overlapped=True)
     33022
     """
-    if dataflow not in _core.DATAFLOWS:
-        raise InvalidInputError(
-            f"dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _core.DATAFLOWS)}"
-        )
+    check_one_of("dataflow", dataflow, _core.DATAFLOWS)
     _check_whole(m=m, k=k, n=n, rows=rows, cols=cols)
     try:
         sizes = np.array([[m], [k], [n], [rows], [cols]], dtype=np.int64)

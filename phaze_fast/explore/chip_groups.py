@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError
-from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, FlatFabric, TieredFabric
+from phaze_fast.hardware import (
+    Accelerator,
+    ArchitectureSpace,
+    Cluster,
+    FlatFabric,
+    TieredFabric,
+    memory_of_records,
+)
 from phaze_fast.hardware.package import PackageModel, Prices
 from phaze_fast.hardware.space import FP8_RATE
 from phaze_fast.planning import Training
@@ -154,7 +161,8 @@ class ChipGroups:
 
     def device_usd(self) -> Array:
         """Dollars of a device of each group with each capacity, shape (groups, capacities)."""
-        area_mm2, sizes = self.area_mm2[:, None], self.capacities[None, :].astype(float)
+        has_hbm = self.records["hbm_bytes"][:, None] > 0
+        area_mm2, sizes = self.area_mm2[:, None], self.capacities[None, :] * has_hbm.astype(float)
         if self.package is None:
             return self.prices.device_usd(area_mm2, sizes)
         dies, stacks = self.records["dies"][:, None], self.records["hbm_stacks"][:, None]
@@ -216,7 +224,7 @@ class ChipGroups:
     @classmethod
     def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> ChipGroups:
         """Group chip records; equal chips are represented by the first."""
-        capacities, which = np.unique(chips["hbm_bytes"], return_inverse=True)
+        capacities, which = np.unique(memory_of_records(chips)[0], return_inverse=True)
         _, first, group = np.unique(_contents(chips), return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty_like(order)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import SearchProblem
@@ -48,10 +48,7 @@ _ALMOST = 1.0 + 1e-12
 
 def checked_objective(name: str) -> str:
     """Return the name of an objective of the best chips, or raise InvalidInputError."""
-    if name not in UNITS:
-        raise InvalidInputError(
-            f"objective: {name!r} is not accepted; {nearest(str(name), tuple(UNITS))}"
-        )
+    check_one_of("objective", name, UNITS)
     return name
 
 
@@ -199,10 +196,7 @@ def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",") if name.strip()]
     for name in names:
-        if name not in OBJECTIVES:
-            raise InvalidInputError(
-                f"pareto: {name!r} is not accepted; {nearest(str(name), OBJECTIVES)}"
-            )
+        check_one_of("pareto", name, OBJECTIVES)
     if names and "time" not in names:
         raise InvalidInputError(f"pareto: {','.join(names)} leaves out time; expected it as well")
     chosen = tuple(dict.fromkeys(names))

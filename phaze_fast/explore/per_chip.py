@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, check_type
 from phaze_fast.explore.best_first import BestFirstSearch, run_together
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import PLACED, SCHEDULED, Answer
@@ -274,10 +274,7 @@ def _grouped(chips: Chips) -> list[tuple[Array, ChipGroups]]:
     listed = [chips] if isinstance(chips, Accelerator) else list(chips)
     shared: dict[Any, list[int]] = {}
     for k, chip in enumerate(listed):
-        if not isinstance(chip, Accelerator):
-            raise InvalidTypeError(
-                f"chips[{k}]: {type(chip).__name__} is not accepted; expected an Accelerator"
-            )
+        check_type(f"chips[{k}]", chip, Accelerator, "an Accelerator")
         key = (chip.tuning, chip.launch_latency_s, tuple(sorted(chip.tensor_core.rates.items())))
         shared.setdefault(key, []).append(k)
     return [
@@ -380,10 +377,7 @@ def evaluate_batch(
     >>> best.feasible.tolist(), best.dp.tolist()
     ([True, True, True, True], [8, 8, 8, 8])
     """
-    if not isinstance(training, Training):
-        raise InvalidTypeError(
-            f"training: {type(training).__name__} is not accepted; expected a Training"
-        )
+    check_type("training", training, Training, "a Training")
     model = checked_model(model, training.software, training.seq)
     grouped, workers = _grouped(chips), thread_count(threads)
     columns = _infeasible_rows(sum(len(at) for at, _ in grouped))

@@ -236,15 +236,15 @@ def problems_of(
     Raises
     ------
     InfeasibleError
-        Where no chip has more HBM than is reserved.
+        Where no chip has more memory than is reserved.
     InvalidInputError
         Where both the step and the chips set a number format.
     """
     capacities = tuple(int(c) for c in groups.capacities)
     if max(capacities) <= training.reserved_bytes:
         raise InfeasibleError(
-            f"no chip has more HBM than reserved_bytes, {training.reserved_bytes}; the largest has "
-            f"{max(capacities)}"
+            f"no chip has more memory than reserved_bytes, {training.reserved_bytes}; the largest "
+            f"has {max(capacities)}"
         )
     precision = training.precision.name
     if any(variant.fp8 for variant in groups.variants) and precision != BF16:

@@ -175,7 +175,7 @@ def write_bridge(request: Request) -> tuple[str, list[Unexpressed]]:
         "vocab_multiple": 1,
         "tokenizer": "NullTokenizer",
         "tokens": max(model.vocab - 1, 1),
-        "mtp": None,
+        "mtp": model.mtp_layers or None,
     }
     if not shipped:
         of_model["activation"] = model.activation

@@ -64,6 +64,7 @@ def model_terms(model: TransformerModel, seq: int) -> Terms:
         "qkv_bias": model.qkv_bias and not biased,
         **({} if model.dropout else {"attention_dropout": 0.0, "hidden_dropout": 0.0}),
         **(_experts(model, model.moe) if model.moe else {}),
+        **({"mtp": model.mtp_layers} if model.mtp_layers else {}),
     }
 
 

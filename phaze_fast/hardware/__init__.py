@@ -8,6 +8,7 @@ from phaze_fast.hardware.chip import Links as Links
 from phaze_fast.hardware.chip import TensorCore as TensorCore
 from phaze_fast.hardware.chip import VectorCore as VectorCore
 from phaze_fast.hardware.chip import chip_records as chip_records
+from phaze_fast.hardware.chip import memory_of_records as memory_of_records
 from phaze_fast.hardware.fabric import AnyFabric as AnyFabric
 from phaze_fast.hardware.fabric import Cluster as Cluster
 from phaze_fast.hardware.fabric import Fabric as Fabric

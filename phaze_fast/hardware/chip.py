@@ -209,6 +209,21 @@ class Accelerator(Record):
         return self.buffer.bytes_per_cycle * self.clock_hz
 
     @property
+    def memory(self) -> Hbm:
+        """Where layers are placed: the HBM, or the SRAM of a chip that has none.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> presets.chip("dojo-d1").memory.capacity_bytes // 2**20  # 354 x 1.25 MiB
+        442
+        """
+        if self.hbm is not None and self.hbm.capacity_bytes > 0:
+            return self.hbm
+        size, rate = memory_of_records(chip_records([self]))
+        return Hbm(capacity_bytes=int(size[0]), bandwidth_bytes_per_s=float(rate[0]))
+
+    @property
     def calibration(self) -> Calibration:
         """Basis of the chip's times: measurements of it, of another chip, or its data sheet."""
         return calibration_of(self.name, self.tuning)
@@ -288,6 +303,23 @@ def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarr
         row = chip.to_row()
         table[i] = tuple(row[name] for name in _core.CHIP_DTYPE.names or ())
     return table
+
+
+def memory_of_records(chips: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Bytes and bytes per second of the memory that layers are placed in.
+
+    That is the HBM. Chips without any place layers in their SRAM: the shared buffer and the local
+    buffers of the tensor cores, read at the rate of the shared buffer, or through the ports of the
+    cores where there is none.
+    """
+    off_chip = chips["hbm_bytes"] > 0
+    size = chips["buffer_bytes"] + chips["tensor_cores"] * chips["tensor_local_bytes"]
+    ports = chips["tensor_cores"] * chips["buffer_port_bytes_per_cycle"]
+    rate = np.where(chips["buffer_bytes"] > 0, chips["buffer_bytes_per_cycle"], ports)
+    return (
+        np.where(off_chip, chips["hbm_bytes"], size),
+        np.where(off_chip, chips["hbm_bytes_per_s"], rate * chips["clock_hz"]),
+    )
 
 
 class _Chips(Presets[Accelerator]):

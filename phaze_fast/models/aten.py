@@ -17,6 +17,7 @@ from phaze_fast.models.graph_model import WIDE
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
 _FP32 = 4  # bytes
+_ALIGNED = 8  # elements between rows that start at 16-byte bounds, in bf16
 _SOLVED = "linalg_solve_triangular"
 _CONVOLUTIONS = ("convolution", "convolution_input", "convolution_weight")
 _OTHERS = ("attention", "attention_backward", *_CONVOLUTIONS, _SOLVED)
@@ -72,6 +73,8 @@ def _product(call: Any, wide: bool) -> Figures:
     else:
         count = a[0] if len(a) == 3 else 1
         m, k, n = a[-2], a[-1], b[-1]
+        if left.strides and left.strides[-2] == 1 and m % _ALIGNED:
+            flipped = True  # m elements lie between its rows in memory, as n do between right's
         sizes = (count, n, m, k) if flipped else (count, m, n, k)
     weighted = left.parameter or right.parameter
     if call.backward:
@@ -107,16 +110,14 @@ def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int
 
 def _attention(call: Any) -> Figures:
     q, k, v = (array.shape for array in call.reads[:3])
-    pairs, keys, width = math.prod(q[:-2]), float(k[-2]), q[-1] + v[-1]
-    window = int(call.options.get("window", 0))
-    if window:  # each query attends to the mean number of visible keys
-        keys = window - window * (window - 1) / (2.0 * q[-2])
+    pairs, keys, width = math.prod(q[:-2]), k[-2], q[-1] + v[-1]
+    window = int(call.options.get("window", 0))  # a mask says so: every score is computed
     flops = (5.0 if call.backward else 2.0) * pairs * q[-2] * keys * width
     kind = "attention-backward" if call.backward else "attention"
     return Figures(
         kind,
         "",
-        (pairs, q[-2], math.ceil(keys), max(width // 2, 1)),
+        (pairs, q[-2], keys, max(width // 2, 1)),
         flops,
         _bytes(call.reads),
         _bytes(call.writes),

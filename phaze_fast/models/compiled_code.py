@@ -3,24 +3,30 @@
 While torch.compile traces a model, transformers builds causal masks as tensors instead of leaving
 them to the attention kernel (masking_utils.py, ``_ignore_causal_mask_sdpa``): no score is skipped,
 and grouped keys and values are repeated for every head (integrations/sdpa_attention.py,
-``use_gqa_in_sdpa``). The model returns logits besides the loss; AOTAutograd gives each output a
-gradient, here a tensor of zeros. Profiled on compiled Llama and GPT-2 steps (PyTorch 2.11).
+``use_gqa_in_sdpa``). The mask of an encoder is one element that is expanded
+(``_ignore_bidirectional_mask_sdpa``): fused kernels need masks whose rows lie together in memory
+(PyTorch, aten/src/ATen/native/transformers/sdp_utils_cpp.h,
+``check_last_dim_stride_equals_1_dense``), so attention runs in fp32, operator by operator. The
+model returns logits besides the loss; AOTAutograd gives each output a gradient, here a tensor of
+zeros. Profiled on compiled Llama and GPT-2 steps (PyTorch 2.11).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from phaze_fast.models.decompose import MASK, Parts
-from phaze_fast.models.recording import Array, Call
+from phaze_fast.models.decompose import Parts
+from phaze_fast.models.operators import attention_in_parts
+from phaze_fast.models.recording import MASK, Array, Call, mask_load
+from phaze_fast.models.tape import Tape
 
 Code = Literal["own", "transformers", "transformers, loss apart"]
 """Whose code a module is, and whether its loss is a graph of its own."""
 
 _MASK_BYTES = 2  # of an element; masks are added to the scores
+_FORMATS = {2: "bfloat16", 4: "float32"}
 
 
 def code_of_class(name: str) -> Code:
@@ -35,23 +41,34 @@ def code_of_class(name: str) -> Code:
 def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> list[Call]:
     """Return the operators of a step as a compiled model of transformers runs them."""
     repeated: dict[int, tuple[Array, Array, Array]] = {}
+    in_parts: dict[int, _InParts] = {}
     masks: dict[tuple[int, ...], Array] = {}
     step: list[Call] = []
     for call in calls:
-        if call.name == "attention":
+        if call.name == MASK:
+            continue  # masks are loaded as below, and made once for all layers
+        hides = any(call.options.get(name) for name in ("causal", "window", "expands_mask"))
+        if call.name == "attention" and hides:
             q, k, v = call.reads[:3]
-            shape = (*q.shape[:-3], 1, q.shape[-2], k.shape[-2])
-            mask = masks.setdefault(shape, parts.array(shape, _MASK_BYTES))
             wide = [_per_head(q, array, parts) for array in (k, v)]
             step += [
                 replace(call, name="repeat", reads=(narrow,), writes=(array,), options={})
                 for narrow, array in zip((k, v), wide, strict=True)
                 if array is not narrow
             ]
+            if call.options.get("expands_mask"):
+                whole = in_parts[call.writes[0].storage] = _InParts(call, (q, *wide), parts)
+                step += whole.forward()
+                continue
+            shape = (*q.shape[:-3], 1, q.shape[-2], k.shape[-2])
+            mask = masks.setdefault(shape, parts.array(shape, _MASK_BYTES))
             repeated[call.writes[0].storage] = wide[0], wide[1], mask
             options = {**call.options, "causal": False, "window": 0}
             step += _mask_loads(call, q, mask, 1)
             step.append(replace(call, reads=(q, *wide, mask), options=options))
+        elif call.name == "attention_backward" and call.reads[3].storage in in_parts:
+            writes, sums = _widened(call, parts)
+            step += [*in_parts[call.reads[3].storage].backward(call, writes), *sums]
         elif call.name == "attention_backward" and call.reads[3].storage in repeated:
             step += _gradient(call, *repeated[call.reads[3].storage], parts)
         else:
@@ -69,27 +86,65 @@ def _per_head(q: Array, array: Array, parts: Parts) -> Array:
 def _gradient(call: Call, k: Array, v: Array, mask: Array, parts: Parts) -> list[Call]:
     """Return the gradient of attention with repeated keys, and the sums over repetitions."""
     q, rest = call.reads[0], call.reads[3:]
-    writes, sums = [call.writes[0]], []
-    for narrow in call.writes[1:]:
-        wide = _per_head(q, narrow, parts)
-        writes.append(wide)
-        if wide is not narrow:
-            sums.append(replace(call, name="add", reads=(wide,), writes=(narrow,), options={}))
+    writes, sums = _widened(call, parts)
     options = {**call.options, "causal": False, "window": 0}
     whole = replace(call, reads=(q, k, v, *rest, mask), writes=tuple(writes), options=options)
     return [*_mask_loads(call, q, mask, 2), whole, *sums]
 
 
-def _mask_loads(call: Call, q: Array, mask: Array, times: int) -> list[Call]:
-    """Return the loads of a mask by every head, which the products do not hide.
+def _widened(call: Call, parts: Parts) -> tuple[list[Array], list[Call]]:
+    """Return the gradients of queries and repeated keys, and the sums over repetitions."""
+    writes, sums = [call.writes[0]], []
+    for narrow in call.writes[1:]:
+        wide = _per_head(call.reads[0], narrow, parts)
+        writes.append(wide)
+        if wide is not narrow:
+            sums.append(replace(call, name="add", reads=(wide,), writes=(narrow,), options={}))
+    return writes, sums
 
-    The backward pass has two, one for the gradients of queries and one for those of keys. Measured
-    on one H200 (PyTorch 2.11, cuDNN): 151 and 375 us of 153 and 379 in a block of GPT-2, 1,024
-    tokens, where the same attention without a mask takes 29 and 78.
-    """
-    shape = (*q.shape[:-3], times * q.shape[-3], *mask.shape[-2:])
-    loaded = replace(mask, shape=shape, held_bytes=math.prod(shape) * mask.item_bytes)
-    options = {"kind": "multiply", "function": "copy", "shape": shape}
+
+class _InParts:
+    """Attention to all keys, with a mask that fused kernels do not accept."""
+
+    def __init__(self, call: Call, operands: Sequence[Array], parts: Parts) -> None:
+        self._call, self._parts, self._tape = call, parts, Tape()
+        tape = self._tape
+        q, k, v = (tape.input(a.shape, _FORMATS[a.item_bytes], a.strides) for a in operands)
+        mask = tape.constant(*(1,) * len(q.shape))
+        out = attention_in_parts(q, k, v, mask, bool(call.options.get("dropout")))
+        gradients = tape.run_backward(out)
+        self._gradients = [gradients[x.node] for x in (out, q, k, v) if x.node is not None]
+        pairs = zip((q, k, v, out), (*operands, call.writes[0]), strict=True)
+        self._storages = {x.storage.key: array.storage for x, array in pairs}
+
+    def forward(self) -> list[Call]:
+        """Return the operators of the forward pass."""
+        return self._spliced(self._call, backward=False)
+
+    def backward(self, call: Call, writes: Sequence[Array]) -> list[Call]:
+        """Return the operators of its gradient `call`, which write the arrays `writes`."""
+        arrays = (call.reads[5], *writes)
+        pairs = zip(self._gradients, arrays, strict=True)
+        self._storages |= {x.storage.key: array.storage for x, array in pairs}
+        return self._spliced(call, backward=True)
+
+    def _spliced(self, call: Call, backward: bool) -> list[Call]:
+        calls = []
+        for one in self._tape.calls:
+            if one.backward == backward:
+                reads, writes = (tuple(map(self._moved, x)) for x in (one.reads, one.writes))
+                own = replace(call, name=one.name, options=one.options)
+                calls.append(replace(own, reads=reads, writes=writes))
+        return calls
+
+    def _moved(self, array: Array) -> Array:
+        if array.storage not in self._storages:
+            self._storages[array.storage] = self._parts.array(()).storage
+        return replace(array, storage=self._storages[array.storage])
+
+
+def _mask_loads(call: Call, q: Array, mask: Array, times: int) -> list[Call]:
+    loaded, options = mask_load(mask, (*q.shape[:-3], times * q.shape[-3]))
     return [replace(call, name=MASK, reads=(loaded,), writes=(), sources=(), options=options)]
 
 

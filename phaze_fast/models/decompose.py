@@ -43,7 +43,6 @@ NOT_AGAIN = frozenset(_NOT_AGAIN.split())
 STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
 PARTIAL = "partial_sums"
 PICKED = "pick"
-MASK = "fused_mask_load"
 _ROWS_OF_A_PARTIAL_SUM = 16  # of 512 partial sums for 8,192 rows, as profiled
 _FP32, _BF16 = 4, 2  # bytes
 _PADDED = {"mm": (0, 1), "addmm": (1, 2)}  # operands of products that are padded

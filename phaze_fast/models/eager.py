@@ -76,8 +76,9 @@ def layers_graph(
     steps: tuple[Any, Any] = (small, large)
     if kernels == "compiled":
         steps = compiled(small, large, code=code_of_class(FAMILIES[_family(model)].__name__))
+    images = {"sample": "image", "seq": 1} if model.patches is not None else {}
     graph = layered(model.name, *steps, small.modules, model.seq)
-    return graph.replace(kernels=kernels)
+    return graph.replace(kernels=kernels, **images)
 
 
 def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
@@ -141,7 +142,8 @@ def expanded(model: TransformerModel, seq: int | None = None, compiles: bool = F
             f"{model.name}: seq: {tokens} is more than the {model.max_positions} positions of "
             f"{model.name}"
         )
-    graph = _graph(model.replace(seq=tokens), "compiled" if compiles else "eager")
+    own = model.replace(seq=tokens, mtp_layers=0)  # transformers predicts one token
+    graph = _graph(own, "compiled" if compiles else "eager")
     if model.lora is not None and graph.trained_parameters() != model.trained_parameters():
         raise InvalidInputError(
             f"lora: {model.name}: not all adapters of {_family(model)} are known; trace the module "

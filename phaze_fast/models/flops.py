@@ -71,15 +71,16 @@ class ModelFlops:
 
 def _block_weights(model: TransformerModel) -> int:
     """Weights of all blocks that one token is multiplied by."""
-    blocks = model.layers + model.encoder_layers
+    blocks = model.layers + model.encoder_layers + model.mtp_layers
     cross = model.layers if model.encoder_layers else 0
-    total = (blocks + cross) * model.attention_weights
-    total += (blocks - model.moe_layers) * model.ffn_weights(model.ffn)
+    mixtures = model.moe_layers + model.mtp_layers * model.has_experts(model.layers - 1)
+    total = (blocks + cross) * model.attention_weights + model.mtp_layers * 2 * model.hidden**2
+    total += (blocks - mixtures) * model.ffn_weights(model.ffn)
     moe = model.moe
     if moe is not None:
         visited = moe.top_k * model.ffn_weights(moe.expert_ffn)
         visited += model.ffn_weights(moe.shared_width) + moe.shared_gate * model.hidden
-        total += model.moe_layers * (model.hidden * moe.experts + visited)
+        total += mixtures * (model.hidden * moe.experts + visited)
     return total
 
 
@@ -126,7 +127,7 @@ def _end_weights(model: TransformerModel) -> int:
     """Weights of patches and logits that every token is multiplied by."""
     total = _patch_weights(model)
     if model.head in ("lm", "mlm"):  # the same product whether the weights are tied or not
-        total += model.vocab * model.hidden
+        total += (1 + model.mtp_layers) * model.vocab * model.hidden
     if model.head == "mlm":
         total += model.hidden * model.hidden
     return total
@@ -161,11 +162,12 @@ def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
     if model.encoder_layers:
         own, cross = model.layers * one, (model.encoder_layers + model.layers) * one
         return own + cross, (0.5 if model.causal else 1.0) * own + cross
-    windowed = sum(model.is_windowed(layer, seq) for layer in range(model.layers))
+    run = [*range(model.layers), *[model.layers - 1] * model.mtp_layers]
+    windowed = sum(model.is_windowed(layer, seq) for layer in run)
     if model.attention == "eager":
         windowed = 0
     narrow = windowed * width * seq * visible_keys(model, seq) if windowed else 0.0
-    own = (model.layers - windowed) * one
+    own = (len(run) - windowed) * one
     return own + narrow, (0.5 if model.causal else 1.0) * own + narrow
 
 

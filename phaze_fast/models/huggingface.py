@@ -340,14 +340,20 @@ def _deepseek(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     return _fine_grained(f, fields) if f.take("n_routed_experts", None) else {}
 
 
-def _biased(found: dict[str, Any]) -> dict[str, Any]:
-    """Balance experts by a bias of their scores (``e_score_correction_bias``)."""
-    return {**found, "moe": {**found["moe"], "balance": "bias"}} if "moe" in found else found
+def _biased(f: Fields, found: dict[str, Any]) -> dict[str, Any]:
+    """Balance experts by a bias of their scores (``e_score_correction_bias``).
+
+    These families also predict further tokens, by weights that transformers does not load.
+    """
+    further = f.whole("num_nextn_predict_layers", 0)
+    if "moe" in found:
+        found = {**found, "moe": {**found["moe"], "balance": "bias"}}
+    return {**found, "mtp_layers": further}
 
 
 def _glm4_moe(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     width = fields["head_dim"] or fields["hidden"] // fields["heads"]
-    return {**_biased(_fine_grained(f, fields)), "head_dim": width}
+    return {**_biased(f, _fine_grained(f, fields)), "head_dim": width}
 
 
 def _roberta(_: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,7 +386,7 @@ _FINISH: dict[str, Finish] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
     "deepseek_v2": _deepseek,
-    "deepseek_v3": lambda f, fields: _biased(_deepseek(f, fields)),
+    "deepseek_v3": lambda f, fields: _biased(f, _deepseek(f, fields)),
     **dict.fromkeys(("roberta", "xlm-roberta"), _roberta),
     **dict.fromkeys(("t5", "mt5"), _t5),
     "falcon": _falcon,
@@ -454,6 +460,7 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
         transformers.AutoModelForCausalLM,
         transformers.AutoModelForMaskedLM,
         transformers.AutoModelForSeq2SeqLM,
+        transformers.AutoModelForImageClassification,
     )
     encoder = not getattr(config, "is_decoder", False) and type(config) in makers[1]._model_mapping
     for maker in (makers[1], *makers) if encoder else makers:
@@ -469,7 +476,7 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
                 ) from None
     raise InvalidInputError(
         f"{source}: model_type: {data.get('model_type')!r} is no causal, masked or "
-        "sequence-to-sequence language model of transformers"
+        "sequence-to-sequence language model and no classifier of images of transformers"
     )
 
 
@@ -506,6 +513,9 @@ def trace_hf(
             if getattr(config, field, None) is None:
                 setattr(config, field, 0)
     kwargs: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if module.main_input_name == "pixel_values":
+        shape = (2, config.num_channels, config.image_size, config.image_size)
+        kwargs = {"pixel_values": torch.empty(shape, device="meta"), "labels": ids[:, 0]}
     if "use_cache" in getattr(config, "to_dict", dict)():
         kwargs["use_cache"] = False
     graph = from_torch(module, (), kwargs, name=name)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from phaze_fast.errors import InvalidInputError, nearest, not_accepted
+from phaze_fast.errors import InvalidInputError, check_one_of, nearest, not_accepted
 from phaze_fast.records import Quantity, Record, Side
 
 PACKED_BYTES = 0.5 + (8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0
@@ -152,10 +152,7 @@ def read_lora(text: str) -> Lora:
         before, equals, after = item.partition("=")
         if equals:
             key = before.strip()
-            if key not in Lora.model_fields:
-                raise InvalidInputError(
-                    f"lora: {key!r} is not accepted; {nearest(key, Lora.model_fields)}"
-                )
+            check_one_of("lora", key, Lora.model_fields)
         elif key != "targets":
             raise not_accepted("lora", text, "such as rank=16,targets=q,k,v,o")
         values.setdefault(key, []).append((after if equals else item).strip())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -591,6 +592,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else add(product, bias, inplace=True)
 
 
+def patches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Convolution of training data, whose filters do not overlap."""
+    tape, (outs, _, *sides) = x.tape, weight.shape
+    places = (size // side for size, side in zip(x.shape[2:], sides, strict=True))
+    out = Tensor(tape, (x.shape[0], outs, *places), x.dtype)
+    options = {"strides": tuple(sides), "groups": 1, "transposed": False, "channels_last": False}
+
+    def backward(g: Tensor) -> list[Tensor | None]:
+        shapes = {"x": x.shape, "weights": weight.shape, "out": g.shape}
+        g = g if g.is_contiguous else clone(g, contiguous_strides(g.shape))
+        of_weight, of_bias = (Tensor(tape, one.shape, one.dtype) for one in (weight, bias))
+        tape.add("convolution_weight", [g, x], [of_weight], **options, **shapes)
+        tape.add("sum", [g], [of_bias])
+        return [None, of_weight, of_bias]
+
+    node = tape.node([x, weight, bias])
+    tape.save(node, x)
+    tape.add("convolution", [x, weight], [out], **options)
+    tape.add("add", [out, bias], [out])
+    tape.calls[-1] = replace(tape.calls[-1], sequence=-1)  # gradients are the convolution's
+    _joined(node, [out], lambda gradients: backward(gradients[0]))
+    return out
+
+
 def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, drops: bool) -> Tensor:
     """Attention where no fused kernel applies: in fp32, operator by operator."""
     wide_q, wide_k, wide_v = (to(x, "float32") for x in (q, k, v))
@@ -603,7 +628,8 @@ def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, drops: boo
 def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     """Fused attention as one operator, with the logarithms of its sums.
 
-    The dimensions of its output lie in memory as those of the queries do.
+    The dimensions of its output lie in memory as those of the queries do. A window is a boolean
+    mask, of which autograd saves a copy in numbers.
     """
     tape, shape = q.tape, (*q.shape[:-1], v.shape[-1])
     order = sorted(range(len(shape)), key=lambda dim: (-q.strides[dim], dim))
@@ -611,17 +637,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     strides = tuple(dense[order.index(dim)] for dim in range(len(shape)))
     out = Tensor(tape, shape, q.dtype, strides)
     sums = Tensor(tape, q.shape[:-1], "float32")
+    masks = [tape.constant(q.shape[0], 1, q.shape[-2], k.shape[-2])] if seen.get("window") else []
 
     def backward(_: Node, g: Tensor) -> list[Tensor]:
         like = [
             Tensor(tape, x.shape, x.dtype, elementwise_strides(x.shape, [x])) for x in (q, k, v)
         ]
+        for mask in masks:
+            tape.load_mask(mask, (q.shape[0], 2 * q.shape[1]))
         tape.add("attention_backward", [q, k, v, out, sums, g], like, **seen)
         return like
 
     node = tape.node([q, k, v])
+    for mask in masks:
+        tape.load_mask(mask, q.shape[:2], recording.CONVERTED)
     tape.add("attention", [q, k, v], [out, sums], **seen)
-    tape.save(node, q, k, v, out, sums)
+    tape.save(node, q, k, v, out, sums, *masks)
     if node is not None:
         _joined(node, [out], lambda gradients: backward(node, gradients[0]))
     return out

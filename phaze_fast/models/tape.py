@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from phaze_fast.models.lora import Lora
-from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Recording
+from phaze_fast.models.recording import MASK, NEED_CONTIGUOUS, Array, Recording, mask_load
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4, "complex64": 8}
 """Bytes of an element by number format; a result has the later format of its operands."""
@@ -230,6 +230,15 @@ class Tape(Recording):
         """Return values that depend on no weight: token ids, positions, masks."""
         return Tensor(self, shape, dtype)
 
+    def input(
+        self, shape: Shape, dtype: str = "bfloat16", strides: Shape = (), data: bool = False
+    ) -> Tensor:
+        """Return values that are given, and have a gradient unless they are training data."""
+        tensor = Tensor(self, shape, dtype, strides or None)
+        tensor.node = None if data else Node(math.inf, ())
+        self._writer[tensor.storage.key] = -1
+        return tensor
+
     # ---- recording ----
 
     def _array(self, tensor: Tensor) -> Array:
@@ -246,10 +255,19 @@ class Tape(Recording):
         arrays = list(map(self._array, reads))
         if not any(map(self.counts, arrays)):
             return
-        sequence = self._sequence - 1 if any(x.requires_grad for x in reads) else -1
-        if self.backward:
-            sequence = -1 if self._node is None else int(self._node.sequence)
+        sequence = self._node_number(any(x.requires_grad for x in reads))
         self.note(name, arrays, list(map(self._array, writes)), options, sequence)
+
+    def load_mask(self, mask: Tensor, heads: Shape, passes: int = 0) -> None:
+        """Record the loads of a mask by the heads of an attention."""
+        array = self._array(mask)
+        loaded, options = mask_load(array, heads, passes)
+        self.note(MASK, [loaded], [array] if passes else [], options, self._node_number(True))
+
+    def _node_number(self, tracked: bool) -> int:
+        if self.backward:
+            return -1 if self._node is None else int(self._node.sequence)
+        return self._sequence - 1 if tracked else -1
 
     def _copied(self, x: Tensor) -> Tensor:
         """Record the copy that PyTorch makes of a tensor for a kernel that needs it contiguous."""
@@ -278,19 +296,25 @@ class Tape(Recording):
 
     # ---- the backward pass ----
 
-    def run_backward(self, loss: Tensor) -> None:
-        """Run the graph of autograd backward: the node that was created last runs first."""
+    def run_backward(self, loss: Tensor) -> dict[Node, Tensor]:
+        """Run the graph of autograd backward: the node that was created last runs first.
+
+        Returns the gradients of the result and of the leaves.
+        """
         self.backward = True
         if loss.node is None:
-            return  # nothing is trained
+            return {}  # nothing is trained
         waits = self._waiting_edges(loss.node)
         arrived: dict[Node, list[Tensor | None]] = {}
-        arrived[loss.node] = [self.created(Tensor(self, loss.shape, loss.dtype))]
+        final = {loss.node: self.created(Tensor(self, loss.shape, loss.dtype))}
+        arrived[loss.node] = [final[loss.node]]
         ready = [(-loss.node.sequence, 0, loss.node)]
         while ready:
             node = heapq.heappop(ready)[2]
             gradients = arrived.pop(node, [])
             if not node.edges:
+                if gradients and gradients[0] is not None:
+                    final[node] = gradients[0]
                 continue
             self._node = node
             for edge, gradient in zip(node.edges, self._valid(node, gradients), strict=True):
@@ -305,6 +329,7 @@ class Tape(Recording):
                 if not waits[target]:
                     heapq.heappush(ready, (-target.sequence, id(target), target))
             self._node = None
+        return final
 
     def _waiting_edges(self, root: Node) -> dict[Node, int]:
         counts: dict[Node, int] = {}

@@ -26,7 +26,15 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models.recording import NEED_CONTIGUOUS, Array, Recording, safe_softmax
+from phaze_fast.models.recording import (
+    CONVERTED,
+    MASK,
+    NEED_CONTIGUOUS,
+    Array,
+    Recording,
+    mask_load,
+    safe_softmax,
+)
 from phaze_fast.models.torch_recurrent import RECURRENT, run_recurrent
 
 # ---- values that depend on no input: positions and masks ----
@@ -97,6 +105,21 @@ class Constants:
             self._known[key] = (weakref.ref(tensor, partial(self._forget, key)), value)
             if drawn:
                 self._drawn[key] = name
+
+    def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator whose sizes depend on constants; None if unknown."""
+        try:
+            return func(*self._of(tuple(args)), **kwargs).to("meta")
+        except (KeyError, RuntimeError, NotImplementedError, AttributeError):
+            return None
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether the values of an array are known, and not drawn at random."""
+        return id(tensor) in self._known and id(tensor) not in self._drawn
+
+    def values(self, tensor: Any) -> Any:
+        """Return an array whose values are known."""
+        return self._of(tensor)
 
     def _forget(self, key: int, _: Any) -> None:
         self._known.pop(key, None)
@@ -172,11 +195,15 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, seen: Any, recorder: Any) -> Any:
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, seen: Any, recorder: Any
+    ) -> Any:
         """Record the operator."""
         out = _laid_out_like(q, v.shape[-1])
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.save_for_backward(q, k, v, out, sums, mask)
+        if mask is not None:
+            recorder.load_mask(mask, q.shape[:-2], CONVERTED)
         ctx.seen, ctx.recorder = seen, recorder
         ctx.bias_shape = None if bias is None else bias.shape
         reads, writes = recorder.arrays([q, k, v]), recorder.arrays([out, sums])
@@ -186,15 +213,17 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         """Record its gradient."""
-        q, k, v, out, sums = ctx.saved_tensors
+        q, k, v, out, sums, mask = ctx.saved_tensors
         gradients = [torch.empty_like(x) for x in (q, k, v)]
         if ctx.bias_shape is not None:
             gradients.append(q.new_empty((*q.shape[:-1], k.shape[-2])))
         recorder = ctx.recorder
+        if mask is not None:
+            recorder.load_mask(mask, (*q.shape[:-3], 2 * q.shape[-3]))
         reads = recorder.arrays([q, k, v, out, sums, gradient])
         recorder.add("attention_backward", reads, recorder.arrays(gradients), ctx.seen)
         of_bias = gradients[3].sum_to_size(ctx.bias_shape) if ctx.bias_shape is not None else None
-        return (*gradients[:3], of_bias, None, None)
+        return (*gradients[:3], of_bias, None, None, None)
 
 
 def _attend_in_parts(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool) -> Any:
@@ -244,6 +273,11 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return self._drop(func, *args, **kwargs)
         if func in RECURRENT:
             return run_recurrent(func, self.recorder, *args)
+        if func is torch.Tensor.tolist and self.recorder.constants.knows(args[0]):
+            return self.recorder.constants.values(args[0]).tolist()
+        if func is torch.tensor and "device" in kwargs:  # its values would be lost
+            device = kwargs.pop("device")
+            return func(*args, **kwargs).to(device)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -270,11 +304,15 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if any(x.stride(-1) != 1 for x in arrays):  # fused kernels read rows that lie together
             return _attend_in_parts(query, key, value, mask, dropout, causal)
         seen = {"causal": causal, "dropout": bool(dropout)}
+        seen["expands_mask"] = mask is None and not causal and self.recorder.expands_mask()
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
         bias = mask if mask is not None and mask.requires_grad else None
+        windowed = None  # a boolean mask becomes one of numbers
+        if mask is not None and seen.get("window"):
+            windowed = mask.new_empty(mask.shape, dtype=query.dtype)
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
-            query, key, value, bias, seen, self.recorder
+            query, key, value, bias, windowed, seen, self.recorder
         )
 
 
@@ -405,8 +443,11 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.title = type(module).__name__
         self.names: dict[int, str] = {}
+        self._masking: set[str] = set()
         for path, part in module.named_modules(remove_duplicate=False):
             self.names.setdefault(id(part), path)
+            if hasattr(sys.modules.get(type(part).__module__), "create_bidirectional_mask"):
+                self._masking.add(path)
         self.constants = Constants(highest)
         self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
         self._storages: dict[int, tuple[int, Any]] = {}  # number by address, while it is alive
@@ -477,7 +518,12 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
         if name.endswith("_") and not self.backward and torch.Tag.inplace_view not in func.tags:
             self._refuse_overwriting(name, args)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            out = self.constants.computed(func, args, kwargs) if constant else None
+            if out is None:
+                raise
         if name == "convolution" and _by_channels(*args[:2]):
             out = _last(out)
         elif name == "convolution_backward" and _by_channels(*args[1:3]):
@@ -517,9 +563,10 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         """Refuse in-place writes to parameters and to tensors that the backward pass reads."""
         if not args or not isinstance(args[0], torch.Tensor):
             return
-        array = self._note(args[0])
-        target = "parameters" if array.parameter else "what the backward pass reads"
-        if array.parameter or array.storage in self._saved_storages:
+        storage = self._note(args[0]).storage
+        weights = storage in self.parameters  # a clone of them may be written
+        target = "parameters" if weights else "what the backward pass reads"
+        if weights or storage in self._saved_storages:
             raise InvalidInputError(
                 f"{self.title}: aten.{name} ({_calling_line()}) writes {target} in place, which is "
                 "not modelled"
@@ -605,6 +652,16 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
             )
         sequence = self._sequence() if tracked or self.backward else -1
         self.note(name, reads, writes, options, sequence, "" if self.backward else _calling_line())
+
+    def expands_mask(self) -> bool:
+        """Whether the running code, of transformers, makes a mask of an encoder if compiled."""
+        return bool(self._path) and self._path[-1][1] in self._masking
+
+    def load_mask(self, mask: Any, heads: Any, passes: int = 0) -> None:
+        """Record the loads of a mask by the heads of an attention."""
+        array = self._note(mask)
+        loaded, options = mask_load(array, tuple(heads), passes)
+        self.add(MASK, [loaded], [array] if passes else [], options)
 
     def _sequence(self) -> int:
         if not self.backward:

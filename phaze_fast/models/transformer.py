@@ -327,6 +327,9 @@ class TransformerModel(Record):
     """Adapters on frozen weights; absent if all parameters are trained."""
     encoder_layers: Annotated[int, Field(strict=True, ge=0, le=MOST_BLOCKS)] = 0
     """Blocks of the encoder; the decoder then attends to its output as well."""
+    mtp_layers: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
+    """Further tokens that each token predicts (multi-token prediction, DeepSeek-V3): each by a
+    projection of hidden states and embeddings, a block like the last one, and the shared head."""
     head: Literal["lm", "mlm", "classifier", "none"] = "lm"
     """Layers after the blocks: next-token logits, BERT's transform and logits, or a classifier."""
     classes: Annotated[int, Field(strict=True, ge=0)] = 0
@@ -378,6 +381,10 @@ class TransformerModel(Record):
         if self.encoder_layers and (self.window or self.latent or self.parallel != "no"):
             raise ValueError(
                 "encoder_layers: is not accepted with a window, latent attention or parallel blocks"
+            )
+        if self.mtp_layers and (self.encoder_layers or self.lora or self.head != "lm"):
+            raise ValueError(
+                "mtp_layers: is not accepted with an encoder, adapters or another head"
             )
         known = {**self.attention_shapes, **self.ffn_shapes(1), "experts": ()}
         for target in () if self.lora is None else self.lora.targets:
@@ -594,6 +601,14 @@ class TransformerModel(Record):
             return 0
         return self.ffn_parameters(self.moe.shared_width) + self.moe.shared_gate * self.hidden
 
+    def mtp_parameters(self, blocks: int = 1) -> int:
+        """Parameters of one prediction of a further token: projection, three norms and a block."""
+        own = 2 * self.hidden**2 + (2 + self.final_norm) * self.norm_parameters
+        inner = self.moe_parameters if self.has_experts(self.layers - 1) else 0
+        inner = inner or self.ffn_parameters(self.ffn)
+        norms = self.block_norms * self.norm_parameters
+        return own + blocks * (self.attention_parameters + inner + norms)
+
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of each part of the model, all layers of a kind together.
 
@@ -615,6 +630,7 @@ class TransformerModel(Record):
             "experts": self.moe_layers * self.moe_parameters,
             "norms": (block_norms + stacks * self.final_norm) * self.norm_parameters,
             "relative positions": stacks * (self.relative_buckets or 0) * self.heads,
+            "further tokens": self.mtp_layers * self.mtp_parameters(),
             "head": self._head_parameters(),
             "adapters": self._adapters(),
         }
@@ -660,7 +676,8 @@ class TransformerModel(Record):
         idle = self.moe.experts - self.moe.top_k
         width = self.moe.expert_ffn
         each = self.ffn_parameters(width) + self.expert_adapters(width)
-        return self.parameters() - self.moe_layers * idle * each
+        layers = self.moe_layers + self.mtp_layers * self.has_experts(self.layers - 1)
+        return self.parameters() - layers * idle * each
 
     def __str__(self) -> str:
         count = self.parameters() / 1e9

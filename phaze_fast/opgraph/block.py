@@ -159,16 +159,56 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
 
     Logits are split over the vocabulary; their fp32 values are stored for the backward pass
     (Korthikanti et al. 2022, section 4.3: 4sbh (1 + v/h) for the head, all of it divided by t with
-    sequence parallelism).
+    sequence parallelism). What predicts further tokens is part of it: it shares the logits' weights
+    and runs on the last stage.
     """
-    s = shapes(model, strategy)
     builder = LayerBuilder(f"{model.name}/head", lora=model.lora)
+    _predict(builder, -1, model, strategy)
+    x = -1
+    for depth in range(model.mtp_layers):
+        prefix = f"mtp-{depth + 1}-"
+        x = builder.follow(_further_token(model, strategy), x, prefix)
+        _predict(builder, x, model, strategy, prefix)
+    return builder
+
+
+def _further_token(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
+    """Write the layers that predict one more token (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
+
+    The hidden states and the embeddings of the next tokens are normalised, joined and projected;
+    a block like the last one follows. Rows are split, where they are, and not the projection.
+    """
+    s, hidden = shapes(model, strategy), model.hidden
+    rows, size = s.split_rows, ELEMENT_BYTES * s.split_rows * hidden
+    builder = LayerBuilder(f"{model.name}/mtp")
+    read = 8 * rows + size
+    token = builder.vector("look-up", "embedding", (-1,), rows, hidden, read_bytes=read)
+    normed = []
+    for name, x in (("hidden", -1), ("token", token)):
+        builder.keep(f"{name}-norm-input", size, x)
+        normed.append(
+            builder.vector(f"{name}-norm", "norm", (x,), rows, hidden, function=model.norm)
+        )
+    both = builder.vector("join", "multiply", tuple(normed), rows, 2 * hidden, function="copy")
+    builder.keep("projection-input", 2 * size, both, operand="only")
+    x = builder.linear("projection", both, rows, 2 * hidden, hidden, bias=False)
+    kind = block_kinds(model, strategy.seq or model.seq)[-1]
+    builder.follow(block_builder(model, strategy, kind), x, "")
+    return builder
+
+
+def _predict(
+    builder: LayerBuilder, x: int, model: TransformerModel, strategy: Strategy, prefix: str = ""
+) -> None:
+    """Write final norm, logits and cross-entropy of the rows that `x` computes."""
+    s = shapes(model, strategy)
     hidden, t, rows = model.hidden, strategy.tp, s.split_rows
     size = ELEMENT_BYTES * rows * hidden
-    x = -1
     if model.final_norm:
-        normed = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
-        builder.keep("final-norm-input", size, x)
+        normed = builder.vector(
+            f"{prefix}final-norm", "norm", (x,), rows, hidden, function=model.norm
+        )
+        builder.keep(f"{prefix}final-norm-input", size, x)
         x = normed
     if model.head == "mlm":
         builder.keep("transform-input", size, x, by=())
@@ -180,32 +220,31 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
         builder.keep("transform-norm-input", size, x)
         x = builder.vector("transform-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.head == "none":
-        return builder
-    builder.keep("logits-input", size, x, by=())
+        return
+    builder.keep(f"{prefix}logits-input", size, x, by=())
     if t > 1:
         payload = float(ELEMENT_BYTES * s.rows * hidden)
         if strategy.sequence_parallel:
-            x = builder.gather("logits", x, payload, "tensor")
+            x = builder.gather(f"{prefix}logits", x, payload, "tensor")
         else:
-            x = builder.network("logits-enter", x, None, ("all-reduce", payload, "tensor"))
+            x = builder.network(f"{prefix}logits-enter", x, None, ("all-reduce", payload, "tensor"))
     if model.head == "classifier":
         width, tokens = model.classes, strategy.micro_batch
     else:
         width, tokens = s.vocab, s.rows
     biased = model.head_bias if model.head == "lm" else True
-    logits = builder.linear("logits", x, tokens, hidden, width, bias=biased)
+    logits = builder.linear(f"{prefix}logits", x, tokens, hidden, width, bias=biased)
     if model.logit_cap:
-        logits = builder.vector("logit-cap", "activation", (logits,), tokens, width)
-        builder.keep("capped-logits", ELEMENT_BYTES * tokens * width, logits)
+        logits = builder.vector(f"{prefix}logit-cap", "activation", (logits,), tokens, width)
+        builder.keep(f"{prefix}capped-logits", ELEMENT_BYTES * tokens * width, logits)
     if model.loss_passes:  # half forward, half backward, which moves three times as much
         moved = FLOAT_BYTES * tokens * width * model.loss_passes / 4.0
         half = moved / 2.0
         logits = builder.add(
-            vector_spec("logits-passes", "multiply", (logits,), tokens, width, half, half)
+            vector_spec(f"{prefix}logits-passes", "multiply", (logits,), tokens, width, half, half)
         )
-    loss = builder.vector("cross-entropy", "cross-entropy", (logits,), tokens, width)
-    builder.keep("logits", model.logit_bytes * tokens * width, loss)
+    loss = builder.vector(f"{prefix}cross-entropy", "cross-entropy", (logits,), tokens, width)
+    builder.keep(f"{prefix}logits", model.logit_bytes * tokens * width, loss)
     if t > 1 and model.head != "classifier":
         sums = float(3 * FLOAT_BYTES * tokens)  # maximum, target and sum of each row
-        builder.network("loss-reduce", loss, ("all-reduce", sums, "tensor"), None)
-    return builder
+        builder.network(f"{prefix}loss-reduce", loss, ("all-reduce", sums, "tensor"), None)

@@ -124,6 +124,19 @@ class LayerBuilder:
         self.specs.append(spec)
         return len(self.specs) - 1
 
+    def follow(self, other: LayerBuilder, x: int, prefix: str) -> int:
+        """Add the operators of a layer that reads the output of `x`; return where they end."""
+        first, maker = len(self.specs), "input" if x < 0 else self.specs[x].name
+        for spec in other.specs:
+            inputs = tuple(x if source < 0 else first + source for source in spec.inputs)
+            self.add(changed(spec, name=prefix + spec.name, inputs=inputs))
+        for tensor in other.kept:
+            producer = maker if tensor.producer == "input" else prefix + tensor.producer
+            again = prefix + tensor.instead_of if tensor.instead_of else ""
+            names = {"name": prefix + tensor.name, "producer": producer, "instead_of": again}
+            self.kept.append(changed(tensor, **names))
+        return len(self.specs) - 1
+
     def keep(
         self,
         name: str,

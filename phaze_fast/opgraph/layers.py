@@ -131,13 +131,23 @@ def head_share(model: TransformerModel, strategy: Strategy) -> Share:
     norms = stacks * model.final_norm * model.norm_parameters
     relative = (model.relative_buckets or 0) * model.heads
     head = model.parameters_by_part().get("head", 0)
+    further = Share(0, 0)
+    if model.mtp_layers:
+        more = model.mtp_layers * model.mtp_parameters(0)  # norms and projections
+        block = block_share(model, strategy, block_kinds(model, model.seq)[-1])
+        shares = [model.mtp_layers * x for x in (block.whole, block.device, block.experts)]
+        further = Share(shares[0] + more, shares[1] + more, shares[2])
     device = head
     columns = s.vocab - model.vocab  # of this device minus all; at most zero
     if model.head == "mlm" or (model.head == "lm" and model.head_bias):
         device += columns  # the bias of the logits is split with them
     if not model.tied_embeddings and model.head in ("lm", "mlm"):
         device += columns * model.hidden
-    return Share(norms + stacks * relative + head, norms + stacks * (relative // t) + device)
+    return Share(
+        norms + stacks * relative + head + further.whole,
+        norms + stacks * (relative // t) + device + further.device,
+        further.experts,
+    )
 
 
 _BOUNDARY_LAYERS = ("embedding", "head")
@@ -250,7 +260,11 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
         return share, embedding_builder(model, strategy)
     if kind == "head":
         builder = head_builder(model, strategy)
-        own = [s for s in builder.specs if s.name != "logits" or not model.tied_embeddings]
+        own = [
+            s
+            for s in builder.specs
+            if not s.name.endswith("logits") or (s.name == "logits" and not model.tied_embeddings)
+        ]
         return head_share(model, strategy).of_products(own, adapted, 0), builder
     builder = block_builder(model, strategy, kind)
     share = block_share(model, strategy, kind)
@@ -450,7 +464,8 @@ def layer_graph(
     kinds = _kinds_in_order(model, strategy)
     layers = []
     for kind in dict.fromkeys(kinds):
-        own = strategy if kind.endswith("moe-block") else _without_experts(strategy)
+        routed = kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
+        own = strategy if routed else _without_experts(strategy)
         layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fusion, low))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
@@ -459,7 +474,7 @@ def layer_graph(
         last = model.encoder_layers  # position of the last encoder block, after the embedding
         edges += [(last, last + j) for j in range(2, model.layers + 1)]
     s = shapes(model, strategy)
-    tied = model.tied_embeddings and model.head in ("lm", "mlm")
+    tied = (model.tied_embeddings and model.head in ("lm", "mlm")) or model.mtp_layers > 0
     copied = s.vocab * model.hidden if tied else 0
     return LayerGraph(
         model,
@@ -471,18 +486,3 @@ def layer_graph(
         copied_parameters=copied,
         copied_frozen=copied if model.lora is not None else 0,
     )
-
-
-def build_op_graphs(
-    model: Model, strategies: Sequence[Strategy], fusion: Fusion = "none"
-) -> list[LayerGraph]:
-    """Build the layers of a model under several strategies.
-
-    Examples
-    --------
-    >>> from phaze_fast import models
-    >>> widths = [Strategy(tp=t) for t in (1, 2, 4, 8)]
-    >>> len(build_op_graphs(models.load("llama2-7b"), widths))
-    4
-    """
-    return [layer_graph(model, strategy, fusion) for strategy in strategies]

@@ -31,12 +31,14 @@ from phaze_fast.hardware import (
     chip_records,
     presets,
 )
-from phaze_fast.papers.fixed_plans import Baseline, FixedChip, given_chip
+from phaze_fast.papers.fixed_plans import BUILT, Baseline, FixedChip, given_chip
 from phaze_fast.papers.searches import bayesian, early_stop, random_search
+from phaze_fast.planning import plan
 from phaze_fast.tables import Array
 
 BASELINES = ("none", "tpuv4", "all")
-"""Which other methods a search is compared with: none, the TPUv4-like chip's plans, or all."""
+"""Which other methods a search is compared with: none, TPU v4 (the paper's chip and the one that
+was built), or all."""
 
 Baselines = str | Accelerator | Sequence[str | Accelerator]
 """Names of `BASELINES`, chips, and names or files of chips; texts may hold several, with commas."""
@@ -64,10 +66,9 @@ def _item(
     """Return a baseline as plain data, with the speed-up of the search's winner."""
     fits = math.isfinite(baseline.score)
     batch = problems[0].training.global_batch
-    chip, text = baseline.chip, str(baseline.plan) if baseline.plan is not None else ""
+    chip, plans = baseline.chip, [baseline.plan] if baseline.plan is not None else []
     if baseline.winner is not None:
-        chip = space[baseline.winner.chip]
-        text = "; ".join(str(plan) for plan in baseline.winner.plans)
+        chip, plans = space[baseline.winner.chip], list(baseline.winner.plans)
     return {
         "title": baseline.title,
         "time_s": baseline.score if fits else None,
@@ -77,7 +78,8 @@ def _item(
         "seconds": baseline.seconds,
         "chip": chip.to_dict() if chip is not None else None,
         "chip_text": str(chip) if chip is not None else "",
-        "plan_text": text,
+        "plan_text": "; ".join(map(str, plans)),
+        "mfu": plans[0].mfu if len(plans) == 1 else None,
         "note": baseline.note,
     }
 
@@ -159,6 +161,9 @@ def baselines_of(
         fixed = FixedChip(first.cluster, first.training, first.capacities)
         for method in (fixed.hand_plan, fixed.megatron_plan, fixed.our_plan):
             baselines.append(method(first.model))
+        say("baselines: TPU v4 as it was built")
+        built = given_chip(problems, weights, presets.chip(BUILT))
+        baselines.append(replace(built, key="built", title=f"{BUILT} as built, our plan"))
     for chip in chips:
         say(f"baselines: the best plan on {chip.name}")
         baselines.append(given_chip(problems, weights, chip))
@@ -215,6 +220,62 @@ def _searches(
         baselines.append(_at(baseline, "time", math.inf, outcome.seconds))
         baselines.append(_at(baseline, "evaluations", chips, math.inf))
     return baselines
+
+
+# ---- the gain by cause ----
+
+_CAUSES = {
+    "HBM": ("hbm",),
+    "multipliers": ("tensor_core", "clock_hz", "dies"),
+    "vector units": ("vector_core",),
+    "buffer": ("buffer",),
+}
+"""Parts of a chip that are exchanged one after another; what is left comes last."""
+
+
+def gain_by_cause(problem: SearchProblem, chip: Accelerator, time_s: float) -> list[dict[str, Any]]:
+    """Split the gain of a chip over TPU v4 as built into causes.
+
+    From TPU v4 with the best Megatron-style plan on, one part at a time becomes that of the chip:
+    first the plan, then the parts of the hardware. Each is on top of those before, so the order
+    matters; the product of all gains is the whole gain.
+
+    Parameters
+    ----------
+    problem
+        A model on the devices and the fabric that were searched.
+    chip
+        The winner, with its HBM.
+    time_s
+        Seconds of its best plan.
+
+    Returns
+    -------
+    list
+        Each cause with the seconds of a step that it leads to and its gain; the first row is TPU
+        v4. Empty where the model does not fit TPU v4 or a chip on the way.
+    """
+    mixed, rows = presets.chip(BUILT), []
+
+    def best_s() -> float:
+        found = plan(problem.model, problem.cluster.replace(chip=mixed), problem.training, top=1)
+        return found.best.time_s if found.plans else math.inf
+
+    capacity = mixed.hbm.capacity_bytes if mixed.hbm is not None else 0
+    fixed = FixedChip(problem.cluster, problem.training, [capacity], mixed)
+    rows = [(f"{BUILT}, best Megatron-style plan", fixed.megatron_plan(problem.model).score)]
+    rows.append(("plan", best_s()))
+    for cause, parts in _CAUSES.items():
+        mixed = mixed.replace(**{part: getattr(chip, part) for part in parts})
+        rows.append((cause, best_s()))
+    rows.append(("other constants", time_s))
+    if not all(math.isfinite(step_s) for _, step_s in rows):
+        return []
+    before = [rows[0][1], *(step_s for _, step_s in rows)]
+    return [
+        {"cause": cause, "time_s": step_s, "gain": last / step_s}
+        for (cause, step_s), last in zip(rows, before, strict=False)
+    ]
 
 
 # ---- sensitivity ----

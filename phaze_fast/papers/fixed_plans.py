@@ -39,6 +39,9 @@ HAND_PLANS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
 """Stages, replicas and tensor-parallel width by model, for 1,024 devices: the fixed plans of the
 public PHAZE code (Wang et al., ICML 2024; ``Solver/baseline_configs.py``)."""
 
+BUILT = "tpuv4"
+"""The chip that was built, with its own memory; the paper's baseline has one ALU a vector lane."""
+
 _MEGATRON_WIDTHS = (1, 2, 4, 8)
 
 

@@ -55,7 +55,7 @@ def _column(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     return column
 
 
-def _positions(name: str, pairs: Any, count: int, forward: bool) -> tuple[tuple[int, int], ...]:
+def _positions(name: str, pairs: Any, count: int) -> tuple[tuple[int, int], ...]:
     """Convert pairs to positions of layers below `count`, the first before the second."""
     try:
         positions = tuple((int(a), int(b)) for a, b in pairs)
@@ -64,10 +64,10 @@ def _positions(name: str, pairs: Any, count: int, forward: bool) -> tuple[tuple[
             f"{name}: {pairs!r} is not accepted; expected pairs of positions"
         ) from None
     for a, b in positions:
-        if not (0 <= a < count and 0 <= b < count and (a < b or not forward)):
-            order = " that go forward" if forward else ""
+        if not 0 <= a < b < count:
             raise InvalidInputError(
-                f"{name}: ({a}, {b}) is not accepted; expected positions 0 to {count - 1}{order}"
+                f"{name}: ({a}, {b}) is not accepted; expected positions 0 to {count - 1} that go "
+                "forward"
             )
     return positions
 
@@ -107,8 +107,6 @@ class LayerTable:
     """Seconds to send the data of an edge from stage to stage, in one direction."""
     edge_bytes: Any = None
     """Bytes that an edge carries."""
-    tied: Sequence[tuple[int, int]] = ()
-    """Pairs of positions that have to be in one stage."""
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -122,10 +120,9 @@ class LayerTable:
         wide = _column("wide", 1.0 if self.wide is None else self.wide, (count,))
         checked["wide"] = (wide != 0).astype(np.uint8)
         edges = pairwise(range(count)) if self.edges is None else self.edges
-        checked["edges"] = _positions("edges", list(edges), count, forward=True)
+        checked["edges"] = _positions("edges", list(edges), count)
         for name in ("edge_s", "edge_bytes"):
             checked[name] = _column(name, getattr(self, name), (len(checked["edges"]),))
-        checked["tied"] = _positions("tied", self.tied, count, forward=False)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -136,13 +133,10 @@ class LayerTable:
     def columns(self) -> dict[str, Array]:
         """The arrays by the names that the kernel reads."""
         ends = np.array(self.edges or (), dtype=np.int32).reshape(-1, 2)
-        tied = np.array(self.tied or (), dtype=np.int32).reshape(-1, 2)
         return {
             **{name: getattr(self, name) for name in (*_BY_LAYER, "wide", "edge_s", "edge_bytes")},
             "edge_from": ends[:, 0].copy(),
             "edge_to": ends[:, 1].copy(),
-            "tied_from": tied[:, 0].copy(),
-            "tied_to": tied[:, 1].copy(),
         }
 
     def traffic(self, stage: set[int]) -> tuple[float, float, float]:
@@ -196,10 +190,6 @@ class PublishedProblem:
     """Micro-batches of one step, over all replicas."""
     recompute: bool = False
     """Whether stages recompute: only their inputs are stored."""
-    stages: int = 0
-    """Exactly so many stages; 0 = any."""
-    replicas: int = 0
-    """Exactly so many replicas; 0 = any."""
     name: str = ""
     """For messages."""
 
@@ -208,8 +198,6 @@ class PublishedProblem:
         _check_number("devices", self.devices, 1, whole=True)
         _check_number("micro_batches", self.micro_batches, 1, whole=True)
         _check_number("memory_bytes", self.memory_bytes, 0)
-        _check_number("stages", self.stages, 0, whole=True)
-        _check_number("replicas", self.replicas, 0, whole=True)
         if not self.tables:
             raise InvalidInputError("tables: none is not accepted; expected at least one width")
         for width in self.tables:
@@ -361,9 +349,9 @@ def place_batch(
     Examples
     --------
     >>> table = LayerTable(names=range(4), forward_s=1.0, backward_s=2.0)
-    >>> problems = [PublishedProblem({1: table}, 2, 1e9, m, stages=2) for m in (1, 8)]
+    >>> problems = [PublishedProblem({1: table}, 2, 1e9, m) for m in (1, 8)]
     >>> [placement.time_s for placement in place_batch(problems)]
-    [12.0, 54.0]
+    [12.0, 48.0]
     """
     workers = thread_count(threads)
     for problem in problems:
@@ -383,8 +371,6 @@ def place_batch(
         np.array([p.micro_batches for p, _, _ in each_width], dtype=np.int64),
         np.array([width for _, width, _ in each_width], dtype=np.int32),
         np.array([p.recompute for p, _, _ in each_width], dtype=np.uint8),
-        np.array([p.stages for p, _, _ in each_width], dtype=np.int32),
-        np.array([p.replicas for p, _, _ in each_width], dtype=np.int64),
         workers,
     )
     solve_s = (time.perf_counter() - begin) / len(problems)

@@ -14,8 +14,8 @@ from phaze_fast.errors import check_one_of
 from phaze_fast.explore import find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster, presets
 from phaze_fast.models import load
-from phaze_fast.papers.fixed_plans import FixedChip
-from phaze_fast.planning import PlanEvaluator, Training
+from phaze_fast.papers.fixed_plans import BUILT, FixedChip
+from phaze_fast.planning import PlanEvaluator, Training, plan
 from phaze_fast.planning.times import memory_of
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
@@ -32,7 +32,8 @@ _SOURCES = {
     "tmac": "Wang et al., TMAC, Integrated Circuits and Systems 2024, abstract",
 }
 _MEASURES = {
-    "phaze": "throughput of the best chip and plan over the TPUv4-like chip with the hand plan",
+    "phaze": "throughput of the best chip and plan over the TPUv4-like chip with the hand plan "
+    "(honest: every area counted, over TPU v4 as built with our plan)",
     "nest": "throughput of the best plan over the manual plan (ours: over the best even plan)",
     "tmac": "throughput of the best mapping over another system's plan on the same wafer",
 }
@@ -108,15 +109,22 @@ class Reproduced(Table):
         return "\n".join([*lines, r"\end{tabular}", f"% {self.measure}; {self.source}"]) + "\n"
 
 
-def _gain(name: str, chips: str, threads: int | None) -> float | None:
-    """Speed-up of the best chip and plan over the TPUv4-like chip with the hand plan."""
+def _gain(name: str, chips: str, built: bool, threads: int | None) -> float | None:
+    """Speed-up of the best chip and plan over the TPUv4-like chip with the hand plan.
+
+    `built`: over TPU v4 as it was built, with its own memory and the best plan on it.
+    """
     space, (cluster, step) = ArchitectureSpace.load(chips), paper_setup()
     model = planned_model(load(name), step.software, step.seq)
     outcome = find_chips([model], space, cluster, step, threads=thread_count(threads))
     if not outcome.winners:
         return None
-    capacities = sorted({int(size) for size in space.chips["hbm_bytes"]})
-    score = FixedChip(cluster, step, capacities).hand_plan(model).score
+    if built:
+        best = plan(model, cluster.replace(chip=presets.chip(BUILT)), step, top=1)
+        score = best.best.time_s if best.plans else math.inf
+    else:
+        capacities = sorted({int(size) for size in space.chips["hbm_bytes"]})
+        score = FixedChip(cluster, step, capacities).hand_plan(model).score
     return score / outcome.winners[0].time_s if math.isfinite(score) else None
 
 
@@ -124,10 +132,12 @@ def _phaze(models: Sequence[str], threads: int | None, say: Callable[[str], None
     rows = []
     for name in models or _PHAZE_MODELS:
         say(f"{name}: the published space, and the space with every area counted")
-        ours, honest = (_gain(name, space, threads) for space in ("published", "full-area"))
+        ours = _gain(name, "published", built=False, threads=threads)
+        honest = _gain(name, "full-area", built=True, threads=threads)
         why = (
-            "the abstract says higher, without a figure; the published area has no network between "
-            "cores and buffer, so vector cores are nearly free (docs/search.md)"
+            "the abstract says higher, without a figure; the paper's TPUv4 has one ALU a vector "
+            "lane where TPU v4 has 16, and its area no network between cores and buffer "
+            "(docs/search.md)"
         )
         rows.append(Row(name, None, ours, honest, why))
     return rows

@@ -45,6 +45,14 @@ from phaze_fast.tables import Array
 
 _BROKEN_TIE = "tied, uncut: no partition that fits keeps these layers together"
 _NO_ASSIGNMENT = "memory: no assignment of the layers to the chunks of the schedule fits"
+ESTIMATE_PARTS: tuple[str, ...] = _core.ESTIMATE_DTYPE["parts"].names or ()
+ESTIMATE_TERMS: tuple[str, ...] = _core.ESTIMATE_DTYPE["memory"].names or ()
+ESTIMATE_COLUMNS = tuple(
+    column
+    for name in _core.ESTIMATE_DTYPE.names or ()
+    for column in _core.ESTIMATE_DTYPE[name].names or (name,)
+    if name != "unused"
+)  # as the kernel writes them
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
@@ -334,9 +342,10 @@ class PlanEvaluator:
         variants: Array,
         limit_bytes: float,
         free: Sequence[KindTimes] = (),
+        rows: tuple[Array, Array] | None = None,
         threads: int = 1,
-    ) -> Array:
-        """Estimate the even partition of every layout, dtype ``_core.ESTIMATE_DTYPE``.
+    ) -> dict[str, Array]:
+        """Estimate the even partition of every layout: columns by field of a plan's estimate.
 
         Parameters
         ----------
@@ -349,12 +358,20 @@ class PlanEvaluator:
         free
             Times by level of `free_times`, one row per strategy; without them, the time of a step
             is not split into parts.
+        rows
+            The row of each layout in the columns, and the status of all rows, which those without
+            a layout keep; by default one row per layout.
         threads
             Most threads to use; the answer does not depend on it.
         """
-        at = np.arange(len(self.layouts), dtype=np.int64)
-        estimates: Array = self.space.estimate_even(times, at, variants, limit_bytes, free, threads)
-        return estimates
+        count = len(self.layouts)
+        places, status = rows or (np.arange(count), np.zeros(count, dtype=np.int32))
+        columns = self.space.estimate_even(
+            times, variants, limit_bytes, free, places, status, threads
+        )
+        return dict(
+            zip(ESTIMATE_COLUMNS, (column for part in columns for column in part), strict=True)
+        )
 
     def best_even(self, times: KindTimes, limit: int = 0) -> list[Placed]:
         """Find the fastest plan that fits with even stages as in Megatron-LM; None if none fits.
@@ -363,8 +380,7 @@ class PlanEvaluator:
         """
         limit_bytes = float(max(self.limits_bytes[limit], 0.0))
         at = np.arange(len(self.layouts), dtype=np.int64)
-        free = np.full(len(at), -1, dtype=np.int32)
-        estimates = self.space.estimate_even(times, at, free, limit_bytes, (), 1)
+        estimates = self.estimate_even(times, np.full(len(at), -1, dtype=np.int32), limit_bytes)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
         chunks = self.layouts["pp"] * self.layouts["vpp"]
         uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)

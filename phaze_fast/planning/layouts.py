@@ -168,21 +168,27 @@ class LayoutGrid:
             for order, *_ in choices
             for zero in set(training.zero) - {0}
         }
-        parts: list[Array] = []
+        positions: list[Array] = []  # of the widths of each combination, and what it adds to them
+        added: list[tuple[int, int, int, int]] = []
+        sharing: list[Array] = []
         for number, zero in enumerate(sorted(set(training.zero))):
             # A single shard is the same under every ZeRO stage.
             distinct = True if number == 0 else dp * self.strategy.cp > 1
             for order, schedule, vpp, possible in choices:
                 for shard in shards.get((order, zero), [np.zeros(len(dp), dtype=np.int64)]):
                     at = np.flatnonzero(possible & distinct & (shard >= 0))
-                    rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-                    rows["pp"], rows["dp"] = pp[at], dp[at]
-                    rows["micro_batches"] = micro_batches[at]
-                    rows["schedule"], rows["vpp"] = schedule, vpp
-                    rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
-                    parts.append(rows)
+                    positions.append(at)
+                    added.append((schedule, vpp, zero, order))
+                    sharing.append(shard[at])
         rejected.update({why: count for why, count in counted.items() if count})
-        return np.concatenate(parts)
+        at = np.concatenate(positions)
+        rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+        rows["pp"], rows["dp"], rows["micro_batches"] = pp[at], dp[at], micro_batches[at]
+        rows["shard"] = np.concatenate(sharing)
+        columns = np.repeat(np.array(added), [len(own) for own in positions], axis=0)
+        for name, column in zip(("schedule", "vpp", "zero", "rank_order"), columns.T, strict=True):
+            rows[name] = column
+        return rows
 
     def why_empty(self) -> str:
         """Return why there is no layout; empty where a schedule is the reason, counted before."""
@@ -360,7 +366,8 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     ]
     if any(name not in ("1f1b", "zb-h1") for name in training.schedule):
         texts.append(
-            "every assignment of layers to chunks that differ by one layer at most (other "
-            "schedules)"
+            "assignments of layers to chunks that differ by one layer at most (other schedules): "
+            "all, or, of more than 16 chunks or 1,024 assignments of unlike blocks, those with the "
+            "longer chunks one after another, spread evenly, or by load"
         )
     return "; ".join(texts)

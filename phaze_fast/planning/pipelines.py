@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest, not_accepted
+from phaze_fast.errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    check_one_of,
+    not_accepted,
+)
 from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
 from phaze_fast.tables import Array
 
@@ -66,10 +71,7 @@ def schedule_code(schedule: str) -> int:
     """
     if not isinstance(schedule, str):
         raise InvalidTypeError(f"schedule: {schedule!r} is not accepted; expected a name")
-    if schedule not in SCHEDULE_CODES:
-        raise InvalidInputError(
-            f"schedule: {schedule!r} is not accepted; {nearest(schedule, SCHEDULE_CODES)}"
-        )
+    check_one_of("schedule", schedule, SCHEDULE_CODES)
     return SCHEDULE_CODES[schedule]
 
 

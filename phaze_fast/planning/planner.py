@@ -238,7 +238,7 @@ def with_headroom(training: Training, cluster: Cluster, headroom: float | str) -
         raise InvalidInputError(
             f"headroom: {headroom!r} is not accepted; expected {expected}"
         ) from None
-    if not 0.0 <= kept < capacity - training.reserved_bytes:
+    if not 0.0 <= kept < capacity:
         raise InvalidInputError(f"headroom: {headroom!r} is not accepted; expected {expected}")
     return training.replace(reserved_bytes=training.reserved_bytes + round(kept))
 

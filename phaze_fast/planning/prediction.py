@@ -16,7 +16,14 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.models import Model
 from phaze_fast.opgraph import CONTEXT_KINDS
-from phaze_fast.planning.evaluator import Placed, PlanEvaluator, checked_model
+from phaze_fast.planning.evaluator import (
+    ESTIMATE_COLUMNS,
+    ESTIMATE_PARTS,
+    ESTIMATE_TERMS,
+    Placed,
+    PlanEvaluator,
+    checked_model,
+)
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.sizes import StrategySizes, strategy_faults, strategy_sizes
@@ -301,26 +308,30 @@ def predict_batch(
         widths[name] = rows[name]
     status = _core.check_widths(widths, cluster.devices, training.global_batch)
     sizes, variants, strategy = _strategies(known, training, texts, rows, status)
-    estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)
-    estimates["time_s"], estimates["status"] = np.nan, status
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
     at = np.flatnonzero(status == 0)
-    if len(at):
-        at = at[np.argsort(strategy[at], kind="stable")]
-        legal = {name: array[at] for name, array in rows.items()}
-        layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-        for name in ("schedule", "vpp", "zero", "rank_order", "dp", "shard"):
-            layouts[name] = legal[name]
-        layouts["strategy"], layouts["pp"] = strategy[at], legal["pp"]
-        layouts["micro_batches"] = training.global_batch // (legal["dp"] * legal["micro_batch"])
-        evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
-        estimates[at] = evaluator.estimate_even(
-            evaluator.times(cluster, threads=workers),
-            variants[strategy[at]],
-            max(limit_bytes, 0.0),
-            free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
-            workers,
+    if not len(at):
+        nothing = (
+            np.full(len(status), np.nan),
+            *(np.zeros(len(status)),) * (len(ESTIMATE_COLUMNS) - 1),
         )
+        estimates = dict(zip(ESTIMATE_COLUMNS, nothing, strict=True)) | {"status": status}
+        return _predictions(estimates, limit_bytes)
+    at = at[np.argsort(strategy[at], kind="stable")]
+    layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+    for name in ("schedule", "pp", "vpp", "zero", "rank_order", "dp", "shard"):
+        layouts[name] = rows[name][at]
+    layouts["strategy"] = strategy[at]
+    layouts["micro_batches"] = training.global_batch // (layouts["dp"] * rows["micro_batch"][at])
+    evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
+    estimates = evaluator.estimate_even(
+        evaluator.times(cluster, threads=workers),
+        variants[strategy[at]],
+        max(limit_bytes, 0.0),
+        free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
+        (at, status),
+        workers,
+    )
     return _predictions(estimates, limit_bytes)
 
 
@@ -403,23 +414,21 @@ def _sized(
     return sizes, -1 if auto else recompute_code(recompute, sizes.variant_of)
 
 
-def _predictions(estimates: Array, limit_bytes: float) -> Predictions:
-    def column(values: Array) -> Array:
-        array = np.ascontiguousarray(values)
-        array.setflags(write=False)
-        return array
-
-    parts, memory, status = estimates["parts"], estimates["memory"], estimates["status"]
+def _predictions(estimates: Mapping[str, Array], limit_bytes: float) -> Predictions:
+    status = estimates["status"]
     excess = np.maximum(0.0, estimates["memory_bytes"] - limit_bytes)
+    over_bytes = np.where(status == _core.PlanStatus.OVER_MEMORY, excess, 0.0)
+    for column in (over_bytes, *estimates.values()):
+        column.setflags(write=False)
     return Predictions(
-        time_s=column(estimates["time_s"]),
-        memory_bytes=column(estimates["memory_bytes"]),
-        over_bytes=column(np.where(status == _core.PlanStatus.OVER_MEMORY, excess, 0.0)),
-        energy_j=column(estimates["energy_j"]),
-        parts_s={name.removesuffix("_s"): column(parts[name]) for name in parts.dtype.names or ()},
-        memory={name: column(memory[name]) for name in memory.dtype.names or ()},
-        instant=column(estimates["instant"]),
-        status=column(status),
+        time_s=estimates["time_s"],
+        memory_bytes=estimates["memory_bytes"],
+        over_bytes=over_bytes,
+        energy_j=estimates["energy_j"],
+        parts_s={name.removesuffix("_s"): estimates[name] for name in ESTIMATE_PARTS},
+        memory={name: estimates[name] for name in ESTIMATE_TERMS},
+        instant=estimates["instant"],
+        status=status,
     )
 
 
@@ -477,7 +486,7 @@ def _whole(name: str, values: Any, least: int) -> Array:
         raise InvalidTypeError(f"{name}: dtype {array.dtype} is not accepted; expected integers")
     if array.size and int(array.min()) < least:
         raise InvalidInputError(f"{name}: {array.min()} is not accepted; expected {least} or more")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 _FEW_KEYS = 1 << 22
@@ -491,9 +500,12 @@ def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
     for column in columns:
         base = int(column.max(initial=0)) + 1
         if count * base > _FEW_KEYS:
+            which, count = _numbered(which, count)
+        if count * base > _FEW_KEYS:
             values, column = np.unique(column, return_inverse=True)
             base = len(values)
-        which, count = _numbered(which * base + column, count * base)
+        which, count = which * base + column, count * base
+    which, count = _numbered(which, count)
     first = np.zeros(count, dtype=np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]
     return np.stack([column[first] for column in columns], axis=1), which

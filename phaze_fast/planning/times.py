@@ -15,7 +15,7 @@ import numpy as np
 
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records
+from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records, memory_of_records
 from phaze_fast.memory import OTHER_KERNELS, Optimizer
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.opgraph.builder import LayerBuilder
@@ -37,18 +37,18 @@ FREE_LEVELS = (
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
-    """Return the HBM of the chip of a cluster.
+    """Return the memory of the chip of a cluster: HBM, or SRAM where it has none.
 
     Raises
     ------
     InvalidInputError
-        Where there is no chip, or the chip has no HBM.
+        Where there is no chip, or the chip has no memory.
     """
     if chip is None:
         raise InvalidInputError("cluster.chip: missing; expected the chip of the devices")
-    if chip.hbm is None or chip.hbm.capacity_bytes <= 0:
-        raise InvalidInputError(f"cluster.chip: {chip.name} has no HBM to place layers in")
-    return chip.hbm
+    if chip.memory.capacity_bytes <= 0:
+        raise InvalidInputError(f"cluster.chip: {chip.name} has no memory to place layers in")
+    return chip.memory
 
 
 def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
@@ -87,7 +87,7 @@ def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimize
         Bytes of a parameter.
     """
     tuning = like.tuning
-    rate: Array = records["hbm_bytes_per_s"] * tuning.hbm_share
+    rate: Array = memory_of_records(records)[1] * tuning.hbm_share
     cost = tuning.functions.get("adamw")
     if cost is None or cost.ops_per_element is None:
         return rate

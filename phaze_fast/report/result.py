@@ -83,6 +83,8 @@ class SearchResult(Table):
     """How many of the best chips the search was to find."""
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Designs of other methods, by name."""
+    gain: list[dict[str, Any]] = field(default_factory=list)
+    """The gain over TPU v4 as it was built, by cause."""
     sensitivity: list[dict[str, Any]] = field(default_factory=list)
     """The best design with one rate or price of the hardware halved or doubled."""
     robust: RobustResult | None = None
@@ -265,6 +267,7 @@ class SearchResult(Table):
         if self.information is not None:
             document["information"] = self.information.to_dict()
         document["baselines"] = self.baselines
+        document["gain"] = self.gain
         document["sensitivity"] = self.sensitivity
         document["history"] = [
             {

@@ -1,20 +1,17 @@
 """A table of best plans over many points: models, clusters with their chips, training steps.
 
 Every point becomes a row, in the order given: the best plan, or the reason why there is none. A
-sweep that writes to a directory resumes where it stopped. For more points than fit in memory,
-`sweep_blocks` reads them from an iterator, block after block, and writes their rows to disk.
+sweep that writes to a directory resumes where it stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import pickle
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +21,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_one_of, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_one_of, check_type, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
 from phaze_fast.planning import Plan, Training, plan
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
-from phaze_fast.runs.journal import RESULTS, Journal, manifest, read_rows
+from phaze_fast.runs.journal import Journal, manifest
 from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 
@@ -98,12 +95,8 @@ class Point:
 
     def __post_init__(self) -> None:
         for name, kind in _TYPES.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise InvalidTypeError(
-                    f"{name}: {type(value).__name__} is not accepted; expected a "
-                    f"{getattr(kind, '__name__', 'TransformerModel')}"
-                )
+            expected = getattr(kind, "__name__", "TransformerModel")
+            check_type(name, getattr(self, name), kind, f"a {expected}")
         if self.cluster.chip is None:
             raise InvalidInputError("cluster.chip: missing; expected a cluster with its chip")
 
@@ -297,10 +290,7 @@ def _name_of(evaluate: Any) -> str:
 
 def _check(points: Sequence[Point], chunk: int, evaluate: Evaluate) -> None:
     for at, point in enumerate(points):
-        if not isinstance(point, Point):
-            raise InvalidTypeError(
-                f"points[{at}]: {type(point).__name__} is not accepted; expected a Point"
-            )
+        check_type(f"points[{at}]", point, Point, "a Point")
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
         raise InvalidInputError(f"chunk: {chunk!r} is not accepted; expected 1 or more")
     if not callable(evaluate):
@@ -404,109 +394,3 @@ def sweep(
                 progress(len(rows), len(distinct))
     ordered = [dict(rows[point.key]) for point in all_points]
     return SweepTable(ordered, tuple(notes), len(all_points) - len(distinct), resumed)
-
-
-# ---- sweeps in blocks ----
-
-DONE = "done.json"
-
-
-@dataclass(frozen=True)
-class BlockCounts:
-    """Counts of a sweep in blocks.
-
-    Examples
-    --------
-    >>> BlockCounts(points=3, rows=3, resumed=0, statuses={"optimal": 3}).rows
-    3
-    """
-
-    points: int
-    rows: int
-    """Distinct points, summed over the blocks."""
-    resumed: int
-    """Rows that were on disk before."""
-    statuses: dict[str, int]
-
-
-def _finished(folder: Path, points_digest: str) -> dict[str, int] | None:
-    """Return the statuses of a block that was finished with these points before."""
-    try:
-        done = json.loads((folder / DONE).read_text("utf-8"))
-        statuses = {str(name): int(count) for name, count in done["statuses"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return statuses if done.get("asked") == points_digest else None
-
-
-def sweep_blocks(
-    points: Iterable[Point], out: Path | str, block: int = 10_000, **options: Any
-) -> BlockCounts:
-    """Evaluate points block after block into directories below `out`.
-
-    Parameters
-    ----------
-    points
-        Any number of points, in the same order each time; read `block` at a time.
-    out
-        Directory; the same call resumes from it.
-    block
-        Points in memory at once.
-    options
-        Options of `sweep`, such as executor, chunk, threads and evaluate.
-
-    Returns
-    -------
-    BlockCounts
-        How many points and rows there are. `read_blocks` reads the rows.
-
-    Raises
-    ------
-    InvalidInputError
-        Where a directory cannot be used, or has results of other points.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import phaze_fast as pf
-    >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
-    >>> steps = [pf.Training(global_batch=n, micro_batch=4, tp=1) for n in (16, 32, 48)]
-    >>> points = [Point(pf.models.load("bertlarge"), cluster, step) for step in steps]
-    >>> with tempfile.TemporaryDirectory() as out:
-    ...     counts = sweep_blocks(points, out, block=2)
-    ...     counts.points, len(list(read_blocks(out)))
-    (3, 3)
-    """
-    if not isinstance(block, int) or isinstance(block, bool) or block < 1:
-        raise InvalidInputError(f"block: {block!r} is not accepted; expected 1 or more")
-    remaining = iter(points)
-    statuses: Counter[str] = Counter()
-    count, resumed = 0, 0
-    for number in itertools.count():
-        block_points = list(itertools.islice(remaining, block))
-        if not block_points:
-            break
-        count += len(block_points)
-        folder = Path(out) / f"{number // 1000:04}" / f"{number % 1000:03}"
-        points_digest = digest(sorted({point.key for point in block_points}))
-        block_statuses = _finished(folder, points_digest)
-        if block_statuses is None:
-            table = sweep(block_points, folder, **options)
-            distinct = {row["key"]: row["status"] for row in table.rows}
-            block_statuses = dict(Counter(distinct.values()))
-            resumed += table.resumed
-            text = json.dumps({"asked": points_digest, "statuses": block_statuses}) + "\n"
-            (folder / DONE).write_text(text, "utf-8")
-        else:
-            resumed += sum(block_statuses.values())
-        statuses.update(block_statuses)
-    return BlockCounts(count, sum(statuses.values()), resumed, dict(statuses))
-
-
-def read_blocks(out: Path | str) -> Iterator[dict[str, Any]]:
-    """Yield the rows that a sweep in blocks has on disk, block after block.
-
-    Damaged lines are skipped; the sweep evaluates their points again.
-    """
-    for file in sorted(Path(out).glob(f"*/*/{RESULTS}")):
-        yield from read_rows(file).values()

@@ -3,11 +3,13 @@
 import pytest
 
 
-def some_or_many(some, many, thorough=False):
-    """Parametrise `cases`: `some` by default, `many` where slow tests run."""
-    few = pytest.param(some, id="some")
-    marks = [pytest.mark.slow, pytest.mark.thorough] if thorough else [pytest.mark.slow]
-    return pytest.mark.parametrize("cases", [few, pytest.param(many, id="many", marks=marks)])
+def some_or_many(some, many, most=None, thorough=False):
+    """Parametrise `cases`: `some` by default, `many` where slow tests run, `most` where all do."""
+    few, slow = pytest.param(some, id="some"), [pytest.mark.slow]
+    rare = [*slow, pytest.mark.thorough]
+    cases = [few, pytest.param(many, id="many", marks=rare if thorough else slow)]
+    cases += [] if most is None else [pytest.param(most, id="most", marks=rare)]
+    return pytest.mark.parametrize("cases", cases)
 
 
 def first_slow(name, values, slow=1):

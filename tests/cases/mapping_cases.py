@@ -293,7 +293,7 @@ def agree(case, op_mappings, given=None):
         case, op_mappings, [dict(enumerate(row)) for row in chosen.tolist()]
     )
     assert score["time_s"] == pytest.approx(time_s, rel=CLOSE)
-    isolated_s = values["streams"]["isolated_s"]
+    isolated_s = values["isolated_s"]
     assert isolated_s == pytest.approx([s.isolated_s for s in best], rel=CLOSE)
     assert isolated_s == pytest.approx([s.isolated_s for s in stages], rel=CLOSE)
     tail_s = max(s.tail_s for s in stages) + case.rules["outer_tail_s"]

@@ -42,7 +42,7 @@ def branching(rng, most=7):
     return count, edges
 
 
-def random_table(rng, count, edges, tied=()):
+def random_table(rng, count, edges):
     return LayerTable(
         names=range(count),
         forward_s=seconds(rng, count),
@@ -55,7 +55,6 @@ def random_table(rng, count, edges, tied=()):
         edges=edges,
         edge_s=some(rng, len(edges), 3) if rng.random() < 0.5 else seconds(rng, len(edges)),
         edge_bytes=some(rng, len(edges), 9, 0.8),
-        tied=tied,
     )
 
 
@@ -67,21 +66,14 @@ def random_memory(rng, table):
     return float(max(1, int(rng.choice((1e9, whole, part, layer)))))
 
 
-def random_tied(rng, count, share):
-    some_tied = count > 1 and rng.random() < share
-    return [tuple(sorted(rng.sample(range(count), 2)))] if some_tied else []
-
-
-def random_published(rng, shape, tied=0.0):
+def random_published(rng, shape):
     count, edges = shape(rng)
-    pairs = random_tied(rng, count, tied)
     widths = rng.sample((1, 2, 4), rng.randint(1, 3))
-    tables = {width: random_table(rng, count, edges, tied=pairs) for width in widths}
+    tables = {width: random_table(rng, count, edges) for width in widths}
     return PublishedProblem(
         tables,
         devices=rng.randint(1, 10),
         memory_bytes=random_memory(rng, tables[widths[0]]),
         micro_batches=rng.randint(1, 12),
         recompute=rng.random() < 0.5,
-        stages=rng.choice((0, 0, rng.randint(1, count))),
     )

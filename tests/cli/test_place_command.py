@@ -297,7 +297,7 @@ def test_bytes_that_are_no_text_and_endless_ones(refused, tmp_path):
 def test_any_change_anywhere_is_read_or_refused_in_one_line(seed):
     rng = random.Random(seed)
     for _ in range(20):
-        problem = replaced(rng, nest_problem(seed) if seed else NEST)
+        problem, _ = replaced(rng, nest_problem(seed) if seed else NEST)
         for read in (nest_from_dict, problem_from_dict):
             said = ""
             try:

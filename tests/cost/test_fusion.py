@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_counts import some_or_many
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import fusion as oracle
@@ -17,7 +18,6 @@ from phaze_fast.cost import (
     best_cuts,
     group_traffic,
     product_bytes,
-    trained_chain,
 )
 from phaze_fast.errors import InvalidInputError
 
@@ -135,13 +135,9 @@ def compare(seeds):
     return finite
 
 
-def test_random_groups_against_enumeration():
-    assert compare(range(60)) > 20
-
-
-@pytest.mark.slow
-def test_a_thousand_random_groups_against_enumeration():
-    assert compare(range(1000)) > 400
+@some_or_many(60, 1000)
+def test_random_groups_against_enumeration(cases):
+    assert compare(range(cases)) > cases / 3
 
 
 def test_random_cuts_against_enumeration():
@@ -186,22 +182,6 @@ def test_bytes_are_at_least_compulsory_and_narrow_sums_never_move_more(m, d, c, 
 def test_the_best_cuts_never_move_more_than_no_fusion(m, d, c, j, size):
     bytes_of = of_mlp(m, d, c, j, size)
     assert best_cuts(2, bytes_of).hbm_bytes <= bytes_of(0, 1) + bytes_of(1, 2)
-
-
-@given(SIZES, SIZES, SIZES, SIZES, st.integers(100, 10**6))
-def test_recomputing_inside_a_group_is_chosen_only_where_it_moves_less(m, d, c, j, size):
-    best = trained_chain(m, d, c, j, size, EXACT)
-    array = 2.0 * m * c
-    back = one(FusedGroup(m, j, c, d, moved_bytes=2 * array), size)
-    again = one(FusedGroup(m, j + d, c, d, held=2, moved_bytes=2 * array), size)
-    gradients = alone(c, m, j, size) + alone(d, m, c, size)
-    stashed = one(FusedGroup(m, d, c, j, moved_bytes=2 * array), size) + back + gradients
-    recomputed = one(FusedGroup(m, d, c, j), size) + again + gradients
-    singles = alone(m, d, c, size) + alone(m, c, j, size) + alone(m, j, c, size)
-    apart = singles + alone(m, c, d, size) + 2 * array + gradients
-    assert best.hbm_bytes <= min(stashed, recomputed, apart)
-    if best.recomputed and best.forward_fused and best.backward_fused:
-        assert best.hbm_bytes == recomputed < stashed
 
 
 def test_bad_groups_are_refused():

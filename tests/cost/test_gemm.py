@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from case_counts import slow_or_thorough
+from case_counts import some_or_many
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import gemm as oracle
@@ -208,14 +208,8 @@ def check_case(rng):
                 assert found[term] == pytest.approx(wanted[term], rel=1e-11), (term, context)
 
 
-def test_the_best_mapping_is_that_of_brute_force():
-    rng = random.Random(20261115)
-    for _ in range(300):
-        check_case(rng)
-
-
-@slow_or_thorough(3_000, 10_000)
-def test_the_best_mapping_is_that_of_brute_force_on_ten_thousand_cases(cases):
+@some_or_many(300, 3_000, 10_000)
+def test_the_best_mapping_is_that_of_brute_force(cases):
     rng = random.Random(4)
     for _ in range(cases):
         check_case(rng)

@@ -37,6 +37,27 @@ def outcome(space, **options):
     return find_chips([model()], space, POD, STEP, **options)
 
 
+def test_chips_without_hbm_are_searched_with_their_sram_as_memory():
+    base = {
+        "name": "sram", "clock_hz": 1e9, "tensor_core": {"count": 4, "width": 128, "depth": 128},
+        "vector_core": {"count": 8, "lanes": 64},
+        "buffer": {"capacity_bytes": 2**28, "bytes_per_cycle": 32768.0},
+    }  # fmt: skip
+    axes = {"tensor_core.count": (2, 4), "buffer.capacity_bytes": (2**27, 2**28, 2**29)}
+    space = pf.ArchitectureSpace(
+        pf.hardware.SpaceSpec(name="few", base=pf.Accelerator.from_dict(base), axes=axes)
+    )
+    cluster = pf.Cluster(devices=64, fabric="dgx-h100")
+    step = pf.Training(global_batch=64, reserved_bytes=0)
+    found = find_chips([model("gpt2-small")], space, cluster, step, top=6)
+    assert found.status == "optimal"
+    alone = [pf.plan("gpt2-small", cluster.replace(chip=chip), step, top=1) for chip in space]
+    best = [plans.best.time_s if plans.plans else np.inf for plans in alone]
+    times = {winner.chip: winner.time_s for winner in found.winners}
+    assert times == {at: time_s for at, time_s in enumerate(best) if time_s < np.inf}
+    assert len(times) < len(space)  # the smallest buffers hold no plan
+
+
 def same(one, other):
     assert (one.winners, one.front, one.counts) == (other.winners, other.front, other.counts)
 

@@ -66,7 +66,7 @@ def test_the_command_writes_a_page_and_a_table(few, tmp_path):
     front = document["pareto"]["designs"]
     table = parquet.read_table(rows).to_pylist()
     assert [row["time_s"] for row in table] == [row["time_s"] for row in front]
-    assert set(document["baselines"]) == {"hand_plan", "megatron_plan", "our_plan"}
+    assert set(document["baselines"]) == {"built", "hand_plan", "megatron_plan", "our_plan"}
 
 
 def test_the_command_says_what_is_wrong(few, tmp_path, capsys):

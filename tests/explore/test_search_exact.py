@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case_counts import some_or_many
 from search_cases import FRONTS, GIB, LARGE, Case, random_case, tpuv4_space
 
 import phaze_fast as pf
@@ -428,15 +429,10 @@ def _hold_several(seed: int) -> int:
     return len(wanted)
 
 
+@some_or_many(range(206, 211), range(300, 308))
 @pytest.mark.usefixtures("same_patience")
-def test_several_models_are_weighed_as_a_plain_loop_weighs_them() -> None:
-    assert sum(_hold_several(seed) for seed in range(206, 211)) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("same_patience")
-def test_several_models_in_many_cases() -> None:
-    assert sum(_hold_several(seed) for seed in range(300, 308)) > 0
+def test_several_models_are_weighed_as_a_plain_loop_weighs_them(cases: range) -> None:
+    assert sum(_hold_several(seed) for seed in cases) > 0
 
 
 # ---- corners ----

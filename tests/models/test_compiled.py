@@ -7,6 +7,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phaze_fast.models import expanded, from_hf
 from phaze_fast.models.aten import figures
 from phaze_fast.models.compiled import FUSED, compiled
 from phaze_fast.models.partition import JointGraph, cheapest_stores
@@ -227,3 +228,31 @@ def test_constants_of_positions_make_a_kernel_costlier():
     plain, _ = compiled(*(recorded([("mm", 0, 0), ("silu", 1, 0)], rows) for rows in (2, 4)))
     kernel = next(c for c in plain.calls if c.name == f"{FUSED}_silu")
     assert kernel.options["function"] == "copy"
+
+
+# ---- branches of transformers ----
+
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "intermediate_size": 96,
+    "vocab_size": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def test_compiled_encoders_attend_operator_by_operator_in_fp32():
+    seq, heads, width = 64, 4, 16
+    eager, whole = (expanded(from_hf(BERT), seq, compiles) for compiles in (False, True))
+    blocks = [next(x for x in graph.layers if x.count > 1) for graph in (eager, whole)]
+    names = [[op.kind for op in (*block.forward, *block.backward)] for block in blocks]
+    assert "attention" in names[0]
+    assert not {"attention", "attention-backward"} & set(names[1])
+    scores = [op for op in (*blocks[1].forward, *blocks[1].backward) if op.b == heads]
+    assert sum(op.flops for op in scores) == 6 * 2.0 * heads * seq * seq * width
+    stored = {tensor.bytes for tensor in blocks[1].saved}
+    assert 4.0 * heads * seq * seq in stored  # shares of attention
+    assert 4.0 * heads * seq * width in stored  # queries, keys and values

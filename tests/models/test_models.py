@@ -204,3 +204,16 @@ def test_which_layers_have_a_window():
     assert found.full_attention_layers == (0,)
     assert [found.is_windowed(layer, 32) for layer in range(3)] == [False, True, True]
     assert not any(found.is_windowed(layer, 8) for layer in range(6))
+
+
+def test_further_tokens_are_read_from_a_configuration_and_counted():
+    config = next(entry for entry in hf_entries() if entry["name"] == "deepseek-v3")["config"]
+    model, alone = models.from_hf({**config, "num_nextn_predict_layers": 1}), models.from_hf(config)
+    assert (model.mtp_layers, alone.mtp_layers) == (1, 0)
+    # DeepSeek-V3, README_WEIGHTS: 685 B on the hub with a second embedding and head
+    whole = model.parameters() + 2 * model.vocab * model.hidden
+    assert f"{whole / 1e9:.0f}" == "684"
+    assert model.parameters_by_part()["further tokens"] == model.parameters() - alone.parameters()
+    assert models.expanded(model, 64).parameters() == alone.parameters()  # transformers runs none
+    with pytest.raises(InvalidInputError, match="mtp_layers: is not accepted with"):
+        model.replace(lora={"rank": 8, "targets": ["o"]})

@@ -81,8 +81,7 @@ def test_presets_have_the_parameters_and_flops_of_their_record(name):
     graph = models.expanded(model)
     assert graph.parameters() == model.parameters()
     assert graph.blocks in (model.blocks, model.blocks + bool(model.encoder_layers))
-    if model.sinks:  # its attention is written out, which computes scores beyond the window too
-        model = model.replace(window=None, full_attention_layers=())
+    model = model.replace(window=None, full_attention_layers=())  # a mask: all scores are computed
     ours, theirs = models.model_flops(graph), models.model_flops(model)
     assert ours.total == pytest.approx(theirs.total, rel=1e-12)
 
@@ -156,3 +155,11 @@ def test_a_loss_does_not_read_all_scores_and_a_part_is_written_into_zeros():
     copies = [one for one in block.backward if one.function == "copy"]
     halves = [one for one in copies if one.write_bytes == 3 * one.read_bytes]
     assert len(halves) == 4  # both halves of queries and keys: zeros of the whole, and half again
+
+
+def test_a_weight_gradient_of_odd_width_is_priced_as_its_product():
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    for vocabulary in (1001, 1002):
+        model = models.from_hf({**config, "num_hidden_layers": 1, "vocab_size": vocabulary})
+        head = models.expanded(model, 64).layers[-1]
+        assert [op.n for op in head.backward if op.kind == "gemm-weight-gradient"] == [vocabulary]

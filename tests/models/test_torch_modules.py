@@ -257,7 +257,9 @@ def test_windows_are_read_off_masks():
     (layer,) = models.from_torch(Windowed(), (torch.zeros(2, 16, 8),)).layers
     attention = next(op for op in layer.forward if op.kind == "attention")
     assert attention.window == 4
-    assert attention.flops == 2 * 16 * int(seen.sum())
+    assert attention.flops == 2 * 16 * seen.numel()  # masked scores are computed too
+    assert [tensor.bytes for tensor in layer.saved].count(2 * seen.numel()) == 0
+    assert 2 * seen.numel() in [tensor.fixed_bytes for tensor in layer.saved]
 
 
 def test_arguments_of_the_wrong_type():

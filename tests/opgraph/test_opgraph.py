@@ -17,7 +17,6 @@ from phaze_fast.opgraph import (
     KINDS,
     UNITS,
     Strategy,
-    build_op_graphs,
     layer_graph,
     reasons,
 )
@@ -116,7 +115,7 @@ def test_every_preset_builds_sound_graphs(name, fusion):
     model = models.load(name)
     widths = [strategy for strategy in WIDTHS if not reasons(model, strategy)]
     assert widths
-    for graph in build_op_graphs(model, widths, fusion):
+    for graph in (layer_graph(model, strategy, fusion) for strategy in widths):
         assert sum(layer.count for layer in graph.layers) == len(graph.order)
         assert sum(x.count * x.parameters for x in graph.layers) == model.parameters()
         for layer in graph.layers:
@@ -471,3 +470,23 @@ def test_the_largest_layer_is_live_while_it_is_recomputed():
     assert first["live_bytes"][0] == live["encoder-block"]
     work = max(kinds[kind].work_bytes for kind in live)  # of a backward pass alone
     assert stage_row(graph, Pipeline())["live_bytes"][0] == work > 0
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "llama3-8b", "gemma3-1b"])
+def test_predicting_a_further_token_adds_a_block_a_projection_and_logits(name):
+    model = models.load(name)
+    further = model.replace(mtp_layers=2)
+    graph, more = layer_graph(model), layer_graph(further)
+    for own, record in ((graph, model), (more, further)):
+        assert sum(layer.count * layer.parameters for layer in own.layers) == record.parameters()
+        assert [layer.count for layer in own.layers][1:-1] == [
+            layer.count for layer in graph.layers
+        ][1:-1]
+    heads = [own.layers[-1] for own in (graph, more)]
+    block, rows, hidden = graph.layers[graph.order[-2]], model.seq, model.hidden
+    added = block.forward.flops + 2.0 * rows * hidden * (2 * hidden + model.vocab)
+    assert heads[1].forward.flops - heads[0].forward.flops == pytest.approx(2 * added, rel=1e-12)
+    ratio = heads[0].forward.flops / (heads[0].forward.flops + heads[0].backward.flops)
+    assert 0.25 < ratio < 0.4
+    stored = heads[1].forward.stashed_bytes() - heads[0].forward.stashed_bytes()
+    assert stored > 2 * (block.forward.stashed_bytes() + 4 * rows * model.vocab)

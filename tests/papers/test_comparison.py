@@ -1,5 +1,7 @@
 """Baselines of a search, and its sensitivity under area limits that stay or follow the base chip."""
 
+import math
+
 import pytest
 from search_cases import some_chips
 
@@ -15,7 +17,15 @@ def test_baselines_and_sensitivity_of_a_search():
     best = pf.search("bert-large", some_chips(14, 9), cluster, step, top=2)
     lines = []
     compared = pf.compare(best, "tpuv4", sensitivity=True, say=lines.append)
-    assert set(compared.baselines) == {"hand_plan", "megatron_plan", "our_plan"}
+    assert set(compared.baselines) == {"built", "hand_plan", "megatron_plan", "our_plan"}
+    gain, built = compared.gain, compared.baselines["built"]
+    assert [row["cause"] for row in gain][1:3] == ["plan", "HBM"]
+    assert (gain[1]["time_s"], gain[-1]["time_s"]) == (built["time_s"], best.best.time_s)
+    assert gain[0]["gain"] == 1.0
+    assert gain[1]["gain"] >= 1.0  # no Megatron plan is faster than the free one
+    assert math.prod(row["gain"] for row in gain) == pytest.approx(
+        gain[0]["time_s"] / best.best.time_s
+    )
     ours = compared.baselines["our_plan"]
     assert ours["speedup"] == ours["time_s"] / best.best.time_s
     moved = {(row["what"], row["factor"]): row["time_s"] for row in compared.sensitivity}

@@ -208,6 +208,48 @@ def test_the_best_of_sixteen_chunks_is_that_of_the_oracle_in_many_cases(first):
     assert sum(hold_oracle(seed)[0] > 128 for seed in range(first, first + 50)) > 10
 
 
+# ---- more than 16 chunks: by rule ----
+
+
+def by_rule(layers, places):
+    """Layers per chunk, embedding and head among them, the longer chunks in a row or spread."""
+    for first, last in [(1, 1), (1, 0), (0, 1), (0, 0)]:  # whether the ends count as layers
+        counted = layers - (not first) - (not last)
+        base, extras = divmod(counted, places)
+        spread = [counted * (k + 1) // places - counted * k // places - base for k in range(places)]
+        rows = [
+            [int((k - begin) % places < extras) for k in range(places)] for begin in range(places)
+        ]
+        for longer in [spread, *rows]:
+            sizes = [base + more for more in longer]
+            sizes[0] += not first
+            sizes[-1] += not last
+            yield sizes
+
+
+@pytest.mark.parametrize(("p", "v", "blocks"), [(6, 3, 25), (5, 4, 31), (9, 2, 40)])
+def test_of_more_than_sixteen_chunks_the_best_by_rule_is_found_and_the_space_says_so(p, v, blocks):
+    model = small_model(random.Random(p), blocks)
+    step = Training(
+        global_batch=2 * p, micro_batch=1, tp=1, dp=1, pp=p, zero=0, schedule="interleaved",
+        vpp=v, recompute="none", rank_order="replicas-inside",
+    )  # fmt: skip
+    cluster = Cluster(devices=p, fabric=random_fabric(random.Random(p), p), chip="h100")
+    evaluator = PlanEvaluator(model, cluster, step, [cluster.chip.hbm.capacity_bytes])
+    times, limit_bytes = [evaluator.times(cluster)], float(evaluator.limits_bytes[0])
+    found = []
+    for sizes in by_rule(blocks + 2, p * v):
+        cuts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        given = cuts, np.zeros(p, dtype=np.int32)
+        (estimate,), _ = evaluator.space.estimate(times[0], 0, *given, limit_bytes)
+        assert estimate["status"] == 0
+        found.append(float(estimate["time_s"]))
+    plans = plan(model, cluster, step, threads=1)
+    assert plans.status == "optimal"
+    assert "of more than 16 chunks" in plans.space
+    assert plans.best.time_s <= min(found) * (1 + CLOSE)
+
+
 # ---- by hand ----
 
 

@@ -104,9 +104,37 @@ def test_a_cluster_without_chip_or_memory_is_refused():
     bare = Cluster(devices=8, fabric="dgx-h100")
     with pytest.raises(InvalidInputError, match=r"cluster\.chip: missing"):
         plan(pf.models.load("gpt2-small"), bare, step)
-    wafer = Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
-    with pytest.raises(InvalidInputError, match="no HBM"):
-        plan(pf.models.load("gpt2-small"), wafer, step)
+    empty = pf.presets.chip("dojo-d1").to_dict()
+    empty["tensor_core"]["local_buffer_bytes"] = 0
+    nowhere = Cluster(devices=1, fabric="dgx-h100", chip=pf.Accelerator.from_dict(empty))
+    with pytest.raises(InvalidInputError, match="dojo-d1 has no memory to place layers in"):
+        plan(pf.models.load("gpt2-small"), nowhere, step)
+
+
+def sram_chip(buffer_bytes):
+    """A chip without HBM: a buffer and four tensor cores with local buffers of 1 MiB."""
+    return pf.Accelerator.from_dict({
+        "name": "sram", "clock_hz": 1e9,
+        "tensor_core": {"count": 4, "width": 128, "depth": 128, "local_buffer_bytes": 2**20},
+        "vector_core": {"count": 4, "lanes": 64},
+        "buffer": {"capacity_bytes": buffer_bytes, "bytes_per_cycle": 32768.0},
+    })  # fmt: skip
+
+
+def test_layers_of_a_chip_without_hbm_are_placed_in_its_sram():
+    model, step = pf.models.load("gpt2-small"), Training(global_batch=64, reserved_bytes=0)
+    found = {}
+    for size in (220 * 2**20, 440 * 2**20):
+        on = Cluster(devices=64, fabric="dgx-h100", chip=sram_chip(size))
+        found[size] = plan(model, on, step, top=1)
+        assert found[size].status == "optimal"
+        assert found[size].best.memory_bytes <= size + 4 * 2**20
+    small, large = found.values()
+    assert large.best.time_s <= small.best.time_s
+    few = Cluster(devices=2, fabric="dgx-h100", chip=sram_chip(220 * 2**20))
+    assert plan(model, few, step, top=1).status == "infeasible"
+    # The optimiser's state streams at the rate of the buffer.
+    assert on.chip.memory.bandwidth_bytes_per_s == 32768e9
 
 
 def test_no_plan_is_infeasible_only_where_all_layouts_were_examined():

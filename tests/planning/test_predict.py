@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -130,6 +131,25 @@ def test_rows_that_share_steps_and_prices_are_what_they_are_alone():
         alone = batch_of("llama2-7b", ON, step, rows[k : k + 1])
         for name, column in alone.to_dict().items():
             assert column[0] == together.to_dict()[name][k], name
+
+
+def test_rows_in_any_order_are_the_same():
+    """What rows share is found whichever of them comes first."""
+    choices = product((2, 4), (1, 2), range(4), (0, 2), ("replicas-inside", "stages-inside"))
+    rows = [
+        {"tp": 8 // pp, "pp": pp, "dp": 2, "zero": zero, "shard": shard, "vpp": vpp}
+        | {"schedule": "interleaved" if vpp > 1 else "1f1b", "rank_order": order}
+        | {"recompute": word}
+        for pp, vpp, zero, shard, order in choices
+        for word in ("none", "full", "auto")
+    ]
+    step = Training(global_batch=64)
+    columns = batch_of("llama2-7b", ON, step, rows, threads=1).to_dict()
+    assert (columns["status"] < 2).sum() > 100
+    shuffled = np.random.default_rng(5).permutation(len(rows))
+    again = batch_of("llama2-7b", ON, step, [rows[k] for k in shuffled], threads=1).to_dict()
+    for name, column in columns.items():
+        assert column[shuffled].tobytes() == again[name].tobytes(), name
 
 
 def test_threads_change_nothing():

@@ -8,20 +8,18 @@ from functools import cache, lru_cache, partial
 from itertools import product
 
 
-def closed_sets(layers, edges, tied):
-    """Every set of layers with which come all that they wait for, and all they are tied to."""
+def closed_sets(layers, edges):
+    """Every set of layers with which come all that they wait for."""
     found = []
     for member in product((False, True), repeat=layers):
-        waits = all(member[a] or not member[b] for a, b in edges)
-        together = all(member[a] == member[b] for a, b in tied)
-        if waits and together:
+        if all(member[a] or not member[b] for a, b in edges):
             found.append(frozenset(i for i in range(layers) if member[i]))
     return found
 
 
 @lru_cache(maxsize=4096)
-def _all_plans(layers, edges, tied):
-    cuts = closed_sets(layers, edges, tied)
+def _all_plans(layers, edges):
+    cuts = closed_sets(layers, edges)
     everything = frozenset(range(layers))
 
     def continued(done):
@@ -39,8 +37,7 @@ def _all_plans(layers, edges, tied):
 
 def plans(table):
     """Every way to cut a table's layers into stages that are not empty."""
-    tied = tuple((int(a), int(b)) for a, b in table.tied)
-    return _all_plans(len(table.names), tuple((int(a), int(b)) for a, b in table.edges), tied)
+    return _all_plans(len(table.names), tuple((int(a), int(b)) for a, b in table.edges))
 
 
 class Rows:
@@ -104,8 +101,6 @@ def published_time(problem, rows, width, plan):
     sync = total(rows.sync_s, plan[0])
     best = None
     for d in range(1, problem.devices // devices_of(rows, plan, width) + 1):
-        if problem.replicas and d != problem.replicas:
-            continue
         rounds = math.ceil(problem.micro_batches / d) + len(plan) - 1
         time = max(loads) * rounds + (d - 1) / d * sync
         if best is None or time < best[0]:
@@ -119,8 +114,6 @@ def best_published(problem):
     for width, table in problem.tables.items():
         rows = Rows(table)
         for plan in plans(table):
-            if problem.stages and len(plan) != problem.stages:
-                continue
             scored = published_time(problem, rows, width, plan)
             if scored is not None and (best is None or scored[0] < best[0]):
                 best = (scored[0], width, plan, scored[1])
@@ -141,9 +134,6 @@ def _cut_faults(table, plan):
     for a, b in table.edges:
         if place[a] > place[b]:
             wrong.append(f"layer {b} is placed before layer {a}, for which it waits")
-    for a, b in table.tied:
-        if place[a] != place[b]:
-            wrong.append(f"tied layers {a} and {b} are in two stages")
     return wrong
 
 
@@ -170,10 +160,6 @@ def _published_faults(problem, placement):
         wrong.append(f"a replica has {devices} devices, not {placement.devices}")
     if d < 1 or d * devices > problem.devices:
         wrong.append(f"{d} replicas of {devices} devices are too many")
-    if problem.replicas and d != problem.replicas:
-        wrong.append(f"{d} replicas were not asked for")
-    if problem.stages and len(plan) != problem.stages:
-        wrong.append(f"{len(plan)} stages were not asked for")
     wrong += _differ("largest load", placement.max_load_s, max(loads))
     rounds = math.ceil(problem.micro_batches / d) + len(plan) - 1
     time = max(loads) * rounds + (d - 1) / d * total(rows.sync_s, plan[0])

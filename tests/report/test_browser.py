@@ -1,7 +1,6 @@
 """Every page in Chromium: no error, first paint, no overflow on a phone, hover and filters."""
 
 import pytest
-from browser import CHROMIUM, Browser
 from report_cases import (
     document_pages,
     hostile_document,
@@ -9,6 +8,7 @@ from report_cases import (
     search_document,
     sweep_pages,
 )
+from robustness.browser import CHROMIUM, Browser
 
 from phaze_fast.report import report_page
 

@@ -15,14 +15,11 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.planning import plan
 from phaze_fast.runs.sweep import (
     COLUMNS,
-    DONE,
     Point,
     SweepTable,
     evaluate_point,
     plan_row,
-    read_blocks,
     sweep,
-    sweep_blocks,
 )
 
 # ---- points and rows ------------------------------------------------------------------------------
@@ -70,14 +67,16 @@ def test_rows_say_what_plans_say():
 
 
 def test_infeasible_and_broken_points_are_rows():
-    small, wafer = point(), Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
-    without_hbm = Point(small.model, wafer, small.training)
-    points = [small, point(model="llama2-70b", devices=2), without_hbm]
+    small, empty = point(), pf.presets.chip("dojo-d1").to_dict()
+    empty["tensor_core"]["local_buffer_bytes"] = 0
+    nowhere = Cluster(devices=1, fabric="dgx-h100", chip=pf.Accelerator.from_dict(empty))
+    without_memory = Point(small.model, nowhere, small.training)
+    points = [small, point(model="llama2-70b", devices=2), without_memory]
     good, large, odd = sweep(points).rows
     assert [row["status"] for row in (good, large, odd)] == ["optimal", "infeasible", "error"]
     assert (good["reason"], large["time_s"]) == ("", None)
     assert "too much" in large["reason"]
-    assert "no HBM" in odd["reason"]
+    assert "no memory" in odd["reason"]
     assert sweep(points[1:2] + points[:1]).rows == [large, good]
 
 
@@ -159,60 +158,6 @@ def test_files_hold_every_row(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"phaze-fast\[table\]"):
         table.to_parquet(tmp_path / "t.parquet")
-
-
-# ---- blocks ---------------------------------------------------------------------------------------
-
-
-def by_key(rows):
-    return {row["key"]: row for row in rows}
-
-
-def test_blocks_have_the_rows_of_one_sweep(tmp_path):
-    points = many(11)
-    found = sweep_blocks(iter(points), tmp_path, 4, evaluate=fake)
-    assert (found.points, found.rows, found.resumed) == (11, 11, 0)
-    assert found.statuses == {"optimal": 11}
-    rows = list(read_blocks(tmp_path))
-    assert [row["key"] for row in rows] == [point.key for point in points]
-    assert by_key(rows) == by_key(sweep(points, evaluate=fake).rows)
-
-
-def stops(path, at, point):
-    if point.training.global_batch == at:
-        raise KeyboardInterrupt
-    return counted(path, point)
-
-
-def test_what_was_stopped_goes_on_and_nothing_is_done_twice(tmp_path):
-    log, out = tmp_path / "log", tmp_path / "out"
-    options = {"threads": 1, "chunk": 1}
-    with pytest.raises(KeyboardInterrupt):
-        sweep_blocks(many(11), out, 4, evaluate=functools.partial(stops, log, 28), **options)
-    assert 4 <= len(counts(log)) <= 6
-    found = sweep_blocks(many(11), out, 4, evaluate=functools.partial(stops, log, 0), **options)
-    assert (found.rows, found.resumed) == (11, 6)
-    assert set(counts(log).values()) == {1}
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"asked": "x"}', "\x00", None])
-def test_a_mark_that_is_damaged_costs_no_row(tmp_path, text):
-    log = tmp_path / "log"
-    evaluate = functools.partial(counted, log)
-    sweep_blocks(many(6), tmp_path / "out", 3, evaluate=evaluate)
-    (mark, _) = sorted((tmp_path / "out").glob(f"*/*/{DONE}"))
-    mark.unlink() if text is None else mark.write_text(text)
-    found = sweep_blocks(many(6), tmp_path / "out", 3, evaluate=evaluate)
-    assert (found.rows, found.resumed) == (6, 6)
-    assert set(counts(log).values()) == {1}
-
-
-def test_other_points_in_a_block_are_refused(tmp_path):
-    sweep_blocks(many(6), tmp_path, 3, evaluate=fake)
-    with pytest.raises(InvalidInputError, match="points that are not requested"):
-        sweep_blocks(many(6)[::-1], tmp_path, 3, evaluate=fake)
-    with pytest.raises(InvalidInputError, match=r"block: 0 is not accepted; expected 1 or more"):
-        sweep_blocks(many(1), tmp_path, 0)
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0 * 400, 86_400.0 * 400])

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from case_counts import slow_or_thorough
+from case_counts import slow_or_thorough, some_or_many
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.layer import best_makespan, best_makespan_by_moments
@@ -129,19 +129,12 @@ def whatever_way(rng, count, rule):
     assert found.makespan == best
 
 
+@some_or_many(300, 3000)
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
-def test_layers_with_every_way_to_run_are_those_of_enumeration(rule):
+def test_layers_with_every_way_to_run_are_those_of_enumeration(rule, cases):
     rng = random.Random(22)
-    for _ in range(300):
-        whatever_way(rng, rng.randint(2, 5), rule)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
-def test_more_layers_with_every_way_to_run(rule):
-    rng = random.Random(23)
-    for _ in range(3000):
-        whatever_way(rng, rng.randint(3, 6), rule)
+    for _ in range(cases):
+        whatever_way(rng, rng.randint(2, 5 if cases < 1000 else 6), rule)
 
 
 @slow_or_thorough(100, 600)

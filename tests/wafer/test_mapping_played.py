@@ -61,7 +61,7 @@ def random_mapping(problem, layout, rng, modes):
 
 def parts_of(problem, encoding):
     """Collectives by part of the model and by when they run: for one rectangle at (0, 0)."""
-    layout, links = encoding.layout, Placement(problem.wafer, (encoding.layout,)).links()
+    layout, links = encoding.layout, Placement(problem.wafer, encoding.layout).links()
     part = {op.name: op.part for op in problem.work.operators}
     how = {each.operator: each.collective for each in encoding.operator_mappings}
     found = {}
@@ -171,7 +171,7 @@ def played(problem, encoding, rng, turns=1, pace_s=1e-3):
     """
     layout, wafer = encoding.layout, problem.wafer
     columns, rows = wafer.grid
-    links = Placement(wafer, (layout,)).links()
+    links = Placement(wafer, layout).links()
     used = wafer.off_wafer.bandwidth_bytes_per_s
     player = Player(columns, rows, links, (used,), 12 if layout.stages > 1 else 24)
 
@@ -250,7 +250,7 @@ def sends_of(problem, encoding):
 
     Either every die sends all that its counterpart wants, or a part that is gathered there.
     """
-    layout, links = encoding.layout, Placement(problem.wafer, (encoding.layout,)).links()
+    layout, links = encoding.layout, Placement(problem.wafer, encoding.layout).links()
     last = encoding.operator_mappings[problem.work.chain[-1]]
     slots = slots_of(layout.width, layout.height)
     whole = [slot for slot, role in zip(slots, roles_of(last), strict=True) if role in COPIED]
@@ -258,7 +258,7 @@ def sends_of(problem, encoding):
     copies = math.prod(slot.size for slot in whole)
     runs, held = _runs(whole), size * copies / layout.dies
     found = []
-    for k, (byte_s, _) in enumerate(Placement(problem.wafer, (layout,)).sends()):
+    for k, (byte_s, _) in enumerate(Placement(problem.wafer, layout).sends()):
         ways = (k > 0) + (k < layout.stages - 1)
         spread = None
         if runs:

@@ -294,6 +294,7 @@ def test_legality_is_the_kernels():
         ("stages", 4, "operators disagree in rectangle, stages or micro_batch"),
         ("partition", {"batch": 99}, "[2]: partition: {'batch': 99} is not what x and y say"),
         ("colective", "auto", "[2]: operator mapping: unknown key 'colective'; did you mean 'collective'?"),
+        ("class", 0, "[2]: operator mapping: unknown key 'class'; accepted: operator, x, y"),
     ],
 )  # fmt: skip
 def test_a_malformed_entry_is_named(key, value, text):
@@ -381,7 +382,7 @@ def sums(problem, encoding):
     """Seconds of a block's collectives: those it waits for, and those beside the work."""
     part = {op.name: op.part for op in problem.work.operators}
     run = {op_mapping.operator: op_mapping.collective for op_mapping in encoding.operator_mappings}
-    links = Placement(problem.wafer, (encoding.layout,)).links()
+    links = Placement(problem.wafer, encoding.layout).links()
     blocking, hidden = 0.0, 0.0
     for each in transfers(problem, encoding):
         inside = part[each.operator] == "block" and part.get(each.target, "block") == "block"

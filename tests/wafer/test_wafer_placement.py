@@ -133,7 +133,7 @@ def test_rectangles_lie_apart_and_on_working_dies():
                 for origin in found:
                     assert not covers(origin, width, height, wafer.dead, wafer.dead_links)
                 if stages:  # whoever sends can reach whoever receives
-                    Placement(wafer, (Layout(width, height, stages, 1),)).sends()
+                    Placement(wafer, Layout(width, height, stages, 1)).sends()
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_a_line_that_bends_has_the_slower_links():
     x, y = wafer.link_bytes_per_s
     assert y == x / 2
     bent, straight = Layout(24, 1, 1, 8), Layout(5, 1, 5, 8)
-    assert Placement(wafer, (bent,)).links().x_bytes_per_s == y
-    assert Placement(wafer, (straight,)).links().x_bytes_per_s == x
+    assert Placement(wafer, bent).links().x_bytes_per_s == y
+    assert Placement(wafer, straight).links().x_bytes_per_s == x
     broken_one = wafer.replace(dead=((1, 0),))
-    assert Placement(broken_one, (bent,)).links().hop_s == 2 * wafer.hop_latency_s
+    assert Placement(broken_one, bent).links().hop_s == 2 * wafer.hop_latency_s
     assert is_bent(wafer, 3, 1, 6)
     assert not is_bent(wafer, 3, 1, 5)
     problem = Problem("bertlarge", wafer)
@@ -215,7 +215,7 @@ def test_the_map_of_lines():
     wafer = DOJO.replace(dead=((4, 4),))
     drawn = die_map(wafer, Layout(12, 1, 2, 8)).split()
     assert [drawn.count(mark) for mark in "01X."] == [12, 12, 1, 0]
-    sends = Placement(wafer, (Layout(12, 1, 2, 8),)).sends()
+    sends = Placement(wafer, Layout(12, 1, 2, 8)).sends()
     assert all(rate_s > 0 and fixed_s > 0 for rate_s, fixed_s in sends)
 
 
@@ -513,9 +513,9 @@ def test_replicas_on_two_wafers_take_half_a_batch_each_and_sum_their_gradients()
 
 def test_a_pipeline_over_two_wafers_sends_over_their_io():
     layout = Layout(2, 1, 4, 1)
-    inner = Placement(TILE, (replace(layout, stages=2),)).sends()
+    inner = Placement(TILE, replace(layout, stages=2)).sends()
     byte_s, message_s = 1.0 / PAIR.io.bandwidth_bytes_per_s, PAIR.io.latency_s
-    found = Placement(PAIR, (layout,)).sends()
+    found = Placement(PAIR, layout).sends()
     assert found[0] == inner[0]
     assert found[3] == inner[1]
     assert found[1] == (inner[1][0] + byte_s, inner[1][1] + message_s)
@@ -661,7 +661,7 @@ def test_switches_that_sum_end_an_all_reduce_sooner():
 def test_stages_send_over_their_own_links():
     """Both ways at once: a stage in the middle sends twice what the ends send."""
     wafer = BASE.replace(hop_latency_s=0.0)
-    sent = [rate_s for rate_s, _ in Placement(wafer, (Layout(5, 1, 4, 8),)).sends()]
+    sent = [rate_s for rate_s, _ in Placement(wafer, Layout(5, 1, 4, 8)).sends()]
     switch = Switch(20, wafer.switch.bandwidth_bytes_per_s, 0.0)
     for k in range(4):
         for to in (k - 1, k + 1):

@@ -120,12 +120,6 @@ struct MapRulesRecord {
   double outer_tail_s;         // seconds after the last micro-batch, independent of the mapping
   double stream_link_s;  // of the busiest link to the rim, per byte that each die reads or writes
   double stream_both_s;  // the same per byte that each die reads and writes
-  // For a pipeline that also has stages of other classes, each with its own shape:
-  std::int32_t first_stage;      // stages of the pipeline that precede these
-  std::int32_t pipeline_stages;  // of all classes; 0 if there are no others
-  double other_sum_s;            // sum over the stages of other classes, one micro-batch
-  double other_slowest_s;        // maximum over the stages of other classes
-  double other_tail_s;           // of these stages, after the last micro-batch
 
   // Bytes of the busier direction off the wafer for the given traffic; their sum if the directions
   // share one rate.
@@ -173,18 +167,13 @@ struct MapProblem {
   std::span<const double> cross_stage_s;
 };
 
-// Time of an isolated stage for one micro-batch, and bytes between each of its dies and the rim.
-struct MapOther {
-  double isolated_s, taken_bytes, given_bytes;
-};
-
 // Memory and time of one stage.
 struct MapStage {
   double load_s;
   double memory_bytes;
   double state_bytes;
   double activation_bytes, over_bytes;
-  MapOther streams;  // without waiting for the streams of other stages
+  double isolated_s;  // without waiting for the streams of other stages
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 
@@ -238,10 +227,8 @@ class Mapping {
   int ops() const noexcept;
   int slots() const noexcept;
   int stages() const noexcept;
-  // Properties of the whole pipeline, of which these stages may be a part: its length, whether a
-  // stage has the first or last layers of the model, and the micro-batches whose activations it
-  // stores.
-  int pipeline_stages() const noexcept;
+  // Whether a stage has the first or last layers of the model, and the micro-batches whose
+  // activations it stores.
   bool is_first(int stage) const noexcept;
   bool is_last(int stage) const noexcept;
   double flight(int stage) const noexcept;
@@ -260,11 +247,6 @@ class Mapping {
 
   // Sets all operators and computes every term; each operator mapping must be legal.
   void assign(std::span<const OpMapping> op_mappings);
-
-  // Sets the times of the stages of other classes in the same pipeline; seconds >= 0. `each` lists
-  // them stage by stage if streams pass the links of other stages; if empty, no stage waits for
-  // these streams.
-  void set_others(double sum_s, double slowest_s, double tail_s, std::span<const MapOther> each);
 
   // Sets one operator and recomputes only the terms that depend on it.
   void change(int op, const OpMapping& op_mapping);

@@ -147,6 +147,11 @@ class PipelinePlayer {
   // if full_step_s is NaN.
   std::vector<PassEvent> events(PipelineSchedule schedule, const PipelineLoads& loads);
 
+  // A chain of passes, each waiting for the one before, that takes the whole step: how often it
+  // contains each, at [kind * stages * chunks + device * chunks + chunk]; a pair at its F. Empty if
+  // full_step_s is NaN.
+  std::vector<double> critical_passes(PipelineSchedule schedule, const PipelineLoads& loads);
+
   // Of the last simulated step, by device: the start of its first pass, the end of its last pass,
   // and its busy seconds. Call right after step_s; valid until the next step.
   std::span<const double> start_s();

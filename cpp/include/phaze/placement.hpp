@@ -32,8 +32,6 @@ struct PlacementLayers {
   std::span<const std::int32_t> edge_to;
   std::span<const double> edge_s;  // to send over a boundary between stages, one direction
   std::span<const double> edge_bytes;
-  std::span<const std::int32_t> tied_from;  // pairs of layers that must be in the same stage
-  std::span<const std::int32_t> tied_to;
 };
 
 struct PlacementPlan {
@@ -51,10 +49,8 @@ struct PublishedRules {
   double memory_bytes;  // of one device
   std::int64_t devices;
   std::int64_t micro_batches;
-  std::int32_t width;     // devices of a stage with a wide layer
-  bool recompute;         // store only a stage's inputs and rerun its forward pass
-  std::int32_t stages;    // 0: any
-  std::int64_t replicas;  // 0: any
+  std::int32_t width;  // devices of a stage with a wide layer
+  bool recompute;      // store only a stage's inputs and rerun its forward pass
 };
 
 Status check_placement(const PlacementLayers& layers) noexcept;

@@ -407,12 +407,14 @@ class PlanSpace {
   // Checks that cuts and variants are a valid partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
-  // The even partitions of many layouts, each with its variant; `times` by strategy, and by level
-  // and strategy in `free` if parts are requested. A layout without one gets its status, and NaN.
+  // Estimates the even partitions of the layouts from `first` on, each with its variant, and passes
+  // them to `put` with the number of the layout; `times` by strategy, and by level and strategy in
+  // `free` if parts are requested. A layout without one gets its status, and NaN.
   using TimesOf = std::function<KindTimes(std::size_t)>;
-  void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
+  using Put = std::function<void(std::size_t, const PlanEstimate&)>;
+  void estimate_even(std::size_t first, std::span<const std::int32_t> variants,
                      const TimesOf& times, std::span<const TimesOf> free, double usable_bytes,
-                     std::span<PlanEstimate> estimates) const;
+                     const Put& put) const;
 
   // The step time, memory and energy of a plan. `stages`, if given, has one entry per stage; `free`
   // has the times of kFreeLevels levels; without it there are no parts.

@@ -43,7 +43,4 @@ class Relaxation {
   std::unique_ptr<Impl> impl_;
 };
 
-// One bound of a problem that is evaluated once.
-MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price);
-
 }  // namespace phaze

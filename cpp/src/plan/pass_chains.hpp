@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <vector>
 
 #include "phaze/pipeline_schedule.hpp"
@@ -35,9 +34,9 @@ struct PassChain {
   }
 };
 
-// The critical chain of a simulated step, in which a pair of passes takes the sum of both.
-PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
-                         std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches);
+// The critical chain of a step, in which a pair of passes takes the sum of both.
+PassChain critical_chain(PipelineSchedule schedule, const PipelineLoads& loads,
+                         PipelinePlayer* player);
 
 // Chains that ruled out layer assignments of a schedule, by its shape; most recently successful
 // first.

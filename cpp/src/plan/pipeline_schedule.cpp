@@ -9,8 +9,10 @@
 #include <cmath>
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -285,17 +287,35 @@ struct Segment {
   std::int64_t repeats;
 };
 
-// Position of a device in its order.
-struct Cursor {
-  const Token* token;
-  const Token* last;
-  double clock_s;
-  std::int64_t repeats;  // of the segment, this one included; 0 at the end of the order
-  std::size_t segment;
-  bool paused;
+// One pass of a phase: it starts when two values are known, and its end is the next value.
+struct Operation {
+  std::uint32_t after;    // the pass before it on its device
+  std::uint32_t input;    // the pass whose result it reads
+  std::uint32_t seconds;  // position in the durations: kind * slots + slot
 };
 
-inline constexpr std::size_t kMostKeptTokens = std::size_t{1} << 20;  // of orders of other shapes
+// Passes that all devices run between two instants, `rounds` times in succession, as one straight
+// program. Value 0 is time 0; then follow the values of the state at the start, and the ends of the
+// passes, those that depend on fewer others first. A state is what later passes read: when each
+// device is free, and the ends of passes whose results have not been read.
+struct Phase {
+  std::int64_t rounds;
+  bool repeats;  // whether it is a segment of every device
+  std::size_t inputs;
+  std::vector<Operation> operations;
+  std::vector<std::uint32_t> state;  // values at the end
+};
+
+// The orders of all devices of a shape, and the phases of its step once it is simulated.
+struct Orders {
+  std::vector<Token> tokens;
+  std::vector<Segment> segments;  // [device * kSegments + segment]
+  std::vector<std::size_t> prev;  // previous slot in the chain; the extra last slot means none
+  std::vector<std::size_t> next;
+  std::vector<Phase> phases;
+};
+
+inline constexpr std::size_t kMostKept = std::size_t{1} << 21;  // tokens and passes of all shapes
 inline constexpr std::int64_t kWorthSkipping = 4;  // least rounds left to compare states
 
 // Rounding error of clocks at `clock_s` when a round takes `shift_s`.
@@ -310,7 +330,7 @@ struct Shift {
   std::int64_t rounds;
 };
 
-inline Shift shift_between(const std::vector<double>& before, const std::vector<double>& state,
+inline Shift shift_between(std::span<const double> before, std::span<const double> state,
                            std::int64_t rounds) noexcept {
   if (before.size() != state.size()) return {0.0, 0};
   const double shift_s = state[0] - before[0];
@@ -335,82 +355,53 @@ class PipelinePlayer::Game {
   double peak(std::int64_t device, std::span<const double> bytes, double weight_grad_share);
   void held(std::int64_t device, std::vector<double>* moments);
 
-  std::vector<PassEvent> events();  // of a step that is loaded
+  // Of a step that is loaded.
+  std::vector<PassEvent> events();
+  std::vector<double> critical_passes();
 
   std::vector<double> start_s;  // by device
   std::vector<double> end_s;
   std::vector<double> busy_s;
 
  private:
-  void record(std::size_t device, Token token, double until_s);
+  void record(const Phase& phase, std::vector<PassEvent>* by_device);
   void write_orders();
-  void link(const PipelineShape& shape);
-  void restart();
-  double play_once(bool skip);
-  bool round();
-  bool finish();
-  bool run(std::size_t device, bool one_round);
-  bool forward_ready(std::size_t slot, double* ready_s);
-  bool backward_ready(std::size_t slot, double* ready_s);
-  bool step(Token token, double* clock_s);
-  void next_segment(Cursor* cursor) const;
-  bool rounds_of(std::size_t segment, bool skip);
-  void note_state();
-  void skip_rounds(std::size_t segment, const Shift& shift, std::int64_t times);
+  bool write_phases();
+  // `observe` is called after every round of a phase.
+  using Observe = std::function<void(const Phase&)>;
+  double play_all(bool skip, const Observe& observe = {});
+  void advance(const Phase& phase);
+  std::int64_t skipped_rounds(std::int64_t done, std::int64_t left);
   double gpipe();
   double one_forward_one_backward();
-  double seconds(Token token) const noexcept;
+  double seconds(Pass kind, std::size_t slot) const noexcept {
+    return seconds_[static_cast<std::size_t>(kind) * slots_ + slot];
+  }
+  double seconds(Token token) const noexcept { return seconds(token.kind(), token.slot()); }
   double drain(std::size_t device) const;
   std::size_t devices() const noexcept { return static_cast<std::size_t>(shape_.stages); }
-  std::size_t place(std::size_t slot, std::int64_t micro_batch) const noexcept {
-    return slot * static_cast<std::size_t>(ring_) +
-           static_cast<std::size_t>(micro_batch & (ring_ - 1));
-  }
   const Segment& segment(std::size_t device, std::size_t s) const {
-    return segments_[device * kSegments + s];
+    return orders_->segments[device * kSegments + s];
   }
-
-  // The orders of another shape, kept until that shape is simulated again.
-  struct Orders {
-    std::vector<Token> tokens;
-    std::vector<Segment> segments;
-    std::vector<std::size_t> prev;
-    std::vector<std::size_t> next;
-    std::int64_t ring = 0;
-  };
-  void keep_orders();
+  std::span<double> seconds_of(Pass kind) noexcept {  // by slot
+    return {seconds_.data() + static_cast<std::size_t>(kind) * slots_, slots_};
+  }
 
   PipelineShape shape_{PipelineSchedule::kGpipe, 0, 0, 0};
-  bool ordered_ = false;  // whether the orders are those of the shape
-  std::vector<Token> tokens_;
-  std::vector<Segment> segments_;  // [device * kSegments + segment]
-  std::vector<std::size_t> prev_;  // previous slot in the chain; the extra last slot means none
-  std::vector<std::size_t> next_;
   std::size_t slots_ = 0;
-  std::map<PipelineShape, Orders> kept_;
-  std::size_t kept_tokens_ = 0;
+  Orders* orders_ = nullptr;  // of the shape, once they are needed
+  std::map<PipelineShape, Orders> known_;
+  std::size_t kept_ = 0;  // tokens and passes of all shapes
 
-  std::vector<double> forward_s_;
-  std::vector<double> backward_s_;
-  std::vector<double> input_s_;
-  std::vector<double> weight_s_;
-  std::vector<double> pair_s_;  // of this slot's forward with the other chunk's backward
-
-  std::vector<std::vector<PassEvent>>* recorded_ = nullptr;  // by device, if events are requested
-  std::vector<std::int64_t> weight_grads_;  // done, by slot, if events are requested
-
-  std::int64_t ring_ = 0;  // length, a power of two
-  bool ring_full_ = false;
-  bool down_ = true;  // direction of the next sweep over the devices
-  std::vector<Cursor> cursors_;
-  std::vector<std::int64_t> forwards_;  // done, by slot; the extra slot has done all at time 0
-  std::vector<std::int64_t> backwards_;
-  std::vector<double> forward_end_;  // [slot * ring + micro-batch mod ring]
-  std::vector<double> backward_end_;
+  // By kind of pass and slot (a pair: this slot's forward with the other chunk's backward), and 0.
+  std::vector<double> seconds_;
+  std::vector<double> values_;  // of a phase
   std::vector<double> state_;
   std::vector<double> before_;
   std::vector<double> marked_;
-  std::vector<std::int64_t> added_;  // passes that skipping adds, by slot
+  std::int64_t marked_at_ = 0;
+
+  std::vector<std::int64_t> counts_;  // passes recorded so far, by kind and slot
 };
 
 namespace {
@@ -429,6 +420,27 @@ struct Recorder {
   }
 };
 
+// Connects the slots of neighbouring stages.
+void link(const PipelineShape& shape, Orders* orders) {
+  const std::int64_t p = shape.stages;
+  const std::int64_t v = shape.chunks;
+  const std::size_t slots = at(p * v);
+  const bool two_ways = shape.schedule == PipelineSchedule::kDualPipe;
+  orders->prev.assign(slots + 1, slots);
+  orders->next.assign(slots + 1, slots);
+  std::vector<std::size_t> slot_at(slots, 0);  // by position in the chain; DualPipe has two
+  for (std::int64_t d = 0; d < p; ++d) {       // consecutive chains
+    for (std::int64_t c = 0; c < v; ++c) {
+      slot_at[at(chunk_of(shape.schedule, p, v, d, c) + (two_ways ? c * p : 0))] = at(d * v + c);
+    }
+  }
+  for (std::size_t q = 1; q < slots; ++q) {
+    if (two_ways && q == at(p)) continue;
+    orders->prev[slot_at[q]] = slot_at[q - 1];
+    orders->next[slot_at[q - 1]] = slot_at[q];
+  }
+}
+
 }  // namespace
 
 // ---- orders ----
@@ -439,68 +451,31 @@ bool PipelinePlayer::Game::prepare(const PipelineShape& shape) {
     return false;
   }
   if (shape == shape_) return true;
-  keep_orders();
   shape_ = shape;
   slots_ = at(shape.stages * shape.chunks);
+  orders_ = nullptr;
   return true;
 }
 
-void PipelinePlayer::Game::keep_orders() {
-  if (!ordered_) return;
-  if (kept_tokens_ + tokens_.size() > kMostKeptTokens) {
-    kept_.clear();
-    kept_tokens_ = 0;
-  }
-  Orders& own = kept_[shape_];
-  kept_tokens_ += tokens_.size();
-  own = {std::move(tokens_), std::move(segments_), std::move(prev_), std::move(next_), ring_};
-  ordered_ = false;
-}
-
 void PipelinePlayer::Game::write_orders() {
-  if (ordered_) return;
-  const auto known = kept_.find(shape_);
-  if (known != kept_.end()) {
-    Orders own = std::move(known->second);
-    kept_.erase(known);
-    kept_tokens_ -= own.tokens.size();
-    tokens_ = std::move(own.tokens);
-    segments_ = std::move(own.segments);
-    prev_ = std::move(own.prev);
-    next_ = std::move(own.next);
-    ring_ = own.ring;
-    ordered_ = true;
+  if (orders_ != nullptr) return;
+  const auto known = known_.find(shape_);
+  if (known != known_.end()) {
+    orders_ = &known->second;
     return;
   }
-  tokens_.clear();
-  segments_.clear();
+  Orders own;
   for (std::int64_t d = 0; d < shape_.stages; ++d) {
-    Recorder recorder{&tokens_, &segments_, at(d * shape_.chunks), tokens_.size()};
+    Recorder recorder{&own.tokens, &own.segments, at(d * shape_.chunks), own.tokens.size()};
     tell_order(shape_, d, recorder);
   }
-  link(shape_);
-  ring_ = static_cast<std::int64_t>(std::bit_ceil(at(4 * shape_.stages + 4)));
-  ordered_ = true;
-}
-
-void PipelinePlayer::Game::link(const PipelineShape& shape) {
-  const std::int64_t p = shape.stages;
-  const std::int64_t v = shape.chunks;
-  const bool two_ways = shape.schedule == PipelineSchedule::kDualPipe;
-  added_.reserve(2 * (slots_ + 1));
-  prev_.assign(slots_ + 1, slots_);
-  next_.assign(slots_ + 1, slots_);
-  std::vector<std::size_t> slot_at(slots_, 0);  // by position in the chain; DualPipe has two
-  for (std::int64_t d = 0; d < p; ++d) {        // consecutive chains
-    for (std::int64_t c = 0; c < v; ++c) {
-      slot_at[at(chunk_of(shape.schedule, p, v, d, c) + (two_ways ? c * p : 0))] = at(d * v + c);
-    }
+  link(shape_, &own);
+  if (kept_ + own.tokens.size() > kMostKept) {
+    known_.clear();
+    kept_ = 0;
   }
-  for (std::size_t q = 1; q < slots_; ++q) {
-    if (two_ways && q == at(p)) continue;
-    prev_[slot_at[q]] = slot_at[q - 1];
-    next_[slot_at[q - 1]] = slot_at[q];
-  }
+  kept_ += own.tokens.size();
+  orders_ = &known_.emplace(shape_, std::move(own)).first->second;
 }
 
 bool PipelinePlayer::Game::load(const PipelineLoads& loads) {
@@ -509,42 +484,30 @@ bool PipelinePlayer::Game::load(const PipelineLoads& loads) {
       (split && loads.weight_grad_s.size() != slots_)) {
     return false;
   }
-  forward_s_.assign(loads.forward_s.begin(), loads.forward_s.end());
-  backward_s_.assign(loads.backward_s.begin(), loads.backward_s.end());
+  seconds_.resize(kPassKinds * slots_ + 1);
+  seconds_.back() = 0.0;
+  const auto take = [&](Pass kind, std::span<const double> given) {
+    std::copy(given.begin(), given.end(), seconds_of(kind).begin());
+    return seconds_of(kind);
+  };
+  const auto forward_s = take(Pass::kForward, loads.forward_s);
+  const auto backward_s = take(Pass::kBackward, loads.backward_s);
   bool good = true;
   for (std::size_t s = 0; s < slots_; ++s) {
-    good = good && forward_s_[s] >= 0.0 && backward_s_[s] >= 0.0 && std::isfinite(forward_s_[s]) &&
-           std::isfinite(backward_s_[s]);
+    good = good && forward_s[s] >= 0.0 && backward_s[s] >= 0.0 && std::isfinite(forward_s[s]) &&
+           std::isfinite(backward_s[s]);
   }
   if (!split) return good;
-  weight_s_.assign(loads.weight_grad_s.begin(), loads.weight_grad_s.end());
-  input_s_.resize(slots_);
+  const auto weight_s = take(Pass::kWeightGrad, loads.weight_grad_s);
   for (std::size_t s = 0; s < slots_; ++s) {
-    good = good && weight_s_[s] >= 0.0 && weight_s_[s] <= backward_s_[s];
-    input_s_[s] = backward_s_[s] - weight_s_[s];
+    good = good && weight_s[s] >= 0.0 && weight_s[s] <= backward_s[s];
+    seconds_of(Pass::kInputGrad)[s] = backward_s[s] - weight_s[s];
   }
   if (!pairs_passes(shape_.schedule)) return good;
-  pair_s_.resize(slots_);
   for (std::size_t s = 0; s < slots_; ++s) {
-    pair_s_[s] = loads.overlap * (forward_s_[s] + backward_s_[s ^ 1U]);
+    seconds_of(Pass::kPair)[s] = loads.overlap * (forward_s[s] + backward_s[s ^ 1U]);
   }
   return good && loads.overlap >= 0.0 && std::isfinite(loads.overlap);
-}
-
-double PipelinePlayer::Game::seconds(Token token) const noexcept {
-  switch (token.kind()) {
-    case Pass::kForward:
-      return forward_s_[token.slot()];
-    case Pass::kBackward:
-      return backward_s_[token.slot()];
-    case Pass::kInputGrad:
-      return input_s_[token.slot()];
-    case Pass::kWeightGrad:
-      return weight_s_[token.slot()];
-    case Pass::kPair:
-      break;
-  }
-  return pair_s_[token.slot()];
 }
 
 // ---- work and activations of a device ----
@@ -558,36 +521,40 @@ void PipelinePlayer::Game::count_work() {
     for (std::size_t s = 0; s < kSegments; ++s) {
       double round_s = 0.0;
       for (std::size_t i = segment(d, s).first; i < segment(d, s).last; ++i) {
-        round_s += seconds(tokens_[i]);
+        round_s += seconds(orders_->tokens[i]);
       }
       busy_s[d] += static_cast<double>(segment(d, s).repeats) * round_s;
     }
     start_s[d] = 0.0;
-    const std::size_t first = tokens_[segment(d, 0).first].slot();
-    for (std::size_t up = prev_[first]; up != slots_; up = prev_[up]) start_s[d] += forward_s_[up];
+    const std::size_t first = orders_->tokens[segment(d, 0).first].slot();
+    for (std::size_t up = orders_->prev[first]; up != slots_; up = orders_->prev[up]) {
+      start_s[d] += seconds(Pass::kForward, up);
+    }
   }
 }
 
 // Least seconds from the last pass of a device that sends a gradient on to the end of the step,
 // minus the device's own work after that pass.
 double PipelinePlayer::Game::drain(std::size_t device) const {
+  const std::vector<Token>& tokens = orders_->tokens;
+  const std::vector<std::size_t>& prev = orders_->prev;
   std::size_t s = kSegments;
   while (s > 0 && segment(device, s - 1).repeats == 0) --s;
   double own_s = 0.0;
   std::size_t i = segment(device, s - 1).last;
-  while (tokens_[i - 1].kind() == Pass::kWeightGrad) own_s += weight_s_[tokens_[--i].slot()];
-  const Token sends = tokens_[i - 1];
+  while (tokens[i - 1].kind() == Pass::kWeightGrad) own_s += seconds(tokens[--i]);
+  const Token sends = tokens[i - 1];
   const std::size_t slot = sends.kind() == Pass::kPair ? sends.slot() ^ 1U : sends.slot();
   const bool split = splits_backward(shape_.schedule);
   const bool pairs = pairs_passes(shape_.schedule);
   double after_s = 0.0;
   std::size_t top = slot;
-  for (std::size_t up = prev_[slot]; up != slots_; up = prev_[up]) {
-    const double least_s = split ? input_s_[up] : backward_s_[up];
-    after_s += pairs ? std::min(least_s, pair_s_[up ^ 1U]) : least_s;
+  for (std::size_t up = prev[slot]; up != slots_; up = prev[up]) {
+    const double least_s = seconds(split ? Pass::kInputGrad : Pass::kBackward, up);
+    after_s += pairs ? std::min(least_s, seconds(Pass::kPair, up ^ 1U)) : least_s;
     top = up;
   }
-  if (split && !pairs && top != slot) after_s += weight_s_[top];
+  if (split && !pairs && top != slot) after_s += seconds(Pass::kWeightGrad, top);
   return after_s - own_s;
 }
 
@@ -609,8 +576,8 @@ double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> b
   const auto own = [&](std::size_t slot) { return bytes[slot % at(shape_.chunks)]; };
   const auto round = [&](const Segment& part) {
     for (std::size_t i = part.first; i < part.last; ++i) {
-      const Pass kind = tokens_[i].kind();
-      const std::size_t slot = tokens_[i].slot();
+      const Pass kind = orders_->tokens[i].kind();
+      const std::size_t slot = orders_->tokens[i].slot();
       if (kind == Pass::kForward || kind == Pass::kPair) most = std::max(most, held += own(slot));
       if (kind == Pass::kBackward) held -= own(slot);
       if (kind == Pass::kPair) held -= own(slot ^ 1U);
@@ -662,8 +629,8 @@ void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moment
     const std::int64_t rounds = adds ? part.repeats : std::min<std::int64_t>(part.repeats, 2);
     for (std::int64_t round = 0; round < rounds; ++round) {
       for (std::size_t i = part.first; i < part.last; ++i) {
-        const Pass kind = tokens_[i].kind();
-        const std::size_t chunk = tokens_[i].slot() % chunks;
+        const Pass kind = orders_->tokens[i].kind();
+        const std::size_t chunk = orders_->tokens[i].slot() % chunks;
         if (kind == Pass::kForward || kind == Pass::kPair) {
           now[chunk] += 1.0;
           note();
@@ -675,240 +642,381 @@ void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moment
   }
 }
 
+// ---- phases ----
+
 namespace {
 
 constexpr std::int64_t kAlways = std::numeric_limits<std::int64_t>::max();
 
+// Runs the orders of all devices once, without times, and writes down which pass reads which.
+class PhaseWriter {
+ public:
+  PhaseWriter(const PipelineShape& shape, const Orders& orders)
+      : orders_(orders),
+        devices_(at(shape.stages)),
+        slots_(at(shape.stages * shape.chunks)),
+        most_(shape.micro_batches) {}
+
+  // The phases of a step: the rounds that all devices have in common, segment by segment, and then
+  // all other passes. Empty if some device waits forever.
+  std::vector<Phase> write() {
+    ring_ = static_cast<std::int64_t>(std::bit_ceil(4 * devices_ + 4));
+    while (!write_once()) {
+      if (!ring_full_ || ring_ >= 2 * most_) return {};
+      ring_ *= 2;
+    }
+    return std::move(phases_);
+  }
+
+ private:
+  // Position of a device in its order.
+  struct Cursor {
+    const Token* token;
+    const Token* last;
+    std::int64_t repeats;  // of the segment, this one included; 0 at the end of the order
+    std::size_t segment;
+    std::uint32_t value;  // the end of its last pass
+    bool paused;
+  };
+
+  bool write_once() {
+    restart();
+    for (std::size_t s = 0; s < kSegments; ++s) {
+      std::int64_t fewest = kAlways;
+      std::int64_t most = 0;
+      for (std::size_t d = 0; d < devices_; ++d) {
+        fewest = std::min(fewest, segment(d, s).repeats);
+        most = std::max(most, segment(d, s).repeats);
+      }
+      if (fewest > 0 && !round(s, fewest)) break;
+      if (fewest != most) break;
+    }
+    if (!finish()) return false;
+    close(1, false);
+    return true;
+  }
+
+  const Segment& segment(std::size_t device, std::size_t s) const {
+    return orders_.segments[device * kSegments + s];
+  }
+  std::size_t place(std::size_t slot, std::int64_t micro_batch) const noexcept {
+    return slot * at(ring_) + at(micro_batch & (ring_ - 1));
+  }
+
+  void next_segment(Cursor* cursor) const {
+    const auto device = static_cast<std::size_t>(cursor - cursors_.data());
+    while (cursor->repeats == 0 && ++cursor->segment < kSegments) {
+      cursor->repeats = segment(device, cursor->segment).repeats;
+    }
+    if (cursor->repeats == 0) return;
+    const Segment& own = segment(device, cursor->segment);
+    cursor->token = orders_.tokens.data() + own.first;
+    cursor->last = orders_.tokens.data() + own.last;
+  }
+
+  void restart() {
+    phases_.clear();
+    operations_.clear();
+    inputs_ = devices_;
+    forwards_.assign(slots_ + 1, 0);
+    backwards_.assign(slots_ + 1, 0);
+    forwards_[slots_] = backwards_[slots_] = kAlways;
+    forward_end_.assign((slots_ + 1) * at(ring_), 0);
+    backward_end_.assign((slots_ + 1) * at(ring_), 0);
+    cursors_.resize(devices_);
+    for (std::size_t d = 0; d < devices_; ++d) {
+      const auto value = static_cast<std::uint32_t>(1 + d);
+      cursors_[d] = {nullptr, nullptr, segment(d, 0).repeats, 0, value, false};
+      next_segment(&cursors_[d]);
+    }
+    ring_full_ = false;
+    down_ = true;
+  }
+
+  // Whether a forward (or backward) pass of a slot can start, and the value that it reads: not if
+  // its input has not been computed, or if its end would overwrite one that the neighbour has not
+  // read.
+  bool ready(const std::vector<std::int64_t>& done, const std::vector<std::uint32_t>& ends,
+             std::size_t slot, std::size_t from, std::size_t to, std::uint32_t* input) {
+    const std::int64_t k = done[slot];
+    if (done[from] <= k) return false;
+    if (k - done[to] >= ring_) {
+      ring_full_ = true;
+      return false;
+    }
+    *input = ends[place(from, k)];
+    return true;
+  }
+  bool forward_ready(std::size_t slot, std::uint32_t* input) {
+    return ready(forwards_, forward_end_, slot, orders_.prev[slot], orders_.next[slot], input);
+  }
+  bool backward_ready(std::size_t slot, std::uint32_t* input) {
+    return ready(backwards_, backward_end_, slot, orders_.next[slot], orders_.prev[slot], input);
+  }
+
+  std::uint32_t add(std::uint32_t after, std::uint32_t input, std::size_t seconds) {
+    operations_.push_back({after, input, static_cast<std::uint32_t>(seconds)});
+    return static_cast<std::uint32_t>(inputs_ + operations_.size());
+  }
+
+  // Runs one pass, or returns false if one of its inputs is not ready.
+  bool step(Token token, std::uint32_t* value) {
+    const std::size_t slot = token.slot();
+    const std::size_t seconds = static_cast<std::size_t>(token.kind()) * slots_ + slot;
+    std::uint32_t input = 0;
+    switch (token.kind()) {
+      case Pass::kForward:
+        if (!forward_ready(slot, &input)) return false;
+        *value = add(*value, input, seconds);
+        forward_end_[place(slot, forwards_[slot]++)] = *value;
+        return true;
+      case Pass::kBackward:
+      case Pass::kInputGrad:
+        if (!backward_ready(slot, &input)) return false;
+        *value = add(*value, input, seconds);
+        backward_end_[place(slot, backwards_[slot]++)] = *value;
+        return true;
+      case Pass::kWeightGrad:
+        *value = add(*value, 0, seconds);
+        return true;
+      case Pass::kPair:
+        break;
+    }
+    const std::size_t other = slot ^ 1U;
+    std::uint32_t gradient = 0;
+    if (!forward_ready(slot, &input) || !backward_ready(other, &gradient)) return false;
+    *value = add(add(*value, input, kPassKinds * slots_), gradient, seconds);
+    forward_end_[place(slot, forwards_[slot]++)] = *value;
+    backward_end_[place(other, backwards_[other]++)] = *value;
+    return true;
+  }
+
+  // Runs a device's passes until one must wait, or to the end of its round; returns whether any
+  // ran.
+  bool run(std::size_t device, bool one_round) {
+    Cursor& cursor = cursors_[device];
+    if (cursor.repeats == 0) return false;
+    const Token* const first = cursor.token;
+    const std::int64_t repeats = cursor.repeats;
+    while (step(*cursor.token, &cursor.value)) {
+      if (++cursor.token != cursor.last) continue;
+      cursor.token = orders_.tokens.data() + segment(device, cursor.segment).first;
+      if (--cursor.repeats == 0) next_segment(&cursor);
+      if (one_round) {
+        cursor.paused = true;
+        return true;
+      }
+      if (cursor.repeats == 0) return true;
+    }
+    return cursor.token != first || cursor.repeats != repeats;
+  }
+
+  // Runs one round of the segment that all devices are in, and counts it `rounds` times; false if
+  // they cannot all reach its end, or if the next round would not be the same.
+  bool round(std::size_t s, std::int64_t rounds) {
+    std::size_t left = devices_;
+    for (Cursor& cursor : cursors_) cursor.paused = false;
+    while (true) {
+      bool moved = false;
+      for (std::size_t i = 0; i < devices_; ++i) {
+        const std::size_t d = down_ ? i : devices_ - 1 - i;
+        if (cursors_[d].paused) continue;
+        if (run(d, true)) moved = true;
+        if (cursors_[d].paused) --left;
+      }
+      if (left == 0) break;
+      if (!moved) return false;
+      down_ = !down_;
+    }
+    return rounds == 1 ? (close(1, true), true) : repeat(s, rounds);
+  }
+
+  // Counts the passes of the other rounds.
+  bool repeat(std::size_t s, std::int64_t rounds) {
+    std::vector<std::int64_t> forwards(slots_ + 1, 0);
+    std::vector<std::int64_t> backwards(slots_ + 1, 0);
+    for (std::size_t d = 0; d < devices_; ++d) {
+      for (std::size_t i = segment(d, s).first; i < segment(d, s).last; ++i) {
+        const Pass kind = orders_.tokens[i].kind();
+        const std::size_t slot = orders_.tokens[i].slot();
+        if (kind == Pass::kForward || kind == Pass::kPair) forwards[slot] += rounds - 1;
+        if (kind == Pass::kBackward || kind == Pass::kInputGrad) backwards[slot] += rounds - 1;
+        if (kind == Pass::kPair) backwards[slot ^ 1U] += rounds - 1;
+      }
+    }
+    for (std::size_t slot = 0; slot < slots_; ++slot) {
+      const std::size_t to = orders_.next[slot];
+      if (to != slots_ && (forwards[slot] != forwards[to] || backwards[slot] != backwards[to])) {
+        return false;
+      }
+    }
+    for (std::size_t slot = 0; slot < slots_; ++slot) {
+      const auto move = [&](std::vector<std::uint32_t>* ends, std::int64_t from, std::int64_t to,
+                            std::int64_t by) {
+        moved_.clear();
+        for (std::int64_t k = from; k < to; ++k) moved_.push_back((*ends)[place(slot, k)]);
+        for (std::int64_t k = from; k < to; ++k)
+          (*ends)[place(slot, k + by)] = moved_[at(k - from)];
+      };
+      move(&forward_end_, forwards_[orders_.next[slot]], forwards_[slot], forwards[slot]);
+      move(&backward_end_, backwards_[orders_.prev[slot]], backwards_[slot], backwards[slot]);
+    }
+    for (std::size_t slot = 0; slot < slots_; ++slot) {
+      forwards_[slot] += forwards[slot];
+      backwards_[slot] += backwards[slot];
+    }
+    for (Cursor& cursor : cursors_) {
+      cursor.repeats -= rounds - 1;
+      if (cursor.repeats == 0) next_segment(&cursor);
+    }
+    close(rounds, true);
+    return true;
+  }
+
+  bool finish() {
+    for (bool moved = true; moved; down_ = !down_) {
+      moved = false;
+      for (std::size_t i = 0; i < devices_; ++i) {
+        if (run(down_ ? i : devices_ - 1 - i, false)) moved = true;
+      }
+    }
+    return std::all_of(cursors_.begin(), cursors_.end(),
+                       [](const Cursor& cursor) { return cursor.repeats == 0; });
+  }
+
+  // Ends a phase with the passes since the last one; the values of its state are the first of the
+  // next.
+  void close(std::int64_t rounds, bool repeats) {
+    Phase phase{rounds, repeats, inputs_, {}, {}};
+    std::uint32_t number = 0;
+    const auto keep = [&](std::uint32_t* value) {
+      phase.state.push_back(*value);
+      *value = ++number;
+    };
+    for (Cursor& cursor : cursors_) keep(&cursor.value);
+    for (std::size_t s = 0; s < slots_; ++s) {
+      for (std::int64_t k = forwards_[orders_.next[s]]; k < forwards_[s]; ++k) {
+        keep(&forward_end_[place(s, k)]);
+      }
+      for (std::int64_t k = backwards_[orders_.prev[s]]; k < backwards_[s]; ++k) {
+        keep(&backward_end_[place(s, k)]);
+      }
+    }
+    sort_by_depth(&phase);
+    inputs_ = phase.state.size();
+    operations_.clear();
+    phases_.push_back(std::move(phase));
+  }
+
+  // Passes that depend on equally many others, one after another, do not wait for each other.
+  void sort_by_depth(Phase* phase) const {
+    const std::size_t count = operations_.size();
+    std::vector<std::uint32_t> depth(inputs_ + count + 1, 0);
+    std::vector<std::uint32_t> first(count + 2, 0);  // by depth
+    for (std::size_t i = 0; i < count; ++i) {
+      const Operation& own = operations_[i];
+      const std::uint32_t here = std::max(depth[own.after], depth[own.input]) + 1;
+      depth[inputs_ + 1 + i] = here;
+      ++first[here + 1];
+    }
+    for (std::size_t k = 1; k < first.size(); ++k) first[k] += first[k - 1];
+    std::vector<std::uint32_t> value(inputs_ + count + 1);  // its new number
+    for (std::size_t k = 0; k <= inputs_; ++k) value[k] = static_cast<std::uint32_t>(k);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t old = inputs_ + 1 + i;
+      value[old] = static_cast<std::uint32_t>(inputs_ + 1) + first[depth[old]]++;
+    }
+    phase->operations.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Operation& own = operations_[i];
+      phase->operations[value[inputs_ + 1 + i] - inputs_ - 1] = {value[own.after], value[own.input],
+                                                                 own.seconds};
+    }
+    for (std::uint32_t& own : phase->state) own = value[own];
+  }
+
+  const Orders& orders_;
+  std::size_t devices_;
+  std::size_t slots_;
+  std::int64_t most_;      // micro-batches
+  std::int64_t ring_ = 0;  // length, a power of two
+  bool ring_full_ = false;
+  bool down_ = true;  // direction of the next sweep over the devices
+  std::vector<Cursor> cursors_;
+  std::vector<std::int64_t> forwards_;  // done, by slot; the extra slot has done all at time 0
+  std::vector<std::int64_t> backwards_;
+  std::vector<std::uint32_t> forward_end_;  // values, [slot * ring + micro-batch mod ring]
+  std::vector<std::uint32_t> backward_end_;
+  std::vector<std::uint32_t> moved_;  // scratch
+  std::size_t inputs_ = 0;            // of the current phase
+  std::vector<Operation> operations_;
+  std::vector<Phase> phases_;
+};
+
 }  // namespace
+
+bool PipelinePlayer::Game::write_phases() {
+  write_orders();
+  if (!orders_->phases.empty()) return true;
+  std::vector<Phase> phases = PhaseWriter(shape_, *orders_).write();
+  for (const Phase& phase : phases) kept_ += phase.operations.size();
+  orders_->phases = std::move(phases);
+  return !orders_->phases.empty();
+}
 
 // ---- one pass after another ----
 
-void PipelinePlayer::Game::next_segment(Cursor* cursor) const {
-  const auto device = static_cast<std::size_t>(cursor - cursors_.data());
-  while (cursor->repeats == 0 && ++cursor->segment < kSegments) {
-    cursor->repeats = segment(device, cursor->segment).repeats;
+void PipelinePlayer::Game::advance(const Phase& phase) {
+  const std::size_t first = 1 + phase.inputs;
+  values_.resize(std::max(values_.size(), first + phase.operations.size()));
+  double* const values = values_.data();
+  const double* const seconds = seconds_.data();
+  values[0] = 0.0;
+  std::copy(state_.begin(), state_.end(), values + 1);
+  double* end = values + first;
+  for (const Operation& own : phase.operations) {
+    *end++ = std::max(values[own.after], values[own.input]) + seconds[own.seconds];
   }
-  if (cursor->repeats == 0) return;
-  const Segment& own = segment(device, cursor->segment);
-  cursor->token = tokens_.data() + own.first;
-  cursor->last = tokens_.data() + own.last;
+  state_.resize(phase.state.size());
+  for (std::size_t i = 0; i < state_.size(); ++i) state_[i] = values[phase.state[i]];
 }
 
-void PipelinePlayer::Game::restart() {
-  const std::size_t cells = (slots_ + 1) * at(ring_);
-  if (forward_end_.size() < cells) forward_end_.resize(cells);
-  if (backward_end_.size() < cells) backward_end_.resize(cells);
-  forwards_.assign(slots_ + 1, 0);
-  backwards_.assign(slots_ + 1, 0);
-  forwards_[slots_] = kAlways;
-  backwards_[slots_] = kAlways;
-  std::fill_n(forward_end_.begin() + static_cast<std::ptrdiff_t>(slots_ * at(ring_)), ring_, 0.0);
-  std::fill_n(backward_end_.begin() + static_cast<std::ptrdiff_t>(slots_ * at(ring_)), ring_, 0.0);
-  cursors_.resize(devices());
-  for (std::size_t d = 0; d < devices(); ++d) {
-    cursors_[d] = {nullptr, nullptr, 0.0, segment(d, 0).repeats, 0, false};
-    next_segment(&cursors_[d]);
+// Of `left` rounds, the number to skip because rounds only shift the clocks: after those `done`,
+// compared with the round before, and with the state after the last power of two of them.
+std::int64_t PipelinePlayer::Game::skipped_rounds(std::int64_t done, std::int64_t left) {
+  Shift shift{0.0, 0};
+  if (done > 1) shift = shift_between({values_.data() + 1, state_.size()}, state_, 1);
+  if (shift.rounds == 0) shift = shift_between(marked_, state_, done - marked_at_);
+  if (shift.rounds > 0 && left >= shift.rounds) {
+    const std::int64_t times = left / shift.rounds;
+    for (double& own_s : state_) own_s += shift.seconds * static_cast<double>(times);
+    return times * shift.rounds;
   }
-  ring_full_ = false;
-  down_ = true;
+  if (std::has_single_bit(at(done))) {
+    marked_ = state_;
+    marked_at_ = done;
+  }
+  return 0;
 }
 
-// When a forward (or backward) pass of a slot can start: false if its input has not been computed,
-// or if its end time would overwrite one that the neighbour has not read.
-bool PipelinePlayer::Game::forward_ready(std::size_t slot, double* ready_s) {
-  const std::int64_t k = forwards_[slot];
-  const std::size_t from = prev_[slot];
-  if (forwards_[from] <= k) return false;
-  if (k - forwards_[next_[slot]] >= ring_) {
-    ring_full_ = true;
-    return false;
-  }
-  *ready_s = std::max(*ready_s, forward_end_[place(from, k)]);
-  return true;
-}
-
-bool PipelinePlayer::Game::backward_ready(std::size_t slot, double* ready_s) {
-  const std::int64_t k = backwards_[slot];
-  const std::size_t from = next_[slot];
-  if (backwards_[from] <= k) return false;
-  if (k - backwards_[prev_[slot]] >= ring_) {
-    ring_full_ = true;
-    return false;
-  }
-  *ready_s = std::max(*ready_s, backward_end_[place(from, k)]);
-  return true;
-}
-
-// Runs one pass, or returns false if one of its inputs is not ready.
-bool PipelinePlayer::Game::step(Token token, double* clock_s) {
-  const std::size_t slot = token.slot();
-  double until_s = *clock_s;
-  switch (token.kind()) {
-    case Pass::kForward:
-      if (!forward_ready(slot, &until_s)) return false;
-      until_s += forward_s_[slot];
-      forward_end_[place(slot, forwards_[slot]++)] = until_s;
-      break;
-    case Pass::kBackward:
-    case Pass::kInputGrad:
-      if (!backward_ready(slot, &until_s)) return false;
-      until_s += token.kind() == Pass::kBackward ? backward_s_[slot] : input_s_[slot];
-      backward_end_[place(slot, backwards_[slot]++)] = until_s;
-      break;
-    case Pass::kWeightGrad:
-      until_s += weight_s_[slot];
-      break;
-    case Pass::kPair: {
-      const std::size_t other = slot ^ 1U;
-      if (!forward_ready(slot, &until_s) || !backward_ready(other, &until_s)) return false;
-      until_s += pair_s_[slot];
-      forward_end_[place(slot, forwards_[slot]++)] = until_s;
-      backward_end_[place(other, backwards_[other]++)] = until_s;
-      break;
+double PipelinePlayer::Game::play_all(bool skip, const Observe& observe) {
+  if (!write_phases()) return kNan;
+  state_.assign(devices(), 0.0);
+  for (const Phase& phase : orders_->phases) {
+    bool compare = skip && phase.repeats;
+    marked_.clear();
+    for (std::int64_t done = 1; done <= phase.rounds; ++done) {
+      advance(phase);
+      if (observe) observe(phase);
+      const std::int64_t left = phase.rounds - done;
+      if (!compare || left < kWorthSkipping) continue;
+      const std::int64_t skipped = skipped_rounds(done, left);
+      compare = skipped == 0;
+      done += skipped;
     }
   }
-  *clock_s = until_s;
-  return true;
-}
-
-// Runs a device's passes until one must wait, or to the end of its round; returns whether any ran.
-bool PipelinePlayer::Game::run(std::size_t device, bool one_round) {
-  Cursor& cursor = cursors_[device];
-  if (cursor.repeats == 0) return false;
-  const Token* const first = cursor.token;
-  const std::int64_t repeats = cursor.repeats;
-  while (step(*cursor.token, &cursor.clock_s)) {
-    if (recorded_ != nullptr) record(device, *cursor.token, cursor.clock_s);
-    if (++cursor.token != cursor.last) continue;
-    cursor.token = tokens_.data() + segment(device, cursor.segment).first;
-    if (--cursor.repeats == 0) next_segment(&cursor);
-    if (one_round) {
-      cursor.paused = true;
-      return true;
-    }
-    if (cursor.repeats == 0) return true;
-  }
-  return cursor.token != first || cursor.repeats != repeats;
-}
-
-// Runs one round of the segment that all devices are in; false if they cannot all reach it.
-bool PipelinePlayer::Game::round() {
-  std::size_t left = devices();
-  for (Cursor& cursor : cursors_) cursor.paused = false;
-  while (true) {
-    bool moved = false;
-    for (std::size_t i = 0; i < devices(); ++i) {
-      const std::size_t d = down_ ? i : devices() - 1 - i;
-      if (cursors_[d].paused) continue;
-      if (run(d, true)) moved = true;
-      if (cursors_[d].paused) --left;
-    }
-    if (left == 0) return true;
-    if (!moved) return false;
-    down_ = !down_;
-  }
-}
-
-bool PipelinePlayer::Game::finish() {
-  for (bool moved = true; moved; down_ = !down_) {
-    moved = false;
-    for (std::size_t i = 0; i < devices(); ++i) {
-      if (run(down_ ? i : devices() - 1 - i, false)) moved = true;
-    }
-  }
-  return std::all_of(cursors_.begin(), cursors_.end(),
-                     [](const Cursor& cursor) { return cursor.repeats == 0; });
-}
-
-// ---- rounds that only shift the clocks ----
-
-void PipelinePlayer::Game::note_state() {
-  state_.clear();
-  for (const Cursor& cursor : cursors_) state_.push_back(cursor.clock_s);
-  for (std::size_t s = 0; s < slots_; ++s) {
-    for (std::int64_t k = forwards_[next_[s]]; k < forwards_[s]; ++k) {
-      state_.push_back(forward_end_[place(s, k)]);
-    }
-    for (std::int64_t k = backwards_[prev_[s]]; k < backwards_[s]; ++k) {
-      state_.push_back(backward_end_[place(s, k)]);
-    }
-  }
-}
-
-void PipelinePlayer::Game::skip_rounds(std::size_t s, const Shift& shift, std::int64_t times) {
-  const double seconds = shift.seconds * static_cast<double>(times);
-  const std::int64_t rounds = shift.rounds * times;
-  added_.assign(2 * (slots_ + 1), 0);
-  for (std::size_t d = 0; d < devices(); ++d) {
-    const Segment& own = segment(d, s);
-    cursors_[d].repeats -= rounds;
-    if (cursors_[d].repeats == 0) next_segment(&cursors_[d]);
-    cursors_[d].clock_s += seconds;
-    for (std::size_t i = own.first; i < own.last; ++i) {
-      const Pass kind = tokens_[i].kind();
-      const std::size_t slot = tokens_[i].slot();
-      if (kind == Pass::kForward || kind == Pass::kPair) added_[slot] += rounds;
-      if (kind == Pass::kBackward || kind == Pass::kInputGrad) added_[slots_ + 1 + slot] += rounds;
-      if (kind == Pass::kPair) added_[slots_ + 1 + (slot ^ 1U)] += rounds;
-    }
-  }
-  std::size_t i = devices();
-  for (std::size_t slot = 0; slot < slots_; ++slot) {
-    const std::int64_t f = added_[slot];
-    const std::int64_t b = added_[slots_ + 1 + slot];
-    for (std::int64_t k = forwards_[next_[slot]]; k < forwards_[slot]; ++k) {
-      forward_end_[place(slot, k + f)] = state_[i++] + seconds;
-    }
-    for (std::int64_t k = backwards_[prev_[slot]]; k < backwards_[slot]; ++k) {
-      backward_end_[place(slot, k + b)] = state_[i++] + seconds;
-    }
-  }
-  for (std::size_t slot = 0; slot < slots_; ++slot) {
-    forwards_[slot] += added_[slot];
-    backwards_[slot] += added_[slots_ + 1 + slot];
-  }
-}
-
-// Runs the rounds of a segment common to all devices; returns whether all have reached its end.
-bool PipelinePlayer::Game::rounds_of(std::size_t s, bool skip) {
-  std::int64_t fewest = segment(0, s).repeats;
-  std::int64_t most = fewest;
-  for (std::size_t d = 1; d < devices(); ++d) {
-    fewest = std::min(fewest, segment(d, s).repeats);
-    most = std::max(most, segment(d, s).repeats);
-  }
-  std::int64_t marked_at = 0;
-  before_.clear();
-  marked_.clear();
-  for (std::int64_t done = 1; done <= fewest; ++done) {
-    if (!round()) return false;
-    const std::int64_t left = fewest - done;
-    if (!skip || left < kWorthSkipping) continue;
-    note_state();
-    Shift shift = shift_between(before_, state_, 1);
-    if (shift.rounds == 0) shift = shift_between(marked_, state_, done - marked_at);
-    if (shift.rounds > 0 && left >= shift.rounds) {
-      skip_rounds(s, shift, left / shift.rounds);
-      done += left / shift.rounds * shift.rounds;
-      skip = false;
-    } else if (std::has_single_bit(at(done))) {
-      marked_ = state_;
-      marked_at = done;
-    }
-    before_.swap(state_);
-  }
-  return fewest == most;
-}
-
-double PipelinePlayer::Game::play_once(bool skip) {
-  write_orders();
-  restart();
-  std::size_t s = 0;
-  while (s < kSegments && rounds_of(s, skip)) ++s;
-  if (!finish()) return kNan;
-  double step_s = 0.0;
-  for (const Cursor& cursor : cursors_) step_s = std::max(step_s, cursor.clock_s);
-  return step_s;
+  end_s.assign(state_.begin(), state_.begin() + static_cast<std::ptrdiff_t>(devices()));
+  return *std::max_element(end_s.begin(), end_s.end());
 }
 
 double PipelinePlayer::Game::play(bool skip) {
@@ -916,14 +1024,7 @@ double PipelinePlayer::Game::play(bool skip) {
   if (skip && shape_.schedule == PipelineSchedule::kOneForwardOneBackward) {
     return one_forward_one_backward();
   }
-  double step_s = play_once(skip);
-  while (std::isnan(step_s) && ring_full_ && ring_ < 2 * shape_.micro_batches) {
-    ring_ *= 2;
-    step_s = play_once(skip);
-  }
-  end_s.resize(devices());
-  for (std::size_t d = 0; d < devices(); ++d) end_s[d] = cursors_[d].clock_s;
-  return step_s;
+  return play_all(skip);
 }
 
 // Micro-batches are identical and no forward pass waits for a later stage: each direction is a flow
@@ -932,16 +1033,17 @@ double PipelinePlayer::Game::gpipe() {
   const double repeats = static_cast<double>(shape_.micro_batches - 1);
   double trip_s = 0.0;
   double pace_s = 0.0;
-  for (const double own_s : forward_s_) {
+  for (const double own_s : seconds_of(Pass::kForward)) {
     trip_s += own_s;
     pace_s = std::max(pace_s, own_s);
   }
   double clock_s = trip_s + repeats * pace_s;
   end_s.resize(devices());
   pace_s = 0.0;
+  const std::span<const double> backward_s = seconds_of(Pass::kBackward);
   for (std::size_t d = devices(); d-- > 0;) {
-    clock_s += backward_s_[d];
-    pace_s = std::max(pace_s, backward_s_[d]);
+    clock_s += backward_s[d];
+    pace_s = std::max(pace_s, backward_s[d]);
     end_s[d] = clock_s + repeats * pace_s;
   }
   return end_s[0];
@@ -953,6 +1055,8 @@ double PipelinePlayer::Game::gpipe() {
 // sends in round r. Before that no forward pass waits for a later device, as in GPipe.
 double PipelinePlayer::Game::one_forward_one_backward() {
   const std::size_t p = devices();
+  const std::span<const double> forward_s = seconds_of(Pass::kForward);
+  const std::span<const double> backward_s = seconds_of(Pass::kBackward);
   const std::int64_t m = shape_.micro_batches;
   // The time at which each device is free, followed by the end of its last forward pass.
   state_.resize(2 * p);
@@ -962,8 +1066,8 @@ double PipelinePlayer::Game::one_forward_one_backward() {
   double pace_s = 0.0;
   for (std::size_t k = 0; k < p; ++k) {
     const std::int64_t lead = std::min(static_cast<std::int64_t>(p - 1 - k), m);
-    trip_s += forward_s_[k];
-    pace_s = std::max(pace_s, forward_s_[k]);
+    trip_s += forward_s[k];
+    pace_s = std::max(pace_s, forward_s[k]);
     clock_s[k] = sent_s[k] = lead == 0 ? 0.0 : trip_s + static_cast<double>(lead - 1) * pace_s;
   }
   before_.clear();
@@ -977,11 +1081,11 @@ double PipelinePlayer::Game::one_forward_one_backward() {
     double gradient_s = 0.0;
     for (std::size_t k = p; k-- > first;) {
       const double ready_s = k > 0 ? std::max(clock_s[k], sent_s[k - 1]) : clock_s[k];
-      sent_s[k] = ready_s + forward_s_[k];
-      clock_s[k] = gradient_s = std::max(sent_s[k], gradient_s) + backward_s_[k];
+      sent_s[k] = ready_s + forward_s[k];
+      clock_s[k] = gradient_s = std::max(sent_s[k], gradient_s) + backward_s[k];
     }
     for (std::size_t k = first; k-- > 0;) {
-      clock_s[k] = gradient_s = std::max(clock_s[k], gradient_s) + backward_s_[k];
+      clock_s[k] = gradient_s = std::max(clock_s[k], gradient_s) + backward_s[k];
     }
     const std::int64_t done = r + 1;
     const std::int64_t left = m - static_cast<std::int64_t>(p) + 1 - done;  // with all forward
@@ -1005,57 +1109,87 @@ double PipelinePlayer::Game::one_forward_one_backward() {
   return *std::max_element(end_s.begin(), end_s.end());
 }
 
-void PipelinePlayer::Game::record(std::size_t device, Token token, double until_s) {
-  const std::size_t slot = token.slot();
+// Every pass of a phase that was just run.
+void PipelinePlayer::Game::record(const Phase& phase, std::vector<PassEvent>* by_device) {
   const auto chunks = static_cast<std::size_t>(shape_.chunks);
-  std::int64_t micro_batch = 0;
-  std::int64_t other = -1;
-  switch (token.kind()) {
-    case Pass::kForward:
-      micro_batch = forwards_[slot] - 1;
-      break;
-    case Pass::kBackward:
-    case Pass::kInputGrad:
-      micro_batch = backwards_[slot] - 1;
+  const auto count = [&](Pass kind, std::size_t slot) -> std::int64_t& {
+    return counts_[static_cast<std::size_t>(kind) * slots_ + slot];
+  };
+  for (std::size_t i = 0; i < phase.operations.size(); ++i) {
+    const Operation& own = phase.operations[i];
+    const auto kind = static_cast<Pass>(own.seconds / slots_);
+    if (own.seconds >= static_cast<std::size_t>(kPassKinds) * slots_) continue;  // half of a pair
+    const std::size_t slot = own.seconds % slots_;
+    std::int64_t micro_batch = 0;
+    std::int64_t other = -1;
+    if (kind == Pass::kForward || kind == Pass::kPair) {
+      micro_batch = count(Pass::kForward, slot)++;
+    } else if (kind == Pass::kWeightGrad) {
+      micro_batch = count(Pass::kWeightGrad, slot)++;
+    } else {
+      micro_batch = count(Pass::kBackward, slot)++;
       // A whole backward pass includes the weight gradient.
-      if (token.kind() == Pass::kBackward) ++weight_grads_[slot];
-      break;
-    case Pass::kWeightGrad:
-      micro_batch = weight_grads_[slot]++;
-      break;
-    case Pass::kPair:
-      micro_batch = forwards_[slot] - 1;
-      other = backwards_[slot ^ 1U] - 1;
-      ++weight_grads_[slot ^ 1U];
-      break;
+      if (kind == Pass::kBackward) ++count(Pass::kWeightGrad, slot);
+    }
+    if (kind == Pass::kPair) {
+      other = count(Pass::kBackward, slot ^ 1U)++;
+      ++count(Pass::kWeightGrad, slot ^ 1U);
+    }
+    const double until_s = values_[1 + phase.inputs + i];
+    by_device[slot / chunks].push_back({static_cast<std::int32_t>(slot / chunks),
+                                        static_cast<std::int32_t>(kind),
+                                        static_cast<std::int32_t>(slot % chunks), 0, micro_batch,
+                                        other, until_s - seconds_[own.seconds], until_s});
   }
-  (*recorded_)[device].push_back({static_cast<std::int32_t>(device),
-                                  static_cast<std::int32_t>(token.kind()),
-                                  static_cast<std::int32_t>(slot % chunks), 0, micro_batch, other,
-                                  until_s - seconds(token), until_s});
 }
 
 std::vector<PassEvent> PipelinePlayer::Game::events() {
-  std::vector<std::vector<PassEvent>> passes;
-  recorded_ = &passes;
-  double step_s = std::nan("");
-  try {
-    do {  // a ring that is too small is enlarged, and the simulation is repeated
-      passes.assign(devices(), {});
-      weight_grads_.assign(slots_, 0);
-      step_s = play_once(false);
-      if (!std::isnan(step_s) || !ring_full_) break;
-      ring_ *= 2;
-    } while (ring_ <= 4 * shape_.micro_batches);
-  } catch (...) {
-    recorded_ = nullptr;
-    throw;
-  }
-  recorded_ = nullptr;
+  std::vector<std::vector<PassEvent>> passes(devices());
+  counts_.assign(kPassKinds * slots_, 0);
+  play_all(false, [&](const Phase& phase) { record(phase, passes.data()); });
   std::vector<PassEvent> all;
-  if (std::isnan(step_s)) return all;
   for (const auto& own : passes) all.insert(all.end(), own.begin(), own.end());
   return all;
+}
+
+// From the last pass of the device that ends last back to the start, each time to the pass that a
+// pass waited for: the one before it on its device, unless its input came later.
+std::vector<double> PipelinePlayer::Game::critical_passes() {
+  struct Round {
+    const Phase* phase;
+    std::size_t first;  // of its values
+  };
+  std::vector<Round> rounds;
+  std::vector<double> values;
+  const double step_s = play_all(false, [&](const Phase& phase) {
+    rounds.push_back({&phase, values.size()});
+    const std::size_t count = 1 + phase.inputs + phase.operations.size();
+    values.insert(values.end(), values_.data(), values_.data() + count);
+  });
+  std::vector<double> counts;
+  if (std::isnan(step_s)) return counts;
+  counts.assign(kPassKinds * slots_, 0.0);
+  const auto last = std::max_element(end_s.begin(), end_s.end()) - end_s.begin();
+  std::uint32_t value = rounds.back().phase->state[at(last)];
+  for (std::size_t round = rounds.size(); round > 0;) {
+    const Phase& phase = *rounds[round - 1].phase;
+    if (value == 0) break;
+    if (value <= phase.inputs) {
+      if (--round > 0) value = rounds[round - 1].phase->state[value - 1];
+      continue;
+    }
+    const Operation& own = phase.operations[value - 1 - phase.inputs];
+    if (own.seconds < counts.size()) counts[own.seconds] += 1.0;  // else half of a pair
+    const double* const ends = values.data() + rounds[round - 1].first;
+    value = ends[own.input] > ends[own.after] ? own.input : own.after;
+  }
+  return counts;
+}
+
+std::vector<double> PipelinePlayer::critical_passes(PipelineSchedule schedule,
+                                                    const PipelineLoads& loads) {
+  const bool good = game_->prepare(schedule, loads) && game_->load(loads);
+  return good ? game_->critical_passes() : std::vector<double>{};
 }
 
 std::vector<PassEvent> PipelinePlayer::events(PipelineSchedule schedule,

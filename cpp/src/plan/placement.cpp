@@ -70,13 +70,6 @@ class PlacementCuts {
  private:
   Status find_cuts();
   Status find_closed_sets(const std::vector<std::vector<std::int32_t>>& preds);
-  template <typename Holds>
-  bool keeps_ties(const Holds& holds) const {
-    for (std::size_t t = 0; t < layers_->tied_from.size(); ++t) {
-      if (holds(layers_->tied_from[t]) != holds(layers_->tied_to[t])) return false;
-    }
-    return true;
-  }
   void sort_by_work();
   void add_sums();
   void add_edges();
@@ -136,19 +129,12 @@ Status check_placement(const PlacementLayers& l) noexcept {
   }
   if (l.wide.size() != n) return Status::kBadLayers;
   const std::size_t edges = l.edge_from.size();
-  if (l.edge_to.size() != edges || l.edge_s.size() != edges || l.edge_bytes.size() != edges ||
-      l.tied_from.size() != l.tied_to.size()) {
+  if (l.edge_to.size() != edges || l.edge_s.size() != edges || l.edge_bytes.size() != edges) {
     return Status::kBadLayers;
   }
   if (!all_finite_sizes(l.edge_s) || !all_finite_sizes(l.edge_bytes)) return Status::kNotFinite;
   for (std::size_t e = 0; e < edges; ++e) {
     if (l.edge_from[e] < 0 || l.edge_to[e] >= l.layers || l.edge_from[e] >= l.edge_to[e]) {
-      return Status::kBadEdge;
-    }
-  }
-  for (std::size_t e = 0; e < l.tied_from.size(); ++e) {
-    if (l.tied_from[e] < 0 || l.tied_from[e] >= l.layers || l.tied_to[e] < 0 ||
-        l.tied_to[e] >= l.layers) {
       return Status::kBadEdge;
     }
   }
@@ -182,9 +168,7 @@ Status PlacementCuts::find_cuts() {
     ordered = std::find(p.begin(), p.end(), i - 1) != p.end();
   }
   if (!ordered) return find_closed_sets(preds);
-  for (int size = 0; size <= l.layers; ++size) {
-    if (keeps_ties([&](int layer) { return layer < size; })) cut_size_.push_back(size);
-  }
+  for (int size = 0; size <= l.layers; ++size) cut_size_.push_back(size);
   count_ = static_cast<int>(cut_size_.size());
   return Status::kOk;
 }
@@ -209,10 +193,8 @@ Status PlacementCuts::find_closed_sets(const std::vector<std::vector<std::int32_
     std::sort(level.begin(), level.end());
     std::unordered_set<Set, Hash> grown;
     for (const Set& set : level) {
-      if (keeps_ties([&](int layer) { return holds(set, layer); })) {
-        bits_.insert(bits_.end(), set.begin(), set.end());
-        cut_size_.push_back(size);
-      }
+      bits_.insert(bits_.end(), set.begin(), set.end());
+      cut_size_.push_back(size);
       for (int layer = 0; layer < n; ++layer) {
         if (holds(set, layer)) continue;
         const auto& p = preds[at(layer)];
@@ -394,7 +376,6 @@ class Published {
   Published(const PlacementCuts& cuts, const PublishedRules& rules, PlacementPlan* best)
       : cuts_(cuts), rules_(rules), best_(best) {
     most_stages_ = std::min<std::int64_t>(cuts.layers().layers, rules.devices);
-    if (rules.stages > 0) most_stages_ = std::min<std::int64_t>(most_stages_, rules.stages);
     find_bounds();
   }
 
@@ -509,7 +490,7 @@ class Published {
       const std::int64_t devices =
           std::int64_t{rules_.width} * p - std::int64_t{rules_.width - 1} * std::min(p, narrow);
       const std::int64_t most = rules_.devices / devices;
-      if (most < 1 || (rules_.stages > 0 && p != rules_.stages)) continue;
+      if (most < 1) continue;
       const auto rounds = static_cast<double>(ceil_div(rules_.micro_batches, most) + p - 1);
       const double limit = best_->time_s / rounds * (1.0 + 1e-12);
       if (p >= least_stages(cuts_.count() - 1) && even_share(p) < limit) limits_s_[at(p)] = limit;
@@ -581,7 +562,6 @@ class Published {
         }
         high = std::min(high, whole.load_s);
         const auto s = static_cast<int>(cuts.size()) - 1;
-        if (rules_.stages > 0 && s != rules_.stages) continue;
         if (try_replicas(whole, s)) guessed_.assign(cuts.rbegin(), cuts.rend());
       }
     }
@@ -639,7 +619,6 @@ class Published {
 
   // Plans with this many stages, the first of which starts at the first layer.
   void complete(int s) {
-    if (rules_.stages > 0 && s != rules_.stages) return;
     cuts_.for_after(0, [&](int j) {
       if (least_time(cuts_.work_s(0, j), s, s) >= best_->time_s) return false;
       if (least_time(work_s(0, j, s), s, s) >= best_->time_s) return !cuts_.chain();
@@ -666,10 +645,6 @@ class Published {
     const double load = whole.load_s;
     const auto m = static_cast<double>(rules_.micro_batches);
     std::int64_t most = std::min(rules_.devices / whole.devices, rules_.micro_batches);
-    if (rules_.replicas > 0) {
-      if (rules_.devices / whole.devices >= rules_.replicas) consider(whole, s, rules_.replicas);
-      return best_->time_s < before;
-    }
     const auto least = [&](double d) { return load * (m / d + s - 1) + sync * (1.0 - 1.0 / d); };
     if (load * m >= sync) {
       while (most >= 1 && least(static_cast<double>(most)) * (1.0 - 1e-12) < best_->time_s) {
@@ -740,8 +715,8 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
   *best = {kInfinite, 0.0, 0, 0, 0, {}};
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
-  if (rules.devices < 1 || rules.micro_batches < 1 || rules.width < 1 || rules.stages < 0 ||
-      rules.replicas < 0 || !(rules.memory_bytes >= 0.0) || rules.devices > kMostDevices ||
+  if (rules.devices < 1 || rules.micro_batches < 1 || rules.width < 1 ||
+      !(rules.memory_bytes >= 0.0) || rules.devices > kMostDevices ||
       rules.micro_batches > kMostMicroBatches) {
     return Status::kBadRules;
   }

@@ -79,32 +79,38 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
   return PlanStatus::kOk;
 }
 
-void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
-                              std::span<const std::int32_t> variants, const TimesOf& times,
-                              std::span<const TimesOf> free, double usable_bytes,
-                              std::span<PlanEstimate> estimates) const {
+void PlanSpace::estimate_even(std::size_t first, std::span<const std::int32_t> variants,
+                              const TimesOf& times, std::span<const TimesOf> free,
+                              double usable_bytes, const Put& put) const {
   PlayedSteps played;  // plans that differ in their replicas or ZeRO stage share steps
   PlanSolver solver;
   solver.look_up(&played);
   SharedSteps shared;
   Partition partition;
+  KindTimes own{};
   std::vector<KindTimes> freed(free.size());
-  for (std::size_t k = 0; k < layouts.size(); ++k) {
-    const std::size_t layout = at(layouts[k]);
-    const KindTimes own = times(at(impl_->layouts[layout].record.strategy));
-    const PlanStatus status =
-        solver.even(*impl_, layout, own, variants[k], usable_bytes, &partition);
-    if (status == PlanStatus::kOk) {
-      for (std::size_t n = 0; n < free.size(); ++n) {
-        freed[n] = free[n](at(impl_->layouts[layout].record.strategy));
-      }
-      estimates[k] = estimate_plan(*impl_, layout, partition, own, freed, usable_bytes, nullptr,
-                                   &solver, &shared);
-      continue;
+  std::int32_t strategy = -1;
+  PlanStatus status = PlanStatus::kOk;
+  for (std::size_t k = 0; k < variants.size(); ++k) {
+    const std::size_t layout = first + k;
+    if (impl_->layouts[layout].record.strategy != strategy) {
+      strategy = impl_->layouts[layout].record.strategy;
+      own = times(at(strategy));
+      for (std::size_t n = 0; n < free.size(); ++n) freed[n] = free[n](at(strategy));
     }
-    estimates[k] = {};
-    estimates[k].time_s = kNan;
-    estimates[k].status = static_cast<std::int32_t>(status);
+    PlanEstimate found{};
+    const LayoutRecord& l = impl_->layouts[layout].record;
+    const bool known = k > 0 && variants[k] >= 0 && variants[k] == variants[k - 1] &&
+                       same_shape(l, impl_->layouts[layout - 1].record);
+    if (!known) status = solver.even(*impl_, layout, own, variants[k], usable_bytes, &partition);
+    if (status == PlanStatus::kOk) {
+      found = estimate_plan(*impl_, layout, partition, own, freed, usable_bytes, nullptr, &solver,
+                            &shared);
+    } else {
+      found.time_s = kNan;
+      found.status = static_cast<std::int32_t>(status);
+    }
+    put(layout, found);
   }
 }
 

@@ -1,5 +1,6 @@
 // Estimate of a given plan: seconds by part, bytes by term, joules.
 #include <algorithm>
+#include <array>
 
 #include "base/numbers.hpp"
 #include "plan/plan_solver.hpp"
@@ -26,21 +27,16 @@ class Estimator {
   }
 
   PlanEstimate run(double usable_bytes, std::vector<StageEstimate>* stages) {
-    PlanEstimate found{};
-    if (stages != nullptr) stages->clear();
-    for (int k = 0; k < layout_.record.pp; ++k) {
-      const StageEstimate own = stage(k);
-      found.max_load_s = std::max(found.max_load_s, own.load_s);
-      const double bytes = total(own.memory);
-      if (bytes > found.memory_bytes) {
-        found.memory_bytes = bytes;
-        found.memory = own.memory;
-        found.fullest = k;
-        found.instant = own.instant;
-      }
-      if (stages != nullptr) stages->push_back(own);
+    SharedStep::Sizes& sizes = shared_.sizes;
+    const LayoutRecord& l = layout_.record;
+    const std::array<std::int64_t, 3> own{l.dp, sharing_replicas(l), l.zero};
+    if (stages != nullptr || sizes.of != own) {
+      find_sizes(stages);
+      sizes.of = own;
     }
-    const StepPlayer::Played played = step_.play(partition_);
+    PlanEstimate found = sizes.fullest;
+    for (int k = 0; k < l.pp; ++k) found.max_load_s = std::max(found.max_load_s, load_s(k));
+    const StepPlayer::Played played = play();
     found.time_s = played.step_s + played.tail_s + layout_.exchange_s;
     found.energy_j = energy(found.time_s);
     found.status = static_cast<std::int32_t>(
@@ -53,7 +49,10 @@ class Estimator {
   PlanParts parts(double time_s, std::span<const KindTimes> free) {
     PlanParts found{};
     double before_s = time_s;
-    StepPlayer::Played played = step_.play_free(partition_, times_, 0, false);
+    StepPlayer::Played played{step_without_exchanges_s(), 0.0};
+    if (!shared_.played) play_levels(free);
+    find_tails();
+    played.tail_s = shared_.sizes.tails_s[0];
     const auto exposed = [&] {
       const double step_s = played.step_s + played.tail_s;
       const double lost_s = without_rounding(before_s - step_s, time_s);
@@ -61,12 +60,12 @@ class Estimator {
       return lost_s;
     };
     found.data_comm_s = exposed();
-    if (!shared_.played) play_levels(free);
     double* const parts[kFreeLevels + 1] = {&found.pipeline_comm_s, &found.expert_comm_s,
                                             &found.context_comm_s, &found.tensor_comm_s,
                                             &found.host_s};
-    for (const SharedStep::Level& level : shared_.levels) {
-      played = {level.step_s, tail_s(level)};
+    for (std::size_t n = 0; n < shared_.levels.size(); ++n) {
+      const SharedStep::Level& level = shared_.levels[n];
+      played = {level.step_s, shared_.sizes.tails_s[n + 1]};
       *parts[level.part] = exposed();
     }
     divide(played, &found);
@@ -82,18 +81,52 @@ class Estimator {
     }
   }
 
-  // One stage of a plan, summed over its chunks.
-  StageEstimate stage(int k) const {
+  // Finds the fullest stage, and the bytes that the optimiser moves.
+  void find_sizes(std::vector<StageEstimate>* stages) {
+    SharedStep::Sizes& sizes = shared_.sizes;
+    sizes.fullest = {};
+    if (stages != nullptr) stages->clear();
+    for (int k = 0; k < layout_.record.pp; ++k) {
+      StageEstimate own = stage(k);
+      const double bytes = total(own.memory);
+      if (bytes > sizes.fullest.memory_bytes) {
+        sizes.fullest.memory_bytes = bytes;
+        sizes.fullest.memory = own.memory;
+        sizes.fullest.fullest = k;
+        sizes.fullest.instant = own.instant;
+      }
+      if (stages == nullptr) continue;
+      own.load_s = load_s(k);
+      stages->push_back(own);
+    }
+    if (!shared_.summed) add_layers();
+    double moved_bytes = 0.0;
+    for (const std::int32_t kind : shared_.kinds) moved_bytes += costs_.step_bytes[at(kind)];
+    sizes.moved_bytes = moved_bytes;
+    sizes.tails_s.clear();
+  }
+
+  double load_s(int k) const {
     const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
     const PlanSums& sums = on_.sums;
     const double share =
         rounds_of(layout_.record) / static_cast<double>(layout_.record.micro_batches);
+    double load_s = 0.0;
+    for_chunks(k, [&](int c, int i, int j) {
+      load_s += share * (on_.enters_s(k, c, i, j) + on_.leaves_s(k, c, i, j) +
+                         sums.forward_s(i, j) + sums.backward_s(recompute, i, j));
+    });
+    return load_s;
+  }
+
+  // Bytes of one stage of a plan, summed over its chunks.
+  StageEstimate stage(int k) const {
+    const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
+    const PlanSums& sums = on_.sums;
     StageEstimate own{};
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;
-    for_chunks(k, [&](int c, int i, int j) {
-      own.load_s += share * (on_.enters_s(k, c, i, j) + on_.leaves_s(k, c, i, j) +
-                             sums.forward_s(i, j) + sums.backward_s(recompute, i, j));
+    for_chunks(k, [&](int, int i, int j) {
       gather = std::max(gather, sums.gather_bytes(i, j));
       moving.live = std::max(moving.live, sums.live_bytes(recompute, i, j));
       moving.once += sums.once_bytes(i, j);
@@ -154,19 +187,77 @@ class Estimator {
 
   int kind_at(int position) const noexcept { return space_.kind_at(position, layout_.record.pp); }
 
+  // The step as simulated before with the same messages, if it has no exchanges; else null.
+  const double* known_step_s() const {
+    const auto same = [&](const SharedStep::Sent& own) {
+      return own.wrap_s == layout_.wrap_s &&
+             std::equal(own.message_s.begin(), own.message_s.end(), costs_.message_s.begin());
+    };
+    const auto known = std::find_if(shared_.sent.begin(), shared_.sent.end(), same);
+    return known == shared_.sent.end() ? nullptr : &known->step_s;
+  }
+
+  // Adds the step that was just simulated without exchanges.
+  void add_step(double step_s) {
+    const auto messages = costs_.message_s.begin();
+    shared_.sent.push_back({{messages, messages + layout_.record.pp}, layout_.wrap_s, step_s});
+    if (shared_.plain_s.empty()) shared_.own.before_s = before_s(&shared_.plain_s);
+  }
+
+  // Passes depend on exchanges from ZeRO stage 2 on.
+  StepPlayer::Played play() {
+    if (layout_.record.zero >= 2) return step_.play(partition_);
+    if (const double* step_s = known_step_s()) return {*step_s, longest_tail_s()};
+    const StepPlayer::Played played = step_.play(partition_);
+    add_step(played.step_s);
+    return played;
+  }
+
+  double step_without_exchanges_s() {
+    if (const double* step_s = known_step_s()) return *step_s;
+    add_step(step_.play_free(partition_, times_, 0, false).step_s);
+    return shared_.sent.back().step_s;
+  }
+
+  // The longest work after the last pass, see StepPlayer::take_passes.
+  double longest_tail_s() const {
+    double longest_s = 0.0;
+    const int chunks = layout_.record.vpp;
+    for (int k = 0; k < layout_.record.pp; ++k) {
+      double sync_s = 0.0;
+      double step_s = 0.0;
+      for_chunks(k, [&](int, int i, int j) {
+        sync_s += on_.sums.sync_s(i, j);
+        step_s += on_.sums.step_s(i, j);
+      });
+      longest_s = std::max(
+          longest_s, tail_after(sync_s, shared_.plain_s[at(k)] / chunks, costs_.bucket_s, step_s,
+                                shared_.own.before_s[at(k)], space_.training.contention));
+    }
+    return longest_s;
+  }
+
+  // Of the last simulated step, by stage: the backward passes of the stages before it; and in
+  // `plain_s`, if given, its own.
+  std::vector<double> before_s(std::vector<double>* plain_s) const {
+    std::vector<double> found;
+    double before_s = 0.0;
+    for (int k = 0; k < layout_.record.pp; ++k) {
+      found.push_back(before_s / layout_.record.vpp);
+      double own_s = 0.0;
+      for_chunks(k, [&](int, int i, int j) { own_s += step_.passes().plain_s(i, j); });
+      if (!bidirectional(layout_.record)) before_s += own_s;
+      if (plain_s != nullptr) plain_s->push_back(own_s);
+    }
+    return found;
+  }
+
   // Simulates the levels of the shared step. Call after the step without exchanges is simulated.
   void play_levels(std::span<const KindTimes> free) {
     const double* last = times_.forward_s;
     const auto play = [&](std::size_t part, const KindTimes& times, std::size_t level) {
       const double step_s = step_.play_free(partition_, times, level, true).step_s;
-      shared_.levels.push_back({part, step_s, {}});
-      double before_s = 0.0;
-      for (int k = 0; k < layout_.record.pp; ++k) {
-        shared_.levels.back().before_s.push_back(before_s / layout_.record.vpp);
-        double own_s = 0.0;
-        for_chunks(k, [&](int, int i, int j) { own_s += step_.passes().plain_s(i, j); });
-        if (!bidirectional(layout_.record)) before_s += own_s;
-      }
+      shared_.levels.push_back({part, step_s, before_s(nullptr)});
       last = times.forward_s;
     };
     shared_.levels.clear();
@@ -178,15 +269,19 @@ class Estimator {
     shared_.played = true;
   }
 
-  // The longest work after the last pass if exchanges cost nothing, see StepPlayer::take_passes.
-  double tail_s(const SharedStep::Level& level) const {
-    double longest_s = 0.0;
+  // The longest work after the last pass of each level if exchanges cost nothing.
+  void find_tails() {
+    std::vector<double>& tails_s = shared_.sizes.tails_s;
+    if (!tails_s.empty()) return;
+    tails_s.assign(shared_.levels.size() + 1, 0.0);
     for (int k = 0; k < layout_.record.pp; ++k) {
       double step_s = 0.0;
       for_chunks(k, [&](int, int i, int j) { step_s += on_.sums.own_step_s(i, j); });
-      longest_s = std::max(longest_s, step_s - level.before_s[at(k)]);
+      for (std::size_t n = 0; n < tails_s.size(); ++n) {
+        const SharedStep::Level& level = n == 0 ? shared_.own : shared_.levels[n - 1];
+        tails_s[n] = std::max(tails_s[n], step_s - level.before_s[at(k)]);
+      }
     }
-    return longest_s;
   }
 
   // A difference of times that is zero but for rounding is zero, so that no part is negative.
@@ -256,9 +351,6 @@ class Estimator {
     const StrategyRecord& s = space_.strategies[at(l.strategy)];
     const auto m = static_cast<double>(l.micro_batches);
     const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
-    if (!shared_.summed) add_layers();
-    double moved = 0.0;
-    for (const std::int32_t kind : shared_.kinds) moved += costs_.step_bytes[at(kind)];
     const TrainingRecord& t = space_.training;
     const LayerKindRecord& held = shared_.parameters;
     const double share = (costs_.shards - 1.0) / costs_.shards;
@@ -274,8 +366,9 @@ class Estimator {
     synced += among * trained * t.gradient_bytes / costs_.shards;
     const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
-    return inner * rounds_of(l) * shared_.passes_j + inner * moved * t.hbm_byte_j +
-           sent * t.network_byte_j + times_.static_w * time_s * inner * l.pp;
+    return inner * rounds_of(l) * shared_.passes_j +
+           inner * shared_.sizes.moved_bytes * t.hbm_byte_j + sent * t.network_byte_j +
+           times_.static_w * time_s * inner * l.pp;
   }
 
   const Impl& space_;

@@ -10,10 +10,12 @@ namespace {
 
 constexpr double kLoose = 1.0 + 1e-9;
 
-// Up to kFew assignments are enumerated; up to kMost where no other method applies. Sums in another
-// order differ by less than kTie, and of many assignments one is faster if it is by twice that.
+// Up to kFew assignments are enumerated; up to kMost where they are not searched. Those of up to
+// kSearchedChunks chunks are. Sums in another order differ by less than kTie, and of many
+// assignments one is faster if it is by twice that.
 constexpr int kFew = 128;
 constexpr int kMost = 1024;
+constexpr int kSearchedChunks = 16;
 constexpr double kTie = 5e-13;
 
 // The binomial coefficient C(all, some), or some value above kMost if it exceeds that.
@@ -37,35 +39,25 @@ void LayoutOnChip::start(const PlanSpaceImpl& of, std::size_t number, const Kind
   zero_bubble = schedule() == PipelineSchedule::kZeroBubbleH1;
   times_ = times.forward_s;
   sums.build(of, *layout, *costs, times);
-  find_places();
+  find_messages();
   const std::int64_t chunks = layout->record.vpp;
   if (chunks == 1) return;
   in_flight_ = &of.peaks_in_flight.of(schedule(), stages, chunks, micro_batches, player);
 }
 
-double LayoutOnChip::message_between(int from, int to) const noexcept {
-  if (from == to) return 0.0;
-  if (from - to == 1 || to - from == 1) return costs->message_s[at(std::max(from, to))];
-  return layout->wrap_s;
-}
-
+// Stages of messages, and where in the model the chunks lie, if the shape is another than before.
 void LayoutOnChip::find_places() {
   const int chunks = record().vpp;
+  const Shape shape{record().schedule, stages, chunks};
   const std::size_t count = at(stages) * at(chunks);
+  if (shape == shape_) return;
   places_.resize(count);
-  enter_each_.resize(count);
-  leave_each_.resize(count);
-  if (chunks == 1) {
-    for (int stage = 0; stage < stages; ++stage) {
-      const std::size_t own = at(stage);
-      places_[own] = stage;
-      enter_each_[own] = stage == 0 ? 0.0 : costs->message_s[own];
-      leave_each_[own] = stage + 1 == stages ? 0.0 : costs->message_s[own + 1];
-    }
-    return;
-  }
-  const auto message = [&](int from, int to) {  // shapes that no schedule has are checked later
-    return from < 0 || from >= stages ? 0.0 : message_between(from, to);
+  enter_at_.resize(count);
+  leave_at_.resize(count);
+  // Shapes that no schedule has are checked later.
+  const auto message = [&](int from, int to) {
+    if (from < 0 || from >= stages || from == to) return 0;
+    return from - to == 1 || to - from == 1 ? std::max(from, to) : kWrap;
   };
   for (int stage = 0; stage < stages; ++stage) {
     for (int c = 0; c < chunks; ++c) {
@@ -73,9 +65,23 @@ void LayoutOnChip::find_places() {
       const int place = static_cast<int>(chunk_of(schedule(), stages, chunks, stage, c));
       const bool last = place + 1 == places_of(record());
       places_[own] = place;
-      enter_each_[own] = place == 0 ? 0.0 : message(stage_of(place - 1, c), stage);
-      leave_each_[own] = last ? 0.0 : message(stage_of(place + 1, c), stage);
+      enter_at_[own] = place == 0 ? 0 : message(stage_of(place - 1, c), stage);
+      leave_at_[own] = last ? 0 : message(stage_of(place + 1, c), stage);
     }
+  }
+  shape_ = shape;
+}
+
+void LayoutOnChip::find_messages() {
+  find_places();
+  enter_each_.resize(places_.size());
+  leave_each_.resize(places_.size());
+  const auto seconds = [&](std::int32_t at_stage) {  // entry 0 is zero
+    return at_stage == kWrap ? layout->wrap_s : costs->message_s[at(at_stage)];
+  };
+  for (std::size_t own = 0; own < places_.size(); ++own) {
+    enter_each_[own] = seconds(enter_at_[own]);
+    leave_each_[own] = seconds(leave_at_[own]);
   }
 }
 
@@ -204,11 +210,15 @@ double StepPlayer::step_s() {
     return static_cast<double>(on_.micro_batches) * pass;
   }
   const PipelineSchedule schedule = on_.schedule();
+  if (played_ == nullptr || schedule == PipelineSchedule::kOneForwardOneBackward ||
+      schedule == PipelineSchedule::kGpipe) {
+    return player_.step_s(schedule, loads());  // as fast as a look-up
+  }
   double step_s = 0.0;
-  if (played_ != nullptr) key_.set(schedule, loads());
-  if (played_ == nullptr || !played_->find(key_, &step_s)) {
+  key_.set(schedule, loads());
+  if (!played_->find(key_, &step_s)) {
     step_s = player_.step_s(schedule, loads());
-    if (played_ != nullptr) played_->add(key_, step_s);
+    played_->add(key_, step_s);
   }
   return step_s;
 }
@@ -867,8 +877,9 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
 }
 
 // Tries assignments with the embedding and the head counted as layers or not. If there are many,
-// the search starts with some that are mostly good: as even as possible, and with consecutive
-// longer chunks, cyclically from the last chunk to the first.
+// the search starts with some that are mostly good: by load, as even as possible, and with
+// consecutive longer chunks, cyclically from the last chunk to the first. Beyond what is searched
+// these are all that are compared.
 void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s,
                                PlacedPlan* best) {
   const auto count = static_cast<int>(extra_.size());
@@ -893,11 +904,12 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
   }
   spread_evenly(total);
   offer_cut();
-  for (int begin = 0; begin < count && count <= 48; ++begin) {
+  for (int begin = 0; begin < count; ++begin) {
     for (int c = 0; c < count; ++c) extra_[at((begin + c) % count)] = c < extras ? 1 : 0;
     offer_cut();
   }
-  if (!tree_.applies() || work_ == 0) {
+  if (!tree_.applies()) return;
+  if (work_ == 0) {
     best->open_s = 0.0;
     return;
   }
@@ -936,7 +948,7 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
 
 bool AssignmentTree::applies() const noexcept {
   return on_.space->equal_blocks && on_.space->chain && on_.space->free_cuts &&
-         on_.record().vpp <= 8 && on_.stages > 1;
+         places_of(on_.record()) <= kSearchedChunks && on_.stages > 1;
 }
 
 void AssignmentTree::start(int first, int base, int extras, double limit_s) {
@@ -1175,6 +1187,7 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, cons
                             double usable_bytes, double below_s, double load_s, std::int64_t work) {
   PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(layout), {}};
   start(space, layout, times);
+  on_.sums.find_work();
   recompute_.restart(usable_bytes);
   if (on_.stages > space.layers) return best;
   const bool searched = on_.record().vpp == 1 &&

@@ -2,6 +2,7 @@
 // Private to the kernel; one object per thread, reused so that memory is allocated once.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <memory>
@@ -194,12 +195,16 @@ class LayoutOnChip {
   PlanSums sums;
 
  private:
-  double message_between(int from, int to) const noexcept;
+  static constexpr std::int32_t kWrap = -1;   // from the last stage to the first
+  using Shape = std::array<std::int32_t, 3>;  // schedule, stages, chunks
   void find_places();
+  void find_messages();
 
   const double* times_ = nullptr;
-  std::vector<std::int32_t> places_;                  // by stage and chunk, see chain_of
-  std::vector<double> enter_each_, leave_each_;       // the same: seconds of one message
+  Shape shape_{-1, 0, 0};                          // of the next three
+  std::vector<std::int32_t> places_;               // by stage and chunk, see chain_of
+  std::vector<std::int32_t> enter_at_, leave_at_;  // the same: later stage of a message, or kWrap
+  std::vector<double> enter_each_, leave_each_;    // the same: seconds of one message
   const InFlightCache::Stages* in_flight_ = nullptr;  // of the layout, where it has several chunks
   mutable std::vector<double> own_bytes_;             // scratch: by chunk of a stage
 };

@@ -306,7 +306,7 @@ double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std
 
 Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stages) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
-  LayoutCosts costs;
+  LayoutCosts costs(kinds);
   const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
@@ -327,26 +327,28 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
 }
 
 // Bytes of a layer's state, of its weights while they are gathered, and that the optimiser moves.
-void PlanSpaceImpl::add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
+void PlanSpaceImpl::add_kind_bytes(const LayoutRecord& layout, int kind, const LayerParameters& p,
                                    LayoutCosts* costs) const {
+  const LayerKindRecord& size = size_of(layout.strategy, kind);
+  const int zero = layout.zero;
+  const std::size_t k = at(kind);
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
   const StateBytes state = state_bytes(training, zero, size, p);
   const bool late = training.late_gradients != 0;
-  costs->states.push_back({state.weights + copied_weights(size.copy_bytes, zero, p.all, p.shared),
-                           late ? 0.0 : state.gradients, state.optimizer});
-  costs->resident_bytes.push_back(state.weights + state.optimizer +
-                                  copied_weights(size.copy_bytes, zero, p.all, p.shared) +
-                                  (late ? 0.0 : state.gradients));
-  costs->late_bytes.push_back(late ? state.gradients : 0.0);
+  const double copied = copied_weights(size.copy_bytes, zero, p.all, p.shared);
+  costs->states[k] = {state.weights + copied, late ? 0.0 : state.gradients, state.optimizer};
+  costs->resident_bytes[k] =
+      state.weights + state.optimizer + copied + (late ? 0.0 : state.gradients);
+  costs->late_bytes[k] = late ? state.gradients : 0.0;
   const double weight_bytes = mean_weight_bytes(size, training.weight_bytes);
-  costs->gather_bytes.push_back(
+  costs->gather_bytes[k] =
       size.boundary != 0
           ? 0.0
-          : size.shape_bytes + gathered_weights_bytes(weight_bytes, zero, p.all, costs->shards));
-  costs->step_bytes.push_back((zero >= 1 ? p.shared_trained : p.trained) * moved +
-                              2.0 * more_state_bytes(size, zero, p) +
-                              copied_weights(size.cast_bytes, zero, p.all, p.shared));
-  costs->step_share.push_back(zero >= 1 && p.trained > 0.0 ? p.shared_trained / p.trained : 1.0);
+          : size.shape_bytes + gathered_weights_bytes(weight_bytes, zero, p.all, costs->shards);
+  costs->step_bytes[k] = (zero >= 1 ? p.shared_trained : p.trained) * moved +
+                         2.0 * more_state_bytes(size, zero, p) +
+                         copied_weights(size.cast_bytes, zero, p.all, p.shared);
+  costs->step_share[k] = zero >= 1 && p.trained > 0.0 ? p.shared_trained / p.trained : 1.0;
 }
 
 // Gradients and weights of a layer are exchanged among all devices with the same ones:
@@ -363,7 +365,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
   const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
   const std::int64_t sharing = sharing_replicas(layout);
   const LayerParameters p = layer_parameters(size, costs->shards, expert_spread(s));
-  add_kind_bytes(layout.zero, size, p, costs);
+  add_kind_bytes(layout, kind, p, costs);
   const double experts = size.expert_parameters - size.frozen_experts;  // that are trained
   const double dense = p.trained - experts;
   const std::int64_t copies_apart = s.etp * s.ep;  // of an expert, counted in devices of the stage
@@ -400,16 +402,16 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
     const double bytes = training.gradient_bytes * (zero >= 1 ? p.shared_trained : p.trained);
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
-  costs->sync_s.push_back(reduced_s + across(dense, sharing * s.cp) + across(experts, holders) +
-                          paired_s);
-  costs->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
-  costs->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
+  costs->sync_s[at(kind)] =
+      reduced_s + across(dense, sharing * s.cp) + across(experts, holders) + paired_s;
+  costs->each_s[at(kind)] = zero >= 2 ? reduced_s : 0.0;
+  costs->fetch_s[at(kind)] = zero >= 3 ? weights_s : 0.0;
   double step_s = zero == 1 || zero == 2 ? weights_s : 0.0;
   if (zero >= 3 && size.step_gather_bytes > 0.0) {
     step_s =
         seconds(CollectiveOp::kAllGather, size.step_gather_bytes / p.trained, p.trained, experts);
   }
-  costs->shared_s.push_back(step_s);
+  costs->shared_s[at(kind)] = step_s;
 }
 
 double PlanSpaceImpl::buffer_bytes(const PricedLayout& layout) const noexcept {

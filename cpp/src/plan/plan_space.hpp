@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -33,6 +34,12 @@ inline int places_of(const LayoutRecord& layout) noexcept {
   return bidirectional(layout) ? layout.pp : layout.pp * layout.vpp;
 }
 
+// Whether layouts have the same layers, stages and order of passes.
+inline bool same_shape(const LayoutRecord& a, const LayoutRecord& b) noexcept {
+  return a.strategy == b.strategy && a.schedule == b.schedule && a.pp == b.pp && a.vpp == b.vpp &&
+         a.micro_batches == b.micro_batches;
+}
+
 // Passes of each chunk of a device in one step.
 inline double rounds_of(const LayoutRecord& layout) noexcept {
   return static_cast<double>(layout.micro_batches) * (bidirectional(layout) ? 0.5 : 1.0);
@@ -42,20 +49,33 @@ inline double rounds_of(const LayoutRecord& layout) noexcept {
 // after the last is the head with its copy of a tied embedding, which replaces the head if there
 // are several stages.
 struct LayoutCosts {
+  explicit LayoutCosts(int kinds) : states(at(kinds) + 1), values_(9 * (at(kinds) + 1)) {
+    std::span<double> rest(values_);
+    for (std::span<double>* by_kind : {&resident_bytes, &late_bytes, &gather_bytes, &sync_s,
+                                       &each_s, &fetch_s, &step_bytes, &step_share, &shared_s}) {
+      *by_kind = rest.first(states.size());
+      rest = rest.subspan(states.size());
+    }
+  }
+  LayoutCosts(LayoutCosts&&) noexcept = default;
+
   std::vector<StateBytes> states;  // weights with their copies; gradients unless they are late
-  std::vector<double> resident_bytes;
-  std::vector<double> late_bytes;    // of gradients that are not allocated for the whole step
-  std::vector<double> gather_bytes;  // of one layer at a time, before allocator losses
-  std::vector<double> sync_s;        // of gradients, once per step
-  std::vector<double> each_s;        // of gradients exchanged with every micro-batch; else zeros
-  std::vector<double> fetch_s;     // of weights gathered layer by layer; zeros if they are resident
-  std::vector<double> step_bytes;  // that the optimiser moves to and from HBM
-  std::vector<double> step_share;  // of the optimiser's products that a device computes
-  std::vector<double> shared_s;    // to gather weights after the step
+  std::span<double> resident_bytes;
+  std::span<double> late_bytes;    // of gradients that are not allocated for the whole step
+  std::span<double> gather_bytes;  // of one layer at a time, before allocator losses
+  std::span<double> sync_s;        // of gradients, once per step
+  std::span<double> each_s;        // of gradients exchanged with every micro-batch; else zeros
+  std::span<double> fetch_s;       // of weights gathered layer by layer; zeros if they are resident
+  std::span<double> step_bytes;    // that the optimiser moves to and from HBM
+  std::span<double> step_share;    // of the optimiser's products that a device computes
+  std::span<double> shared_s;      // to gather weights after the step
   std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
   double bucket_s = 0.0;           // of the gradients that are synchronised last
   double shards = 1.0;             // devices that shard state
   double copies = 1.0;             // replicas of that state
+
+ private:
+  std::vector<double> values_;
 };
 
 // Number of blocks that fit into the stages of a layout, by position: entry s - 1 is the s-th stage
@@ -218,7 +238,7 @@ class PlanSpaceImpl {
   PricedLayout priced_layout(const LayoutRecord& layout, std::int32_t costs_at, Status* status);
   Status add_layout_costs(const LayoutRecord& layout, int most_stages);
   void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status);
-  void add_kind_bytes(int zero, const LayerKindRecord& size, const LayerParameters& p,
+  void add_kind_bytes(const LayoutRecord& layout, int kind, const LayerParameters& p,
                       LayoutCosts* costs) const;
   struct Sender {
     std::int64_t rank;

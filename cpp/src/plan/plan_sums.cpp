@@ -17,35 +17,44 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
   variants_ = space.strategies[at(layout.record.strategy)].variants;
   before_.resize(layers + 1);
   backward_.resize(at(variants_) * (layers + 1));
-  Seconds sum{};
-  before_[0] = sum;
-  for (std::size_t n = 0; n < layers; ++n) {
-    const std::size_t timed = at(space.order[n]);
+  // Weights are prefetched while the previous layer runs; sharded gradients are exchanged with
+  // every micro-batch.
+  const auto seconds = [&](std::size_t timed, std::size_t kind) {
     Seconds own{times.forward_s[timed], times.plain_s[timed], times.weight_grad_s[timed], 0.0};
+    if (zero >= 3) own.forward = overlapped_s(own.forward, costs.fetch_s[kind], contention);
     if (zero >= 2) {
-      // Weights are prefetched while the previous layer runs; sharded gradients are exchanged with
-      // every micro-batch.
-      const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
-      if (zero >= 3) own.forward = overlapped_s(own.forward, costs.fetch_s[kind], contention);
       own.plain = overlapped_s(own.plain, costs.fetch_s[kind] + costs.each_s[kind], contention);
     }
+    return own;
+  };
+  const auto backward_s = [&](std::size_t v, std::size_t timed, std::size_t kind) {
+    const double own_s = times.backward_s[v * kinds + timed];
+    if (zero < 2) return own_s;
+    return overlapped_s(own_s, costs.fetch_s[kind] + costs.each_s[kind], contention);
+  };
+  // The last layer may be of another kind than its times.
+  const std::size_t last = at(space.kind_at(space.layers - 1, layout.record.pp));
+  const std::int32_t* const order = space.order.data();
+  by_kind_.resize(kinds + 1);
+  for (std::size_t k = 0; k < kinds; ++k) by_kind_[k] = seconds(k, k);
+  by_kind_[kinds] = seconds(at(order[layers - 1]), last);
+  Seconds sum = before_[0] = {};
+  const auto add = [&](std::size_t n, const Seconds& own) {
     sum.forward += own.forward;
     sum.plain += own.plain;
     sum.weight_grad += own.weight_grad;
     before_[n + 1] = sum;
-  }
-  for (int v = 0; v < variants_; ++v) {
-    const double* own_s = times.backward_s + at(v) * kinds;
-    double* backward = &backward_[at(v) * (layers + 1)];
+  };
+  for (std::size_t n = 0; n + 1 < layers; ++n) add(n, by_kind_[at(order[n])]);
+  add(layers - 1, by_kind_[kinds]);
+  for (std::size_t v = 0; v < at(variants_); ++v) {
+    double* const backward = &backward_[v * (layers + 1)];
+    for (std::size_t k = 0; k < kinds; ++k) by_kind_[k].unused = backward_s(v, k, k);
     double total_s = backward[0] = 0.0;
-    for (std::size_t n = 0; n < layers; ++n) {
-      double b = own_s[space.order[n]];
-      if (zero >= 2) {
-        const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
-        b = overlapped_s(b, costs.fetch_s[kind] + costs.each_s[kind], contention);
-      }
-      backward[n + 1] = total_s += b;
+    for (std::size_t n = 0; n + 1 < layers; ++n) {
+      backward[n + 1] = total_s += by_kind_[at(order[n])].unused;
     }
+    backward[layers] = total_s + backward_s(v, at(order[layers - 1]), last);
   }
 }
 
@@ -58,10 +67,11 @@ void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
   const bool same_times = same_sizes && times_ == times.forward_s;
   const bool exchanges = layout.record.zero >= 2;  // during the passes
   const bool same_passes = same_times && (same_costs || !(exchanges || layout_->record.zero >= 2));
+  const bool same_stages = same_sizes && same_shape(layout_->record, layout.record);
   space_ = &space;
   layout_ = &layout;
   buffers_ = space.buffer_bytes(layout);
-  add_in_flight();
+  if (!same_stages) add_in_flight();
   if (same_costs && same_times) return;
   costs_ = &costs;
   times_ = times.forward_s;
@@ -70,7 +80,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
   lost_ = 1.0 + space.training.fragmentation;
   if (!same_passes) {
     PassSums::build(space, layout, costs, times, false);
-    add_work();
+    worked_ = false;
   }
   if (!same_times) find_fastest(times);
   if (!same_sizes) add_bytes();
@@ -95,33 +105,40 @@ void PlanSums::add_costs(const KindTimes& times) {
   after_.resize(width);
   resident_.resize(width);
   late_.resize(width);
-  After sum{};
-  double resident = 0.0;
-  double late = 0.0;
-  after_[0] = sum;
-  resident_[0] = late_[0] = 0.0;
-  for (int i = 0; i < layers_; ++i) {
-    const std::size_t kind = at(space_->kind_at(i, layout_->record.pp));
+  const auto after = [&](std::size_t timed, std::size_t kind) {
     double own_s = costs_->step_bytes[kind] / times.hbm_bytes_per_s;
-    if (times.step_s != nullptr) {
-      own_s += times.step_s[at(space_->order[at(i)])] * costs_->step_share[kind];
-    }
-    sum.sync += costs_->sync_s[kind];
-    sum.step += own_s + costs_->shared_s[kind];
-    sum.own_step += own_s;
-    after_[at(i) + 1] = sum;
-    resident_[at(i) + 1] = resident += costs_->resident_bytes[kind];
-    late_[at(i) + 1] = late += costs_->late_bytes[kind];
+    if (times.step_s != nullptr) own_s += times.step_s[timed] * costs_->step_share[kind];
+    return After{costs_->sync_s[kind], own_s + costs_->shared_s[kind], own_s};
+  };
+  const std::size_t last = at(layers_) - 1;
+  const std::size_t last_kind = at(space_->kind_at(layers_ - 1, layout_->record.pp));
+  by_kind_.clear();
+  for (std::size_t k = 0; k < at(space_->kinds); ++k) by_kind_.push_back(after(k, k));
+  by_kind_.push_back(after(at(space_->order[last]), last_kind));
+  After sum = after_[0] = {};
+  double resident = resident_[0] = 0.0;
+  double late = late_[0] = 0.0;
+  for (std::size_t i = 0; i <= last; ++i) {
+    const std::size_t kind = at(space_->order[i]);
+    const After& own = by_kind_[i == last ? at(space_->kinds) : kind];
+    sum.sync += own.sync;
+    sum.step += own.step;
+    sum.own_step += own.own_step;
+    after_[i + 1] = sum;
+    resident_[i + 1] = resident += costs_->resident_bytes[i == last ? last_kind : kind];
+    late_[i + 1] = late += costs_->late_bytes[i == last ? last_kind : kind];
   }
 }
 
 // Both passes of each layer, the backward pass in the fastest variant.
-void PlanSums::add_work() {
+void PlanSums::find_work() {
+  if (worked_) return;
   work_.resize(at(layers_) + 1);
   work_[0] = 0.0;
   for (int i = 0; i < layers_; ++i) {
     work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + least_backward_s(i));
   }
+  worked_ = true;
 }
 
 // Activations, which no exchange changes.

@@ -51,6 +51,7 @@ class PassSums {
   struct Seconds {
     double forward, plain, weight_grad, unused;
   };
+  std::vector<Seconds> by_kind_;  // scratch; then the last layer
 
   double backward_part(int v, int i, int j) const noexcept {
     const std::size_t first = at(v) * before_.size();
@@ -85,7 +86,8 @@ class PlanSums : public PassSums {
   double own_step_s(int i, int j) const noexcept {
     return after_[at(j)].own_step - after_[at(i)].own_step;
   }
-  // Both passes in the fastest variant.
+  // Both passes in the fastest variant; call find_work() first.
+  void find_work();
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
     const int border = border_of(r, i, j);
@@ -123,11 +125,11 @@ class PlanSums : public PassSums {
   struct After {
     double sync, step, own_step;
   };
+  std::vector<After> by_kind_;  // scratch; then the last layer
 
   void find_fastest(const KindTimes& times);
   void add_costs(const KindTimes& times);
   void add_bytes();
-  void add_work();
   double live_of(int v, int i, int j) const noexcept;
   double first_stash(StageRecompute r, int i, int j, int first) const noexcept;
   void add_kinds(bool same_sizes);
@@ -137,7 +139,8 @@ class PlanSums : public PassSums {
   const PricedLayout* layout_ = nullptr;
   const LayoutCosts* costs_ = nullptr;
   const double* times_ = nullptr;
-  bool alone_ = false;  // one stage
+  bool alone_ = false;   // one stage
+  bool worked_ = false;  // whether `work_` is of these times
   int layers_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;

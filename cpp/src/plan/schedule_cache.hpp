@@ -53,18 +53,20 @@ class PlayedSteps {
     std::vector<double> passes_s;       // after the share of two that run together
     std::uint64_t hash;
 
+    // The hash is of a few passes: the first stages differ where any do.
     void set(PipelineSchedule schedule, const PipelineLoads& loads) {
       shape = {static_cast<std::int64_t>(schedule), loads.stages, loads.chunks,
                loads.micro_batches};
-      passes_s.clear();
-      hash = 0;
+      hash = std::bit_cast<std::uint64_t>(loads.overlap);
       for (const std::int64_t part : shape) hash = mixed(hash, static_cast<std::uint64_t>(part));
-      passes_s.push_back(loads.overlap);
-      hash = mixed(hash, std::bit_cast<std::uint64_t>(loads.overlap));
+      passes_s.assign(1, loads.overlap);
+      const bool split = schedule >= PipelineSchedule::kZeroBubbleH1;
       for (const auto& own : {loads.forward_s, loads.backward_s, loads.weight_grad_s}) {
-        for (const double pass_s : own) {
-          passes_s.push_back(pass_s);
-          hash = mixed(hash, std::bit_cast<std::uint64_t>(pass_s));
+        if (own.data() == loads.weight_grad_s.data() && !split) continue;  // part of `backward_s`
+        passes_s.insert(passes_s.end(), own.begin(), own.end());
+        for (const std::size_t k :
+             {std::size_t{0}, std::size_t{1}, own.size() / 2, own.size() - 1}) {
+          if (k < own.size()) hash = mixed(hash, std::bit_cast<std::uint64_t>(own[k]));
         }
       }
     }

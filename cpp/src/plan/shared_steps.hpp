@@ -12,8 +12,8 @@
 
 namespace phaze {
 
-// The step with messages and exchanges of weights and gradients at no cost, and with more and more
-// of the other communication at no cost.
+// The step with exchanges of weights and gradients at no cost, and then with messages and more and
+// more of the other communication at no cost.
 struct SharedStep {
   struct Level {
     std::size_t part;  // of the step that this level makes free, see Estimator::parts
@@ -27,11 +27,30 @@ struct SharedStep {
   LayerKindRecord parameters{};
   std::vector<std::int32_t> kinds;
 
+  // Without exchanges: backward passes by stage, and the step by the seconds of messages.
+  Level own{};
+  std::vector<double> plain_s;
+  struct Sent {
+    std::vector<double> message_s;
+    double wrap_s;
+    double step_s;
+  };
+  std::vector<Sent> sent;
+
   bool played = false;
   std::vector<Level> levels;
   double mean_s = 0.0;   // of the stages' work on a micro-batch
   double again_s = 0.0;  // mean of their recomputation
   double most_s = 0.0;   // the longest
+
+  // What the last plan has in common with those that differ in rank order alone.
+  struct Sizes {
+    std::array<std::int64_t, 3> of{-1, -1, -1};  // replicas, those that share state, ZeRO stage
+    PlanEstimate fullest{};                      // its bytes
+    double moved_bytes = 0.0;                    // by the optimiser
+    std::vector<double> tails_s;                 // of `own` and all levels
+  };
+  Sizes sizes;
 };
 
 // The shared steps of one strategy with the same times, by shape and recomputation.
@@ -48,15 +67,24 @@ class SharedSteps {
         return &other_;
       }
     }
-    if (layout.strategy != strategy_) steps_.clear();
+    if (layout.strategy != strategy_) {
+      steps_.clear();
+      last_ = nullptr;
+    }
     strategy_ = layout.strategy;
-    return &steps_[{layout.schedule, layout.pp, layout.vpp, layout.micro_batches, variant}];
+    const Key key{layout.schedule, layout.pp, layout.vpp, layout.micro_batches, variant};
+    if (last_ == nullptr || key != last_key_) last_ = &steps_[key];
+    last_key_ = key;
+    return last_;
   }
 
  private:
   std::int32_t strategy_ = -1;
   SharedStep other_;
-  std::map<std::array<std::int64_t, 5>, SharedStep> steps_;
+  using Key = std::array<std::int64_t, 5>;
+  std::map<Key, SharedStep> steps_;
+  Key last_key_{};
+  SharedStep* last_ = nullptr;
 };
 
 }  // namespace phaze

@@ -82,8 +82,7 @@ bool good_rules(const MapRulesRecord& r) noexcept {
                             r.gradient_bytes, r.state_bytes, r.step_bytes, r.boundary_bytes}) {
     if (!is_size(size)) return false;
   }
-  for (const double seconds : {r.outer_tail_s, r.stream_link_s, r.stream_both_s, r.other_sum_s,
-                               r.other_slowest_s, r.other_tail_s}) {
+  for (const double seconds : {r.outer_tail_s, r.stream_link_s, r.stream_both_s}) {
     if (!is_size(seconds)) return false;
   }
   if (r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1)) return false;
@@ -92,19 +91,6 @@ bool good_rules(const MapRulesRecord& r) noexcept {
   const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0 ||
                        (r.modes >> static_cast<int>(WeightMode::kOffload) & 1) != 0;
   return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
-}
-
-// If the pipeline has stages of other classes, these stages have a position in it, and the
-// schedule is not ZB-H1.
-bool good_classes(const MapProblem& p) noexcept {
-  const MapRulesRecord& r = p.rules;
-  if (r.pipeline_stages == 0) {
-    return r.first_stage == 0 && r.other_sum_s + r.other_slowest_s + r.other_tail_s == 0.0;
-  }
-  const auto own = static_cast<std::int64_t>(p.blocks.size());
-  const bool placed = r.first_stage >= 0 && r.pipeline_stages <= kMaxMapStages &&
-                      r.first_stage + own <= r.pipeline_stages;
-  return placed && r.zero_bubble == 0;
 }
 
 }  // namespace
@@ -130,7 +116,7 @@ Status check_problem(const MapProblem& p) noexcept {
   }
   if (!good_columns(p, dies) || p.boundary_s.size() != p.blocks.size()) return Status::kBadLayers;
   if (!std::all_of(p.boundary_s.begin(), p.boundary_s.end(), is_size)) return Status::kNotFinite;
-  const auto all = std::max(p.blocks.size(), at(std::max(p.rules.pipeline_stages, 0)));
+  const auto all = p.blocks.size();
   if (!p.cross_stage_s.empty() && p.cross_stage_s.size() != all * all * 2)
     return Status::kBadLayers;
   if (!std::all_of(p.cross_stage_s.begin(), p.cross_stage_s.end(), is_size))
@@ -138,7 +124,7 @@ Status check_problem(const MapProblem& p) noexcept {
   if (std::any_of(p.blocks.begin(), p.blocks.end(), [](auto n) { return n < 0; })) {
     return Status::kNegative;
   }
-  if (!good_rules(p.rules) || !good_classes(p)) return Status::kBadRules;
+  if (!good_rules(p.rules)) return Status::kBadRules;
   if (!is_rate(p.rules.x_bytes_per_s) || !is_rate(p.rules.y_bytes_per_s) ||
       !is_size(p.rules.hop_s)) {
     return Status::kBadFabric;
@@ -168,7 +154,6 @@ Mapping& Mapping::operator=(Mapping&&) noexcept = default;
 int Mapping::ops() const noexcept { return impl_->terms.op_count(); }
 int Mapping::slots() const noexcept { return static_cast<int>(impl_->terms.slots.size()); }
 int Mapping::stages() const noexcept { return impl_->terms.stage_count(); }
-int Mapping::pipeline_stages() const noexcept { return impl_->terms.pipeline_stages(); }
 bool Mapping::is_first(int k) const noexcept { return impl_->terms.is_first(k); }
 bool Mapping::is_last(int k) const noexcept { return impl_->terms.is_last(k); }
 double Mapping::flight(int k) const noexcept { return impl_->terms.flight(k); }
@@ -203,15 +188,6 @@ double Mapping::stream_link_s() const noexcept { return impl_->terms.link_s; }
 MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
                         double limit_s, double shortage, MapRange* range) const {
   return score_step(impl_->terms, impl_->state, {outputs, described, limit_s, shortage, range});
-}
-
-void Mapping::set_others(double sum_s, double slowest_s, double tail_s,
-                         std::span<const MapOther> each) {
-  MapTerms& terms = impl_->terms;
-  terms.others.assign(each.begin(), each.end());
-  terms.rules.other_sum_s = sum_s;
-  terms.rules.other_slowest_s = slowest_s;
-  terms.rules.other_tail_s = tail_s;
 }
 
 void Mapping::assign(std::span<const OpMapping> op_mappings) {

@@ -69,18 +69,11 @@ struct Block {
 // Seconds of a step by its schedule, accumulated stage by stage.
 struct Pipeline {
   const MapRulesRecord* rules;
-  double sum_s, slowest_s;
+  double sum_s = 0.0, slowest_s = 0.0;
   // Idle seconds while the pipeline fills: of all stages, of the slowest, and the maximum.
-  double idle_s, slowest_idle_s, most_idle_s;
+  double idle_s = 0.0, slowest_idle_s = 0.0, most_idle_s = 0.0;
 
-  // Starts with the stages of other classes, if there are any.
-  explicit Pipeline(const MapRulesRecord& of) noexcept
-      : rules(&of),
-        sum_s(of.other_sum_s),
-        slowest_s(of.other_slowest_s),
-        idle_s(of.other_sum_s),
-        slowest_idle_s(of.other_slowest_s),
-        most_idle_s(of.other_slowest_s) {}
+  explicit Pipeline(const MapRulesRecord& of) noexcept : rules(&of) {}
 
   void add(double load_s, double weight_grad_s) noexcept {
     const double waits =
@@ -194,9 +187,10 @@ class StepScorer {
                limit_s_;
   }
 
-  struct Charged {
-    double sum_s, slowest_s;  // over the stages of other classes
-    double links_s;  // seconds of the busiest link to the rim for the streams of all stages
+  // Seconds of a stage for one micro-batch without the streams of other stages, and bytes between
+  // each of its dies and the rim.
+  struct StageStreams {
+    double isolated_s, taken_bytes, given_bytes;
   };
 
   // Sums of a block, and of the layers before and after the blocks.
@@ -270,7 +264,7 @@ class StepScorer {
   double others_s(int k, double regather_s, double copies) const noexcept {
     const bool first = terms_.is_first(k), last = terms_.is_last(k);
     double sending = terms_.boundary_s[at(k)] * rules_.boundary_bytes;
-    if (terms_.pipeline_stages() > 1) {
+    if (count_ > 1) {
       const double ways = 2.0 * rules_.chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
       sending = std::min(sending * copies, sending + ways * regather_s);
     }
@@ -279,7 +273,7 @@ class StepScorer {
 
   // Gradient reduction of all blocks but the last overlaps the backward pass of other blocks.
   double tail_s() const noexcept {
-    double longest_s = rules_.other_tail_s;
+    double longest_s = 0.0;
     for (int k = 0; k < count_; ++k) {
       const StageBudget& b = stages_[at(k)];
       const double later_backward_s = std::max(0.0, blocks(k) - 1.0) * block_.backward_s;
@@ -522,7 +516,7 @@ class StepScorer {
     stage.state_bytes = b.state_bytes;
     stage.activation_bytes = activations + b.stash_bytes;
     stage.over_bytes = over_bytes;
-    stage.streams = terms_.cross_stage_s.empty() ? MapOther{load_s, 0.0, 0.0} : isolated_[at(k)];
+    stage.isolated_s = load_s;
     stage.outputs = outputs;
   }
 
@@ -531,18 +525,13 @@ class StepScorer {
     score_.blocking_s = block_.blocking_f_s + block_.blocking_b_s;
     score_.hidden_s = block_.hidden_f_s + block_.hidden_b_s;
     Pipeline pipeline(rules_);
-    Charged others{};
-    if (!terms_.cross_stage_s.empty()) {
-      others = charge_cross_stage();
-      pipeline.sum_s = pipeline.idle_s = others.sum_s;
-      pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;
-    }
+    const double links_s = terms_.cross_stage_s.empty() ? 0.0 : charge_cross_stage();
     for (int k = 0; k < count_; ++k) {
       pipeline.add(loads_s_[at(k)], weight_grad_s(k));
       if (request_.stages != nullptr) (*request_.stages)[at(k)].load_s = loads_s_[at(k)];
     }
     if (!terms_.cross_stage_s.empty()) {
-      const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // per micro-batch
+      const double more = std::max(0.0, links_s - pipeline.slowest_s);  // per micro-batch
       score_.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
     }
     if (!(score_.stream_over_bytes > 0.0)) score_.stream_over_bytes = 0.0;
@@ -573,9 +562,9 @@ class StepScorer {
 
   // Bytes that a stage's dies read and write for one micro-batch; activations moved off the wafer
   // (`offloaded`, per block) are written and read back.
-  MapOther streams_of(int k, double isolated_s, double offloaded) const noexcept {
-    MapOther traffic{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
-                     blocks(k) * (weights_[1].given_bytes + offloaded)};
+  StageStreams streams_of(int k, double isolated_s, double offloaded) const noexcept {
+    StageStreams traffic{isolated_s, blocks(k) * (weights_[1].taken_bytes + offloaded),
+                         blocks(k) * (weights_[1].given_bytes + offloaded)};
     for (const std::size_t end : {std::size_t{0}, std::size_t{2}}) {
       if (!(end == 0 ? terms_.is_first(k) : terms_.is_last(k))) continue;
       traffic.taken_bytes += weights_[end].taken_bytes;
@@ -586,19 +575,12 @@ class StepScorer {
 
   // Collectives of a stage share its links with the cross-stage streams of other stages. Each stage
   // streams once per period of the slowest stage, so a stage is delayed by these streams in
-  // proportion to its share of that period. `links_s` is a lower bound of the busiest link to the
-  // rim: every stage streams at least as much as the one that streams least. Replaces `loads_s_` by
-  // the resulting times of the stages.
-  Charged charge_cross_stage() noexcept {
-    const std::size_t count = at(terms_.pipeline_stages()), first = at(rules_.first_stage);
-    const std::size_t own = at(count_);
-    Charged charged{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
-    std::array<MapOther, kMaxMapStages> all;  // first `count` entries
-    if (terms_.others.size() + own != count && own != count) return charged;
-    for (std::size_t k = 0; k < count; ++k) {
-      const bool mine = k >= first && k < first + own;
-      all[k] = mine ? isolated_[k - first] : terms_.others[k < first ? k : k - own];
-    }
+  // proportion to its share of that period. Replaces `loads_s_` by the resulting times of the
+  // stages, and returns a lower bound of the seconds of the busiest link to the rim: every stage
+  // streams at least as much as the one that streams least.
+  double charge_cross_stage() noexcept {
+    const std::size_t count = at(count_);
+    const std::array<StageStreams, kMaxMapStages>& all = isolated_;
     double least_in = all[0].taken_bytes, least_out = all[0].given_bytes, most = 0.0, pace_s = 0.0;
     for (std::size_t j = 0; j < count; ++j) {
       least_in = std::min(least_in, all[j].taken_bytes);
@@ -606,8 +588,7 @@ class StepScorer {
       most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
       pace_s = std::max(pace_s, all[j].isolated_s);
     }
-    if (!(most > 0.0) || !(pace_s > 0.0)) return charged;
-    charged = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
+    if (!(most > 0.0) || !(pace_s > 0.0)) return 0.0;
     for (std::size_t k = 0; k < count; ++k) {
       double past_s = 0.0;
       for (std::size_t j = 0; j < count; ++j) {
@@ -617,15 +598,9 @@ class StepScorer {
         const double* cost = &terms_.cross_stage_s[(k * count + j) * 2];
         past_s += rest * cost[0] + less * cost[1];
       }
-      const double load_s = all[k].isolated_s + all[k].isolated_s / pace_s * past_s;
-      if (k >= first && k < first + own) {
-        loads_s_[k - first] = load_s;
-      } else {
-        charged.sum_s += load_s;
-        charged.slowest_s = std::max(charged.slowest_s, load_s);
-      }
+      loads_s_[k] = all[k].isolated_s + all[k].isolated_s / pace_s * past_s;
     }
-    return charged;
+    return rules_.streamed_link_s(least_in, least_out);
   }
 
   const MapTerms& terms_;
@@ -647,17 +622,9 @@ class StepScorer {
   MapScore score_{};
   // First `count_` entries. isolated_: without streams of other stages, set if there are any.
   std::array<double, kMaxMapStages> loads_s_;
-  std::array<MapOther, kMaxMapStages> isolated_;
+  std::array<StageStreams, kMaxMapStages> isolated_;
   std::array<Moved, 3> weights_{};  // moved before the blocks, of a block, after the blocks
 };
-
-// ---- parts of the model and stages ----
-
-// ---- outputs ----
-
-// ---- the step ----
-
-// ---- streams ----
 
 }  // namespace
 

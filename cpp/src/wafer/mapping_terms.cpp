@@ -58,8 +58,8 @@ MapTerms::MapTerms(const MapProblem& p)
 void MapTerms::find_stream_links() {
   if (cross_stage_s.empty()) return;
   link_s = both_s = 0.0;
-  for (int k = rules.first_stage; k < rules.first_stage + stage_count(); ++k) {
-    const double* own = &cross_stage_s[at(k) * at(pipeline_stages() + 1) * 2];
+  for (int k = 0; k < stage_count(); ++k) {
+    const double* own = &cross_stage_s[at(k) * at(stage_count() + 1) * 2];
     link_s = std::max(link_s, own[0]);
     both_s = std::max(both_s, own[1]);
   }

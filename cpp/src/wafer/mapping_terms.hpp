@@ -61,23 +61,17 @@ struct MapState {
   Proposed proposed;
 };
 
-// Owns copies of all data of a problem. Constant once built except for the seconds of stages of
-// other classes (`rules.other_*` and `others`, which Mapping::set_others replaces); any number of
-// threads may read it while none calls that.
+// Owns copies of all data of a problem. Constant once built; any number of threads may
+// read it.
 class MapTerms {
  public:
   explicit MapTerms(const MapProblem& problem);  // requires check_problem() to have passed
 
   int op_count() const noexcept { return static_cast<int>(ops.size()); }
   int stage_count() const noexcept { return static_cast<int>(blocks.size()); }
-  int pipeline_stages() const noexcept {
-    return rules.pipeline_stages > 0 ? rules.pipeline_stages : stage_count();
-  }
-  bool is_first(int k) const noexcept { return rules.first_stage + k == 0; }
-  bool is_last(int k) const noexcept { return rules.first_stage + k + 1 == pipeline_stages(); }
-  double flight(int k) const noexcept {
-    return rules.in_flight(pipeline_stages(), rules.first_stage + k);
-  }
+  bool is_first(int k) const noexcept { return k == 0; }
+  bool is_last(int k) const noexcept { return k + 1 == stage_count(); }
+  double flight(int k) const noexcept { return rules.in_flight(stage_count(), k); }
 
   bool legal(int op, const OpMapping& op_mapping) const noexcept;
   MapNode node(int op, const OpMapping& op_mapping) const noexcept;
@@ -101,7 +95,6 @@ class MapTerms {
   std::vector<double> boundary_s;
   std::vector<double> flights;        // micro-batches in flight, by stage
   std::vector<double> cross_stage_s;  // see MapProblem
-  std::vector<MapOther> others;
   // Seconds of the busiest link where every die of a stage streams one byte in or out (link_s), or
   // one byte each way (both_s); the maximum over the stages.
   double link_s, both_s;

@@ -333,7 +333,7 @@ double Relaxation::Impl::step_s(const Block& free, const Block& dear, double pri
   const double capacity_price = price * mapping_.rules().capacity_bytes;
   const auto blocks = mapping_.blocks();
   const double heavy = std::max(free.block_s, dear.block_s + price * held_bytes_ - capacity_price);
-  double sum = mapping_.rules().other_sum_s, slowest = mapping_.rules().other_slowest_s;
+  double sum = 0.0, slowest = 0.0;
   for (std::size_t k = 0; k < blocks.size(); ++k) {
     double load = blocks[k] * (k == 0 ? heavy : free.block_s) +
                   mapping_.boundary()[k] * mapping_.rules().boundary_bytes;
@@ -379,10 +379,6 @@ Relaxation& Relaxation::operator=(Relaxation&&) noexcept = default;
 
 MapBound Relaxation::bound(double theta, double phi, double price, double enough) {
   return impl_->bound(theta, phi, price, enough);
-}
-
-MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price) {
-  return Relaxation(mapping).bound(theta, phi, price);
 }
 
 }  // namespace phaze

@@ -57,9 +57,7 @@ void chains_bound_steps(std::mt19937_64* random) {
     const Passes own = random_passes(slots, random);
     const PipelineLoads loads = own.loads(stages, chunks, micro_batches);
     const double own_s = player.full_step_s(schedule, loads);
-    const std::vector<phaze::PassEvent> events = player.events(schedule, loads);
-    const phaze::PassChain chain =
-        phaze::critical_chain(schedule, events, stages, chunks, micro_batches);
+    const phaze::PassChain chain = phaze::critical_chain(schedule, loads, &player);
     CHECK(std::abs(chain.least_s(loads) - own_s) <= 1e-12 * own_s);
     known.select(schedule, stages, chunks, micro_batches);
     known.learn(loads, &player);

@@ -64,13 +64,8 @@ void test_published_chains() {
   Numbers numbers(7);
   for (int round = 0; round < 400; ++round) {
     const Table table = phaze::test::random_chain(numbers, 1 + numbers.below(8));
-    const PublishedRules rules{4.0 + numbers.below(60),
-                               1 + numbers.below(12),
-                               1 + numbers.below(9),
-                               1 + numbers.below(3),
-                               numbers.below(2) == 0,
-                               0,
-                               0};
+    const PublishedRules rules{4.0 + numbers.below(60), 1 + numbers.below(12), 1 + numbers.below(9),
+                               1 + numbers.below(3), numbers.below(2) == 0};
     PlacementPlan plan;
     CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kOk);
     double best = kInfinite;
@@ -114,7 +109,7 @@ void test_published_by_hand() {
   Table four = equal_layers(4);
   four.sync[0] = 14.4;
   PlacementPlan plan;
-  CHECK(place_published(four.view(), {1.0, 4, 4, 1, false, 0, 0}, kInfinite, &plan) == Status::kOk);
+  CHECK(place_published(four.view(), {1.0, 4, 4, 1, false}, kInfinite, &plan) == Status::kOk);
   CHECK(plan.time_s == 21.0 && plan.stages == 4 && plan.replicas == 1);
 }
 
@@ -122,7 +117,7 @@ void test_malformed() {
   Numbers numbers(7);
   Table table = phaze::test::random_chain(numbers, 4);
   PlacementPlan plan;
-  PublishedRules rules{100.0, 4, 4, 2, false, 0, 0};
+  PublishedRules rules{100.0, 4, 4, 2, false};
   rules.devices = 0;
   CHECK(place_published(table.view(), rules, kInfinite, &plan) == Status::kBadRules);
   rules.devices = 4;

@@ -80,7 +80,7 @@ void largest_sizes() {
   CHECK(same_bits(mapping.score(), before));
   const MapSearchResult found = anneal(mapping, {7, 200, 0.1});
   CHECK(objective(mapping, found.score) <= objective(mapping, before));
-  CHECK(chain_bound(mapping, 0.5, 0.0, 0.0).time_s <= found.score.time_s);
+  CHECK(Relaxation(mapping).bound(0.5, 0.0, 0.0).time_s <= found.score.time_s);
 }
 
 void no_slots_and_one_operator() {
@@ -134,8 +134,8 @@ void memory_has_a_price() {
   std::vector<OpMapping> op_mappings;
   for (int i = 0; i < 6; ++i) op_mappings.push_back(mapping.choices(i)[0]);
   mapping.assign(op_mappings);
-  CHECK_CLOSE(chain_bound(mapping, 1.0, 0.0, 0.0).time_s, 4.0 * 48.0 + 48.0, 1e-8);
-  const double priced_s = chain_bound(mapping, 1.0, 0.0, 0.125).time_s;
+  CHECK_CLOSE(Relaxation(mapping).bound(1.0, 0.0, 0.0).time_s, 4.0 * 48.0 + 48.0, 1e-8);
+  const double priced_s = Relaxation(mapping).bound(1.0, 0.0, 0.125).time_s;
   CHECK_CLOSE(priced_s, 4.0 * 4.0 * 13.125 + 48.0, 1e-8);
   CHECK(priced_s <= mapping.score().time_s);
 }

@@ -21,8 +21,8 @@ from phaze_fast.wafer.mapping.operators import ROLES, passes
 from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.problem import Problem, operator_costs
 from phaze_fast.wafer.mapping.traffic import (
-    class_counts,
     held_parameters,
+    part_counts,
     step_loads,
     streamed_bytes,
 )
@@ -116,33 +116,29 @@ def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
 
 
 def _operators_j(problem: Problem, found: Evaluation) -> float:
-    joules_of_all = 0.0
-    for encoding, counts in class_counts(problem, found.encoding):
-        layout = encoding.layout
-        operators = zip(problem.work.operators, _runs_again(problem, encoding), strict=True)
-        total = 0.0
-        costs = _local_costs(problem, encoding)
-        for (op, more), (_, _, (forward, *backward)) in zip(operators, costs, strict=True):
-            total += sum(counts[op.part]) * (forward + sum(backward)) + more * forward
-        joules_of_all += total * layout.dies * problem.batches(layout) * layout.replicas
-    return joules_of_all
+    encoding, counts = found.encoding, part_counts(problem, found.encoding)
+    layout = encoding.layout
+    operators = zip(problem.work.operators, _runs_again(problem, encoding), strict=True)
+    total = 0.0
+    costs = _local_costs(problem, encoding)
+    for (op, more), (_, _, (forward, *backward)) in zip(operators, costs, strict=True):
+        total += sum(counts[op.part]) * (forward + sum(backward)) + more * forward
+    return total * layout.dies * problem.batches(layout) * layout.replicas
 
 
 def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
     """Bytes per step that the optimiser moves on the dies, and that enter or leave the wafer."""
     spec = optimizer(problem.training.optimizer)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
-    stepped = streamed = 0.0
-    by_stage = streamed_bytes(problem, found.encoding).sum(axis=1)
-    for encoding, counts in class_counts(problem, found.encoding):
-        dies = encoding.layout.dies * encoding.layout.replicas
-        own, by_stage = np.split(by_stage, [encoding.layout.stages])
-        streamed += float(own.sum()) * dies
-        for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
-            shared = mine if mode == "replicated" else mine / among
-            if mode not in ("stream", "offload"):
-                times = sum(counts[problem.work.operators[i].part])
-                stepped += times * shared * each_step * dies
+    encoding, counts = found.encoding, part_counts(problem, found.encoding)
+    dies = encoding.layout.dies * encoding.layout.replicas
+    stepped = 0.0
+    for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
+        shared = mine if mode == "replicated" else mine / among
+        if mode not in ("stream", "offload"):
+            times = sum(counts[problem.work.operators[i].part])
+            stepped += times * shared * each_step * dies
+    streamed = float(streamed_bytes(problem, encoding).sum(axis=1).sum()) * dies
     return stepped, streamed + _between_wafers(problem, found)
 
 
@@ -227,37 +223,22 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     >>> abs(work_s / scored.compute_s - 1.0) < 1e-9
     True
     """
-    classes = found.encoding.classes
     peak = problem.chip.peak_flops()
     rows = []
-    for number, stage_class in enumerate(classes):
-        costs = _local_costs(problem, stage_class)
-        for op, (some, (forward, *backward), _) in zip(problem.work.operators, costs, strict=True):
-            flops = sum(float(np.sum(spec.flops)) for spec in some)
-            busy = forward + sum(backward)
-            row = {
+    costs = _local_costs(problem, found.encoding)
+    for op, (some, (forward, *backward), _) in zip(problem.work.operators, costs, strict=True):
+        flops = sum(float(np.sum(spec.flops)) for spec in some)
+        busy = forward + sum(backward)
+        rows.append(
+            {
                 "operator": op.name,
                 "part": op.part,
                 "forward_s": forward,
                 "backward_s": sum(backward),
                 "of_peak": flops / (busy * peak) if busy > 0 else 0.0,
             }
-            rows.append(row if len(classes) == 1 else {**row, "class": number})
+        )
     return rows
-
-
-def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
-    """Work of one block and micro-batch in each stage."""
-    classes = found.encoding.classes
-    if len(classes) == 1:
-        return [found.compute_s] * len(found.stages)
-    seconds = []
-    for number, stage_class in enumerate(classes):
-        rows = [row for row in operator_times(problem, found) if row["class"] == number]
-        block = [row for row in rows if row["part"] == "block"]
-        work_s = sum(row["forward_s"] + row["backward_s"] for row in block)
-        seconds += [work_s] * stage_class.layout.stages
-    return seconds
 
 
 def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
@@ -279,14 +260,7 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     x, y = problem.wafer.link_bytes_per_s
     busy = loads / (np.array([x, x, y, y]) + (np.array([x, x, y, y]) == 0)) / found.time_s
     batches = problem.batches(found.encoding.layout)
-    block_s = _block_work_s(problem, found)
-    work_s = [
-        batches * stage.blocks * own_s for stage, own_s in zip(found.stages, block_s, strict=True)
-    ]
-    layout, second = found.encoding.layout, found.encoding.second_class
-    wafers = problem.wafer.wafer_count // layout.replicas if second else 1
-    shapes = (layout, second.layout if second else None)
-    grids = [stage_grid(problem.wafer, *shapes, number) for number in range(wafers)]
+    work_s = [batches * stage.blocks * found.compute_s for stage in found.stages]
     return {
         "mfu": step_mfu(problem, found),
         "energy_j": energy.total_j,
@@ -297,8 +271,7 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
             "operators": operator_times(problem, found),
         },
         "dies": {
-            "stage": grids[0],
-            **({"wafers": grids} if wafers > 1 else {}),
+            "stage": stage_grid(problem.wafer, found.encoding.layout),
             "busy": [seconds / found.time_s for seconds in work_s],
             "dead_links": [[list(at)[::-1] for at in link] for link in problem.wafer.dead_links],
         },
@@ -316,13 +289,10 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def stage_grid(
-    wafer: Wafer, layout: Layout, second_class: Layout | None = None, number: int = 0
-) -> list[list[int]]:
+def stage_grid(wafer: Wafer, layout: Layout) -> list[list[int]]:
     """Stage of each die, row by row; -1 where it is idle, -2 where it is dead.
 
-    `second_class` is the layout of the second class of stages, if there is one, and `number` the
-    index of the wafer in a pipeline; with one class of stages all wafers have the same map.
+    It is that of the first wafer of a pipeline; the stages of the others lie the same way.
 
     Examples
     --------
@@ -332,17 +302,15 @@ def stage_grid(
     """
     columns, rows = wafer.grid
     grid = [[-1 if wafer.alive(x, y) else -2 for x in range(columns)] for y in range(rows)]
-    placement = Placement(wafer, (layout, second_class) if second_class else (layout,))
-    for stage in range(len(placement.dies))[placement.by_wafer[number]]:
-        for x, y in placement.dies[stage]:
+    placement = Placement(wafer, layout)
+    for stage, dies in enumerate(placement.dies[: placement.here]):
+        for x, y in dies:
             grid[y][x] = stage
     return grid
 
 
-def die_map(wafer: Wafer, layout: Layout, second_class: Layout | None = None) -> str:
+def die_map(wafer: Wafer, layout: Layout) -> str:
     """Draw the wafer, one die a cell: its stage, `.` idle, `X` dead.
-
-    With a second class of stages, every wafer of a pipeline is drawn.
 
     Examples
     --------
@@ -363,9 +331,7 @@ def die_map(wafer: Wafer, layout: Layout, second_class: Layout | None = None) ->
             text = str(stage) if wide else _DIGITS[stage]
         return text.rjust(3) if wide else text
 
-    wafers = 1 if second_class is None else wafer.wafer_count // layout.replicas
-    grids = [stage_grid(wafer, layout, second_class, number) for number in range(wafers)]
-    return "\n\n".join("\n".join(" ".join(map(cell, row)) for row in grid) for grid in grids)
+    return "\n".join(" ".join(map(cell, row)) for row in stage_grid(wafer, layout))
 
 
 def link_map(wafer: Wafer, loads: Array) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 from typing import Annotated, Any, ClassVar, Self
@@ -22,20 +22,12 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest, not_accepted
 from phaze_fast.records import Record
 from phaze_fast.tables import Array
-from phaze_fast.wafer.mapping.layout import (
-    SCHEDULES,
-    Layout,
-    micro_batch_fault,
-    replicas_fault,
-    slots_of,
-)
+from phaze_fast.wafer.mapping.layout import SCHEDULES, Layout, slots_of
 from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS
-from phaze_fast.wafer.mapping.placement import Placement, places_of
+from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.problem import Problem
 
-Pair = tuple[Layout, Layout]
-"""Layouts of the first and of the second class of stages."""
 Runs = tuple[tuple[str, int], ...]
 """Roles and factors along an axis of a rectangle of dies, from the inside out."""
 
@@ -128,90 +120,12 @@ def _broken_rules(
         )
 
 
-def accepts_classes(problem: Problem) -> bool:
-    """Whether a pipeline of the problem may have two classes of stages."""
-    work = problem.work
-    return not (work.encodes or problem.linear or problem.volume) and work.blocks > 1
-
-
-def classes_fault(problem: Problem, layouts: Pair) -> str:
-    """Return why a pipeline cannot have two such classes of stages; empty where it can.
-
-    Examples
-    --------
-    >>> problem = Problem("bertlarge", "dojo-tile-like")
-    >>> pair = Layout(5, 3, 1, 16, blocks=(14,)), Layout(5, 3, 1, 16, blocks=(10,))
-    >>> classes_fault(problem, pair)
-    'rectangle: 1 of 5 x 3 and 1 of 5 x 3 dies have no place together on dojo-tile-like'
-    """
-    first, second = layouts
-    wafer, work = problem.wafer, problem.work
-    if not accepts_classes(problem):
-        return (
-            "class: two are not accepted in rank order, for one block or for an encoder-decoder; "
-            "expected one"
-        )
-    for layout in layouts:
-        if fault := _stages_fault(layout):
-            return fault
-        batch = problem.training.global_batch
-        fault = replicas_fault(wafer, batch, layout.replicas) or micro_batch_fault(batch, layout)
-        if fault:
-            return fault
-    for name in ("micro_batch", "replicas"):
-        wanted, other = getattr(first, name), getattr(second, name)
-        if wanted != other:
-            return f"{name}: {other} is not accepted; expected {wanted}, as of the first class"
-    block_count = sum(first.blocks) + sum(second.blocks)
-    if block_count != work.blocks:
-        return f"blocks: {block_count} in all are not accepted; expected {work.blocks}"
-    if places_of(wafer, layouts) is None:
-        shapes = " and ".join(
-            f"{layout.stages} of {layout.width} x {layout.height}" for layout in layouts
-        )
-        wafers = wafer.wafer_count // first.replicas
-        where = wafer.name if wafers == 1 else f"{wafers} {wafer.name}, each with a stage"
-        return f"rectangle: {shapes} dies have no place together on {where}"
-    return ""
-
-
-def _stages_fault(layout: Layout) -> str:
-    """Return why a class cannot have such stages; empty where it can."""
-    if layout.schedule != "1f1b" or layout.chunks != 1:
-        return "schedule: with two classes of stages only 1f1b is accepted"
-    if len(layout.blocks) != layout.stages or min(layout.blocks, default=0) < 1:
-        return (
-            f"blocks: {list(layout.blocks)} is not accepted; expected at least 1 for each of "
-            f"{layout.stages} stages of the class"
-        )
-    return ""
-
-
 @dataclass(frozen=True)
 class Encoding:
-    """A whole mapping: a layout of the wafer, and one operator mapping per operator.
-
-    If a pipeline has two classes of stages, this is the first class and `second_class` the other;
-    each class has a layout with its own stages and blocks.
-    """
+    """A whole mapping: a layout of the wafer, and one operator mapping per operator."""
 
     layout: Layout
     operator_mappings: tuple[OperatorMapping, ...]
-    second_class: Encoding | None = None
-
-    @property
-    def classes(self) -> tuple[Encoding, ...]:
-        """The classes of stages, each as a mapping of its own: one or two."""
-        if self.second_class is None:
-            return (self,)
-        return (Encoding(self.layout, self.operator_mappings), self.second_class)
-
-    def layouts_dict(self) -> dict[str, Any]:
-        """Return the layout as plain data, the layout of the second class as `second_class`."""
-        data = self.layout.to_dict()
-        if self.second_class is not None:
-            data["second_class"] = self.second_class.layout.to_dict()
-        return data
 
     @property
     def dies(self) -> int:
@@ -222,8 +136,7 @@ class Encoding:
         >>> Encoding(Layout(5, 2, 3, 1, replicas=4), ()).dies
         120
         """
-        layouts = (stage_class.layout for stage_class in self.classes)
-        return sum(layout.dies * layout.stages * layout.replicas for layout in layouts)
+        return self.layout.dies * self.layout.stages * self.layout.replicas
 
     @property
     def stages_text(self) -> str:
@@ -234,30 +147,19 @@ class Encoding:
         >>> Encoding(Layout(5, 2, 3, 1), ()).stages_text
         '3 stage(s) of 5 x 2 dies'
         """
-        every = [stage_class.layout for stage_class in self.classes]
-        shapes = [
-            f"{layout.stages} stage(s) of {layout.width} x {layout.height}" for layout in every
-        ]
-        return " and ".join(shapes) + " dies"
+        layout = self.layout
+        return f"{layout.stages} stage(s) of {layout.width} x {layout.height} dies"
 
     def placement(self, problem: Problem) -> Placement:
-        """Place the stages of all classes on the problem's wafer."""
-        return Placement(problem.wafer, tuple(stage_class.layout for stage_class in self.classes))
+        """Place the stages on the problem's wafer."""
+        return Placement(problem.wafer, self.layout)
 
     # ---- legality ----
 
     def faults(self, problem: Problem) -> list[str]:
         """Return the rules that the mapping breaks, one line each; empty if it is legal."""
-        if self.second_class is None:
-            fault = problem.fault(self.layout)
-            return self._faults(problem, [fault] if fault else [])
-        pair = (self.layout, self.second_class.layout)
-        if fault := classes_fault(problem, pair):
-            return [fault]
-        return [line for stage_class in self.classes for line in stage_class._faults(problem, [])]
-
-    def _faults(self, problem: Problem, found: list[str]) -> list[str]:
-        """Check the operators of one class of stages."""
+        fault = problem.fault(self.layout)
+        found = [fault] if fault else []
         names = [op.name for op in problem.work.operators]
         operator_names = [op_mapping.operator for op_mapping in self.operator_mappings]
         if operator_names != names:
@@ -351,10 +253,7 @@ class Encoding:
     # ---- plain data ----
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Return plain data, one mapping per operator and class; `from_list` reads it back."""
-        if self.second_class is not None:
-            entries = [stage_class.to_list() for stage_class in self.classes]
-            return [{**entry, "class": k} for k, some in enumerate(entries) for entry in some]
+        """Return plain data, one mapping per operator; `from_list` reads it back."""
         return [
             {
                 "operator": op_mapping.operator,
@@ -386,29 +285,18 @@ class Encoding:
         """
         if not isinstance(data, list) or not data:
             raise InvalidInputError(f"{source}: expected a list of one mapping per operator")
-        classes: tuple[list[_Entry], ...] = ([], [])
+        entries = []
         for i, entry in enumerate(data):
             where = f"{source}[{i}]"
             if not isinstance(entry, Mapping):
                 raise not_accepted(where, entry, "a mapping")
-            number = entry.get("class", 0)
-            if isinstance(number, bool) or number not in (0, 1):
-                raise not_accepted(f"{where}.class", number, "0 or 1")
-            fields = {key: value for key, value in entry.items() if key != "class"}
-            classes[number].append(_Entry.from_dict(fields, where))
-        if not classes[0]:
-            raise InvalidInputError(f"{source}: no operator of class 0; expected one class or two")
-        if any(len({entry.layout for entry in entries}) > 1 for entries in classes):
+            entries.append(_Entry.from_dict(entry, where))
+        if len({entry.layout for entry in entries}) > 1:
             raise InvalidInputError(
                 f"{source}: operators disagree in rectangle, stages or micro_batch; expected one "
                 "layout for all"
             )
-        first, *second = (
-            cls(entries[0].layout, tuple(entry.op_mapping for entry in entries))
-            for entries in classes
-            if entries
-        )
-        return replace(first, second_class=second[0]) if second else first
+        return cls(entries[0].layout, tuple(entry.op_mapping for entry in entries))
 
 
 # ---- one entry of a file ----

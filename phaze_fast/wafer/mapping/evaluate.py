@@ -1,30 +1,19 @@
 """Step time and memory of a mapping on a wafer, and the bytes by which it exceeds memory.
 
 A mapping that does not fit is a result with a reason, not an error.
-
-With two classes of stages in one pipeline, each has a shape and operator mappings of its own; the
-stages of the first class come first. The kernel for stages of one shape evaluates each class, given
-the number of stages before and after and the time they take; one formula gives the step. At the
-border between the classes every die of one sends an equal share to every die of the other, and the
-receiving dies redistribute it into the split that their operators require; the gradient returns in
-the same manner. Streams of one class over the links of the other are charged to both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Array, flat_row
 from phaze_fast.units import format_bytes, format_time
-from phaze_fast.wafer.mapping.encoding import Encoding, Pair, classes_fault
+from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.placement import Placement
 from phaze_fast.wafer.mapping.problem import Problem
 
 _BLOCK = ("compute_s", "blocking_s", "hidden_s")
@@ -68,8 +57,7 @@ class Evaluation:
     """Bytes in off-wafer memory per die in use."""
     stream_over_bytes: float
     compute_s: float
-    """Compute time of one block and micro-batch, forward and backward, without recomputation. With
-    two classes, this and the next two fields are those of the class with the slowest stage."""
+    """Compute time of one block and micro-batch, forward and backward, without recomputation."""
     blocking_s: float
     """Time of the exposed collectives of a block."""
     hidden_s: float
@@ -120,7 +108,7 @@ class Evaluation:
             "reason": self.reason,
             "block": {name: getattr(self, name) for name in _BLOCK},
             "stages": [asdict(stage) for stage in self.stages],
-            "layout": self.encoding.layouts_dict(),
+            "layout": self.encoding.layout.to_dict(),
             "encoding": self.encoding.to_list(),
         }
 
@@ -200,120 +188,7 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     True
     """
     encoding.check(problem)
-    if encoding.second_class is not None:
-        return _evaluate_classes(problem, encoding, choose_outputs)
     mapping = problem.mapping(encoding.layout)
     op_mappings, outputs = encoding.arrays(problem)
     mapping.assign(op_mappings)
     return evaluation_of(problem, encoding.layout, mapping, None if choose_outputs else outputs)
-
-
-# ---- two classes of stages ----
-
-
-@dataclass(frozen=True)
-class ClassTimes:
-    """Times of the stages of one class, without delays by streams of the other class."""
-
-    sum_s: float
-    slowest_s: float
-    tail_s: float
-    streams: Array
-    """Seconds of each stage, and bytes that each of its dies receives and sends: records of
-    `MAP_STREAMS_DTYPE`."""
-
-
-class Classes:
-    """Two classes of stages of a problem, compiled.
-
-    Parameters
-    ----------
-    problem
-        The model, the wafer and the step.
-    layouts
-        The first and the second class: `stages` and `blocks` count those of the class.
-
-    Raises
-    ------
-    InvalidInputError
-        If they do not fit on the wafer, or an operator cannot be split over that many dies.
-
-    Examples
-    --------
-    >>> problem = Problem("bertlarge", "dojo-tile-like")
-    >>> pair = Layout(5, 3, 1, 16, blocks=(15,)), Layout(5, 2, 1, 16, blocks=(9,))
-    >>> score = Classes(problem, pair).score()
-    >>> 0.0 < score["time_s"] < 10.0
-    True
-    """
-
-    def __init__(self, problem: Problem, layouts: Pair) -> None:
-        if fault := classes_fault(problem, layouts):
-            raise InvalidInputError(fault)
-        self.problem, self.layouts = problem, layouts
-        self.placement = Placement(problem.wafer, layouts)
-        self.mappings = tuple(problem.compiled(self.placement, which) for which in (0, 1))
-
-    # ---- scores ----
-
-    def isolated(self, which: int) -> _core.Mapping:
-        """Return the mapping of one class as if the other took no time."""
-        self.mappings[which].set_others(0.0, 0.0, 0.0)
-        return self.mappings[which]
-
-    def times(self, which: int, outputs: Array | None = None) -> ClassTimes:
-        """Return the times of the stages of one class by themselves."""
-        mapping = self.isolated(which)
-        tail_s = float(mapping.score(outputs)["tail_s"][0]) - self.problem.placed_tail_s(
-            self.placement
-        )
-        streams = np.ascontiguousarray(mapping.stages(outputs)[0]["streams"])
-        loads = [float(load) for load in streams["isolated_s"]]
-        total = 0.0
-        for load in loads:
-            total += load
-        return ClassTimes(total, max(loads), tail_s, streams)
-
-    def given_other(self, which: int, outputs: Array | None = None) -> _core.Mapping:
-        """Return the mapping of one class, given the times of the other at its current mapping."""
-        other = self.times(1 - which, outputs)
-        self.mappings[which].set_others(other.sum_s, other.slowest_s, other.tail_s, other.streams)
-        return self.mappings[which]
-
-    def score(self, outputs: tuple[Array | None, Array | None] = (None, None)) -> dict[str, float]:
-        """Time and memory of the whole pipeline."""
-        first = self.isolated(0).score(outputs[0])[0]
-        second = self.given_other(1, outputs[0]).score(outputs[1])[0]
-        names = ("memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
-        worst = {name: max(float(first[name]), float(second[name])) for name in names}
-        return {"time_s": float(second["time_s"]), "tail_s": float(second["tail_s"]), **worst}
-
-
-def evaluation_of_classes(
-    classes: Classes, outputs: tuple[Array | None, Array | None] = (None, None)
-) -> Evaluation:
-    """Evaluate two compiled classes of stages; outputs are chosen exactly unless given."""
-    score: dict[str, Any] = classes.score(outputs)
-    parts = []
-    for which, layout in enumerate(classes.layouts):
-        mapping = classes.given_other(which, outputs[1 - which])
-        parts.append(evaluation_of(classes.problem, layout, mapping, outputs[which]))
-    first, second = (part.encoding for part in parts)
-    slowest = max(parts, key=lambda part: max(stage.load_s for stage in part.stages))
-    return replace(
-        slowest,
-        encoding=replace(first, second_class=second),
-        stages=parts[0].stages + parts[1].stages,
-        **score,
-    )
-
-
-def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
-    first, second = encoding.classes
-    classes = Classes(problem, (first.layout, second.layout))
-    outputs: list[Array | None] = []
-    for stage_class, mapping in zip(encoding.classes, classes.mappings, strict=True):
-        op_mappings, encoded_outputs = stage_class.arrays(problem)
-        mapping.assign(op_mappings)
-        outputs.append(None if choose_outputs else encoded_outputs)
-    return evaluation_of_classes(classes, (outputs[0], outputs[1]))

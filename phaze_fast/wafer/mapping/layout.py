@@ -55,18 +55,6 @@ class Layout:
         """Dies of one stage."""
         return self.width * self.height
 
-    @property
-    def whole(self) -> tuple[Run, ...]:
-        """All dies of a stage as one group.
-
-        Examples
-        --------
-        >>> Layout(4, 3, 1, 1).whole
-        (Run(axis=0, size=4, stride=1), Run(axis=1, size=3, stride=1))
-        """
-        sides = enumerate((self.width, self.height))
-        return tuple(Run(axis, side, 1) for axis, side in sides if side > 1)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the fields that hold their default."""
         others: dict[str, Any] = {
@@ -151,32 +139,13 @@ def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[
     """
     if stages == 1 or blocks < stages:
         return even_split(blocks, stages)
-    return balanced_split(blocks, (1.0,) * stages, ends)
-
-
-@lru_cache(maxsize=65536)
-def balanced_split(
-    blocks: int, units: tuple[float, ...], ends: tuple[float, float]
-) -> tuple[int, ...]:
-    """Return the blocks per stage, at least one each, that minimise the slowest stage's time.
-
-    `units` is the time of a block on each stage, `ends` the additional time of the first and the
-    last stage.
-
-    Examples
-    --------
-    A stage that takes half as long for a block has twice as many:
-
-    >>> balanced_split(12, (1.0, 1.0, 0.5), (0.0, 0.0))
-    (3, 3, 6)
-    """
-    counts, loads = [1] * len(units), list(units)
+    counts, loads = [1] * stages, [1.0] * stages
     loads[0] += ends[0]
     loads[-1] += ends[1]
-    for _ in range(blocks - len(units)):
-        least = min(range(len(units)), key=lambda k: (loads[k] + units[k], k))
+    for _ in range(blocks - stages):
+        least = min(range(stages), key=lambda k: (loads[k] + 1.0, k))
         counts[least] += 1
-        loads[least] += units[least]
+        loads[least] += 1.0
     return tuple(counts)
 
 

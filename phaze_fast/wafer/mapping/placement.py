@@ -1,8 +1,7 @@
 """Where the stages of a pipeline lie on a wafer, and what their links cost.
 
-A pipeline has one class of stages or two. On several wafers, its stages follow one another from
-wafer to wafer, over the wafers' I/O. Between two classes, every die of one sends an equal share to
-every die of the other.
+On several wafers, the stages of a pipeline follow one another from wafer to wafer, over the wafers'
+I/O.
 
 Off-wafer memory is attached evenly to the dies at some edges of the wafer, and every die in use
 reads the same amount from each of them. A byte enters at a right angle to its edge, goes straight
@@ -13,10 +12,8 @@ and links, as do the routes of all messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 
 import numpy as np
 
@@ -25,13 +22,7 @@ from phaze_fast.tables import Array
 from phaze_fast.wafer.hardware.wafer import MemoryTier, Wafer
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
 from phaze_fast.wafer.mapping.mesh import Links, link_loads
-from phaze_fast.wafer.mapping.packing import (
-    ClassPlaces,
-    class_places,
-    is_bent,
-    longest_line,
-    stage_dies,
-)
+from phaze_fast.wafer.mapping.packing import is_bent, longest_line, stage_dies
 
 Die = tuple[int, int]
 Dies = tuple[Die, ...]
@@ -44,74 +35,56 @@ _TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y of the transposed grid
 _FAR = (float("inf"), float("inf"))
 
 
-def places_of(wafer: Wafer, layouts: tuple[Layout, ...]) -> tuple[ClassPlaces, ...] | None:
-    """Return the dies of the stages of one class or of two; None where two do not fit."""
-    layout = layouts[0]
-    if len(layouts) > 1:
-        first, second = ((own.width, own.height, own.stages) for own in layouts)
-        return class_places(wafer, (first, second), wafer.wafer_count // layout.replicas)
-    here, shape = stages_on(wafer, layout), (layout.width, layout.height)
-    placed = stage_dies(wafer, *shape, here) * (layout.stages // here)
-    hops = longest_line(wafer).hops if is_bent(wafer, *shape, here) else 0
-    return (ClassPlaces(placed, hops, tuple(k // here for k in range(layout.stages))),)
-
-
 @dataclass(frozen=True)
 class Placement:
-    """The stages of one pipeline, of one class or of two, placed on a wafer.
+    """The stages of one pipeline, placed on a wafer.
 
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
     >>> tiles = load_wafer("dojo-tile-like").replace(wafer_count=2)
-    >>> Placement(tiles, (Layout(5, 5, 2, 1),)).wafers
+    >>> Placement(tiles, Layout(5, 5, 2, 1)).wafers
     (0, 1)
     """
 
     wafer: Wafer
-    layouts: tuple[Layout, ...]
-    """Layout of each class; `stages` and `blocks` count those of the class."""
+    layout: Layout
 
-    @cached_property
-    def classes(self) -> tuple[ClassPlaces, ...]:
-        """Dies of the stages of each class."""
-        places = places_of(self.wafer, self.layouts)
-        assert places is not None  # the layouts are legal
-        return places
+    @property
+    def here(self) -> int:
+        """Stages on each wafer."""
+        return stages_on(self.wafer, self.layout)
 
     @cached_property
     def dies(self) -> tuple[Dies, ...]:
-        """Dies of every stage, first class first."""
-        return tuple(dies for places in self.classes for dies in places.stages)
+        """Dies of every stage."""
+        layout = self.layout
+        placed = stage_dies(self.wafer, layout.width, layout.height, self.here)
+        return placed * (layout.stages // self.here)
 
     @cached_property
     def wafers(self) -> tuple[int, ...]:
         """Index of the wafer of each stage."""
-        return tuple(number for places in self.classes for number in places.wafers)
+        return tuple(k // self.here for k in range(self.layout.stages))
 
     @cached_property
     def by_wafer(self) -> tuple[slice, ...]:
         """Stages on each wafer of a pipeline."""
-        starts = [self.wafers.index(number) for number in dict.fromkeys(self.wafers)]
-        return tuple(map(slice, starts, [*starts[1:], len(self.wafers)]))
+        starts = range(0, self.layout.stages, self.here)
+        return tuple(slice(start, start + self.here) for start in starts)
 
-    @property
-    def border(self) -> int:
-        """Last stage of the first class; -1 if there is only one class."""
-        return self.layouts[0].stages - 1 if len(self.layouts) > 1 else -1
-
-    def links(self, which: int = 0) -> Links:
-        """Links between neighbouring dies of a stage of one class.
+    def links(self) -> Links:
+        """Links between neighbouring dies of a stage.
 
         A bent line has the rate of the slower axis. With switches: the link from each die to them.
         """
-        wafer, hops = self.wafer, self.classes[which].hops
+        wafer, layout = self.wafer, self.layout
         x, y = wafer.link_bytes_per_s
         if wafer.switch is not None:
             return Links(x, y, wafer.hop_latency_s, 2 if wafer.switch.sums else 1)
-        if not hops:
+        if not is_bent(wafer, layout.width, layout.height, self.here):
             return Links(x, y, wafer.hop_latency_s)
-        return Links(min(x, y), min(x, y), wafer.hop_latency_s * hops)
+        return Links(min(x, y), min(x, y), wafer.hop_latency_s * longest_line(wafer).hops)
 
     # ---- sends between stages ----
 
@@ -120,16 +93,11 @@ class Placement:
 
         Interleaved chunks also pass from the last stage back to the first one.
         """
-        last, chunks = len(self.wafers) - 1, self.layouts[0].chunks
+        last, chunks = self.layout.stages - 1, self.layout.chunks
         neighbours = [k for k in range(last) if self.wafers[k] == self.wafers[k + 1]]
         pairs = [(k, k + 1, chunks) for k in neighbours]
         returns = chunks > 1 and len(self.by_wafer) == 1
         return [*pairs, (last, 0, chunks - 1)] if returns else pairs
-
-    def routes(self, first: int, second: int) -> list[tuple[Die, Die]]:
-        """Dies of two stages that send to each other: across classes, every die to every die."""
-        both = self.dies[first], self.dies[second]
-        return list(product(*both) if first == self.border else zip(*both, strict=True))
 
     def sends(self) -> list[Seconds]:
         """Seconds per byte, and fixed seconds, that each stage takes to send tensors and gradients.
@@ -138,18 +106,17 @@ class Placement:
         The end stages on a wafer also send over its I/O; interleaved chunks visit all wafers
         repeatedly, returning from the last wafer to the first.
         """
-        wafer, chunks = self.wafer, self.layouts[0].chunks
+        wafer, chunks = self.wafer, self.layout.chunks
         links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
         alone = len(self.by_wafer) == 1
         sends: list[Seconds] = []
         for stages in self.by_wafer:
             placed, times = self.dies[stages], chunks if alone else 1
             if wafer.switch is not None:
-                sends += _switch_sends(links, [len(dies) for dies in placed], times)
+                sends += _switch_sends(links, self.layout.dies, len(placed), times)
                 continue
             mesh = (wafer.grid, tuple(sorted(wafer.dead)), wafer.dead_links, links)
-            border = max(self.border - stages.start, -1)
-            sends += _mesh_sends(*mesh, placed, times, border)
+            sends += _mesh_sends(*mesh, placed, times)
         if alone:
             return sends
         assert wafer.io is not None  # several wafers require io
@@ -167,25 +134,20 @@ class Placement:
     # ---- streams to and from off-wafer memory ----
 
     @cached_property
-    def used(self) -> tuple[Dies, ...]:
-        """Dies in use on each wafer of a pipeline."""
-        return tuple(tuple(d for dies in self.dies[some] for d in dies) for some in self.by_wafer)
+    def used(self) -> Dies:
+        """Dies in use on each wafer."""
+        return tuple(die for dies in self.dies[: self.here] for die in dies)
 
-    def stream_shares(
-        self, stream: MemoryTier | None, which: int, links: bool = True
-    ) -> dict[str, float]:
+    def stream_shares(self, stream: MemoryTier | None, links: bool = True) -> dict[str, float]:
         """Capacity and bandwidth of off-wafer memory per die in use, as fields of kernel rules.
 
-        Dies in use also get the share of idle dies; of the wafers of a class, the one with most
-        dies in use decides. Without `links`, the links between dies take no time.
+        Dies in use also get the share of idle dies. Without `links`, the links between dies take no
+        time.
         """
         if stream is None:
             return dict.fromkeys(_RULES, 0.0)
-        used = dict.fromkeys(self.used) if links else ()
-        by_wafer = [stream_link_s(self.wafer, dies) for dies in used]
-        into_s, both_s = map(max, zip(*by_wafer, strict=True)) if links else (0.0, 0.0)
-        most = max(len(self.used[number]) for number in self.classes[which].wafers)
-        share = self.wafer.dies / most
+        into_s, both_s = stream_link_s(self.wafer, self.used) if links else (0.0, 0.0)
+        share = self.wafer.dies / len(self.used)
         reached = max(into_s, both_s) < float("inf")
         capacity = stream.capacity_bytes * share if reached else 0.0
         seconds = (into_s, both_s) if reached else (0.0, 0.0)
@@ -196,18 +158,17 @@ class Placement:
     def cross_stage_s(self) -> Array | None:
         """Return `cross_stage_link_s` of all stages; zero between stages on different wafers.
 
-        None with switches, if equal stages have a wafer each, or if off-wafer memory cannot be
+        None with switches, if every stage has a wafer of its own, or if off-wafer memory cannot be
         reached.
         """
-        stages = len(self.dies)
-        equal = len(self.layouts) == 1 and len(self.by_wafer) == stages
-        if self.wafer.switch is not None or equal:
+        if self.wafer.switch is not None or self.here == 1:
             return None
+        own = cross_stage_link_s(self.wafer, self.dies[: self.here])
+        if own is None:
+            return None
+        stages = self.layout.stages
         seconds = np.zeros((stages, stages, 2))
         for here in self.by_wafer:
-            own = cross_stage_link_s(self.wafer, self.dies[here])
-            if own is None:
-                return None
             seconds[here, here] = own
         return seconds
 
@@ -217,15 +178,9 @@ class Placement:
 
 @lru_cache(maxsize=65536)
 def _mesh_sends(
-    grid: Die,
-    dead: Dies,
-    cut: Cut,
-    links: Links,
-    placed: tuple[Dies, ...],
-    chunks: int,
-    border: int,
+    grid: Die, dead: Dies, cut: Cut, links: Links, placed: tuple[Dies, ...], chunks: int
 ) -> tuple[Seconds, ...]:
-    """Price the sends between stages; stages after `border` have another shape."""
+    """Price the sends between stages, each die to the same die of the next stage."""
     columns, rows = grid
     stages = len(placed)
     flows = []
@@ -233,8 +188,7 @@ def _mesh_sends(
     if chunks > 1 and stages > 1:  # from the last stage back to the first stage's next chunk
         pairs.append((stages - 1, 0, chunks - 1))
     for first, second, _ in pairs:
-        pair = placed[first], placed[second]
-        routes = product(*pair) if first == border else zip(*pair, strict=True)
+        routes = zip(placed[first], placed[second], strict=True)
         ends = [(v * columns + u, t * columns + s) for (u, v), (s, t) in routes]
         share = 1.0 / len(ends)
         flows.append([(a, b, share) for a, b in ends])
@@ -252,22 +206,18 @@ def _mesh_sends(
         for direction, sender in ((0, first), (1, second)):
             some = flows[2 * k + direction]
             sends[sender] += times * float(total[loads(some) > 0].max())
-            apart = some if first == border else some[:1]  # all others have the same number of hops
-            hops[sender] += times * max(int((loads([flow]) > 0).sum()) for flow in apart)
+            # All other dies have the same number of hops.
+            hops[sender] += times * int((loads(some[:1]) > 0).sum())
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
-def _switch_sends(links: Links, sizes: Sequence[int], chunks: int) -> tuple[Seconds, ...]:
-    """Price sends over switches: each die's link carries its share of its stage's tensors.
-
-    If two stages have different numbers of dies, the links of the smaller stage decide.
-    """
-    stage_sends, stages = [], len(sizes)
+def _switch_sends(links: Links, dies: int, stages: int, chunks: int) -> tuple[Seconds, ...]:
+    """Price sends over switches: each of a stage's dies sends its share of the stage's tensors."""
+    stage_sends = []
     for k in range(stages):
         on = chunks - (k == stages - 1) if stages > 1 else 0
         back = chunks - (k == 0) if stages > 1 else 0
-        sends = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
-        rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in sends)
+        rate_s = sum(times / (dies * links.x_bytes_per_s) for times in (on, back))
         stage_sends.append((rate_s, 2.0 * links.hop_s * (on + back)))
     return tuple(stage_sends)
 

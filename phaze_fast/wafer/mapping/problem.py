@@ -14,7 +14,7 @@ import numpy as np
 from phaze_fast import _core, models
 from phaze_fast.cost import estimate_costs
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_type, not_accepted
 from phaze_fast.hardware import Accelerator
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
@@ -30,7 +30,6 @@ from phaze_fast.wafer.mapping.layout import (
     slots_of,
     stages_on,
 )
-from phaze_fast.wafer.mapping.mesh import mesh_collective
 from phaze_fast.wafer.mapping.operators import (
     EDGE_KINDS,
     OUTPUTS,
@@ -90,8 +89,6 @@ class LeastWork(NamedTuple):
     behind_s: float
     weight_share: float
     """Largest share of the weight gradient in any operator's time, over all splits."""
-    operators_s: tuple[float, ...] = ()
-    """Seconds of each operator, in model order."""
 
 
 def alike(operators: Sequence[MeshOperator]) -> list[int]:
@@ -200,10 +197,7 @@ class WaferTraining:
         for name, value in (("global_batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not (isinstance(value, int) and 1 <= value <= 2**24):
                 raise not_accepted(name, value, "a whole number from 1 to 2^24")
-        if not isinstance(self.optimizer, str):
-            raise InvalidTypeError(
-                f"optimizer: {type(self.optimizer).__name__} is not accepted; expected a name"
-            )
+        check_type("optimizer", self.optimizer, str, "a name")
         spec = optimizer(self.optimizer)
         if spec.vector_state_bytes is not None or spec.newton_schulz_steps is not None:
             raise not_accepted(
@@ -422,7 +416,7 @@ class Problem:
             i: np.array([self._times[i][shape] for shape in shapes])
             for i, (_, _, shapes) in splits.items()
         }
-        least, least_of_each = dict.fromkeys(PARTS, 0.0), [0.0] * len(operators)
+        least = dict.fromkeys(PARTS, 0.0)
         weight_share = 0.0
         for i, op in enumerate(operators):
             accepted, local, _ = splits[self._alike[i]]
@@ -430,8 +424,7 @@ class Problem:
             if not self.volume:
                 table.forward_s[i, accepted], table.backward_s[i, accepted] = forward, backward
                 table.weight_grad_s[i, accepted] = of_weights
-                least_of_each[i] = float((forward + backward).min())
-                least[op.part] += least_of_each[i]
+                least[op.part] += float((forward + backward).min())
                 share = float((of_weights / (forward + backward)).max())
                 weight_share = max(weight_share, share)
             local_share = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
@@ -441,9 +434,7 @@ class Problem:
             experts = local[:, 1] / op.seq_rows if op.expert else 1.0
             parameters = op.parameters * (local[:, 2] / op.units) * inner * experts
             table.parameters[i, accepted] = parameters
-        self._least[key] = LeastWork(
-            least["before"], least["block"], least["behind"], weight_share, tuple(least_of_each)
-        )
+        self._least[key] = LeastWork(least["before"], least["block"], least["behind"], weight_share)
         return table
 
     def least_work(self, layout: Layout) -> LeastWork:
@@ -483,10 +474,10 @@ class Problem:
             record["bytes"] = edge.bytes * micro_batch
         return records
 
-    def rules(self, placement: Placement, which: int = 0) -> Array:
-        """Return one record of `MAP_RULES_DTYPE` for the stages of one class."""
-        spec, wafer, layouts = optimizer(self.training.optimizer), self.wafer, placement.layouts
-        layout, links = layouts[which], placement.links(which)
+    def rules(self, placement: Placement) -> Array:
+        """Return one record of `MAP_RULES_DTYPE` for the stages of a pipeline."""
+        spec, wafer = optimizer(self.training.optimizer), self.wafer
+        layout, links = placement.layout, placement.links()
         hbm, sram_rate = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
         # Weights and state are read and written once, gradients are only read.
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
@@ -510,11 +501,8 @@ class Problem:
             "zero_bubble": layout.schedule == "zb-h1",
             "fabric": links.fabric,
             "pieces": PIECES if self.overlap and not self.volume else 1,
-            "outer_tail_s": 0.0 if self.volume else self.placed_tail_s(placement),
-            "first_stage": layouts[0].stages if which else 0,
-            # 0: no other class
-            "pipeline_stages": len(placement.dies) if len(layouts) > 1 else 0,
-            **placement.stream_shares(self.stream, which, links=not self.volume),
+            "outer_tail_s": self.outer_tail_s(layout),
+            **placement.stream_shares(self.stream, links=not self.volume),
         }
         record = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
         for name, value in values.items():
@@ -522,57 +510,34 @@ class Problem:
         return record
 
     def boundary_s(self, placement: Placement) -> Array:
-        """Seconds per byte that each stage takes to send tensors and gradients.
-
-        At the border of two classes, the dies of a stage also redistribute what they receive from
-        the other class into the split that their operators require.
-        """
-        first, border = placement.layouts[0], placement.border
-        last = len(placement.dies) - 1
+        """Seconds per byte that each stage takes to send tensors and gradients."""
+        layout = placement.layout
+        last = layout.stages - 1
         if self.volume:
-            both = 2 * first.chunks if last else 2
+            both = 2 * layout.chunks if last else 2
             sent = [both - (k == 0) - (k == last) for k in range(last + 1)]
-            return np.array(sent) / first.dies
-        size = self.work.boundary_bytes * first.micro_batch
-        exchange_s = [0.0] * (last + 1)
-        for which, layout in enumerate(placement.layouts if border >= 0 else ()):
-            links, share = placement.links(which), size / layout.dies
-            exchange = mesh_collective("all-to-all", share, layout.whole, links)
-            exchange_s[border + which] = exchange.time_s
-        sends = zip(placement.sends(), exchange_s, strict=True)
-        return np.array([rate + (fixed + more_s) / size for (rate, fixed), more_s in sends])
+            return np.array(sent) / layout.dies
+        size = self.work.boundary_bytes * layout.micro_batch
+        return np.array([rate_s + fixed_s / size for rate_s, fixed_s in placement.sends()])
 
     def batches(self, layout: Layout) -> int:
         """Micro-batches per pipeline and step; the last one is padded if necessary."""
         return -(-self.training.global_batch // layout.replicas // layout.micro_batch)
 
     def outer_tail_s(self, layout: Layout) -> float:
-        """Seconds that replicas on several wafers take to sum their gradients after a step."""
-        if layout.replicas == 1 or self.volume:
-            return 0.0
-        here = stages_on(self.wafer, layout)
-        blocks = self.blocks(layout)
-        by_wafer = [sum(blocks[k : k + here]) for k in range(0, layout.stages, here)]
-        return self._replica_sums_s(layout.replicas, by_wafer)
-
-    def placed_tail_s(self, placement: Placement) -> float:
-        """Return `outer_tail_s` of a pipeline that may have two classes of stages."""
-        blocks = [count for layout in placement.layouts for count in self.blocks(layout)]
-        by_wafer = [sum(blocks[stages]) for stages in placement.by_wafer]
-        return self._replica_sums_s(placement.layouts[0].replicas, by_wafer)
-
-    def _replica_sums_s(self, replicas: int, blocks: Sequence[int]) -> float:
         """Seconds that replicas take to sum their gradients in a ring over the wafers' I/O.
 
         Each wafer first sums the gradients of its own dies; the wafer with most parameters
-        determines the time. `blocks` counts the blocks on each wafer of a pipeline.
+        determines the time.
         """
         io, counts = self.wafer.io, dict.fromkeys(PARTS, 0)
-        if io is None:
+        if layout.replicas == 1 or self.volume or io is None:
             return 0.0
         for op in self.work.operators:
             counts[op.part] += op.parameters
-        by_wafer = [counts["block"] * count for count in blocks]
+        here, blocks, replicas = stages_on(self.wafer, layout), self.blocks(layout), layout.replicas
+        starts = range(0, layout.stages, here)
+        by_wafer = [counts["block"] * sum(blocks[k : k + here]) for k in starts]
         by_wafer[0] += counts["before"]
         by_wafer[-1] += counts["behind"]
         share_s = max(by_wafer) * self.gradient_bytes / replicas / io.bandwidth_bytes_per_s
@@ -603,19 +568,7 @@ class Problem:
         """
         if fault := self.fault(layout):
             raise InvalidInputError(fault)
-        return self.compiled(Placement(self.wafer, (layout,)))
-
-    def compiled(self, placement: Placement, which: int = 0) -> _core.Mapping:
-        """Compile the evaluator of the stages of one class.
-
-        Raises
-        ------
-        InvalidInputError
-            If some operator cannot be split over that many dies.
-        """
-        layout = placement.layouts[which]
-        start = placement.layouts[0].stages if which else 0
-        boundary_s = self.boundary_s(placement)[start : start + layout.stages]
+        placement = Placement(self.wafer, layout)
         streams = self.stream is not None and not self.volume
         cross_stage_s = placement.cross_stage_s if streams else None
         parts, column, _ = combinations(layout.dies)
@@ -625,12 +578,12 @@ class Problem:
             slots=np.array(runs, dtype=_core.MESH_RUN_DTYPE),
             ops=ops,
             edges=edges,
-            rules=self.rules(placement, which),
+            rules=self.rules(placement),
             divisors=parts,
             column=column,
             **self.price_table(layout.dies, layout.micro_batch).columns(),
             blocks=np.array(self.blocks(layout), dtype=np.int32),
-            boundary_s=np.ascontiguousarray(boundary_s),
+            boundary_s=np.ascontiguousarray(self.boundary_s(placement)),
             chain=np.array(self.work.chain, dtype=np.int32),
             cross_stage_s=None if cross_stage_s is None else cross_stage_s.reshape(-1),
         )

@@ -15,7 +15,7 @@ from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping, Runs
 from phaze_fast.wafer.mapping.layout import slots_of
-from phaze_fast.wafer.mapping.mesh import Links, MeshGroup, Run, collective_loads, link_loads
+from phaze_fast.wafer.mapping.mesh import MeshGroup, Run, collective_loads, link_loads
 from phaze_fast.wafer.mapping.operators import PARTS, ROLES, MeshOperator
 from phaze_fast.wafer.mapping.placement import Dies, Placement, opposite, stream_loads
 from phaze_fast.wafer.mapping.problem import Problem
@@ -291,8 +291,6 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     >>> print(describe(problem, megatron(problem, Layout(8, 1, 1, 1), 8)).splitlines()[6])
     qkv              x: columns 8 | weights replicated | output stash
     """
-    if encoding.second_class is not None:
-        return "\n".join(describe(problem, stage_class) for stage_class in encoding.classes)
     layout = encoding.layout
     lines = [f"{encoding.stages_text}, {layout.micro_batch} sequence(s) at once"]
     moves: dict[str, list[Transfer]] = {}
@@ -327,21 +325,11 @@ def describe(problem: Problem, encoding: Encoding) -> str:
 # ---- bytes of a step ----
 
 
-def class_counts(
-    problem: Problem, encoding: Encoding
-) -> list[tuple[Encoding, dict[str, list[int]]]]:
-    """List the classes of stages, each with the count of every model part in every stage."""
-    classes = encoding.classes
-    counted_classes = []
-    for k, stage_class in enumerate(classes):
-        others = [0] * (stage_class.layout.stages - 1)
-        counts = {
-            "before": [int(k == 0), *others],
-            "block": list(problem.blocks(stage_class.layout)),
-            "behind": [*others, int(k == len(classes) - 1)],
-        }
-        counted_classes.append((stage_class, counts))
-    return counted_classes
+def part_counts(problem: Problem, encoding: Encoding) -> dict[str, list[int]]:
+    """Count every part of the model in every stage."""
+    others = [0] * (encoding.layout.stages - 1)
+    blocks = list(problem.blocks(encoding.layout))
+    return {"before": [1, *others], "block": blocks, "behind": [*others, 1]}
 
 
 def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
@@ -366,14 +354,7 @@ def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
     numpy.ndarray
         Shape (stages, 2): read, written.
     """
-    return np.concatenate(
-        [_streamed(problem, *counted_class) for counted_class in class_counts(problem, encoding)]
-    )
-
-
-def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]) -> Array:
-    """Streamed bytes of the stages of one class."""
-    layout, work = encoding.layout, problem.work
+    layout, work, counts = encoding.layout, problem.work, part_counts(problem, encoding)
     batches = problem.batches(layout)
     streamed = np.zeros((layout.stages, 2))
     for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
@@ -450,22 +431,12 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     columns, rows = wafer.grid
     if wafer.switch is not None:
         return _switch_loads(problem, encoding, placement)
-    size = _boundary_bytes(problem, encoding)
-    flows: list[Flow] = []
-    for k, (stage_class, counts) in enumerate(class_counts(problem, encoding)):
-        placed, links = placement.classes[k].stages, placement.links(k)
-        flows += _own_flows(problem, stage_class, counts, placed, links)
-        if placement.border >= 0:  # the stage at the border redistributes the other's tensors
-            layout = stage_class.layout
-            rectangle = (0, 0, layout.width, layout.height)
-            group = MeshGroup("all-to-all", size / layout.dies, layout.whole, rectangle)
-            loads = collective_loads(layout.width, layout.height, [group], links)
-            flows += _on_dies(loads, placement.dies[placement.border + k], layout.width, columns)
+    share = _boundary_bytes(problem, encoding) / encoding.layout.dies
+    flows = _own_flows(problem, encoding, placement)
     for first, second, times in placement.pairs():
-        routes = placement.routes(first, second)
-        for (x, y), (u, v) in routes:
-            flows.append((y * columns + x, v * columns + u, times * (size / len(routes))))
-            flows.append((v * columns + u, y * columns + x, times * (size / len(routes))))
+        for (x, y), (u, v) in zip(placement.dies[first], placement.dies[second], strict=True):
+            flows.append((y * columns + x, v * columns + u, times * share))
+            flows.append((v * columns + u, y * columns + x, times * share))
     total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
     total = total + _stream_step_loads(problem, encoding, placement.dies)
     return total / len(placement.by_wafer)
@@ -477,15 +448,10 @@ def _boundary_bytes(problem: Problem, encoding: Encoding) -> float:
     return problem.work.boundary_bytes * problem.batches(layout) * layout.micro_batch
 
 
-def _own_flows(
-    problem: Problem,
-    encoding: Encoding,
-    counts: dict[str, list[int]],
-    placed: tuple[Dies, ...],
-    links: Links,
-) -> list[Flow]:
-    """Flows between neighbouring dies due to the collectives of one class."""
+def _own_flows(problem: Problem, encoding: Encoding, placement: Placement) -> list[Flow]:
+    """Flows between neighbouring dies due to collectives."""
     width, height = encoding.layout.width, encoding.layout.height
+    counts, links = part_counts(problem, encoding), placement.links()
     algorithms = {mapped.operator: mapped.collective for mapped in encoding.operator_mappings}
 
     def loads_of(move: Transfer) -> Array:
@@ -496,7 +462,7 @@ def _own_flows(
     none = np.zeros((height, width, 4))
     parts = _by_part(problem, encoding, none, loads_of)
     flows: list[Flow] = []
-    for stage, dies in enumerate(placed):
+    for stage, dies in enumerate(placement.dies):
         used = sum((counts[part][stage] * loads for part, loads in parts.items()), none)
         flows += _on_dies(used, dies, width, problem.wafer.grid[0])
     return flows
@@ -517,26 +483,20 @@ def _on_dies(loads: Array, dies: Dies, width: int, columns: int) -> list[Flow]:
 def _switch_loads(problem: Problem, encoding: Encoding, placement: Placement) -> Array:
     """Bytes that each die sends to the switches and receives from them."""
     columns, rows = problem.wafer.grid
-    wafers, border, chunks = placement.wafers, placement.border, encoding.layout.chunks
-    size = _boundary_bytes(problem, encoding)
+    wafers, chunks = placement.wafers, encoding.layout.chunks
+    share = _boundary_bytes(problem, encoding) / encoding.layout.dies
     loads = np.zeros((rows, columns, 4))
-    at = 0
 
     def sent_bytes(move: Transfer) -> float:
         summed = move.op == "all-reduce" and placement.links().fabric == 2
         return move.payload_bytes if summed else move.sent_bytes
 
-    for stage_class, counts in class_counts(problem, encoding):
-        parts = _by_part(problem, stage_class, 0.0, sent_bytes)
-        share = size / stage_class.layout.dies
-        for stage in range(stage_class.layout.stages):
-            used = sum(counts[part][stage] * parts[part] for part in parts)
-            if border >= 0 and at in (border, border + 1):  # redistributes the other's tensors
-                used += share * (1.0 - 1.0 / stage_class.layout.dies)
-            near = [k for k in (at - 1, at + 1) if 0 <= k < len(wafers)]
-            neighbours = sum(wafers[k] == wafers[at] for k in near)
-            sends = neighbours + 2 * (chunks - 1) if neighbours else 0
-            for x, y in placement.dies[at]:
-                loads[y, x, :2] += used + sends * share
-            at += 1
+    counts, parts = part_counts(problem, encoding), _by_part(problem, encoding, 0.0, sent_bytes)
+    for stage, dies in enumerate(placement.dies):
+        used = sum(counts[part][stage] * parts[part] for part in parts)
+        near = [k for k in (stage - 1, stage + 1) if 0 <= k < len(wafers)]
+        neighbours = sum(wafers[k] == wafers[stage] for k in near)
+        sends = neighbours + 2 * (chunks - 1) if neighbours else 0
+        for x, y in dies:
+            loads[y, x, :2] += used + sends * share
     return loads / len(placement.by_wafer)

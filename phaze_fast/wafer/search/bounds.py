@@ -150,42 +150,6 @@ def work_bound(problem: Problem, layout: Layout) -> float:
     return _step_s(problem, layout, problem.least_work(layout)) * (1.0 - 1e-9)  # rounding
 
 
-def any_placement_bound(problem: Problem) -> float:
-    """Lower bound over any placement: all dies busy, each operator at its fastest split.
-
-    Unlike the bound of a search, it also holds for stages of unequal shape and for operators on
-    disjoint groups of dies: it is the least time that an operator occupies its dies if it is evenly
-    split over one of the group sizes, with one of the micro-batches of `Problem.layouts`. Memory,
-    collectives and idle stages are ignored. Every group size is priced, which takes seconds for
-    large wafers.
-
-    Returns
-    -------
-    float
-        Seconds of a step.
-
-    Examples
-    --------
-    >>> from phaze_fast.wafer import load_wafer
-    >>> small = load_wafer("dram-wafer").replace(columns=2, rows=2)
-    >>> problem = Problem("bertlarge", small)
-    >>> roofline_s = quickest_s(problem)
-    >>> roofline_s <= any_placement_bound(problem) < 2 * roofline_s
-    True
-    """
-    shares = {(layout.dies, layout.micro_batch) for layout in problem.layouts()}
-    operators = problem.work.operators
-    least = [float("inf")] * len(operators)
-    for dies, micro_batch in sorted(shares):
-        own = problem.least_work(Layout(dies, 1, 1, micro_batch)).operators_s
-        least = [min(a, dies / micro_batch * b) for a, b in zip(least, own, strict=True)]
-    sequence_s = 0.0
-    for op, seconds in zip(operators, least, strict=True):
-        sequence_s += seconds * (problem.work.blocks if op.part == "block" else 1)
-    whole_s = problem.training.global_batch * sequence_s / problem.wafer.all_dies
-    return whole_s * (1.0 - 1e-9)  # rounding
-
-
 def roofline(problem: Problem) -> Roofline:
     """Add up the operators of a model at peak rates, forward and backward.
 

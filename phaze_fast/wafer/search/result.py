@@ -13,7 +13,6 @@ from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
 from phaze_fast.wafer.hardware.wafer import FaultMap
 from phaze_fast.wafer.mapping.details import details
-from phaze_fast.wafer.mapping.encoding import accepts_classes
 from phaze_fast.wafer.mapping.evaluate import Evaluation
 from phaze_fast.wafer.mapping.operators import PIECES
 from phaze_fast.wafer.mapping.problem import Problem
@@ -28,7 +27,7 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
     return value
 
 
-def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -> str:
+def bound_space_of(problem: Problem, layouts: str = "") -> str:
     """Describe the mappings for which a bound of a problem holds.
 
     Parameters
@@ -36,9 +35,7 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
     problem
         The model, the wafer and the step.
     layouts
-        Layouts for which the bound holds; by default all of one shape.
-    classes
-        Whether the bound also holds for stages of any shapes and operators on disjoint groups.
+        Layouts for which the bound holds; by default all.
 
     Examples
     --------
@@ -65,13 +62,6 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
         known += f"; pipelines over equal shares of {count} wafers, stages on each alike"
     if problem.wafer.dead or problem.wafer.dead_links:
         known += "; no dead die or link inside a stage, all stages in one connected part"
-    if classes:
-        known = (
-            "stages of any shapes and sizes, operators of a block on one or on several groups of "
-            f"dies, among them {known}"
-        )
-    elif accepts_classes(problem):
-        known += "; not two classes of stages of unequal shape, which are tried"
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []
     if problem.overlap and not problem.volume:

@@ -26,7 +26,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
-from phaze_fast.wafer.mapping.encoding import Encoding, accepts_classes
+from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of, score_op_mappings
 from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.problem import Problem
@@ -34,7 +34,6 @@ from phaze_fast.wafer.search.baselines import is_linear, plan_starts
 from phaze_fast.wafer.search.bounds import (
     LeastMemory,
     Roofline,
-    any_placement_bound,
     least_memory,
     priced_mappings,
     quick_bound,
@@ -42,13 +41,6 @@ from phaze_fast.wafer.search.bounds import (
     state_shortfall,
     tight_bound,
     work_bound,
-)
-from phaze_fast.wafer.search.class_search import (
-    ClassResult,
-    Rank,
-    assigned,
-    rank_of,
-    search_classes,
 )
 from phaze_fast.wafer.search.result import (
     Effort,
@@ -59,6 +51,9 @@ from phaze_fast.wafer.search.result import (
 )
 from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
 
+Rank = tuple[bool, float]
+"""Whether a mapping exceeds memory, and the excess in bytes or else its time. Smaller is better."""
+
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two updates of the incumbent
 _CONSTRUCTED = 64  # layouts with most memory among which a mapping is constructed
@@ -67,7 +62,6 @@ _FIRST_STEPS = 3_000
 _NEAR = 1.2  # factor on the incumbent below which the survey tries single changes
 _LOSS = 0.03  # initial relative loss that annealing accepts
 _LOSSES = (0.03, 0.1, 0.3)  # the same for successive seeds
-_WORTH = 1e-3  # relative gain required of two classes of stages
 
 
 @dataclass
@@ -91,6 +85,13 @@ def _by_memory(layout: Layout) -> tuple[bool, int, int, int, Layout]:
     """Sort by memory available per sequence: many dies, small micro-batches; plain 1F1B first."""
     plain = layout.schedule == "1f1b" and not layout.blocks
     return (not plain, -layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
+
+
+def rank_of(mapping: _core.Mapping) -> Rank:
+    """Rank the current operator mappings of a compiled mapping."""
+    score = mapping.score()[0]
+    over_bytes = float(score["over_bytes"] + score["stream_over_bytes"])
+    return (over_bytes > 0, over_bytes if over_bytes > 0 else float(score["time_s"]))
 
 
 class MappingSearch:
@@ -182,7 +183,9 @@ class MappingSearch:
     def start(self, tried: Tried, starts: Iterable[Array]) -> None:
         """Store the best of several start mappings of a layout."""
         for op_mappings in starts:
-            if not assigned(tried.mapping, op_mappings):
+            try:
+                tried.mapping.assign(op_mappings)
+            except InvalidInputError:  # not legal in this layout
                 continue
             tried.evaluations += 1
             rank = rank_of(tried.mapping)
@@ -363,23 +366,18 @@ class MappingSearch:
             chosen.sort(key=lambda tried: (tried.rank, tried.layout))
             best = float("inf") if chosen[0].rank[0] else chosen[0].rank[1]
             self.certify(pool, seen, best)
-            classes = self.classes(pool, [layout for _, layout in queue], chosen, best)
         ranked = [
             score_op_mappings(self.problem, t.layout, t.operator_mappings)
             if t.mapping is None
             else evaluation_of(self.problem, t.layout, t.mapping)
             for t in chosen
         ]
-        bound_s = self.bound_s
-        if classes.best is not None:
-            ranked.insert(0, classes.best)
-            bound_s = min(bound_s, any_placement_bound(self.problem))
         fits = ranked[0].fits
         return MappingResult(
             problem=self.problem,
             best=ranked[0],
-            bound_s=bound_s,
-            evaluations=sum(tried.evaluations for tried in seen) + classes.evaluations,
+            bound_s=self.bound_s,
+            evaluations=sum(tried.evaluations for tried in seen),
             seconds=time.perf_counter() - self.began,
             kernel_s=sum(tried.kernel_s for tried in seen),
             kernel_evaluations=sum(tried.kernel_evaluations for tried in seen),
@@ -388,23 +386,17 @@ class MappingSearch:
             unseen=self.unseen,
             seed=self.seed,
             bound_space=bound_space_of(
-                self.problem,
-                "" if self.wanted is None else f"{self.count:,} given layouts",
-                classes.best is not None,
+                self.problem, "" if self.wanted is None else f"{self.count:,} given layouts"
             ),
             runners_up=tuple(ranked[1:]),
             shortfall="" if fits else self.shortfall(seen),
         )
 
     def shortfall(self, seen: Sequence[Tried]) -> str:
-        """Return the constraint that no mapping meets; empty where that is not proven.
-
-        A proof for every layout says nothing about stages of two shapes.
-        """
+        """Return the constraint that no mapping meets; empty where that is not proven."""
         if self.short_of_state:
             return self.short_of_state
-        two_shapes = accepts_classes(self.problem) and self.problem.wafer.all_dies > 2
-        if self.bound_s < float("inf") or (self.wanted is None and two_shapes):
+        if self.bound_s < float("inf"):
             return ""
         proofs = [tried.oom for tried in seen if tried.oom is not None]
         if not proofs:
@@ -417,24 +409,9 @@ class MappingSearch:
             f"{format_bytes(closest.limit_bytes)}"
         )
 
-    def classes(
-        self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
-    ) -> ClassResult:
-        """Try two classes of stages, starting from the best layouts; not if layouts are given.
-
-        The gain must justify a more complex mapping and a weaker bound.
-        """
-        if self.wanted is not None or self.short_of_state:
-            return ClassResult(None, 0)
-        known = [(tried.layout, tried.operator_mappings) for tried in chosen]
-        below = min(best * (1.0 - _WORTH), self.below_s)
-        return search_classes(
-            self.problem, layouts, known, below, self.effort, self.seed, pool, self.late
-        )
-
     @property
     def bound_s(self) -> float:
-        """A lower bound on the time of every mapping of one shape; infinite if none fits."""
+        """A lower bound on the time of every mapping; infinite if none fits."""
         return float("inf") if self.missing else min(self.bounds, default=0.0)
 
     def late(self) -> bool:
@@ -495,11 +472,8 @@ def search_data(task: Task, threads: int, progress: Progress | None) -> Data:
     problem, given = task.problem, task.given
     effort = Effort(**given["effort"], budget_s=task.budget_s, stop=task.stop)
     below_s = float("inf") if given["below_s"] is None else given["below_s"]
-    starts = []
-    for data in given["starts"]:
-        encoding = Encoding.from_list(data)
-        if encoding.second_class is None:
-            starts.append((encoding.layout, encoding.arrays(problem)[0]))
+    encodings = map(Encoding.from_list, given["starts"])
+    starts = [(encoding.layout, encoding.arrays(problem)[0]) for encoding in encodings]
     wanted = _wanted(problem, given["wanted"])
     settings = (threads, starts, progress, wanted, below_s)
     search = MappingSearch(problem, effort, given["seed"], *settings)

@@ -147,9 +147,8 @@ def memory_at_equal_speed_data(task: Task, *_means: object) -> Data:
 
 
 def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
-    known = [Evaluation.from_dict(data).encoding for data in given["known"]]
-    single = [encoding for encoding in known if encoding.second_class is None]
-    return [(encoding.layout, encoding.arrays(problem)[0]) for encoding in single]
+    known = (Evaluation.from_dict(data).encoding for data in given["known"])
+    return [(encoding.layout, encoding.arrays(problem)[0]) for encoding in known]
 
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
@@ -264,13 +263,8 @@ def compare_mappings(
         fitting = [evaluation for evaluation in taken.values() if evaluation.fits]
         better = min(fitting, key=lambda evaluation: evaluation.time_s, default=ours.best)
         if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
-            if better.encoding.second_class is None:
-                task = search_task(
-                    problem, effort, seed + 1, [better], wanted=better.encoding.layout
-                )
-                ours = _merged(ours, _searched(opened, task))
-            else:
-                ours = _merged(ours, replace(ours, best=better, evaluations=0, seconds=0.0))
+            task = search_task(problem, effort, seed + 1, [better], wanted=better.encoding.layout)
+            ours = _merged(ours, _searched(opened, task))
             taken["no_architecture"] = ours.best
         say("memory at equal speed")
         fits = equal_speed_memory and ours.best.fits

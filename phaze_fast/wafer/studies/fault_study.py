@@ -1,27 +1,24 @@
 """Throughput of a model over many fault maps of one wafer: expected, worst, and with spare dies.
 
-A mapping found for one map is evaluated on the next if its layout fits; new layouts and pipelines
-of two classes of stages are searched only below the best of those times. The results are feasible
-mappings without a lower bound.
+A mapping found for one map is evaluated on the next if its layout fits; new layouts are
+searched only below the best of those times. The results are feasible mappings without a lower
+bound.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Array, Table
-from phaze_fast.threads import thread_count
 from phaze_fast.wafer.hardware.wafer import FaultMap, Wafer, sample_faults
 from phaze_fast.wafer.mapping.evaluate import Evaluation, score_op_mappings
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
 from phaze_fast.wafer.mapping.packing import stage_capacity
 from phaze_fast.wafer.mapping.problem import Problem
-from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.result import Effort
 from phaze_fast.wafer.search.search import MappingSearch
 from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
@@ -42,8 +39,6 @@ class FaultStudy(Table):
     whole_s: float
     """Seconds of a step without faults."""
     seconds: float
-    classes: tuple[bool, ...] = ()
-    """Whether the mapping under each map has two classes of stages."""
 
     @property
     def rates(self) -> list[float]:
@@ -83,18 +78,16 @@ class FaultStudy(Table):
             "worst_per_s": min(self.rates),
             "expected_share": self.expected_per_s / whole if whole else None,
             "without_mapping": sum(rate == 0.0 for rate in self.rates),
-            "with_two_classes": sum(self.classes),
             "by_spares": self.by_spares(),
             "seconds": self.seconds,
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Return the maps as a table: dead dies and links, rates, whether in two classes."""
+        """Return the maps as a table: dead dies and links, and rates."""
         return {
             "dead_dies": [len(fault_map.dead_dies) for fault_map in self.maps],
             "dead_links": [len(fault_map.dead_links) for fault_map in self.maps],
             "per_s": self.rates,
-            "two_classes": list(self.classes),
         }
 
 
@@ -105,15 +98,6 @@ class _Known:
         self.effort, self.seed, self.threads = effort, seed, threads
         self.mappings: dict[Layout, tuple[float, Array]] = {}
         self.lost: dict[Layout, float] = {}
-        self.classes = KnownClasses(effort.steps, seed)
-
-    def best(self, problem: Problem) -> tuple[float, bool]:
-        """Time of the best mapping on a wafer (infinite if none fits); if it has two classes."""
-        one_s = self.best_of_one_shape(problem)
-        known = [(layout, self.mappings[layout][1]) for _, layout in self._placed(problem.wafer)]
-        with ThreadPoolExecutor(thread_count(self.threads)) as pool:
-            two_s = self.classes.best(problem, problem.layouts(), known, one_s * _GAIN, pool)
-        return min(one_s, two_s), two_s < one_s
 
     def _placed(self, wafer: Wafer) -> list[tuple[float, Layout]]:
         """List the known layouts that fit on a wafer, with their times; fastest first."""
@@ -123,8 +107,8 @@ class _Known:
             if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
         ]
 
-    def best_of_one_shape(self, problem: Problem) -> float:
-        """Time of the best mapping with stages of one shape; infinite if none fits."""
+    def best(self, problem: Problem) -> float:
+        """Time of the best mapping on a wafer; infinite if none fits."""
         best_s = float("inf")
         for _, layout in sorted(self._placed(problem.wafer))[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])
@@ -151,7 +135,7 @@ class _Known:
 
     def add(self, problem: Problem, found: Evaluation) -> None:
         """Store a mapping that fits."""
-        if found.fits and found.encoding.second_class is None:
+        if found.fits:
             layout = found.encoding.layout
             self.mappings[layout] = (found.time_s, found.encoding.arrays(problem)[0])
 
@@ -161,19 +145,16 @@ def fault_times(task: Task, threads: int, progress: Progress | None) -> Data:
     problem, given = task.problem, task.given
     known = _Known(Effort(**given["effort"]), given["seed"], threads)
     times: list[float | None] = []
-    classes: list[bool] = []
-    done: dict[str, tuple[float, bool]] = {}
+    done: dict[str, float] = {}
     for k, plain in enumerate(({"dead_dies": [], "dead_links": []}, *given["maps"])):
         wafer = FaultMap.from_dict(plain).on(problem.wafer)
         key = wafer.digest()
         if key not in done:
             done[key] = known.best(problem.on(wafer))
-        time_s, two = done[key]
-        times.append(time_s if time_s < float("inf") else None)
-        classes.append(two)
+        times.append(done[key] if done[key] < float("inf") else None)
         if progress is not None:
-            progress(k, len(given["maps"]), time_s)
-    return {"times_s": times, "classes": classes}
+            progress(k, len(given["maps"]), done[key])
+    return {"times_s": times}
 
 
 def fault_study(
@@ -229,6 +210,4 @@ def fault_study(
         data = opened.run([Task(fault_times, problem, task_data)], progress)[0]
     whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])
     seconds = time.perf_counter() - began
-    return FaultStudy(
-        problem, tuple(maps), tuple(times), whole, seconds, tuple(data["classes"][1:])
-    )
+    return FaultStudy(problem, tuple(maps), tuple(times), whole, seconds)

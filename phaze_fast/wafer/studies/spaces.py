@@ -437,7 +437,7 @@ class WaferPoint:
         wafer = self.result.problem.wafer
         row = {"wafer": wafer.name, "dies": wafer.all_dies}
         row |= {name: getattr(self, name) for name in OBJECTIVES}
-        return {**row, "bound_s": self.result.bound_s, **self.result.best.encoding.layouts_dict()}
+        return {**row, "bound_s": self.result.bound_s, **self.result.best.encoding.layout.to_dict()}
 
 
 @dataclass(frozen=True)

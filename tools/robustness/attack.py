@@ -24,18 +24,18 @@ from functools import cache, partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cases"))
 
 import numpy as np
 from export_cases import SUFFIX, random_plan
 from mapping_cases import compiled, tight_case
-from mutated_documents import mutated
 from nest_cases import nest_problem
 from oracle_cases import random_cases, random_recompute
 from placement_cases import branching, chain, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
-from robustness.fuzz import commands
+from robustness.fuzz import changed, commands
 from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
@@ -82,7 +82,7 @@ def layers(rng):
 
 
 def published(rng):
-    problems = [random_published(rng, shape(rng), 0.2) for _ in range(BATCH)]
+    problems = [random_published(rng, shape(rng)) for _ in range(BATCH)]
     for problem, found in zip(problems, place_batch(problems), strict=True):
         yield certificates.placement(problem, found), problem
 
@@ -256,10 +256,10 @@ def _plan_documents():
 
 def documents(rng):
     """Plan documents with one place changed: each is read, or refused in one line."""
-    changed, what = mutated(rng, rng.choice(_plan_documents()))
+    document, what = changed(rng, rng.choice(_plan_documents()))
     with tempfile.TemporaryDirectory() as name:
         file, out = Path(name) / "plan.json", Path(name) / "out"
-        file.write_text(json.dumps(changed))
+        file.write_text(json.dumps(document))
         format_ = rng.choice([*export.FORMATS, "perfetto"])
         words = rng.choice(
             [

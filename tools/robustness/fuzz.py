@@ -25,7 +25,7 @@ from phaze_fast.hardware import presets
 from phaze_fast.software import load_software
 from phaze_fast.wafer import load_wafer
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 ALLOWED = (0, 1, 2, 130)
 SECONDS, GIBIBYTES, MOST_LINES = 120, 8, 12
 VALUES = [
@@ -143,10 +143,11 @@ def places(data, at=()):
 
 
 def changed(rng, data):
-    """Plain data with one place replaced, removed, renamed or doubled."""
+    """Plain data with one place replaced, removed, renamed or doubled; where, and what is there."""
     path = rng.choice(list(places(data)))
     if not path:
-        return rng.choice(VALUES)
+        made = rng.choice(VALUES)
+        return made, (path, made)
     made = json.loads(json.dumps(data))
     where = made
     for key in path[:-1]:
@@ -162,7 +163,7 @@ def changed(rng, data):
         where[key] *= rng.choice([0, -1, 2, 0.5, 1e-9, 1e9, 1e200])
     else:
         where[key] = rng.choice(VALUES)
-    return made
+    return made, (path, where.get(key) if isinstance(where, dict) else where)
 
 
 def text_of(rng, kind):
@@ -179,7 +180,7 @@ def text_of(rng, kind):
         return text
     data = json.loads(text)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
-        data = changed(rng, data)
+        data, _ = changed(rng, data)
     return json.dumps(data)
 
 

@@ -3,7 +3,7 @@
 Sources are instrumented: they contain every mutant, and a number selects one, in C++ by `mutant.hpp`
 and in Python by a `Switch`, which is a builtin function there.
 
-    python3 tests/robustness/mutants.py    # entries of mutants.jsonl and equivalent.jsonl that are gone
+    python3 tools/robustness/mutants.py    # entries of mutants.jsonl and equivalent.jsonl that are gone
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _conditions(code: str):
 
 def located(path: str, text: str) -> tuple[str, re.Match[str]]:
     """The file that contains a text, whatever its line breaks, and where; `path` comes first."""
-    pattern = re.compile(r"\s+".join(map(re.escape, text.split())))
+    pattern = re.compile(r"(?<![\w.*])" + r"\s+".join(map(re.escape, text.split())))
     for name in (path, *_sources()):
         matches = list(pattern.finditer(_sources().get(name, "")))
         if len(matches) == 1:

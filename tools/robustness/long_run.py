@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 WARM_S = 60.0
+BLOCK = 20_000
 
 
 def points(count):
@@ -48,11 +49,17 @@ def row_of(point):
 
 
 def run(out, count):
-    from phaze_fast.runs.sweep import sweep_blocks
+    from phaze_fast.runs.sweep import sweep
 
     options = {"threads": 1, "chunk": 2000, "evaluate": row_of}
-    counts = sweep_blocks(points(count), out, 20_000, **options)
-    sys.stdout.write(f"{counts.rows} rows, {counts.resumed} of them from before\n")
+    left, rows, resumed = points(count), 0, 0
+    for number in itertools.count():
+        block = list(itertools.islice(left, BLOCK))
+        if not block:
+            break
+        table = sweep(block, out / f"{number:06}", **options)
+        rows, resumed = rows + len(table.rows), resumed + table.resumed
+    sys.stdout.write(f"{rows} rows, {resumed} of them from before\n")
 
 
 def resident_mib(pid):
@@ -72,13 +79,14 @@ def started(out, count):
 
 def checked(out, count):
     """The number of rows, after checking that each is right and there once."""
-    from phaze_fast.runs.sweep import read_blocks
+    from phaze_fast.runs.journal import RESULTS, read_rows
 
     seen = 0
     wanted = ((p.key, row_of(p)) for p in points(count))
-    by_block = read_blocks(out)
+    files = sorted(out.glob(f"*/{RESULTS}"))
+    by_block = (row for file in files for row in read_rows(file).values())
     while True:
-        own = dict(itertools.islice(wanted, 20_000))
+        own = dict(itertools.islice(wanted, BLOCK))
         if not own:
             break
         for row in itertools.islice(by_block, len(own)):
