@@ -398,8 +398,8 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
 
 def plan_interval_s(plan: Plan, cluster: Cluster) -> tuple[float, float]:
     """Return the interval in which a measured step lies with probability `NOMINAL`, seconds."""
-    named = isinstance(plan.software, str)
-    profile = load_software(plan.software) if named else Software.from_dict(plan.software)
+    written = plan.software
+    profile = load_software(written) if isinstance(written, str) else Software.from_dict(written)
     own = profile.step_ratios
     if own is not None:
         return (plan.time_s * own[0], plan.time_s * own[1])
