@@ -282,9 +282,10 @@ on the other runs, in the median over 16 draws (`python tools/few_runs.py TABLE.
 
 Five runs are hardly better than three, because what is left is not in the numbers: fitted to ninety
 of nanotron's runs the same model is still 10.3% off on the other 206 in the mean and 5.4% in the
-median, and 9.0% (4.6%) on vTrain's own 45. A tenth of these runs take 1.3 to 2.7 times as long as
-runs like them; the one layout of nanotron that was run twice took 1.7 times as long the second
-time.
+median; fitted to all 45 of vTrain's it is 9.7% (6.5%) off on the same 45. One in eight of those 206
+takes 1.3 to 2.8 times as long as predicted; of the one layout that was run twice, one run took 1.7
+times as long as the other. Priors and the habits compared were chosen on these three clusters, so
+others may be worse.
 
 `phaze-fast study validate RUNS.csv --against THEIRS.csv` scores another model's predictions on the
 same rows beside ours.
