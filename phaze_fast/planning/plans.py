@@ -20,7 +20,7 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.memory import TERMS
 from phaze_fast.planning.layouts import node_devices
 from phaze_fast.records import FrozenDict
-from phaze_fast.software import Precision, Software, load_precision
+from phaze_fast.software import Precision, Software, load_precision, load_software
 from phaze_fast.units import format_bytes, format_time
 
 PARTS = (
@@ -398,7 +398,9 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
 
 def plan_interval_s(plan: Plan, cluster: Cluster) -> tuple[float, float]:
     """Return the interval in which a measured step lies with probability `NOMINAL`, seconds."""
-    own = None if isinstance(plan.software, str) else plan.software.get("step_ratios")
+    written = plan.software
+    profile = load_software(written) if isinstance(written, str) else Software.from_dict(written)
+    own = profile.step_ratios
     if own is not None:
         return (plan.time_s * own[0], plan.time_s * own[1])
     ratios = _table()["ratios"]

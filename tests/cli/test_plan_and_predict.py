@@ -183,7 +183,7 @@ def test_a_budget_is_what_the_functions_say(document):
     tokens = 64 * data["plan"]["seq"]
     run = training_run(2e12, tokens, data["time_s"], 16, goodput=parts.fraction, **prices)
     assert data["budget"] == {**run.to_dict(), "goodput_parts": parts.to_dict()}
-    assert data["calibration"]["state"] == "carried over"
+    assert data["calibration"]["state"] == "partly fitted"
 
 
 def test_plan_has_the_budget_of_its_best(document):
