@@ -59,7 +59,6 @@ void bind_fusion(py::module_& module) {
                        second, held, inputs, moved);
   PYBIND11_NUMPY_DTYPE(FusedTraffic, hbm_bytes, loops, kept, row_passes, column_passes);
   module.attr("FUSED_GROUP_DTYPE") = py::dtype::of<FusedGroup>();
-  module.attr("FUSED_TRAFFIC_DTYPE") = py::dtype::of<FusedTraffic>();
   module.def("group_traffic", &group_traffic, py::arg("groups"), py::arg("capacities"),
              py::arg("rules"));
   module.def("product_bytes", &product_bytes, py::arg("m"), py::arg("k"), py::arg("n"),

@@ -271,7 +271,6 @@ void bind_mapping(py::module_& module) {
   module.attr("OUTPUTS") = names_of(kOutputNames);
   module.attr("EDGE_KINDS") = names_of(kEdgeKindNames);
   module.attr("MAX_SLOTS") = kMaxSlots;
-  module.attr("MAX_MAP_OPS") = kMaxMapOps;
   module.attr("MAX_MAP_STAGES") = kMaxMapStages;
   module.attr("RUNS_PER_AXIS") = kRunsPerAxis;
   py::class_<PyMapping>(module, "Mapping")

@@ -181,7 +181,6 @@ void bind_op_cost(py::module_& module) {
                        port_bytes, buffer_bytes, hbm_bytes, utilization, energy_j, block_m, block_n,
                        split, tiles_i, tiles_j, dataflow, order, limit, status);
   module.attr("TUNING_DTYPE") = py::dtype::of<TuningRecord>();
-  module.attr("COST_DTYPE") = py::dtype::of<CostRecord>();
   module.attr("DATAFLOWS") = py::make_tuple("os", "ws", "is");
   module.attr("LIMITS") =
       py::make_tuple("compute", "port", "buffer", "hbm", "power", "vector", "launch");

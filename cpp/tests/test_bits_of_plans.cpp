@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/numbers.hpp"
 #include "check.hpp"
 #include "hash.hpp"
 #include "numbers.hpp"
@@ -12,6 +13,7 @@
 #include "phaze/nest.hpp"
 #include "phaze/pipeline_schedule.hpp"
 #include "phaze/plan.hpp"
+#include "schedule/layer_facts.hpp"
 
 namespace {
 
@@ -53,8 +55,9 @@ std::uint64_t layer_bits() {
     }
     p->first_mode[p->size] = modes;
     CHECK(check_layer(*p) == Status::kOk);
-    hash.add(layer_bound(*p));
-    hash.add(list_schedule(*p).makespan_s);
+    const LayerFacts facts(*p);
+    hash.add(facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown);
+    hash.add(best_list_schedule(facts).makespan_s);
     const LayerSolution found = solve_layer(*p, {400, HUGE_VAL, nullptr, nullptr});
     hash.add(found.makespan_s);
     hash.add(found.bound_s);

@@ -243,8 +243,8 @@ def problems_of(
     capacities = tuple(int(c) for c in groups.capacities)
     if max(capacities) <= training.reserved_bytes:
         raise InfeasibleError(
-            f"no chip has more memory than reserved_bytes, {training.reserved_bytes}; the largest has "
-            f"{max(capacities)}"
+            f"no chip has more memory than reserved_bytes, {training.reserved_bytes}; the largest "
+            f"has {max(capacities)}"
         )
     precision = training.precision.name
     if any(variant.fp8 for variant in groups.variants) and precision != BF16:

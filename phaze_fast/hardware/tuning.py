@@ -429,7 +429,7 @@ def calibration_of(name: str, tuning: Tuning) -> Calibration:
     if tuning.fitted:
         state = "partly fitted"
         note = (
-            f"only {', '.join(tuning.fitted)} are fitted to measurements of this chip; the other "
+            f"fitted to measurements of this chip: {', '.join(tuning.fitted)}; the other "
             f"constants are carried over from {source}"
         )
     elif source:

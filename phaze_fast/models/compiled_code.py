@@ -47,7 +47,8 @@ def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> li
     for call in calls:
         if call.name == MASK:
             continue  # masks are loaded as below, and made once for all layers
-        if call.name == "attention":
+        hides = any(call.options.get(name) for name in ("causal", "window", "expands_mask"))
+        if call.name == "attention" and hides:
             q, k, v = call.reads[:3]
             wide = [_per_head(q, array, parts) for array in (k, v)]
             step += [
@@ -55,7 +56,7 @@ def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> li
                 for narrow, array in zip((k, v), wide, strict=True)
                 if array is not narrow
             ]
-            if not (call.options.get("causal") or call.options.get("window")):
+            if call.options.get("expands_mask"):
                 whole = in_parts[call.writes[0].storage] = _InParts(call, (q, *wide), parts)
                 step += whole.forward()
                 continue

@@ -76,8 +76,9 @@ def layers_graph(
     steps: tuple[Any, Any] = (small, large)
     if kernels == "compiled":
         steps = compiled(small, large, code=code_of_class(FAMILIES[_family(model)].__name__))
+    images = {"sample": "image", "seq": 1} if model.patches is not None else {}
     graph = layered(model.name, *steps, small.modules, model.seq)
-    return graph.replace(kernels=kernels)
+    return graph.replace(kernels=kernels, **images)
 
 
 def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:

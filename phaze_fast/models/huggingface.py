@@ -460,6 +460,7 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
         transformers.AutoModelForCausalLM,
         transformers.AutoModelForMaskedLM,
         transformers.AutoModelForSeq2SeqLM,
+        transformers.AutoModelForImageClassification,
     )
     encoder = not getattr(config, "is_decoder", False) and type(config) in makers[1]._model_mapping
     for maker in (makers[1], *makers) if encoder else makers:
@@ -475,7 +476,7 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
                 ) from None
     raise InvalidInputError(
         f"{source}: model_type: {data.get('model_type')!r} is no causal, masked or "
-        "sequence-to-sequence language model of transformers"
+        "sequence-to-sequence language model and no classifier of images of transformers"
     )
 
 
@@ -512,6 +513,9 @@ def trace_hf(
             if getattr(config, field, None) is None:
                 setattr(config, field, 0)
     kwargs: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if module.main_input_name == "pixel_values":
+        shape = (2, config.num_channels, config.image_size, config.image_size)
+        kwargs = {"pixel_values": torch.empty(shape, device="meta"), "labels": ids[:, 0]}
     if "use_cache" in getattr(config, "to_dict", dict)():
         kwargs["use_cache"] = False
     graph = from_torch(module, (), kwargs, name=name)

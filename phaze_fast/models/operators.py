@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -589,6 +590,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return mm(x, columns)
     product = view(mm(reshape(x, -1, width), columns), *x.shape[:-1], outs)
     return product if bias is None else add(product, bias, inplace=True)
+
+
+def patches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Convolution of training data, whose filters do not overlap."""
+    tape, (outs, _, *sides) = x.tape, weight.shape
+    places = (size // side for size, side in zip(x.shape[2:], sides, strict=True))
+    out = Tensor(tape, (x.shape[0], outs, *places), x.dtype)
+    options = {"strides": tuple(sides), "groups": 1, "transposed": False, "channels_last": False}
+
+    def backward(g: Tensor) -> list[Tensor | None]:
+        shapes = {"x": x.shape, "weights": weight.shape, "out": g.shape}
+        g = g if g.is_contiguous else clone(g, contiguous_strides(g.shape))
+        of_weight, of_bias = (Tensor(tape, one.shape, one.dtype) for one in (weight, bias))
+        tape.add("convolution_weight", [g, x], [of_weight], **options, **shapes)
+        tape.add("sum", [g], [of_bias])
+        return [None, of_weight, of_bias]
+
+    node = tape.node([x, weight, bias])
+    tape.save(node, x)
+    tape.add("convolution", [x, weight], [out], **options)
+    tape.add("add", [out, bias], [out])
+    tape.calls[-1] = replace(tape.calls[-1], sequence=-1)  # gradients are the convolution's
+    _joined(node, [out], lambda gradients: backward(gradients[0]))
+    return out
 
 
 def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, drops: bool) -> Tensor:

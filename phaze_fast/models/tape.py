@@ -230,10 +230,12 @@ class Tape(Recording):
         """Return values that depend on no weight: token ids, positions, masks."""
         return Tensor(self, shape, dtype)
 
-    def input(self, shape: Shape, dtype: str, strides: Shape = ()) -> Tensor:
-        """Return values that are given, and have a gradient."""
+    def input(
+        self, shape: Shape, dtype: str = "bfloat16", strides: Shape = (), data: bool = False
+    ) -> Tensor:
+        """Return values that are given, and have a gradient unless they are training data."""
         tensor = Tensor(self, shape, dtype, strides or None)
-        tensor.node = Node(math.inf, ())
+        tensor.node = None if data else Node(math.inf, ())
         self._writer[tensor.storage.key] = -1
         return tensor
 

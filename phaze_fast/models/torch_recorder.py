@@ -106,6 +106,21 @@ class Constants:
             if drawn:
                 self._drawn[key] = name
 
+    def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator whose sizes depend on constants; None if unknown."""
+        try:
+            return func(*self._of(tuple(args)), **kwargs).to("meta")
+        except (KeyError, RuntimeError, NotImplementedError, AttributeError):
+            return None
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether the values of an array are known, and not drawn at random."""
+        return id(tensor) in self._known and id(tensor) not in self._drawn
+
+    def values(self, tensor: Any) -> Any:
+        """Return an array whose values are known."""
+        return self._of(tensor)
+
     def _forget(self, key: int, _: Any) -> None:
         self._known.pop(key, None)
         self._drawn.pop(key, None)
@@ -258,6 +273,11 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             return self._drop(func, *args, **kwargs)
         if func in RECURRENT:
             return run_recurrent(func, self.recorder, *args)
+        if func is torch.Tensor.tolist and self.recorder.constants.knows(args[0]):
+            return self.recorder.constants.values(args[0]).tolist()
+        if func is torch.tensor and "device" in kwargs:  # its values would be lost
+            device = kwargs.pop("device")
+            return func(*args, **kwargs).to(device)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -284,6 +304,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if any(x.stride(-1) != 1 for x in arrays):  # fused kernels read rows that lie together
             return _attend_in_parts(query, key, value, mask, dropout, causal)
         seen = {"causal": causal, "dropout": bool(dropout)}
+        seen["expands_mask"] = mask is None and not causal and self.recorder.expands_mask()
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
         bias = mask if mask is not None and mask.requires_grad else None
@@ -422,8 +443,11 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.title = type(module).__name__
         self.names: dict[int, str] = {}
+        self._masking: set[str] = set()
         for path, part in module.named_modules(remove_duplicate=False):
             self.names.setdefault(id(part), path)
+            if hasattr(sys.modules.get(type(part).__module__), "create_bidirectional_mask"):
+                self._masking.add(path)
         self.constants = Constants(highest)
         self._saved_storages: set[int] = set()  # storages of the tensors that autograd saves
         self._storages: dict[int, tuple[int, Any]] = {}  # number by address, while it is alive
@@ -494,7 +518,12 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
         if name.endswith("_") and not self.backward and torch.Tag.inplace_view not in func.tags:
             self._refuse_overwriting(name, args)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            out = self.constants.computed(func, args, kwargs) if constant else None
+            if out is None:
+                raise
         if name == "convolution" and _by_channels(*args[:2]):
             out = _last(out)
         elif name == "convolution_backward" and _by_channels(*args[1:3]):
@@ -623,6 +652,10 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
             )
         sequence = self._sequence() if tracked or self.backward else -1
         self.note(name, reads, writes, options, sequence, "" if self.backward else _calling_line())
+
+    def expands_mask(self) -> bool:
+        """Whether the running code, of transformers, makes a mask of an encoder if compiled."""
+        return bool(self._path) and self._path[-1][1] in self._masking
 
     def load_mask(self, mask: Any, heads: Any, passes: int = 0) -> None:
         """Record the loads of a mask by the heads of an attention."""

@@ -351,7 +351,7 @@ def place_batch(
     >>> table = LayerTable(names=range(4), forward_s=1.0, backward_s=2.0)
     >>> problems = [PublishedProblem({1: table}, 2, 1e9, m) for m in (1, 8)]
     >>> [placement.time_s for placement in place_batch(problems)]
-    [12.0, 54.0]
+    [12.0, 48.0]
     """
     workers = thread_count(threads)
     for problem in problems:

@@ -4,7 +4,9 @@ import pytest
 from refusals import refusal
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster, presets
 from phaze_fast.models import from_torch
+from phaze_fast.planning import Training, plan
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 nn = torch.nn
@@ -79,6 +81,10 @@ def test_hybrids_and_images_are_traced(build):
     kernels = graph.compiled
     assert kernels.parameters() == graph.parameters()
     assert kernels.flops == pytest.approx(graph.flops)
+    if build is llava:  # an encoder and a decoder as one pipeline of uneven layers
+        eight = Cluster(devices=8, fabric="dgx-h100", chip=presets.chip("h200"))
+        found = plan(graph, eight, Training(global_batch=16, micro_batch=(1,), pp=(4,)))
+        assert found.plans[0].pp == 4
     operators = [layer.count * len(layer.backward) for layer in graph.layers]
     assert sum(layer.count * len(layer.backward) for layer in kernels.layers) < sum(operators)
 
@@ -133,3 +139,19 @@ def test_a_loop_over_experts_is_refused_with_its_line_and_what_to_write():
     message = refusal(from_torch, Experts(), (torch.zeros(8, 16),), error=InvalidInputError)
     assert "test_torch_architectures.py:" in message
     assert "grouped_mm of rows sorted by expert" in message
+
+
+def test_sizes_may_depend_on_constants():
+    class Grid(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            sides = torch.tensor([[2, 3]], device=x.device)
+            ((high, wide),) = sides.tolist()
+            places = torch.repeat_interleave(torch.arange(high, device=x.device), sides[0, :1])
+            return self.inner(x[:, : high * wide]) + places.shape[0]
+
+    (layer,) = from_torch(Grid(), (torch.zeros(2, 9, 8),)).layers
+    assert next(op.m for op in layer.forward if op.kind == "gemm") == 6

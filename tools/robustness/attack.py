@@ -82,7 +82,7 @@ def layers(rng):
 
 
 def published(rng):
-    problems = [random_published(rng, shape(rng), 0.2) for _ in range(BATCH)]
+    problems = [random_published(rng, shape(rng)) for _ in range(BATCH)]
     for problem, found in zip(problems, place_batch(problems), strict=True):
         yield certificates.placement(problem, found), problem
 

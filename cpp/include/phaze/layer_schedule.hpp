@@ -83,13 +83,6 @@ struct SearchLimits {
 // Checks counts, latencies and order; a problem that passes can be solved.
 Status check_layer(const LayerProblem& problem) noexcept;
 
-// Lower bound on the makespan in seconds: paths, and work as shares of the chip, each plus the time
-// that must pass before and after its operators.
-double layer_bound(const LayerProblem& problem) noexcept;
-
-// The best of several list schedules, with its lower bound.
-LayerSolution list_schedule(const LayerProblem& problem) noexcept;
-
 // Bounds, list schedules, then branch and bound until the optimum is proven or a limit is reached.
 LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits);
 

@@ -340,11 +340,6 @@ double LayerFacts::preemptive_bound(int weighting, const PartialSchedule& m, OpB
   return most;
 }
 
-double layer_bound(const LayerProblem& problem) noexcept {
-  const LayerFacts facts(problem);
-  return facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
-}
-
 Status check_layer(const LayerProblem& problem) noexcept {
   if (problem.size < 1) return Status::kBadShape;
   if (problem.size > kMaxLayerOps) return Status::kTooManyOps;

@@ -355,11 +355,4 @@ LayerSolution best_list_schedule(const LayerFacts& facts) noexcept {
   return best;
 }
 
-LayerSolution list_schedule(const LayerProblem& problem) noexcept {
-  const LayerFacts facts(problem);
-  LayerSolution best = best_list_schedule(facts);
-  best.bound_s = facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
-  return best;
-}
-
 }  // namespace phaze

@@ -6,17 +6,18 @@
 #include <span>
 #include <vector>
 
+#include "base/numbers.hpp"
 #include "check.hpp"
 #include "numbers.hpp"
 #include "phaze/layer_batch.hpp"
 #include "phaze/layer_schedule.hpp"
+#include "schedule/layer_facts.hpp"
 
 namespace {
 
 using namespace phaze;
 using phaze::test::Numbers;
 
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr SearchLimits kEnough{1'000'000, kInfinite, nullptr, nullptr};
 
 void random_problem(Numbers& numbers, int most, LayerProblem* p) {
@@ -70,7 +71,9 @@ void random_layers_are_scheduled() {
   for (int i = 0; i < 400; ++i) {
     random_problem(numbers, 9, p.get());
     CHECK(check_layer(*p) == Status::kOk);
-    const LayerSolution listed = list_schedule(*p);
+    const LayerFacts facts(*p);
+    LayerSolution listed = best_list_schedule(facts);
+    listed.bound_s = facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
     check_schedule(*p, listed);
     const LayerSolution best = solve_layer(*p, kEnough);
     check_schedule(*p, best);
@@ -109,7 +112,7 @@ void schedules_are_improved() {
     } while (p->size < 16);
     const LayerSolution cut = solve_layer(*p, {260, kInfinite, nullptr, nullptr});
     check_schedule(*p, cut);
-    listed_s += list_schedule(*p).makespan_s;
+    listed_s += best_list_schedule(LayerFacts(*p)).makespan_s;
     improved_s += cut.makespan_s;
   }
   CHECK(improved_s < 0.9 * listed_s);

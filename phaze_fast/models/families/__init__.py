@@ -47,5 +47,6 @@ FAMILIES: dict[str, type[Llama]] = {
     "bert": encoders.Bert,
     **dict.fromkeys(("roberta", "xlm-roberta"), encoders.Roberta),
     "megatron-bert": encoders.MegatronBert,
+    "vit": encoders.ViT,
     **dict.fromkeys(("t5", "mt5"), encoders.T5),
 }

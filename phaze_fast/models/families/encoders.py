@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from phaze_fast.models import operators as op
 from phaze_fast.models.families.llama import Llama
 from phaze_fast.models.operators import add, contiguous, embedding, linear, mul, reshape, view
@@ -137,6 +139,54 @@ class MegatronBert(Bert):
         return self._added(self._inner(self._norm("ln", x)), x)
 
 
+class ViT(Bert):
+    """Patches of images and a class token, norms before the sub-layers, and a classifier."""
+
+    root, blocks, final = "vit", "layers", "layernorm"
+    first_norm, second_norm, attention_name = "layernorm_before", "layernorm_after", "attention"
+
+    def _embedded(self) -> Tensor:
+        m, tape = self.model, self.tape
+        assert m.patches is not None
+        side, channels = m.patches.size, m.patches.channels
+        across = math.isqrt(self.seq - 1) * side
+        with tape.module("embeddings"):
+            token, places = tape.parameter(1, 1, m.hidden), tape.parameter(1, self.seq, m.hidden)
+            with tape.module("patch_embeddings"):
+                images = tape.input((self.samples, channels, across, across), data=True)
+                with tape.module("projection"):
+                    weight = tape.parameter(m.hidden, channels, side, side)
+                    x = op.patches(images, weight, tape.parameter(m.hidden))
+                x = op.transpose(view(x, self.samples, m.hidden, -1), 1, 2)
+            x = op.cat([op.expand(token, self.samples, 1, m.hidden), x], 1)
+            return self._dropped("dropout", add(x, places), self.drops)
+
+    def _attention(self, x: Tensor) -> Tensor:
+        q, k, v = Llama._queries_keys_values(self, x)
+        out = self._attend(q, k, v, "attention_probs_dropout_prob")
+        out = contiguous(reshape(out, self.samples, self.seq, -1))
+        return self._project("o_proj", out, self.model.hidden, True)
+
+    def _mlp(self, x: Tensor, width: int) -> Tensor:
+        x = self._run("activation_fn", self.activation, self._project("fc1", x, width, True))
+        return self._project("fc2", x, self.model.hidden, True)
+
+    def _block(self, x: Tensor) -> Tensor:
+        rows = self._self_attention(self._norm(self.first_norm, x))
+        x = add(self._dropped("dropout", rows, self.drops), x)
+        rows = self._feed_forward(self._norm(self.second_norm, x))
+        return add(self._dropped("dropout", rows, self.drops), x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        with self.tape.module("classifier"):
+            m, first = self.model, op.select(op.alias(x), 1)
+            weight = self.tape.parameter(m.classes, m.hidden)
+            return linear(op.alias(first), weight, self.tape.parameter(m.classes))
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        return op.cross_entropy(logits, self.tape.constant(self.samples, dtype="int64"))
+
+
 class T5(Llama):
     """Two stacks with a learned bias of relative positions, which attention adds to its scores."""
 
@@ -171,7 +221,7 @@ class T5(Llama):
                 seen = op.where(hidden, bias[0], causal=True, window=0) if causal else bias[0]
                 out = op.attention_in_parts(q, k, v, seen, drops)
             else:
-                out = op.attention(q, k, v, causal=False, dropout=drops)
+                out = op.attention(q, k, v, causal=False, dropout=drops, expands_mask=True)
             out = contiguous(op.transpose(out, 1, 2))
         return self._project("o", contiguous(reshape(out, self.samples, self.seq, -1)), m.hidden)
 

@@ -240,6 +240,7 @@ class Llama:
             seen = {"causal": True, "dropout": drops in self.style.dropouts, "window": m.window}
         else:
             seen = {"causal": m.causal, "dropout": drops in self.style.dropouts}
+            seen["expands_mask"] = not m.causal
         fits = k.shape[-1] == v.shape[-1] <= 256
         if windowed or not fits:
             k, v = self._repeated(k), self._repeated(v)

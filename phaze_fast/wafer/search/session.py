@@ -136,12 +136,7 @@ class Session:
         note_groups = [place.notes for place in (self._journal, self._store) if place is not None]
         return (*self._notes, *(note for some in note_groups for note in some))
 
-    def run(
-        self,
-        tasks: Sequence[Task],
-        progress: Progress | None = None,
-        done: Callable[[int], None] | None = None,
-    ) -> list[Data]:
+    def run(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Data]:
         """Run tasks, or look up their results.
 
         Parameters
@@ -150,8 +145,6 @@ class Session:
             Independent tasks.
         progress
             Passed to tasks that run sequentially in this process.
-        done
-            Called with the position of each task when its result is available.
 
         Returns
         -------
@@ -170,9 +163,6 @@ class Session:
         self._found |= {tasks[at].key: data for at, data in looked_up.items()}
         runnable = tasks if self.sequential else [replace(task, stop=None) for task in tasks]
         left = [(at, task) for at, task in enumerate(runnable) if at not in results]
-        for at in results:
-            if done is not None:
-                done(at)
         share = 1 if self.sequential else min(max(len(left), 1), self.threads)
         call = functools.partial(
             _answered, self.threads // share, progress if self.sequential else None
@@ -185,8 +175,6 @@ class Session:
                     raise error or PhazeError("a task of a wafer search gave nothing")
                 self._keep(task, data)
                 results[at] = data
-                if done is not None:
-                    done(at)
         return [results[at] for at in range(len(tasks))]
 
     def _kept(self, tasks: dict[int, Task]) -> dict[int, Data]:
