@@ -118,7 +118,10 @@ PLAN = "plan gpt2-small --devices 8 --global-batch 32 --top 1"
     [
         (f"{GEMM} --chip b200", CARRIED),
         (f"{GEMM} --chip tpuv5p", "tpuv5p: not fitted"),
-        (f"{GEMM} --chip a100-80", "fitted to measurements of this chip: launch_latency_s, efficiency"),
+        (
+            f"{GEMM} --chip a100-80",
+            "fitted to measurements of this chip: launch_latency_s, efficiency",
+        ),
         (f"{GEMM} --chip h200", ""),
         (f"{GEMM} --array 64x64", ""),
         (f"{PREDICT} --chip h100", CARRIED),
