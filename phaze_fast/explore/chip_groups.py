@@ -161,7 +161,7 @@ class ChipGroups:
 
     def device_usd(self) -> Array:
         """Dollars of a device of each group with each capacity, shape (groups, capacities)."""
-        has_hbm = self.records["hbm_bytes"][:, None] > 0
+        has_hbm = self.records["hbm_bytes_per_s"][:, None] > 0
         area_mm2, sizes = self.area_mm2[:, None], self.capacities[None, :] * has_hbm.astype(float)
         if self.package is None:
             return self.prices.device_usd(area_mm2, sizes)

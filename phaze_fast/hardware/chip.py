@@ -312,7 +312,7 @@ def memory_of_records(chips: np.ndarray[Any, Any]) -> tuple[Any, Any]:
     buffers of the tensor cores, read at the rate of the shared buffer, or through the ports of the
     cores where there is none.
     """
-    off_chip = chips["hbm_bytes"] > 0
+    off_chip = chips["hbm_bytes_per_s"] > 0
     size = chips["buffer_bytes"] + chips["tensor_cores"] * chips["tensor_local_bytes"]
     ports = chips["tensor_cores"] * chips["buffer_port_bytes_per_cycle"]
     rate = np.where(chips["buffer_bytes"] > 0, chips["buffer_bytes_per_cycle"], ports)
