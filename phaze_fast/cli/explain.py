@@ -183,7 +183,15 @@ def _explain_against(
     one: StoredPlan, other: StoredPlan, files: tuple[Path, Path], output: PageOutput
 ) -> None:
     timelines = [timeline(stored.model, stored.cluster, stored.spec) for stored in (one, other)]
-    comparison = difference(timelines[0].plan, timelines[1].plan)
+    both = (one, other)
+    given: dict[str, list[Any]] = {
+        "model": [stored.model.name for stored in both],
+        "seq": [stored.model.seq for stored in both],
+        "chip": [stored.cluster.chip.name if stored.cluster.chip else "" for stored in both],
+        "cluster": [stored.cluster.devices for stored in both],
+        "interconnect": [stored.cluster.fabric.name for stored in both],
+    }
+    comparison = difference(timelines[0].plan, timelines[1].plan, given)
     names = [files[0].name, files[1].name if files[1].name != files[0].name else str(files[1])]
     output.write_page(lambda: compare_page(timelines[0], timelines[1], names, typed()))
     output.emit(lambda: comparison, lambda: _compared(comparison))

@@ -238,19 +238,38 @@ def _lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
+_NAME = 32
+"""Longest text of a first column that is not wrapped."""
+
+
 def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> Group:
-    """Lay out rows under column headings; headings ending in '>' are right-aligned."""
-    laid_out = Table()
-    for heading in columns:
-        right = heading.endswith(">")
+    """Lay out rows under column headings; headings ending in '>' are right-aligned.
+
+    Numbers and short names in front are never cut. Where they do not fit side by side, the last
+    columns are left out, and a line says so.
+    """
+    laid_out, numbers = Table(), [heading.endswith(">") for heading in columns]
+    least, widest = [], []
+    for at, cells in enumerate(zip(columns, *rows, strict=True)):
+        widest.append(max(map(len, cells)))
+        words = max(len(word) for cell in cells for word in [*cell.split(), ""])
+        whole = numbers[at] or (at == 0 and widest[0] <= _NAME)
+        least.append(widest[at] if whole else min(words, _NAME))
+    shown = len(columns)
+    while shown > 2 and sum(least[:shown]) + 3 * shown + 1 > _console().width:
+        shown -= 1
+    for at, heading in enumerate(columns[:shown]):
         laid_out.add_column(
-            heading.rstrip(">"), justify="right" if right else "left", no_wrap=right
+            heading.rstrip(">"),
+            justify="right" if numbers[at] else "left",
+            no_wrap=numbers[at] or (at == 0 and least[0] == widest[0]),
         )
     for row in rows:
-        laid_out.add_row(*(Text(_lines(cell)) for cell in row))
+        laid_out.add_row(*(Text(_lines(cell)) for cell in row[:shown]))
+    left = ", ".join(heading.rstrip(">") for heading in columns[shown:])
+    lines = [caption] * bool(caption) + [f"a wider terminal also has: {left}"] * bool(left)
     above = [Text(_lines(title), style="bold")] if title else []
-    below = [Text(_lines(caption), style="dim")] if caption else []
-    return Group(*above, laid_out, *below)
+    return Group(*above, laid_out, *(Text(_lines(line), style="dim") for line in lines))
 
 
 def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:

@@ -31,19 +31,19 @@ def _chip_row(chip: Accelerator) -> list[str]:
     hbm = chip.hbm
     return [
         chip.name,
+        format_flops(chip.peak_flops()),
+        format_bytes(hbm.capacity_bytes) if hbm else "-",
+        format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm else "-",
+        chip.calibration.state,
         f"{chip.tensor_core.count:,} x {chip.tensor_core.width}x{chip.tensor_core.depth}",
         f"{chip.vector_core.count:,} x {chip.vector_core.lanes}",
         format_bytes(chip.buffer.capacity_bytes) if chip.buffer.capacity_bytes else "-",
-        format_bytes(hbm.capacity_bytes) if hbm else "-",
-        format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm else "-",
         f"{chip.clock_hz / 1e9:g} GHz",
-        format_flops(chip.peak_flops()),
-        chip.calibration.state,
     ]
 
 
-_CHIP_COLUMNS = ["chip", "tensor>", "vector>", "buffer>", "HBM>", "bandwidth>", "clock>", "bf16>"]
-_CHIP_COLUMNS += ["times"]
+_CHIP_COLUMNS = ["chip", "bf16>", "HBM>", "bandwidth>", "times"]
+_CHIP_COLUMNS += ["tensor>", "vector>", "buffer>", "clock>"]
 
 
 def _chip_data(chip: Accelerator) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from phaze_fast.units import format_bytes, format_count
 
 # ---- sizes ----
 
-_SIZES = ["model", "layers>", "hidden>", "heads>", "kv>", "ffn>", "vocab>", "seq>", "parameters>"]
+_SIZES = ["model", "parameters>", "layers>", "hidden>", "heads>", "kv>", "ffn>", "vocab>", "seq>"]
 
 
 def _row(model: TransformerModel) -> list[str]:
@@ -44,6 +44,7 @@ def _row(model: TransformerModel) -> list[str]:
     experts = f" x {model.moe.experts}" if model.moe else ""
     return [
         model.name,
+        format_count(model.parameters()),
         f"{encoder}{model.layers}",
         format_count(model.hidden),
         str(model.heads),
@@ -51,7 +52,6 @@ def _row(model: TransformerModel) -> list[str]:
         f"{model.ffn:,}{experts}",
         format_count(model.vocab) if model.vocab else "-",
         format_count(model.seq),
-        format_count(model.parameters()),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from phaze_fast.cli.option_groups import RecordOptions
@@ -11,6 +11,7 @@ from phaze_fast.cli.options import Folder, Hardware, ModelNames, Trained, load_m
 from phaze_fast.cli.output import ChartsOutput, ToPath, note, progress_bar, table, typed
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
+from phaze_fast.planning.planner import with_headroom
 from phaze_fast.report.sweep_page import sweep_page
 from phaze_fast.runs.sweep import Point, SweepTable, sweep
 from phaze_fast.units import format_bytes, format_time
@@ -61,6 +62,8 @@ class SweepOutput(ChartsOutput):
     """Write all columns as CSV to this file."""
     resume: Folder = None
     """Folder that keeps finished points; the same command goes on there."""
+    headroom: str = "3%"
+    """Memory of each device that stays free, as for plan."""
     threads: int | None = None
     """At most so many threads; by default all cores."""
 
@@ -94,6 +97,9 @@ def sweep_points(
         for loaded, cluster, batch, length in itertools.product(
             models, where.clusters(), batches, lengths
         )
+    ]
+    points = [
+        replace(p, training=with_headroom(p.training, p.cluster, output.headroom)) for p in points
     ]
     with progress_bar("points") as update:
         sweep_table = sweep(

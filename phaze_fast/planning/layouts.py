@@ -350,7 +350,8 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     names = [name + chunks * (name == "interleaved") for name in training.schedule]
     some = ", for all blocks of a stage or the first of each chunk" * training.recompute_some
     texts = [
-        f"tensor parallel {_listed(widths.tp)}",
+        f"tensor parallel {_listed(widths.tp)}"
+        + " without sequence parallelism" * (not training.sequence_parallel),
         f"context parallel {_listed(widths.cp)}"
         + f" ({_listed(widths.cp_kinds)})" * (max(widths.cp) > 1),
         f"expert parallel {_listed(widths.ep)}"

@@ -195,8 +195,9 @@ def usable_bytes(cluster: Cluster, training: Training) -> float:
     left = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
     if left <= 0:
         raise InvalidInputError(
-            f"reserved_bytes: {training.reserved_bytes} is not accepted; expected less than the "
-            "memory of a device"
+            f"reserved_bytes: {training.reserved_bytes} (1.5 GiB and headroom by default) is not "
+            f"accepted; expected less than the memory of a device, "
+            f"{format_bytes(left + training.reserved_bytes)}"
         )
     return left
 
@@ -234,6 +235,8 @@ def with_headroom(training: Training, cluster: Cluster, headroom: float | str) -
         else:
             kept = parse_quantity(headroom, "bytes")
             kept *= capacity if kept < 1.0 else 1.0
+            if 1.0 <= kept < 1024.0:  # a share in per cent without its sign
+                raise ValueError
     except ValueError:
         raise InvalidInputError(
             f"headroom: {headroom!r} is not accepted; expected {expected}"
@@ -513,7 +516,7 @@ def _nearest(model: Model, cluster: Cluster, training: Training) -> str:
             Cluster.model_validate(more.model_dump())
         except (InvalidInputError, ValueError):
             break
-        changes.append((f"{more.devices} devices", training, more))
+        changes.append((f"{more.devices} devices (only doublings were tried)", training, more))
         changes.append((f"{more.devices} devices, with zero 3 and recompute auto", together, more))
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     for words, step, wider in changes:

@@ -250,7 +250,7 @@ class Plan:
     def memory_as_reported(self) -> str:
         """`device_memory` in words."""
         said = {name: format_bytes(count) for name, count in self.device_memory.items()}
-        said["device"] += " on the device with context and libraries"
+        said["device"] += " on the device with context, libraries and headroom"
         return f"{said['allocated']} allocated, {said['reserved']} reserved, {said['device']}"
 
     @property

@@ -266,7 +266,7 @@ class Training(TrainingStep):
     """What a stage may compute again in the backward pass: ``none``, ``selective`` (attention
     scores), ``needed``, ``full``, or sets of operators joined by ``+`` (norms, activations,
     gated-product, up-projection, output-projection, alternate-products, attention). Of
-    several each stage has the fastest that fits; auto: of all."""
+    several each stage has the fastest that fits; auto: of the eight that the answer lists."""
     recompute_some: bool = True
     """Whether a stage may recompute its first blocks by one mode and the others by another, with as
     few blocks in the costlier mode as fit."""

@@ -264,8 +264,17 @@ def explain_plan(
 # ---- two plans ----
 
 
-def difference(one: Plan, other: Plan) -> dict[str, Any]:
+def difference(
+    one: Plan, other: Plan, given: Mapping[str, list[Any]] | None = None
+) -> dict[str, Any]:
     """Compare two plans: fields that differ, and seconds and bytes by part.
+
+    Parameters
+    ----------
+    one, other
+        The plans.
+    given
+        What they are plans of, such as both models, by name.
 
     Returns
     -------
@@ -287,7 +296,8 @@ def difference(one: Plan, other: Plan) -> dict[str, Any]:
     # Fields that specify a plan; seconds, bytes and rates follow from them.
     names = [f.name for f in fields(Plan) if f.name in PlanSpec.model_fields and f.name != "stages"]
     names += ["micro_batches", "devices", "recompute"]
-    pairs = {name: [getattr(one, name), getattr(other, name)] for name in names}
+    pairs = dict(given or {})
+    pairs |= {name: [getattr(one, name), getattr(other, name)] for name in names}
     pairs |= {"stages": [[list(s.chunks) for s in plan.stages] for plan in (one, other)]}
     measures = ("time_s", "memory_bytes", "energy_j", "tokens_per_s", "mfu", "hfu")
     return {

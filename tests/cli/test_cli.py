@@ -245,6 +245,31 @@ def test_a_pipe_is_as_wide_as_columns_says(run, monkeypatch, columns):
     assert "…" not in "\n".join(shown).split("Where the fastest")[0]
 
 
+@pytest.mark.parametrize("line", ["show chip", "show model", "show model gpt3-175b --operators"])
+def test_narrow_tables_cut_neither_names_nor_numbers(run, monkeypatch, line):
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run(line)[1]
+    assert "…" not in narrow
+    assert "a wider terminal also has: " in narrow
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = run(line)[1]
+    assert "a wider terminal" not in wide
+
+    def names(text):
+        return [row.split("│")[1].strip() for row in text.splitlines() if row.startswith("│")]
+
+    assert [name for name in names(narrow) if name] == names(wide)
+
+
+def test_a_sweep_and_a_plan_answer_one_question_alike(document):
+    same = "--chip h100 --devices 16 --global-batch 64 --schedule 1f1b"
+    (row,) = document(f"sweep llama3-8b {same}")["rows"]
+    best = document(f"plan llama3-8b {same}")["plans"][0]
+    assert (row["time_s"], row["memory_bytes"]) == (best["time_s"], best["memory_bytes"])
+    (row,) = document(f"sweep llama3-8b {same} --headroom 0")["rows"]
+    assert row["time_s"] <= best["time_s"]
+
+
 @pytest.mark.parametrize("command", ["search", "wafer"])
 def test_a_page_that_cannot_be_made_is_refused_before_the_work(
     refused, command, tmp_path, monkeypatch

@@ -56,6 +56,12 @@ def test_explain_alone_and_against_another_plan(run, document, plan, tmp_path):
     assert run(line)[0] == 0
     found = document("explain", plan, "--against", other, "--report", page)
     assert found["fields"]["tp"] == [2, 4]
+    assert "model" not in found["fields"]
+    elsewhere = f"predict gpt2-small --chip a100-80 --devices 8 --global-batch 32 --dp 8 -o {other}"
+    assert run(elsewhere)[0] == 0
+    fields = document("explain", plan, "--against", other)["fields"]
+    assert fields["chip"] == ["h100", "a100-80"]
+    assert fields["model"][1] == "gpt2-small" != fields["model"][0]
     assert page.read_text().startswith("<!doctype html>")
 
 

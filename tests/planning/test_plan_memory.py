@@ -183,7 +183,7 @@ def test_plans_leave_headroom(headroom):
     assert device["device"] == roomy.best.memory_bytes + roomy.best.reserved_bytes
 
 
-@pytest.mark.parametrize("headroom", ["lots", "-1%", -1, "100%", "90 GiB", True])
+@pytest.mark.parametrize("headroom", ["lots", "-1%", -1, "100%", "90 GiB", "3", True])
 def test_impossible_headroom_is_refused(headroom):
     cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
     with pytest.raises(InvalidInputError, match="headroom"):
