@@ -155,7 +155,7 @@ def _collectives(links: Any) -> float:
 
 def _alike() -> Any:
     """Links of a wafer, all at the rate of the horizontal ones and without latency."""
-    links = Placement(load_wafer("dram-wafer"), (Layout(8, 5, 1, 1),)).links()
+    links = Placement(load_wafer("dram-wafer"), Layout(8, 5, 1, 1)).links()
     return links._replace(hop_s=0.0, y_bytes_per_s=links.x_bytes_per_s)
 
 
