@@ -63,6 +63,7 @@ class Costs(Brief):
     """Number of pairs of distinct operator and distinct chip that were priced."""
     _tables: tuple[CostTable, ...]
     _static_w: Array
+    _limit_w: Array
     _ends: tuple[int, ...]
     _network_s: tuple[Array, ...]
     _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class Costs(Brief):
             cores=self.cores[chips],
             _tables=tuple(tables),
             _static_w=self._static_w[chips],
+            _limit_w=self._limit_w[chips],
         )
 
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
@@ -157,6 +159,11 @@ class Costs(Brief):
     def static_w(self) -> Array:
         """Static power of each chip, watts, shape (chips,)."""
         return self._static_w
+
+    @property
+    def limit_w(self) -> Array:
+        """Rated power of each chip, watts; infinite where none is given."""
+        return self._limit_w
 
     def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
         """Dynamic energy on the chip, joules, shape (chips, operators)."""
@@ -231,14 +238,18 @@ def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
     records = batch.records.copy()
     for name in unseen:
         records[name] = 1
-    key: Array = np.zeros(len(records), dtype=[("c", "V", records.dtype.itemsize), ("t", "i4")])
+    tables = batch.energy.dtype.itemsize
+    key: Array = np.zeros(
+        len(records), dtype=[("c", "V", records.dtype.itemsize), ("e", "V", tables), ("t", "i4")]
+    )
     key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
+    key["e"] = batch.energy.view(np.dtype((np.void, tables)))
     key["t"] = batch.tuning_of
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
     # Static energy is added when costs are expanded to one row per chip.
-    alike = replace(batch, records=records, static_w=np.zeros(len(records)))
+    alike = replace(batch, records=records, idle_w={"": np.zeros(len(records))})
     return alike.take(first), inverse.reshape(-1)
 
 
@@ -448,7 +459,7 @@ def estimate_costs(
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
-        Prices of events; by default the 7 nm table.
+        What events cost on all chips; by default the table of each chip's node.
     threads
         At most this many threads, by default all cores; the result does not depend on it.
     like
@@ -512,6 +523,7 @@ def estimate_costs(
         evaluations=sum(table.time_s.size for table in tables),
         _tables=tuple(tables),
         _static_w=batch.static_w,
+        _limit_w=batch.limit_w,
         _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),
     )

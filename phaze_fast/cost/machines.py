@@ -16,11 +16,12 @@ from phaze_fast.hardware import (
     Tuning,
     area_batch,
     chip_records,
-    energy_table,
+    energy_table_of,
     presets,
     tuning_record,
 )
 from phaze_fast.hardware.chip import Dtype
+from phaze_fast.hardware.silicon import die_areas_mm2
 from phaze_fast.tables import Array
 
 PRECISIONS: dict[str, tuple[float, float, float]] = {
@@ -43,8 +44,12 @@ class Machines:
     tuning_of: Array
     tunings: Array
     precision: tuple[float, float, float, float]
-    energy: EnergyTable
-    static_w: Array
+    energy: Array
+    """What each chip spends on events, one energy table per chip."""
+    idle_w: dict[str, Array]
+    """Watts of each chip that computes nothing: leakage, clock, HBM background."""
+    limit_w: Array
+    """Rated power of each chip, which its firmware keeps to; infinite where none is given."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -55,13 +60,21 @@ class Machines:
             self,
             records=np.ascontiguousarray(self.records[chips]),
             tuning_of=np.ascontiguousarray(self.tuning_of[chips]),
-            static_w=self.static_w[chips],
+            energy=np.ascontiguousarray(self.energy[chips]),
+            idle_w={name: watts[chips] for name, watts in self.idle_w.items()},
+            limit_w=self.limit_w[chips],
         )
 
     @property
+    def static_w(self) -> Array:
+        """Power of each chip that computes nothing, watts."""
+        watts: Array = np.sum(list(self.idle_w.values()), axis=0)
+        return watts
+
+    @property
     def prices(self) -> Array:
-        """Energy table as the kernels take it; multiplications scale with their operands' bytes."""
-        record = self.energy.to_record().copy()
+        """Energy tables for the kernels; multiplications scale with their operands' bytes."""
+        record = self.energy.copy()
         record["mac_j"] *= self.precision[0] / PRECISIONS["bf16"][0]
         return record
 
@@ -121,7 +134,7 @@ def machines(
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
-        Prices of events; by default the 7 nm table.
+        What events cost on all chips; by default the table of each chip's node.
     like
         For an array of records: the chip whose tuning, launch latency and formats they share.
 
@@ -134,7 +147,6 @@ def machines(
         raise not_accepted("dtype", dtype, f"one of {', '.join(PRECISIONS)}")
     if tuning is not None and not isinstance(tuning, Tuning):
         raise InvalidTypeError(f"tuning: {type(tuning).__name__} is not accepted; expected Tuning")
-    prices = energy_table() if energy is None else energy
     if isinstance(chips, np.ndarray):
         if like is None and dtype not in ("bf16", "fp16"):
             raise InvalidInputError(
@@ -175,9 +187,34 @@ def machines(
     if len(bad):
         reason = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
         raise InvalidInputError(f"chips[{int(bad[0])}]: {reason}")
-    area_mm2 = areas["total_mm2"].copy()
-    if not isinstance(chips, np.ndarray):
-        for i, chip in enumerate(listed):
-            area_mm2[i] = chip.die_area_mm2 or area_mm2[i]
-    static_w = np.ascontiguousarray(area_mm2 * prices.static_w_per_mm2)
-    return Machines(records, tuning_of, tunings, (*PRECISIONS[dtype], rate), prices, static_w)
+    if isinstance(chips, np.ndarray):
+        spent = _spending(records, None if like is None else like.process_nm, energy)
+    else:
+        spent = _spending_of(listed, records, energy)
+    return Machines(records, tuning_of, tunings, (*PRECISIONS[dtype], rate), *spent)
+
+
+def _spending(
+    records: Array, nm: float | None, energy: EnergyTable | None, built: Accelerator | None = None
+) -> tuple[Array, dict[str, Array], Array]:
+    """Energy table, power while nothing is computed and power limit of each chip of a node.
+
+    The area of a chip that is built is its die's, where that is published.
+    """
+    table = energy_table_of(nm) if energy is None else energy
+    area_mm2, limit_w = die_areas_mm2(records, nm), np.full(len(records), np.inf)
+    if built is not None:
+        area_mm2[:] = built.die_area_mm2 or area_mm2
+        limit_w[:] = built.power_w or np.inf
+    return table.of_chips(records), table.idle_w(records, area_mm2), limit_w
+
+
+def _spending_of(
+    chips: Sequence[Accelerator], records: Array, energy: EnergyTable | None
+) -> tuple[Array, dict[str, Array], Array]:
+    """Return the same of chips that are built, each with its node, die area and rated power."""
+    parts = [_spending(records[:0], None, energy)]
+    parts += [_spending(records[i : i + 1], c.process_nm, energy, c) for i, c in enumerate(chips)]
+    tables, idle, limits = zip(*parts, strict=True)
+    idle_w = {name: np.concatenate([part[name] for part in idle]) for name in idle[0]}
+    return np.concatenate(tables), idle_w, np.concatenate(limits)
