@@ -36,6 +36,8 @@ from phaze_fast.hardware.space import ArchitectureSpace as ArchitectureSpace
 from phaze_fast.hardware.space import AreaLimit as AreaLimit
 from phaze_fast.hardware.space import SpaceChunk as SpaceChunk
 from phaze_fast.hardware.space import SpaceSpec as SpaceSpec
+from phaze_fast.hardware.sustained import SustainedRates as SustainedRates
+from phaze_fast.hardware.sustained import sustained_rates as sustained_rates
 from phaze_fast.hardware.tuning import AttentionTuning as AttentionTuning
 from phaze_fast.hardware.tuning import Calibration as Calibration
 from phaze_fast.hardware.tuning import CalibrationState as CalibrationState

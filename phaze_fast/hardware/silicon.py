@@ -256,7 +256,8 @@ class EnergyTable(Record):
     def of_chips(self, records: Array) -> Array:
         """Return the table of each chip, in which a product includes its share of the control."""
         rows: Array = np.repeat(self.to_record(), len(records))
-        rows["mac_j"] += self.core_cycle_j / (records["tensor_width"] * records["tensor_depth"])
+        products = records["tensor_width"] * records["tensor_depth"]  # 0 where a record is bad
+        rows["mac_j"] += self.core_cycle_j / np.maximum(products, 1)
         return rows
 
     def idle_w(self, records: Array, area_mm2: Array) -> dict[str, Array]:

@@ -30,7 +30,7 @@ def test_five_chips_are_published_and_one_constant_is_fitted_to_one_of_them():
     assert [row["chip"] for row in ROWS if "fitted" in row["use"]] == ["a100-40"]
 
 
-@pytest.mark.parametrize("chip, fabric", [("tpuv4", "tpuv4-pod"), ("h100", "dgx-h100")])
+@pytest.mark.parametrize(("chip", "fabric"), [("tpuv4", "tpuv4-pod"), ("h100", "dgx-h100")])
 def test_tiers_add_up_to_the_step_and_idle_power_to_its_time(chip, fabric):
     cluster = pf.Cluster(devices=8, fabric=fabric, chip=chip)
     bare = cluster.replace(chip=presets.chip(chip).replace(power_w=None))
