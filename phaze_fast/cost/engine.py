@@ -23,7 +23,7 @@ from phaze_fast.cost.residency import kept_shares
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
+from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, KINDS, RING, LayerGraph, OpGraph
 from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
 
@@ -197,6 +197,7 @@ _SEEN = (
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # no cost depends on them
 # The cost of a product without fused operators depends on the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
+_WEIGHT_PRODUCT = KINDS.index("gemm")  # forward product of an input with weights
 _PAIRS_AT_ONCE = 2**18  # operator-chip pairs priced at a time, to limit memory
 
 
@@ -505,16 +506,19 @@ def estimate_costs(
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
     kept = _Kept.of(flat, batch) if any(graph.resident for graph in flat) else None
     tables = []
-    for code in np.unique(ops["format"]).tolist() or [0]:
+    pruned = (ops["kind"] == _WEIGHT_PRODUCT) & (batch.products_done < 1.0)
+    codes = np.unique(np.stack([ops["format"], pruned], axis=1), axis=0).tolist() or [[0, 0]]
+    for code, skips in codes:
         low = cast(Dtype, FORMATS[code])
         own = batch if code == 0 else machines(chips, low, tuning, energy, like)
-        mine = ops["format"] == code
+        own = own.sparse if skips else own
+        mine = (ops["format"] == code) & (pruned == bool(skips))
         for which, unseen in (
             (unfused & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
             (~unfused & mine, _UNSEEN_OF_CHIP),
         ):
             positions = np.flatnonzero(which)
-            if code == 0 or len(positions):
+            if (code, skips) == (0, 0) or len(positions):
                 tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only, kept))
     return Costs(
         graphs=flat,
@@ -583,7 +587,7 @@ def roofline_work_s(
     True
     """
     flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
-    batch = machines(records, like=like)
+    batch = machines(records, like=like).sparse  # at least as fast in every operator
     groups = rank_groups(graph)
     ops = np.concatenate([part.ops for part in flat])
     if any(part.resident for part in flat):

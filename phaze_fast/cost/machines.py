@@ -50,6 +50,9 @@ class Machines:
     """Watts of each chip that computes nothing: leakage, clock, HBM background."""
     limit_w: Array
     """Rated power of each chip, which its firmware keeps to; infinite where none is given."""
+    products_done: float = 1.0
+    """Share of the multiplications of forward products with weights that is done: less than 1 where
+    the cores skip zeros."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -77,6 +80,17 @@ class Machines:
         record = self.energy.copy()
         record["mac_j"] *= self.precision[0] / PRECISIONS["bf16"][0]
         return record
+
+    @property
+    def sparse(self) -> Machines:
+        """The same for forward products with weights, of which cores that skip zeros do a part."""
+        if self.products_done == 1.0:
+            return self
+        spent = self.energy.copy()
+        spent["mac_j"] *= self.products_done
+        *numbers, rate = self.precision
+        faster = (*numbers, rate / self.products_done)
+        return replace(self, precision=faster, energy=spent, products_done=1.0)
 
     @property
     def arguments(self) -> tuple[Array, Array, Array, tuple[float, float, float, float]]:
@@ -187,25 +201,46 @@ def machines(
     if len(bad):
         reason = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
         raise InvalidInputError(f"chips[{int(bad[0])}]: {reason}")
+    several = [like] if isinstance(chips, np.ndarray) else list(listed)
     if isinstance(chips, np.ndarray):
-        spent = _spending(records, None if like is None else like.process_nm, energy)
+        spent = _spending(records, like, energy)
     else:
         spent = _spending_of(listed, records, energy)
-    return Machines(records, tuning_of, tunings, (*PRECISIONS[dtype], rate), *spent)
+    numbers = (*PRECISIONS[dtype], rate)
+    return Machines(records, tuning_of, tunings, numbers, *spent, _products_done(several))
+
+
+def _products_done(chips: Sequence[Accelerator | None]) -> float:
+    """Return the share of forward products that chips multiply, the same for all of them."""
+    cores = [chip.tensor_core.sparsity for chip in chips if chip is not None]
+    shares = {1.0 if one is None else one.products_done for one in cores} or {1.0}
+    if len(shares) > 1:
+        raise InvalidInputError(
+            "chips: their tensor cores skip different shares of products; ask for them one by one"
+        )
+    return shares.pop()
+
+
+def energy_table_for(chip: Accelerator | None) -> EnergyTable:
+    """Return the energy table of a chip's node, with its links between dies."""
+    if chip is None:
+        return energy_table_of()
+    return energy_table_of(chip.process_nm, chip.die_to_die.byte_j if chip.die_to_die else 0.0)
 
 
 def _spending(
-    records: Array, nm: float | None, energy: EnergyTable | None, built: Accelerator | None = None
+    records: Array, like: Accelerator | None, energy: EnergyTable | None, built: bool = False
 ) -> tuple[Array, dict[str, Array], Array]:
-    """Energy table, power while nothing is computed and power limit of each chip of a node.
+    """Energy table, power while nothing is computed and power limit of chips like another.
 
     The area of a chip that is built is its die's, where that is published.
     """
-    table = energy_table_of(nm) if energy is None else energy
-    area_mm2, limit_w = die_areas_mm2(records, nm), np.full(len(records), np.inf)
-    if built is not None:
-        area_mm2[:] = built.die_area_mm2 or area_mm2
-        limit_w[:] = built.power_w or np.inf
+    table = energy_table_for(like) if energy is None else energy
+    area_mm2 = die_areas_mm2(records, None if like is None else like.process_nm)
+    limit_w = np.full(len(records), np.inf)
+    if built and like is not None:
+        area_mm2[:] = like.die_area_mm2 or area_mm2
+        limit_w[:] = like.power_w or np.inf
     return table.of_chips(records), table.idle_w(records, area_mm2), limit_w
 
 
@@ -214,7 +249,7 @@ def _spending_of(
 ) -> tuple[Array, dict[str, Array], Array]:
     """Return the same of chips that are built, each with its node, die area and rated power."""
     parts = [_spending(records[:0], None, energy)]
-    parts += [_spending(records[i : i + 1], c.process_nm, energy, c) for i, c in enumerate(chips)]
+    parts += [_spending(records[i : i + 1], chip, energy, True) for i, chip in enumerate(chips)]
     tables, idle, limits = zip(*parts, strict=True)
     idle_w = {name: np.concatenate([part[name] for part in idle]) for name in idle[0]}
     return np.concatenate(tables), idle_w, np.concatenate(limits)

@@ -241,6 +241,8 @@ class EnergyTable(Record):
     """Clock tree of one mm2 in one cycle."""
     core_cycle_j: Quantity = 0.0
     """Control of one tensor core in one cycle, shared among the products of the cycle."""
+    die_byte_j: Quantity = 0.0
+    """One byte from one die of a package to another."""
     hbm_stack_w: Quantity = 0.0
     """Refresh, PHY and controller of one stack of HBM that moves nothing, watts."""
     sources: tuple[str, ...]
@@ -254,10 +256,14 @@ class EnergyTable(Record):
         return row
 
     def of_chips(self, records: Array) -> Array:
-        """Return the table of each chip, in which a product includes its share of the control."""
+        """Return the table of each chip.
+
+        A product includes its share of the control, a byte of the buffer its way between dies.
+        """
         rows: Array = np.repeat(self.to_record(), len(records))
         products = records["tensor_width"] * records["tensor_depth"]  # 0 where a record is bad
         rows["mac_j"] += self.core_cycle_j / np.maximum(products, 1)
+        rows["buffer_byte_j"] += self.die_byte_j * (1.0 - 1.0 / np.maximum(records["dies"], 1))
         return rows
 
     def idle_w(self, records: Array, area_mm2: Array) -> dict[str, Array]:
@@ -391,7 +397,7 @@ _LOGIC = ("core_cycle_j", "clock_j_per_mm2")
 
 
 @lru_cache(maxsize=16)
-def energy_table_of(nm: float | None = None) -> EnergyTable:
+def energy_table_of(nm: float | None = None, die_byte_j: float = 0.0) -> EnergyTable:
     """Return what whole chips of a node spend on each event: the table of a plan's energy.
 
     Circuits scale as in `energy_table_at`. Below 7 nm they are taken as at 7 nm: chips of 5 and 4
@@ -401,6 +407,8 @@ def energy_table_of(nm: float | None = None) -> EnergyTable:
     ----------
     nm
         Process node; 7 nm where it is not known.
+    die_byte_j
+        Joules of one byte between dies.
 
     Examples
     --------
@@ -409,7 +417,7 @@ def energy_table_of(nm: float | None = None) -> EnergyTable:
     >>> energy_table_of(16.0).mac_j > energy_table_of(7.0).mac_j
     True
     """
-    table = energy_table("chip-7nm")
+    table = energy_table("chip-7nm").replace(die_byte_j=die_byte_j)
     if nm is None or nm <= REFERENCE_NM:
         return table
     old, usual = _at_node(nm), energy_table("7nm")

@@ -19,7 +19,14 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from phaze_fast import _core
 from phaze_fast.documents import Presets, digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, brief, nearest, not_accepted
-from phaze_fast.hardware.chip import CHIPS, FIELD_COLUMNS, Accelerator, Links, chip_records
+from phaze_fast.hardware.chip import (
+    CHIPS,
+    FIELD_COLUMNS,
+    Accelerator,
+    Links,
+    chip_records,
+    limit_by_dies,
+)
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import (
     EVERY_AREA,
@@ -411,6 +418,8 @@ def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Acceler
         (parts.setdefault(part, {}) if part else own)[leaf] = value
     for part, changes in parts.items():
         own[part] = getattr(base, part).model_copy(update=changes)
+    if own.get("dies", base.dies) == 1:
+        own["die_to_die"] = None
     # These fields describe the base chip only.
     own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
     if base.tuning.fitted:  # constants were fitted on the base chip, not on this one
@@ -618,6 +627,10 @@ class ArchitectureSpace:
             chunk = replace(chunk, chips=chips)
         if spec.max_power_w is not None and self._late_power:
             chunk = self._within_power(chunk, spec.max_power_w)
+        if spec.base.die_to_die is not None:
+            chips = chunk.chips.copy()
+            limit_by_dies(chips, spec.base.die_to_die)
+            chunk = replace(chunk, chips=chips)
         if spec.min_hbm_bytes or spec.max_hbm_bytes is not None:
             size = chunk.chips["hbm_bytes"]
             most = np.inf if spec.max_hbm_bytes is None else spec.max_hbm_bytes
@@ -683,7 +696,7 @@ class ArchitectureSpace:
     def _grid(self) -> _core.ChipGrid:
         base, varied = self.spec.base, {*self.spec.axes, *self.spec.ties}
         return _core.ChipGrid(
-            base=chip_records([base]),
+            base=chip_records([base.model_copy(update={"die_to_die": None})]),
             axes=[
                 (COLUMN_NUMBER[field], [axis_number(base, field, value) for value in values])
                 for field, values in self.spec.axes.items()

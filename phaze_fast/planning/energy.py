@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from phaze_fast.cost.machines import machines
+from phaze_fast.cost.machines import energy_table_for, machines
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Cluster, energy_table_of
+from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
@@ -20,6 +20,7 @@ _EVENTS = {
     "control": ("core_cycle_j",),
     "vector": ("vector_op_j",),
     "sram": ("local_byte_j", "buffer_byte_j"),
+    "die_to_die": ("die_byte_j",),
     "hbm": ("hbm_byte_j",),
 }
 """Tiers whose energy is that of events on the chip, and their constants in the energy table."""
@@ -53,7 +54,7 @@ def energy_by_tier(model: Model | str, cluster: Cluster, plan: Plan | PlanSpec) 
         raise InvalidInputError("cluster: has no chip; expected one, such as h100")
     evaluator, times, placed = evaluated(model, cluster, plan)
     sizes, chip = evaluator.sizes[placed.layout], cluster.chip
-    table = energy_table_of(chip.process_nm)
+    table = energy_table_for(chip)
     row = times.at(slice(placed.layout, placed.layout + 1))
     none = replace(
         row,
