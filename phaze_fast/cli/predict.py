@@ -80,7 +80,10 @@ def _spec(plan: Path | None, typed: dict[str, Any], model: Model, devices: int) 
         spec = read.spec
     else:
         spec = PlanSpec.of(read_document(plan))
-    return spec.replace(**typed) if typed else spec
+    changed, dropped = spec.overridden(typed)
+    for line in dropped:
+        note(line)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ def predict_plan(
     loaded = load_model(model, seq if isinstance(seq, int) else None, trained.lora)
     spec = _spec(source.plan, fields_typed, loaded, where.devices)
     cluster = where.cluster()
+    if spec.devices < cluster.devices:
+        note(f"{cluster.devices - spec.devices} of {cluster.devices} devices stay idle")
     predicted = predict(loaded, cluster, spec)
     chip = presets.chip(where.chip)
     run = budget.answer(

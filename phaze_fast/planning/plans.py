@@ -194,6 +194,11 @@ class Plan:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def global_batch(self) -> int:
+        """Samples of one step."""
+        return self.dp * self.micro_batch * self.micro_batches
+
+    @property
     def hybrid(self) -> bool:
         """Whether state is sharded inside groups of replicas and copied between groups."""
         return self.zero > 0 and self.shard < self.dp
@@ -275,6 +280,7 @@ class Plan:
             if field.name != "stages":
                 data[field.name] = dict(value) if isinstance(value, Mapping) else value
         data["interval_s"] = list(self.interval_s)
+        data["global_batch"] = self.global_batch
         data["devices"], data["recompute"] = self.devices, self.recompute
         data["memory"], data["over_bytes"] = dict(self.memory), self.over_bytes
         data["peak"], data["device_memory"] = dict(self.peak), dict(self.device_memory)
@@ -294,7 +300,7 @@ class Plan:
         """
         try:
             data = {**_FIELDS_SINCE_0_1_0, "shard": data["dp"], **data}
-            values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
+            values = {f.name: data[f.name] for f in fields(cls) if f.name != "stages"}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
             values["stages"] = tuple(Stage.from_dict(stage) for stage in data["stages"])

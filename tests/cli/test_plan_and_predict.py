@@ -237,3 +237,18 @@ def test_what_people_see_of_a_budget(run):
 )
 def test_bad_budgets_are_one_line(refused, words, said):
     assert said in refused(f"{PREDICT} {words}")
+
+
+def test_options_override_a_plan_file_and_idle_devices_are_said(run, tmp_path, document):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document(f"{GIVEN} --zero 1")))
+    shown = run(f"predict {HERE} --plan {path} --pp 4 --dp 1")
+    assert "stages:" in shown[2]
+    assert "idle" not in shown[2]
+    assert "8 of 16 devices stay idle" in run(f"predict {HERE} --plan {path} --pp 1")[2]
+
+
+def test_a_table_of_runs_is_no_calibration(refused, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("model,tp\nllama2-7b,1\n")
+    assert "--calibration: " in refused(f"{GIVEN} --calibration {path}")
