@@ -33,6 +33,9 @@ _MOST_STAGES = 256
 _MIN_TOKENS = 8192
 """Tokens of a sequence that context parallelism leaves a device by default: with fewer, attention
 is too short to hide its exchange."""
+_MIN_TOKENS_MOE = 1024
+"""The same in mixtures of experts: experts lie over context-parallel devices as over replicas, so
+that such devices replace tensor-parallel ones, which exchange more."""
 
 
 def divisors(number: int) -> list[int]:
@@ -71,9 +74,10 @@ class WidthChoices:
         widest = min(node_devices(cluster), cluster.devices, model.widest_split)
         tp = training.tp or [2**k for k in range(max(widest, 1).bit_length())]
         tokens = (training.seq or model.seq) if transformer else 0
-        cp = training.cp or [1, *(n for n in (2, 4, 8, 16, 32) if tokens >= n * _MIN_TOKENS)]
         moe = model.moe if isinstance(model, TransformerModel) else None
         experts = moe.experts if moe is not None else 1
+        least = _MIN_TOKENS if moe is None else _MIN_TOKENS_MOE
+        cp = training.cp or [1, *(n for n in (2, 4, 8, 16, 32) if tokens >= n * least)]
         ep = training.ep or [n for n in divisors(experts) if n <= cluster.devices]
         etp: Iterable[int | None] = training.etp or [None]
         if training.etp is None and max(ep) > 1 and training.sequence_parallel:

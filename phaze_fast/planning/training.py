@@ -238,7 +238,7 @@ class Training(TrainingStep):
     """Counts of data-parallel replicas to try; by default all that divide the batch."""
     cp: Counts | None = None
     """Context-parallel widths to try; by default 1, and for long sequences powers of two that
-    leave a device 8,192 tokens or more."""
+    leave a device 8,192 tokens or more (1,024 in mixtures of experts)."""
     cp_kind: Annotated[
         tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
         Several(("auto", *CONTEXT_KINDS).index),
@@ -253,7 +253,8 @@ class Training(TrainingStep):
     by default powers of two up to the tensor-parallel width and that width, and where `ep` is fixed
     to 1 that width alone."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
-    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    """What replicas share: optimiser state (1), gradients (2), weights (3); by default `plan` and
+    sweeps try all four."""
     shard: Annotated[
         tuple[Count | Literal["auto", "all", "node"], ...],
         Several(_shard_order),

@@ -79,6 +79,18 @@ def test_expert_and_context_widths_are_tried_where_practice_does():
     assert models.load("llama2-7b").moe is None
 
 
+def test_short_sequences_of_mixtures_are_split_too():
+    """Experts lie over context-parallel devices, which then replace tensor-parallel ones."""
+    cluster = Cluster(devices=64, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=64, micro_batch=1, zero=1, schedule="1f1b", pp=(4, 8), ep=8)
+    model = models.load("deepseek-v3").replace(layers=16)
+    free = plan(model, cluster, step.replace(seq=4096), threads=1)
+    assert "context parallel 1, 2, 4 (all-gather, ring, ulysses);" in free.space
+    alone = plan(model, cluster, step.replace(seq=4096, cp=1), threads=1)
+    assert free.best.cp > 1
+    assert free.best.time_s < alone.best.time_s
+
+
 def test_the_command_says_space_and_why_not(tmp_path):
     file = tmp_path / "plan.json"
     words = "plan bert-large --chip h100 --devices 8 --global-batch 64 --schedule 1f1b --zero 1"

@@ -168,6 +168,18 @@ def test_a_chip_without_the_format_says_what_it_has():
     assert "precision: fp8 is not accepted" in said
 
 
+def test_factors_of_blocks_need_hardware_for_them():
+    """MXFP8 has a factor for 32 elements, which tensor cores apply from Blackwell and CDNA 4 on."""
+    said = refusal(step, "mxfp8", error=pf.InvalidInputError)
+    assert "mxfp8 is not accepted on h100, which does not multiply fp8 with a factor" in said
+    assert "fp8-block" in said
+    assert "mxfp8," not in said.partition("for which there are")[2]
+    for chip in ("b200", "gb200", "b300", "gb300", "mi355x"):
+        check_precision(load_precision("mxfp8"), presets.chip(chip))
+    for chip in ("h200", "mi300x", "ironwood", "gaudi3"):
+        refusal(check_precision, load_precision("mxfp8"), presets.chip(chip))
+
+
 def test_the_command_line_takes_a_name_and_refuses_others_in_one_line(capsys):
     said = ["predict", "llama3-8b", "--chip", "h100", "--devices", "8", "--dp", "8", "--zero", "1"]
     assert main([*said, "--global-batch", "64", "--precision", "fp8", "--json"]) == 0
