@@ -203,9 +203,15 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
         modes = tuple(mode for mode in training.recompute if mode in modes)
     zero = table["zero"] if "zero" not in given else set(training.zero) & set(table["zero"])
     schedules = [word for word in training.schedule if word in table["schedules"]]
+    known = {**table, "recompute": recompute_modes(name, model)}
     for field, values in (("recompute", modes), ("zero", zero), ("schedule", schedules)):
         if not values:
-            raise InvalidInputError(f"{field}: {name} can express none of the values to try")
+            given_text = ", ".join(map(str, getattr(training, field)))
+            accepted = known["schedules" if field == "schedule" else field]
+            raise InvalidInputError(
+                f"{field}: {name} can express none of the values to try, {given_text}; expected "
+                f"{', '.join(map(str, accepted))}"
+            )
     shared = name in ("torchtitan", "deepspeed") and "sequence_parallel" not in given
     return training.replace(
         recompute=modes,
@@ -236,6 +242,7 @@ def expressible(
     for number, strategy in enumerate(strategies):
         rows = np.flatnonzero(layouts["strategy"] == number)
         for case, applies in inexpressible(name, strategy, layouts[rows]).items():
-            rejected[f"{name}: cannot express it ({case})"] += int((applies & allowed[rows]).sum())
+            rule = framework_table(name)["rules"][case]
+            rejected[f"{name}: {rule}"] += int((applies & allowed[rows]).sum())
             allowed[rows] &= ~applies
     return allowed

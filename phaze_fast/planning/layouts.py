@@ -169,7 +169,7 @@ class LayoutGrid:
             ]
         shards = {
             (order, zero): self._shards(zero, order, dp, pp, counted)
-            for order, *_ in choices
+            for order in {order for order, *_ in choices}
             for zero in set(training.zero) - {0}
         }
         positions: list[Array] = []  # of the widths of each combination, and what it adds to them

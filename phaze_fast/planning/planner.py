@@ -538,6 +538,10 @@ class WhyNot:
     """The fastest with these fields; None where there is none."""
     reason: str
     """Where there is none: the broken rule, or by how much it does not fit."""
+    framework: str | None = None
+    """The training framework that the plans are for; none = any plan."""
+    unlimited: Plan | None = None
+    """Where the framework cannot run such a plan: the fastest without the framework's limits."""
 
     @property
     def slower_by(self) -> float | None:
@@ -560,11 +564,19 @@ class WhyNot:
             "slower_by": self.slower_by,
             "parts_s": dict(self.parts_s),
             "reason": self.reason,
+            "unlimited": None if self.unlimited is None else self.unlimited.to_dict(),
             "text": str(self),
         }
 
     def __str__(self) -> str:
         words = ", ".join(f"{name} {value}" for name, value in self.asked.items())
+        if self.unlimited is not None:
+            more = self.unlimited.time_s / self.fastest.time_s - 1.0
+            return (
+                f"{words}: {self.framework} cannot run such a plan. {self.reason}. If it could, "
+                f"the best ({self.unlimited}) would take {abs(more):.1%} "
+                f"{'longer' if more > 0 else 'less'} than the fastest that it can ({self.fastest})."
+            )
         if self.plan is None:
             return f"{words}: there is no such plan. {self.reason}"
         if self.plan.time_s <= self.fastest.time_s:
@@ -616,6 +628,9 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     threads
         Most threads to use, by default all cores; the answer does not depend on it.
 
+    For plans of a framework that cannot run one with these fields, `WhyNot.reason` is its rule and
+    `WhyNot.unlimited` the plan without that rule.
+
     Raises
     ------
     InvalidInputError
@@ -639,9 +654,20 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
             f"{', '.join(_ASKABLE)}"
         )
     training = Training.from_dict({**plans.training.to_dict(), **asked})
-    fixed = plan(
-        plans.model, plans.cluster, training, 1, threads=threads, framework=plans.framework
-    )
-    best = fixed.plans[0] if fixed.plans else None
-    reason = "" if fixed.plans else str(fixed.infeasible)
-    return WhyNot(FrozenDict(dict(asked)), plans.best, best, reason)
+    name, fields = plans.framework, FrozenDict(dict(asked))
+    try:
+        fixed = plan(plans.model, plans.cluster, training, 1, threads=threads, framework=name)
+    except InvalidInputError as error:
+        if name is None:
+            raise
+        broken = str(error)
+    else:
+        if fixed.plans:
+            return WhyNot(fields, plans.best, fixed.best, "", name)
+        rules = [why for why in fixed.rejected if why.startswith(f"{name}: ")]
+        broken = "; ".join(rules) or str(fixed.infeasible)
+    unlimited = None
+    if name is not None:
+        free = plan(plans.model, plans.cluster, training, 1, threads=threads)
+        unlimited = free.best if free.plans else None
+    return WhyNot(fields, plans.best, None, broken, name, unlimited)
