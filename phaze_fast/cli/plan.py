@@ -311,7 +311,12 @@ def _compare(compared: Sequence[_Compared], output: PageOutput) -> None:
     proven = all(one.plans.status == "optimal" for one in possible)
     claim = "Each optimal" if proven else "Each the best found"
     tables: list[RenderableType] = [
-        table(compared[0].plans.model.name, widest.columns(), rows, "\n".join(sorted(filter(None, notes)))),
+        table(
+            compared[0].plans.model.name,
+            widest.columns(),
+            rows,
+            "\n".join(sorted(filter(None, notes))),
+        ),
         f"{claim} among: {possible[0].plans.space}.",
     ]
     output.emit(

@@ -197,6 +197,8 @@ class Request:
         texts = [text for case, text in names.tables["unexpressed"].items() if cases.get(case)]
         if spec.ep > 1 and spec.expert_overlap > 0:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
+        if spec.asked_overlap is not None:
+            texts.insert(0, ("overlap_experts", "the schedule decides"))
         by_default = spec.strategy.model_copy(update={"expert_imbalance": None})
         load = by_default.with_load(self.model).expert_imbalance
         if spec.ep > 1 and spec.expert_imbalance not in (None, load):

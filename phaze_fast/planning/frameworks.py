@@ -187,7 +187,7 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
     """
     table, given = framework_table(name), training.model_fields_set
     plain: dict[str, Any] = {"software": load_software(DEFAULT), "expert_overlap": 0.0}
-    plain["expert_imbalance"] = None
+    plain |= {"expert_imbalance": None, "overlap_experts": None}
     if name == "deepspeed" and training.seq != getattr(model, "seq", None):
         plain["seq"] = None
     for field, value in plain.items():

@@ -26,7 +26,7 @@ from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy
 from phaze_fast.planning.sizes import strategy_faults
-from phaze_fast.planning.training import RANK_ORDERS, Training
+from phaze_fast.planning.training import OVERLAPPING, RANK_ORDERS, Training
 from phaze_fast.tables import Array
 
 _MOST_STAGES = 256
@@ -100,7 +100,15 @@ class WidthChoices:
             self.tp, contexts, self.ep, self.etp, self.micro_batch
         ):
             if etp is None or etp <= tp or training.etp is not None:
-                yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
+                for overlapping in _overlaps(training, ep):
+                    yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch, overlapping)
+
+
+def _overlaps(training: Training, ep: int) -> list[bool]:
+    """List whether exchanges of experts overlap, where schedules to try decide that."""
+    if ep == 1 or training.overlap_experts is not None:
+        return [False]
+    return [False, True] if set(training.schedule) & set(OVERLAPPING) else [False]
 
 
 def strategies(
@@ -161,7 +169,8 @@ class LayoutGrid:
         # One stage has no pipeline: every schedule and rank order is the same for it.
         single = SCHEDULES.index("zb-h1") if training.schedule == ("zb-h1",) else 0
         fixed = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
-        choices = [(fixed, single, 1, pp == 1)]
+        decided = training.overlap_experts is None and self.strategy.overlap_experts
+        choices = [(fixed, single, 1, (pp == 1) & (not decided))]
         counted: Counter[str] = Counter()
         for schedule, vpp, possible in self._schedules(pp, micro_batches, counted):
             choices += [
@@ -249,8 +258,11 @@ class LayoutGrid:
     ) -> Iterator[tuple[int, int, Array]]:
         """Yield schedules and chunks per stage, and which combinations of widths allow each."""
         piped = pp > 1
+        free = self.strategy.ep > 1 and self.training.overlap_experts is None
         for schedule in sorted({SCHEDULES.index(name) for name in self.training.schedule}):
             name = SCHEDULES[schedule]
+            if free and (name in OVERLAPPING) != self.strategy.overlap_experts:
+                continue  # another strategy, whose exchanges overlap or do not
             interleaved = name == "interleaved"
             for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
                 possible = piped & (places(name, 1, vpp) * pp <= self.layers)

@@ -49,6 +49,7 @@ _FIELDS_SINCE_0_1_0 = {
     "expert_imbalance": 1.0,
     "expert_overlap": 0.0,
     "fusion": "none",
+    "overlap_experts": False,
 }
 """Values of fields that files of version 0.1.0 do not have."""
 
@@ -130,6 +131,8 @@ class Plan:
     """Tokens of the busiest device of an expert group over their mean."""
     expert_overlap: float
     """Share of the seconds of expert-parallel exchanges that other work hides."""
+    overlap_experts: bool
+    """Whether they run while passes of another micro-batch compute."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
     shard: int

@@ -58,6 +58,9 @@ class Precision(Record):
     """Operators whose kernel writes the low format itself, so that no cast follows them."""
     gathers: bool = False
     """Whether tensor-parallel gathers of what products read carry the low format."""
+    dispatches: bool = False
+    """Whether exchanges that bring rows to experts carry the low format; what experts return is in
+    bf16."""
     gathered_weight_bytes: Quantity = 2.0
     """Bytes of a weight as gathers among replicas carry it, at most."""
     weight_copies: Quantity = 0.0

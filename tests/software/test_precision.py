@@ -12,7 +12,7 @@ from phaze_fast.cost import estimate_costs
 from phaze_fast.export import export_plan, read_plan
 from phaze_fast.hardware import presets
 from phaze_fast.memory import TERMS, Pipeline, footprint_batch, stage_rows
-from phaze_fast.opgraph import FORMATS, Strategy, layer_graph
+from phaze_fast.opgraph import FORMATS, GROUPS, Strategy, layer_graph
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning import PlanSpec, predict, predict_batch
@@ -166,6 +166,30 @@ def test_a_chip_without_the_format_says_what_it_has():
     training = pf.Training(global_batch=64, precision="fp8")
     said = refusal(pf.search, "bertlarge", space, cluster, training, error=pf.InvalidInputError)
     assert "precision: fp8 is not accepted" in said
+
+
+@pytest.mark.parametrize("etp", [1, 2])
+def test_rows_reach_experts_in_the_low_format(etp):
+    """DeepSeek-V3: dispatch forward and its twin backward in fp8, what experts return in bf16."""
+    model = models.load("deepseek-v3").replace(seq=1024)
+    widths = {"tp": 2, "sequence_parallel": True, "ep": 4, "etp": etp}
+    sent = {}
+    for name in ("fp8-block", "fp8-block-dispatch"):
+        graph = layer_graph(model, Strategy(**widths), precision=load_precision(name))
+        block = next(layer for layer in graph.layers if layer.kind == "moe-block")
+        sent[name] = [
+            (own.names[k], float(own.ops["payload_bytes"][k]))
+            for own in (block.forward, block.backward)
+            for k in np.flatnonzero(own.ops["group"] == GROUPS.index("expert"))
+        ]
+    shares = [low / whole for (_, whole), (_, low) in zip(*sent.values(), strict=True)]
+    assert shares == pytest.approx([1.03125 / 2, 1.0, 1.03125 / 2, 1.0])
+    wide = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
+    given = {"dp": 64, "ep": 64, "zero": 1, "global_batch": 64}
+    moe = models.load("deepseek-v3").replace(layers=8)
+    whole, low = (predict(moe, wide, {**given, "precision": name}) for name in sent)
+    assert low.parts_s["expert_comm"] < 0.85 * whole.parts_s["expert_comm"]
+    assert low.time_s < whole.time_s
 
 
 def test_factors_of_blocks_need_hardware_for_them():
