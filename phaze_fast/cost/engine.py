@@ -27,7 +27,6 @@ from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, O
 from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
 
-
 EXCHANGE_CORES = 20 / 132
 """Share of a chip's cores that run an exchange while the others compute: DeepSeek-AI, DeepSeek-V3
 technical report, 2024 (arXiv:2412.19437), section 3.2.2, 20 of the 132 of an H800."""

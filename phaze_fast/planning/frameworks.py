@@ -177,6 +177,20 @@ def recompute_modes(name: str, model: Model) -> tuple[str, ...]:
     return tuple(sorted({canonical_recompute(mode) for mode in listed}, key=recompute_order))
 
 
+def framework_precisions(name: str, model: Model) -> tuple[str, ...]:
+    """List the number formats of a model's products that a framework can express, by name.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> framework_precisions("torchtitan", models.load("llama2-7b"))
+    ('bf16', 'fp8-rowwise', 'fp8-tensorwise')
+    """
+    table = framework_table(name)
+    dense = not isinstance(model, TransformerModel) or model.moe is None
+    return (*table["precisions"], *(table.get("dense_precisions", ()) if dense else ()))
+
+
 def framework_training(name: str, model: Model, training: Training) -> Training:
     """Restrict a step to the values of single fields that a framework can express.
 
@@ -194,10 +208,12 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
         if getattr(training, field) != value:
             shown = getattr(getattr(training, field), "name", getattr(training, field))
             raise not_accepted(field, shown, f"the default: files of {name} do not give it")
-    words = {"optimizer": training.optimizer_name, "precision": training.precision.name}
-    for field, word in words.items():
-        if word not in table[f"{field}s"]:
-            raise not_accepted(field, word, f"one of {', '.join(table[f'{field}s'])} for {name}")
+    for field, word, accepted in (
+        ("optimizer", training.optimizer_name, table["optimizers"]),
+        ("precision", training.precision.name, framework_precisions(name, model)),
+    ):
+        if word not in accepted:
+            raise not_accepted(field, word, f"one of {', '.join(accepted)} for {name}")
     modes = recompute_modes(name, model)
     if training.recompute != ("auto",):
         modes = tuple(mode for mode in training.recompute if mode in modes)

@@ -232,6 +232,45 @@ def test_frameworks_are_told_or_it_is_said_that_they_are_not(name, tmp_path):
             assert read_plan(file, model, 16).spec.precision.name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("fp8-rowwise", "llama3-8b"),
+        ("fp8-tensorwise", "llama3-8b"),
+        ("fp8-rowwise", "qwen3-30b-a3b"),
+    ],
+)
+def test_torchtitan_is_told_the_recipe_of_torchao(name, model, tmp_path):
+    model = models.load(model)
+    widths = {"dp": 16, "zero": 3, "global_batch": 64, "recompute": "full", "precision": name}
+    plan = predict(model, H100, widths)
+    written = export_plan(plan, model, "torchtitan")
+    assert written.plan_complete, written.unexpressed
+    assert f'recipe_name = "{name.removeprefix("fp8-")}"' in written.text
+    assert ("moe_fqns_prototype" in written.text) == (model.moe is not None)
+    file = tmp_path / "run.toml"
+    file.write_text(written.text)
+    again = predict(model, H100, read_plan(file, model, 16).spec)
+    assert again.time_s == pytest.approx(plan.time_s, rel=1e-12)
+    assert again.memory_bytes == pytest.approx(plan.memory_bytes, rel=1e-12)
+    best = pf.plan(model, H100, pf.Training(global_batch=64, precision=name, micro_batch=1, tp=1, pp=1),
+                   framework="torchtitan", top=1).best  # fmt: skip
+    assert export_plan(best, model, "torchtitan").plan_complete
+
+
+def test_experts_have_no_tensorwise_recipe_in_torchtitan(tmp_path):
+    moe = models.load("qwen3-30b-a3b")
+    spec = PlanSpec(dp=16, zero=3, global_batch=64, precision="fp8-tensorwise", recompute="full")
+    written = export_plan(spec, moe, "torchtitan")
+    assert "--precision fp8-tensorwise" in str(written.unexpressed[0])
+    step = pf.Training(global_batch=64, precision="fp8-tensorwise")
+    said = refusal(pf.plan, moe, H100, step, framework="torchtitan")
+    assert "expected one of bf16, fp8-rowwise for torchtitan" in said
+    file = tmp_path / "run.toml"
+    file.write_text(written.text.replace("[model]", '[model]\nconverters = ["float8"]'))
+    assert "moe_fqns_prototype" in refusal(read_plan, file, moe, 16)
+
+
 def test_seconds_of_a_low_product_are_those_of_the_format_alone():
     chip, graph = presets.chip("h200"), low_block("mxfp8").forward
     mixed = estimate_costs(graph, chip).time_s(0)[0]
