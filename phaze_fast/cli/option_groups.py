@@ -35,7 +35,7 @@ _PANELS = {
     ),
     "Parallel widths and sharding": (
         *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "expert_imbalance", "expert_overlap"),
-        *("sequence_parallel", "zero", "shard", "rank_order", "idle"),
+        *("overlap_experts", "sequence_parallel", "zero", "shard", "rank_order", "idle"),
     ),
     "Pipeline and recomputation": ("schedule", "vpp", "stages", "recompute", "recompute_some"),
 }

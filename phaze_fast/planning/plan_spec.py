@@ -17,6 +17,7 @@ from phaze_fast.planning.layouts import divisors, sharing_counts
 from phaze_fast.planning.pipelines import refusal
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.training import (
+    OVERLAPPING,
     RANK_ORDERS,
     RECOMPUTE,
     TrainingStep,
@@ -103,7 +104,14 @@ class PlanSpec(TrainingStep):
     def strategy(self) -> Strategy:
         """How a layer is split over devices."""
         widths = (self.tp, self.cp, self.cp_kind, self.ep, self.etp, self.micro_batch)
-        return self.strategy_of(*widths)
+        return self.strategy_of(*widths, self.pp > 1 and self.schedule in OVERLAPPING)
+
+    @property
+    def asked_overlap(self) -> bool | None:
+        """What `overlap_experts` says unless the schedule decides the same; else None."""
+        by_schedule = self.model_copy(update={"overlap_experts": None}).strategy.overlap_experts
+        own = self.strategy.overlap_experts
+        return None if own == by_schedule else own
 
     @property
     def micro_batches(self) -> int:
