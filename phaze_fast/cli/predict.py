@@ -12,10 +12,10 @@ from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.option_groups import RecordOptions
 from phaze_fast.cli.options import Hardware, ModelName, Trained, load_model, problem_of
 from phaze_fast.cli.output import PageOutput, fields, note, typed
-from phaze_fast.cli.plan import stage_table, time_table
+from phaze_fast.cli.plan import energy_table, stage_table, time_table
 from phaze_fast.documents import read_document
 from phaze_fast.export import is_framework_file, read_plan
-from phaze_fast.hardware import Calibration, presets
+from phaze_fast.hardware import Calibration, Cluster, presets
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.report.plan_page import plan_page
@@ -49,7 +49,7 @@ def _document(
 
 
 def _tables(
-    plan: Plan, model: Model, title: str, calibration: Calibration, budget: BudgetAnswer | None
+    plan: Plan, model: Model, cluster: Cluster, title: str, budget: BudgetAnswer | None
 ) -> list[RenderableType]:
     fits = f"{format_bytes(plan.limit_bytes - plan.memory_bytes)} free"
     if plan.over_bytes:
@@ -68,12 +68,13 @@ def _tables(
         ("peak memory", f"{plan.peak['instant']}; most besides weights and optimiser: "
          f"{plan.peak['term']}"),
         *([("at the peak", plan.fullest.holders)] if plan.fullest.holders else []),
-        ("energy", f"{plan.energy_j:,.0f} J a step"),
+        ("energy", f"{plan.energy_j:,.0f} J a step, {plan.device_w:,.0f} W a device"),
     ]  # fmt: skip
     return [
-        fields(title, rows, calibration.note),
+        fields(title, rows, "" if cluster.chip is None else cluster.chip.calibration.note),
         *([budget.table()] if budget is not None else []),
         time_table("Where the step's time goes", plan),
+        energy_table("Its energy", model, cluster, plan),
         stage_table("Stage by stage", plan),
     ]
 
@@ -134,7 +135,6 @@ def predict_plan(
         tokens_per_step=spec.global_batch * predicted.seq,
         step_s=predicted.time_s,
         devices=cluster.devices,
-        chip=chip,
         step_j=predicted.energy_j,
     )
     output.write_page(lambda: plan_page(loaded, cluster, [predicted], typed()))
@@ -143,5 +143,5 @@ def predict_plan(
     )
     output.emit(
         lambda: _document(predicted, problem_of(loaded, cluster), chip.calibration, run),
-        lambda: _tables(predicted, loaded, title, chip.calibration, run),
+        lambda: _tables(predicted, loaded, cluster, title, run),
     )

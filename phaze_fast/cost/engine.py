@@ -23,7 +23,7 @@ from phaze_fast.cost.residency import kept_shares
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
+from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, KINDS, RING, LayerGraph, OpGraph
 from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
 
@@ -67,6 +67,7 @@ class Costs(Brief):
     """Number of pairs of distinct operator and distinct chip that were priced."""
     _tables: tuple[CostTable, ...]
     _static_w: Array
+    _limit_w: Array
     _ends: tuple[int, ...]
     _network_s: tuple[Array, ...]
     _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class Costs(Brief):
             cores=self.cores[chips],
             _tables=tuple(tables),
             _static_w=self._static_w[chips],
+            _limit_w=self._limit_w[chips],
         )
 
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
@@ -190,6 +192,11 @@ class Costs(Brief):
         """Static power of each chip, watts, shape (chips,)."""
         return self._static_w
 
+    @property
+    def limit_w(self) -> Array:
+        """Rated power of each chip, watts; infinite where none is given."""
+        return self._limit_w
+
     def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
         """Dynamic energy on the chip, joules, shape (chips, operators)."""
         return self._look_up("dynamic_j", graph, chip)
@@ -222,6 +229,7 @@ _SEEN = (
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # no cost depends on them
 # The cost of a product without fused operators depends on the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
+_WEIGHT_PRODUCT = KINDS.index("gemm")  # forward product of an input with weights
 _PAIRS_AT_ONCE = 2**18  # operator-chip pairs priced at a time, to limit memory
 
 
@@ -263,14 +271,18 @@ def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
     records = batch.records.copy()
     for name in unseen:
         records[name] = 1
-    key: Array = np.zeros(len(records), dtype=[("c", "V", records.dtype.itemsize), ("t", "i4")])
+    tables = batch.energy.dtype.itemsize
+    key: Array = np.zeros(
+        len(records), dtype=[("c", "V", records.dtype.itemsize), ("e", "V", tables), ("t", "i4")]
+    )
     key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
+    key["e"] = batch.energy.view(np.dtype((np.void, tables)))
     key["t"] = batch.tuning_of
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
     # Static energy is added when costs are expanded to one row per chip.
-    alike = replace(batch, records=records, static_w=np.zeros(len(records)))
+    alike = replace(batch, records=records, idle_w={"": np.zeros(len(records))})
     return alike.take(first), inverse.reshape(-1)
 
 
@@ -480,7 +492,7 @@ def estimate_costs(
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
-        Prices of events; by default the 7 nm table.
+        What events cost on all chips; by default the table of each chip's node.
     threads
         At most this many threads, by default all cores; the result does not depend on it.
     like
@@ -526,16 +538,19 @@ def estimate_costs(
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
     kept = _Kept.of(flat, batch) if any(graph.resident for graph in flat) else None
     tables = []
-    for code in np.unique(ops["format"]).tolist() or [0]:
+    pruned = (ops["kind"] == _WEIGHT_PRODUCT) & (batch.products_done < 1.0)
+    codes = np.unique(np.stack([ops["format"], pruned], axis=1), axis=0).tolist() or [[0, 0]]
+    for code, skips in codes:
         low = cast(Dtype, FORMATS[code])
         own = batch if code == 0 else machines(chips, low, tuning, energy, like)
-        mine = ops["format"] == code
+        own = own.sparse if skips else own
+        mine = (ops["format"] == code) & (pruned == bool(skips))
         for which, unseen in (
             (unfused & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
             (~unfused & mine, _UNSEEN_OF_CHIP),
         ):
             positions = np.flatnonzero(which)
-            if code == 0 or len(positions):
+            if (code, skips) == (0, 0) or len(positions):
                 tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only, kept))
     return Costs(
         graphs=flat,
@@ -544,6 +559,7 @@ def estimate_costs(
         evaluations=sum(table.time_s.size for table in tables),
         _tables=tuple(tables),
         _static_w=batch.static_w,
+        _limit_w=batch.limit_w,
         _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),
     )
@@ -603,7 +619,7 @@ def roofline_work_s(
     True
     """
     flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
-    batch = machines(records, like=like)
+    batch = machines(records, like=like).sparse  # at least as fast in every operator
     groups = rank_groups(graph)
     ops = np.concatenate([part.ops for part in flat])
     if any(part.resident for part in flat):

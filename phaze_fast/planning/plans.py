@@ -202,6 +202,11 @@ class Plan:
         return self.dp * self.micro_batch * self.micro_batches
 
     @property
+    def device_w(self) -> float:
+        """Mean power of a device in use over the step, watts."""
+        return self.energy_j / self.time_s / self.devices
+
+    @property
     def hybrid(self) -> bool:
         """Whether state is sharded inside groups of replicas and copied between groups."""
         return self.zero > 0 and self.shard < self.dp

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.hardware import energy_table
+from phaze_fast.hardware import energy_table_of
 from phaze_fast.memory import (
     Optimizer,
     context_bytes,
@@ -53,7 +53,7 @@ _POINT_TO_POINT = _core.COLLECTIVE_OPS.index("point-to-point")
 
 def training_record(optimizer: Optimizer, software: Software, precision: Precision) -> Array:
     """Build the plan kernel's record of bytes per parameter and energy per byte."""
-    prices = energy_table()
+    prices = energy_table_of()
     record: Array = np.zeros(1, dtype=_core.TRAINING_DTYPE)
     record["weight_bytes"] = optimizer.weight_bytes
     record["gradient_bytes"] = optimizer.gradient_bytes

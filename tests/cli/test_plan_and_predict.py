@@ -179,7 +179,8 @@ BUDGET = (
 def test_a_budget_is_what_the_functions_say(document):
     data = document(f"{PREDICT} {BUDGET}")
     parts = goodput(16, 5e-4, 30.0, 600.0)
-    prices = {"pue": 1.2, "usd_per_device_hour": 2.5, "usd_per_kwh": 0.1, "power_w": 700.0}
+    prices = {"pue": 1.2, "usd_per_device_hour": 2.5, "usd_per_kwh": 0.1}
+    prices["step_j"] = data["energy_j"]
     tokens = 64 * data["plan"]["seq"]
     run = training_run(2e12, tokens, data["time_s"], 16, goodput=parts.fraction, **prices)
     assert data["budget"] == {**run.to_dict(), "goodput_parts": parts.to_dict()}
@@ -197,10 +198,10 @@ def test_plan_has_the_budget_of_its_best(document):
     assert "budget" not in document(line)
 
 
-def test_energy_by_the_table_where_no_power_is_published(document):
-    line = "predict gpt2-small --chip tpuv5e --devices 8 --dp 8 --global-batch 8 --tokens 1B"
+@pytest.mark.parametrize("chip", ["tpuv5e", "tpuv4", "h100"])  # without and with a rated power
+def test_the_energy_of_a_budget_is_that_of_its_steps(document, chip):
+    line = f"predict gpt2-small --chip {chip} --devices 8 --dp 8 --global-batch 8 --tokens 1B"
     data = document(line)
-    assert data["budget"]["energy_from"] == "model"
     assert data["budget"]["energy_j"] == pytest.approx(data["budget"]["steps"] * data["energy_j"])
 
 

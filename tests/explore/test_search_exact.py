@@ -24,7 +24,7 @@ from phaze_fast.explore import (
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import CandidateTable
-from phaze_fast.hardware import FlatFabric, energy_table
+from phaze_fast.hardware import FlatFabric, energy_table_of
 from phaze_fast.hardware.package import Prices
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
@@ -235,6 +235,7 @@ def test_joules_of_a_step_by_hand():
         backward_j=joules,
         hbm_bytes_per_s=np.array([1e12]),
         static_w=np.array([10.0]),
+        limit_w=np.array([np.inf]),
         proven=np.array([True]),
         step_s=0.0 * one,
         ahead_s=0.0 * one,
@@ -243,7 +244,7 @@ def test_joules_of_a_step_by_hand():
     placed = Placed(0.0, 0.0, 0, (0, first, count), (1, 0))
     (found,) = evaluator.energies_j([placed], times, [0])
     passes = 2 * 8 * (first * (3.0 + 8.0) + (count - first) * (3.0 + 5.0))
-    prices = energy_table()
+    prices = energy_table_of()
     held = float(sizes.kinds["parameters"][list(sizes.graph.order)].sum())
     held += model.vocab * model.hidden  # the last stage's copy of the embedding
     step_bytes = held / 2 * (2 * 12 + 4 + 2)
