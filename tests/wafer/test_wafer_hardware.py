@@ -7,6 +7,7 @@ from collections import Counter
 
 import jsonschema
 import pytest
+from golden_files import refused_calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -585,30 +586,7 @@ def test_the_order_of_axes_counts():
     assert one.digest() != two.digest()
 
 
-@pytest.mark.parametrize(
-    ("axes", "words"),
-    [
-        (
-            {"die.hbm_stack": [1]},
-            "axes: unknown field 'die.hbm_stack'; did you mean 'die.hbm_stacks'?",
-        ),
-        ({"die.chip.hbm.stacks": [1]}, "axes: unknown field 'die.chip.hbm.stacks'"),
-        ({"name": ["a"]}, "axes: unknown field 'name'; accepted: a number of the wafer"),
-        (
-            {"die.hbm_stacks": [0, -1]},
-            "axes.die.hbm_stacks: -1 is not accepted; expected a number >= 0",
-        ),
-        ({"die.hbm_stacks": []}, "axes.die.hbm_stacks: [] is not accepted; expected a list"),
-        ({"die.hbm_stacks": 3}, "axes.die.hbm_stacks: 3 is not accepted; expected a list"),
-        ({"columns": [2, 2]}, "axes.columns: a value is given twice"),
-        ({"off_wafer.capacity_bytes": [1]}, "axes: dram-wafer has no off_wafer to vary"),
-        (
-            {"columns": list(range(1, 1002)), "rows": list(range(1, 1002))},
-            "a grid of 1002001 points is more than 1000000",
-        ),
-        (3, "axes: 3 is not accepted; expected a mapping"),
-    ],
-)
+@pytest.mark.parametrize(("axes", "words"), refused_calls("axes of a wafer space"))
 def test_bad_axes(axes, words):
     assert words in refusal(lambda: WaferSpace(name="s", base=DRAM, axes=axes))
 
