@@ -196,12 +196,8 @@ PUBLISHED = PublishedProblem({1: LayerTable(**TABLE)}, 4, 1e9, 4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tables": {}}, "tables: none"),
+        *refused_calls("published problem"),
         ({"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
-        ({"devices": 0}, "devices: 0"),
-        ({"micro_batches": 0}, "micro_batches: 0"),
-        ({"memory_bytes": NAN}, "memory_bytes"),
-        ({"memory_bytes": -1.0}, "memory_bytes"),
     ],
 )
 def test_problems_that_are_not_right(change, words):
