@@ -10,13 +10,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 from phaze_fast import models
 from phaze_fast.calibration.run_table import network_of, standard_cells
-from phaze_fast.documents import CsvRow, parse_text
+from phaze_fast.documents import CsvRow, package_data
 from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.memory import OPTIMIZERS
@@ -86,16 +84,9 @@ class PublishedRun:
         return self.source, self.model, self.cluster, batch, self.software, self.precision
 
 
-@cache
-def _names() -> Mapping[str, Any]:
-    file = resources.files(__package__) / "data" / "runs.yaml"
-    names: dict[str, Any] = parse_text(file.read_text("utf-8"), "runs.yaml")
-    return names
-
-
 def _entries(kind: str, text: str, row: CsvRow | None = None) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of a kind whose patterns match a text and other columns of the row."""
-    for entry in _names()[kind]:
+    for entry in package_data(__package__, "runs.yaml")[kind]:
         others = [column for column in _ALSO if row and column in entry]
         if re.search(entry["match"], text) and all(
             row and re.search(entry[column], row.text(column)) for column in others
@@ -138,7 +129,7 @@ def _family(row: CsvRow, assumed: list[str]) -> Mapping[str, Any]:
 def _arguments(row: CsvRow) -> tuple[dict[str, str], dict[str, Any]]:
     """Read Megatron's arguments: their values by name, and what they change in a block."""
     words = [word.strip() for word in row.text("arguments").split(";") if word.strip()]
-    known, changed = _names()["arguments"], {}
+    known, changed = package_data(__package__, "runs.yaml")["arguments"], {}
     for word in words:
         entry = known.get(word) or known.get(word.partition("=")[0]) or {}
         if "unsupported" in entry:
@@ -246,7 +237,7 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
     if len(set(kinds)) > 1:
         raise UnsupportedError("devices of several kinds")
     entry = _entry("gpus", gpu, row)
-    if entry is None and gpu.lower() in presets.chip_names():
+    if entry is None and gpu.lower() in presets.chippackage_data(__package__, "runs.yaml"):
         chip = presets.chip(gpu)
         entry = {"chip": gpu, "fabric": chip.usual_fabric} if chip.usual_fabric else None
     if entry is None:
@@ -256,7 +247,7 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
     fabric = entry["fabric"]
     if "beyond" in entry and devices > entry["beyond"][0]:
         fabric = entry["beyond"][1]
-    if row.text("network").lower() in presets.fabric_names():
+    if row.text("network").lower() in presets.fabricpackage_data(__package__, "runs.yaml"):
         fabric = row.text("network")
     wired = presets.fabric(fabric)
     if isinstance(wired, TieredFabric):
