@@ -14,7 +14,7 @@ import re
 import tempfile
 import zlib
 from collections.abc import Callable, Hashable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -235,6 +235,19 @@ def read_document(path: str | Path) -> Any:
     """
     path = Path(path)
     return parse_text(read_text(path), str(path), json_only=path.suffix == ".json")
+
+
+@cache
+def package_data(package: str, name: str) -> Any:
+    """Return a file of a package's ``data``: plain data of YAML and JSON, the text of others.
+
+    Examples
+    --------
+    >>> list(package_data("phaze_fast.models", "routing.yaml"))
+    ['auxiliary-loss', 'bias']
+    """
+    text = (resources.files(package) / "data" / name).read_text("utf-8")
+    return text if name.endswith(".txt") else parse_text(text, name, name.endswith(".json"))
 
 
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from phaze_fast import _core
 from phaze_fast.calibration.collectives import CollectiveRows, read_collectives
 from phaze_fast.cost.machines import machines
 from phaze_fast.cost.validation import Measurements, read_measurements
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, AnyFabric, TieredFabric
 from phaze_fast.hardware.fabric import CollectiveTuning
@@ -322,7 +321,7 @@ def benchmark_script() -> str:
     >>> "torch.distributed" in benchmark_script()
     True
     """
-    return (resources.files(__package__) / "data" / "gpu_benchmark.txt").read_text("utf-8")
+    return str(package_data(__package__, "gpu_benchmark.txt"))
 
 
 _COSTLY = 15.0  # microseconds above which the cost of a vector function exceeds the launch
@@ -387,8 +386,7 @@ class _Rows:
 @cache
 def _constants_of(kind: str) -> tuple[_Slot, ...]:
     """Return the constants that rows of a kind depend on, from ``data/chip_constants.yaml``."""
-    file = resources.files(__package__) / "data" / "chip_constants.yaml"
-    rows = parse_text(file.read_text("utf-8"), "chip_constants.yaml")[kind]
+    rows = package_data(__package__, "chip_constants.yaml")[kind]
     return tuple(_Slot(**{"name": row["field"], **row}) for row in rows)
 
 

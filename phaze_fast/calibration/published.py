@@ -10,12 +10,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
+from phaze_fast import models
 from phaze_fast.calibration.run_table import network_of, standard_cells
-from phaze_fast.documents import CsvRow, parse_text
+from phaze_fast.documents import CsvRow, package_data
 from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.memory import OPTIMIZERS
@@ -85,16 +84,9 @@ class PublishedRun:
         return self.source, self.model, self.cluster, batch, self.software, self.precision
 
 
-@cache
-def _names() -> Mapping[str, Any]:
-    file = resources.files(__package__) / "data" / "runs.yaml"
-    names: dict[str, Any] = parse_text(file.read_text("utf-8"), "runs.yaml")
-    return names
-
-
 def _entries(kind: str, text: str, row: CsvRow | None = None) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of a kind whose patterns match a text and other columns of the row."""
-    for entry in _names()[kind]:
+    for entry in package_data(__package__, "runs.yaml")[kind]:
         others = [column for column in _ALSO if row and column in entry]
         if re.search(entry["match"], text) and all(
             row and re.search(entry[column], row.text(column)) for column in others
@@ -137,7 +129,7 @@ def _family(row: CsvRow, assumed: list[str]) -> Mapping[str, Any]:
 def _arguments(row: CsvRow) -> tuple[dict[str, str], dict[str, Any]]:
     """Read Megatron's arguments: their values by name, and what they change in a block."""
     words = [word.strip() for word in row.text("arguments").split(";") if word.strip()]
-    known, changed = _names()["arguments"], {}
+    known, changed = package_data(__package__, "runs.yaml")["arguments"], {}
     for word in words:
         entry = known.get(word) or known.get(word.partition("=")[0]) or {}
         if "unsupported" in entry:
@@ -178,10 +170,13 @@ def _latent(row: CsvRow, given: Mapping[str, str]) -> LatentAttention | None:
 
 
 def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
+    name = row.text("model")
+    if name in models.names() and not row.text("layers") and not row.text("hidden"):
+        preset = models.load(name)
+        if isinstance(preset, TransformerModel):
+            return preset.replace(seq=row.whole("seq", preset.seq))
     family = _family(row, assumed)
     given, changed = _arguments(row)
-    if row.text("mtp") not in ("", "0"):
-        raise UnsupportedError("prediction of several tokens")
     shape, like = dict(family.get("shape", {})), {**family["like"], **changed}
     fields = {**family.get("fields", {})}
     biases = dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), like.pop("biases"))
@@ -205,6 +200,7 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
             vocab=row.whole("vocab", vocab),
             max_positions=size["seq"] if like["positions"] == "learned" else None,
             tied_embeddings=tied,
+            mtp_layers=row.whole("mtp", 0),
             moe=_experts(row, given, family.get("moe"), size["ffn"]),
             **like,
             **biases,
@@ -350,6 +346,20 @@ def _widths(row: CsvRow, devices: int) -> dict[str, int]:
     return widths
 
 
+def _sequence_parallel(row: CsvRow) -> bool:
+    """Read whether rows of norms are split; an empty cell is no, and no such column the default."""
+    said = row.text("sp").lower()
+    if "sp" not in row.cells:
+        return bool(PlanSpec.model_fields["sequence_parallel"].default)
+    if said not in _YES | _NO:
+        raise row.fault("sp", "1 or 0, yes or no, true or false")
+    return said in _YES
+
+
+_YES = frozenset(["1", "yes", "true", "on"])
+_NO = frozenset(["", "0", "no", "false", "off", "-"])
+
+
 def _plan(
     row: CsvRow,
     model: TransformerModel,
@@ -383,7 +393,7 @@ def _plan(
         "stages": _stages(row, model, widths["pp"], vpp),
         "zero": zero,
         "shard": _shard(row, cluster, widths["dp"], zero),
-        "sequence_parallel": folded or row.text("sp") not in ("", "0"),
+        "sequence_parallel": folded or _sequence_parallel(row),
         "seq": model.seq,
         "precision": named,
         "software": software,

@@ -36,6 +36,7 @@ from phaze_fast.planning import Plan, Plans, Training, WhyNot, plan, read_asked
 from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.planning.energy import energy_by_tier
 from phaze_fast.planning.frameworks import FRAMEWORKS
+from phaze_fast.planning.throughput import MFU_CONVENTION
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
@@ -159,8 +160,9 @@ def _tables(
 ) -> list[RenderableType]:
     chip = _chip(result)
     title = f"{result.model.name} on {result.cluster.devices} x {chip.name}"
+    notes = [f"MFU of the fastest: {result.best.mfu_convention}", chip.calibration.note]
     parts: list[RenderableType] = [
-        _plans_table(title, result, result.plans, chip.calibration.note),
+        _plans_table(title, result, result.plans, "\n".join(filter(None, notes))),
         *([f"Why not {why_not}\n"] if why_not is not None else []),
         *([budget.table()] if budget is not None else []),
         time_table("Where the fastest step's time goes", result.best),
@@ -316,14 +318,19 @@ def _compare(compared: Sequence[_Compared], output: PageOutput) -> None:
     if not possible:
         reasons = (f"{_chip(one.plans).name}: {one.plans.infeasible}" for one in compared)
         output.infeasible(InfeasibleError("; ".join(reasons)), clusters=[])
-    notes = {_chip(one.plans).calibration.note for one in possible}
+    notes = {_chip(one.plans).calibration.note for one in possible} | {MFU_CONVENTION}
     widest = max(compared, key=lambda one: len(one.columns()))
     width = len(widest.columns())
     rows = [[*one.row(), *([""] * (width - len(one.row())))] for one in compared]
     proven = all(one.plans.status == "optimal" for one in possible)
     claim = "Each optimal" if proven else "Each the best found"
     tables: list[RenderableType] = [
-        table(compared[0].plans.model.name, widest.columns(), rows, "\n".join(sorted(notes))),
+        table(
+            compared[0].plans.model.name,
+            widest.columns(),
+            rows,
+            "\n".join(sorted(filter(None, notes))),
+        ),
         f"{claim} among: {possible[0].plans.space}.",
     ]
     output.emit(

@@ -22,7 +22,16 @@ from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
 _TOP = ["time_s", "interval_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"]
-_TOP += ["memory", "device_memory", "peak", "over_bytes", "limit_bytes", "parts_s", "energy_j"]
+_TOP += [
+    "mfu_convention",
+    "memory",
+    "device_memory",
+    "peak",
+    "over_bytes",
+    "limit_bytes",
+    "parts_s",
+    "energy_j",
+]
 _TOP += ["stages"]
 
 
@@ -53,7 +62,7 @@ def _tables(
     rows = [
         ("step", f"{format_time(plan.time_s)} (80% interval {low} to {high})"),
         *speeds,
-        ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),
+        ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}: {plan.mfu_convention}"),
         ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
         ("as reported", plan.memory_as_reported),
         ("peak memory", f"{plan.peak['instant']}; most besides weights and optimiser: "
@@ -81,7 +90,10 @@ def _spec(plan: Path | None, typed: dict[str, Any], model: Model, devices: int) 
         spec = read.spec
     else:
         spec = PlanSpec.of(read_document(plan))
-    return spec.replace(**typed) if typed else spec
+    changed, dropped = spec.overridden(typed)
+    for line in dropped:
+        note(line)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,8 @@ def predict_plan(
     loaded = load_model(model, seq if isinstance(seq, int) else None, trained.lora)
     spec = _spec(source.plan, fields_typed, loaded, where.devices)
     cluster = where.cluster()
+    if spec.devices < cluster.devices:
+        note(f"{cluster.devices - spec.devices} of {cluster.devices} devices stay idle")
     predicted = predict(loaded, cluster, spec)
     chip = presets.chip(where.chip)
     run = budget.answer(

@@ -33,6 +33,7 @@ from phaze_fast.hardware import ArchitectureSpace, Cluster, sustained_rates
 from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.pipeline import compare, search
 from phaze_fast.planning import Training
+from phaze_fast.planning.throughput import MFU_CONVENTION
 from phaze_fast.report import report_page
 from phaze_fast.report.result import SearchResult
 from phaze_fast.robust import Information, RobustResult
@@ -185,7 +186,7 @@ def _baselines(result: SearchResult) -> RenderableType:
         looked = f"{item['evaluations']:,}" if item["evaluations"] else "-"
         rows.append([item["title"], step, gain, mfu, looked, item["plan_text"], item["note"]])
     columns = ["what", "step>", "ours is>", "MFU>", "chips>", "plan", "note"]
-    return table("Baselines", columns, rows)
+    return table("Baselines", columns, rows, MFU_CONVENTION)
 
 
 def _gain(result: SearchResult) -> RenderableType:

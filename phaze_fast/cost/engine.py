@@ -27,6 +27,10 @@ from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, KINDS, RING, LayerG
 from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
 
+EXCHANGE_CORES = 20 / 132
+"""Share of a chip's cores that run an exchange while the others compute: DeepSeek-AI, DeepSeek-V3
+technical report, 2024 (arXiv:2412.19437), section 3.2.2, 20 of the 132 of an H800."""
+
 
 @lru_cache(maxsize=256)
 def _rings(names: tuple[str, ...]) -> tuple[int, ...]:
@@ -70,6 +74,8 @@ class Costs(Brief):
     """By graph: its tables, the operators in each, and their columns there."""
 
     _contention: float = 0.0
+    _overlapped: tuple[str, ...] = ()
+    """Groups whose collectives run while other passes of the same layer compute."""
 
     def _places_of(self, graph: int) -> list[tuple[int, Array, Array]]:
         known = self._places.get(graph)
@@ -126,16 +132,42 @@ class Costs(Brief):
         """Return the costs if a collective delays the work it overlaps by a share of its time."""
         return replace(self, _contention=contention)
 
+    def with_overlapped(self, groups: Sequence[str]) -> Costs:
+        """Return the costs if collectives of some groups run while another micro-batch computes.
+
+        A forward pass meets a backward pass of the same layer, so that the computation of both
+        hides the collectives of both, as far as it lasts, less the cores that run these. Graphs
+        alternate: forward, backward.
+        """
+        return replace(self, _overlapped=tuple(groups))
+
+    def _overlap_exposed_s(self, graph: int, chip: int | None) -> Array:
+        """Seconds of collectives without what the passes of another micro-batch hide."""
+        network, codes = self._network_s[graph], [GROUPS.index(name) for name in self._overlapped]
+        exchange_s, compute_s = 0.0, np.zeros(self.chips if chip is None else 1)
+        for one in (graph & ~1, graph | 1):
+            own = np.isin(self.graphs[one].ops["group"], codes)
+            exchange_s += float(self._network_s[one][own].sum())
+            compute_s += self._look_up("time_s", one, chip).sum(axis=1)
+        if exchange_s == 0.0:
+            return network
+        hidden = np.minimum(1.0, compute_s / exchange_s)
+        hidden *= 1.0 - max(self._contention, EXCHANGE_CORES)
+        mine = np.isin(self.graphs[graph].ops["group"], codes)
+        return np.where(mine, network * (1.0 - hidden[:, None]), network)
+
     def _exposed_s(self, graph: int, chip: int | None) -> Array:
         """Seconds of collectives; of ring attention, only the part that attention does not hide."""
         network, names = self._network_s[graph], self.graphs[graph].names
+        if self._overlapped:
+            network = self._overlap_exposed_s(graph, chip)
         rings = _rings(names)
         if not rings:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
         overlapped_s = self._look_up("time_s", graph, chip)[:, hides]
-        seconds = np.repeat(network[None, :], len(overlapped_s), axis=0)
-        ring_s = network[list(rings)]
+        seconds = np.array(np.broadcast_to(network, (len(overlapped_s), network.shape[-1])))
+        ring_s = seconds[:, list(rings)]
         seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - overlapped_s)
         return seconds
 

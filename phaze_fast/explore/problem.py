@@ -132,7 +132,7 @@ class SearchProblem:
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         cluster, like = variant.cluster(self.cluster), variant.like(self.like)
-        return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.hidden)
+        return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.most_hidden)
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""

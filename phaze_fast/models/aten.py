@@ -9,10 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import package_data
 from phaze_fast.models.graph_model import WIDE
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
@@ -26,11 +25,9 @@ _OTHERS = ("attention", "attention_backward", *_CONVOLUTIONS, _SOLVED)
 @cache
 def _kinds() -> dict[str, tuple[str, str]]:
     """Return kind and function of operators that are no products, from ``data/aten.yaml``."""
-    file = resources.files(__package__) / "data" / "aten.yaml"
-    table = parse_text(file.read_text("utf-8"), "aten.yaml")
     return {
         name: (kind, function)
-        for kind, functions in table.items()
+        for kind, functions in package_data(__package__, "aten.yaml").items()
         for function, names in functions.items()
         for name in names.split()
     }

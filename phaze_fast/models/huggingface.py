@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import resources
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.documents import parse_text, read_document
+from phaze_fast.documents import package_data, read_document
 from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest, not_accepted
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.torch_import import from_torch
@@ -43,12 +42,7 @@ class NotModelledError(InvalidInputError):
     """A feature that no field of the record describes; tracing with PyTorch may support it."""
 
 
-@cache
-def _data(name: str) -> Any:
-    text = (resources.files(__package__) / "data" / name).read_text("utf-8")
-    if not name.endswith(".txt"):
-        return parse_text(text, name, json_only=name.endswith(".json"))
-    return frozenset(line for line in text.splitlines() if not line.startswith("#"))
+_data = partial(package_data, __package__)
 
 
 class Fields:
@@ -187,7 +181,7 @@ class Fields:
 
     def finish(self) -> None:
         """Refuse fields that were not used and are not known to be irrelevant."""
-        idle = _data("hf_idle.txt")
+        idle = set(_data("hf_idle.txt").splitlines())
         for name, value in self.data.items():
             if name not in self.used and name not in idle and value not in (None, False):
                 raise InvalidInputError(

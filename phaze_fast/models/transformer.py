@@ -7,14 +7,11 @@ refuses features that no field describes, by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cache
-from importlib import resources
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import package_data
 from phaze_fast.errors import not_accepted
 from phaze_fast.models.lora import Lora
 from phaze_fast.records import Count, FrozenDict, Quantity, Record, Side
@@ -26,14 +23,6 @@ Blocks = Annotated[int, Field(strict=True, ge=1, le=MOST_BLOCKS)]
 """Number of blocks of a model."""
 
 _Any = Annotated[int, Field(strict=True, ge=0)]
-
-
-@cache
-def _routing() -> Mapping[str, Any]:
-    """Return published statistics of routers."""
-    file = resources.files(__package__) / "data" / "routing.yaml"
-    table: dict[str, Any] = parse_text(file.read_text("utf-8"), "routing.yaml")
-    return table
 
 
 class MixtureOfExperts(Record):
@@ -104,7 +93,8 @@ class MixtureOfExperts(Record):
             return 1.0
         per_device = self.experts / devices
         largest = math.log(devices) / (per_device * math.log(self.experts))
-        return 1.0 + float(_routing()[self.balance]["max_violation"]) * math.sqrt(largest)
+        published = package_data(__package__, "routing.yaml")[self.balance]
+        return 1.0 + float(published["max_violation"]) * math.sqrt(largest)
 
     @property
     def shared_width(self) -> int:

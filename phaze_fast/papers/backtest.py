@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import resources
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.explore import evaluate_batch
 from phaze_fast.hardware import (
@@ -54,11 +53,7 @@ _SIGN = 0.02
 """Smaller relative changes count as none."""
 
 
-@cache
-def _data() -> dict[str, Any]:
-    file = resources.files(__package__) / "data" / "generations.yaml"
-    data: dict[str, Any] = parse_text(file.read_text("utf-8"), "generations.yaml")
-    return data
+_data = partial(package_data, __package__, "generations.yaml")
 
 
 def generation_names() -> list[str]:

@@ -519,6 +519,7 @@ class PlanEvaluator:
             etp=strategy.etp,
             expert_imbalance=strategy.with_load(model).expert_imbalance or 1.0,
             expert_overlap=strategy.expert_overlap,
+            overlap_experts=strategy.overlap_experts,
             zero=int(layout["zero"]),
             shard=int(layout["shard"]) or replicas,
             micro_batch=strategy.micro_batch,

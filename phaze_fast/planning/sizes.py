@@ -120,6 +120,13 @@ class StrategySizes:
         shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
         return FrozenDict({group: share for group, share in shares.items() if share})
 
+    @property
+    def most_hidden(self) -> Mapping[str, float]:
+        """The same at most: exchanges of experts that overlap may be hidden altogether."""
+        return FrozenDict(
+            {**self.hidden, **({"expert": 1.0} if self.strategy.overlap_experts else {})}
+        )
+
     def holders(self, layers: Sequence[int], memory: Mapping[str, float]) -> str:
         """Describe what holds the peak of a stage of a traced model; empty for other models.
 

@@ -454,7 +454,7 @@ def operator_costs(
     costs = costs.with_contention(first.software.contention)
     for group, share in first.hidden.items():
         costs = costs.without((group,), share)
-    return costs
+    return costs.with_overlapped(("expert",)) if first.strategy.overlap_experts else costs
 
 
 def priced(
@@ -474,10 +474,11 @@ def priced(
         return
     for precision in {id(s.precision): s.precision for s in sizes}.values():
         check_precision(precision, chip)
-    alike: dict[tuple[Software, float], list[StrategySizes]] = {}
+    alike: dict[tuple[Software, float, bool], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
-            alike.setdefault((s.software, s.strategy.expert_overlap), []).append(s)
+            hidden = (s.strategy.expert_overlap, s.strategy.overlap_experts)
+            alike.setdefault((s.software, *hidden), []).append(s)
     for some in alike.values():
         yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.documents import parse_text, read_document
+from phaze_fast.documents import package_data, read_document
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest, not_accepted
 from phaze_fast.explore import ChipGroups, scaled_cluster, tier_names
 from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, Cluster
@@ -195,16 +193,9 @@ def _is_number(value: object) -> bool:
     return good and math.isfinite(value)  # type: ignore[arg-type]
 
 
-@cache
-def _defaults() -> dict[str, Any]:
-    file = resources.files(__package__) / "data" / "constants.yaml"
-    intervals: dict[str, Any] = parse_text(file.read_text("utf-8"), "constants.yaml")
-    return intervals
-
-
 def _known(space: ArchitectureSpace, cluster: Cluster, every: bool = True) -> list[Constant]:
     """List the constants of a space and a cluster, with their default intervals."""
-    defaults, constants = _defaults(), []
+    defaults, constants = package_data(__package__, "constants.yaml"), []
 
     def add(name: str, kind: str, interval: Mapping[str, Any]) -> None:
         constants.append(Constant(name, nominal=1.0, kind=kind, unit="factor", **interval))

@@ -64,6 +64,8 @@ def test_constants_of_a_made_up_cluster_are_found_again(tmp_path, capsys):
     assert "not determined by these runs" in {c.note for c in found.constants}
     assert np.abs(found.errors).mean() < 0.5 * np.abs(found.errors_before).mean()
     assert found.next_run.spread_after < found.next_run.spread_before
+    assert found.to_dict()["next_run"] == str(found.next_run)
+    assert replace(found, next_run=None).to_dict()["next_run"] is None
     file = tmp_path / "mine.yaml"
     assert main(["study", "calibrate", str(path), "--name", "mine", "-o", str(file)]) == 0
     assert "a further run would tell most" in capsys.readouterr().err
@@ -97,6 +99,25 @@ def test_a_straggler_does_not_move_a_constant(speed, slower):
     assert abs(fitted(straggling) - fitted(clean)) < 0.06
 
 
+@pytest.mark.parametrize("measured", [(1.0, 1.3, 2.5), (3.0, 3.2, 2.9), (0.7, 0.9, 4.0)])
+def test_the_fit_is_the_most_probable_value(measured):
+    """Student distributions of errors and of the number, written out and searched on a grid."""
+    usual, spread, noise = 1.0, 0.3, 0.08
+    grid = np.linspace(np.log(0.1), np.log(2.0), 20_001)
+    errors = (-grid[:, None] - np.log(measured)) / noise
+    density = (1 + errors**2 / 2) ** -1.5
+    density = density.prod(axis=1) * (1 + ((grid - np.log(usual)) / spread) ** 2 / 4) ** -2.0
+    speed = RunConstant("speed", "", usual, spread, 0.1, 2.0)
+    found = fit_runs(lambda v: np.full(3, -np.log(v["speed"])), measured, [speed])
+    assert found.values()["speed"] == pytest.approx(np.exp(grid[density.argmax()]), rel=0.03)
+
+
+def test_runs_that_are_all_far_off_are_not_three_stragglers():
+    speed = RunConstant("speed", "", 1.0, 0.3, 0.1, 2.0)
+    found = fit_runs(lambda v: np.full(3, -np.log(v["speed"])), [3.0, 3.2, 2.9], [speed])
+    assert found.values()["speed"] == pytest.approx(0.33, rel=0.05)
+
+
 def test_a_number_without_effect_near_its_usual_value_is_found():
     host = RunConstant("host_s", "s", 1.0, 0.7, 0.1, 10.0)
     found = fit_runs(lambda v: np.log(np.maximum(1.5, np.full(4, v["host_s"]))), [2.5] * 4, [host])
@@ -108,6 +129,19 @@ def test_no_runs_that_tell_leave_what_was_known():
     found = fit_runs(lambda _: np.zeros(3), [1.0, 1.1, 0.9], [constant])
     assert found.values()["idle"] == pytest.approx(2.0)
     assert np.sqrt(found.covariance[0, 0]) == pytest.approx(0.5)
+
+
+def test_what_runs_cannot_tell_is_as_probable_as_before(tmp_path):
+    """Without a pipeline, nothing tells how stages are divided."""
+    path = tmp_path / "runs.csv"
+    cluster, _ = read_cluster_runs(table(path, made_up(path)[:2]))
+    shares = {found.habit.words: share for found, share in explanations(cluster)}
+    for words in ("fused attention", "explicit attention"):
+        even, work = (
+            shares[f"stages of equal depth, {words}"],
+            shares[f"stages of equal work, {words}"],
+        )
+        assert work / even == pytest.approx(3.0)
 
 
 def test_runs_of_two_clusters_are_refused(tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden_files import refused_calls
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refusal
@@ -129,23 +130,7 @@ def test_interleaved_rows_that_count_the_ends_as_layers():
     assert run.software == "nemo"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"n_gpus": "16"}, r"row 7: n_gpus: 16 .* is 8"),
-        ({"micro_batch": ""}, r"row 7: micro_batch: is missing"),
-        ({"micro_batch": "three"}, r"row 7: micro_batch: 'three' is not accepted"),
-        ({"global_batch": "6"}, r"row 7: .*global_batch: 6 is not a multiple"),
-        ({"iter_time_s": "-1"}, r"row 7: iter_time_s"),
-        ({"iter_time_s": ""}, r"row 7: iter_time_s: is missing"),
-        ({"heads": "63"}, r"row 7: .*heads"),
-        ({"precision": "?"}, r"row 7: precision"),
-        ({"recompute": "somehow"}, r"row 7: recompute"),
-        ({"model": "Nemotron_3_Nano"}, "Mamba"),
-        ({"gpu": "Abacus"}, "Abacus"),
-        ({"table": "26.06 / LoRA Performance"}, "low-rank"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), refused_calls("rows of runs"))
 def test_rows_that_contradict_themselves_or_are_not_modelled_say_why(change, said):
     error = RowRefusedError if said.startswith("row") else UnsupportedError
     with pytest.raises(error, match=said):

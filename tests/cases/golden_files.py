@@ -4,6 +4,8 @@ import csv
 import json
 from pathlib import Path
 
+from phaze_fast.documents import read_document
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
@@ -21,3 +23,8 @@ def hf_entries():
 def hf_config(name):
     """Return one of these configurations."""
     return next(entry["config"] for entry in hf_entries() if entry["name"] == name)
+
+
+def refused_calls(what):
+    """Return rows of arguments that something refuses, each with what the message says."""
+    return read_document(GOLDEN / "refused_calls.yaml")[what]

@@ -201,14 +201,8 @@ def exhaustive(model, cluster, training):
     return Exhaustive(evaluator, times, best, tried)
 
 
-def kind_of(plan):
-    """What tells listed plans apart: all but rank order, stages and what they recompute."""
-    widths = plan.tp, plan.cp, plan.ep, plan.micro_batch, plan.pp, plan.dp, plan.zero
-    return (*widths, plan.schedule, plan.vpp, plan.cp_kind, plan.etp or plan.tp, plan.shard)
-
-
 def kind_of_layout(evaluator, at):
-    """The same of a layout."""
+    """What tells listed plans apart: all but rank order, stages and what they recompute."""
     layout = evaluator.layouts[at]
     s = evaluator.sizes[int(layout["strategy"])].strategy
     widths = s.tp, s.cp, s.ep, s.micro_batch

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from golden_files import refused_calls
 
 import phaze_fast as pf
 from phaze_fast.cli import app
@@ -29,7 +30,6 @@ vector_core: {count: 2, lanes: 128}
 buffer: {capacity_bytes: 128 MiB, bytes_per_cycle: 4096.0}
 """
 
-SHOW = "show model --operators gpt2-small"
 REDUCE = "estimate --collective all-reduce --fabric dgx-a100"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMANDS = [
@@ -89,38 +89,7 @@ def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, 
     assert line in err
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("survey", "survey"),  # a command of version 0.1.0
-        ("plan gpt2-small --chip tpuv4 --devices 67", "devices: 67 is not accepted by tpuv4-pod"),
-        ("plan gpt2-small --chip h100 --devices many", "--devices"),
-        ("plan gpt2-small --chip h100 --devices 8 --fabric dgx-a10", "did you mean 'dgx-a100'?"),
-        ("predict gpt2-small --chip h100 --devices 8 --tp 4", "4 x 1 x 1 x 1 = 4 is not accepted; expected the cluster's 8 devices"),
-        ("show space nospace", "accepted: tpuv4-area"),
-        (f"{SHOW} --zero 5", "zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
-        (f"{SHOW} --tp 0", "--tp: 0 is not accepted"),
-        (f"{SHOW} --pp 99", "--pp: 99 is not accepted; gpt2-small has 12 blocks"),
-        (f"{SHOW} --recompute ful", "did you mean 'full'?"),
-        (f"{SHOW} --schedule gpip", "did you mean 'gpipe'?"),
-        (f"{SHOW} --schedule interleaved", "vpp: 1 is not accepted with interleaved"),
-        (f"{SHOW} --optimizer adma", "did you mean 'adam'?"),
-        ("show model gpt3-157b", "did you mean 'gpt3-175b'"),
-        ("show model gpt2-small --tp 2", "--tp: is not accepted without --operators"),
-        ("show chip h10", "did you mean 'h100'?"),
-        ("show chip none.yaml", "none.yaml: no such file"),
-        ("check --schema chap", "did you mean 'chip'?"),
-        ("estimate --collective all-redoce --bytes 1 --ranks 2 --fabric dgx-a100", "did you mean 'all-reduce'?"),
-        (f"{REDUCE} --bytes '1 GX' --ranks 2", "--bytes: '1 GX' is not accepted"),
-        (f"{REDUCE} --bytes nan --ranks 2", "--bytes: 'nan' is not accepted"),
-        (f"{REDUCE} --bytes 1 --ranks 0", "ranks must be at least 1"),
-        (f"{REDUCE} --bytes 1 --ranks 9999 --fabric tpuv4-pod", "does not fit the fabric"),
-        (f"{REDUCE} --ranks 2", "--bytes"),
-        ("show chip -o no/such/folder/x.json", "-o no/such/folder/x.json: cannot be written"),
-        ("show chip --bogus", "--bogus"),
-        ("nosuch", "nosuch"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "said"), refused_calls("command line"))
 def test_bad_words_are_one_line_and_exit_code_2(refused, line, said):
     assert said in refused(line)
 

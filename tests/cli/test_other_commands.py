@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from golden_files import refused_calls
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.papers.reproduce import Reproduced, Row, reproduce
@@ -49,22 +50,7 @@ def test_estimate_for_people(run):
     assert " 21 " in out  # 8 + 8 + 8 - 2, counted from zero
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--chip h200 --gemm 12x12", "--gemm: '12x12' is not accepted"),
-        ("--chip h200 --gemm 0x1x1", "from 1 to 2^40"),
-        ("--chip h200 --gemm 1099511627776x1099511627776x1", "too large"),
-        ("--chip h2000 --gemm 1x1x1", "did you mean 'h200'"),
-        ("--gemm 1x1x1", "--chip, --array: expected one of them"),
-        ("--chip h200 --array 8x8 --gemm 1x1x1", "expected one of them"),
-        ("--array 8 --gemm 1x1x1", "--array: '8' is not accepted"),
-        ("--array 8x8 --dataflow no --gemm 1x1x1", "--dataflow: 'no'"),
-        ("--chip h200 --dataflow ws --gemm 1x1x1", "its blocks run output-stationary (os)"),
-        ("--chip h200 --dtype int8 --gemm 1x1x1", "--dtype: 'int8'"),
-        ("--chip tpuv4 --dtype fp8 --gemm 1x1x1", "'fp8' is not accepted by tpuv4"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), refused_calls("estimate command"))
 def test_estimate_refuses(refused, words, message):
     assert message in refused(f"estimate {words}")
 

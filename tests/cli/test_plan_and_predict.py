@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from golden_files import refused_calls
 
 from phaze_fast.hardware import presets
 from phaze_fast.planning import goodput, training_run
@@ -139,29 +140,7 @@ def test_predict_never_refuses_for_memory(run, document):
     assert "OVER" in out
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (f"{SMALL} --tp x", "--tp: 'x' is not accepted"),
-        (f"{SMALL} --schedule best", "--schedule: 'best'"),
-        (f"{SMALL} --recompute some", "--recompute: 'some'"),
-        (f"{SMALL} --optimizer rmsprop", "--optimizer: 'rmsprop'"),
-        (f"{SMALL} --zero 4", "--zero: 4 is not accepted"),
-        (f"{SMALL} --devices 0", "--devices: 0 is not accepted; expected a number >= 1"),
-        (f"{SMALL} --fabric none", "fabric"),
-        (f"{GIVEN} --dp 4", "4 x 2 x 4 x 1 = 32"),
-        (f"predict {HERE} --tp 4 --dp 4 --global-batch 66", "dp x micro_batch = 4 x 1 = 4"),
-        (f"{GIVEN} --schedule gpipes", "--schedule: 'gpipes'"),
-        (f"{GIVEN} --recompute ful", "--recompute: 'ful' is not accepted"),
-        (f"{GIVEN} --recompute full:3/,none,none", "--recompute: 3 entries are not accepted"),
-        (f"{GIVEN} --recompute full:0", "--recompute: '0' in 'full:0' is not accepted"),
-        (f"{GIVEN} --stages 17,18", "17 + 18 = 35 layers; expected the 34"),
-        (f"{GIVEN} --stages 3,x", "--stages: 'x' is not accepted"),
-        (f"{GIVEN} --zero 5", "--zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
-        (f"{GIVEN} --reserved-bytes '3 parsecs'", "--reserved-bytes: "),
-        (f"{GIVEN} --plan nowhere.json", "nowhere.json"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "said"), refused_calls("plan and predict commands"))
 def test_bad_plans_are_one_line_with_the_option_and_the_arithmetic(refused, line, said):
     assert said in refused(line)
 
@@ -216,25 +195,21 @@ def test_what_people_see_of_a_budget(run):
     assert "device-hours" not in run(PREDICT)[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--tokens many", "--tokens: 'many' is not accepted; expected a number of tokens"),
-        ("--tokens 0", "--tokens: '0' is not accepted"),
-        ("--tokens 1.2.3B", "--tokens: '1.2.3B' is not accepted"),
-        ("--tokens 1T --pue 0.5", "--pue: 0.5 is not accepted"),
-        ("--tokens 1T --usd-per-device-hour -1", "--usd-per-device-hour: -1.0"),
-        ("--tokens 1T --usd-per-kwh nan", "--usd-per-kwh: nan"),
-        ("--tokens 1T --failures-per-device-day -1", "--failures-per-device-day: -1.0"),
-        ("--tokens 1T --checkpoint-s soon", "--checkpoint-s: 'soon'"),
-        ("--tokens 1T --restart-s -1", "--restart-s: '-1' is not accepted"),
-        ("--tokens 1T --checkpoint-s '9 s' --interval-s 0", "--interval-s: 0.0 is not accepted"),
-        (
-            "--tokens 1T --failures-per-device-day 1e6 --restart-s '600 s'",
-            "nothing is ever finished",
-        ),
-        ("--usd-per-kwh 0.1", "--usd-per-kwh: means nothing without --tokens"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), refused_calls("token budgets"))
 def test_bad_budgets_are_one_line(refused, words, said):
     assert said in refused(f"{PREDICT} {words}")
+
+
+def test_options_override_a_plan_file_and_idle_devices_are_said(run, tmp_path, document):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document(f"{GIVEN} --zero 1")))
+    shown = run(f"predict {HERE} --plan {path} --pp 4 --dp 1")
+    assert "stages:" in shown[2]
+    assert "idle" not in shown[2]
+    assert "8 of 16 devices stay idle" in run(f"predict {HERE} --plan {path} --pp 1")[2]
+
+
+def test_a_table_of_runs_is_no_calibration(refused, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("model,tp\nllama2-7b,1\n")
+    assert "--calibration: " in refused(f"{GIVEN} --calibration {path}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_files import refused_calls
 
 from phaze_fast.cost import gemm, validate
 from phaze_fast.cost.validation import measured_model, read_measurements
@@ -176,26 +177,7 @@ def test_notes_blank_lines_and_more_columns_are_read_past(tmp_path):
     assert (found.kind, found.labels) == ("gemm", ["512x512x512", "2x8x8x8"])
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "of no known kind"),
-        ("a,b\n1,2\n", "of no known kind"),
-        ("op,rows,cols,us_median\n", "no rows"),
-        ("op,rows,cols,us_median\nadd,0,4,1\n", "line 2: rows: '0'"),
-        ("op,rows,cols,us_median\nadd,4,4,-1\n", "line 2: us_median: '-1'"),
-        ("op,rows,cols,us_median\nadd,4,4,nan\n", "us_median: 'nan'"),
-        ("op,rows,cols,us_median\nadd,4,4\n", "us_median: is missing"),
-        ("# n\nop,rows,cols,us_median\nsilly,4,4,1\n", "line 3: op: 'silly'"),
-        ("op,b,m,k,n,us_median\nmm,1,x,8,8,1\n", "m: 'x'"),
-        ("op,b,m,k,n,us_median\nmm,1,1000000000,1000000000,1000000000,1\n", "too large"),
-        ("b,heads,seq,head_dim,causal,fwd_us,bwd_us\n1,1,8,8,maybe,1,1\n", "causal: 'maybe'"),
-        (
-            "model,seq,mbs,attention,fwd_us,bwd_us,fwd_bwd_us,stashed_bytes\nx,8,1,flash,1,1,1,1\n",
-            "model: 'x'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), refused_calls("files of measurements"))
 def test_files_that_are_not_right(tmp_path, text, words):
     with pytest.raises(InvalidInputError, match=words):
         validate(written(tmp_path, text), H200)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_files import refused_calls
 from search_cases import published_space, some_chips
 
 import phaze_fast as pf
@@ -166,26 +167,7 @@ def test_a_budget_gives_an_honest_gap(budget):
     assert again.history[-1].placed == placed
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"top": 0}, "top: 0"),
-        ({"pareto": ("time", "aera")}, "area"),
-        ({"pareto": ("area",)}, "leaves out time"),
-        ({"weights": (1.0, 2.0)}, "one for each of 1 models"),
-        ({"weights": (-1.0,)}, "expected a number > 0"),
-        ({"executor": "desk"}, "dask"),
-        ({"top": 2.5}, "top: 2.5"),
-        ({"pareto": ("time",)}, "another as well"),
-        ({"time_limit_s": float("nan")}, "time_limit_s: nan"),
-        ({"max_points": -3}, "points: -3"),
-        ({"cluster": "tpuv4-pod"}, "cluster: str"),
-        ({"training": {}}, "training: dict"),
-        ({"model": ["bert-large", "gpt2-small"], "pareto": ("time", "energy")}, "energy"),
-        ({"model": ["bert-large", "bert-large"]}, "a name twice"),
-        ({"model": 3}, "model: int"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), refused_calls("search"))
 def test_bad_options_are_named(options, words):
     usual = {"model": model(), "space": some_chips(9, 5), "cluster": POD, "training": STEP}
     with pytest.raises(InvalidInputError, match=words):

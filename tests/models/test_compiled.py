@@ -1,17 +1,17 @@
 """Steps as torch.compile runs them: cuts against enumeration, fused kernels against laws."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordings import Recording
 
 from phaze_fast.models import expanded, from_hf
 from phaze_fast.models.aten import figures
 from phaze_fast.models.compiled import FUSED, compiled
 from phaze_fast.models.partition import JointGraph, cheapest_stores
-from phaze_fast.models.recording import Array, Call, Saved
 
 # ---- what is stored: minimum cuts ----
 
@@ -66,42 +66,24 @@ def test_the_stored_tensors_are_the_cheapest_of_all_choices(case):
 # ---- kernels: random steps with a backward pass ----
 
 
-@dataclass
-class Step:
+class Step(Recording):
     """A recorded step, written as a module and its autograd would run it."""
 
-    rows: int
-    calls: list = field(default_factory=list)
-    saved: list = field(default_factory=list)
-    parameters: dict = field(default_factory=dict)
-    copies: dict = field(default_factory=dict)
-    frozen: set = field(default_factory=set)
-    constants: object = None
-    writers: dict = field(default_factory=dict)
-    storages: int = 0
-    backward: bool = False
-    sequence: int = 0
+    backward = False
 
     def array(self, *shape, parameter=False):
-        self.storages += 1
-        size = 2 * math.prod(shape)
+        made = super().array(*shape, parameter=parameter)
         if parameter:
-            self.parameters[self.storages] = math.prod(shape)
-        return Array(self.storages, shape, 2, size, parameter)
+            self.parameters[made.storage] = math.prod(shape)
+        return made
 
     def run(self, name, reads, written):
-        sources = [self.writers[a.storage] for a in reads if a.storage in self.writers]
-        number = len(self.calls)
-        self.calls.append(
-            Call(name, tuple(reads), (written,), tuple(sources), self.backward, (), self.sequence)
-        )
-        self.writers[written.storage] = number
+        self.call(name, reads, [written], self.backward, (), self.sequence)
         return written
 
     def save(self, array):
         if not array.parameter:
-            source = self.writers.get(array.storage, -1)
-            self.saved.append(Saved(array, len(self.calls), (), source))
+            super().save(array, ())
 
 
 WIDTH = 8
@@ -112,7 +94,7 @@ def recorded(program, rows):
     """Record a program, forward and backward, for a number of rows."""
     step = Step(rows)
     values = [step.array(rows, WIDTH)]
-    step.writers[values[0].storage] = -1
+    step.writer[values[0].storage] = -1
     tape = []
     for name, first, second in program:
         step.sequence += 1
@@ -137,7 +119,7 @@ def recorded(program, rows):
 def differentiate(step, tape, last):
     step.backward = True
     gradients = {last.storage: step.array(*last.shape)}
-    step.writers[gradients[last.storage].storage] = -1
+    step.writer[gradients[last.storage].storage] = -1
     for sequence, name, reads, out in reversed(tape):
         if out.storage not in gradients:
             continue
@@ -216,12 +198,10 @@ def test_a_chain_is_one_kernel_and_its_backward_pass_computes_it_again():
 def test_constants_of_positions_make_a_kernel_costlier():
     step = [recorded([("mm", 0, 0), ("silu", 1, 0)], rows) for rows in (2, 4)]
     for one in step:
-        table = one.array(one.rows, WIDTH)
+        table = one.array(one.samples, WIDTH)
         call = next(c for c in one.calls if c.name == "silu")
         at = one.calls.index(call)
-        one.calls[at] = Call(
-            "mul", (*call.reads, table), call.writes, call.sources, False, (), call.sequence
-        )
+        one.calls[at] = replace(call, name="mul", reads=(*call.reads, table))
     small, _ = compiled(*step)
     kernel = next(c for c in small.calls if c.name == f"{FUSED}_mul")
     assert kernel.options["function"] == "rotary"

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import yaml
-from golden_files import GOLDEN
+from golden_files import GOLDEN, refused_calls
 from refusals import refusal
 
 from phaze_fast import models
@@ -69,18 +69,7 @@ def test_constructing_and_replacing_by_hand_are_checked_the_same_way():
 # ---- documents ----
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "line"),
-    [
-        ("a.yaml", "a: b: c", "line 1: mapping values are not allowed here"),
-        ("a.yaml", "name: x\nname: y\n", "line 2: key 'name' is given twice"),
-        ("a.json", '{"a": 1, "a": 2}', "key 'a' is given twice"),
-        ("a.json", '{"a": 1', "delimiter"),
-        ("a.json", "", "Expecting value"),
-        ("a.yaml", "a: !!python/object:os.system {}", "could not determine a constructor"),
-        ("a.yaml", "a: [1, 2", "line"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "line"), refused_calls("texts of documents"))
 def test_malformed_documents(tmp_path, name, text, line):
     file = tmp_path / name
     file.write_text(text)

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from golden_files import refused_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,19 +179,7 @@ def test_adapters_as_text():
     assert models.model_from_dict(stored.to_dict()) == stored
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("rank=16,targets=w9", "targets: 'w9' is not accepted"),
-        ("targets=q", "rank: is missing"),
-        ("rank=0", "rank: 0 is not accepted"),
-        ("rank=16,bits=8", "bits"),
-        ("rank=16,rnak=3", "'rnak' is not accepted; did you mean 'rank'"),
-        ("16", "'16' is not accepted; expected such as rank=16"),
-        ("rank=16,targets=experts", "'experts' is not accepted; expected some of q, k, v, o"),
-        ("rank=16,targets=qkv", "'qkv' is not accepted"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), refused_calls("adapters"))
 def test_bad_adapters_are_refused(text, reason):
     with pytest.raises(InvalidInputError, match=re.escape(reason)):
         LLAMA.with_lora(read_lora(text))

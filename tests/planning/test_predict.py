@@ -7,10 +7,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+from golden_files import refused_calls
 from oracle_cases import random_fabric, small_model
-from plan_cases import RECOMPUTE, SCHEDULES, with_memory
+from plan_cases import RECOMPUTE, SCHEDULES, h100, with_memory
 
 import phaze_fast as pf
+from phaze_fast import models
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import TERMS
@@ -247,39 +249,7 @@ def test_arguments_that_are_wrong_as_a_whole_raise():
 # ---- errors of one plan ----
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({"tp": 2, "pp": 2, "dp": 2}, r"2 x 2 x 2 x 1 = 8 .* expected the cluster's 16 devices"),
-        ({"dp": 32}, r"1 x 1 x 32 x 1 = 32 .* 16 devices"),
-        ({"tp": 4, "dp": 4, "micro_batch": 3}, r"global_batch: 64 .* 4 x 3 = 12"),
-        ({"dp": 16, "schedule": "best"}, r"schedule: 'best' .* 1f1b, gpipe, interleaved, zb-h1"),
-        ({"dp": 16, "schedul": "1f1b"}, r"unknown key 'schedul'; did you mean 'schedule'"),
-        ({"dp": 8, "pp": 2, "stages": (3, 4)}, r"stages: 3 \+ 4 = 7 layers; expected the 14"),
-        ({"dp": 8, "pp": 2, "stages": (3, 4, 7)}, r"stages: 3 entries .* 2 x 1 = 2"),
-        ({"dp": 8, "pp": 2, "stages": (0, 14)}, r"stages.*0"),
-        ({"dp": 8, "pp": 2, "recompute": ("none",)}, r"recompute: 1 entries .* pp = 2"),
-        ({"dp": 16, "recompute": "some"}, r"recompute.*'some'"),
-        ({"dp": 16, "zero": 4}, r"zero: 4"),
-        ({"dp": 8, "pp": 2, "vpp": 2}, r"vpp: 2 is not accepted with 1f1b"),
-        ({"dp": 16, "ep": 3}, r"ep: .* 1 x 3 = 3 does not divide tp x cp x dp = 1 x 1 x 16"),
-        ({"tp": 16}, r"16 does not divide 12 heads"),
-        ({"pp": 16}, r"16 x 1 with 12 blocks .* more stages x chunks than layers"),
-        ({"dp": 16, "optimizer": "rmsprop"}, r"optimizer: 'rmsprop'"),
-        ({"dp": 16, "seq": 4096}, r"seq: 4096 is more than the 1024"),
-        (
-            {"dp": 2, "pp": 8, "schedule": "interleaved", "vpp": 3},
-            r"8 x 3 with 12 blocks .* more stages x chunks than layers",
-        ),
-        (
-            {"dp": 4, "pp": 4, "schedule": "dualpipe-v", "vpp": 2, "micro_batch": 4},
-            r"pp = 4.* 64 / \(4 x 4\) = 4 micro-batches .* twice as many micro-batches as stages",
-        ),
-        ({"dp": 8, "pp": 2, "schedule": "zb-v"}, r"vpp: 1 is not accepted with zb-v"),
-        ({"dp": 16, "recompute": "full:0"}, r"recompute: '0' in 'full:0'"),
-        ({"dp": 8, "pp": 2, "recompute": ("auto", "none")}, r"recompute.*'auto'"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "said"), refused_calls("predict"))
 def test_errors_name_the_field_and_the_arithmetic(spec, said):
     with pytest.raises(InvalidInputError, match=said):
         predict("gpt2-small", ON, {"global_batch": 64, **spec})
@@ -382,3 +352,19 @@ def test_software_that_divides_stages_by_work():
     many = predict_batch(model, ON, training, pp=[8, 1], dp=[2, 16])
     assert many.time_s[0] == found.time_s
     assert many.memory_bytes[0] == found.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("blocks", "step", "by_stage"),
+    [
+        (28, {"pp": 4, "vpp": 4, "schedule": "interleaved"}, [7, 7, 7, 7]),
+        (30, {"pp": 4, "vpp": 4, "schedule": "interleaved"}, [7, 8, 7, 8]),
+        (13, {"pp": 4, "vpp": 2, "schedule": "zb-v"}, [3, 3, 3, 4]),
+        (13, {"pp": 4}, [3, 3, 3, 4]),
+    ],
+)
+def test_without_stages_each_stage_has_an_even_share_of_the_blocks(blocks, step, by_stage):
+    model = models.load("llama2-7b").replace(layers=blocks)
+    plan = pf.predict(model, h100(4), {**step, "global_batch": 16})
+    assert [stage.kinds["block"] for stage in plan.stages] == by_stage
+    assert all(max(stage.chunks) - min(stage.chunks) <= 2 for stage in plan.stages)

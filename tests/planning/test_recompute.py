@@ -5,6 +5,7 @@ import random
 
 import pytest
 from case_counts import some_or_many
+from golden_files import refused_calls
 from oracle_cases import random_fabric, small_model
 from plan_cases import with_memory
 from reference.plan import recompute_texts
@@ -55,28 +56,7 @@ def test_one_mode_twice_is_that_mode():
     assert recompute_code("selective:3/none", {"none": 0, "selective": 0}) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("all", "recompute: 'all' is not accepted"),
-        ("", "recompute: '' is not accepted"),
-        ("Full", "did you mean 'full'"),
-        ("norms+", "recompute: '' is not accepted"),
-        ("norms,activations", "sets may be joined by +"),
-        ("norm+activations", "did you mean 'norms'"),
-        ("full+none", "recompute: 'full' is not accepted"),
-        ("full:0", "recompute: '0' in 'full:0' is not accepted; expected how many blocks"),
-        ("full:-1", "recompute: '-1' in"),
-        ("full:1.5", "recompute: '1.5' in"),
-        ("full:", "recompute: '' in 'full:'"),
-        ("full:9999999", "recompute: '9999999' in"),
-        ("full:2:3", "recompute: '2:3' in"),
-        ("full/none", "expected MODE or MODE:N/MODE"),
-        ("full:2/all", "recompute: 'all' is not accepted"),
-        ("full:2/none:1", "recompute: 'none:1' is not accepted"),
-        ("auto:2", "recompute: 'auto' is not accepted"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), refused_calls("what is recomputed"))
 def test_what_is_no_text_is_refused_in_one_line(text, said):
     with pytest.raises(ValueError, match=r"^recompute: .*") as refused:
         check_stage_recompute(text)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from case_counts import first_slow
+from golden_files import refused_calls
 from robust_cases import CLUSTER, MODEL, STEP, brute_force, case
 
 import phaze_fast as pf
@@ -138,18 +139,7 @@ def test_the_default_box_names_its_sources_and_widens_the_space():
     assert {"fabric_bandwidth.node", "fabric_latency.cluster"} <= names
 
 
-@pytest.mark.parametrize(
-    ("box", "said"),
-    [
-        ({}, "empty box"),
-        ({"hbm_bandwidth": [1.1, 0.9]}, "inverted"),
-        ({"hbm_bandwith": [0.9, 1.1]}, "unknown constant"),
-        ({"hbm_bandwidth": [0.9]}, r"expected \[low, high\]"),
-        ({"matrix_rate": [0.9, 1.2]}, "within"),
-        ({"hbm_bandwidth": {"low": 1.0, "hi": 2.0}}, "keys low, hi"),
-        ("narrow", "default, or a"),
-    ],
-)
+@pytest.mark.parametrize(("box", "said"), refused_calls("boxes of constants"))
 def test_bad_boxes_are_refused_in_one_line(box, said):
     with pytest.raises(InvalidInputError, match=said) as error:
         pf.search(MODEL, SPACE[:3], CLUSTER, STEP, uncertainty=box)

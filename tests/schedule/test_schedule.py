@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from case_counts import slow_or_thorough, some_or_many
+from golden_files import refused_calls
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.layer import best_makespan, best_makespan_by_moments
@@ -259,26 +260,7 @@ BASE = {"name": "x", "ops": [OP], "edges": [], "num_tc": 2, "num_vc": 1}
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"ops": []}, "ops: 0 is not accepted"),
-        ({"ops": "no"}, "ops: 'str'"),
-        ({"ops": [3]}, r"ops\[0\]: 'int'"),
-        ({"ops": [OP, OP]}, "id: 0 is not accepted"),
-        ({"ops": [{**OP, "type": "GPU"}]}, "type: 'GPU'"),
-        ({"ops": [{**OP, "lat_single": -1}]}, "lat_single: -1"),
-        ({"ops": [{**OP, "lat_all": float("nan")}]}, "lat_all: nan"),
-        ({"ops": [{**OP, "lat_all": "1"}]}, "lat_all: '1'"),
-        ({"ops": [{"id": 0, "type": "TC"}]}, "expected lat_single"),
-        ({"ops": [{**OP, "lat_cores": {"0": 1}}]}, "lat_cores: '0'"),
-        ({"ops": [OP] * 129}, "1 to 128"),
-        ({"num_tc": -1}, "num_tc: -1"),
-        ({"num_tc": 0}, "num_tc: 0 .* needs it"),
-        ({"num_vc": 1.5}, "num_vc: 1.5"),
-        ({"edges": [[0, 1]]}, r"edges: \[0, 1\]"),
-        ({"edges": [[0, 0]]}, "two different"),
-        ({"edges": [0]}, "edges: 0"),
-        ({"ops": [OP, {**OP, "id": 1}], "edges": [[0, 1], [1, 0]]}, "cycle"),
-    ],
+    [*refused_calls("layer"), ({"ops": [OP] * 129}, "1 to 128")],
 )
 def test_layers_that_are_not_right(change, words):
     with pytest.raises(InvalidInputError, match=words):

@@ -7,6 +7,7 @@ from collections import Counter
 
 import jsonschema
 import pytest
+from golden_files import refused_calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,9 +47,15 @@ def with_die(wafer, **changes):
     return wafer.replace(die=wafer.die.replace(**changes))
 
 
-def refusal(make):
+def changed(die=(), **fields):
+    """Return the DRAM wafer with other fields, those of its dies in `die`."""
+    return with_die(DRAM, **dict(die)).replace(**fields)
+
+
+def refusal(make, **fields):
+    """Return why a wafer or a space is refused: a line for each rule that it breaks."""
     with pytest.raises(InvalidInputError) as caught:
-        make()
+        make(**fields)
     return str(caught.value)
 
 
@@ -56,78 +63,29 @@ def refusal(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("changes", "message"), refused_calls("rules of manufacture of a wafer"), ids=str
+)
+def test_each_rule_alone_gives_both_figures(changes, message):
+    assert refusal(changed, **changes) == message
+
+
+@pytest.mark.parametrize(
+    ("wafer", "die", "message"),
     [
         (
-            lambda: with_die(DRAM, width_mm=27.0, height_mm=28.0),
-            "reticle: a die of 27 x 28 mm is not accepted; expected at most 26 x 33 mm, either way round",
-        ),
-        (
-            lambda: with_die(SRAM, chip=SMALL, d2d_modules_x=46),
+            SRAM,
+            {"d2d_modules_x": 46},
             "shoreline: 46 D2D modules need 25.3 mm of the left and right edges; expected at most height_mm, 25 mm",
         ),
         (
-            lambda: with_die(DRAM, chip=SMALL, d2d_modules_y=15, hbm_stacks=3),
+            DRAM,
+            {"d2d_modules_y": 15, "hbm_stacks": 3},
             "shoreline: 15 D2D modules and 2 HBM stacks need 25.25 mm of the top edge; expected at most width_mm, 25 mm",
         ),
-        (
-            lambda: DRAM.replace(columns=9),
-            "window: 9 columns of dies and what stands between them need 229 mm; expected at most 215 mm",
-        ),
-        (
-            lambda: DRAM.replace(rows=6),
-            "window: 6 rows of dies and what stands between them need 235.59 mm; expected at most 215 mm",
-        ),
-        (
-            lambda: DRAM.replace(gap_mm=0.5, rules=WaferRules(window_mm=24.0), rows=None),
-            "window: 1 columns of dies and what stands between them need 25 mm; expected at most 24 mm\n"
-            "window: 1 rows of dies and what stands between them need 48.74 mm; expected at most 24 mm",
-        ),
-        (
-            lambda: DRAM.replace(gap_mm=15.0, columns=2, rows=2),
-            "reach: D2D modules must bridge 26.87 mm between the dies of a column; expected at most 25 mm",
-        ),
-        (
-            lambda: DRAM.replace(dead_links=(((0, 0), (2, 0)),)),
-            "dead_links: column 0, row 0 to column 2, row 0 is no link; expected neighbours",
-        ),
-        (
-            lambda: DRAM.replace(dead_links=(((7, 4), (8, 4)),)),
-            "dead_links: column 7, row 4 to column 8, row 4 is outside the grid; expected columns below 8 and rows below 5",
-        ),
-        (
-            lambda: DRAM.replace(dead_links=(((0, 0), (1, 0)), ((1, 0), (0, 0)))),
-            "dead_links: a link is given twice; expected each once",
-        ),
-        (
-            lambda: with_die(DRAM, width_mm=23.0),
-            "area: circuits of 550.5 mm2 and D2D modules of 42.6 mm2 need 593.1 mm2; expected at most 575.0 mm2",
-        ),
-        (
-            lambda: DRAM.replace(wafer_count=2),
-            "wafer_count: 2 wafers without io are not accepted; expected the bandwidth of their links to each other, or 1 wafer",
-        ),
-        (
-            lambda: DRAM.replace(reserved_bytes="32 GB"),
-            "memory: 32000000000 bytes of memory a die leave nothing beside reserved_bytes, 32000000000; expected more",
-        ),
-        (
-            lambda: DRAM.replace(dead=((0, 0), (8, 4))),
-            "dead: column 8, row 4 is outside the grid; expected columns below 8 and rows below 5",
-        ),
-        (
-            lambda: DRAM.replace(dead=((1, 1), (1, 1))),
-            "dead: a die is given twice; expected each once",
-        ),
-        (
-            lambda: DRAM.replace(columns=2, rows=1, dead=((0, 0), (1, 0))),
-            "dead: all 2 dies are dead; expected at least one that works",
-        ),
     ],
-    ids=lambda value: value.partition(":")[0] if isinstance(value, str) else "",
 )
-def test_each_rule_alone_gives_both_figures(make, message):
-    assert refusal(make) == message
+def test_modules_and_stacks_fit_the_edges_of_a_die(wafer, die, message):
+    assert refusal(lambda: with_die(wafer, chip=SMALL, **die)) == message
 
 
 def test_all_faults_are_listed():
@@ -173,28 +131,9 @@ def test_lengths_that_fit_exactly_are_accepted():
 # ---- bad input ----
 
 
-@pytest.mark.parametrize(
-    ("record", "changes", "words"),
-    [
-        (DRAM.die, {"hbm_stacks": -1}, "hbm_stacks: -1 is not accepted; expected a number >= 0"),
-        (DRAM.die, {"hbm_stacks": 1.5}, "hbm_stacks: 1.5 is not accepted; expected a whole number"),
-        (DRAM.die, {"width_mm": 0.0}, "width_mm: 0.0 is not accepted; expected a number >= 1"),
-        (DRAM.die, {"width_mm": math.nan}, "width_mm: nan is not accepted"),
-        (DRAM.die, {"width_mm": "25"}, "width_mm: '25' is not accepted; expected a number"),
-        (DRAM.die, {"chip": "h100x"}, "'h100x' is neither a preset nor"),
-        (DRAM.die, {"chip": "h100"}, "chip.hbm: 5 stacks are not accepted; expected none"),
-        (DRAM.die, {"colour": 1}, "unknown key 'colour'"),
-        (DRAM, {"columns": 0}, "columns: 0 is not accepted; expected a number >= 1"),
-        (DRAM, {"gap_mm": -1.0}, "gap_mm: -1.0 is not accepted; expected a number >= 0"),
-        (DRAM, {"dead": ((0, -1),)}, "dead.0.1: -1 is not accepted"),
-        (DRAM, {"dead": (3,)}, "dead.0: 3 is not accepted; expected a list"),
-        (DRAM, {"off_wafer": {"capacity_bytes": "1 TB"}}, "bandwidth_bytes_per_s: is missing"),
-        (DRAM, {"rules": {"window": 3}}, "rules: unknown key 'window'; did you mean 'window_mm'?"),
-        (DRAM, {"known_good_dies": "yes"}, "known_good_dies: 'yes' is not accepted"),
-    ],
-)
-def test_bad_fields_of_dies_and_wafers(record, changes, words):
-    assert words in refusal(lambda: record.replace(**changes))
+@pytest.mark.parametrize(("changes", "words"), refused_calls("fields of dies and wafers"))
+def test_bad_fields_of_dies_and_wafers(changes, words):
+    assert words in refusal(changed, **changes)
 
 
 def test_a_die_takes_a_chip_by_name():
@@ -585,30 +524,7 @@ def test_the_order_of_axes_counts():
     assert one.digest() != two.digest()
 
 
-@pytest.mark.parametrize(
-    ("axes", "words"),
-    [
-        (
-            {"die.hbm_stack": [1]},
-            "axes: unknown field 'die.hbm_stack'; did you mean 'die.hbm_stacks'?",
-        ),
-        ({"die.chip.hbm.stacks": [1]}, "axes: unknown field 'die.chip.hbm.stacks'"),
-        ({"name": ["a"]}, "axes: unknown field 'name'; accepted: a number of the wafer"),
-        (
-            {"die.hbm_stacks": [0, -1]},
-            "axes.die.hbm_stacks: -1 is not accepted; expected a number >= 0",
-        ),
-        ({"die.hbm_stacks": []}, "axes.die.hbm_stacks: [] is not accepted; expected a list"),
-        ({"die.hbm_stacks": 3}, "axes.die.hbm_stacks: 3 is not accepted; expected a list"),
-        ({"columns": [2, 2]}, "axes.columns: a value is given twice"),
-        ({"off_wafer.capacity_bytes": [1]}, "axes: dram-wafer has no off_wafer to vary"),
-        (
-            {"columns": list(range(1, 1002)), "rows": list(range(1, 1002))},
-            "a grid of 1002001 points is more than 1000000",
-        ),
-        (3, "axes: 3 is not accepted; expected a mapping"),
-    ],
-)
+@pytest.mark.parametrize(("axes", "words"), refused_calls("axes of a wafer space"))
 def test_bad_axes(axes, words):
     assert words in refusal(lambda: WaferSpace(name="s", base=DRAM, axes=axes))
 

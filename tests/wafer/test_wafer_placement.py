@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from golden_files import refused_calls
 from mapping_cases import compiled, small
 from reference.mapping_oracle import OperatorMapping
 from reference.mapping_player import back, rim_routes
@@ -269,23 +270,7 @@ def test_a_map_breaks_dies_and_links(run, small, written, name):
     assert whole["ours"]["time_s"] <= found["ours"]["time_s"]
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ({"dead_dies": [[9, 0]]}, "dead_dies.0: row 9, column 0 is not accepted by dram-wafer; expected rows below 2 and columns below 3"),
-        ({"dead_dies": [[0, -1]]}, "dead_dies.0.1: -1 is not accepted"),
-        ({"dead_dies": [[0, 0, 0]]}, "dead_dies.0"),
-        ({"dead_dies": "all"}, "dead_dies"),
-        ({"dead_dies": [[0, 0], [0, 0]]}, "dead_dies: an entry is given twice"),
-        ({"dead_dies": [[r, c] for r in range(2) for c in range(3)]}, "all 6 dies of dram-wafer are dead"),
-        ({"dead_links": [[[0, 0], [1, 1]]]}, "row 0, column 0 to row 1, column 1 is not accepted; expected two neighbouring dies"),
-        ({"dead_links": [[[0, 2], [0, 3]]]}, "dead_links.0: row 0, column 3 is not accepted"),
-        ({"dead_links": [[[0, 0], [0, 1]], [[0, 1], [0, 0]]]}, "dead_links: an entry is given twice"),
-        ({"dies": []}, "unknown key 'dies'"),
-        ("- 1\n", "expected"),
-        ("{", "map.yaml"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("data", "words"), refused_calls("fault maps"))
 def test_wrong_maps_are_one_line(run, small, written, data, words):
     text = refused(run("bertlarge", "--wafer", small, "--faults", written(data), *EFFORT))
     assert words in text

@@ -4,14 +4,13 @@ from phaze_fast.models.families import decoders, encoders, gpt, mixtures
 from phaze_fast.models.families.llama import Llama
 
 FAMILIES: dict[str, type[Llama]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "arcee"), Llama),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "arcee", "smollm3"), Llama),
     "qwen3": decoders.Qwen3,
     "gemma": decoders.Gemma,
     "gemma2": decoders.Gemma2,
     "gemma3_text": decoders.Gemma3,
     "phi3": decoders.Phi3,
     **dict.fromkeys(("olmo2", "olmo3"), decoders.Olmo2),
-    "smollm3": decoders.SmolLM3,
     "starcoder2": decoders.Starcoder2,
     "granite": decoders.Granite,
     "olmo": decoders.Olmo,

@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from phaze_fast.models import operators as op
 from phaze_fast.models.families.llama import Llama
-from phaze_fast.models.operators import (
-    add,
-    embedding,
-    mean,
-    mul,
-    part,
-    power,
-    rsqrt,
-    split,
-    to,
-    transpose,
-    view,
-)  # fmt: skip
+from phaze_fast.models.operators import add, embedding, mean, mul, power, rsqrt, split, to
 from phaze_fast.models.tape import Tensor
 
-_FLOAT, _HALF = "float32", "bfloat16"
-
-
-# ---- decoders like Llama ----
+_FLOAT = "float32"
 
 
 class Qwen3(Llama):
     """Norms of queries and keys, each head by itself."""
 
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        m, shape = self.model, (self.samples, self.seq, -1, self.model.head_width)
-        q = self._norm(
-            "q_norm", view(self._project("q_proj", x, m.query_width, m.qkv_bias), *shape)
-        )
-        q = transpose(q, 1, 2)
-        k = self._norm("k_norm", view(self._project("k_proj", x, m.kv_width, m.qkv_bias), *shape))
-        k = transpose(k, 1, 2)
-        return [q, k, self._heads(self._project("v_proj", x, m.kv_width, m.qkv_bias))]
-
-
-class Sandwich(Llama):
-    """Norms before the sub-layers and on their outputs."""
-
-    norms = (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    )
-
-    def _block(self, x: Tensor) -> Tensor:
-        first, second, third, fourth = self.norms
-        out = self._self_attention(self._norm(first, x))
-        x = add(x, self._norm(second, out))
-        return add(x, self._norm(fourth, self._feed_forward(self._norm(third, x))))
+    steps = ("project view norm turn",)
 
 
 class Gemma(Llama):
     """A scaled embedding, and norms whose gain is one plus the weight, all in fp32."""
 
-    def _rms_norm(self, x: Tensor) -> Tensor:
-        weight = self.tape.parameter(x.shape[-1])
-        wide = to(x, _FLOAT)
-        wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
-        return to(mul(wide, add(to(weight, _FLOAT), 1.0)), x.dtype)
+    gains = "one plus"
 
     def _embedded(self) -> Tensor:
         with self.tape.module(self.table):
@@ -73,108 +27,55 @@ class Gemma(Llama):
             return mul(embedding(self.words, self.ids), self.tape.constant())
 
 
-class Gemma2(Gemma, Sandwich):
+class Gemma2(Gemma):
     """Norms around the sub-layers."""
+
+    second_norm = "pre_feedforward_layernorm"
+    output_norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 class Gemma3(Gemma2):
     """Norms of queries and keys, and tables of positions for each kind of layer."""
 
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        q, k, v = super()._queries_keys_values(x)
-        q = self._norm("q_norm", q)
-        return [q, self._norm("k_norm", k), v]
+    steps = ("project view turn", "norm")
 
 
 class Phi3(Llama):
     """Fused projections, and dropouts before the residuals."""
 
-    partial = True
+    partial, mlp_names = True, ("", "activation_fn", "down_proj")
+    block_drops, residual_drops = ("resid_attn_dropout", "resid_mlp_dropout"), "resid_pdrop"
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m = self.model
         ends = (m.query_width, m.query_width + m.kv_width, m.query_width + 2 * m.kv_width)
         both = self._project("qkv_proj", x, ends[-1], m.qkv_bias)
-        parts = [part(both, -1, a, b) for a, b in zip((0, *ends), ends, strict=False)]
+        parts = [op.part(both, -1, a, b) for a, b in zip((0, *ends), ends, strict=False)]
         return [self._heads(one) for one in parts]
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        gate, up = split(self._project("gate_up_proj", x, 2 * width), [width, width])
-        with self.tape.module("activation_fn"):
-            gate = self.activation(gate)
-        return self._project("down_proj", mul(up, gate), self.model.hidden)
-
-    def _block(self, x: Tensor) -> Tensor:
-        out = self._self_attention(self._norm(self.first_norm, x))
-        x = add(x, self._dropped("resid_attn_dropout", out, "resid_pdrop"))
-        out = self._feed_forward(self._norm(self.second_norm, x))
-        return add(x, self._dropped("resid_mlp_dropout", out, "resid_pdrop"))
 
 
 class Olmo2(Llama):
     """Norms on the outputs of the sub-layers, and of all queries and keys together."""
 
-    table_format = _FLOAT
-
-    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        return [to(x, _HALF) for x in super()._positioned(q, k)]
-
-    def _rms_norm(self, x: Tensor) -> Tensor:
-        gain = self.tape.parameter(x.shape[-1])
-        wide = to(x, _FLOAT)
-        wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
-        return to(mul(gain, wide), x.dtype)
-
-    def _rows(self, x: Tensor) -> list[Tensor]:
-        """Rows of queries, keys and values of all heads."""
-        m = self.model
-        q = self._norm("q_norm", self._project("q_proj", x, m.query_width, m.qkv_bias))
-        k = self._norm("k_norm", self._project("k_proj", x, m.kv_width, m.qkv_bias))
-        return [q, k, self._project("v_proj", x, m.kv_width, m.qkv_bias)]
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        return [self._heads(one) for one in self._rows(x)]
-
-    def _block(self, x: Tensor) -> Tensor:
-        x = add(x, self._norm("post_attention_layernorm", self._self_attention(x)))
-        return add(x, self._norm("post_feedforward_layernorm", self._feed_forward(x)))
-
-
-class SmolLM3(Llama):
-    """Some layers without positions."""
-
-    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        return [q, k] if self.layer in self.style.unrotated else super()._positioned(q, k)
+    table_format, gains, first_norm, second_norm = _FLOAT, "wide", "", ""
+    output_norms: tuple[str, ...] = ("post_attention_layernorm", "post_feedforward_layernorm")
+    steps: tuple[str, ...] = ("project norm", "view turn")
 
 
 class Starcoder2(Llama):
     """A plain feed-forward, and dropouts after the sub-layers."""
 
-    def _attention(self, x: Tensor) -> Tensor:
-        return self._drop(super()._attention(x), "residual_dropout")
-
-    def _embedded(self) -> Tensor:
-        return self._drop(super()._embedded(), "embedding_dropout")
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        m = self.model
-        with_bias = partial(self._project, bias=m.ffn_bias)
-        x = self._run("act", self.activation, with_bias("c_fc", x, width))
-        return self._drop(with_bias("c_proj", x, m.hidden), "residual_dropout")
-
-
-# ---- more decoders like Llama ----
+    mlp_names = ("c_fc", "act", "c_proj")
+    drops, embedding_drops = "residual_dropout", "embedding_dropout"
 
 
 class Granite(Llama):
     """Factors on the embedding, on residuals and on logits."""
 
+    factor = True
+
     def _embedded(self) -> Tensor:
         return mul(super()._embedded(), 1.0)
-
-    def _block(self, x: Tensor) -> Tensor:
-        x = add(x, mul(self._self_attention(self._norm(self.first_norm, x)), 1.0))
-        return add(x, mul(self._feed_forward(self._norm(self.second_norm, x)), 1.0))
 
     def _logits(self, x: Tensor) -> Tensor:
         return op.div(super()._logits(x), 1.0)
@@ -183,57 +84,35 @@ class Granite(Llama):
 class Olmo(Llama):
     """Layer norms in fp32 without weights."""
 
-    table_format, heads_last = _FLOAT, True
+    table_format, steps = _FLOAT, ("project", "view turn")
 
     def _layer_norm(self, x: Tensor) -> Tensor:
         return to(op.layer_norm(to(x, _FLOAT), None, None), x.dtype)
-
-    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        return [to(x, _HALF) for x in super()._positioned(q, k)]
 
 
 class Helium(Llama):
     """Gains in fp32, and rotation of neighbouring elements."""
 
-    neighbours, table_per_layer = True, True
-
-    def _rms_norm(self, x: Tensor) -> Tensor:
-        gain = self.tape.parameter(x.shape[-1])
-        wide = to(x, _FLOAT)
-        wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
-        return to(mul(to(gain, _FLOAT), wide), x.dtype)
+    neighbours, table_per_layer, gains = True, True, "fp32"
 
 
 class Glm(Llama):
     """One projection of gate and values; neighbouring elements of a part of heads are rotated."""
 
     partial, joins_last, neighbours, table_per_layer = True, True, True, True
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        gate, up = split(self._project("gate_up_proj", x, 2 * width), [width, width])
-        gate = self._run("activation_fn", self.activation, gate)
-        return self._project("down_proj", mul(up, gate), self.model.hidden)
+    mlp_names = ("", "activation_fn", "down_proj")
 
 
-class Glm4(Glm, Sandwich):
+class Glm4(Glm):
     """Norms around the sub-layers."""
 
-    norms = (
-        "input_layernorm",
-        "post_self_attn_layernorm",
-        "post_attention_layernorm",
-        "post_mlp_layernorm",
-    )
+    output_norms = ("post_self_attn_layernorm", "post_mlp_layernorm")
 
 
 class SeedOss(Llama):
     """Dropouts after the sub-layers."""
 
-    def _attention(self, x: Tensor) -> Tensor:
-        return self._drop(super()._attention(x), "residual_dropout")
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        return self._drop(super()._mlp(x, width), "residual_dropout")
+    drops = "residual_dropout"
 
 
 class Ernie(Llama):
@@ -245,37 +124,23 @@ class Ernie(Llama):
         first = mul(to(x, _FLOAT), cos)
         return add(first, mul(to(self._half_turned(x), _FLOAT), sin))
 
-    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        return [to(x, _HALF) for x in super()._positioned(q, k)]
-
 
 class Exaone4(Llama):
     """Norms on outputs and of queries and keys; layers without a window have no positions."""
 
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        q, k, v = super()._queries_keys_values(x)
-        q = self._norm("q_norm", q)
-        return [q, self._norm("k_norm", k), v]
+    first_norm, second_norm, steps = "", "", ("project view turn", "norm")
+    output_norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        m = self.model
-        rotates = m.window is None or self.layer not in m.full_attention_layers
-        return super()._positioned(q, k) if rotates else [q, k]
-
-    def _block(self, x: Tensor) -> Tensor:
-        x = add(x, self._norm("post_attention_layernorm", self._self_attention(x)))
-        return add(x, self._norm("post_feedforward_layernorm", self._feed_forward(x)))
+    def _rotates(self) -> bool:
+        return self.model.window is None or self.layer not in self.model.full_attention_layers
 
 
 class Phi(Llama):
     """Parallel blocks on one norm."""
 
     final, out_name, partial, joins_last = "final_layernorm", "dense", True, True
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        bias = self.model.ffn_bias
-        x = self._run("activation_fn", self.activation, self._project("fc1", x, width, bias))
-        return self._project("fc2", x, self.model.hidden, bias)
+    mlp_names = ("fc1", "activation_fn", "fc2")
+    embedding_drop, embedding_drops = "embed_dropout", "embd_pdrop"
 
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)
@@ -283,46 +148,26 @@ class Phi(Llama):
         both = self._dropped("resid_dropout", self._feed_forward(rows), "resid_pdrop")
         return add(add(out, both), x)
 
-    def _embedded(self) -> Tensor:
-        return self._dropped("embed_dropout", super()._embedded(), "embd_pdrop")
-
 
 class Cohere(Llama):
     """Parallel blocks; layer norms without bias, and rotation of neighbours, in fp32."""
 
-    neighbours, table_format = True, _HALF
+    neighbours, steps = True, ("project view", "norm", "turn")
 
     def _layer_norm(self, x: Tensor) -> Tensor:
-        gain = self.tape.parameter(*self._gain_shape(x))
+        gain = self.tape.parameter(*x.shape[2:])  # of rows, or of each head by itself
         wide = to(x, _FLOAT)
         middle = mean(wide)
         spread = mean(power(op.sub(wide, middle)))
         wide = mul(op.sub(wide, middle), rsqrt(add(spread, 1e-6)))
         return to(mul(to(gain, _FLOAT), wide), x.dtype)
 
-    def _gain_shape(self, x: Tensor) -> tuple[int, ...]:
-        """Gains of a norm of rows, or of each head by itself."""
-        return x.shape[2:]
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        m, shape = self.model, (self.samples, self.seq, -1, self.model.head_width)
-        widths = {"q_proj": m.query_width, "k_proj": m.kv_width, "v_proj": m.kv_width}
-        q, k, v = (
-            view(self._project(name, x, width, m.qkv_bias), *shape)
-            for name, width in widths.items()
-        )
-        if m.qk_norm != "no":
-            q, k = self._norm("q_norm", q), self._norm("k_norm", k)
-        return [transpose(one, 1, 2) for one in (q, k, v)]
-
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        both = super()._positioned(to(q, _FLOAT), to(k, _FLOAT))
-        return [to(x, _HALF) for x in both]
+        return super()._positioned(to(q, _FLOAT), to(k, _FLOAT)) if self._rotates() else [q, k]
 
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)
-        out = self._self_attention(rows)
-        both = self._feed_forward(rows)
+        out, both = self._self_attention(rows), self._feed_forward(rows)
         return add(add(x, out), both)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -332,16 +177,16 @@ class Cohere(Llama):
 class Cohere2(Cohere):
     """Layers without a window have no positions."""
 
-    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
+    def _rotates(self) -> bool:
         m = self.model
-        rotates = m.window is not None and self.layer not in m.full_attention_layers
-        return super()._positioned(q, k) if rotates else [q, k]
+        return m.window is not None and self.layer not in m.full_attention_layers
 
 
 class StableLm(Llama):
     """Layer norms, blocks in parallel or not, and a part of heads that is rotated."""
 
-    partial, joins_last, heads_last = True, True, True
+    partial, joins_last, steps = True, True, ("project", "view turn")
+    block_drops, residual_drops = ("", "dropout"), "hidden_dropout"
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         q, k, v = super()._queries_keys_values(x)
@@ -359,14 +204,12 @@ class StableLm(Llama):
             return op.cat(normed, 1)
 
     def _block(self, x: Tensor) -> Tensor:
+        if self.model.parallel == "no":
+            return super()._block(x)
         rows = self._norm(self.first_norm, x)
         out = self._self_attention(rows)
-        if self.model.parallel != "no":
-            both = self._dropped("dropout", self._feed_forward(rows), "hidden_dropout")
-            return add(add(x, out), both)
-        x = add(x, out)
-        both = self._feed_forward(self._norm(self.second_norm, x))
-        return add(x, self._dropped("dropout", both, "hidden_dropout"))
+        both = self._dropped("dropout", self._feed_forward(rows), "hidden_dropout")
+        return add(add(x, out), both)
 
 
 class Nemotron(Llama):

@@ -14,17 +14,13 @@ class Bert(Llama):
     """An encoder with norms after the sub-layers, and logits of every token in bf16."""
 
     root, blocks, final = "bert", "encoder.layer", "encoder.ln"
-    drops, softmax_format = "hidden_dropout_prob", ""
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        names = ("query", "key", "value")
-        return [self._heads(self._project(name, x, self.model.hidden, True)) for name in names]
+    drops, attention_drops = "hidden_dropout_prob", "attention_probs_dropout_prob"
+    projections, softmax_format = ("query", "key", "value"), ""
 
     def _attention(self, x: Tensor) -> Tensor:
         with self.tape.module("self"):
             q, k, v = self._queries_keys_values(x)
-            out = self._attend(q, k, v, "attention_probs_dropout_prob")
-            return contiguous(reshape(out, self.samples, self.seq, -1))
+            return contiguous(reshape(self._attend(q, k, v), self.samples, self.seq, -1))
 
     def _added(self, rows: Tensor, x: Tensor) -> Tensor:
         """Project, drop, add the residual and take the norm."""
@@ -62,16 +58,12 @@ class Bert(Llama):
     def _embedded(self) -> Tensor:
         with self.tape.module("embeddings"):
             self.table = "word_embeddings"
-            x = super()._embedded()
-            x = add(
-                x,
-                self._table_rows("token_type_embeddings", self.model.token_types, self._segments()),
-            )
-            rows = self._table_rows(
-                "position_embeddings", self.model.max_positions or 0, self._places()
-            )
-            x = add(x, rows, inplace=not self.model.embedding_norm)
-            x = self._norm("LayerNorm", x) if self.model.embedding_norm else x
+            x, m = self._words(), self.model
+            x = add(x, self._table_rows("token_type_embeddings", m.token_types, self._segments()))
+            places = self._places()
+            rows = self._table_rows("position_embeddings", m.max_positions or 0, places)
+            x = add(x, rows, inplace=not m.embedding_norm)
+            x = self._norm("LayerNorm", x) if m.embedding_norm else x
             return self._dropped("dropout", x, self.drops)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -121,7 +113,7 @@ class MegatronBert(Bert):
             q, k, v = self._queries_keys_values(x)
             scores = op.div(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
             shares = op.softmax(scores)
-            shares = self._dropped("dropout", shares, "attention_probs_dropout_prob")
+            shares = self._dropped("dropout", shares, self.attention_drops)
             out = contiguous(op.permute(op.matmul(shares, v), 0, 2, 1, 3))
             return view(out, self.samples, self.seq, -1)
 
@@ -139,11 +131,14 @@ class MegatronBert(Bert):
         return self._added(self._inner(self._norm("ln", x)), x)
 
 
-class ViT(Bert):
+class ViT(Llama):
     """Patches of images and a class token, norms before the sub-layers, and a classifier."""
 
-    root, blocks, final = "vit", "layers", "layernorm"
-    first_norm, second_norm, attention_name = "layernorm_before", "layernorm_after", "attention"
+    root, final, attention_name = "vit", "layernorm", "attention"
+    first_norm, second_norm = "layernorm_before", "layernorm_after"
+    mlp_names, residual_first = ("fc1", "activation_fn", "fc2"), (False, False)
+    block_drops, residual_drops = ("dropout", "dropout"), "hidden_dropout_prob"
+    attention_drops, softmax_format = "attention_probs_dropout_prob", ""
 
     def _embedded(self) -> Tensor:
         m, tape = self.model, self.tape
@@ -159,23 +154,7 @@ class ViT(Bert):
                     x = op.patches(images, weight, tape.parameter(m.hidden))
                 x = op.transpose(view(x, self.samples, m.hidden, -1), 1, 2)
             x = op.cat([op.expand(token, self.samples, 1, m.hidden), x], 1)
-            return self._dropped("dropout", add(x, places), self.drops)
-
-    def _attention(self, x: Tensor) -> Tensor:
-        q, k, v = Llama._queries_keys_values(self, x)
-        out = self._attend(q, k, v, "attention_probs_dropout_prob")
-        out = contiguous(reshape(out, self.samples, self.seq, -1))
-        return self._project("o_proj", out, self.model.hidden, True)
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self._run("activation_fn", self.activation, self._project("fc1", x, width, True))
-        return self._project("fc2", x, self.model.hidden, True)
-
-    def _block(self, x: Tensor) -> Tensor:
-        rows = self._self_attention(self._norm(self.first_norm, x))
-        x = add(self._dropped("dropout", rows, self.drops), x)
-        rows = self._feed_forward(self._norm(self.second_norm, x))
-        return add(self._dropped("dropout", rows, self.drops), x)
+            return self._dropped("dropout", add(x, places), self.residual_drops)
 
     def _logits(self, x: Tensor) -> Tensor:
         with self.tape.module("classifier"):

@@ -27,17 +27,15 @@ class GPTNeoX(Llama):
     """Parallel blocks, and one projection in which each head has its query, key and value."""
 
     root, final, table, out_name = "gpt_neox", "final_layer_norm", "embed_in", "dense"
-    attention_name, head_name, partial, joins_last = "attention", "lm_head", True, True
+    attention_name, partial, joins_last = "attention", True, True
+    mlp_names = ("dense_h_to_4h", "act", "dense_4h_to_h")
+    embedding_drop, embedding_drops = "emb_dropout", "hidden_dropout"
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m = self.model
         both = self._project("query_key_value", x, 3 * m.query_width, m.qkv_bias)
         both = transpose(view(both, self.samples, self.seq, -1, 3 * m.head_width), 1, 2)
         return split(both, [m.head_width] * 3)
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self._run("act", self.activation, self._project("dense_h_to_4h", x, width, True))
-        return self._project("dense_4h_to_h", x, self.model.hidden, True)
 
     def _block(self, x: Tensor) -> Tensor:
         out = self._self_attention(self._norm(self.first_norm, x))
@@ -48,51 +46,32 @@ class GPTNeoX(Llama):
         both = self._dropped("post_mlp_dropout", both, "hidden_dropout")
         return add(both, x) if self.model.parallel == "no" else add(add(both, out), x)
 
-    def _embedded(self) -> Tensor:
-        return self._dropped("emb_dropout", super()._embedded(), "hidden_dropout")
-
 
 class GPT2(Llama):
     """Learned positions, and weights stored with one row for each input."""
 
     root, blocks, final, table = "transformer", "h", "ln_f", "wte"
-    attention_name, first_norm, second_norm = "attn", "ln_1", "ln_2"
-    attention_drops, residual_drops, embedding_drops = "attn_pdrop", "resid_pdrop", "embd_pdrop"
-    softmax_format = ""
+    attention_name, out_name, first_norm, second_norm = "attn", "c_proj", "ln_1", "ln_2"
+    mlp_names, residual_first = ("c_fc", "act", "c_proj"), (False, True)
+    attention_drops, drops, embedding_drops = "attn_pdrop", "resid_pdrop", "embd_pdrop"
+    attention_drop, mlp_drop, softmax_format = "resid_dropout", "dropout", ""
 
-    def _convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
+    def _project(self, name: str, x: Tensor, outs: int, bias: bool = True) -> Tensor:
         """Run a ``Conv1D``: rows times a matrix plus a bias."""
+        assert bias, "every such layer has one"
         with self.tape.module(name):
-            weight, bias = self.tape.parameter(x.shape[-1], outs), self.tape.parameter(outs)
-            out = op.addmm(bias, view(x, -1, x.shape[-1]), weight)
+            weight, shift = self.tape.parameter(x.shape[-1], outs), self.tape.parameter(outs)
+            out = op.addmm(shift, view(x, -1, x.shape[-1]), weight)
             return self._adapted(name, x, view(out, *x.shape[:-1], outs))
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        both = self._convolved("c_attn", x, 3 * self.model.hidden)
+        both = self._project("c_attn", x, 3 * self.model.hidden)
         q, k, v = split(both, [self.model.hidden] * 3, 2)
         k, v = self._heads(k), self._heads(v)
         return [self._heads(q), k, v]
 
-    def _attention(self, x: Tensor) -> Tensor:
-        q, k, v = self._queries_keys_values(x)
-        out = self._attend(q, k, v, self.attention_drops)
-        out = contiguous(reshape(out, self.samples, self.seq, -1))
-        return self._dropped(
-            "resid_dropout", self._convolved("c_proj", out, self.model.hidden), self.residual_drops
-        )
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self._run("act", self.activation, self._convolved("c_fc", x, width))
-        return self._dropped(
-            "dropout", self._convolved("c_proj", x, self.model.hidden), self.residual_drops
-        )
-
-    def _block(self, x: Tensor) -> Tensor:
-        x = add(self._self_attention(self._norm(self.first_norm, x)), x)
-        return add(x, self._feed_forward(self._norm(self.second_norm, x)))
-
     def _embedded(self) -> Tensor:
-        words = super()._embedded()
+        words = self._words()
         with self.tape.module("wpe"):
             table = self.tape.parameter(self.model.max_positions or 0, self.model.hidden)
             places = embedding(table, self.tape.constant(1, self.seq, dtype="int64"))
@@ -136,10 +115,7 @@ class OPT(Llama):
 class GPTBigCode(GPT2):
     """One key and value for all heads, and weights stored with one row for each output."""
 
-    softmax_format = _FLOAT
-
-    def _convolved(self, name: str, x: Tensor, outs: int) -> Tensor:
-        return self._project(name, x, outs, bias=True)
+    softmax_format, _project = _FLOAT, Llama._project
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m = self.model
@@ -153,6 +129,9 @@ class GPTBigCode(GPT2):
 
 class GPTJ(GPT2):
     """Parallel blocks, and explicit attention in fp32 with neighbouring elements rotated."""
+
+    mlp_names, embedding_drop = ("fc_in", "act", "fc_out"), "drop"
+    _project, _embedded = Llama._project, Llama._embedded
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         names, shape = ("q_proj", "k_proj", "v_proj"), (*x.shape[:-1], -1, self.model.head_width)
@@ -177,9 +156,6 @@ class GPTJ(GPT2):
         k, q = (permute(x, 0, 2, 1, 3) for x in turned)
         return [q, k]
 
-    def _setting(self, name: str) -> int:
-        return int(self.style.settings.get(name, 0))
-
     def _shares(self, scores: Tensor) -> Tensor:
         """Scale and mask scores, and take the softmax."""
         return op.softmax(op.masked(op.div(scores, 1.0), self._mask()))
@@ -192,20 +168,12 @@ class GPTJ(GPT2):
         rows = contiguous(permute(op.matmul(shares, v), 0, 2, 1, 3))
         out = view(rows, self.samples, self.seq, self.model.hidden)
         out = self._project("out_proj", out, self.model.hidden, self.model.out_bias)
-        return self._dropped("resid_dropout", out, self.residual_drops)
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self._run("act", self.activation, self._project("fc_in", x, width, bias=True))
-        out = self._project("fc_out", x, self.model.hidden, bias=True)
-        return self._dropped("dropout", out, self.residual_drops)
+        return self._dropped(self.attention_drop, out, self.drops)
 
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)
         out = self._self_attention(rows)
         return add(add(out, self._feed_forward(rows)), x)
-
-    def _embedded(self) -> Tensor:
-        return self._dropped("drop", Llama._embedded(self), "embd_pdrop")
 
 
 class CodeGen(GPTJ):
@@ -230,14 +198,11 @@ class CodeGen(GPTJ):
 class GPTNeo(GPTJ):
     """Learned positions; explicit attention in fp32 with a mask of each layer."""
 
-    attention_drops, residual_drops = "attention_dropout", "resid_dropout"
-    embedding_drops = "embed_dropout"
-    attention_name = "attn.attention"
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        names, shape = ("q_proj", "k_proj", "v_proj"), (*x.shape[:-1], -1, self.model.head_width)
-        rows = [self._project(name, x, self.model.hidden) for name in names]
-        return [permute(view(one, *shape), 0, 2, 1, 3) for one in rows]
+    attention_drops, drops = "attention_dropout", "resid_dropout"
+    embedding_drops, attention_name = "embed_dropout", "attn.attention"
+    mlp_names, steps = ("c_fc", "act", "c_proj"), ("project", "view turn")
+    _queries_keys_values = Llama._queries_keys_values
+    _block, _embedded = Llama._block, GPT2._embedded
 
     def _shares(self, scores: Tensor) -> Tensor:
         longest = self.model.max_positions or self.seq
@@ -249,25 +214,14 @@ class GPTNeo(GPTJ):
         with self.tape.module("attn"), self.tape.module("attention"):
             return self._attention(x)
 
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        x = self._run("act", self.activation, self._project("c_fc", x, width, bias=True))
-        out = self._project("c_proj", x, self.model.hidden, bias=True)
-        return self._dropped("dropout", out, self.residual_drops)
-
-    def _block(self, x: Tensor) -> Tensor:
-        return GPT2._block(self, x)
-
-    def _embedded(self) -> Tensor:
-        return GPT2._embedded(self)
-
 
 class Falcon(Llama):
     """Heads cut out of one projection; blocks in parallel or not, on one norm or two."""
 
     root, blocks, final, table = "transformer", "h", "ln_f", "word_embeddings"
-    attention_name = "self_attention"
+    attention_name, mlp_names = "self_attention", ("dense_h_to_4h", "act", "dense_4h_to_h")
 
-    def _with_bias(self, name: str, x: Tensor, outs: int, bias: bool) -> Tensor:
+    def _project(self, name: str, x: Tensor, outs: int, bias: bool = False) -> Tensor:
         """Run a linear layer that adds its bias by itself."""
         with self.tape.module(name):
             out = op.linear(x, self.tape.parameter(outs, x.shape[-1]))
@@ -293,7 +247,7 @@ class Falcon(Llama):
     def _attention(self, x: Tensor) -> Tensor:
         m = self.model
         width = m.query_width + 2 * m.kv_width
-        both = self._cut(self._with_bias("query_key_value", x, width, m.qkv_bias))
+        both = self._cut(self._project("query_key_value", x, width, m.qkv_bias))
         heads = [transpose(one, 1, 2) for one in both]
         q, k, v = (view_or_copy(one) for one in heads)
         rotates = m.positions == "rotary"
@@ -305,12 +259,7 @@ class Falcon(Llama):
             drops = "attention_dropout" in self.style.dropouts
             out = transpose(op.attention(q, k, v, causal=True, dropout=drops, window=0), 1, 2)
         out = reshape(out, self.samples, self.seq, m.query_width)
-        return self._with_bias("dense", out, m.hidden, m.out_bias)
-
-    def _mlp(self, x: Tensor, width: int) -> Tensor:
-        bias = self.model.ffn_bias
-        x = self._run("act", self.activation, self._with_bias("dense_h_to_4h", x, width, bias))
-        return self._with_bias("dense_4h_to_h", x, self.model.hidden, bias)
+        return self._project("dense", out, m.hidden, m.out_bias)
 
     def _block(self, x: Tensor) -> Tensor:
         parallel = self.model.parallel
@@ -329,7 +278,7 @@ class Falcon(Llama):
 class Bloom(Falcon):
     """Explicit attention whose products add a bias that falls with the distance."""
 
-    attention_drops, residual_drops = "attention_dropout", "hidden_dropout"
+    drops, _project = "hidden_dropout", Llama._project
 
     def _embedded(self) -> Tensor:
         return self._norm("word_embeddings_layernorm", super()._embedded())
@@ -349,13 +298,11 @@ class Bloom(Falcon):
         rows = op.bmm(view(shares, -1, self.seq, self.seq), v)
         rows = permute(view(rows, self.samples, m.heads, self.seq, -1), 0, 2, 1, 3)
         out = self._project("dense", reshape(rows, *lead, m.hidden), m.hidden, bias=True)
-        return self._drop(out, self.residual_drops)
+        return self._drop(out, self.drops)
 
     def _mlp(self, x: Tensor, width: int) -> Tensor:
         x = self._run("gelu_impl", op.bloom_gelu, self._project("dense_h_to_4h", x, width, True))
-        return self._drop(
-            self._project("dense_4h_to_h", x, self.model.hidden, True), self.residual_drops
-        )
+        return self._drop(self._project("dense_4h_to_h", x, self.model.hidden, True), self.drops)
 
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)

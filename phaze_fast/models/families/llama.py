@@ -28,6 +28,7 @@ from phaze_fast.models.operators import (
     reshape,
     rsqrt,
     silu,
+    split,
     tanh,
     to,
     transpose,
@@ -90,17 +91,30 @@ class Llama:
     """A decoder with the parts of Llama."""
 
     root, blocks, final, table = "model", "layers", "norm", "embed_tokens"
-    attention_name, mlp_name = "self_attn", "mlp"
+    attention_name, mlp_name, out_name, head_name = "self_attn", "mlp", "o_proj", "lm_head"
+    projections = ("q_proj", "k_proj", "v_proj")
+    steps: tuple[str, ...] = ("project view turn",)
+    """From rows to heads of queries, keys and values: steps that run for one after another."""
+    mlp_names = ("up_proj", "act_fn", "down_proj")
     first_norm, second_norm = "input_layernorm", "post_attention_layernorm"
-    out_name = "o_proj"
-    head_name = "lm_head"
+    output_norms: tuple[str, ...] = ()
+    """Norms on the outputs of the sub-layers."""
+    gains = "half"
+    """Gains of an RMS norm: on rows in bf16 or in ``wide`` rows, ``fp32``, or ``one plus`` them."""
+    residual_first = (True, True)  # order of the operands of both residual sums
+    block_drops = ("", "")  # dropout modules before the residual sums
+    attention_drop, mlp_drop, embedding_drop = "", "", ""
+    """Dropout modules at the end of attention, of the feed-forward layer and of the embedding."""
+    attention_drops, residual_drops, drops, embedding_drops = "attention_dropout", "", "", ""
+    """Fields of the configuration that turn on dropouts: of attention, before residual sums, at the
+    end of sub-layers, of the embedding."""
+    factor = False  # whether sub-layers are scaled before the residual sums
     partial = False  # whether code splits heads into a rotated part and the rest
     joins_last = False  # whether both are rotated before the parts are joined
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
     table_format = _HALF
     table_per_layer = False
     softmax_format = _FLOAT  # of explicit attention
-    heads_last = False  # whether all projections run before heads are formed
 
     def __init__(
         self, tape: Tape, model: TransformerModel, samples: int, layers: Sequence[int]
@@ -114,6 +128,10 @@ class Llama:
         self.rotary: list[Tensor] = []
         self.layer = 0
         """Position of the running block."""
+
+    def _setting(self, name: str) -> int:
+        """Value of another field of the configuration."""
+        return int(self.style.settings.get(name, 0))
 
     # ---- parts ----
 
@@ -145,11 +163,15 @@ class Llama:
         return add(out, mul(x, 2.0))
 
     def _rms_norm(self, x: Tensor) -> Tensor:
-        """RMS norm in fp32, whose result is cast before the gain."""
+        """RMS norm in fp32."""
         gain = self.tape.parameter(x.shape[-1])
         wide = to(x, _FLOAT)
         wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
-        return mul(gain, to(wide, x.dtype))
+        if self.gains == "half":
+            return mul(gain, to(wide, x.dtype))
+        if self.gains == "one plus":
+            return to(mul(wide, add(to(gain, _FLOAT), 1.0)), x.dtype)
+        return to(mul(to(gain, _FLOAT) if self.gains == "fp32" else gain, wide), x.dtype)
 
     def _layer_norm(self, x: Tensor) -> Tensor:
         """Layer norm as one kernel."""
@@ -158,7 +180,9 @@ class Llama:
         return op.layer_norm(x, gain, shift)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        """Run a norm."""
+        """Run a norm, if it has a name."""
+        if not name:
+            return x
         with self.tape.module(name):
             return self._rms_norm(x) if self.model.norm == "rmsnorm" else self._layer_norm(x)
 
@@ -167,7 +191,9 @@ class Llama:
         return dropout(x, name in self.style.dropouts)
 
     def _dropped(self, module: str, x: Tensor, name: str) -> Tensor:
-        """Run a dropout module."""
+        """Run a dropout module; without a name it is a function."""
+        if not module:
+            return self._drop(x, name)
         with self.tape.module(module):
             return self._drop(x, name)
 
@@ -179,21 +205,39 @@ class Llama:
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         """Project queries, keys and values."""
+        parts = [x, x, x]
+        for steps in self.steps:
+            for at in range(3):
+                for step in steps.split():
+                    parts[at] = self._step(step, at, parts[at])
+        return parts
+
+    def _step(self, step: str, at: int, x: Tensor) -> Tensor:
+        """One step from rows to heads of queries (0), keys (1) or values (2)."""
         m = self.model
-        widths = {"q_proj": m.query_width, "k_proj": m.kv_width, "v_proj": m.kv_width}
-        if self.heads_last:
-            rows = [self._project(name, x, width, m.qkv_bias) for name, width in widths.items()]
-            return [self._heads(one) for one in rows]
-        return [self._heads(self._project(n, x, width, m.qkv_bias)) for n, width in widths.items()]
+        if step == "project":
+            width = m.kv_width if at else m.query_width
+            return self._project(self.projections[at], x, width, m.qkv_bias)
+        if step == "norm":
+            return x if at == 2 or m.qk_norm == "no" else self._norm(("q_norm", "k_norm")[at], x)
+        if step == "view":
+            return view(x, self.samples, self.seq, -1, m.head_width)
+        return transpose(x, 1, 2)
 
     def _tables(self) -> list[Tensor]:
         """Cosines and sines of the positions; the same for all layers."""
         if not self.rotary or self.table_per_layer:
-            width = self.style.rotary_width or self.model.head_width
-            self.rotary = [
-                self.tape.constant(1, self.seq, width, dtype=self.table_format) for _ in range(2)
-            ]
+            shape, form = (1, self.seq, self._table_width()), self.table_format
+            self.rotary = [self.tape.constant(*shape, dtype=form) for _ in range(2)]
         return [unsqueeze(x, 1) for x in self.rotary]
+
+    def _table_width(self) -> int:
+        """Width of the tables of cosines and sines."""
+        return self.style.rotary_width or self.model.head_width
+
+    def _rotates(self) -> bool:
+        """Whether positions rotate the queries and keys of the running block."""
+        return self.model.positions == "rotary" and self.layer not in self.style.unrotated
 
     def _half_turned(self, x: Tensor) -> Tensor:
         """Rotate by a quarter turn: halves of heads, or neighbouring elements."""
@@ -205,7 +249,7 @@ class Llama:
 
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """Apply positions to queries and keys."""
-        if self.model.positions != "rotary":
+        if not self._rotates():
             return [q, k]
         cos, sin = self._tables()
         width, full = cos.shape[-1], q.shape[-1]
@@ -219,7 +263,7 @@ class Llama:
             turned.append(cat([y, *rest], -1) if rest and not self.joins_last else y)
         if self.joins_last:
             turned = [cat([y, *rest], -1) for y, rest in zip(turned, rests, strict=True)]
-        return turned
+        return [to(y, _HALF) for y in turned]
 
     def _repeated(self, x: Tensor) -> Tensor:
         """Copy keys or values to every query head."""
@@ -230,12 +274,12 @@ class Llama:
         spread = op.expand(unsqueeze(x, 2), count, heads, groups, seq, width)
         return reshape(spread, count, heads * groups, seq, width)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, drops: str = "attention_dropout") -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention with the kernel of the configuration; rows of all heads."""
-        m = self.model
+        m, drops = self.model, self.attention_drops
         windowed = m.causal and m.is_windowed(self.layer, self.seq)
         if m.attention == "eager":
-            return self._explicit(q, k, v, drops)
+            return self._explicit(q, k, v)
         if windowed:
             seen = {"causal": True, "dropout": drops in self.style.dropouts, "window": m.window}
         else:
@@ -247,7 +291,7 @@ class Llama:
         out = attention(q, k, v, **seen)
         return contiguous(transpose(out, 1, 2))
 
-    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, drops: str) -> Tensor:
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(QK^T)V operator by operator."""
         k, v = self._repeated(k), self._repeated(v)
         scores = mul(matmul(q, transpose(k, 2, 3)), 1.0)
@@ -256,7 +300,8 @@ class Llama:
         if self.model.causal:
             scores = op.masked(scores, self._mask())
         shares = to(op.softmax(scores, self.softmax_format), q.dtype)
-        return contiguous(transpose(matmul(self._drop(shares, drops), v), 1, 2))
+        shares = self._drop(shares, self.attention_drops)
+        return contiguous(transpose(matmul(shares, v), 1, 2))
 
     def _mask(self) -> Tensor:
         """Mask that is added to scores."""
@@ -267,25 +312,24 @@ class Llama:
         q, k, v = self._queries_keys_values(x)
         q, k = self._positioned(q, k)
         out = contiguous(reshape(self._attend(q, k, v), self.samples, self.seq, -1))
-        return self._project(self.out_name, out, self.model.hidden, self.model.out_bias)
+        out = self._project(self.out_name, out, self.model.hidden, self.model.out_bias)
+        return self._dropped(self.attention_drop, out, self.drops)
 
     # ---- feed-forward ----
 
-    def _act(self, x: Tensor) -> Tensor:
-        """Run the activation."""
-        return self._run("act_fn", self.activation, x)
-
     def _mlp(self, x: Tensor, width: int) -> Tensor:
-        """Feed-forward layer, gated or not."""
-        m, bias = self.model, self.model.ffn_bias
-        if not m.gated:
-            return self._project(
-                "down_proj", self._act(self._project("up_proj", x, width, bias)), m.hidden, bias
-            )
-        gate = self._act(self._project("gate_proj", x, width, bias))
-        return self._project(
-            "down_proj", mul(gate, self._project("up_proj", x, width, bias)), m.hidden, bias
-        )
+        """Feed-forward layer: plain, gated, or gated by a half of one projection."""
+        m, bias, (up, act, down) = self.model, self.model.ffn_bias, self.mlp_names
+        if m.fused_gate:
+            gate, rows = split(self._project("gate_up_proj", x, 2 * width), [width, width])
+            rows = mul(rows, self._run(act, self.activation, gate))
+        elif m.gated:
+            gate = self._run(act, self.activation, self._project("gate_proj", x, width, bias))
+            rows = mul(gate, self._project(up, x, width, bias))
+        else:
+            rows = self._run(act, self.activation, self._project(up, x, width, bias))
+        out = self._project(down, rows, m.hidden, bias)
+        return self._dropped(self.mlp_drop, out, self.drops)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         """Feed-forward layer of a block."""
@@ -300,15 +344,27 @@ class Llama:
     # ---- the model ----
 
     def _block(self, x: Tensor) -> Tensor:
-        """One block, with norms before its sub-layers."""
-        x = add(x, self._self_attention(self._norm(self.first_norm, x)))
-        return add(x, self._feed_forward(self._norm(self.second_norm, x)))
+        """One block: each sub-layer with its norms is added to what enters it."""
+        sub_layers = (self._self_attention, self.first_norm), (self._feed_forward, self.second_norm)
+        for at, (sub_layer, norm) in enumerate(sub_layers):
+            out = sub_layer(self._norm(norm, x))
+            if self.output_norms:
+                out = self._norm(self.output_norms[at], out)
+            if self.block_drops[at]:
+                out = self._dropped(self.block_drops[at], out, self.residual_drops)
+            out = mul(out, 1.0) if self.factor else out
+            x = add(x, out) if self.residual_first[at] else add(out, x)
+        return x
 
-    def _embedded(self) -> Tensor:
+    def _words(self) -> Tensor:
         """Rows of the token embedding."""
         with self.tape.module(self.table):
             self.words = self.tape.parameter(self.model.vocab, self.model.hidden)
             return embedding(self.words, self.ids)
+
+    def _embedded(self) -> Tensor:
+        """Input of the first block."""
+        return self._dropped(self.embedding_drop, self._words(), self.embedding_drops)
 
     def _trunk(self) -> Tensor:
         """Everything before the head."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phaze_fast.models import operators as op
-from phaze_fast.models.families.decoders import Cohere, Granite, Olmo2, Qwen3
+from phaze_fast.models.families.decoders import Granite, Olmo2, Qwen3
 from phaze_fast.models.families.llama import Llama
 from phaze_fast.models.operators import (
     add,
@@ -37,10 +37,6 @@ class Mixture(Llama):
         """Sizes of the mixture."""
         assert self.model.moe is not None
         return self.model.moe
-
-    def _setting(self, name: str) -> int:
-        """Value of another field of the configuration."""
-        return int(self.style.settings.get(name, 0))
 
     # ---- routers ----
 
@@ -162,20 +158,14 @@ class Mixtral(Mixture):
 class Olmoe(Mixture, Olmo2):
     """Norms of all queries and keys, and blocks like Llama's."""
 
-    table_format = Llama.table_format
+    table_format, gains, output_norms = Llama.table_format, Llama.gains, ()
+    first_norm, second_norm = Llama.first_norm, Llama.second_norm
+    steps = ("project norm", "clip", "view turn")
 
-    def _rms_norm(self, x: Tensor) -> Tensor:
-        return Llama._rms_norm(self, x)
-
-    def _rows(self, x: Tensor) -> list[Tensor]:
-        rows = super()._rows(x)
-        return [op.clamped(one) for one in rows] if self._setting("clip_qkv") else rows
-
-    def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        return Llama._positioned(self, q, k)
-
-    def _block(self, x: Tensor) -> Tensor:
-        return Llama._block(self, x)
+    def _step(self, step: str, at: int, x: Tensor) -> Tensor:
+        if step != "clip":
+            return super()._step(step, at, x)
+        return op.clamped(x) if self._setting("clip_qkv") else x
 
 
 class GraniteMoe(Mixture, Granite):
@@ -192,16 +182,10 @@ class GraniteMoe(Mixture, Granite):
 class GptOss(Mixture):
     """Explicit attention with sinks, and clamped experts with biases."""
 
-    gate_name, stored_by_input = "router", True
+    gate_name, stored_by_input, gains = "router", True, "wide"
 
-    def _rms_norm(self, x: Tensor) -> Tensor:
-        return Olmo2._rms_norm(self, x)  # type: ignore[arg-type]
-
-    def _tables(self) -> list[Tensor]:
-        if not self.rotary:
-            width = self.model.head_width // 2
-            self.rotary = [self.tape.constant(1, self.seq, width) for _ in range(2)]
-        return [op.unsqueeze(x, 1) for x in self.rotary]
+    def _table_width(self) -> int:
+        return self.model.head_width // 2
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         width = x.shape[-1] // 2
@@ -209,7 +193,7 @@ class GptOss(Mixture):
         left = op.sub(mul(first, cos), mul(second, sin))
         return cat([left, add(mul(second, cos), mul(first, sin))], -1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, drops: str = "attention_dropout") -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = self._repeated(k), self._repeated(v)
         scores = mul(op.matmul(q, transpose(k, 2, 3)), 1.0)
         scores = op.masked(scores, self._mask())
@@ -218,7 +202,7 @@ class GptOss(Mixture):
         both = cat([scores, sinks], -1)
         both = op.sub(both, op.values(op.largest(both)))
         shares = op.softmax(both)
-        shares = to(self._drop(part(shares, -1, 0, self.seq), drops), v.dtype)
+        shares = to(self._drop(part(shares, -1, 0, self.seq), self.attention_drops), v.dtype)
         return contiguous(transpose(op.matmul(shares, v), 1, 2))
 
     def _route(self, rows: Tensor) -> Routed:
@@ -281,24 +265,21 @@ class DeepSeek(Mixture):
 class Glm4Moe(DeepSeek):
     """Norms of queries and keys, a part of heads that is rotated."""
 
-    partial, joins_last = True, True
-
-    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
-        return Cohere._queries_keys_values(self, x)  # type: ignore[arg-type]
+    partial, joins_last, steps = True, True, ("project view", "norm", "turn")
 
 
 class DeepSeekV3(DeepSeek):
     """Latent attention."""
 
+    def _table_width(self) -> int:
+        assert self.model.latent is not None
+        return self.model.latent.rotary_width
+
     def _tables(self) -> list[Tensor]:
-        if not self.rotary:
-            assert self.model.latent is not None
-            width = self.model.latent.rotary_width
-            self.rotary = [self.tape.constant(1, self.seq, width) for _ in range(2)]
-        tables = self.rotary
+        tables = super()._tables()
         if self._setting("rope_interleave"):
             tables = [part(x, -1, 0, x.shape[-1] // 2) for x in tables]
-        return [op.unsqueeze(x, 1) for x in tables]
+        return tables
 
     def _rotated_pair(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """Rotate the rotary parts of queries and of the shared key."""
