@@ -77,3 +77,11 @@ def test_chips_of_several_nodes_are_priced_each_by_its_own():
     circuits = energy_table("7nm")
     assert energy_table_of(5.0).mac_j == circuits.mac_j
     assert np.isfinite(both.limit_w).all()
+
+
+def test_devices_that_stay_idle_count_in_no_tier():
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    spec = {"tp": 1, "dp": 4, "micro_batch": 4, "global_batch": 64, "idle": True}
+    predicted = pf.predict("gpt2-small", cluster, spec)
+    tiers = energy_by_tier("gpt2-small", cluster, predicted)
+    assert sum(tiers.values()) == pytest.approx(predicted.energy_j, rel=1e-9)
