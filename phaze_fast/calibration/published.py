@@ -232,7 +232,7 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
     if len(set(kinds)) > 1:
         raise UnsupportedError("devices of several kinds")
     entry = _entry("gpus", gpu, row)
-    if entry is None and gpu.lower() in presets.chippackage_data(__package__, "runs.yaml"):
+    if entry is None and gpu.lower() in presets.chip_names():
         chip = presets.chip(gpu)
         entry = {"chip": gpu, "fabric": chip.usual_fabric} if chip.usual_fabric else None
     if entry is None:
@@ -242,7 +242,7 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
     fabric = entry["fabric"]
     if "beyond" in entry and devices > entry["beyond"][0]:
         fabric = entry["beyond"][1]
-    if row.text("network").lower() in presets.fabricpackage_data(__package__, "runs.yaml"):
+    if row.text("network").lower() in presets.fabric_names():
         fabric = row.text("network")
     wired = presets.fabric(fabric)
     if isinstance(wired, TieredFabric):
