@@ -1,4 +1,4 @@
-"""Subjects of the cost stage: collectives."""
+"""Subjects of the cost stage: collectives, fused groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import numpy as np
 from registry import Subject, register
 
 from phaze_fast import _core
-from phaze_fast.cost import CollectiveTimes, collective, collective_batch
+from phaze_fast.cost import (
+    BufferRules,
+    CollectiveTimes,
+    FusedGroup,
+    collective,
+    collective_batch,
+    group_traffic,
+    product_bytes,
+)
 from phaze_fast.hardware import presets
 
 TARGET = ">= 10 M/s"
@@ -87,5 +95,50 @@ register(
         build=lambda: _question(presets.fabric_names(), 1000, None),
         run=_ask,
         check=_check,
+    )
+)
+
+
+# ---- fused groups ----
+
+MIB = 2.0**20
+GROUPS = {
+    "bert-mlp": FusedGroup(2048, 1024, 4096, 1024),
+    "llama-gated": FusedGroup(2048, 4096, 11008, 4096, first=2.0, held=3.0),
+    "gpt3-mlp": FusedGroup(2048, 12288, 49152, 12288),
+    "bert-scores": FusedGroup(512, 64, 512, 64, count=16),
+}
+EXACT = BufferRules(sum_bytes=2, strip_depth=1, strip_copies=1)
+LEAST_MIB = {"bert-mlp": 24.0, "gpt3-mlp": 2784.0}
+"""Least MiB with 64 MiB of buffer, by an exact mapper (AccelForge 1.0.467): fused where that is less
+than two products alone, 2,784 MiB for GPT-3's."""
+
+
+def _traffic(sizes: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {name: group_traffic(group, sizes, EXACT).hbm_bytes for name, group in GROUPS.items()}
+
+
+def _check_traffic(sizes: np.ndarray[Any, Any], found: dict[str, Any]) -> None:
+    at = int(np.argmin(np.abs(sizes - 64 * MIB)))
+    for name, least in LEAST_MIB.items():
+        group = GROUPS[name]
+        alone = product_bytes(group.rows, group.inner, group.hidden, sizes[at : at + 1], EXACT)
+        alone = alone + product_bytes(
+            group.rows, group.hidden, group.outer, sizes[at : at + 1], EXACT
+        )
+        assert min(found[name][at], alone[0]) == least * MIB
+    assert all((np.diff(moved) <= 0).all() for moved in found.values())
+
+
+SIZES = np.append(np.linspace(1.0, 63.0, 63), 64.0) * MIB
+register(
+    Subject(
+        name="fused-groups",
+        stage="cost",
+        items=len(GROUPS) * len(SIZES),
+        build=lambda: SIZES,
+        run=_traffic,
+        check=_check_traffic,
+        target="< 30 us per group and buffer size",
     )
 )

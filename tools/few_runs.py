@@ -35,6 +35,7 @@ def matching(path: Path, patterns: Iterable[str], by: str) -> dict[str, list[Pub
             continue
         try:
             run = read_run(line, cells, load_software(UNKNOWN))
+            step_s(run.model, run.cluster, run.plan)
         except PhazeError:
             continue
         if run.status == "ok" and run.time_s > 0:

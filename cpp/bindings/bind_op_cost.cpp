@@ -31,15 +31,15 @@ py::array_t<CostRecord> costs(const py::object& ops, const py::object& chips,
                               int threads) {
   const auto listed = view<OperatorRecord>(ops, "ops");
   const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
-  const auto table = view<EnergyTable>(energy_table, "energy_table", 1);
-  const auto watts =
-      view<double>(static_w, "static_w", static_cast<py::ssize_t>(batch.chips.size()));
+  const auto count = static_cast<py::ssize_t>(batch.chips.size());
+  const auto tables = view<EnergyTable>(energy_table, "energy_table", count);
+  const auto watts = view<double>(static_w, "static_w", count);
   const int workers = checked_threads(threads);
   py::array_t<CostRecord> out(static_cast<py::ssize_t>(listed.size() * batch.chips.size()));
   const auto filled = writable(out);
   {
     const py::gil_scoped_release release;
-    op_cost_batch(listed, batch, cores_of(one_core), table[0], watts, filled, workers);
+    op_cost_batch(listed, batch, cores_of(one_core), tables, watts, filled, workers);
   }
   return freeze(std::move(out));
 }

@@ -42,6 +42,7 @@ class TimesView {
     backward_ = flat("backward_s", -1);
     backward_j_ = flat("backward_j", static_cast<py::ssize_t>(backward_.size()));
     static_ = view<double>(times.attr("static_w"), "static_w", static_cast<py::ssize_t>(rows_));
+    limit_ = view<double>(times.attr("limit_w"), "limit_w", static_cast<py::ssize_t>(rows_));
     if (rows_ > 0) variants_ = backward_.size() / static_cast<std::size_t>(one);
     if (rows_ > 0 &&
         (variants_ < 1 || variants_ * static_cast<std::size_t>(one) != backward_.size())) {
@@ -63,7 +64,8 @@ class TimesView {
             backward_j_.data() + many,
             hbm_[row],
             static_[row],
-            step_.data() + one};
+            step_.data() + one,
+            limit_[row]};
   }
 
  private:
@@ -71,7 +73,7 @@ class TimesView {
   std::size_t rows_ = 0;
   std::size_t variants_ = 0;
   std::span<const double> hbm_, forward_, plain_, backward_, weight_grad_, forward_j_, backward_j_,
-      static_, step_;
+      static_, limit_, step_;
 };
 
 struct PlacedArrays {

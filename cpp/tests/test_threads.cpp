@@ -95,7 +95,8 @@ Inputs inputs() {
 Answer costs(const Inputs& in) {
   const ChipBatch batch{in.chips, in.tuning_of, in.tunings, {2.0, 2.0, 4.0, 1.0}};
   std::vector<CostRecord> records(in.ops.size() * in.chips.size());
-  op_cost_batch(in.ops, batch, Cores::kAll, in.energy, in.watts, records, kInside);
+  const std::vector<EnergyTable> energy(in.chips.size(), in.energy);
+  op_cost_batch(in.ops, batch, Cores::kAll, energy, in.watts, records, kInside);
   return bits(records);
 }
 

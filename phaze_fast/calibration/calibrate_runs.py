@@ -33,11 +33,14 @@ NOISE = 0.08
 """Scale of a run's logarithm of seconds around a calibrated prediction, where the runs themselves
 do not tell: 6 to 7% between equal runs of one cluster, and what few constants leave."""
 _FREEDOM = 2.0  # of the Student distribution of errors: one run of ten is a straggler
+_PRIOR_FREEDOM = 4.0  # of that of the numbers: some software is like no other
 _LEFT = 0.13  # standard deviation of errors, stragglers among them, that calibrations leave
 _NOISE_RUNS = 4.0  # how many runs that deviation counts as
 _STEP = 0.04  # of a logarithm, in finite differences: wider than the kinks of a step's seconds
 _ROUNDS = 8
 _SCAN = (-1.5, -0.75, 0.75, 1.5)  # values that are tried first, in standard deviations
+_STARTS = (-2.0, -3.5)  # of the first number, likewise, where a run's error stays far
+_FAR = 3.0  # in units of NOISE
 _LEAST_GAIN = 1e-2  # of the logarithm of the density, below which the fit ends
 _TOLD = 0.8  # a constant is determined where its spread shrinks to this share or less
 _UNTOLD = "not determined by these runs"
@@ -85,7 +88,7 @@ def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[R
     middle = 0.87 if software.name == UNKNOWN else 1.0
     most = 1.9 if chip is None else _most_speed(chip, software)
     found = (
-        RunConstant("product_speed", "of the chip's rate in a running job", middle, 0.3, 0.3, most),
+        RunConstant("product_speed", "of the chip's rate in a running job", middle, 0.3, 0.1, most),
         RunConstant("host_s", "s an operator", software.host_s or 10e-6, 0.7, 1e-6, 1e-3),
         RunConstant("network_share", "of the bandwidth beyond a node", 1.0, 0.5, 0.02, 2.0),
         RunConstant("node_share", "of the bandwidth inside a node", 1.0, 0.3, 0.05, 2.0),
@@ -231,7 +234,8 @@ def fit_runs(
     First the best of a few values of each number in turn, because a number may have no effect near
     its usual value (the host's time, where devices are slower); then Gauss-Newton steps on the
     logarithms. Runs are weighted as by a Student distribution of errors, whose weight falls with
-    the square of a large error.
+    the square of a large error: where one is left, low values of the first number are tried as
+    starts too, because steps alone do not reach an answer far away.
 
     Parameters
     ----------
@@ -251,21 +255,11 @@ def fit_runs(
     True
     """
     problem = _Fit(log_seconds, np.log(np.asarray(measured_s)), tuple(constants))
-    point, loss, errors = problem.scanned()
-    for _ in range(_ROUNDS):
-        step = problem.step(point, errors)
-        tried = [
-            np.clip(point + share * np.clip(step, -1.0, 1.0), problem.low, problem.high)
-            for share in (1.0, 0.5, 0.2)
-        ]
-        found = next(((at, *new) for at in tried if (new := problem.loss(at))[0] < loss), None)
-        if found is None:
-            break
-        point, gained = found[0], loss - found[1]
-        loss, errors = found[1:]
-        if gained < _LEAST_GAIN:
-            break
-    return problem.posterior(point, errors)
+    best = problem.descended(*problem.scanned())
+    if np.abs(best[2]).max() > _FAR * NOISE:
+        others = [problem.descended(*problem.scanned(share)) for share in _STARTS]
+        best = min([best, *others], key=lambda one: one[1])
+    return problem.posterior(best[0], best[2])
 
 
 class _Fit:
@@ -286,15 +280,27 @@ class _Fit:
         values = dict(zip(self.names, np.exp(point).tolist(), strict=True))
         errors = self.log_seconds(values) - self.target
         tail = 0.5 * (_FREEDOM + 1.0) * np.log1p((errors / NOISE) ** 2 / _FREEDOM).sum()
-        away = 0.5 * (((point - self.prior) / self.spread) ** 2).sum()
+        away = 0.5 * _PRIOR_FREEDOM * np.log1p(self._away(point) ** 2 / _PRIOR_FREEDOM).sum()
         return float(tail + away), errors
 
-    def scanned(self) -> tuple[Array, float, Array]:
-        """Return the best of a few values of each number in turn, its loss and its errors."""
-        point = np.clip(self.prior, self.low, self.high)
+    def _away(self, point: Array) -> Array:
+        """How far the numbers are from their usual values, in standard deviations."""
+        return np.asarray((point - self.prior) / self.spread)
+
+    def _prior_weights(self, point: Array) -> Array:
+        return _PRIOR_FREEDOM / (_PRIOR_FREEDOM + self._away(point) ** 2) / self.spread**2
+
+    def scanned(self, first: float | None = None) -> tuple[Array, float, Array]:
+        """Return the best of a few values of each number in turn, its loss and its errors.
+
+        The first number stays `first` standard deviations from its usual value where that is given.
+        """
+        point = self.prior.copy()
+        point[0] += (first or 0.0) * self.spread[0]
+        point = np.clip(point, self.low, self.high)
         loss, errors = self.loss(point)
         for i, spread in enumerate(self.spread):
-            for share in _SCAN:
+            for share in () if i == 0 and first is not None else _SCAN:
                 tried = point.copy()
                 tried[i] = np.clip(self.prior[i] + share * spread, self.low[i], self.high[i])
                 found = self.loss(tried)
@@ -302,14 +308,30 @@ class _Fit:
                     point, (loss, errors) = tried, found
         return point, loss, errors
 
+    def descended(self, point: Array, loss: float, errors: Array) -> tuple[Array, float, Array]:
+        """Return where Gauss-Newton steps from a point end, its loss and its errors."""
+        for _ in range(_ROUNDS):
+            step = np.clip(self.step(point, errors), -1.0, 1.0)
+            tried = [np.clip(point + n * step, self.low, self.high) for n in (1.0, 0.5, 0.2)]
+            found = next(((at, *new) for at in tried if (new := self.loss(at))[0] < loss), None)
+            if found is None:
+                break
+            gained = loss - found[1]
+            point, loss, errors = found
+            if gained < _LEAST_GAIN:
+                break
+        return point, loss, errors
+
     def _normal(self, point: Array, errors: Array, noise: float) -> tuple[Array, Array, Array]:
         slopes = slopes_of(self.log_seconds, self.names, point, errors + self.target)
         weights = _weights(errors) / noise**2
-        return slopes.T @ (slopes * weights[:, None]) + np.diag(self.spread**-2), slopes, weights
+        prior = np.diag(self._prior_weights(point))
+        return slopes.T @ (slopes * weights[:, None]) + prior, slopes, weights
 
     def step(self, point: Array, errors: Array) -> Array:
         normal, slopes, weights = self._normal(point, errors, NOISE)
-        gradient = slopes.T @ (errors * weights) + (point - self.prior) / self.spread**2
+        away = (point - self.prior) * self._prior_weights(point)
+        gradient = slopes.T @ (errors * weights) + away
         return np.linalg.solve(normal, -gradient)
 
     def posterior(self, point: Array, errors: Array) -> Posterior:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from phaze_fast import models
 from phaze_fast.calibration.run_table import network_of, standard_cells
 from phaze_fast.documents import CsvRow, package_data
 from phaze_fast.errors import InvalidInputError, PhazeError
@@ -169,10 +170,13 @@ def _latent(row: CsvRow, given: Mapping[str, str]) -> LatentAttention | None:
 
 
 def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
+    name = row.text("model")
+    if name in models.names() and not row.text("layers") and not row.text("hidden"):
+        preset = models.load(name)
+        if isinstance(preset, TransformerModel):
+            return preset.replace(seq=row.whole("seq", preset.seq))
     family = _family(row, assumed)
     given, changed = _arguments(row)
-    if row.text("mtp") not in ("", "0"):
-        raise UnsupportedError("prediction of several tokens")
     shape, like = dict(family.get("shape", {})), {**family["like"], **changed}
     fields = {**family.get("fields", {})}
     biases = dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias"), like.pop("biases"))
@@ -196,6 +200,7 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
             vocab=row.whole("vocab", vocab),
             max_positions=size["seq"] if like["positions"] == "learned" else None,
             tied_embeddings=tied,
+            mtp_layers=row.whole("mtp", 0),
             moe=_experts(row, given, family.get("moe"), size["ffn"]),
             **like,
             **biases,
@@ -341,6 +346,20 @@ def _widths(row: CsvRow, devices: int) -> dict[str, int]:
     return widths
 
 
+def _sequence_parallel(row: CsvRow) -> bool:
+    """Read whether rows of norms are split; an empty cell is no, and no such column the default."""
+    said = row.text("sp").lower()
+    if "sp" not in row.cells:
+        return bool(PlanSpec.model_fields["sequence_parallel"].default)
+    if said not in _YES | _NO:
+        raise row.fault("sp", "1 or 0, yes or no, true or false")
+    return said in _YES
+
+
+_YES = frozenset(["1", "yes", "true", "on"])
+_NO = frozenset(["", "0", "no", "false", "off", "-"])
+
+
 def _plan(
     row: CsvRow,
     model: TransformerModel,
@@ -374,7 +393,7 @@ def _plan(
         "stages": _stages(row, model, widths["pp"], vpp),
         "zero": zero,
         "shard": _shard(row, cluster, widths["dp"], zero),
-        "sequence_parallel": folded or row.text("sp") not in ("", "0"),
+        "sequence_parallel": folded or _sequence_parallel(row),
         "seq": model.seq,
         "precision": named,
         "software": software,

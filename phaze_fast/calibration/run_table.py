@@ -26,6 +26,7 @@ _OTHER_NAMES = {
     "gpu": ("chip", "chips", "device", "accelerator"),
     "n_gpus": ("devices", "gpus", "n_devices", "world_size"),
     "vp": ("vpp",),
+    "sp": ("sequence_parallel",),
     "zero_or_dist_opt": ("zero", "sharding"),
     "framework": ("software",),
     "iter_time_s": ("step_s", "step_time_s"),

@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from phaze_fast.cli.options import numbers, one_for_each
 from phaze_fast.cli.output import fields
 from phaze_fast.errors import InvalidInputError, not_accepted
-from phaze_fast.hardware import Accelerator
 from phaze_fast.planning import Goodput, TrainingRun, goodput, training_run
 from phaze_fast.units import format_time, parse_quantity
 
@@ -87,8 +86,7 @@ class BudgetAnswer:
             rows.append(("goodput", f"{said}; a checkpoint every {every}: {lost}"))
         elif run.goodput < 1.0:
             rows.append(("goodput", f"{run.goodput:.1%}: checkpoints, no failures"))
-        how = "at rated power" if run.energy_from == "power" else "by the energy table"
-        rows.append(("energy", f"{run.energy_kwh / 1e3:,.1f} MWh, {how}"))
+        rows.append(("energy", f"{run.energy_kwh / 1e3:,.1f} MWh"))
         if run.usd > 0:
             shares = f"{run.device_usd:,.0f} devices, {run.electricity_usd:,.0f} electricity"
             rows.append(("dollars", f"{run.usd:,.0f} ({shares})"))
@@ -128,7 +126,7 @@ class Budget:
     def check(self, devices: int) -> None:
         """Refuse bad options before any work is done."""
         if self.tokens is not None:
-            self.answer(tokens_per_step=1, step_s=1.0, devices=devices, chip=None, step_j=0.0)
+            self.answer(tokens_per_step=1, step_s=1.0, devices=devices, step_j=0.0)
             return
         for option, value in (
             ("--usd-per-device-hour", self._price),
@@ -143,7 +141,6 @@ class Budget:
         tokens_per_step: int,
         step_s: float,
         devices: int,
-        chip: Accelerator | None,
         step_j: float,
     ) -> BudgetAnswer | None:
         """Compute the time, energy and cost of the budget from the tokens and seconds of a step."""
@@ -168,7 +165,6 @@ class Budget:
             step_s=step_s,
             devices=devices,
             goodput=parts.fraction,
-            power_w=None if chip is None else chip.power_w,
             step_j=step_j,
             pue=self.pue,
             usd_per_device_hour=self._price,

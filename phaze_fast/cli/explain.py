@@ -117,7 +117,8 @@ def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> Wh
     names = {"global_batch", "seq", "optimizer", "precision", "software", "reserved_bytes"}
     names |= {"fusion", "sequence_parallel", "expert_imbalance", "expert_overlap"}
     fixed_fields = read_asked(fields_of_plan)
-    training = Training.from_dict(stored.spec.model_dump(include=names))
+    step = stored.spec.model_dump(include=names)
+    training = Training.from_dict({**step, "overlap_experts": stored.spec.asked_overlap})
     plans = find_plans(stored.model, stored.cluster, training, threads=threads)
     return why_not_fastest(plans, fixed_fields, threads)
 

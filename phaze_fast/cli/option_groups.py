@@ -23,6 +23,7 @@ import typer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.records import Record
 from phaze_fast.units import format_bytes
@@ -34,7 +35,7 @@ _PANELS = {
     ),
     "Parallel widths and sharding": (
         *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "expert_imbalance", "expert_overlap"),
-        *("sequence_parallel", "zero", "shard", "rank_order", "idle"),
+        *("overlap_experts", "sequence_parallel", "zero", "shard", "rank_order", "idle"),
     ),
     "Pipeline and recomputation": ("schedule", "vpp", "stages", "recompute", "recompute_some"),
 }
@@ -298,9 +299,24 @@ def _optional(annotation: Any) -> Any:
     return Annotated[(type_ | None, *marks)]
 
 
+def _check_calibration(path: Path) -> None:
+    """Raise for a file that is not one of those `study calibrate` writes."""
+    try:
+        data = read_document(path)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"--calibration: {error}") from None
+    if not isinstance(data, Mapping) or not {"chip", "software"} <= set(data):
+        raise InvalidInputError(
+            f"--calibration: {path} is not accepted; expected a file that `study calibrate "
+            "RUNS.csv --output FILE` wrote"
+        )
+
+
 def _fill_in_calibration(typed: dict[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
     """Fill in the options of a command that a calibration has a value for."""
     path = typed.pop("calibration", None)
+    if path is not None:
+        _check_calibration(path)
     for name in _CALIBRATED:
         if name in known and not typed.get(name) and path is not None:
             typed[name] = str(path)

@@ -31,9 +31,12 @@ from phaze_fast.cli.output import (
 )
 from phaze_fast.errors import InfeasibleError, InvalidInputError, check_one_of
 from phaze_fast.hardware import Accelerator, Cluster, presets
+from phaze_fast.models import Model
 from phaze_fast.planning import Plan, Plans, Training, WhyNot, plan, read_asked
 from phaze_fast.planning import why_not as why_not_fastest
+from phaze_fast.planning.energy import energy_by_tier
 from phaze_fast.planning.frameworks import FRAMEWORKS
+from phaze_fast.planning.throughput import MFU_CONVENTION
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
@@ -108,6 +111,18 @@ def time_table(title: str, plan: Plan) -> Group:
     return fields(title, parts)
 
 
+def energy_table(title: str, model: Model, cluster: Cluster, plan: Plan) -> Group:
+    """Lay out where a step's energy goes."""
+    tiers = energy_by_tier(model, cluster, plan)
+    total = f"{plan.energy_j:,.0f} J a step, {plan.device_w:,.0f} W a device"
+    parts = [
+        (name.replace("_", " "), f"{joules:,.0f} J ({joules / plan.energy_j:.1%})")
+        for name, joules in tiers.items()
+        if joules > 1e-6 * plan.energy_j
+    ]
+    return fields(f"{title}: {total}", parts)
+
+
 def stage_table(title: str, plan: Plan) -> Group:
     """Lay out a plan's stages, in fewer columns on a narrow terminal."""
     columns = ["stage>", "layers", "recompute", "micro-batch>", "memory>", "free>"]
@@ -145,11 +160,13 @@ def _tables(
 ) -> list[RenderableType]:
     chip = _chip(result)
     title = f"{result.model.name} on {result.cluster.devices} x {chip.name}"
+    notes = [f"MFU of the fastest: {result.best.mfu_convention}", chip.calibration.note]
     parts: list[RenderableType] = [
-        _plans_table(title, result, result.plans, chip.calibration.note),
+        _plans_table(title, result, result.plans, "\n".join(filter(None, notes))),
         *([f"Why not {why_not}\n"] if why_not is not None else []),
         *([budget.table()] if budget is not None else []),
         time_table("Where the fastest step's time goes", result.best),
+        energy_table("Its energy", result.model, result.cluster, result.best),
         stage_table("The fastest, stage by stage", result.best),
     ]
     # The front is not computed after an interrupted search.
@@ -291,7 +308,6 @@ def _budget_of(budget: Budget, plans: Plans, training: Training) -> BudgetAnswer
         tokens_per_step=training.global_batch * best.seq,
         step_s=best.time_s,
         devices=plans.cluster.devices,
-        chip=_chip(plans),
         step_j=best.energy_j,
     )
 
@@ -302,14 +318,19 @@ def _compare(compared: Sequence[_Compared], output: PageOutput) -> None:
     if not possible:
         reasons = (f"{_chip(one.plans).name}: {one.plans.infeasible}" for one in compared)
         output.infeasible(InfeasibleError("; ".join(reasons)), clusters=[])
-    notes = {_chip(one.plans).calibration.note for one in possible}
+    notes = {_chip(one.plans).calibration.note for one in possible} | {MFU_CONVENTION}
     widest = max(compared, key=lambda one: len(one.columns()))
     width = len(widest.columns())
     rows = [[*one.row(), *([""] * (width - len(one.row())))] for one in compared]
     proven = all(one.plans.status == "optimal" for one in possible)
     claim = "Each optimal" if proven else "Each the best found"
     tables: list[RenderableType] = [
-        table(compared[0].plans.model.name, widest.columns(), rows, "\n".join(sorted(notes))),
+        table(
+            compared[0].plans.model.name,
+            widest.columns(),
+            rows,
+            "\n".join(sorted(filter(None, notes))),
+        ),
         f"{claim} among: {possible[0].plans.space}.",
     ]
     output.emit(

@@ -12,17 +12,26 @@ from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.option_groups import RecordOptions
 from phaze_fast.cli.options import Hardware, ModelName, Trained, load_model, problem_of
 from phaze_fast.cli.output import PageOutput, fields, note, typed
-from phaze_fast.cli.plan import stage_table, time_table
+from phaze_fast.cli.plan import energy_table, stage_table, time_table
 from phaze_fast.documents import read_document
 from phaze_fast.export import is_framework_file, read_plan
-from phaze_fast.hardware import Calibration, presets
+from phaze_fast.hardware import Calibration, Cluster, presets
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
 _TOP = ["time_s", "interval_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"]
-_TOP += ["memory", "device_memory", "peak", "over_bytes", "limit_bytes", "parts_s", "energy_j"]
+_TOP += [
+    "mfu_convention",
+    "memory",
+    "device_memory",
+    "peak",
+    "over_bytes",
+    "limit_bytes",
+    "parts_s",
+    "energy_j",
+]
 _TOP += ["stages"]
 
 
@@ -40,7 +49,7 @@ def _document(
 
 
 def _tables(
-    plan: Plan, model: Model, title: str, calibration: Calibration, budget: BudgetAnswer | None
+    plan: Plan, model: Model, cluster: Cluster, title: str, budget: BudgetAnswer | None
 ) -> list[RenderableType]:
     fits = f"{format_bytes(plan.limit_bytes - plan.memory_bytes)} free"
     if plan.over_bytes:
@@ -53,18 +62,19 @@ def _tables(
     rows = [
         ("step", f"{format_time(plan.time_s)} (80% interval {low} to {high})"),
         *speeds,
-        ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),
+        ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}: {plan.mfu_convention}"),
         ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
         ("as reported", plan.memory_as_reported),
         ("peak memory", f"{plan.peak['instant']}; most besides weights and optimiser: "
          f"{plan.peak['term']}"),
         *([("at the peak", plan.fullest.holders)] if plan.fullest.holders else []),
-        ("energy", f"{plan.energy_j:,.0f} J a step"),
+        ("energy", f"{plan.energy_j:,.0f} J a step, {plan.device_w:,.0f} W a device"),
     ]  # fmt: skip
     return [
-        fields(title, rows, calibration.note),
+        fields(title, rows, "" if cluster.chip is None else cluster.chip.calibration.note),
         *([budget.table()] if budget is not None else []),
         time_table("Where the step's time goes", plan),
+        energy_table("Its energy", model, cluster, plan),
         stage_table("Stage by stage", plan),
     ]
 
@@ -80,7 +90,10 @@ def _spec(plan: Path | None, typed: dict[str, Any], model: Model, devices: int) 
         spec = read.spec
     else:
         spec = PlanSpec.of(read_document(plan))
-    return spec.replace(**typed) if typed else spec
+    changed, dropped = spec.overridden(typed)
+    for line in dropped:
+        note(line)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -114,13 +127,14 @@ def predict_plan(
     loaded = load_model(model, seq if isinstance(seq, int) else None, trained.lora)
     spec = _spec(source.plan, fields_typed, loaded, where.devices)
     cluster = where.cluster()
+    if spec.devices < cluster.devices:
+        note(f"{cluster.devices - spec.devices} of {cluster.devices} devices stay idle")
     predicted = predict(loaded, cluster, spec)
     chip = presets.chip(where.chip)
     run = budget.answer(
         tokens_per_step=spec.global_batch * predicted.seq,
         step_s=predicted.time_s,
         devices=cluster.devices,
-        chip=chip,
         step_j=predicted.energy_j,
     )
     output.write_page(lambda: plan_page(loaded, cluster, [predicted], typed()))
@@ -129,5 +143,5 @@ def predict_plan(
     )
     output.emit(
         lambda: _document(predicted, problem_of(loaded, cluster), chip.calibration, run),
-        lambda: _tables(predicted, loaded, title, chip.calibration, run),
+        lambda: _tables(predicted, loaded, cluster, title, run),
     )

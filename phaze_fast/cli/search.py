@@ -29,10 +29,11 @@ from phaze_fast.cli.output import (
 )
 from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError
 from phaze_fast.explore import Design, Portfolio, Progress, fullest_text, share_text
-from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.hardware import ArchitectureSpace, Cluster, sustained_rates
 from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.pipeline import compare, search
 from phaze_fast.planning import Training
+from phaze_fast.planning.throughput import MFU_CONVENTION
 from phaze_fast.report import report_page
 from phaze_fast.report.result import SearchResult
 from phaze_fast.robust import Information, RobustResult
@@ -185,7 +186,7 @@ def _baselines(result: SearchResult) -> RenderableType:
         looked = f"{item['evaluations']:,}" if item["evaluations"] else "-"
         rows.append([item["title"], step, gain, mfu, looked, item["plan_text"], item["note"]])
     columns = ["what", "step>", "ours is>", "MFU>", "chips>", "plan", "note"]
-    return table("Baselines", columns, rows)
+    return table("Baselines", columns, rows, MFU_CONVENTION)
 
 
 def _gain(result: SearchResult) -> RenderableType:
@@ -322,6 +323,9 @@ class Chips:
     links and dies as axes), tpuv4-area (chips as large as a TPUv4), or a .yaml or .json file."""
     hbm: str | None = None
     """HBM of a chip to try: sizes such as 80GiB, or numbers of GiB, separated by commas."""
+    sustained: str | None = None
+    """Shares of their peaks that the chips and TPU v4 reach: tpu (as published runs of TPUs do) or
+    a .yaml or .json file; by default those of the space, which for the PHAZE paper's are all."""
     devices: int = 1024
     """Devices of the cluster."""
     fabric: str = "tpuv4-pod"
@@ -392,8 +396,10 @@ def _hbm_bytes(text: str) -> float:
             raise InvalidInputError(f"--hbm: {error}") from None
 
 
-def _space(name: str, hbm: str | None) -> ArchitectureSpace:
+def _space(name: str, hbm: str | None, sustained: str | None) -> ArchitectureSpace:
     space = ArchitectureSpace.load(name)
+    if sustained is not None:
+        space = ArchitectureSpace(space.spec.replace(sustained=sustained_rates(sustained)))
     if hbm is None:
         return space
     axes = {**space.spec.axes, "hbm.capacity_bytes": tuple(_hbm_bytes(p) for p in hbm.split(","))}
@@ -428,7 +434,7 @@ def search_chips(
     training = Training.from_dict(step)
     loaded = [load_model(name, training.seq, trained.lora) for name in model]
     cluster = Cluster.from_dict({"devices": where.devices, "fabric": where.fabric})
-    chips, threads = _space(where.space, where.hbm), thread_count(run.threads)
+    chips, threads = _space(where.space, where.hbm, where.sustained), thread_count(run.threads)
     with (
         _shown_progress(run.quiet) as progress,
         say_where_to_resume(run.resume),

@@ -12,6 +12,7 @@ from phaze_fast.cli.output import ChartsOutput, ToPath, note, progress_bar, tabl
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
 from phaze_fast.planning.planner import with_headroom
+from phaze_fast.planning.throughput import MFU_CONVENTION
 from phaze_fast.report.sweep_page import sweep_page
 from phaze_fast.runs.sweep import Point, SweepTable, sweep
 from phaze_fast.units import format_bytes, format_time
@@ -117,7 +118,8 @@ def sweep_points(
         note(f"wrote {output.csv}")
     columns = ["model", "chip", "devices>", "batch>", "step>", "memory>", "MFU>", "plan"]
     left = len(sweep_table.rows) - _SHOWN
-    caption = f"and {left:,} more; --csv, --json and --report have all" if left > 0 else ""
+    caption = f"and {left:,} more; --csv, --json and --report have all\n" if left > 0 else ""
+    caption += MFU_CONVENTION
     output.emit(
         lambda: {
             "rows": sweep_table.rows,

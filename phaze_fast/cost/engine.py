@@ -23,9 +23,13 @@ from phaze_fast.cost.residency import kept_shares
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
+from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, KINDS, RING, LayerGraph, OpGraph
 from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
+
+EXCHANGE_CORES = 20 / 132
+"""Share of a chip's cores that run an exchange while the others compute: DeepSeek-AI, DeepSeek-V3
+technical report, 2024 (arXiv:2412.19437), section 3.2.2, 20 of the 132 of an H800."""
 
 
 @lru_cache(maxsize=256)
@@ -63,12 +67,15 @@ class Costs(Brief):
     """Number of pairs of distinct operator and distinct chip that were priced."""
     _tables: tuple[CostTable, ...]
     _static_w: Array
+    _limit_w: Array
     _ends: tuple[int, ...]
     _network_s: tuple[Array, ...]
     _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
     """By graph: its tables, the operators in each, and their columns there."""
 
     _contention: float = 0.0
+    _overlapped: tuple[str, ...] = ()
+    """Groups whose collectives run while other passes of the same layer compute."""
 
     def _places_of(self, graph: int) -> list[tuple[int, Array, Array]]:
         known = self._places.get(graph)
@@ -106,6 +113,7 @@ class Costs(Brief):
             cores=self.cores[chips],
             _tables=tuple(tables),
             _static_w=self._static_w[chips],
+            _limit_w=self._limit_w[chips],
         )
 
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
@@ -124,16 +132,42 @@ class Costs(Brief):
         """Return the costs if a collective delays the work it overlaps by a share of its time."""
         return replace(self, _contention=contention)
 
+    def with_overlapped(self, groups: Sequence[str]) -> Costs:
+        """Return the costs if collectives of some groups run while another micro-batch computes.
+
+        A forward pass meets a backward pass of the same layer, so that the computation of both
+        hides the collectives of both, as far as it lasts, less the cores that run these. Graphs
+        alternate: forward, backward.
+        """
+        return replace(self, _overlapped=tuple(groups))
+
+    def _overlap_exposed_s(self, graph: int, chip: int | None) -> Array:
+        """Seconds of collectives without what the passes of another micro-batch hide."""
+        network, codes = self._network_s[graph], [GROUPS.index(name) for name in self._overlapped]
+        exchange_s, compute_s = 0.0, np.zeros(self.chips if chip is None else 1)
+        for one in (graph & ~1, graph | 1):
+            own = np.isin(self.graphs[one].ops["group"], codes)
+            exchange_s += float(self._network_s[one][own].sum())
+            compute_s += self._look_up("time_s", one, chip).sum(axis=1)
+        if exchange_s == 0.0:
+            return network
+        hidden = np.minimum(1.0, compute_s / exchange_s)
+        hidden *= 1.0 - max(self._contention, EXCHANGE_CORES)
+        mine = np.isin(self.graphs[graph].ops["group"], codes)
+        return np.where(mine, network * (1.0 - hidden[:, None]), network)
+
     def _exposed_s(self, graph: int, chip: int | None) -> Array:
         """Seconds of collectives; of ring attention, only the part that attention does not hide."""
         network, names = self._network_s[graph], self.graphs[graph].names
+        if self._overlapped:
+            network = self._overlap_exposed_s(graph, chip)
         rings = _rings(names)
         if not rings:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
         overlapped_s = self._look_up("time_s", graph, chip)[:, hides]
-        seconds = np.repeat(network[None, :], len(overlapped_s), axis=0)
-        ring_s = network[list(rings)]
+        seconds = np.array(np.broadcast_to(network, (len(overlapped_s), network.shape[-1])))
+        ring_s = seconds[:, list(rings)]
         seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - overlapped_s)
         return seconds
 
@@ -157,6 +191,11 @@ class Costs(Brief):
     def static_w(self) -> Array:
         """Static power of each chip, watts, shape (chips,)."""
         return self._static_w
+
+    @property
+    def limit_w(self) -> Array:
+        """Rated power of each chip, watts; infinite where none is given."""
+        return self._limit_w
 
     def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
         """Dynamic energy on the chip, joules, shape (chips, operators)."""
@@ -190,6 +229,7 @@ _SEEN = (
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # no cost depends on them
 # The cost of a product without fused operators depends on the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
+_WEIGHT_PRODUCT = KINDS.index("gemm")  # forward product of an input with weights
 _PAIRS_AT_ONCE = 2**18  # operator-chip pairs priced at a time, to limit memory
 
 
@@ -231,14 +271,18 @@ def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
     records = batch.records.copy()
     for name in unseen:
         records[name] = 1
-    key: Array = np.zeros(len(records), dtype=[("c", "V", records.dtype.itemsize), ("t", "i4")])
+    tables = batch.energy.dtype.itemsize
+    key: Array = np.zeros(
+        len(records), dtype=[("c", "V", records.dtype.itemsize), ("e", "V", tables), ("t", "i4")]
+    )
     key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
+    key["e"] = batch.energy.view(np.dtype((np.void, tables)))
     key["t"] = batch.tuning_of
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
     # Static energy is added when costs are expanded to one row per chip.
-    alike = replace(batch, records=records, static_w=np.zeros(len(records)))
+    alike = replace(batch, records=records, idle_w={"": np.zeros(len(records))})
     return alike.take(first), inverse.reshape(-1)
 
 
@@ -448,7 +492,7 @@ def estimate_costs(
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
-        Prices of events; by default the 7 nm table.
+        What events cost on all chips; by default the table of each chip's node.
     threads
         At most this many threads, by default all cores; the result does not depend on it.
     like
@@ -494,16 +538,19 @@ def estimate_costs(
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
     kept = _Kept.of(flat, batch) if any(graph.resident for graph in flat) else None
     tables = []
-    for code in np.unique(ops["format"]).tolist() or [0]:
+    pruned = (ops["kind"] == _WEIGHT_PRODUCT) & (batch.products_done < 1.0)
+    codes = np.unique(np.stack([ops["format"], pruned], axis=1), axis=0).tolist() or [[0, 0]]
+    for code, skips in codes:
         low = cast(Dtype, FORMATS[code])
         own = batch if code == 0 else machines(chips, low, tuning, energy, like)
-        mine = ops["format"] == code
+        own = own.sparse if skips else own
+        mine = (ops["format"] == code) & (pruned == bool(skips))
         for which, unseen in (
             (unfused & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
             (~unfused & mine, _UNSEEN_OF_CHIP),
         ):
             positions = np.flatnonzero(which)
-            if code == 0 or len(positions):
+            if (code, skips) == (0, 0) or len(positions):
                 tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only, kept))
     return Costs(
         graphs=flat,
@@ -512,6 +559,7 @@ def estimate_costs(
         evaluations=sum(table.time_s.size for table in tables),
         _tables=tuple(tables),
         _static_w=batch.static_w,
+        _limit_w=batch.limit_w,
         _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),
     )
@@ -571,7 +619,7 @@ def roofline_work_s(
     True
     """
     flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
-    batch = machines(records, like=like)
+    batch = machines(records, like=like).sparse  # at least as fast in every operator
     groups = rank_groups(graph)
     ops = np.concatenate([part.ops for part in flat])
     if any(part.resident for part in flat):

@@ -16,11 +16,12 @@ from phaze_fast.hardware import (
     Tuning,
     area_batch,
     chip_records,
-    energy_table,
+    energy_table_of,
     presets,
     tuning_record,
 )
 from phaze_fast.hardware.chip import Dtype
+from phaze_fast.hardware.silicon import die_areas_mm2
 from phaze_fast.tables import Array
 
 PRECISIONS: dict[str, tuple[float, float, float]] = {
@@ -43,8 +44,15 @@ class Machines:
     tuning_of: Array
     tunings: Array
     precision: tuple[float, float, float, float]
-    energy: EnergyTable
-    static_w: Array
+    energy: Array
+    """What each chip spends on events, one energy table per chip."""
+    idle_w: dict[str, Array]
+    """Watts of each chip that computes nothing: leakage, clock, HBM background."""
+    limit_w: Array
+    """Rated power of each chip, which its firmware keeps to; infinite where none is given."""
+    products_done: float = 1.0
+    """Share of the multiplications of forward products with weights that is done: less than 1 where
+    the cores skip zeros."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -55,15 +63,34 @@ class Machines:
             self,
             records=np.ascontiguousarray(self.records[chips]),
             tuning_of=np.ascontiguousarray(self.tuning_of[chips]),
-            static_w=self.static_w[chips],
+            energy=np.ascontiguousarray(self.energy[chips]),
+            idle_w={name: watts[chips] for name, watts in self.idle_w.items()},
+            limit_w=self.limit_w[chips],
         )
 
     @property
+    def static_w(self) -> Array:
+        """Power of each chip that computes nothing, watts."""
+        watts: Array = np.sum(list(self.idle_w.values()), axis=0)
+        return watts
+
+    @property
     def prices(self) -> Array:
-        """Energy table as the kernels take it; multiplications scale with their operands' bytes."""
-        record = self.energy.to_record().copy()
+        """Energy tables for the kernels; multiplications scale with their operands' bytes."""
+        record = self.energy.copy()
         record["mac_j"] *= self.precision[0] / PRECISIONS["bf16"][0]
         return record
+
+    @property
+    def sparse(self) -> Machines:
+        """The same for forward products with weights, of which cores that skip zeros do a part."""
+        if self.products_done == 1.0:
+            return self
+        spent = self.energy.copy()
+        spent["mac_j"] *= self.products_done
+        *numbers, rate = self.precision
+        faster = (*numbers, rate / self.products_done)
+        return replace(self, precision=faster, energy=spent, products_done=1.0)
 
     @property
     def arguments(self) -> tuple[Array, Array, Array, tuple[float, float, float, float]]:
@@ -121,7 +148,7 @@ def machines(
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
-        Prices of events; by default the 7 nm table.
+        What events cost on all chips; by default the table of each chip's node.
     like
         For an array of records: the chip whose tuning, launch latency and formats they share.
 
@@ -134,7 +161,6 @@ def machines(
         raise not_accepted("dtype", dtype, f"one of {', '.join(PRECISIONS)}")
     if tuning is not None and not isinstance(tuning, Tuning):
         raise InvalidTypeError(f"tuning: {type(tuning).__name__} is not accepted; expected Tuning")
-    prices = energy_table() if energy is None else energy
     if isinstance(chips, np.ndarray):
         if like is None and dtype not in ("bf16", "fp16"):
             raise InvalidInputError(
@@ -175,9 +201,55 @@ def machines(
     if len(bad):
         reason = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
         raise InvalidInputError(f"chips[{int(bad[0])}]: {reason}")
-    area_mm2 = areas["total_mm2"].copy()
-    if not isinstance(chips, np.ndarray):
-        for i, chip in enumerate(listed):
-            area_mm2[i] = chip.die_area_mm2 or area_mm2[i]
-    static_w = np.ascontiguousarray(area_mm2 * prices.static_w_per_mm2)
-    return Machines(records, tuning_of, tunings, (*PRECISIONS[dtype], rate), prices, static_w)
+    several = [like] if isinstance(chips, np.ndarray) else list(listed)
+    if isinstance(chips, np.ndarray):
+        spent = _spending(records, like, energy)
+    else:
+        spent = _spending_of(listed, records, energy)
+    numbers = (*PRECISIONS[dtype], rate)
+    return Machines(records, tuning_of, tunings, numbers, *spent, _products_done(several))
+
+
+def _products_done(chips: Sequence[Accelerator | None]) -> float:
+    """Return the share of forward products that chips multiply, the same for all of them."""
+    cores = [chip.tensor_core.sparsity for chip in chips if chip is not None]
+    shares = {1.0 if one is None else one.products_done for one in cores} or {1.0}
+    if len(shares) > 1:
+        raise InvalidInputError(
+            "chips: their tensor cores skip different shares of products; ask for them one by one"
+        )
+    return shares.pop()
+
+
+def energy_table_for(chip: Accelerator | None) -> EnergyTable:
+    """Return the energy table of a chip's node, with its links between dies."""
+    if chip is None:
+        return energy_table_of()
+    return energy_table_of(chip.process_nm, chip.die_to_die.byte_j if chip.die_to_die else 0.0)
+
+
+def _spending(
+    records: Array, like: Accelerator | None, energy: EnergyTable | None, built: bool = False
+) -> tuple[Array, dict[str, Array], Array]:
+    """Energy table, power while nothing is computed and power limit of chips like another.
+
+    The area of a chip that is built is its die's, where that is published.
+    """
+    table = energy_table_for(like) if energy is None else energy
+    area_mm2 = die_areas_mm2(records, None if like is None else like.process_nm)
+    limit_w = np.full(len(records), np.inf)
+    if built and like is not None:
+        area_mm2[:] = like.die_area_mm2 or area_mm2
+        limit_w[:] = like.power_w or np.inf
+    return table.of_chips(records), table.idle_w(records, area_mm2), limit_w
+
+
+def _spending_of(
+    chips: Sequence[Accelerator], records: Array, energy: EnergyTable | None
+) -> tuple[Array, dict[str, Array], Array]:
+    """Return the same of chips that are built, each with its node, die area and rated power."""
+    parts = [_spending(records[:0], None, energy)]
+    parts += [_spending(records[i : i + 1], chip, energy, True) for i, chip in enumerate(chips)]
+    tables, idle, limits = zip(*parts, strict=True)
+    idle_w = {name: np.concatenate([part[name] for part in idle]) for name in idle[0]}
+    return np.concatenate(tables), idle_w, np.concatenate(limits)

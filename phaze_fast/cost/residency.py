@@ -20,6 +20,7 @@ from phaze_fast import _core
 from phaze_fast.cost.fusion import BufferRules, FusedGroup, best_cuts, group_traffic
 from phaze_fast.opgraph import KINDS, OpGraph
 from phaze_fast.opgraph.builder import ELEMENT_BYTES
+from phaze_fast.opgraph.graph import FUNCTIONS
 from phaze_fast.tables import Array
 
 _PRODUCTS = frozenset(KINDS.index(name) for name in ("gemm", "gemm-input-gradient"))
@@ -29,6 +30,7 @@ _BETWEEN = frozenset(
     for name in ("activation-backward", "multiply-backward", "rotary", "rotary-backward")
 ) | {_FORWARD, _BACKWARD}
 """Kinds of operators that work on a tile between two products."""
+_MULTIPLY = FUNCTIONS.index("multiply")
 _SEGMENTS = 3
 
 
@@ -63,7 +65,8 @@ class _Graph:
     def gated(self, u: int, v: int) -> bool:
         """Whether two products of equal shape are multiplied element by element."""
         both = self.product[u] and self.product[v]
-        return both and all(self.ops[f][u] == self.ops[f][v] for f in ("m", "n", "k", "kind"))
+        alike = all(self.ops[f][u] == self.ops[f][v] for f in ("m", "n", "k", "kind"))
+        return both and alike and _MULTIPLY in self.ops["epilogue_functions"][v]
 
     def passed_on(self) -> list[tuple[int, int]]:
         """Return the edges along which a tile may be passed on."""
@@ -72,8 +75,11 @@ class _Graph:
             if not all(self.product[i] or self.between[i] for i in (u, v)):
                 continue
             apart = ops["m"][u] != ops["m"][v] or ops["n"][u] != ops["k"][v]
+            # A product's operand is the latest of its sources; a residual, which its epilogue
+            # reads, comes earlier.
+            apart |= u != max(source for source, reader in self.edges if reader == v)
             if self.product[u] and self.product[v] and apart and not self.gated(u, v):
-                continue  # it is read by an epilogue, such as a residual
+                continue
             edges.append((u, v))
         return edges
 

@@ -154,6 +154,8 @@ class ChipGroups:
     """Links and formats that occur, where those are axes; empty where all chips share theirs."""
     variant: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Position in `variants` of each group."""
+    network_share: float = 1.0
+    """Share of the bandwidth of the interconnect that is reached."""
     prices: Prices = field(default_factory=Prices)
     """Prices of wafers and HBM."""
     package: PackageModel | None = None
@@ -212,7 +214,8 @@ class ChipGroups:
         spec = space.spec
         several_dies = spec.package is None and ("dies" in spec.axes or spec.base.dies > 1)
         groups = replace(
-            cls.of_records(space.chips, space.area_mm2, spec.base),
+            cls.of_records(space.chips, space.area_mm2, spec.like),
+            network_share=1.0 if spec.sustained is None else spec.sustained.network,
             prices=Prices.at_node(spec.area_terms.process_nm),
             package=PackageModel() if several_dies else spec.package,
         )

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.cost.machines import machines
 from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import SearchProblem
-from phaze_fast.hardware import area_batch, energy_table
 from phaze_fast.hardware.package import RunningCosts
 from phaze_fast.tables import Array
 
@@ -176,7 +176,7 @@ def objective_of(name: str, problems: Sequence[SearchProblem], groups: ChipGroup
         rates.append(per_second[name])
         joules.append(per_joule.get(name, 0.0))
     exists = groups.chip >= 0
-    static_w = area_batch(groups.records)["total_mm2"] * energy_table().static_w_per_mm2
+    static_w = machines(groups.records, like=groups.like).static_w
     fewest = [_fewest_devices(p) if any(joules) else np.ones(len(p)) for p in problems]
     return Objective(
         name=name,

@@ -16,7 +16,7 @@ from phaze_fast.cost.engine import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.explore.bounds import PricedChips
-from phaze_fast.explore.chip_groups import ChipGroups, Variant
+from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, tier_names
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
 from phaze_fast.models import Model
@@ -132,7 +132,7 @@ class SearchProblem:
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         cluster, like = variant.cluster(self.cluster), variant.like(self.like)
-        return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.hidden)
+        return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.most_hidden)
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""
@@ -253,6 +253,8 @@ def problems_of(
             f"{BF16}"
         )
     bare = cluster.replace(chip=None)
+    if groups.network_share < 1.0:
+        bare = scaled_cluster(bare, [groups.network_share] * len(tier_names(bare)))
     return [
         SearchProblem(model, bare, training, groups.like, capacities, groups.variants)
         for model in models

@@ -17,7 +17,12 @@ from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted, pri
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
-from phaze_fast.planning.frameworks import FRAMEWORKS, framework_table, inexpressible
+from phaze_fast.planning.frameworks import (
+    FRAMEWORKS,
+    framework_precisions,
+    framework_table,
+    inexpressible,
+)
 from phaze_fast.planning.training import split_recompute
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import DEFAULT, load_software
@@ -191,12 +196,14 @@ class Request:
         cases = {
             **{case: bool(applies[0]) for case, applies in of_layout.items()},
             **cases,
-            "precision": spec.precision.name not in table["precisions"],
+            "precision": spec.precision.name not in framework_precisions(names.format, self.model),
             "optimizer": spec.optimizer_name not in table["optimizers"],
         }
         texts = [text for case, text in names.tables["unexpressed"].items() if cases.get(case)]
         if spec.ep > 1 and spec.expert_overlap > 0:
             texts.insert(0, ("expert_overlap", "the library's dispatcher decides"))
+        if spec.asked_overlap is not None:
+            texts.insert(0, ("overlap_experts", "the schedule decides"))
         by_default = spec.strategy.model_copy(update={"expert_imbalance": None})
         load = by_default.with_load(self.model).expert_imbalance
         if spec.ep > 1 and spec.expert_imbalance not in (None, load):

@@ -18,6 +18,8 @@ from phaze_fast.export.request import (
     whole_number,
 )
 from phaze_fast.models import TransformerModel
+from phaze_fast.planning.frameworks import framework_precisions
+from phaze_fast.software import BF16
 
 
 def _modules(chunk: Chunk) -> list[str]:
@@ -65,6 +67,11 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
         settings["micro_batch"] = spec.micro_batch
         settings["stages"] = [_modules(chunk) for chunk in request.chunks]
     settings["recompute"] = "none" if request.modes <= {"none"} else "full"
+    if spec.precision.name in framework_precisions("torchtitan", request.model)[1:]:
+        settings |= {"converters": ["float8"], "unconverted": ["output", "router.gate"]}
+        settings["float8"] = names.tables["float8"][spec.precision.name]
+        if request.model.moe is not None:
+            settings["converted_experts"] = ["experts"]
     lines = request.remarks(names, missing)
     head = "".join(f"# {printable(line)}\n" for line in lines)
     return head + _toml(names.nested(settings)), missing
@@ -148,6 +155,7 @@ def read_torchtitan(
         "stages": sizes,
         "recompute": _read_recompute(job),
         "optimizer": "adam-fp32" if job.value("precision") == "float32" else "adam",
+        "precision": _read_precision(job, model),
         "idle": True,
     }
     rounds = batch // max(1, dp * local)
@@ -162,6 +170,22 @@ def _read_zero(job: _Job, sharded: int, pp: int) -> int:
     if word == "default":
         return 2 if pp > 1 else 3
     return int(job.names.meaning("reshard", "reshard", word))
+
+
+def _read_precision(job: _Job, model: TransformerModel) -> str:
+    converters = job.value("converters") or []
+    if converters == []:
+        return BF16
+    if converters != ["float8"]:
+        raise not_accepted(job.names["converters"], converters, "['float8'] or none")
+    recipe = job.value("float8") or "tensorwise"
+    name = str(job.names.meaning("float8", "float8", recipe))
+    converted = "experts" in (job.value("converted_experts") or [])
+    if model.moe is not None and not (converted and name == "fp8-rowwise"):
+        expected = "['experts'] and rowwise scaling: a plan has one format for all products"
+        shown = job.value("converted_experts") or []
+        raise not_accepted(job.names["converted_experts"], shown, expected)
+    return name
 
 
 def _read_recompute(job: _Job) -> str:

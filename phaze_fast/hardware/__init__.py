@@ -30,11 +30,14 @@ from phaze_fast.hardware.silicon import area as area
 from phaze_fast.hardware.silicon import area_batch as area_batch
 from phaze_fast.hardware.silicon import energy_table as energy_table
 from phaze_fast.hardware.silicon import energy_table_at as energy_table_at
+from phaze_fast.hardware.silicon import energy_table_of as energy_table_of
 from phaze_fast.hardware.silicon import power_batch as power_batch
 from phaze_fast.hardware.space import ArchitectureSpace as ArchitectureSpace
 from phaze_fast.hardware.space import AreaLimit as AreaLimit
 from phaze_fast.hardware.space import SpaceChunk as SpaceChunk
 from phaze_fast.hardware.space import SpaceSpec as SpaceSpec
+from phaze_fast.hardware.sustained import SustainedRates as SustainedRates
+from phaze_fast.hardware.sustained import sustained_rates as sustained_rates
 from phaze_fast.hardware.tuning import AttentionTuning as AttentionTuning
 from phaze_fast.hardware.tuning import Calibration as Calibration
 from phaze_fast.hardware.tuning import CalibrationState as CalibrationState

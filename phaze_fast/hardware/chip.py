@@ -20,6 +20,7 @@ from phaze_fast.records import (
     Bandwidth,
     Bytes,
     Count,
+    Fraction,
     FrozenDict,
     Hertz,
     Quantity,
@@ -38,6 +39,39 @@ Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 """A rate relative to another, more than zero."""
 
 
+class StructuredSparsity(Record):
+    """Weights of which a tensor core skips some: at most `kept` of each `of` are not zero.
+
+    Only forward products are sped up: the mask runs along their inner dimension, and the transposed
+    product of the backward pass has another one (Mishra et al., Accelerating Sparse Deep Neural
+    Networks, 2021, arXiv:2104.08378). Bytes are those of dense weights, which training keeps.
+
+    Examples
+    --------
+    >>> StructuredSparsity(kept=2, of=4, weight_share=0.5).products_done
+    0.75
+    """
+
+    what: ClassVar[str] = "sparsity"
+    kept: Count = 2
+    """Weights that may differ from zero."""
+    of: Count = 4
+    """Weights of one group."""
+    weight_share: Fraction
+    """Share of the weights in forward products that has such zeros; 0 to 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kept >= self.of:
+            raise ValueError(f"kept: {self.kept} of {self.of} is not accepted; expected fewer")
+        return self
+
+    @property
+    def products_done(self) -> float:
+        """Share of the multiplications of forward products that is done."""
+        return 1.0 - self.weight_share * (1.0 - self.kept / self.of)
+
+
 class TensorCore(Record):
     """Matrix units of a chip, all identical."""
 
@@ -52,6 +86,8 @@ class TensorCore(Record):
     """Local buffer of one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
     rates: FrozenDict[Dtype, Rate] = FrozenDict({"bf16": 1.0, "fp16": 1.0})
     """Multiply-accumulates per cycle in each format, relative to bf16."""
+    sparsity: StructuredSparsity | None = None
+    """Zeros among the weights that the cores skip; absent: they multiply all of them."""
 
     @property
     def macs_per_cycle(self) -> int:
@@ -113,6 +149,17 @@ class Links(Record):
     """Bandwidth of one link in one direction."""
 
 
+class DieToDie(Record):
+    """Links between the dies of a package, over which a core reads the buffer of another die."""
+
+    what: ClassVar[str] = "die_to_die"
+    bandwidth_bytes_per_s: Bandwidth
+    """Bandwidth of all links of one die, in one direction."""
+    byte_j: Quantity = 4e-12
+    """Joules of a byte: 0.5 pJ per bit, UCIe 1.0's figure for standard packages (Das Sharma et al.,
+    IEEE TCPMT 2022)."""
+
+
 FIELD_COLUMNS = {
     "tensor_core.count": "tensor_cores",
     "tensor_core.width": "tensor_width",
@@ -164,6 +211,8 @@ class Accelerator(Record):
     """SerDes links of the interconnect, whose area and power are counted where they are given."""
     dies: Count = 1
     """Number of dies into which the logic is divided."""
+    die_to_die: DieToDie | None = None
+    """Links between the dies; absent: they do not limit the shared buffer, and cost no energy."""
     launch_latency_s: Seconds = 0.0
     """Fixed cost of starting one operator."""
     tuning: Tuning = Tuning()
@@ -185,6 +234,10 @@ class Accelerator(Record):
     def _check(self) -> Self:
         if self.buffer.capacity_bytes > 0 and self.buffer.bytes_per_cycle <= 0:
             raise ValueError("buffer.bytes_per_cycle: 0 is not accepted; expected a number > 0")
+        if self.die_to_die is not None and self.dies == 1:
+            raise ValueError("die_to_die: not accepted for one die; expected dies of 2 or more")
+        if self.die_to_die is not None and self.buffer.capacity_bytes == 0:
+            raise ValueError("die_to_die: not accepted without a buffer that the dies share")
         return self
 
     def peak_flops(self, dtype: Dtype = "bf16") -> float:
@@ -302,7 +355,21 @@ def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarr
     for i, chip in enumerate(chips):
         row = chip.to_row()
         table[i] = tuple(row[name] for name in _core.CHIP_DTYPE.names or ())
+        if chip.die_to_die is not None:
+            limit_by_dies(table[i : i + 1], chip.die_to_die)
     return table
+
+
+def limit_by_dies(chips: np.ndarray[Any, Any], links: DieToDie) -> None:
+    """Lower the bandwidth of the shared buffer, in place, to what links between dies carry.
+
+    Addresses are interleaved over d dies, so that (d - 1) / d of all bytes cross to another one.
+    """
+    several = chips["dies"] > 1
+    away = np.where(several, 1.0 - 1.0 / np.maximum(chips["dies"], 1), 1.0)
+    most = chips["dies"] * links.bandwidth_bytes_per_s / away / chips["clock_hz"]
+    own = chips["buffer_bytes_per_cycle"]
+    chips["buffer_bytes_per_cycle"] = np.where(several, np.minimum(own, most), own)
 
 
 def memory_of_records(chips: np.ndarray[Any, Any]) -> tuple[Any, Any]:

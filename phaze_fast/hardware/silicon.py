@@ -236,7 +236,15 @@ class EnergyTable(Record):
     network_byte_j: Quantity
     """One byte over an off-package link."""
     static_w_per_mm2: Quantity
-    """Leakage and clock tree."""
+    """Leakage; with the clock tree where `clock_j_per_mm2` is 0."""
+    clock_j_per_mm2: Quantity = 0.0
+    """Clock tree of one mm2 in one cycle."""
+    core_cycle_j: Quantity = 0.0
+    """Control of one tensor core in one cycle, shared among the products of the cycle."""
+    die_byte_j: Quantity = 0.0
+    """One byte from one die of a package to another."""
+    hbm_stack_w: Quantity = 0.0
+    """Refresh, PHY and controller of one stack of HBM that moves nothing, watts."""
     sources: tuple[str, ...]
     """Where the figures come from, term by term."""
 
@@ -246,6 +254,25 @@ class EnergyTable(Record):
         for field in _core.ENERGY_DTYPE.names or ():
             row[field] = getattr(self, field)
         return row
+
+    def of_chips(self, records: Array) -> Array:
+        """Return the table of each chip.
+
+        A product includes its share of the control, a byte of the buffer its way between dies.
+        """
+        rows: Array = np.repeat(self.to_record(), len(records))
+        products = records["tensor_width"] * records["tensor_depth"]  # 0 where a record is bad
+        rows["mac_j"] += self.core_cycle_j / np.maximum(products, 1)
+        rows["buffer_byte_j"] += self.die_byte_j * (1.0 - 1.0 / np.maximum(records["dies"], 1))
+        return rows
+
+    def idle_w(self, records: Array, area_mm2: Array) -> dict[str, Array]:
+        """Watts of chips that compute nothing: leakage, clock tree, and HBM that moves nothing."""
+        return {
+            "leakage": area_mm2 * self.static_w_per_mm2,
+            "clock": area_mm2 * self.clock_j_per_mm2 * records["clock_hz"],
+            "hbm_background": records["hbm_stacks"] * self.hbm_stack_w,
+        }
 
 
 def area(chip: Accelerator, terms: AreaTerms = PUBLISHED_AREA) -> Area:
@@ -348,16 +375,66 @@ def energy_table_at(nm: float) -> EnergyTable:
     >>> energy_table("7nm").mac_j < energy_table_at(16.0).mac_j < energy_table("45nm").mac_j
     True
     """
+    return _at_node(process_node(nm).nm)
+
+
+def _at_node(nm: float) -> EnergyTable:
+    """Return the table of circuits at any node."""
     usual = energy_table("7nm")
     if nm == REFERENCE_NM:
         return usual
     old = energy_table("45nm")
-    exponent = math.log(process_node(nm).nm / REFERENCE_NM) / math.log(45.0 / REFERENCE_NM)
+    exponent = math.log(nm / REFERENCE_NM) / math.log(45.0 / REFERENCE_NM)
     scaled = {
         name: getattr(usual, name) * (getattr(old, name) / getattr(usual, name)) ** exponent
         for name in _SCALED
     }
     return usual.replace(name=f"{nm:g}nm", **scaled)
+
+
+_LOGIC = ("core_cycle_j", "clock_j_per_mm2")
+"""Energies that fall with the node as a vector operation's does."""
+
+
+@lru_cache(maxsize=16)
+def energy_table_of(nm: float | None = None, die_byte_j: float = 0.0) -> EnergyTable:
+    """Return what whole chips of a node spend on each event: the table of a plan's energy.
+
+    Circuits scale as in `energy_table_at`. Below 7 nm they are taken as at 7 nm: chips of 5 and 4
+    nm run at higher clocks, which takes back what the node saves (H100, docs/hardware.md).
+
+    Parameters
+    ----------
+    nm
+        Process node; 7 nm where it is not known.
+    die_byte_j
+        Joules of one byte between dies.
+
+    Examples
+    --------
+    >>> energy_table_of(4.0) == energy_table_of(7.0)
+    True
+    >>> energy_table_of(16.0).mac_j > energy_table_of(7.0).mac_j
+    True
+    """
+    table = energy_table("chip-7nm").replace(die_byte_j=die_byte_j)
+    if nm is None or nm <= REFERENCE_NM:
+        return table
+    old, usual = _at_node(nm), energy_table("7nm")
+    growth = {name: getattr(old, name) / getattr(usual, name) for name in _SCALED}
+    growth |= dict.fromkeys(_LOGIC, growth["vector_op_j"])
+    scaled = {name: getattr(table, name) * factor for name, factor in growth.items()}
+    return table.replace(name=f"chip-{nm:g}nm", **scaled)
+
+
+def die_areas_mm2(records: Array, nm: float | None = None) -> Array:
+    """Areas of whole dies by the template, every term counted, mm2.
+
+    Nodes whose density is not known count as 7 nm.
+    """
+    terms = EVERY_AREA.replace(process_nm=nm if nm in _NODES else REFERENCE_NM)
+    areas: Array = area_batch(records, terms)["total_mm2"].copy()
+    return areas
 
 
 # ---- power at a clock ----

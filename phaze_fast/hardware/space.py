@@ -19,7 +19,14 @@ from pydantic import Field, WithJsonSchema, field_validator, model_validator
 from phaze_fast import _core
 from phaze_fast.documents import Presets, digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, brief, nearest, not_accepted
-from phaze_fast.hardware.chip import CHIPS, FIELD_COLUMNS, Accelerator, Links, chip_records
+from phaze_fast.hardware.chip import (
+    CHIPS,
+    FIELD_COLUMNS,
+    Accelerator,
+    Links,
+    chip_records,
+    limit_by_dies,
+)
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import (
     EVERY_AREA,
@@ -32,6 +39,8 @@ from phaze_fast.hardware.silicon import (
     energy_table_at,
     power_batch,
 )
+from phaze_fast.hardware.sustained import SUSTAINED, SustainedRates
+from phaze_fast.hardware.tuning import Tuning
 from phaze_fast.records import (
     Bytes,
     FrozenDict,
@@ -212,6 +221,9 @@ class SpaceSpec(Record):
     above_power: Literal["drop", "slow"] = "drop"
     """What happens to chips above it: they are excluded, or run at the highest clock that it allows
     (docs/robust.md); those above it by leakage and HBM alone are always excluded."""
+    sustained: Annotated[SustainedRates | None, NamedOr()] = None
+    """Shares of their peaks that the chips reach, in a file also a preset's name (tpu); by default
+    all of them, as in the PHAZE paper. Not for a base that has rates of its own."""
     package: PackageModel | None = None
     """Keep chips whose dies fit a reticle and whose dies and stacks fit an interposer."""
     min_hbm_bytes: Bytes = 0
@@ -223,6 +235,11 @@ class SpaceSpec(Record):
     @classmethod
     def _named_base(cls, value: object) -> object:
         return CHIPS.load(value) if isinstance(value, str) else value
+
+    @field_validator("sustained", mode="before")
+    @classmethod
+    def _named_rates(cls, value: object) -> object:
+        return SUSTAINED.load(value) if isinstance(value, str) else value
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -268,6 +285,11 @@ class SpaceSpec(Record):
         for part in ("hbm", "links"):
             if any(f.startswith(f"{part}.") for f in fields) and getattr(self.base, part) is None:
                 raise ValueError(f"axes: {self.base.name} has no {part} to vary")
+        if self.sustained is not None and self.base.tuning != Tuning():
+            raise ValueError(
+                f"sustained: {self.sustained.name} is not accepted; {self.base.name} has rates of "
+                "its own"
+            )
         for field in ("hbm.capacity_bytes", "hbm.bandwidth_bytes_per_s"):
             if "hbm.generation" in self.axes and field in fields:
                 raise ValueError(f"axes.{field}: hbm.generation gives it; expected one of the two")
@@ -275,6 +297,11 @@ class SpaceSpec(Record):
             raise ValueError(
                 f"max_hbm_bytes: {self.max_hbm_bytes} is below min_hbm_bytes, {self.min_hbm_bytes}"
             )
+
+    @property
+    def like(self) -> Accelerator:
+        """The base with the sustained rates of the space, which its chips share."""
+        return self.base if self.sustained is None else self.sustained.applied(self.base)
 
     @property
     def area_terms(self) -> AreaTerms:
@@ -391,6 +418,8 @@ def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Acceler
         (parts.setdefault(part, {}) if part else own)[leaf] = value
     for part, changes in parts.items():
         own[part] = getattr(base, part).model_copy(update=changes)
+    if own.get("dies", base.dies) == 1:
+        own["die_to_die"] = None
     # These fields describe the base chip only.
     own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
     if base.tuning.fitted:  # constants were fitted on the base chip, not on this one
@@ -598,6 +627,10 @@ class ArchitectureSpace:
             chunk = replace(chunk, chips=chips)
         if spec.max_power_w is not None and self._late_power:
             chunk = self._within_power(chunk, spec.max_power_w)
+        if spec.base.die_to_die is not None:
+            chips = chunk.chips.copy()
+            limit_by_dies(chips, spec.base.die_to_die)
+            chunk = replace(chunk, chips=chips)
         if spec.min_hbm_bytes or spec.max_hbm_bytes is not None:
             size = chunk.chips["hbm_bytes"]
             most = np.inf if spec.max_hbm_bytes is None else spec.max_hbm_bytes
@@ -663,7 +696,7 @@ class ArchitectureSpace:
     def _grid(self) -> _core.ChipGrid:
         base, varied = self.spec.base, {*self.spec.axes, *self.spec.ties}
         return _core.ChipGrid(
-            base=chip_records([base]),
+            base=chip_records([base.model_copy(update={"die_to_die": None})]),
             axes=[
                 (COLUMN_NUMBER[field], [axis_number(base, field, value) for value in values])
                 for field, values in self.spec.axes.items()
@@ -781,7 +814,7 @@ class ArchitectureSpace:
             varied["hbm.bandwidth_bytes_per_s"] = row["hbm_bytes_per_s"].item()
         if self.spec.above_power == "slow":
             varied["clock_hz"] = row["clock_hz"].item()
-        return with_fields(self.spec.base, varied, f"{self.spec.name}[{index}]")
+        return with_fields(self.spec.like, varied, f"{self.spec.name}[{index}]")
 
 
 _MAKERS = {

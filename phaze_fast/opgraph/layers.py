@@ -289,7 +289,7 @@ def _transformer_layer(
 @lru_cache(maxsize=64)
 def _without_experts(strategy: Strategy) -> Strategy:
     """Return the strategy of layers without experts, which other strategies share."""
-    return strategy.replace(ep=1, expert_imbalance=1.0, expert_overlap=0.0)
+    return strategy.replace(ep=1, expert_imbalance=1.0, expert_overlap=0.0, overlap_experts=False)
 
 
 def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:

@@ -251,21 +251,26 @@ def _is_again(spec: OperatorSpec) -> bool:
 
 
 def _small_gathers(specs: Sequence[OperatorSpec], precision: Precision) -> set[int]:
-    """Return the gathers that only low-precision products read: they carry the low format."""
+    """Return the gathers that only low-precision products read: they carry the low format.
+
+    So do exchanges that bring rows to experts, where the precision says so.
+    """
     low = [_is_low(spec, precision) for spec in specs]
+    carried = {"all-gather": precision.gathers, "all-to-all": precision.dispatches}
+    small: set[int] = set()
     readers: dict[int, list[int]] = {}
-    for i, spec in enumerate(specs):
+    for i, spec in reversed(list(enumerate(specs))):  # readers come after what they read
         for source in spec.inputs:
             readers.setdefault(source, []).append(i)
-    return {
-        i
-        for i, spec in enumerate(specs)
-        if precision.gathers
-        and spec.collective == "all-gather"
-        and not spec.virtual
-        and all(low[reader] for reader in readers.get(i, ()))
-        and readers.get(i)
-    }
+        own = readers.get(i, ())
+        if (
+            carried.get(spec.collective)
+            and not spec.virtual
+            and own
+            and all(low[reader] or (precision.dispatches and reader in small) for reader in own)
+        ):
+            small.add(i)
+    return small
 
 
 def quantised(
@@ -293,7 +298,8 @@ def quantised(
         slot, elements = _arriving(spec) if new.low[i] else (-1, 0.0)
         sent = i in new.small
         if sent:
-            slot, elements = 0, spec.payload_bytes / ELEMENT_BYTES / widths
+            share = widths if spec.collective == "all-gather" else 1
+            slot, elements = 0, spec.payload_bytes / ELEMENT_BYTES / share
             own = replace(own, payload_bytes=spec.payload_bytes * precision.element_bytes / 2.0)
         source = spec.inputs[slot] if slot >= 0 else -1
         fused = source >= 0 and specs[source].kind in precision.fused_casts

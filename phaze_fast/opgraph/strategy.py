@@ -48,6 +48,9 @@ class Strategy(Record):
     such routers say (`MixtureOfExperts.busiest_load`)."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
+    overlap_experts: bool = False
+    """Whether they run while passes of another micro-batch compute, which hide them as far as they
+    last."""
     micro_batch: Count = 1
     """Sequences a device works on at once."""
     seq: Count | None = None

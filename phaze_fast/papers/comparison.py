@@ -31,7 +31,7 @@ from phaze_fast.hardware import (
     chip_records,
     presets,
 )
-from phaze_fast.papers.fixed_plans import BUILT, Baseline, FixedChip, given_chip
+from phaze_fast.papers.fixed_plans import BUILT, Baseline, FixedChip, as_searched, given_chip
 from phaze_fast.papers.searches import bayesian, early_stop, random_search
 from phaze_fast.planning import plan
 from phaze_fast.tables import Array
@@ -158,7 +158,8 @@ def baselines_of(
     first = problems[0]
     if methods & {"tpuv4", "all"} and len(problems) == 1:
         say("baselines: the TPUv4-like chip with the published hand plan, a Megatron plan, ours")
-        fixed = FixedChip(first.cluster, first.training, first.capacities)
+        like = as_searched(presets.chip("phaze-tpuv4"), first)
+        fixed = FixedChip(first.cluster, first.training, first.capacities, like)
         for method in (fixed.hand_plan, fixed.megatron_plan, fixed.our_plan):
             baselines.append(method(first.model))
         say("baselines: TPU v4 as it was built")
@@ -255,7 +256,7 @@ def gain_by_cause(problem: SearchProblem, chip: Accelerator, time_s: float) -> l
         Each cause with the seconds of a step that it leads to and its gain; the first row is TPU
         v4. Empty where the model does not fit TPU v4 or a chip on the way.
     """
-    mixed, rows = presets.chip(BUILT), []
+    mixed, rows = as_searched(presets.chip(BUILT), problem), []
 
     def best_s() -> float:
         found = plan(problem.model, problem.cluster.replace(chip=mixed), problem.training, top=1)

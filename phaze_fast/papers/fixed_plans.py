@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import SearchProblem, Winner, geometric_mean
-from phaze_fast.hardware import Accelerator, Cluster, presets
+from phaze_fast.hardware import Accelerator, Cluster, Tuning, presets
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanEvaluator, Training, plan, usable_bytes
 from phaze_fast.units import format_bytes
@@ -43,6 +43,11 @@ BUILT = "tpuv4"
 """The chip that was built, with its own memory; the paper's baseline has one ALU a vector lane."""
 
 _MEGATRON_WIDTHS = (1, 2, 4, 8)
+
+
+def as_searched(chip: Accelerator, problem: SearchProblem) -> Accelerator:
+    """Return a chip with the rates of the chips that were searched, if it has none of its own."""
+    return chip.replace(tuning=problem.like.tuning) if chip.tuning == Tuning() else chip
 
 
 @dataclass(frozen=True)
@@ -301,6 +306,7 @@ def given_chip(
         raise InvalidInputError(f"baselines: {chip.name} has no HBM to place layers in")
     began, notes = time.monotonic(), []
     plans: list[Plan] = []
+    chip = as_searched(chip, problems[0])
     for problem in problems:
         cluster = problem.cluster.replace(chip=chip)
         best = plan(problem.model, cluster, problem.training, top=1)

@@ -269,7 +269,7 @@ class _Axes:
         varied = {field: values[step] for (field, values), step in limits}
         whole = {f: int(v) if float(v).is_integer() else v for f, v in varied.items()}
         tied = {f: whole[source] for f, source in self.spec.ties.items() if source in whole}
-        chip = with_fields(self.spec.base, {**whole, **tied}, self.spec.name)
+        chip = with_fields(self.spec.like, {**whole, **tied}, self.spec.name)
         limit = self.spec.area or AreaLimit(max_mm2=1e300, terms=PUBLISHED_AREA)
         area = float(area_batch([chip], limit.terms)["total_mm2"][0])
         below = limit.min_fraction * limit.max_mm2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -148,6 +149,15 @@ class PlanEvaluator:
         self.last_times: tuple[tuple[Cluster, int], LazyTimes] | None = None
         """Cluster and number of plans of the last `plan`, and the times that it ended with."""
         self._record = training_record(self.optimizer, training.software, training.precision)
+
+    def with_prices(self, **joules: float) -> PlanEvaluator:
+        """Return the same evaluator with other joules per byte: hbm_byte_j, network_byte_j."""
+        other = copy(self)
+        other.__dict__.pop("space", None)
+        other._record = self._record.copy()
+        for name, value in joules.items():
+            other._record[name] = value
+        return other
 
     # ---- strategies and layouts ----
 
@@ -509,6 +519,7 @@ class PlanEvaluator:
             etp=strategy.etp,
             expert_imbalance=strategy.with_load(model).expert_imbalance or 1.0,
             expert_overlap=strategy.expert_overlap,
+            overlap_experts=strategy.overlap_experts,
             zero=int(layout["zero"]),
             shard=int(layout["shard"]) or replicas,
             micro_batch=strategy.micro_batch,

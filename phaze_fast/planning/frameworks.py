@@ -177,6 +177,20 @@ def recompute_modes(name: str, model: Model) -> tuple[str, ...]:
     return tuple(sorted({canonical_recompute(mode) for mode in listed}, key=recompute_order))
 
 
+def framework_precisions(name: str, model: Model) -> tuple[str, ...]:
+    """List the number formats of a model's products that a framework can express, by name.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> framework_precisions("torchtitan", models.load("llama2-7b"))
+    ('bf16', 'fp8-rowwise', 'fp8-tensorwise')
+    """
+    table = framework_table(name)
+    dense = not isinstance(model, TransformerModel) or model.moe is None
+    return (*table["precisions"], *(table.get("dense_precisions", ()) if dense else ()))
+
+
 def framework_training(name: str, model: Model, training: Training) -> Training:
     """Restrict a step to the values of single fields that a framework can express.
 
@@ -187,25 +201,33 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
     """
     table, given = framework_table(name), training.model_fields_set
     plain: dict[str, Any] = {"software": load_software(DEFAULT), "expert_overlap": 0.0}
-    plain["expert_imbalance"] = None
+    plain |= {"expert_imbalance": None, "overlap_experts": None}
     if name == "deepspeed" and training.seq != getattr(model, "seq", None):
         plain["seq"] = None
     for field, value in plain.items():
         if getattr(training, field) != value:
             shown = getattr(getattr(training, field), "name", getattr(training, field))
             raise not_accepted(field, shown, f"the default: files of {name} do not give it")
-    words = {"optimizer": training.optimizer_name, "precision": training.precision.name}
-    for field, word in words.items():
-        if word not in table[f"{field}s"]:
-            raise not_accepted(field, word, f"one of {', '.join(table[f'{field}s'])} for {name}")
+    for field, word, accepted in (
+        ("optimizer", training.optimizer_name, table["optimizers"]),
+        ("precision", training.precision.name, framework_precisions(name, model)),
+    ):
+        if word not in accepted:
+            raise not_accepted(field, word, f"one of {', '.join(accepted)} for {name}")
     modes = recompute_modes(name, model)
     if training.recompute != ("auto",):
         modes = tuple(mode for mode in training.recompute if mode in modes)
     zero = table["zero"] if "zero" not in given else set(training.zero) & set(table["zero"])
     schedules = [word for word in training.schedule if word in table["schedules"]]
+    known = {**table, "recompute": recompute_modes(name, model)}
     for field, values in (("recompute", modes), ("zero", zero), ("schedule", schedules)):
         if not values:
-            raise InvalidInputError(f"{field}: {name} can express none of the values to try")
+            given_text = ", ".join(map(str, getattr(training, field)))
+            accepted = known["schedules" if field == "schedule" else field]
+            raise InvalidInputError(
+                f"{field}: {name} can express none of the values to try, {given_text}; expected "
+                f"{', '.join(map(str, accepted))}"
+            )
     shared = name in ("torchtitan", "deepspeed") and "sequence_parallel" not in given
     return training.replace(
         recompute=modes,
@@ -236,6 +258,7 @@ def expressible(
     for number, strategy in enumerate(strategies):
         rows = np.flatnonzero(layouts["strategy"] == number)
         for case, applies in inexpressible(name, strategy, layouts[rows]).items():
-            rejected[f"{name}: cannot express it ({case})"] += int((applies & allowed[rows]).sum())
+            rule = framework_table(name)["rules"][case]
+            rejected[f"{name}: {rule}"] += int((applies & allowed[rows]).sum())
             allowed[rows] &= ~applies
     return allowed

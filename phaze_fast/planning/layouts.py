@@ -26,13 +26,16 @@ from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy
 from phaze_fast.planning.sizes import strategy_faults
-from phaze_fast.planning.training import RANK_ORDERS, Training
+from phaze_fast.planning.training import OVERLAPPING, RANK_ORDERS, Training
 from phaze_fast.tables import Array
 
 _MOST_STAGES = 256
 _MIN_TOKENS = 8192
 """Tokens of a sequence that context parallelism leaves a device by default: with fewer, attention
 is too short to hide its exchange."""
+_MIN_TOKENS_MOE = 1024
+"""The same in mixtures of experts: experts lie over context-parallel devices as over replicas, so
+that such devices replace tensor-parallel ones, which exchange more."""
 
 
 def divisors(number: int) -> list[int]:
@@ -71,9 +74,10 @@ class WidthChoices:
         widest = min(node_devices(cluster), cluster.devices, model.widest_split)
         tp = training.tp or [2**k for k in range(max(widest, 1).bit_length())]
         tokens = (training.seq or model.seq) if transformer else 0
-        cp = training.cp or [1, *(n for n in (2, 4, 8, 16, 32) if tokens >= n * _MIN_TOKENS)]
         moe = model.moe if isinstance(model, TransformerModel) else None
         experts = moe.experts if moe is not None else 1
+        least = _MIN_TOKENS if moe is None else _MIN_TOKENS_MOE
+        cp = training.cp or [1, *(n for n in (2, 4, 8, 16, 32) if tokens >= n * least)]
         ep = training.ep or [n for n in divisors(experts) if n <= cluster.devices]
         etp: Iterable[int | None] = training.etp or [None]
         if training.etp is None and max(ep) > 1 and training.sequence_parallel:
@@ -96,7 +100,15 @@ class WidthChoices:
             self.tp, contexts, self.ep, self.etp, self.micro_batch
         ):
             if etp is None or etp <= tp or training.etp is not None:
-                yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch)
+                for overlapping in _overlaps(training, ep):
+                    yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch, overlapping)
+
+
+def _overlaps(training: Training, ep: int) -> list[bool]:
+    """List whether exchanges of experts overlap, where schedules to try decide that."""
+    if ep == 1 or training.overlap_experts is not None:
+        return [False]
+    return [False, True] if set(training.schedule) & set(OVERLAPPING) else [False]
 
 
 def strategies(
@@ -157,7 +169,8 @@ class LayoutGrid:
         # One stage has no pipeline: every schedule and rank order is the same for it.
         single = SCHEDULES.index("zb-h1") if training.schedule == ("zb-h1",) else 0
         fixed = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
-        choices = [(fixed, single, 1, pp == 1)]
+        decided = training.overlap_experts is None and self.strategy.overlap_experts
+        choices = [(fixed, single, 1, (pp == 1) & (not decided))]
         counted: Counter[str] = Counter()
         for schedule, vpp, possible in self._schedules(pp, micro_batches, counted):
             choices += [
@@ -165,7 +178,7 @@ class LayoutGrid:
             ]
         shards = {
             (order, zero): self._shards(zero, order, dp, pp, counted)
-            for order, *_ in choices
+            for order in {order for order, *_ in choices}
             for zero in set(training.zero) - {0}
         }
         positions: list[Array] = []  # of the widths of each combination, and what it adds to them
@@ -245,8 +258,11 @@ class LayoutGrid:
     ) -> Iterator[tuple[int, int, Array]]:
         """Yield schedules and chunks per stage, and which combinations of widths allow each."""
         piped = pp > 1
+        free = self.strategy.ep > 1 and self.training.overlap_experts is None
         for schedule in sorted({SCHEDULES.index(name) for name in self.training.schedule}):
             name = SCHEDULES[schedule]
+            if free and (name in OVERLAPPING) != self.strategy.overlap_experts:
+                continue  # another strategy, whose exchanges overlap or do not
             interleaved = name == "interleaved"
             for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
                 possible = piped & (places(name, 1, vpp) * pp <= self.layers)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import model_validator
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks, places
 from phaze_fast.opgraph import Strategy
 from phaze_fast.planning.layouts import divisors, sharing_counts
 from phaze_fast.planning.pipelines import refusal
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.training import (
+    OVERLAPPING,
     RANK_ORDERS,
     RECOMPUTE,
     TrainingStep,
@@ -102,7 +104,14 @@ class PlanSpec(TrainingStep):
     def strategy(self) -> Strategy:
         """How a layer is split over devices."""
         widths = (self.tp, self.cp, self.cp_kind, self.ep, self.etp, self.micro_batch)
-        return self.strategy_of(*widths)
+        return self.strategy_of(*widths, self.pp > 1 and self.schedule in OVERLAPPING)
+
+    @property
+    def asked_overlap(self) -> bool | None:
+        """What `overlap_experts` says unless the schedule decides the same; else None."""
+        by_schedule = self.model_copy(update={"overlap_experts": None}).strategy.overlap_experts
+        own = self.strategy.overlap_experts
+        return None if own == by_schedule else own
 
     @property
     def micro_batches(self) -> int:
@@ -223,18 +232,54 @@ class PlanSpec(TrainingStep):
             return cls._of_plan(data)
         return cls.from_dict(dict(data))
 
+    def overridden(self, changes: Mapping[str, Any]) -> tuple[PlanSpec, list[str]]:
+        """Change some fields; others that belong to the old values of those return to defaults.
+
+        Layers and recomputation of each stage belong to the number of chunks, `shard` to the
+        number of replicas that share state. Also returns what was dropped so, in words.
+
+        Examples
+        --------
+        >>> given = PlanSpec(pp=2, dp=2, global_batch=8, stages=(2, 4))
+        >>> given.overridden({"pp": 4})[1]
+        ['stages: 2, 4 layers are for pp = 2 and vpp = 1: blocks are divided evenly']
+        """
+        kept, notes = dict(changes), []
+        asked = {name: changes.get(name, getattr(self, name)) for name in ("pp", "vpp", "schedule")}
+        if any(value != getattr(self, name) for name, value in asked.items()):
+            whose = f"are for pp = {self.pp} and vpp = {self.vpp}"
+            if self.stages is not None and "stages" not in changes:
+                kept["stages"] = None
+                layers = ", ".join(map(str, self.stages))
+                notes.append(f"stages: {layers} layers {whose}: blocks are divided evenly")
+            if isinstance(self.recompute, tuple) and "recompute" not in changes:
+                modes = set(self.recompute)
+                kept["recompute"] = modes.pop() if len(modes) == 1 else "auto"
+                if kept["recompute"] == "auto":
+                    notes.append(f"recompute: the modes of each stage {whose}: auto")
+        shared = {"dp", "zero", "ep", "etp"} & set(changes)
+        if self.shard is not None and shared and "shard" not in changes:
+            kept["shard"] = None
+            notes.append(f"shard: {self.shard} is for dp = {self.dp}: all replicas share state")
+        return self.replace(**kept), notes
+
     @classmethod
     def _of_plan(cls, data: Mapping[str, Any]) -> PlanSpec:
         """Read a complete `Plan`: decisions are checked, computed figures are ignored."""
         missing = [name for name in _DECIDED if name not in data]
         if missing:
             raise InvalidInputError(f"{missing[0]}: is missing and has no default")
+        for name in data:
+            if name not in _WRITTEN:
+                raise InvalidInputError(f"{name}: is no field of a plan; {nearest(name, _WRITTEN)}")
         stored = _StoredPlan.from_dict({k: data[k] for k in _StoredPlan.model_fields if k in data})
         names = [name for name in cls.model_fields if name not in ("global_batch", "stages")]
         fields = {name: data[name] for name in names if data.get(name) is not None}
         fields |= {name: data[name] for name in _DECIDED if name in cls.model_fields}
         fields["idle"] = True
         fields["global_batch"] = stored.dp * stored.micro_batch * stored.micro_batches
+        if fields.get("shard") == stored.dp:
+            fields["shard"] = None
         if stored.stages:
             fields["recompute"] = tuple(stage.recompute for stage in stored.stages)
             fields["stages"] = stored.chunk_sizes()
@@ -248,6 +293,13 @@ _DECIDED = (
     *("rank_order", "recompute"),
 )
 """Fields that every plan in full has, as `Plan.to_dict` writes them."""
+
+
+_WRITTEN = frozenset(
+    {field.name for field in dataclass_fields(Plan)}
+    | {name for name, value in vars(Plan).items() if isinstance(value, property)}
+)
+"""Fields and computed figures of a plan in full."""
 
 
 class _StoredStage(Record):
@@ -274,11 +326,18 @@ class _StoredPlan(Record):
     pp: Count
     vpp: Count
     schedule: ScheduleName
+    global_batch: Count | None = None
     stages: tuple[_StoredStage, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_chunks(self.schedule, self.vpp)
+        each = self.dp * self.micro_batch
+        if self.global_batch not in (None, each * self.micro_batches):
+            raise ValueError(
+                f"micro_batches: {self.micro_batches} is not accepted; expected global_batch / "
+                f"(dp x micro_batch) = {self.global_batch} / ({self.dp} x {self.micro_batch})"
+            )
         return self
 
     def chunk_sizes(self) -> tuple[int, ...]:

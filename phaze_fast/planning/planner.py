@@ -27,8 +27,8 @@ from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time, parse_quantity
 
 Progress = Callable[[int, int], None]
-_LAST_ZERO = (2, 3)
-"""ZeRO stages to try where nothing fits with those of the default."""
+_EVERY_ZERO = (0, 1, 2, 3)
+"""ZeRO stages to try where a step does not name any."""
 _SLOWEST = 2.0
 """Most time of a plan on the front of time and memory, as a multiple of the fastest plan's."""
 _ASKABLE = (
@@ -262,8 +262,7 @@ def plan(
 
     Every combination of widths, micro-batch, replicas, stages, ZeRO stage, schedule and rank order
     is settled: by a lower bound, or by its best partition. Impossible ones are counted by reason.
-    Where nothing fits and `training` does not set `zero`, ZeRO 2 and 3 are tried too; `Plans.space`
-    says so.
+    All ZeRO stages are tried where `training` does not set `zero`.
 
     Parameters
     ----------
@@ -324,11 +323,9 @@ def plan(
         wider = free_training(training, limited)
         free = plan(model, cluster, wider, 1, threads, cache, progress, stop)
         training = limited
+    elif "zero" not in training.model_fields_set:
+        training = training.replace(zero=_EVERY_ZERO)
     evaluators = _evaluators(model, cluster, training, framework)
-    fitting = any(evaluator.fits.any() for evaluator in evaluators)
-    if not fitting and framework is None and "zero" not in training.model_fields_set:
-        training = training.replace(zero=_LAST_ZERO)
-        evaluators = _evaluators(model, cluster, training, framework)
     plans: list[Plan] = []
     rejected, open_s, tried = Counter[str](), float("inf"), 0
     for evaluator in evaluators:
@@ -541,6 +538,10 @@ class WhyNot:
     """The fastest with these fields; None where there is none."""
     reason: str
     """Where there is none: the broken rule, or by how much it does not fit."""
+    framework: str | None = None
+    """The training framework that the plans are for; none = any plan."""
+    unlimited: Plan | None = None
+    """Where the framework cannot run such a plan: the fastest without the framework's limits."""
 
     @property
     def slower_by(self) -> float | None:
@@ -563,11 +564,19 @@ class WhyNot:
             "slower_by": self.slower_by,
             "parts_s": dict(self.parts_s),
             "reason": self.reason,
+            "unlimited": None if self.unlimited is None else self.unlimited.to_dict(),
             "text": str(self),
         }
 
     def __str__(self) -> str:
         words = ", ".join(f"{name} {value}" for name, value in self.asked.items())
+        if self.unlimited is not None:
+            more = self.unlimited.time_s / self.fastest.time_s - 1.0
+            return (
+                f"{words}: {self.framework} cannot run such a plan. {self.reason}. If it could, "
+                f"the best ({self.unlimited}) would take {abs(more):.1%} "
+                f"{'longer' if more > 0 else 'less'} than the fastest that it can ({self.fastest})."
+            )
         if self.plan is None:
             return f"{words}: there is no such plan. {self.reason}"
         if self.plan.time_s <= self.fastest.time_s:
@@ -619,6 +628,9 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     threads
         Most threads to use, by default all cores; the answer does not depend on it.
 
+    For plans of a framework that cannot run one with these fields, `WhyNot.reason` is its rule and
+    `WhyNot.unlimited` the plan without that rule.
+
     Raises
     ------
     InvalidInputError
@@ -642,9 +654,20 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
             f"{', '.join(_ASKABLE)}"
         )
     training = Training.from_dict({**plans.training.to_dict(), **asked})
-    fixed = plan(
-        plans.model, plans.cluster, training, 1, threads=threads, framework=plans.framework
-    )
-    best = fixed.plans[0] if fixed.plans else None
-    reason = "" if fixed.plans else str(fixed.infeasible)
-    return WhyNot(FrozenDict(dict(asked)), plans.best, best, reason)
+    name, fields = plans.framework, FrozenDict(dict(asked))
+    try:
+        fixed = plan(plans.model, plans.cluster, training, 1, threads=threads, framework=name)
+    except InvalidInputError as error:
+        if name is None:
+            raise
+        broken = str(error)
+    else:
+        if fixed.plans:
+            return WhyNot(fields, plans.best, fixed.best, "", name)
+        rules = [why for why in fixed.rejected if why.startswith(f"{name}: ")]
+        broken = "; ".join(rules) or str(fixed.infeasible)
+    unlimited = None
+    if name is not None:
+        free = plan(plans.model, plans.cluster, training, 1, threads=threads)
+        unlimited = free.best if free.plans else None
+    return WhyNot(fields, plans.best, None, broken, name, unlimited)

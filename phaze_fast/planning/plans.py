@@ -21,7 +21,7 @@ from phaze_fast.memory import TERMS
 from phaze_fast.planning.layouts import node_devices
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import Precision, Software, load_precision, load_software
-from phaze_fast.units import format_bytes, format_time
+from phaze_fast.units import format_bytes, format_flops, format_time
 
 PARTS = (
     "compute",
@@ -49,6 +49,7 @@ _FIELDS_SINCE_0_1_0 = {
     "expert_imbalance": 1.0,
     "expert_overlap": 0.0,
     "fusion": "none",
+    "overlap_experts": False,
 }
 """Values of fields that files of version 0.1.0 do not have."""
 
@@ -130,6 +131,8 @@ class Plan:
     """Tokens of the busiest device of an expert group over their mean."""
     expert_overlap: float
     """Share of the seconds of expert-parallel exchanges that other work hides."""
+    overlap_experts: bool
+    """Whether they run while passes of another micro-batch compute."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
     shard: int
@@ -194,6 +197,16 @@ class Plan:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def global_batch(self) -> int:
+        """Samples of one step."""
+        return self.dp * self.micro_batch * self.micro_batches
+
+    @property
+    def device_w(self) -> float:
+        """Mean power of a device in use over the step, watts."""
+        return self.energy_j / self.time_s / self.devices
+
+    @property
     def hybrid(self) -> bool:
         """Whether state is sharded inside groups of replicas and copied between groups."""
         return self.zero > 0 and self.shard < self.dp
@@ -254,6 +267,23 @@ class Plan:
         return f"{said['allocated']} allocated, {said['reserved']} reserved, {said['device']}"
 
     @property
+    def number_format(self) -> Precision:
+        """Number format of the blocks' products, in full."""
+        if isinstance(self.precision, str):
+            return load_precision(self.precision)
+        return Precision.from_dict(self.precision)
+
+    @property
+    def mfu_convention(self) -> str:
+        """What `mfu` counts, over which peak, and its value without masked scores."""
+        if not self.mfu:
+            return ""
+        peak = format_flops(self.tflops_per_device * 1e12 / self.mfu)
+        text = f"attention in full, over the dense {self.number_format.format} peak of {peak}"
+        causal = f"; {self.mfu_causal:.1%} with the causal mask"
+        return text + causal * (self.mfu_causal < self.mfu)
+
+    @property
     def over_bytes(self) -> float:
         """Bytes by which the fullest device exceeds its limit; 0 where the plan fits."""
         return max(0.0, self.memory_bytes - self.limit_bytes)
@@ -275,10 +305,11 @@ class Plan:
             if field.name != "stages":
                 data[field.name] = dict(value) if isinstance(value, Mapping) else value
         data["interval_s"] = list(self.interval_s)
+        data["global_batch"] = self.global_batch
         data["devices"], data["recompute"] = self.devices, self.recompute
         data["memory"], data["over_bytes"] = dict(self.memory), self.over_bytes
         data["peak"], data["device_memory"] = dict(self.peak), dict(self.device_memory)
-        data["bottleneck"] = self.bottleneck
+        data["bottleneck"], data["mfu_convention"] = self.bottleneck, self.mfu_convention
         if stages:
             data["stages"] = [stage.to_dict() for stage in self.stages]
         return data
@@ -294,7 +325,7 @@ class Plan:
         """
         try:
             data = {**_FIELDS_SINCE_0_1_0, "shard": data["dp"], **data}
-            values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
+            values = {f.name: data[f.name] for f in fields(cls) if f.name != "stages"}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
             values["stages"] = tuple(Stage.from_dict(stage) for stage in data["stages"])
@@ -379,10 +410,7 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Yield the groups that a plan on a cluster belongs to, the most similar first."""
     kind = plan_kind(plan.tp, plan.pp, plan.cp, plan.zero, plan.devices)
     chip = "" if cluster.chip is None else cluster.chip.name
-    written = plan.precision
-    precision = (
-        load_precision(written) if isinstance(written, str) else Precision.from_dict(written)
-    )
+    precision = plan.number_format
     software = plan.software if isinstance(plan.software, str) else plan.software["name"]
     if precision.low:  # low precision has groups of its own
         software = f"{software} in {precision.format}"

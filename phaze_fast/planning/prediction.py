@@ -29,6 +29,7 @@ from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.sizes import StrategySizes, strategy_faults, strategy_sizes
 from phaze_fast.planning.times import KindTimes, free_times_on_chip, memory_of
 from phaze_fast.planning.training import (
+    OVERLAPPING,
     RANK_ORDERS,
     RECOMPUTE,
     Training,
@@ -355,10 +356,12 @@ def _strategies(
     at = np.flatnonzero(status == 0)
     kind = np.where(rows["cp"] > 1, rows["cp_kind"], 0)
     etp = np.where(rows["etp"] == rows["tp"], 0, rows["etp"])
+    overlapping = np.isin(rows["schedule"], [SCHEDULE_CODES[name] for name in OVERLAPPING])
     columns = (
         *(rows[name] for name in ("tp", "cp", "ep", "micro_batch")),
         kind,
         etp,
+        (overlapping & (rows["pp"] > 1) & (rows["ep"] > 1)).astype(np.int64),
         rows["recompute"],
     )
     kinds, which = _distinct([column[at] for column in columns])
@@ -398,13 +401,15 @@ def _sized(
     micro_batch: int,
     kind: int,
     etp: int,
+    overlapping: int,
     recompute: str,
 ) -> tuple[StrategySizes, int] | None:
     """Size a strategy, with the code of what it recomputes; None where the model does not allow it.
 
     The code is -1 for the fastest that fits.
     """
-    strategy = training.strategy_of(tp, cp, CONTEXT_KINDS[kind], ep, etp or None, micro_batch)
+    widths = (tp, cp, CONTEXT_KINDS[kind], ep, etp or None, micro_batch)
+    strategy = training.strategy_of(*widths, bool(overlapping))
     if strategy_faults(model, strategy, training.software):
         return None
     auto = recompute == "auto"

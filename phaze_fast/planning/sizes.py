@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.hardware import energy_table
+from phaze_fast.hardware import energy_table_of
 from phaze_fast.memory import (
     Optimizer,
     context_bytes,
@@ -53,7 +53,7 @@ _POINT_TO_POINT = _core.COLLECTIVE_OPS.index("point-to-point")
 
 def training_record(optimizer: Optimizer, software: Software, precision: Precision) -> Array:
     """Build the plan kernel's record of bytes per parameter and energy per byte."""
-    prices = energy_table()
+    prices = energy_table_of()
     record: Array = np.zeros(1, dtype=_core.TRAINING_DTYPE)
     record["weight_bytes"] = optimizer.weight_bytes
     record["gradient_bytes"] = optimizer.gradient_bytes
@@ -119,6 +119,13 @@ class StrategySizes:
         """Overlapped share of the seconds of collectives, by group of devices."""
         shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
         return FrozenDict({group: share for group, share in shares.items() if share})
+
+    @property
+    def most_hidden(self) -> Mapping[str, float]:
+        """The same at most: exchanges of experts that overlap may be hidden altogether."""
+        return FrozenDict(
+            {**self.hidden, **({"expert": 1.0} if self.strategy.overlap_experts else {})}
+        )
 
     def holders(self, layers: Sequence[int], memory: Mapping[str, float]) -> str:
         """Describe what holds the peak of a stage of a traced model; empty for other models.

@@ -11,6 +11,9 @@ from typing import Any
 from phaze_fast.errors import not_accepted
 from phaze_fast.models import Model, ModelFlops, model_flops
 
+MFU_CONVENTION = "MFU: attention in full, over the dense peak of the products' number format"
+"""What `mfu` counts, in all tables and for all number formats."""
+
 
 def _positive(**values: float) -> None:
     for name, value in values.items():

@@ -15,7 +15,14 @@ import numpy as np
 
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records, memory_of_records
+from phaze_fast.hardware import (
+    Accelerator,
+    Cluster,
+    EnergyTable,
+    Hbm,
+    chip_records,
+    memory_of_records,
+)
 from phaze_fast.memory import OTHER_KERNELS, Optimizer
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.opgraph.builder import LayerBuilder
@@ -246,7 +253,9 @@ class KindTimes:
     hbm_bytes_per_s: Array
     """Rate at which the optimiser's state streams, shape (rows,)."""
     static_w: Array
-    """Static power, shape (rows,)."""
+    """Power while nothing is computed: leakage, clock, HBM background, shape (rows,)."""
+    limit_w: Array
+    """Rated power, shape (rows,); infinite where none is given."""
     proven: Array
     """Whether all schedules of a row are proven, shape (rows,)."""
     step_s: Array
@@ -321,6 +330,7 @@ class FixedParts:
     """Seconds that passes wait for the host in addition, shape (rows, 2, kinds)."""
     hbm_bytes_per_s: Array
     static_w: Array
+    limit_w: Array
     step_s: Array
     launching_s: Array
     """Seconds of the optimiser's products, and in which the host launches them."""
@@ -363,7 +373,8 @@ class FixedParts:
             late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
             total = _summed(own_s, [True] * len(layer.backward))
             np.divide(late, total, where=total > 0, out=share[:, k])
-        rates = (hbm_bytes_per_s, costs.static_w, np.zeros(shape), np.zeros(shape))
+        power = (costs.static_w, costs.limit_w)
+        rates = (hbm_bytes_per_s, *power, np.zeros(shape), np.zeros(shape))
         return cls(again_s, share, joules, backward_j, host, host_again, wait, *rates)
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
@@ -382,6 +393,7 @@ class FixedParts:
             backward_j=self.backward_j,
             hbm_bytes_per_s=self.hbm_bytes_per_s,
             static_w=self.static_w,
+            limit_w=self.limit_w,
             proven=np.all(proven, axis=0),
             step_s=_step_s(self.step_s, self.launching_s, ahead),
             ahead_s=ahead,
@@ -415,6 +427,7 @@ def operator_costs(
     cluster: Cluster,
     threads: int,
     like: Accelerator | None = None,
+    energy: EnergyTable | None = None,
 ) -> Costs:
     """Price the operators of strategies on chips, as their software runs them.
 
@@ -431,15 +444,17 @@ def operator_costs(
         Most threads to use; the answer does not depend on it.
     like
         For records: the chip whose tuning, launch latency and formats they share.
+    energy
+        What events cost; by default the table of the chip's node.
     """
     first, graphs = sizes[0], list({id(s.graph): s.graph for s in sizes}.values())
     chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, first.software)
     as_run = None if like is None else chip_as_run(like, first.software)
-    costs = estimate_costs(graphs, chip, cluster, threads=threads, like=as_run)
+    costs = estimate_costs(graphs, chip, cluster, threads=threads, like=as_run, energy=energy)
     costs = costs.with_contention(first.software.contention)
     for group, share in first.hidden.items():
         costs = costs.without((group,), share)
-    return costs
+    return costs.with_overlapped(("expert",)) if first.strategy.overlap_experts else costs
 
 
 def priced(
@@ -459,10 +474,11 @@ def priced(
         return
     for precision in {id(s.precision): s.precision for s in sizes}.values():
         check_precision(precision, chip)
-    alike: dict[tuple[Software, float], list[StrategySizes]] = {}
+    alike: dict[tuple[Software, float, bool], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
-            alike.setdefault((s.software, s.strategy.expert_overlap), []).append(s)
+            hidden = (s.strategy.expert_overlap, s.strategy.overlap_experts)
+            alike.setdefault((s.software, *hidden), []).append(s)
     for some in alike.values():
         yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 

@@ -179,8 +179,6 @@ class TrainingRun:
     """Of all devices, failures included."""
     energy_j: float
     """Joules of the devices, times the overhead of the building; failures included."""
-    energy_from: str
-    """``power``: rated power all the time; ``model``: joules of a step by the energy table."""
     device_usd: float
     """Dollars for device-hours; 0 where no price was given."""
     electricity_usd: float
@@ -207,7 +205,6 @@ def training_run(
     step_s: float,
     devices: int,
     goodput: float = 1.0,
-    power_w: float | None = None,
     step_j: float = 0.0,
     pue: float = 1.0,
     usd_per_device_hour: float = 0.0,
@@ -227,8 +224,6 @@ def training_run(
         All devices that are paid for.
     goodput
         Fraction of the time spent on steps that count, from `goodput`.
-    power_w
-        Watts of one device, rated; where none is given, energy is that of the steps, `step_j`.
     step_j
         Joules of one step on all devices.
     pue
@@ -249,7 +244,6 @@ def training_run(
     """
     _check(1.0, tokens=tokens, tokens_per_step=tokens_per_step, devices=devices, pue=pue)
     _check(0.0, step_j=step_j, usd_per_device_hour=usd_per_device_hour, usd_per_kwh=usd_per_kwh)
-    _check(0.0, power_w=power_w)
     if not 0.0 < step_s < math.inf:
         raise not_accepted("step_s", step_s, "more than 0 seconds")
     if not 0.0 < goodput <= 1.0:
@@ -257,8 +251,7 @@ def training_run(
     steps = math.ceil(tokens / tokens_per_step)
     seconds = steps * step_s / goodput
     hours = devices * seconds / 3600.0
-    joules = steps * step_j / goodput if power_w is None else devices * seconds * power_w
-    joules *= pue
+    joules = steps * step_j / goodput * pue
     return TrainingRun(
         tokens=float(tokens),
         steps=steps,
@@ -268,7 +261,6 @@ def training_run(
         days=seconds / _DAY_S,
         device_hours=hours,
         energy_j=joules,
-        energy_from="model" if power_w is None else "power",
         device_usd=hours * usd_per_device_hour,
         electricity_usd=joules / _KWH_J * usd_per_kwh,
     )

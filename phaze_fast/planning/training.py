@@ -32,6 +32,10 @@ from phaze_fast.software import (
     load_software,
 )
 
+OVERLAPPING = ("dualpipe", "dualpipe-v")
+"""Schedules that run forward and backward passes of two micro-batches together, so that exchanges
+of experts in one overlap with the computation of the other (DeepSeek-V3, section 3.2.1)."""
+
 RANK_ORDERS = ("replicas-inside", "stages-inside")
 """Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
 
@@ -160,6 +164,9 @@ class TrainingStep(Record):
     of such routers say, 1 where experts have a capacity."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
+    overlap_experts: bool | None = None
+    """Whether these exchanges run while passes of another micro-batch compute, which hide them as
+    far as they last; by default under dualpipe and dualpipe-v."""
     optimizer: str | None = None
     """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
     `phaze_fast.memory.OPTIMIZERS`; by default that of the software."""
@@ -192,7 +199,14 @@ class TrainingStep(Record):
         return self.optimizer or self.software.optimizer
 
     def strategy_of(
-        self, tp: int, cp: int, cp_kind: Any, ep: int, etp: int | None, micro_batch: int
+        self,
+        tp: int,
+        cp: int,
+        cp_kind: Any,
+        ep: int,
+        etp: int | None,
+        micro_batch: int,
+        overlapping: bool = False,
     ) -> Strategy:
         """Build the strategy of these widths, with every field that has no effect at its default.
 
@@ -200,7 +214,10 @@ class TrainingStep(Record):
         ----------
         tp, cp, cp_kind, ep, etp, micro_batch
             The widths; see `phaze_fast.opgraph.Strategy`.
+        overlapping
+            Whether the schedule is one of `OVERLAPPING`, and there are several stages.
         """
+        overlap = overlapping if self.overlap_experts is None else self.overlap_experts
         return Strategy(
             tp=tp,
             sequence_parallel=self.sequence_parallel and tp > 1,
@@ -210,6 +227,7 @@ class TrainingStep(Record):
             etp=None if etp == tp else etp,
             expert_imbalance=self.expert_imbalance if ep > 1 else 1.0,
             expert_overlap=self.expert_overlap if ep > 1 else 0.0,
+            overlap_experts=overlap and ep > 1,
             micro_batch=micro_batch,
             seq=self.seq,
         )
@@ -238,7 +256,7 @@ class Training(TrainingStep):
     """Counts of data-parallel replicas to try; by default all that divide the batch."""
     cp: Counts | None = None
     """Context-parallel widths to try; by default 1, and for long sequences powers of two that
-    leave a device 8,192 tokens or more."""
+    leave a device 8,192 tokens or more (1,024 in mixtures of experts)."""
     cp_kind: Annotated[
         tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
         Several(("auto", *CONTEXT_KINDS).index),
@@ -253,7 +271,8 @@ class Training(TrainingStep):
     by default powers of two up to the tensor-parallel width and that width, and where `ep` is fixed
     to 1 that width alone."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
-    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    """What replicas share: optimiser state (1), gradients (2), weights (3); by default `plan` and
+    sweeps try all four."""
     shard: Annotated[
         tuple[Count | Literal["auto", "all", "node"], ...],
         Several(_shard_order),

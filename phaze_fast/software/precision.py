@@ -42,6 +42,9 @@ class Precision(Record):
     """Number format that the products below multiply; the chip must have it."""
     products: tuple[Product, ...] = ()
     """Products of blocks that run in this format; empty where all run in bf16."""
+    scaled_in_hardware: bool = False
+    """Whether the tensor core applies a factor to each block of elements, as chips do that multiply
+    fp4 (NVIDIA's from Blackwell, AMD's from CDNA 4 on); others with the format cannot run it."""
     element_bytes: Quantity = 2.0
     """Bytes of an element in this format, its share of the scaling factors included."""
     copies: Quantity = 1.0
@@ -55,6 +58,9 @@ class Precision(Record):
     """Operators whose kernel writes the low format itself, so that no cast follows them."""
     gathers: bool = False
     """Whether tensor-parallel gathers of what products read carry the low format."""
+    dispatches: bool = False
+    """Whether exchanges that bring rows to experts carry the low format; what experts return is in
+    bf16."""
     gathered_weight_bytes: Quantity = 2.0
     """Bytes of a weight as gathers among replicas carry it, at most."""
     weight_copies: Quantity = 0.0
@@ -129,14 +135,21 @@ def check_precision(precision: Precision, chip: Accelerator) -> None:
     >>> check_precision(load_precision("fp8"), presets.chip("h100"))
     """
     rates = chip.tensor_core.rates
-    if precision.format in rates:
+    if _multiplies(chip, precision):
         return
-    accepted = [n for n in precision_names() if load_precision(n).format in rates]
+    accepted = [name for name in precision_names() if _multiplies(chip, load_precision(name))]
+    lacking = f"multiply {precision.format}"
+    if precision.format in rates:
+        lacking += " with a factor for each block of elements in hardware"
     raise InvalidInputError(
-        f"precision: {precision.name} is not accepted on {chip.name}, which does not multiply "
-        f"{precision.format}; it multiplies {', '.join(rates)}, for which there are "
-        f"{', '.join(accepted)}"
+        f"precision: {precision.name} is not accepted on {chip.name}, which does not {lacking}; "
+        f"it multiplies {', '.join(rates)}, for which there are {', '.join(accepted)}"
     )
+
+
+def _multiplies(chip: Accelerator, precision: Precision) -> bool:
+    rates = chip.tensor_core.rates
+    return precision.format in rates and ("fp4" in rates or not precision.scaled_in_hardware)
 
 
 PrecisionOrName = Annotated[Precision, by_name("precision", load_precision)]

@@ -64,6 +64,8 @@ def test_constants_of_a_made_up_cluster_are_found_again(tmp_path, capsys):
     assert "not determined by these runs" in {c.note for c in found.constants}
     assert np.abs(found.errors).mean() < 0.5 * np.abs(found.errors_before).mean()
     assert found.next_run.spread_after < found.next_run.spread_before
+    assert found.to_dict()["next_run"] == str(found.next_run)
+    assert replace(found, next_run=None).to_dict()["next_run"] is None
     file = tmp_path / "mine.yaml"
     assert main(["study", "calibrate", str(path), "--name", "mine", "-o", str(file)]) == 0
     assert "a further run would tell most" in capsys.readouterr().err
@@ -95,6 +97,25 @@ def test_a_straggler_does_not_move_a_constant(speed, slower):
     clean = work / speed
     straggling = clean * [1, 1, slower, 1, 1]
     assert abs(fitted(straggling) - fitted(clean)) < 0.06
+
+
+@pytest.mark.parametrize("measured", [(1.0, 1.3, 2.5), (3.0, 3.2, 2.9), (0.7, 0.9, 4.0)])
+def test_the_fit_is_the_most_probable_value(measured):
+    """Student distributions of errors and of the number, written out and searched on a grid."""
+    usual, spread, noise = 1.0, 0.3, 0.08
+    grid = np.linspace(np.log(0.1), np.log(2.0), 20_001)
+    errors = (-grid[:, None] - np.log(measured)) / noise
+    density = (1 + errors**2 / 2) ** -1.5
+    density = density.prod(axis=1) * (1 + ((grid - np.log(usual)) / spread) ** 2 / 4) ** -2.0
+    speed = RunConstant("speed", "", usual, spread, 0.1, 2.0)
+    found = fit_runs(lambda v: np.full(3, -np.log(v["speed"])), measured, [speed])
+    assert found.values()["speed"] == pytest.approx(np.exp(grid[density.argmax()]), rel=0.03)
+
+
+def test_runs_that_are_all_far_off_are_not_three_stragglers():
+    speed = RunConstant("speed", "", 1.0, 0.3, 0.1, 2.0)
+    found = fit_runs(lambda v: np.full(3, -np.log(v["speed"])), [3.0, 3.2, 2.9], [speed])
+    assert found.values()["speed"] == pytest.approx(0.33, rel=0.05)
 
 
 def test_a_number_without_effect_near_its_usual_value_is_found():

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phaze_fast import models
 from phaze_fast.calibration import UnsupportedError, validate_runs
 from phaze_fast.calibration.published import read_run
 from phaze_fast.calibration.run_table import is_run_table, network_of, standard_cells
 from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.planning import predict
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +86,22 @@ def test_seconds_from_tokens_or_operations():
     assert tokens.time_s == pytest.approx(64 / 16)
     flops = read_run(2, {**none, "tflops_per_device": "400"})
     assert 64 * 4096 * 6 * 7e9 < flops.time_s * 16 * 400e12 < 64 * 4096 * 6 * 10e9
+
+
+def test_sequence_parallelism_is_read_in_words_and_is_the_default_without_a_column():
+    assert read_run(2, ROW).plan.sequence_parallel
+    for said, split in {"": False, "0": False, "no": False, "False": False, "1": True}.items():
+        row = read_run(2, {**ROW, "sequence_parallel": said})
+        assert row.plan.sequence_parallel is split
+    with pytest.raises(InvalidInputError, match=r"^row 2: sp: 'maybe' is not accepted"):
+        read_run(2, {**ROW, "sp": "maybe"})
+
+
+def test_a_preset_needs_no_columns_for_its_shape():
+    shape = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
+    run = read_run(2, {**ROW, **shape, "model": "llama3-8b"})
+    assert run.model == models.load("llama3-8b").replace(seq=4096)
+    assert read_run(2, {**ROW, "model": "llama3-8b", "layers": "8"}).model.layers == 8
 
 
 @pytest.mark.parametrize(

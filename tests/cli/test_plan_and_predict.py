@@ -158,7 +158,8 @@ BUDGET = (
 def test_a_budget_is_what_the_functions_say(document):
     data = document(f"{PREDICT} {BUDGET}")
     parts = goodput(16, 5e-4, 30.0, 600.0)
-    prices = {"pue": 1.2, "usd_per_device_hour": 2.5, "usd_per_kwh": 0.1, "power_w": 700.0}
+    prices = {"pue": 1.2, "usd_per_device_hour": 2.5, "usd_per_kwh": 0.1}
+    prices["step_j"] = data["energy_j"]
     tokens = 64 * data["plan"]["seq"]
     run = training_run(2e12, tokens, data["time_s"], 16, goodput=parts.fraction, **prices)
     assert data["budget"] == {**run.to_dict(), "goodput_parts": parts.to_dict()}
@@ -176,10 +177,10 @@ def test_plan_has_the_budget_of_its_best(document):
     assert "budget" not in document(line)
 
 
-def test_energy_by_the_table_where_no_power_is_published(document):
-    line = "predict gpt2-small --chip tpuv5e --devices 8 --dp 8 --global-batch 8 --tokens 1B"
+@pytest.mark.parametrize("chip", ["tpuv5e", "tpuv4", "h100"])  # without and with a rated power
+def test_the_energy_of_a_budget_is_that_of_its_steps(document, chip):
+    line = f"predict gpt2-small --chip {chip} --devices 8 --dp 8 --global-batch 8 --tokens 1B"
     data = document(line)
-    assert data["budget"]["energy_from"] == "model"
     assert data["budget"]["energy_j"] == pytest.approx(data["budget"]["steps"] * data["energy_j"])
 
 
@@ -197,3 +198,18 @@ def test_what_people_see_of_a_budget(run):
 @pytest.mark.parametrize(("words", "said"), refused_calls("token budgets"))
 def test_bad_budgets_are_one_line(refused, words, said):
     assert said in refused(f"{PREDICT} {words}")
+
+
+def test_options_override_a_plan_file_and_idle_devices_are_said(run, tmp_path, document):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document(f"{GIVEN} --zero 1")))
+    shown = run(f"predict {HERE} --plan {path} --pp 4 --dp 1")
+    assert "stages:" in shown[2]
+    assert "idle" not in shown[2]
+    assert "8 of 16 devices stay idle" in run(f"predict {HERE} --plan {path} --pp 1")[2]
+
+
+def test_a_table_of_runs_is_no_calibration(refused, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("model,tp\nllama2-7b,1\n")
+    assert "--calibration: " in refused(f"{GIVEN} --calibration {path}")

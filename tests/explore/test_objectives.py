@@ -16,11 +16,14 @@ from phaze_fast.explore import (
     UNITS,
     BestFirstSearch,
     ChipGroups,
+    best_pair,
+    find_chips,
     objectives,
     problems_of,
 )
 from phaze_fast.explore.best_first import first_of, first_of_parts
 from phaze_fast.explore.objectives import Front
+from phaze_fast.explore.portfolio import _PairSearch
 from phaze_fast.hardware.package import Prices, RunningCosts
 from phaze_fast.tables import non_dominated
 
@@ -255,6 +258,50 @@ def test_the_pair_is_that_of_brute_force(seed, objective):
     of_chip = {n: k for k, names in zip(places, pair.models, strict=True) for n in names}
     own = sum(w * logs[i, of_chip[m]] for i, (m, w) in enumerate(zip(MODELS, shares, strict=True)))
     assert math.isclose(math.exp(own), pair.value, rel_tol=1e-9)
+
+
+def test_values_beyond_their_limits_are_in_no_better_division():
+    """By plain loops over divisions: with its limit as value, a model is in one that is as good."""
+    rng = np.random.default_rng(5)
+    for models, groups in itertools.product((2, 3), (1, 2, 4)):
+        search = object.__new__(_PairSearch)
+        search.least = rng.random((models, groups)) + 0.5
+        search.weights = np.array([0.5, 0.3, 0.2])[:models]
+        numbers = np.arange(2**models)
+        search.members = (numbers[:, None] >> np.arange(models)) & 1 == 1
+        search.rest = 2**models - 1 - numbers
+        logs, weights, everyone = np.log(search.least), search.weights, set(range(models))
+
+        def least(own, group, logs=logs, weights=weights):
+            return sum(weights[k] * logs[k, group] for k in own)
+
+        best = float(rng.normal(0.0, 0.3))
+        for i, group in itertools.product(range(models), range(groups)):
+            others = everyone - {i}
+            divisions = [
+                least(beside, group)
+                + min(least(others - set(beside), other) for other in range(groups))
+                for size in range(models)
+                for beside in itertools.combinations(sorted(others), size)
+            ]
+            limit = float(search.limits(i, best)[group])
+            reached = min(divisions) + weights[i] * math.log(limit)
+            assert math.isclose(reached, best, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_a_pair_without_time_has_a_bound_at_most_the_best():
+    models, below = [pf.models.load(name) for name in MODELS[:2]], 0
+    for seed, objective in itertools.product(range(3), ("time", "area")):
+        space, asked = some_with_every_hbm(seed, 30), {"objective": objective, "threads": 1}
+        best = find_chips(models, space, CLUSTER, PAIR_STEP, **asked).winners[0]
+        given = (models, space, CLUSTER, PAIR_STEP)
+        proven = best_pair(*given, single=best, **asked)
+        cut = best_pair(*given, single=best, time_limit_s=0.0, **asked)
+        assert (proven.proven, cut.proven) == (True, False)
+        assert cut.bound <= proven.value * (1 + 1e-9)
+        assert proven.value <= cut.value * (1 + 1e-9)
+        below += cut.bound < cut.value
+    assert below
 
 
 @pytest.mark.slow

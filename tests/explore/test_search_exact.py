@@ -10,14 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 from case_counts import some_or_many
-from search_cases import FRONTS, GIB, LARGE, Case, random_case, tpuv4_space
+from search_cases import FRONTS, GIB, LARGE, Case, random_case, some_with_every_hbm, tpuv4_space
 
 import phaze_fast as pf
-from phaze_fast.explore import ChipGroups, ExactEvaluator, SearchProblem, best_first
+from phaze_fast.explore import (
+    ChipGroups,
+    ExactEvaluator,
+    LeastProductSearch,
+    SearchProblem,
+    best_first,
+    problems_of,
+)
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import CandidateTable
-from phaze_fast.hardware import FlatFabric, energy_table
+from phaze_fast.hardware import FlatFabric, energy_table_of
 from phaze_fast.hardware.package import Prices
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
@@ -92,6 +99,40 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
 def test_no_bound_is_above_the_exact_time_in_many_cases():
     assert sum(check_bounds(random_case(seed), (9000, 25000)) for seed in range(1012, 1072)) > 300
     assert sum(check_bounds(random_case(s, LARGE), (25000,)) for s in range(2000, 2010)) > 0
+
+
+def test_layers_that_are_not_proven_have_bounds_below_their_times():
+    """With one node of search, bounds are at most the optimum that all nodes find."""
+    below = 0
+    for seed, case in small_cases(40, 6):
+        problem, records = case.problem, tpuv4_space().chips[[11000 + seed, 15000, 25000]]
+        for s in range(len(problem.evaluators[0])):
+            times, least = problem.schedule(s, records, nodes=1)
+            best, _ = problem.schedule(s, records)
+            for made, bound, exact in zip(
+                *(t.forward_s for t in (times, least, best)), strict=True
+            ):
+                assert (bound <= made * (1 + 1e-12)).all(), (seed, s)
+                assert (bound <= exact * (1 + 1e-12)).all(), (seed, s)
+                below += int((bound < made).sum())
+    assert below
+
+
+def test_a_search_with_slack_claims_no_more_than_the_slack_allows():
+    groups = ChipGroups.of(some_with_every_hbm(3, 12))
+    cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
+    step = pf.Training(global_batch=32, seq=256, micro_batch=(1, 4), tp=(1, 2))
+    problems = problems_of([pf.models.load("gpt2-small")], groups, cluster, step)
+    factors = np.linspace(1.0, 1.5, len(groups))
+    exact, at, bound = LeastProductSearch(problems, groups, factors, np.inf, 0.0).least()
+    assert bound == exact
+    for slack in (0.05, 0.3):
+        value, _, bound = LeastProductSearch(problems, groups, factors, np.inf, slack).least()
+        assert bound <= exact <= value
+        assert math.isclose(bound, value * (1.0 - slack), rel_tol=1e-12)
+    none = LeastProductSearch(problems, groups, factors, exact / 2, 0.0).least()
+    assert none == (np.inf, -1, exact / 2)
+    assert 0 <= at < len(groups)
 
 
 def test_what_is_ruled_out_takes_longer_than_its_limit():
@@ -194,6 +235,7 @@ def test_joules_of_a_step_by_hand():
         backward_j=joules,
         hbm_bytes_per_s=np.array([1e12]),
         static_w=np.array([10.0]),
+        limit_w=np.array([np.inf]),
         proven=np.array([True]),
         step_s=0.0 * one,
         ahead_s=0.0 * one,
@@ -202,7 +244,7 @@ def test_joules_of_a_step_by_hand():
     placed = Placed(0.0, 0.0, 0, (0, first, count), (1, 0))
     (found,) = evaluator.energies_j([placed], times, [0])
     passes = 2 * 8 * (first * (3.0 + 8.0) + (count - first) * (3.0 + 5.0))
-    prices = energy_table()
+    prices = energy_table_of()
     held = float(sizes.kinds["parameters"][list(sizes.graph.order)].sum())
     held += model.vocab * model.hidden  # the last stage's copy of the embedding
     step_bytes = held / 2 * (2 * 12 + 4 + 2)

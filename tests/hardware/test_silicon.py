@@ -149,7 +149,7 @@ def test_peak_power_is_of_the_right_size():
     two: the table is of a 7 nm process, and the template knows no network ports or media engines.
     docs/robust.md states three of the ratios."""
     stated = {"tpuv4": 1.11, "a100-80": 0.69, "h100": 0.88}
-    outside = {"v100-32": "12 nm", "gaudi2": "24 Ethernet ports on the die"}
+    outside = {"tpuv3": "16 nm", "v100-32": "12 nm", "gaudi2": "24 Ethernet ports on the die"}
     for name in presets.chip_names():
         chip = presets.chip(name)
         if chip.power_w and chip.hbm:

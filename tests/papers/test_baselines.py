@@ -260,6 +260,12 @@ def test_asking_gives_what_is_most_promising_and_was_not_told(explorer, scores):
     assert explorer.best.score <= np.sort(scores)[1]
 
 
+def test_points_that_fit_nothing_are_not_the_best(explorer):
+    explorer.tell([(point, math.inf) for point in explorer.ask(2)])
+    assert explorer.best is None
+    assert explorer.front == []
+
+
 def test_several_models_are_bounded_by_their_mean(space):
     models = [pf.models.load(name) for name in ("bertlarge", "gpt2-small")]
     explorer = Explorer(models, space, POD, STEP, weights=(3, 1))

@@ -29,6 +29,8 @@ CHANGES = {
     "vpp": ("two", "vpp: 'two' is not accepted; expected a whole number"),
     "micro_batch": (None, "micro_batch: None is not accepted; expected a whole number"),
     "pp": (3, "stages: 2 entries are not accepted; expected pp = 3"),
+    "micro_batches": (5, r"micro_batches: 5 is not accepted; expected global_batch / "),
+    "micro_bach": (2, "micro_bach: is no field of a plan; did you mean 'micro_batch'"),
 }
 
 
@@ -36,7 +38,7 @@ CHANGES = {
 def test_an_edited_plan_is_refused_by_field_value_and_what_is_accepted(field, document):
     value, message = CHANGES[field]
     edited = copy.deepcopy(document)
-    edited.pop(field)
+    edited.pop(field, None)
     if value is not ...:
         edited[field] = value
     with pytest.raises(InvalidInputError, match=f"^{message}"):
@@ -67,3 +69,20 @@ def test_no_edit_of_a_plan_is_a_bug(document, tmp_path, capsys):
         )
         assert len(lines) == (code == 2) or several, (what, said)
     assert codes == {0, 2}
+
+
+def test_widths_that_replace_those_of_a_plan_drop_what_belonged_to_them(document):
+    given = PlanSpec.of({**document, "shard": 1, "zero": 1})
+    assert given.stages is not None
+    same, dropped = given.overridden({"reserved_bytes": 0})
+    assert (same.stages, same.shard, dropped) == (given.stages, given.shard, [])
+    wider, dropped = given.overridden({"pp": 4, "dp": 1})
+    assert (wider.pp, wider.stages, wider.shard) == (4, None, None)
+    assert [line.split(":")[0] for line in dropped] == ["stages", "shard"]
+    modes = given.replace(recompute=("none", "full"))
+    assert modes.overridden({"pp": 4, "dp": 1})[0].recompute == "auto"
+    assert modes.overridden({"pp": 4, "dp": 1, "recompute": "none"})[0].recompute == "none"
+
+
+def test_shards_of_all_replicas_stay_all_with_more_replicas(document):
+    assert PlanSpec.of({**document, "zero": 1, "shard": document["dp"]}).shard is None

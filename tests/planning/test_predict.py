@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from golden_files import refused_calls
 from oracle_cases import random_fabric, small_model
-from plan_cases import RECOMPUTE, SCHEDULES, with_memory
+from plan_cases import RECOMPUTE, SCHEDULES, h100, with_memory
 
 import phaze_fast as pf
+from phaze_fast import models
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import TERMS
@@ -351,3 +352,19 @@ def test_software_that_divides_stages_by_work():
     many = predict_batch(model, ON, training, pp=[8, 1], dp=[2, 16])
     assert many.time_s[0] == found.time_s
     assert many.memory_bytes[0] == found.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("blocks", "step", "by_stage"),
+    [
+        (28, {"pp": 4, "vpp": 4, "schedule": "interleaved"}, [7, 7, 7, 7]),
+        (30, {"pp": 4, "vpp": 4, "schedule": "interleaved"}, [7, 8, 7, 8]),
+        (13, {"pp": 4, "vpp": 2, "schedule": "zb-v"}, [3, 3, 3, 4]),
+        (13, {"pp": 4}, [3, 3, 3, 4]),
+    ],
+)
+def test_without_stages_each_stage_has_an_even_share_of_the_blocks(blocks, step, by_stage):
+    model = models.load("llama2-7b").replace(layers=blocks)
+    plan = pf.predict(model, h100(4), {**step, "global_batch": 16})
+    assert [stage.kinds["block"] for stage in plan.stages] == by_stage
+    assert all(max(stage.chunks) - min(stage.chunks) <= 2 for stage in plan.stages)

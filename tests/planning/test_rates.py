@@ -73,7 +73,7 @@ def test_times_with_fewer_ways_to_recompute_are_filled_with_zeros():
     def times(rows, ways):
         flat, deep = np.ones((rows, 3)), np.full((rows, ways, 3), 2.0)
         one = np.ones(rows)
-        return KindTimes(flat, flat, deep, flat, flat, deep, one, one, one > 0, flat, flat)
+        return KindTimes(flat, flat, deep, flat, flat, deep, one, one, one, one > 0, flat, flat)
 
     both = KindTimes.concatenated([times(2, 1), times(1, 3)])
     for each in (both.backward_s, both.backward_j):

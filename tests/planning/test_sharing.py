@@ -5,13 +5,14 @@ import pytest
 import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.cli.main import main
-from phaze_fast.cost import message_batch
+from phaze_fast.cost import estimate_costs, message_batch
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Tier, TieredFabric
+from phaze_fast.hardware import FlatFabric, Tier, TieredFabric
 from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, layer_graph, reasons
 from phaze_fast.planning import predict_batch
 from phaze_fast.planning.prediction import evaluated
-from phaze_fast.software import DEFAULT, load_software
+from phaze_fast.planning.sizes import strategy_sizes
+from phaze_fast.software import DEFAULT, chip_as_run, load_software
 
 WIDE = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
 NODE = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
@@ -197,6 +198,62 @@ def test_overlap_hides_its_share_of_the_exchange():
     assert plain.time_s > half.time_s > all_.time_s
     assert all_.parts_s["expert_comm"] == pytest.approx(0.0, abs=1e-12)
     assert plain.parts_s["expert_comm"] == pytest.approx(plain.time_s - all_.time_s, rel=1e-9)
+
+
+def test_passes_of_another_micro_batch_hide_exchanges_as_far_as_they_last():
+    """By hand: of E seconds of exchange beside C of computation, min(E, C) are hidden in both
+    passes, and delay that by the 20 of 132 cores that run them."""
+    for link in ("40 GB/s", "1 GB/s"):  # hidden altogether, and not
+        fabric = FlatFabric(name="slow", bandwidth_bytes_per_s=link, latency_s="1 us")
+        cluster = pf.Cluster(devices=8, fabric=fabric, chip="h100")
+        spec = pf.PlanSpec.of({**EXPERTS, "overlap_experts": True})
+        sizes = strategy_sizes(MIXTURE, spec.strategy, spec.modes, spec.software, spec.precision)
+        chip = chip_as_run(cluster.chip, spec.software)
+        plain = estimate_costs([sizes.graph], chip, cluster)
+        overlapped = plain.with_overlapped(("expert",))
+        exchange = plain.without(("expert",))
+        seen = 0
+        for forward in range(0, len(plain.graphs), 2):
+            passes = (forward, forward + 1)
+            total, free, left = (
+                sum(float(costs.time_s(g).sum()) for g in passes)
+                for costs in (plain, exchange, overlapped)
+            )
+            exchange_s = total - free
+            other = plain.without(GROUPS)
+            compute_s = sum(float(other.time_s(g).sum()) for g in passes)
+            hidden_s = min(exchange_s, compute_s) * (1 - 20 / 132)
+            assert left - free == pytest.approx(exchange_s - hidden_s, abs=1e-12)
+            seen += exchange_s > compute_s > 0
+        assert bool(seen) == (link == "1 GB/s")
+
+
+def test_dualpipe_overlaps_exchanges_by_default():
+    """DeepSeek-V3's schedule is there for that; 1F1B does so where it is asked to."""
+    given = {"tp": 1, "pp": 2, "dp": 4, "ep": 4, "global_batch": 64}
+    both = {**given, "schedule": "dualpipe", "vpp": 2}
+    default, without = (
+        pf.predict(MIXTURE, NODE, {**both, **more}) for more in ({}, {"overlap_experts": False})
+    )
+    assert default.overlap_experts
+    assert not without.overlap_experts
+    assert default.time_s < without.time_s
+    assert default.parts_s["expert_comm"] < 0.5 * without.parts_s["expert_comm"]
+    plain, asked = (
+        pf.predict(MIXTURE, NODE, {**given, **more}) for more in ({}, {"overlap_experts": True})
+    )
+    assert not plain.overlap_experts
+    assert asked.time_s < plain.time_s
+    step = pf.Training(global_batch=64, micro_batch=1)
+    fields = {"pp": 2, "dp": 4, "ep": 4, "schedule": ["dualpipe", "1f1b"], "vpp": [2, 1]}
+    batch = pf.predict_batch(MIXTURE, NODE, step, **fields)
+    assert batch.time_s.tolist() == [default.time_s, plain.time_s]
+    free = step.replace(tp=1, pp=2, dp=4, ep=4, cp=1, zero=0, schedule=("1f1b", "dualpipe"))
+    plans = pf.plan(MIXTURE, NODE, free, top=9).plans
+    assert {(p.schedule, p.overlap_experts) for p in plans} == {("1f1b", False), ("dualpipe", True)}
+    for plan in plans:
+        assert pf.predict(MIXTURE, NODE, plan) == plan
+        assert pf.Plan.from_dict(plan.to_dict()) == plan
 
 
 def test_experts_of_a_width_of_their_own():

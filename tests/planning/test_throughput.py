@@ -4,6 +4,7 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast import models
+from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import model_flops
 from phaze_fast.opgraph import Strategy, layer_graph
@@ -64,6 +65,26 @@ def test_laws():
     assert again.mfu == base.mfu
     bert = step_throughput(models.load("bert-large"), 64, 2.0, 16, 1e15)
     assert bert.mfu == bert.mfu_causal
+
+
+def test_utilisation_is_labelled_by_what_it_counts(capsys):
+    """Masked scores or not, and which peak: one convention for all number formats."""
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    given = {"tp": 2, "cp": 4, "global_batch": 8, "seq": 131072}
+    for precision, peak in (("bf16", "bf16 peak of 989.4 TFLOP/s"), ("fp8", "fp8 peak of 1.979 P")):
+        plan = pf.predict("llama3-8b", cluster, {**given, "precision": precision})
+        said = plan.mfu_convention
+        assert said.startswith("attention in full, over the dense ")
+        assert peak in said
+        assert f"{plan.mfu_causal:.1%} with the causal mask" in said
+        assert plan.to_dict()["mfu_convention"] == said
+        assert plan.mfu_causal < 0.6 * plan.mfu
+    unmasked = pf.predict("bert-large", cluster, {"dp": 8, "global_batch": 8})
+    assert "causal" not in unmasked.mfu_convention
+    common = ["llama3-8b", "--chip", "h100", "--devices", "8", "--global-batch", "8"]
+    for command in (["plan", *common, "--tp", "1", "--pp", "1"], ["predict", *common, "--dp", "8"]):
+        assert main(command) == 0
+        assert "attention in full" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_plan_says_the_same_of_itself():

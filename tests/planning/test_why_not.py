@@ -1,6 +1,7 @@
 """What a user's own plan gives beside the fastest, the space in words, widths tried by default."""
 
 import json
+import re
 
 import pytest
 
@@ -79,6 +80,18 @@ def test_expert_and_context_widths_are_tried_where_practice_does():
     assert models.load("llama2-7b").moe is None
 
 
+def test_short_sequences_of_mixtures_are_split_too():
+    """Experts lie over context-parallel devices, which then replace tensor-parallel ones."""
+    cluster = Cluster(devices=64, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=64, micro_batch=1, zero=1, schedule="1f1b", pp=(4, 8), ep=8)
+    model = models.load("deepseek-v3").replace(layers=16)
+    free = plan(model, cluster, step.replace(seq=4096), threads=1)
+    assert "context parallel 1, 2, 4 (all-gather, ring, ulysses);" in free.space
+    alone = plan(model, cluster, step.replace(seq=4096, cp=1), threads=1)
+    assert free.best.cp > 1
+    assert free.best.time_s < alone.best.time_s
+
+
 def test_the_command_says_space_and_why_not(tmp_path):
     file = tmp_path / "plan.json"
     words = "plan bert-large --chip h100 --devices 8 --global-batch 64 --schedule 1f1b --zero 1"
@@ -92,3 +105,37 @@ def test_the_command_says_space_and_why_not(tmp_path):
     for name in ("vpp", "schedule", "tflops_per_device", "tokens_per_s_per_device", "hfu"):
         assert name in first
     assert first["tflops_per_device"] == pytest.approx(first["mfu"] * 989.4, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("framework", "asked", "rule"),
+    [
+        ("megatron", {"schedule": "zb-h1"}, "schedule: megatron can .* zb-h1; expected 1f1b, inte"),
+        ("torchtitan", {"zero": 1}, "zero: torchtitan can express none of .* 1; expected 0, 2, 3"),
+        ("torchtitan", {"rank_order": "stages-inside", "pp": 2, "dp": 4}, "replicas lie inside"),
+        ("deepspeed", {"pp": 2}, "deepspeed: the program builds the pipeline"),
+        ("maxtext", {"cp": 2, "cp_kind": "ring"}, "maxtext: context parallelism is by all-gather"),
+    ],
+)
+def test_what_a_framework_forbids_has_its_rule_and_what_it_would_take(framework, asked, rule):
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=32, micro_batch=1)
+    plans = plan("gpt2-small", cluster, step, threads=1, framework=framework)
+    answer = why_not(plans, asked, threads=1)
+    assert answer.plan is None
+    assert re.search(rule, answer.reason), answer.reason
+    assert len(answer.reason.splitlines()) == 1
+    for name, value in asked.items():
+        assert getattr(answer.unlimited, name) == value
+    assert f"{framework} cannot run such a plan" in str(answer)
+    assert json.loads(json.dumps(answer.to_dict()))["unlimited"]["time_s"] > 0
+
+
+def test_memory_stays_the_reason_where_a_framework_has_such_plans():
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=8, micro_batch=1)
+    plans = plan("llama2-7b", cluster, step, threads=1, framework="megatron")
+    answer = why_not(plans, {"tp": 1, "pp": 1, "dp": 8, "zero": 0}, threads=1)
+    assert answer.unlimited is None
+    assert "there is no such plan" in str(answer)
+    assert "GiB" in answer.reason

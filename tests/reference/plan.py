@@ -20,24 +20,31 @@ FRAGMENTATION = 0.03
 # ---- stages ----
 
 
-def even_chunks(layers, chunks):
-    """Blocks dealt out evenly, the ends with the first and the last chunk.
+def even_chunks(layers, spec):
+    """Blocks shared evenly by stages, later chunks of a stage longer, ends with the outer chunks.
 
     Where there are fewer blocks than chunks the ends count as layers.
     """
-    total = len(layers.order)
-    dealt = [i for i in range(total) if layers.is_block(i)]
-    if len(dealt) < chunks:
-        dealt = list(range(total))
-    starts = [dealt[c * len(dealt) // chunks] for c in range(chunks)]
-    starts[0] = 0
+    total, chunks = len(layers.order), places(spec)
+    shared = [i for i in range(total) if layers.is_block(i)]
+    if len(shared) < chunks:
+        shared = list(range(total))
+    own = [[] for _ in range(spec.pp)]
+    for chunk in range(chunks):
+        own[stage_of(spec, chunk)].append(chunk)
+    sizes = [0] * chunks
+    for stage, of_stage in enumerate(own):
+        share = (stage + 1) * len(shared) // spec.pp - stage * len(shared) // spec.pp
+        for k, chunk in enumerate(of_stage):
+            sizes[chunk] = (share + k) // len(of_stage)
+    starts = [0, *(shared[sum(sizes[:c])] for c in range(1, chunks))]
     return [list(range(a, b)) for a, b in zip(starts, [*starts[1:], total], strict=True)]
 
 
 def chunks_of(layers, spec):
     """Positions of each chunk, in the order of the model."""
     if spec.stages is None:
-        return even_chunks(layers, places(spec))
+        return even_chunks(layers, spec)
     found, at = [], 0
     for size in spec.stages:
         found.append(list(range(at, at + size)))

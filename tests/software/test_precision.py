@@ -12,7 +12,7 @@ from phaze_fast.cost import estimate_costs
 from phaze_fast.export import export_plan, read_plan
 from phaze_fast.hardware import presets
 from phaze_fast.memory import TERMS, Pipeline, footprint_batch, stage_rows
-from phaze_fast.opgraph import FORMATS, Strategy, layer_graph
+from phaze_fast.opgraph import FORMATS, GROUPS, Strategy, layer_graph
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning import PlanSpec, predict, predict_batch
@@ -168,6 +168,42 @@ def test_a_chip_without_the_format_says_what_it_has():
     assert "precision: fp8 is not accepted" in said
 
 
+@pytest.mark.parametrize("etp", [1, 2])
+def test_rows_reach_experts_in_the_low_format(etp):
+    """DeepSeek-V3: dispatch forward and its twin backward in fp8, what experts return in bf16."""
+    model = models.load("deepseek-v3").replace(seq=1024)
+    widths = {"tp": 2, "sequence_parallel": True, "ep": 4, "etp": etp}
+    sent = {}
+    for name in ("fp8-block", "fp8-block-dispatch"):
+        graph = layer_graph(model, Strategy(**widths), precision=load_precision(name))
+        block = next(layer for layer in graph.layers if layer.kind == "moe-block")
+        sent[name] = [
+            (own.names[k], float(own.ops["payload_bytes"][k]))
+            for own in (block.forward, block.backward)
+            for k in np.flatnonzero(own.ops["group"] == GROUPS.index("expert"))
+        ]
+    shares = [low / whole for (_, whole), (_, low) in zip(*sent.values(), strict=True)]
+    assert shares == pytest.approx([1.03125 / 2, 1.0, 1.03125 / 2, 1.0])
+    wide = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
+    given = {"dp": 64, "ep": 64, "zero": 1, "global_batch": 64}
+    moe = models.load("deepseek-v3").replace(layers=8)
+    whole, low = (predict(moe, wide, {**given, "precision": name}) for name in sent)
+    assert low.parts_s["expert_comm"] < 0.85 * whole.parts_s["expert_comm"]
+    assert low.time_s < whole.time_s
+
+
+def test_factors_of_blocks_need_hardware_for_them():
+    """MXFP8 has a factor for 32 elements, which tensor cores apply from Blackwell and CDNA 4 on."""
+    said = refusal(step, "mxfp8", error=pf.InvalidInputError)
+    assert "mxfp8 is not accepted on h100, which does not multiply fp8 with a factor" in said
+    assert "fp8-block" in said
+    assert "mxfp8," not in said.partition("for which there are")[2]
+    for chip in ("b200", "gb200", "b300", "gb300", "mi355x"):
+        check_precision(load_precision("mxfp8"), presets.chip(chip))
+    for chip in ("h200", "mi300x", "ironwood", "gaudi3"):
+        refusal(check_precision, load_precision("mxfp8"), presets.chip(chip))
+
+
 def test_the_command_line_takes_a_name_and_refuses_others_in_one_line(capsys):
     said = ["predict", "llama3-8b", "--chip", "h100", "--devices", "8", "--dp", "8", "--zero", "1"]
     assert main([*said, "--global-batch", "64", "--precision", "fp8", "--json"]) == 0
@@ -194,6 +230,45 @@ def test_frameworks_are_told_or_it_is_said_that_they_are_not(name, tmp_path):
             file = tmp_path / "run.sh"
             file.write_text(written.text)
             assert read_plan(file, model, 16).spec.precision.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("fp8-rowwise", "llama3-8b"),
+        ("fp8-tensorwise", "llama3-8b"),
+        ("fp8-rowwise", "qwen3-30b-a3b"),
+    ],
+)
+def test_torchtitan_is_told_the_recipe_of_torchao(name, model, tmp_path):
+    model = models.load(model)
+    widths = {"dp": 16, "zero": 3, "global_batch": 64, "recompute": "full", "precision": name}
+    plan = predict(model, H100, widths)
+    written = export_plan(plan, model, "torchtitan")
+    assert written.plan_complete, written.unexpressed
+    assert f'recipe_name = "{name.removeprefix("fp8-")}"' in written.text
+    assert ("moe_fqns_prototype" in written.text) == (model.moe is not None)
+    file = tmp_path / "run.toml"
+    file.write_text(written.text)
+    again = predict(model, H100, read_plan(file, model, 16).spec)
+    assert again.time_s == pytest.approx(plan.time_s, rel=1e-12)
+    assert again.memory_bytes == pytest.approx(plan.memory_bytes, rel=1e-12)
+    best = pf.plan(model, H100, pf.Training(global_batch=64, precision=name, micro_batch=1, tp=1, pp=1),
+                   framework="torchtitan", top=1).best  # fmt: skip
+    assert export_plan(best, model, "torchtitan").plan_complete
+
+
+def test_experts_have_no_tensorwise_recipe_in_torchtitan(tmp_path):
+    moe = models.load("qwen3-30b-a3b")
+    spec = PlanSpec(dp=16, zero=3, global_batch=64, precision="fp8-tensorwise", recompute="full")
+    written = export_plan(spec, moe, "torchtitan")
+    assert "--precision fp8-tensorwise" in str(written.unexpressed[0])
+    step = pf.Training(global_batch=64, precision="fp8-tensorwise")
+    said = refusal(pf.plan, moe, H100, step, framework="torchtitan")
+    assert "expected one of bf16, fp8-rowwise for torchtitan" in said
+    file = tmp_path / "run.toml"
+    file.write_text(written.text.replace("[model]", '[model]\nconverters = ["float8"]'))
+    assert "moe_fqns_prototype" in refusal(read_plan, file, moe, 16)
 
 
 def test_seconds_of_a_low_product_are_those_of_the_format_alone():

@@ -128,9 +128,10 @@ CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const Tunin
                    const Precision& precision, Cores cores, const EnergyTable& energy,
                    double static_w) noexcept;
 
-// out[c * ops.size() + o]; every figure of a bad pair is NaN and its status says why.
+// out[c * ops.size() + o]; every figure of a bad pair is NaN and its status says why. `energy` and
+// `static_w` have one entry per chip.
 void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
-                   const EnergyTable& energy, std::span<const double> static_w,
+                   std::span<const EnergyTable> energy, std::span<const double> static_w,
                    std::span<CostRecord> out, int threads);
 
 // HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if it is invalid.

@@ -145,6 +145,7 @@ struct KindTimes {
   double hbm_bytes_per_s;
   double static_w;
   const double* step_s = nullptr;  // of the optimiser's products, on unsharded state; null: none
+  double limit_w = std::numeric_limits<double>::infinity();  // power that a chip is limited to
 };
 
 // Why there is no plan, or why a plan is invalid.

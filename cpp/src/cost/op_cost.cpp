@@ -315,7 +315,7 @@ CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const Tunin
 }
 
 void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
-                   const EnergyTable& energy, std::span<const double> static_w,
+                   std::span<const EnergyTable> energy, std::span<const double> static_w,
                    std::span<CostRecord> out, int threads) {
   const std::vector<Status> state = checked(ops);
   const TrafficTable traffic(ops, state, batch, threads);
@@ -324,7 +324,7 @@ void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
       [&](std::size_t c, const Machine& machine, std::size_t o) {
         CostRecord& cost = out[c * ops.size() + o];
         cost = cost_on(ops[o], machine, traffic.at(c, o), vector_per_core(batch.chips[c], cores));
-        cost.energy_j = energy_j(cost, energy, static_w[c]);
+        cost.energy_j = energy_j(cost, energy[c], static_w[c]);
       },
       [&](std::size_t c, std::size_t o, Status status) {
         out[c * ops.size() + o] = failed(status);

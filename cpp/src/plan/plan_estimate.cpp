@@ -345,7 +345,8 @@ class Estimator {
   }
 
   // Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
-  // that devices send one another, counted as a ring sends them.
+  // that devices send one another, counted as a ring sends them; at most what the chips' power
+  // limit supplies.
   double energy(double time_s) {
     const LayoutRecord& l = layout_.record;
     const StrategyRecord& s = space_.strategies[at(l.strategy)];
@@ -366,9 +367,11 @@ class Estimator {
     synced += among * trained * t.gradient_bytes / costs_.shards;
     const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
-    return inner * rounds_of(l) * shared_.passes_j +
-           inner * shared_.sizes.moved_bytes * t.hbm_byte_j + sent * t.network_byte_j +
-           times_.static_w * time_s * inner * l.pp;
+    const double device_s = time_s * inner * l.pp;
+    const double drawn_j = inner * rounds_of(l) * shared_.passes_j +
+                           inner * shared_.sizes.moved_bytes * t.hbm_byte_j +
+                           sent * t.network_byte_j + times_.static_w * device_s;
+    return std::min(drawn_j, times_.limit_w * device_s);
   }
 
   const Impl& space_;

@@ -712,11 +712,18 @@ bool AssignmentSearch::cut(bool count_first, int base, Partition* partition) con
   return position < on_.space->layers;
 }
 
-// Chooses the chunks that take one more layer so that the distribution is as even as possible.
+// Chooses the chunks that take one more layer: stages have as even shares of the layers as possible,
+// and the later chunks of a stage take what its share has beyond equal chunks.
 void AssignmentSearch::spread_evenly(int total) {
-  const auto count = static_cast<int>(extra_.size());
-  const auto upto = [&](std::int64_t k) { return static_cast<int>(k * total / count); };
-  for (int c = 0; c < count; ++c) extra_[at(c)] = upto(c + 1) - upto(c) - total / count;
+  const int count = static_cast<int>(extra_.size());
+  const int chunks = count / on_.stages;
+  const auto upto = [&](std::int64_t k) { return static_cast<int>(k * total / on_.stages); };
+  for (int stage = 0; stage < on_.stages; ++stage) {
+    const int more = upto(stage + 1) - upto(stage) - total / count * chunks;
+    for (int c = 0; c < chunks; ++c) {
+      extra_[at(on_.chain_of(stage, c))] = c >= chunks - more ? 1 : 0;
+    }
+  }
 }
 
 std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages) {

@@ -466,8 +466,8 @@ class AssignmentSearch {
   AssignmentSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
       : on_(on), recompute_(recompute), step_(step) {}
 
-  // The cuts of the even assignment: layers are assigned one by one, each to the next position of
-  // an even distribution; or, without interleaving, by the work of layers if they have one.
+  // The cuts of the even assignment: stages have even shares of the layers; or, without
+  // interleaving, of the work of layers if they have one.
   PlanStatus even(Partition* partition);
   // Improves `best`, which is infinite, by plans that take at most `below_s`, with so much work.
   void run(double below_s, std::int64_t work, PlacedPlan* best);

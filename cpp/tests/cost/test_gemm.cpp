@@ -164,13 +164,14 @@ void batches_equal_single_calls() {
   const std::vector<TuningRecord> tunings(1, neutral());
   const ChipBatch batch{chips, index, tunings, kHalf};
   const EnergyTable energy{1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0};
+  const std::vector<EnergyTable> tables(chips.size(), energy);
   const std::vector<double> watts(chips.size(), 9.0);
   for (const Cores cores : {Cores::kAll, Cores::kOne}) {
     for (const int threads : {1, 3}) {
       std::vector<CostRecord> costs(ops.size() * chips.size());
       std::vector<double> times(costs.size());
       std::vector<double> bounds(costs.size());
-      op_cost_batch(ops, batch, cores, energy, watts, costs, threads);
+      op_cost_batch(ops, batch, cores, tables, watts, costs, threads);
       op_time_batch(ops, batch, cores, times, threads);
       op_bound_batch(ops, batch, cores, bounds, threads);
       for (std::size_t i = 0; i < costs.size(); ++i) {
