@@ -288,7 +288,8 @@ class _Fit:
         return np.asarray((point - self.prior) / self.spread)
 
     def _prior_weights(self, point: Array) -> Array:
-        return _PRIOR_FREEDOM / (_PRIOR_FREEDOM + self._away(point) ** 2) / self.spread**2
+        far = self._away(point) ** 2
+        return np.asarray(_PRIOR_FREEDOM / (_PRIOR_FREEDOM + far) / self.spread**2)
 
     def scanned(self, first: float | None = None) -> tuple[Array, float, Array]:
         """Return the best of a few values of each number in turn, its loss and its errors.

@@ -221,6 +221,7 @@ def test_constants_of_a_fabric_come_back_from_its_own_times(tmp_path):
     path = table(tmp_path / "rs.csv", rows)
     assert is_collective_table(path)
     fit = calibrate_fabric([path], H100)
+    assert not any(c.name.startswith("in_switch") for c in fit.constants)
     again = fabric_from_dict(fit.document)
     for kind in ("< 1 MiB", ">= 1 MiB"):
         assert fit.errors[kind]["rows"] == 12
@@ -231,6 +232,17 @@ def test_constants_of_a_fabric_come_back_from_its_own_times(tmp_path):
     }  # fmt: skip
     flat = presets.fabric("phaze-flat")
     assert "has no protocols to fit" in refusal(calibrate_fabric, [path], flat)
+
+
+def test_adders_of_switches_are_fitted_to_all_reduces_of_more_than_two(tmp_path):
+    sizes, rows = 2 ** np.arange(10, 29), []
+    for ranks in (2, 8):
+        times = collective_batch(H100, "all-reduce", sizes.astype(float), ranks).time_s
+        rows += [
+            f"h100,all_reduce,{ranks},{n},{1e3 * t:.9g}" for n, t in zip(sizes, times, strict=True)
+        ]
+    fit = calibrate_fabric([table(tmp_path / "ar.csv", rows)], H100)
+    assert {c.name for c in fit.constants} >= {"in_switch.startup_s", "in_switch.two_rank_share"}
 
 
 @pytest.mark.shared

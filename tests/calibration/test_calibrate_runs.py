@@ -131,6 +131,19 @@ def test_no_runs_that_tell_leave_what_was_known():
     assert np.sqrt(found.covariance[0, 0]) == pytest.approx(0.5)
 
 
+def test_what_runs_cannot_tell_is_as_probable_as_before(tmp_path):
+    """Without a pipeline, nothing tells how stages are divided."""
+    path = tmp_path / "runs.csv"
+    cluster, _ = read_cluster_runs(table(path, made_up(path)[:2]))
+    shares = {found.habit.words: share for found, share in explanations(cluster)}
+    for words in ("fused attention", "explicit attention"):
+        even, work = (
+            shares[f"stages of equal depth, {words}"],
+            shares[f"stages of equal work, {words}"],
+        )
+        assert work / even == pytest.approx(3.0)
+
+
 def test_runs_of_two_clusters_are_refused(tmp_path):
     path = table(tmp_path / "runs.csv", [1.0, 1.0])
     path.write_text(path.read_text().replace("H100", "A100", 1))

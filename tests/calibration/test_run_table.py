@@ -97,6 +97,13 @@ def test_sequence_parallelism_is_read_in_words_and_is_the_default_without_a_colu
         read_run(2, {**ROW, "sp": "maybe"})
 
 
+def test_evaluation_counts_as_a_share_of_the_training_sequences():
+    """Of 5,662 sequences, in whole batches of 64, after every 24,576 of training."""
+    row = {**ROW, "framework": "MaxText 2024-06", "verified": "time contains the evaluation pass"}
+    assert read_run(2, row).evaluated == 89 * 64 / 24_576
+    assert read_run(2, {**row, "verified": ""}).evaluated == 0.0
+
+
 def test_a_preset_needs_no_columns_for_its_shape():
     shape = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
     run = read_run(2, {**ROW, **shape, "model": "llama3-8b"})

@@ -11,6 +11,7 @@ from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.megatron import read_layout
 from phaze_fast.export.request import options_of, settings_of
+from phaze_fast.planning.frameworks import inexpressible
 
 LLAMA = models.load("llama2-7b")
 
@@ -330,3 +331,66 @@ def test_experts_beyond_the_replicas_are_not_a_mesh_of_maxtext():
     assert "ep" not in [
         item.what for item in export.export_plan(plan, model, "megatron").unexpressed
     ]
+
+
+def test_a_switch_that_is_off_is_named_as_one():
+    plan = {"tp": 2, "dp": 4, "global_batch": 8, "zero": 2, "recompute": "none"}
+    for to, on in (("torchtitan", False), ("deepspeed", True)):
+        found = export.export_plan({**plan, "sequence_parallel": on}, LLAMA, to)
+        option = "--sequence-parallel" if on else "--no-sequence-parallel"
+        assert option in [item.what for item in found.unexpressed]
+
+
+def test_torchtitan_shards_over_what_is_left_of_the_devices(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        "[training]\nlocal_batch_size = 1\nglobal_batch_size = 8\n"
+        "[parallelism]\ntensor_parallel_degree = 2\ndata_parallel_shard_degree = -1\n"
+        'data_parallel_replicate_degree = 2\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    spec = export.read_plan(path, LLAMA, devices=16).spec
+    assert (spec.tp, spec.dp, spec.shard, spec.zero) == (2, 8, 4, spec.zero)
+    for devices in (None, 10):
+        with pytest.raises(InvalidInputError, match=f"{devices} devices are not a multiple of 2 x"):
+            export.read_plan(path, LLAMA, devices=devices)
+
+
+@pytest.mark.parametrize("etp", [None, 1])
+def test_torchtitan_is_told_the_width_of_experts(etp, tmp_path):
+    model, path = models.load("mixtral-8x7b"), tmp_path / "job.toml"
+    plan = {
+        "tp": 2,
+        "dp": 4,
+        "ep": 4,
+        "etp": etp,
+        "global_batch": 8,
+        "zero": 2,
+        "recompute": "none",
+    }
+    found = export.export_plan(plan, model, "torchtitan")
+    path.write_text(found.text)
+    spec = export.read_plan(path, model).spec
+    assert (spec.ep, spec.etp or spec.tp) == (4, etp or 2)
+    dense = export.export_plan({**plan, "ep": 1, "etp": None}, LLAMA, "torchtitan").text
+    assert ("expert_tensor_parallel_degree" in found.text, "expert_tensor" in dense) == (
+        True,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "widths", "layout", "cases"),
+    [
+        ("maxtext", {"tp": 2, "ep": 4, "etp": 1}, {"dp": 2, "zero": 3}, {"etp", "ep"}),
+        ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3}, set()),
+        ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3, "shard": 4}, set()),
+        ("torchtitan", {"tp": 2, "ep": 4, "etp": 1}, {"dp": 4, "zero": 3}, set()),
+        ("torchtitan", {"tp": 4, "etp": 2}, {"dp": 4, "zero": 3}, {"etp"}),
+        ("torchtitan", {"tp": 4, "etp": 1}, {"dp": 4, "zero": 3}, {"etp"}),
+    ],
+)
+def test_what_a_framework_cannot_express_by_hand(framework, widths, layout, cases):
+    strategy = {"tp": 1, "cp": 1, "cp_kind": "all-gather", "ep": 1, "etp": None} | widths
+    spec = pf.PlanSpec(**strategy, **layout, global_batch=layout["dp"])
+    found = inexpressible(framework, spec.strategy, spec.layout)
+    assert {case for case, applies in found.items() if applies.any()} == cases
