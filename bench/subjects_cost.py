@@ -110,8 +110,8 @@ GROUPS = {
 }
 EXACT = BufferRules(sum_bytes=2, strip_depth=1, strip_copies=1)
 LEAST_MIB = {"bert-mlp": 24.0, "gpt3-mlp": 2784.0}
-"""Least MiB with 64 MiB of buffer, by an exact mapper (AccelForge 1.0.467): fused where that is less
-than two products alone, 2,784 MiB for GPT-3's."""
+"""Least MiB with 64 MiB of buffer, by an exact mapper (AccelForge 1.0.467): fused where that is
+less than two products alone, which it is not for GPT-3."""
 
 
 def _traffic(sizes: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -88,8 +88,8 @@ class Machines:
             return self
         spent = self.energy.copy()
         spent["mac_j"] *= self.products_done
-        *numbers, rate = self.precision
-        faster = (*numbers, rate / self.products_done)
+        read, written, summed, rate = self.precision
+        faster = (read, written, summed, rate / self.products_done)
         return replace(self, precision=faster, energy=spent, products_done=1.0)
 
     @property

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from phaze_fast.documents import Presets
 from phaze_fast.hardware.chip import Accelerator
-from phaze_fast.hardware.tuning import Share, Tuning
-from phaze_fast.records import Record
+from phaze_fast.hardware.tuning import Tuning
+from phaze_fast.records import Record, Share
 
 
 class SustainedRates(Record):

@@ -52,7 +52,8 @@ def energy_by_tier(model: Model | str, cluster: Cluster, plan: Plan | PlanSpec) 
     """
     if cluster.chip is None:
         raise InvalidInputError("cluster: has no chip; expected one, such as h100")
-    evaluator, times, placed = evaluated(model, cluster, plan)
+    spec = PlanSpec.of(plan).replace(idle=True)
+    evaluator, times, placed = evaluated(model, cluster, spec)
     sizes, chip = evaluator.sizes[placed.layout], cluster.chip
     table = energy_table_for(chip)
     row = times.at(slice(placed.layout, placed.layout + 1))
@@ -76,7 +77,7 @@ def energy_by_tier(model: Model | str, cluster: Cluster, plan: Plan | PlanSpec) 
     tiers["network"] = float(besides_j - moved_j)
     total_j = evaluator.energies_j([placed], row, [0])[0]
     idle = machines(chip).idle_w
-    device_s = evaluator.plan(placed, times).time_s * PlanSpec.of(plan).devices
+    device_s = evaluator.plan(placed, times).time_s * spec.devices
     tiers |= {name: float(watts[0]) * device_s for name, watts in idle.items()}
     share = float(total_j) / sum(tiers.values())
     return {tier: joules * share for tier, joules in tiers.items()}

@@ -37,7 +37,7 @@ def test_tiers_add_up_to_the_step_and_idle_power_to_its_time(chip, fabric):
     best = pf.plan("bert-large", bare, STEP).best
     tiers = energy_by_tier("bert-large", bare, best)
     assert sum(tiers.values()) == pytest.approx(best.energy_j, rel=1e-9)
-    assert min(tiers.values()) > 0
+    assert [tier for tier, joules in tiers.items() if joules <= 0] == ["die_to_die"]
     idle = machines(bare.chip).idle_w
     for name, watts in idle.items():
         assert tiers[name] == pytest.approx(float(watts[0]) * best.time_s * 8, rel=1e-9)
@@ -77,3 +77,11 @@ def test_chips_of_several_nodes_are_priced_each_by_its_own():
     circuits = energy_table("7nm")
     assert energy_table_of(5.0).mac_j == circuits.mac_j
     assert np.isfinite(both.limit_w).all()
+
+
+def test_devices_that_stay_idle_count_in_no_tier():
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    spec = {"tp": 1, "dp": 4, "micro_batch": 4, "global_batch": 64, "idle": True}
+    predicted = pf.predict("gpt2-small", cluster, spec)
+    tiers = energy_by_tier("gpt2-small", cluster, predicted)
+    assert sum(tiers.values()) == pytest.approx(predicted.energy_j, rel=1e-9)
