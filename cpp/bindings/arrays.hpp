@@ -79,6 +79,18 @@ py::array_t<T> freeze(py::array_t<T> array) {
   return array;
 }
 
+// A read-only array of so many elements, which `fill` writes with the GIL released.
+template <typename T, typename Fill>
+py::array_t<T> computed(std::size_t size, const Fill& fill) {
+  py::array_t<T> out(static_cast<py::ssize_t>(size));
+  const std::span<T> values = writable(out);
+  {
+    const py::gil_scoped_release release;
+    fill(values);
+  }
+  return freeze(std::move(out));
+}
+
 inline int checked_threads(int threads) {
   if (threads < 1 || threads > 1024) {
     throw InvalidInput("threads: " + std::to_string(threads) +

@@ -25,6 +25,21 @@ Algorithm checked_algorithm(int algorithm) {
   return static_cast<Algorithm>(algorithm);
 }
 
+// Seconds, algorithms and statuses of so many rows, which `fill` writes with the GIL released.
+template <typename Fill>
+py::tuple answered(py::ssize_t rows, const Fill& fill) {
+  py::array_t<double> time_s(rows);
+  py::array_t<std::uint8_t> algorithm(rows);
+  py::array_t<std::uint8_t> status(rows);
+  const CollectiveAnswer answer{writable(time_s), writable(algorithm), writable(status)};
+  {
+    const py::gil_scoped_release release;
+    fill(answer);
+  }
+  return py::make_tuple(freeze(std::move(time_s)), freeze(std::move(algorithm)),
+                        freeze(std::move(status)));
+}
+
 py::tuple batch(const py::object& fabrics, const py::object& fabric, const py::object& op,
                 const py::object& bytes, const py::object& ranks, const py::object& stride,
                 int threads, const py::object& outer_ranks, const py::object& outer_stride) {
@@ -44,16 +59,8 @@ py::tuple batch(const py::object& fabrics, const py::object& fabric, const py::o
     query.outer_stride = view<std::int64_t>(outer_stride, "outer_stride", rows);
   }
   const int workers = checked_threads(threads);
-  py::array_t<double> time_s(rows);
-  py::array_t<std::uint8_t> algorithm(rows);
-  py::array_t<std::uint8_t> status(rows);
-  const CollectiveAnswer answer{writable(time_s), writable(algorithm), writable(status)};
-  {
-    const py::gil_scoped_release release;
-    collective_batch(query, answer, workers);
-  }
-  return py::make_tuple(freeze(std::move(time_s)), freeze(std::move(algorithm)),
-                        freeze(std::move(status)));
+  return answered(
+      rows, [&](const CollectiveAnswer& answer) { collective_batch(query, answer, workers); });
 }
 
 py::tuple messages(const py::object& fabrics, const py::object& bytes, const py::object& from,
@@ -63,16 +70,7 @@ py::tuple messages(const py::object& fabrics, const py::object& bytes, const py:
   const auto rows = static_cast<py::ssize_t>(query.bytes.size());
   query.from = view<std::int64_t>(from, "source", rows);
   query.to = view<std::int64_t>(to, "target", rows);
-  py::array_t<double> time_s(rows);
-  py::array_t<std::uint8_t> algorithm(rows);
-  py::array_t<std::uint8_t> status(rows);
-  const CollectiveAnswer answer{writable(time_s), writable(algorithm), writable(status)};
-  {
-    const py::gil_scoped_release release;
-    message_batch(query, answer);
-  }
-  return py::make_tuple(freeze(std::move(time_s)), freeze(std::move(algorithm)),
-                        freeze(std::move(status)));
+  return answered(rows, [&](const CollectiveAnswer& answer) { message_batch(query, answer); });
 }
 
 py::tuple with_algorithm(const py::object& fabrics, int op, double bytes, std::int64_t ranks,

@@ -22,15 +22,11 @@ py::array_t<FusedTraffic> group_traffic(const py::object& groups, const py::obje
                        "]: sizes, steps and factors must be positive and at most 2^40; inner or "
                        "outer may be 0, not both");
   }
-  py::array_t<FusedTraffic> out(static_cast<py::ssize_t>(listed.size() * sizes.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<FusedTraffic>(listed.size() * sizes.size(), [&](std::span<FusedTraffic> filled) {
     for (std::size_t i = 0; i < filled.size(); ++i) {
       filled[i] = least_group_traffic(listed[i / sizes.size()], sizes[i % sizes.size()], p);
     }
-  }
-  return freeze(std::move(out));
+  });
 }
 
 py::array_t<double> product_bytes(std::int64_t m, std::int64_t k, std::int64_t n,
@@ -41,15 +37,11 @@ py::array_t<double> product_bytes(std::int64_t m, std::int64_t k, std::int64_t n
     throw InvalidInput("m, k, n: " + std::to_string(m) + ", " + std::to_string(k) + ", " +
                        std::to_string(n) + " is not accepted; expected 1 to 2^40");
   }
-  py::array_t<double> out(static_cast<py::ssize_t>(sizes.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<double>(sizes.size(), [&](std::span<double> filled) {
     for (std::size_t i = 0; i < filled.size(); ++i) {
       filled[i] = least_product_bytes(m, k, n, sizes[i], p);
     }
-  }
-  return freeze(std::move(out));
+  });
 }
 
 }  // namespace

@@ -17,15 +17,8 @@ namespace {
 using PyMapping = Guarded<Mapping>;
 using PyRelaxation = Guarded<Relaxation>;
 
-template <typename T>
-py::array_t<T> array_of(const std::vector<T>& values) {
-  py::array_t<T> copy(static_cast<py::ssize_t>(values.size()));
-  std::copy(values.begin(), values.end(), copy.mutable_data());
-  return freeze(std::move(copy));
-}
-
-py::array_t<MapScore> array_of(const MapScore& score) {
-  return array_of(std::vector<MapScore>(1, score));
+py::array_t<MapScore> one_score(const MapScore& score) {
+  return array(std::span<const MapScore>(&score, 1));
 }
 
 template <std::size_t n>
@@ -119,7 +112,7 @@ MapScore scored(PyMapping& object, const py::object& outputs, std::vector<MapSta
 }
 
 py::array_t<MapScore> score(PyMapping& object, const py::object& outputs) {
-  return array_of(scored(object, outputs, nullptr));
+  return one_score(scored(object, outputs, nullptr));
 }
 
 // Times and bytes of one stage as Python reads them.
@@ -141,7 +134,7 @@ py::tuple stages(PyMapping& object, const py::object& outputs) {
     records.push_back(
         {s.load_s, s.memory_bytes, s.state_bytes, s.activation_bytes, s.over_bytes, s.isolated_s});
   }
-  return py::make_tuple(array_of(records), freeze(std::move(chosen)));
+  return py::make_tuple(array(records), freeze(std::move(chosen)));
 }
 
 py::array_t<OpMapping> op_mappings_of(PyMapping& object) {
@@ -151,12 +144,12 @@ py::array_t<OpMapping> op_mappings_of(PyMapping& object) {
     need_op_mappings(*mapping);
     for (int i = 0; i < mapping->ops(); ++i) op_mappings.push_back(mapping->op_mapping(i));
   }
-  return array_of(op_mappings);
+  return array(op_mappings);
 }
 
 py::array_t<OpMapping> choices(const PyMapping& object, int op) {
   if (op < 0 || op >= object.fixed().ops()) throw InvalidInput("op: out of range");
-  return array_of(object.fixed().choices(op));
+  return array(object.fixed().choices(op));
 }
 
 bool legal(const PyMapping& object, int op, const py::object& op_mapping) {
@@ -174,7 +167,7 @@ py::tuple searched(PyMapping& object, const Search& search) {
     const py::gil_scoped_release release;
     result = search(*mapping);
   }
-  return py::make_tuple(array_of(result.op_mappings), array_of(result.score), result.evaluations);
+  return py::make_tuple(array(result.op_mappings), one_score(result.score), result.evaluations);
 }
 
 py::tuple annealed(PyMapping& object, std::uint64_t seed, std::int64_t steps, double start) {
@@ -217,7 +210,7 @@ py::tuple least_memory_of(const PyMapping& object, double off_wafer) {
   }
   const MapRulesRecord& rules = mapping.rules();
   const double limit = rules.capacity_bytes + off_wafer * rules.stream_capacity_bytes;
-  return py::make_tuple(found.bytes, limit, array_of(found.op_mappings));
+  return py::make_tuple(found.bytes, limit, array(found.op_mappings));
 }
 
 std::unique_ptr<PyRelaxation> relaxed(const PyMapping& object) {
@@ -240,7 +233,7 @@ py::tuple bound_of(PyRelaxation& object, double theta, double price, double phi,
     const py::gil_scoped_release release;
     bound = relaxation->bound(theta, phi, price, enough);
   }
-  return py::make_tuple(bound.time_s, array_of(bound.op_mappings));
+  return py::make_tuple(bound.time_s, array(bound.op_mappings));
 }
 
 }  // namespace

@@ -35,13 +35,10 @@ py::array_t<CostRecord> costs(const py::object& ops, const py::object& chips,
   const auto tables = view<EnergyTable>(energy_table, "energy_table", count);
   const auto watts = view<double>(static_w, "static_w", count);
   const int workers = checked_threads(threads);
-  py::array_t<CostRecord> out(static_cast<py::ssize_t>(listed.size() * batch.chips.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
-    op_cost_batch(listed, batch, cores_of(one_core), tables, watts, filled, workers);
-  }
-  return freeze(std::move(out));
+  return computed<CostRecord>(
+      listed.size() * batch.chips.size(), [&](std::span<CostRecord> filled) {
+        op_cost_batch(listed, batch, cores_of(one_core), tables, watts, filled, workers);
+      });
 }
 
 template <void (*Kernel)(std::span<const OperatorRecord>, const ChipBatch&, Cores,
@@ -52,13 +49,9 @@ py::array_t<double> seconds(const py::object& ops, const py::object& chips,
   const auto listed = view<OperatorRecord>(ops, "ops");
   const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
   const int workers = checked_threads(threads);
-  py::array_t<double> out(static_cast<py::ssize_t>(listed.size() * batch.chips.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<double>(listed.size() * batch.chips.size(), [&](std::span<double> filled) {
     Kernel(listed, batch, cores_of(one_core), filled, workers);
-  }
-  return freeze(std::move(out));
+  });
 }
 
 // Shape (capacities, operators), flat.
@@ -67,15 +60,11 @@ py::array_t<double> hbm_bytes(const py::object& ops, const py::object& capacitie
   const auto listed = view<OperatorRecord>(ops, "ops");
   const auto sizes = view<double>(capacities, "capacities");
   const Precision p{precision[0], precision[1], precision[2], precision[3]};
-  py::array_t<double> out(static_cast<py::ssize_t>(listed.size() * sizes.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<double>(listed.size() * sizes.size(), [&](std::span<double> filled) {
     for (std::size_t i = 0; i < filled.size(); ++i) {
       filled[i] = op_hbm_bytes(listed[i % listed.size()], sizes[i / listed.size()], p);
     }
-  }
-  return freeze(std::move(out));
+  });
 }
 
 // Positions within [0, limit); pointers that start at 0, never decrease and end at `length`.
@@ -115,13 +104,9 @@ py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
       view<double>(graphs[5], "count", static_cast<py::ssize_t>(paths.node_ptr.size()) - 1);
   check_graphs(paths, listed.size());
   const int workers = checked_threads(threads);
-  py::array_t<double> out(static_cast<py::ssize_t>(batch.chips.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<double>(batch.chips.size(), [&](std::span<double> filled) {
     path_bound_batch(listed, batch, paths, filled, workers);
-  }
-  return freeze(std::move(out));
+  });
 }
 
 py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,

@@ -82,10 +82,7 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
                          double weight_grad_share) {
   const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   const auto bytes = view<double>(chunk_bytes, "chunk_bytes", stages * chunks);
-  py::array_t<double> peaks(stages);
-  const auto filled = writable(peaks);
-  {
-    const py::gil_scoped_release release;
+  return computed<double>(static_cast<std::size_t>(stages), [&](std::span<double> filled) {
     PipelinePlayer player;
     for (std::size_t d = 0; d < filled.size(); ++d) {
       const auto width = static_cast<std::size_t>(chunks);
@@ -93,8 +90,7 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
           player.peak_bytes(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(d),
                             bytes.subspan(d * width, width), weight_grad_share);
     }
-  }
-  return freeze(std::move(peaks));
+  });
 }
 
 // Peak number of activations on each device, one per micro-batch and chunk.

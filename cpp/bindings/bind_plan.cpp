@@ -364,18 +364,14 @@ class PyPlanSpace {
         view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(floor.rows()));
     for (const std::int64_t r : memory_limits) check_limit(r);
     const int workers = checked_threads(threads);
-    py::array_t<double> found(static_cast<py::ssize_t>(floor.rows()));
-    const std::span<double> out = writable(found);
-    {
-      const py::gil_scoped_release release;
+    return computed<double>(floor.rows(), [&](std::span<double> out) {
       parallel_for(out.size(), workers, 16, [&](std::size_t begin, std::size_t end) {
         for (std::size_t k = begin; k < end; ++k) {
           out[k] = space_.strategy_bound_s(strategy, floor[k],
                                            static_cast<std::size_t>(memory_limits[k]));
         }
       });
-    }
-    return freeze(std::move(found));
+    });
   }
 
   // The same from the work of a micro-batch alone.
@@ -386,16 +382,12 @@ class PyPlanSpace {
     const auto memory_limits =
         view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(seconds.size()));
     for (const std::int64_t r : memory_limits) check_limit(r);
-    py::array_t<double> found(static_cast<py::ssize_t>(seconds.size()));
-    const std::span<double> out = writable(found);
-    {
-      const py::gil_scoped_release release;
+    return computed<double>(seconds.size(), [&](std::span<double> out) {
       for (std::size_t k = 0; k < out.size(); ++k) {
         out[k] =
             space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(memory_limits[k]));
       }
-    }
-    return freeze(std::move(found));
+    });
   }
 
   // Bound and exact time of one layout, for tests that compare them.

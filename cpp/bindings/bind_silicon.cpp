@@ -9,26 +9,18 @@ py::array_t<AreaBreakdown> area(const py::object& chips, const TermRates& rates,
   const auto rows = view<ChipRecord>(chips, "chips");
   const AreaTerms terms = checked_terms(rates);
   const int workers = checked_threads(threads);
-  py::array_t<AreaBreakdown> out(static_cast<py::ssize_t>(rows.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<AreaBreakdown>(rows.size(), [&](std::span<AreaBreakdown> filled) {
     chip_area_batch(rows, terms, filled, workers);
-  }
-  return freeze(std::move(out));
+  });
 }
 
 py::array_t<double> area_total(const py::object& chips, const TermRates& rates, int threads) {
   const auto rows = view<ChipRecord>(chips, "chips");
   const AreaTerms terms = checked_terms(rates);
   const int workers = checked_threads(threads);
-  py::array_t<double> out(static_cast<py::ssize_t>(rows.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<double>(rows.size(), [&](std::span<double> filled) {
     chip_area_total_batch(rows, terms, filled, workers);
-  }
-  return freeze(std::move(out));
+  });
 }
 
 py::array_t<double> power(const py::object& chips, const py::object& energy_table,
@@ -37,13 +29,9 @@ py::array_t<double> power(const py::object& chips, const py::object& energy_tabl
   const auto table = view<EnergyTable>(energy_table, "energy_table", 1);
   const auto areas = view<double>(area_mm2, "area_mm2", static_cast<py::ssize_t>(rows.size()));
   const int workers = checked_threads(threads);
-  py::array_t<double> out(static_cast<py::ssize_t>(rows.size()));
-  const auto filled = writable(out);
-  {
-    const py::gil_scoped_release release;
+  return computed<double>(rows.size(), [&](std::span<double> filled) {
     peak_power_batch(rows, table[0], areas, filled, workers);
-  }
-  return freeze(std::move(out));
+  });
 }
 
 }  // namespace

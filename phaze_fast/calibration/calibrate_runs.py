@@ -191,7 +191,7 @@ def _applied(
 
 @dataclass(frozen=True)
 class Posterior:
-    """The numbers given the runs."""
+    """Posterior distribution of the fitted constants, given the measured runs."""
 
     constants: tuple[RunConstant, ...]
     point: Array
@@ -206,7 +206,7 @@ class Posterior:
     """Logarithm of the probability of the runs, up to a constant (Laplace's approximation)."""
 
     def values(self, point: Array | None = None) -> dict[str, float]:
-        """Return the numbers by name."""
+        """Return the constants by name, at `point` or at the most probable values."""
         at = self.point if point is None else point
         return {c.name: float(np.exp(x)) for c, x in zip(self.constants, at, strict=True)}
 

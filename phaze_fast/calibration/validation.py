@@ -373,7 +373,7 @@ def validate_runs(
     ...     _ = file.write(",".join(row) + chr(10) + ",".join(row.values()) + chr(10))
     ...     file.flush()
     ...     validate_runs(file.name).refused
-    ('row 2: layers: is missing; expected a whole number from 1 to 2^40',)
+    ('row 2: iter_time_s: is missing; expected a number from 1e-9 to 1e18',)
     """
     profile = load_software(software) if isinstance(software, str) else software
     if by not in GROUPINGS:

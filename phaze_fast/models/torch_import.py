@@ -86,7 +86,11 @@ class _Region:
                 waiting += operators[at].inputs
 
     def fits(self, operators: tuple[GraphOperator, ...], consumers: list[set[int]]) -> bool:
-        """Whether no other operator reads from the region and none in it needs all columns."""
+        """Whether the region can be split by columns over tensor-parallel devices.
+
+        Only its row-parallel product may read from it, and no operator inside may reduce over the
+        columns that are split.
+        """
         if not self.closed or not self.columns:
             return False
         own = self.inside | {self.row}

@@ -115,7 +115,7 @@ class ProblemFile(Record):
     def _check_widths(cls, data: object) -> object:
         nodes, edges = (data.get(k) if isinstance(data, dict) else 0 for k in ("nodes", "edges"))
         if not isinstance(nodes, dict) or not isinstance(edges, dict):
-            return data  # which the fields refuse
+            return data  # validation of the fields refuses it
         if not nodes:
             raise ValueError("nodes: {} is not accepted; expected nodes for at least one width")
         for width in nodes:

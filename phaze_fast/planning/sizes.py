@@ -227,7 +227,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
     return kinds
 
 
-_layer_graph = lru_cache(maxsize=512)(layer_graph)
+_layer_graph = lru_cache(maxsize=4096)(layer_graph)
 """Graphs of strategies; those that differ in what they recompute alone share one."""
 
 

@@ -139,7 +139,12 @@ class RegretSearch:
     # ---- the parts ----
 
     def _swapped(self, slow: Point, fast: Point) -> tuple[Point, Point, float]:
-        """Corners that bound a part, and the factor that swapping a rate's ends adds."""
+        """Return the points at which the chip and its rivals are timed to bound a part of the box.
+
+        The chip is timed at the part's slow end and rivals at the fast end, except that the two
+        ends of the rate `swap` are exchanged; the third value is the factor on the chip's time
+        which makes up for the exchange.
+        """
         if self.swap < 0:
             return slow, fast, 1.0
         i = self.swap
@@ -336,7 +341,11 @@ class RobustResult:
 
 
 class _Candidates:
-    """Lower bounds of every candidate's largest regret, from witnesses."""
+    """Candidates, each with a lower bound of its largest regret.
+
+    A witness is a point of the box and a rival: how much slower than the rival a candidate is there
+    bounds its largest regret from below.
+    """
 
     def __init__(self, scenarios: Scenarios, candidates: Array) -> None:
         self.scenes, self.groups = scenarios, candidates
@@ -361,7 +370,7 @@ class _Candidates:
     def next(self, below: float) -> int:
         """Position of the candidate whose regret at the witnesses is least; -1: none is below."""
         while True:
-            unsure = self.done < len(self.witnesses)  # exact values come first among ties
+            unsure = self.done < len(self.witnesses)  # of equal bounds, exact ones first
             order = np.lexsort((self.ratios, unsure, self.least))
             first = int(order[0])
             if self.least[first] >= below:

@@ -164,28 +164,13 @@ def test_failed_runs_count_for_memory_and_reasons_are_joined(tmp_path, capsys):
     assert hidden.plan.software == "megatron-core"
 
 
-MEGATRON_TEST = {
-    "model": "gpt/gpt3_mcore_te_tp1_pp2",
-    "layers": "12",
-    "hidden": "512",
-    "heads": "8",
-    "chip": "A100",
-    "devices": "8",
-    "tp": "1",
-    "pp": "2",
-    "dp": "4",
-    "seq": "1024",
-    "micro_batch": "4",
-    "global_batch": "32",
-    "recompute": "none",
-    "precision": "bf16",
-    "deterministic": "1",
-    "overlap": "no-gradient-accumulation-fusion",
-    "attention": "",
-    "software": "megatron-core dev",
-    "step_s": "1",
-    "mem_max_allocated_bytes": "2e9",
-}
+MEGATRON_TABLE = (
+    "model,layers,hidden,heads,chip,devices,tp,pp,dp,seq,micro_batch,global_batch,recompute,"
+    "precision,deterministic,overlap,attention,software,step_s,mem_max_allocated_bytes",
+    "gpt/gpt3_mcore_te_tp1_pp2,12,512,8,A100,8,1,2,4,1024,4,32,none,"
+    "bf16,1,no-gradient-accumulation-fusion,,megatron-core dev,1,2e9",
+)
+MEGATRON_TEST = next(csv.DictReader(MEGATRON_TABLE))
 
 
 def test_megatrons_tests_allocate_what_their_arguments_say():

@@ -4,9 +4,10 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from golden_files import hf_config, hf_entries
+from golden_files import GOLDEN, hf_config, hf_entries
 
 from phaze_fast import models
+from phaze_fast.documents import read_document
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.opgraph import KINDS, Strategy, layer_graph
 from phaze_fast.planning import Training, plan
@@ -18,44 +19,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:Deprecation
 
 SEQ, LAYERS = 16, 3
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 96}
-SMALL = {
-    "bert": SIZES,
-    "gpt2": {"n_embd": 32, "n_head": 4, "n_positions": 64},
-    "opt": {"hidden_size": 32, "num_attention_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 32},
-    "llama": {**SIZES, "num_key_value_heads": 2},
-    "qwen2": {**SIZES, "num_key_value_heads": 1, "tie_word_embeddings": True},
-    "qwen3": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
-    "gemma2": {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64},
-    "phi3": {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0},
-    "phi": SIZES,
-    "olmo2": SIZES,
-    "gpt_neox": SIZES,
-    "falcon": {"hidden_size": 32, "num_attention_heads": 4},
-    "cohere": {**SIZES, "num_key_value_heads": 2},
-    "starcoder2": {**SIZES, "num_key_value_heads": 2},
-    "stablelm": {**SIZES, "num_key_value_heads": 2},
-    "glm4": {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},
-    "granite": {**SIZES, "num_key_value_heads": 2},
-    "t5": {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 96, "num_layers": LAYERS},
-}
-DROPOUTS = "hidden_dropout_prob attention_probs_dropout_prob resid_pdrop embd_pdrop attn_pdrop "
-DROPOUTS += "dropout dropout_rate"
+SMALL = read_document(GOLDEN / "hf_families.yaml")["traced"]
 MIXTURES = ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
 
 
 @cache
 def pair(kind):
     """A traced module of an architecture, and the record of its configuration."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     from phaze_fast.models.huggingface import trace_hf
 
-    fields = {"model_type": kind, "vocab_size": 100, **SMALL[kind]}
-    if kind not in ("gpt2", "t5"):
-        fields["max_position_embeddings"] = 64
-    if kind != "t5":
-        fields["n_layer" if kind == "gpt2" else "num_hidden_layers"] = LAYERS
-    known = transformers.AutoConfig.for_model(kind).to_dict()
-    fields |= {name: 0.0 for name in DROPOUTS.split() if name in known}
+    fields = {"model_type": kind, **SMALL[kind]}
     return trace_hf(fields, kind, seq=SEQ), models.from_hf(fields).replace(seq=SEQ)
 
 

@@ -209,7 +209,7 @@ def test_a_stage_that_recomputes_some_is_within_a_block_of_its_limit():
     for seed in range(200):
         model, cluster, step = random_case(random.Random(seed))
         if step.schedule[0] in ("interleaved", "zb-v") or model.moe or model.encoder_layers:
-            continue  # blocks are alike, and a block less is one block
+            continue  # below, all blocks are alike, and each stage has one run of them
         plans = plan(model, cluster, step, threads=1)
         if not plans.plans:
             continue

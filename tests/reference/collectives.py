@@ -177,7 +177,7 @@ def grid_irregular(op, v, p, stride, sizes, rates, latencies):
 
 
 # ---- explicit ranks ----
-#
+
 # Nothing below knows of strides: where a group lies is read off the coordinates of its ranks, one by
 # one, and what a message shares a link with is found by sending all the others as well.
 

@@ -144,7 +144,7 @@ class _Link:
         self.queues, self.taken, self.now = (deque(), deque()), [0.0, 0.0], 0.0
 
     def add(self, channel, packet, size):
-        if not self.queues[channel]:  # what it did not want before is not owed to it
+        if not self.queues[channel]:  # bytes it did not send while idle are not made up for
             self.taken[channel] = max(self.taken[channel], self.now)
         self.queues[channel].append((packet, size))
 

@@ -153,7 +153,7 @@ def context_bytes(model, spec, rows):
     if spec.cp_kind == "all-gather":
         return 2 * own * spec.cp  # of all devices, and their gradients
     if spec.cp_kind == "ring":
-        return 4 * own  # at work and arriving, and their gradients
+        return 4 * own  # the part in use and the one arriving, each with its gradient
     return 2 * rows * queries + own  # sent in exchange for heads
 
 

@@ -516,7 +516,10 @@ def _leakage_w(wafer: Wafer) -> float:
 
 
 def _objectives(problem: Problem, time_s: float, dynamic_j: float = 0.0) -> dict[str, float]:
-    """Objectives of a wafer; bounds on them if the time is a bound and no energy is given."""
+    """Return the objectives of a wafer from the seconds and the dynamic energy of a step.
+
+    A lower bound of the time, without energy, gives bounds of all objectives.
+    """
     wafer, totals = problem.wafer, wafer_totals(problem.wafer)
     return {
         "time_s": time_s,
