@@ -15,7 +15,7 @@ from phaze_fast.planning.energy import energy_by_tier
 
 MODEL = pf.models.load("gpt2-small")
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=64, micro_batch=(1, 2))
+STEP = pf.Training(global_batch=64, micro_batch=(1, 2), zero=(0, 1))
 TPU = presets.chip("tpuv4")
 LINKS = {"bandwidth_bytes_per_s": 500e9}
 CHIPLET = TPU.replace(name="chiplet", dies=2, die_to_die=LINKS)

@@ -11,7 +11,7 @@ from phaze_fast.hardware import presets, sustained_rates
 from phaze_fast.papers.comparison import baselines_of, gain_by_cause
 
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=64, micro_batch=(1, 2))
+STEP = pf.Training(global_batch=64, micro_batch=(1, 2), zero=(0, 1))
 TPU = sustained_rates("tpu")
 
 # MaxText at e591f30cb, src/maxtext/configs/tpu/v4/README.md: blocks, hidden, heads, ffn, chips,
