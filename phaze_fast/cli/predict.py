@@ -127,9 +127,9 @@ def predict_plan(
     loaded = load_model(model, seq if isinstance(seq, int) else None, trained.lora)
     spec = _spec(source.plan, fields_typed, loaded, where.devices)
     cluster = where.cluster()
+    predicted = predict(loaded, cluster, spec)
     if spec.devices < cluster.devices:
         note(f"{cluster.devices - spec.devices} of {cluster.devices} devices stay idle")
-    predicted = predict(loaded, cluster, spec)
     chip = presets.chip(where.chip)
     run = budget.answer(
         tokens_per_step=spec.global_batch * predicted.seq,
