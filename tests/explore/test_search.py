@@ -49,7 +49,7 @@ def test_chips_without_hbm_are_searched_with_their_sram_as_memory():
         pf.hardware.SpaceSpec(name="few", base=pf.Accelerator.from_dict(base), axes=axes)
     )
     cluster = pf.Cluster(devices=64, fabric="dgx-h100")
-    step = pf.Training(global_batch=64, reserved_bytes=0)
+    step = pf.Training(global_batch=64, reserved_bytes=0, zero=(0, 1))
     found = find_chips([model("gpt2-small")], space, cluster, step, top=6)
     assert found.status == "optimal"
     alone = [pf.plan("gpt2-small", cluster.replace(chip=chip), step, top=1) for chip in space]
