@@ -151,7 +151,7 @@ def _nest(models: Sequence[str], threads: int | None, say: Callable[[str], None]
         say(case)
         fabric = presets.chip(chip).usual_fabric
         cluster = Cluster.from_dict({"devices": devices, "fabric": fabric, "chip": chip})
-        step = Training(global_batch=4 * devices, micro_batch=(1, 2, 4))
+        step = Training(global_batch=4 * devices, micro_batch=(1, 2, 4), zero=(0, 1))
         capacity = float(memory_of(cluster.chip).capacity_bytes)
         evaluator = PlanEvaluator(load(name), cluster, step, [capacity])
         honest = None

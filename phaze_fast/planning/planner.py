@@ -27,8 +27,6 @@ from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time, parse_quantity
 
 Progress = Callable[[int, int], None]
-_EVERY_ZERO = (0, 1, 2, 3)
-"""ZeRO stages to try where a step does not name any."""
 _SLOWEST = 2.0
 """Most time of a plan on the front of time and memory, as a multiple of the fastest plan's."""
 _ASKABLE = (
@@ -262,7 +260,6 @@ def plan(
 
     Every combination of widths, micro-batch, replicas, stages, ZeRO stage, schedule and rank order
     is settled: by a lower bound, or by its best partition. Impossible ones are counted by reason.
-    All ZeRO stages are tried where `training` does not set `zero`.
 
     Parameters
     ----------
@@ -323,8 +320,6 @@ def plan(
         wider = free_training(training, limited)
         free = plan(model, cluster, wider, 1, threads, cache, progress, stop)
         training = limited
-    elif "zero" not in training.model_fields_set:
-        training = training.replace(zero=_EVERY_ZERO)
     evaluators = _evaluators(model, cluster, training, framework)
     plans: list[Plan] = []
     rejected, open_s, tried = Counter[str](), float("inf"), 0

@@ -270,9 +270,8 @@ class Training(TrainingStep):
     """Widths over the matrices of each expert to try, where ``etp * ep`` divides ``tp * cp * dp``;
     by default powers of two up to the tensor-parallel width and that width, and where `ep` is fixed
     to 1 that width alone."""
-    zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1)
-    """What replicas share: optimiser state (1), gradients (2), weights (3); by default `plan` and
-    sweeps try all four."""
+    zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1, 2, 3)
+    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
         tuple[Count | Literal["auto", "all", "node"], ...],
         Several(_shard_order),
