@@ -168,7 +168,7 @@ def _install(extra: str) -> None:
 def search(arguments: list[str]) -> None:
     """Search the whole published space for GPT-3's best chip and plan: the main job."""
     install("run")
-    words = arguments or ["gpt3-175b", "--schedule", "1f1b"]
+    words = arguments or ["gpt3-175b", "--schedule", "1f1b", "--zero", "0,1"]
     say(f"phaze-fast search {' '.join(words)}")
     run(BIN / "phaze-fast", "search", *words, cwd=Path.cwd(), quiet=True)
 

@@ -25,7 +25,7 @@ Given = tuple[Any, ArchitectureSpace, Cluster, Training]
 def _given(count: int, name: str = "bert-large") -> Given:
     whole = ArchitectureSpace.published()
     picked = np.random.default_rng(0).choice(len(whole), count, replace=False)
-    step = Training(global_batch=4096, tp=(1, 2, 4, 8))
+    step = Training(global_batch=4096, tp=(1, 2, 4, 8), zero=(0, 1))
     pod = Cluster(devices=1024, fabric="tpuv4-pod")
     model = models.load(name)
     find_chips([model], whole[:10], pod, step)  # what no chip changes is worked out once

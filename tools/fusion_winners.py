@@ -47,7 +47,7 @@ def winners(space: ArchitectureSpace, names: tuple[str, ...]) -> None:
     write("| model | fusion | best chip | step | joules | search |\n|---|---|---|---|---|---|")
     for name in names:
         for fusion in get_args(Fusion):
-            step = Training(global_batch=4096, tp=(1, 2, 4, 8), fusion=fusion)
+            step = Training(global_batch=4096, tp=(1, 2, 4, 8), zero=(0, 1), fusion=fusion)
             begin = time.perf_counter()
             found = find_chips([models.load(name)], space, pod, step, top=1)
             seconds = time.perf_counter() - begin

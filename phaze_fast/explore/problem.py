@@ -252,8 +252,6 @@ def problems_of(
             f"precision: {precision} is not accepted where the space has the axis format; expected "
             f"{BF16}"
         )
-    # Named, so that plans of single chips with this step have the same choices (see `plan`).
-    training = training.replace(zero=training.zero)
     bare = cluster.replace(chip=None)
     if groups.network_share < 1.0:
         bare = scaled_cluster(bare, [groups.network_share] * len(tier_names(bare)))
