@@ -49,7 +49,7 @@ def space(name: str) -> pf.ArchitectureSpace:
 
 def asked(training: dict[str, Any]) -> pf.Training:
     """What version 0.1.0 was asked for, in today's words."""
-    given = {"cp": 1, "ep": 1, "shard": "all", "cp_kind": "all-gather", **training}
+    given = {"cp": 1, "ep": 1, "zero": (0, 1), "shard": "all", "cp_kind": "all-gather", **training}
     if given.get("recompute", "auto") == "auto":
         given["recompute"] = MODES
     return pf.Training(**given, recompute_some=False, software=PLAIN)
