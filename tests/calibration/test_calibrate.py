@@ -68,6 +68,7 @@ def test_known_constants_are_found_within_their_intervals():
     assert fitted(wrong).values == pytest.approx(TRUTH, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_shift_is_that_of_the_least_huber_loss(seed):
     """One factor common to all rows: errors above 8% count by their size, others by its square."""

@@ -52,6 +52,7 @@ def made_up(path):
     return np.exp(cluster.log_seconds({**middle, **TRUE})).tolist()
 
 
+@pytest.mark.slow
 def test_constants_of_a_made_up_cluster_are_found_again(tmp_path, capsys):
     path = tmp_path / "runs.csv"
     table(path, made_up(path))
@@ -184,6 +185,7 @@ def cut(cluster, division, values):
     return replace(cluster, runs=tuple(runs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("division", ["even", "work"])
 def test_runs_tell_how_stages_are_divided(tmp_path, division):
     # A head of 131,072 tokens weighs as much as four blocks of a small model.

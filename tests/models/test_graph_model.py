@@ -171,6 +171,7 @@ def test_latent_attention_by_hand():
     assert 2 * (two.device_parameters - whole) == two.parameters - whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 def test_several_kinds_of_blocks_are_planned(name):
     experts = (1, 2) if "falcon" not in name and "gemma" not in name else (1,)

@@ -69,6 +69,7 @@ def test_gradients_have_the_shape_of_their_tensor(pair):
     assert names.count("add") == 1  # two gradients of what is used twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.names())
 def test_presets_have_the_parameters_and_flops_of_their_record(name):
     """Two descriptions of one model, written apart: fields with formulas, and operators."""
@@ -95,6 +96,7 @@ def test_configurations_have_as_many_parameters_as_transformers_counts(entry):
         assert models.expanded(model, seq).parameters() == entry["parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -49,6 +49,7 @@ def test_published_problems_have_their_optimum(record):
     assert repriced(record["input"], plan) == pytest.approx(plan["finalTimePerBatch"], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(30))
 def test_random_problems_against_full_enumeration(chunk):
     feasible = piped = 0

@@ -107,6 +107,7 @@ def hold(seed, schedule="interleaved"):
     return len(found)
 
 
+@pytest.mark.slow
 def test_the_best_assignment_is_the_best_of_all():
     counts = [hold(seed) for seed in range(100)]
     assert sum(count == 0 for count in counts) > 1
@@ -197,6 +198,7 @@ def hold_oracle(seed):
     return len(every.sizes), plans.status
 
 
+@pytest.mark.slow
 def test_the_best_of_sixteen_chunks_is_that_of_the_oracle():
     found = [hold_oracle(seed) for seed in range(20)]
     assert sum(count > 128 and status == "optimal" for count, status in found) > 5

@@ -66,6 +66,7 @@ def played_in_full(schedule, loads, m, overlap=1.0):
 # ---- the simulation ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_steps_and_peaks_are_those_of_the_simulation(schedule):
     rng = random.Random(f"steps {schedule}")

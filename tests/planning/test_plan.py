@@ -31,6 +31,7 @@ def found(model="gpt2-small", devices=8, memory_gib=80, **step):
     return plan(pf.models.load(model), cluster(devices, memory_gib), training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2-small", "llama2-7b", "t5-base", "mixtral-8x7b"])
 def test_plans_keep_to_their_limits_and_add_up(model):
     plans = found(model, 16, zero=(0, 1, 3), schedule=("1f1b", "interleaved", "zero-bubble"))

@@ -80,6 +80,7 @@ def least_scatter_s(fabric, ranks, payload):
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_gradients_and_weights_must_cross(zero):
     """A step takes what its gradients take over the ports, and with ZeRO-3 its weights."""
@@ -145,6 +146,7 @@ def both_proven(*plans):
     return all(plan.layers_proven for plan in plans)
 
 
+@pytest.mark.slow
 @some_or_many(10, 40)
 def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_else(cases):
     seen = dict.fromkeys(PARTS, 0)

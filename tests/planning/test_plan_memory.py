@@ -96,6 +96,7 @@ def needs_and_fits(model, cluster, training, rows):
             yield spec, need <= room, bool(marked), made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["auto", "none", MIXED], ids=["auto", "none", "mixed"])
 @some_or_many(5, 15)
 def test_a_layout_fits_where_one_of_all_partitions_does(recompute, cases):

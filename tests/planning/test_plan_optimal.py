@@ -152,6 +152,7 @@ def random_cuts(rng, evaluator, layout):
     return (0, *inner, layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGER)
 @some_or_many(40, 120)
 def test_no_random_plan_is_faster(name, cases):
@@ -212,6 +213,7 @@ def some_problem(seed):
     return model, cluster, training, evaluator, rows
 
 
+@pytest.mark.slow
 @some_or_many(10, 40)
 def test_every_listed_plan_is_one_that_was_asked_for(cases):
     listed = 0
@@ -240,6 +242,7 @@ def front_of(rows):
     return front
 
 
+@pytest.mark.slow
 @some_or_many(10, 40)
 def test_the_front_is_that_of_the_fastest_plans_of_all_layouts(cases):
     compared = 0
@@ -323,6 +326,7 @@ def check_problems(seeds, most_blocks, most_devices):
     return solved
 
 
+@pytest.mark.slow
 def test_bounds_of_random_problems_are_never_above_exact_times():
     assert len(check_problems(range(16), 8, 8)) > 400
 
@@ -333,6 +337,7 @@ def test_bounds_of_many_random_problems_are_never_above_exact_times(block):
     assert len(check_problems(seeds, 12, 16)) > 1500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "memory_gib"),
     [("llama2-7b", 40), ("t5-base", 4), ("mixtral-8x7b", 120), ("gpt2-xl", 24)],

@@ -163,6 +163,7 @@ def test_every_stage_recomputes_what_makes_it_fastest(cases):
     assert mixed > cases // 15
 
 
+@pytest.mark.slow
 def test_auto_tries_every_mode_and_every_mix():
     held = mixed = seed = 0
     while held < 2 or not mixed:

@@ -87,6 +87,7 @@ def test_lines(op, axis, size):
         agree(op, [Run(axis, size)], links)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
     "sides",
@@ -122,6 +123,7 @@ STRIDED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("runs", STRIDED, ids=str)
 def test_strided_groups_and_all_their_cosets(op, runs):

@@ -43,6 +43,7 @@ def plans(case):
 # ---- what every baseline promises ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_every_plan_promises(case):
     """Tuning and tiling make no plan worse; plans are legal and take the time they state."""

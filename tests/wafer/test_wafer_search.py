@@ -115,6 +115,7 @@ def test_a_wafer_inside_another_is_left_out():
     assert contained([several, slow_io]) == [False, True]
 
 
+@pytest.mark.slow
 def test_wafers_are_searched_together_with_mappings(tmp_path):
     space = load_wafer_space("wafer-space").replace(
         base=load_wafer("dram-wafer").replace(columns=4, rows=3),
