@@ -712,8 +712,8 @@ bool AssignmentSearch::cut(bool count_first, int base, Partition* partition) con
   return position < on_.space->layers;
 }
 
-// Chooses the chunks that take one more layer: stages have as even shares of the layers as possible,
-// and the later chunks of a stage take what its share has beyond equal chunks.
+// Chooses the chunks that take one more layer: stages have as even shares of the layers as
+// possible, and the later chunks of a stage take what its share has beyond equal chunks.
 void AssignmentSearch::spread_evenly(int total) {
   const int count = static_cast<int>(extra_.size());
   const int chunks = count / on_.stages;
