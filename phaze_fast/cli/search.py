@@ -28,14 +28,7 @@ from phaze_fast.cli.output import (
     write_text,
 )
 from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError
-from phaze_fast.explore import (
-    Design,
-    Portfolio,
-    Progress,
-    SearchProblem,
-    fullest_text,
-    share_text,
-)
+from phaze_fast.explore import Design, Portfolio, Progress, fullest_text, share_text
 from phaze_fast.hardware import ArchitectureSpace, Cluster, sustained_rates
 from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.pipeline import compare, search
@@ -158,7 +151,7 @@ def _certificate(result: SearchResult) -> RenderableType:
     pairs = [
         ("status", proof),
         ("points", f"{outcome.points:,} (chip, HBM, micro-batch, tensor-parallel width)"),
-        *(("plans", _plans_compared(problem)) for problem in result.problems[:1]),
+        *(("plans", space_text(p.model, p.cluster, p.training)) for p in result.problems[:1]),
     ]
     for step, count in outcome.counts.items():
         if step in _STEPS and count:
@@ -173,10 +166,6 @@ def _certificate(result: SearchResult) -> RenderableType:
     recalled = ", kept from an earlier run" if outcome.recalled else ""
     pairs.append(("seconds", f"{outcome.seconds:.1f}{recalled}"))
     return fields("The certificate", pairs)
-
-
-def _plans_compared(problem: SearchProblem) -> str:
-    return space_text(problem.model, problem.cluster, problem.training)
 
 
 def _best(result: SearchResult) -> RenderableType:

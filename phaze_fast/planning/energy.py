@@ -75,9 +75,8 @@ def energy_by_tier(model: Model | str, cluster: Cluster, plan: Plan | PlanSpec) 
         tiers[tier] = float(evaluator.energies_j([placed], spent, [0])[0] - besides_j)
     tiers["hbm"] += float(moved_j)
     tiers["network"] = float(besides_j - moved_j)
-    total_j = evaluator.energies_j([placed], row, [0])[0]
     idle = machines(chip).idle_w
     device_s = evaluator.plan(placed, times).time_s * spec.devices
     tiers |= {name: float(watts[0]) * device_s for name, watts in idle.items()}
-    share = float(total_j) / sum(tiers.values())
+    share = min(1.0, float(row.limit_w[0]) * device_s / sum(tiers.values()))
     return {tier: joules * share for tier, joules in tiers.items()}

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks, places
+from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, ScheduleName, check_chunks, places
 from phaze_fast.opgraph import Strategy
 from phaze_fast.planning.layouts import divisors, sharing_counts
 from phaze_fast.planning.pipelines import refusal
@@ -245,6 +245,9 @@ class PlanSpec(TrainingStep):
         ['stages: 2, 4 layers are for pp = 2 and vpp = 1: blocks are divided evenly']
         """
         kept, notes = dict(changes), []
+        schedule = changes.get("schedule", self.schedule)
+        if schedule not in (self.schedule, "interleaved") and "vpp" not in changes:
+            kept["vpp"] = 2 if schedule in TWO_CHUNKS else 1
         asked = {name: changes.get(name, getattr(self, name)) for name in ("pp", "vpp", "schedule")}
         if any(value != getattr(self, name) for name, value in asked.items()):
             whose = f"are for pp = {self.pp} and vpp = {self.vpp}"

@@ -79,6 +79,7 @@ def test_widths_that_replace_those_of_a_plan_drop_what_belonged_to_them(document
     wider, dropped = given.overridden({"pp": 4, "dp": 1})
     assert (wider.pp, wider.stages, wider.shard) == (4, None, None)
     assert [line.split(":")[0] for line in dropped] == ["stages", "shard"]
+    assert (given.vpp, given.overridden({"schedule": "1f1b"})[0].vpp) == (2, 1)
     modes = given.replace(recompute=("none", "full"))
     assert modes.overridden({"pp": 4, "dp": 1})[0].recompute == "auto"
     assert modes.overridden({"pp": 4, "dp": 1, "recompute": "none"})[0].recompute == "none"
