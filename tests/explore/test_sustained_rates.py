@@ -94,3 +94,9 @@ def test_wrong_rates_are_refused_in_one_line():
     with pytest.raises(InvalidInputError, match="compute"):
         TPU.replace(compute=1.5)
     assert spec.replace(sustained="tpu").sustained == TPU
+
+
+def test_every_kernel_of_the_tensor_cores_reaches_the_share():
+    tuning = sustained_rates("tpu").applied(presets.chip("tpuv4")).tuning
+    found = (tuning.efficiency, tuning.attention.efficiency, tuning.attention.backward_efficiency)
+    assert found == (0.78,) * 3
