@@ -252,6 +252,7 @@ def test_buffers_by_hand():
     both = found(flat(1e9), pp=2, tp=2).memory["communication"]
     assert both == MESSAGE + 2 * MESSAGE / 2
 
+
 @pytest.mark.parametrize(("zero", "each"), [(1, 0), (2, GRADIENT), (3, WEIGHT + GRADIENT)])
 def test_two_layers_are_whole_where_replicas_shard_them(zero, each):
     """Weights of the running block and the next one, gradients of it and the previous one."""
