@@ -110,14 +110,17 @@ def main() -> int:
         given.model, cluster, step, given.count, given.most, given.seed
     )
     faster = np.flatnonzero(seconds < best.time_s * (1 - 1e-9))
-    print(f"{given.model} on {given.devices} x {given.chip}, {given.seq} tokens: {best}")
-    print(
+    lines = [
+        f"{given.model} on {given.devices} x {given.chip}, {given.seq} tokens: {best}",
         f"{best.time_s:.4g} s, searched in {planned_s:.0f} s; of {done:,} random layouts "
         f"{len(fitting):,} fit, the fastest takes {seconds.min(initial=np.inf):.4g} s; "
-        f"{len(faster)} are faster"
-    )
-    for at in faster[np.argsort(seconds[faster])][:5]:
-        print(f"  {seconds[at]:.4g} s: {fitting[at]}")
+        f"{len(faster)} are faster",
+        *(
+            f"  {seconds[at]:.4g} s: {fitting[at]}"
+            for at in faster[np.argsort(seconds[faster])][:5]
+        ),
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
     return int(len(faster) > 0)
 
 

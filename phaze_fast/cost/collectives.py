@@ -404,7 +404,8 @@ def rank_groups(graph: OpGraph | LayerGraph) -> RankGroups | None:
     limited = (1, 1)
     if moe is not None and moe.groups is not None and moe.top_groups is not None:
         limited = (moe.groups, moe.top_groups)
-    return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True), limited)
+    ranks, stride, visited = zip(*(laid_out[name] for name in GROUPS), strict=True)
+    return RankGroups(ranks, stride, visited, limited)
 
 
 def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> None:
@@ -447,7 +448,9 @@ def _units_met(units: int, visits: int, groups: int, chosen: int) -> float:
     for unit in range(units):
         begin, end = unit * wide, (unit + 1) * wide
         touched = range(math.floor(begin), math.ceil(end))
-        parts = [min(g + 1, end) - max(g, begin) for g in touched]  # of each group in this unit
+        parts = [  # of each group in this unit
+            min(Fraction(g + 1), end) - max(Fraction(g), begin) for g in touched
+        ]
         cut = [part for part in parts if part < 1]  # two at most
         for own in itertools.chain.from_iterable(
             itertools.combinations(cut, count) for count in range(len(cut) + 1)
