@@ -122,6 +122,11 @@ def test_maxtext_works_on_the_whole_batch_of_a_replica_and_shards_inside_a_slice
     assert read_run(2, {**row, "software": "Megatron-LM"}).plan.micro_batch == 1
 
 
+def test_a_dense_model_is_not_folded_over_tensor_groups():
+    row = {**ROW, "model": "Qwen3-8B", "software": "Megatron-Bridge 26.02", "sp": "no"}
+    assert not read_run(2, row).plan.sequence_parallel
+
+
 def test_deepep_sends_a_token_once():
     row = {**ROW, "software": "NeMo AutoModel TE"}
     assert not read_run(2, row).plan.software.expert_sent_once
