@@ -314,14 +314,10 @@ class Skeleton:
 # ---- blocks ----
 
 
-def _refuse(why: str) -> NotATransformerError:
-    return NotATransformerError(why)
-
-
 def _biased(sk: Skeleton, products: tuple[int, ...]) -> bool:
     biases = {sk.biased(at) for at in products}
     if len(biases) != 1:
-        raise _refuse("projections of which some have a bias")
+        raise NotATransformerError("projections of which some have a bias")
     return biases.pop()
 
 
@@ -332,7 +328,7 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
         apart = wide - a.heads * a.width
         kv_heads, rest = divmod(apart, 2 * a.width)
         if rest or kv_heads < 1:
-            raise _refuse("queries, keys and values of other widths than heads")
+            raise NotATransformerError("queries, keys and values of other widths than heads")
         return {
             "kv_heads": kv_heads,
             "head_dim": a.width,
@@ -343,10 +339,12 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
         return _latent(sk, a, out)
     products = (*a.queries, *a.keys, *a.values)
     if len(set(products)) != 3:
-        raise _refuse("attention whose queries, keys and values are not three products")
+        raise NotATransformerError(
+            "attention whose queries, keys and values are not three products"
+        )
     widths = [sk.ops[at].n for at in products]
     if widths != [a.heads * a.width, widths[1], widths[1]] or widths[1] % a.width:
-        raise _refuse("queries, keys and values of other widths than heads")
+        raise NotATransformerError("queries, keys and values of other widths than heads")
     fields = {"kv_heads": widths[1] // a.width, "head_dim": a.width}
     return {**fields, "qkv_bias": _biased(sk, products)}, products
 
@@ -364,7 +362,7 @@ def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple
         "value_width": value,
     }
     if plain + latent["rotary_width"] != sk.ops[query].n // a.heads:
-        raise _refuse("latent attention of other widths than heads")
+        raise NotATransformerError("latent attention of other widths than heads")
     used = [query, up, down]
     before = sk.norm_at(sk.above(query))
     if before is not None and before.above != sk.above(down) and ENTERS not in before.above:
@@ -379,7 +377,7 @@ def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple
 def _out(sk: Skeleton, a: Attention) -> int:
     following = [at for at in sk.gemms if sk.above(at) == {a.last}]
     if len(following) != 1:
-        raise _refuse("attention that no product follows")
+        raise NotATransformerError("attention that no product follows")
     return following[0]
 
 
@@ -388,7 +386,7 @@ def _dense(sk: Skeleton, ff: FeedForward) -> dict[str, Any]:
     inner = sk.ops[ff.down].k
     widths = [sk.ops[at].n for at in ff.ups]
     if widths not in ([inner], [2 * inner], [inner, inner]):
-        raise _refuse("a feed-forward layer of other widths")
+        raise NotATransformerError("a feed-forward layer of other widths")
     if widths == [2 * inner] and sk.names[ff.ups[0]] != "_grouped_mm":
         shape = {"gated": True, "fused_gate": True}
     else:
@@ -405,10 +403,10 @@ def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[st
     grouped = [at for at in rest if sk.names[at] == "_grouped_mm"]
     down = next((at for at in grouped if sk.ops[at].n == hidden and at == grouped[-1]), None)
     if down is None:
-        raise _refuse("experts without a product down")
+        raise NotATransformerError("experts without a product down")
     routed = sk.feed_forward(down)
     if set(routed.ups) | {down} != set(grouped):
-        raise _refuse("experts of other products than up and down")
+        raise NotATransformerError("experts of other products than up and down")
     experts = sk.ops[down].b
     fields = _dense(sk, routed)
     moe: dict[str, Any] = {
@@ -422,14 +420,14 @@ def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[st
     if downs:
         shared = sk.feed_forward(downs[0])
         if {"ffn_bias": False, **_dense(sk, shared)}["activation"] != fields["activation"]:
-            raise _refuse("shared experts of another non-linearity")
+            raise NotATransformerError("shared experts of another non-linearity")
         moe["shared_ffn"] = sk.ops[downs[0]].k
         others = [at for at in others if at not in (*shared.ups, shared.down)]
     gates = [at for at in others if sk.ops[at].n == 1]
     if len(gates) == 1 and downs:
         moe["shared_gate"] = True
     if len(router) != 1 or set(others) != {*router, *(gates if downs else ())}:
-        raise _refuse("experts with other products")
+        raise NotATransformerError("experts with other products")
     moe["router_bias"] = sk.biased(router[0])
     sk.explain(
         at
@@ -446,12 +444,14 @@ def _position(sk: Skeleton, first: frozenset[int], out: int) -> tuple[str, Norm 
     if before is not None:
         return "sandwich" if after else "pre", before
     if ENTERS not in first:
-        raise _refuse("a sub-layer whose input is neither a norm nor the residual stream")
+        raise NotATransformerError(
+            "a sub-layer whose input is neither a norm nor the residual stream"
+        )
     if after:
         return "output", None
     if any(norm.above == {ENTERS, out} for norm in sk.norms):
         return "post", None
-    raise _refuse("attention without a norm")
+    raise NotATransformerError("attention without a norm")
 
 
 def _check_trained(layer: GraphLayer) -> None:
@@ -461,10 +461,12 @@ def _check_trained(layer: GraphLayer) -> None:
     back = sum(op.flops for op in layer.backward if op.kind in gradients)
     forward = sum(op.flops for op in products)
     if abs(back - 2.0 * forward) > 0.05 * forward:
-        raise _refuse("a block with other gradients than those of all inputs and weights")
+        raise NotATransformerError(
+            "a block with other gradients than those of all inputs and weights"
+        )
     widest = max((op for op in products if op.b == 1), key=lambda op: op.flops, default=None)
     if widest is None or widest.write_bytes != 2.0 * widest.m * widest.n:
-        raise _refuse("products that are not in 16 bits")
+        raise NotATransformerError("products that are not in 16 bits")
 
 
 def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
@@ -485,14 +487,14 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     _check_trained(layer)
     attentions = sk.attentions()
     if len(attentions) not in (1, 2):
-        raise _refuse("a block without attention")
+        raise NotATransformerError("a block without attention")
     own = attentions[0]
     out = _out(sk, own)
     fields, used = _projections(sk, own, out)
     first = sk.above(used[2] if "latent" in fields else used[0])  # keys' latent vector, or queries
     position, before = _position(sk, first, out)
     if sk.ops[out].n != hidden:
-        raise _refuse("attention that leaves another width than it enters")
+        raise NotATransformerError("attention that leaves another width than it enters")
     fields |= {"heads": own.heads, "norm_position": position, "out_bias": sk.biased(out)}
     taken = {*used, out}
     if len(attentions) == 2:
@@ -504,10 +506,12 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     else:
         downs = [at for at in rest if sk.ops[at].n == hidden and at == rest[-1]]
         if not downs:
-            raise _refuse("a block without a feed-forward layer")
+            raise NotATransformerError("a block without a feed-forward layer")
         ff = sk.feed_forward(downs[0])
         if {*ff.ups, ff.down} != set(rest):
-            raise _refuse("a block with other products than attention and feed-forward")
+            raise NotATransformerError(
+                "a block with other products than attention and feed-forward"
+            )
         fields |= _dense(sk, ff)
         fields["ffn"] = sk.ops[ff.down].k
         if not sk.depends(ff.down, out):
@@ -538,7 +542,7 @@ def _cross(sk: Skeleton, a: Attention, fields: dict[str, Any]) -> set[int]:
     again, used = _projections(sk, a, out)
     same = all(again[name] == fields[name] for name in ("kv_heads", "head_dim", "qkv_bias"))
     if not same or a.heads != fields["heads"] or sk.above(a.keys[0]) != {ENTERS}:
-        raise _refuse("a second attention unlike the first")
+        raise NotATransformerError("a second attention unlike the first")
     return {*used, out}
 
 
@@ -546,23 +550,23 @@ def _count_norms(sk: Skeleton, fields: dict[str, Any], cross: bool, before: Norm
     """Check that all norms are accounted for; return whether queries and keys have norms."""
     functions = {norm.function for norm in sk.norms}
     if len(functions) != 1:
-        raise _refuse("norms of several kinds in a block")
+        raise NotATransformerError("norms of several kinds in a block")
     fields["norm"] = functions.pop()
     parallel = fields.get("parallel", "no")
     wanted = 4 if fields["norm_position"] == "sandwich" else 2
     if parallel != "no":
         if before is None or fields["norm_position"] != "pre":
-            raise _refuse("parallel sub-layers without a norm before them")
+            raise NotATransformerError("parallel sub-layers without a norm before them")
         wanted = 1 if parallel == "one-norm" else 2
     wanted += cross
     if "latent" in fields:
         wanted += 1 + ("query_rank" in fields["latent"])
         if len(sk.norms) != wanted:
-            raise _refuse("latent attention with other norms")
+            raise NotATransformerError("latent attention with other norms")
         return False
     extra = len(sk.norms) - wanted
     if extra not in (0, 2) and extra != fields["heads"] + fields["kv_heads"]:
-        raise _refuse(f"{len(sk.norms)} norms in a block; expected {wanted}")
+        raise NotATransformerError(f"{len(sk.norms)} norms in a block; expected {wanted}")
     return extra > 0
 
 
