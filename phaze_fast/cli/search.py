@@ -38,6 +38,7 @@ from phaze_fast.planning.throughput import MFU_CONVENTION
 from phaze_fast.report import report_page
 from phaze_fast.report.result import SearchResult
 from phaze_fast.robust import Information, RobustResult
+from phaze_fast.tables import picked
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bandwidth, format_bytes, format_time, parse_quantity
 
@@ -81,8 +82,8 @@ def _shown_progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
         now = time.monotonic()
         if now - last[0] >= _EVERY_S or progress.open == 0:
             last[0] = now
-            values = {name: getattr(progress, name) for name in _FIGURES}
-            finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
+            values = picked(progress, *_FIGURES).items()
+            finite = {k: v if math.isfinite(v) else None for k, v in values}
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(json.dumps({"progress": finite}) + "\n")
                 sys.stderr.flush()
@@ -441,22 +442,14 @@ def search_chips(
             cluster,
             training,
             weights=None if goal.weights is None else numbers(goal.weights, "--weights", float),
-            top=goal.top,
             pareto=tuple(name.strip() for name in goal.pareto.split(",") if name.strip()),
-            time_limit_s=run.time_limit_s,
-            max_points=run.max_points,
             threads=threads,
-            executor=run.executor,
-            resume=run.resume,
             cache=run.cache_folder,
             progress=progress,
-            objective=goal.objective,
-            portfolio=goal.portfolio,
-            uncertainty=doubts.uncertainty,
-            tolerance=doubts.tolerance,
-            samples=doubts.samples,
-            seed=doubts.seed,
             stop=stop,
+            **picked(goal, "top", "objective", "portfolio"),
+            **picked(run, "time_limit_s", "max_points", "executor", "resume"),
+            **picked(doubts, "uncertainty", "tolerance", "samples", "seed"),
         )
     for message in result.outcome.notes:
         note(message)

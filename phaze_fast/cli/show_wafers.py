@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import Output, PresetName, fields, table
+from phaze_fast.tables import picked
 from phaze_fast.units import format_area, format_bandwidth, format_bytes, format_flops
 from phaze_fast.wafer import WAFER_SPACES, WAFERS, Wafer, WaferSpace, load_wafer, wafer_totals
 from phaze_fast.wafer.hardware.space import load_wafer_or_space
@@ -17,14 +18,11 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
         **wafer.model_dump(mode="json"),
         "grid": wafer.grid,
         "live_dies": wafer.dies,
-        "all_dies": wafer.all_dies,
-        "link_bytes_per_s": wafer.link_bytes_per_s,
+        **picked(wafer, "all_dies", "link_bytes_per_s"),
         "tiers": [vars(tier) for tier in wafer.tiers()],
         "memory_bytes": wafer.memory_bytes,
         "peak_flops": {kind: wafer.peak_flops(kind) for kind in wafer.chip.tensor_core.rates},
-        "area_mm2": wafer.area_mm2,
-        "die_yield": wafer.die_yield,
-        "expected_dead": wafer.expected_dead,
+        **picked(wafer, "area_mm2", "die_yield", "expected_dead"),
         **vars(wafer_totals(wafer)),
     }
 

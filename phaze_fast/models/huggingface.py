@@ -25,15 +25,9 @@ from phaze_fast.tables import needed
 # ---- configurations ----
 
 _ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "quick_gelu": "gelu",
-    "relu": "relu",
-    "relu2": "relu",
-    "silu": "silu",
-    "swish": "silu",
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu"), "gelu"),
+    **dict.fromkeys(("relu", "relu2"), "relu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
 }
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 
