@@ -44,6 +44,12 @@ class NotATransformerError(Exception):
     """A layer that the fields of a transformer cannot describe; the message gives the reason."""
 
 
+def _refuse_if(differs: object, why: str) -> None:
+    """Raise where a layer has something that the fields of a transformer cannot describe."""
+    if differs:
+        raise NotATransformerError(why)
+
+
 @dataclass(frozen=True)
 class Norm:
     """A norm: one operator, or a sequence of operators that compute it."""
@@ -271,17 +277,14 @@ class Skeleton:
         """Recognise the feed-forward layer that ends in a down-projection."""
         ends, passed = self._walk(self.ops[down].inputs, self.gemms)
         curves = [at for at in passed if self.ops[at].kind == "activation"]
-        if not curves or ENTERS in ends:
-            raise NotATransformerError("a product that follows no non-linearity")
-        if len(curves) != 1:
-            raise NotATransformerError("several non-linearities before a product")
+        _refuse_if(not curves or ENTERS in ends, "a product that follows no non-linearity")
+        _refuse_if(len(curves) != 1, "several non-linearities before a product")
         name = self.names[curves[0]]
         (before,) = self.ops[curves[0]].inputs[:1]
         scaled = before >= 0 and self.names[before] == "mul"
         plain = scaled and sum(self.ops[at].n for at in ends) == self.ops[down].k
         curve = {"tanh": "gelu", "sigmoid": "gelu" if plain else "silu"}.get(name, name)
-        if curve not in ("gelu", "relu", "silu"):
-            raise NotATransformerError(f"the non-linearity {name}")
+        _refuse_if(curve not in ("gelu", "relu", "silu"), f"the non-linearity {name}")
         self._explained |= set(curves)
         return FeedForward(tuple(sorted(ends)), down, curve, self.ops[curves[0]].m)
 
@@ -307,8 +310,7 @@ class Skeleton:
                 raise NotATransformerError(f"{op.name} is no part of a transformer's block")
         used = {at for at, op in enumerate(self.ops) if op.kind == "batched-gemm"}
         explicit = 2 * sum(a.explicit for a in self.attentions())
-        if len(used) != explicit:
-            raise NotATransformerError("products of activations outside of attention")
+        _refuse_if(len(used) != explicit, "products of activations outside of attention")
 
 
 # ---- blocks ----
@@ -316,8 +318,7 @@ class Skeleton:
 
 def _biased(sk: Skeleton, products: tuple[int, ...]) -> bool:
     biases = {sk.biased(at) for at in products}
-    if len(biases) != 1:
-        raise NotATransformerError("projections of which some have a bias")
+    _refuse_if(len(biases) != 1, "projections of which some have a bias")
     return biases.pop()
 
 
@@ -327,8 +328,7 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
     if a.queries == a.keys == a.values and len(a.queries) == 1:
         apart = wide - a.heads * a.width
         kv_heads, rest = divmod(apart, 2 * a.width)
-        if rest or kv_heads < 1:
-            raise NotATransformerError("queries, keys and values of other widths than heads")
+        _refuse_if(rest or kv_heads < 1, "queries, keys and values of other widths than heads")
         return {
             "kv_heads": kv_heads,
             "head_dim": a.width,
@@ -376,8 +376,7 @@ def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple
 
 def _out(sk: Skeleton, a: Attention) -> int:
     following = [at for at in sk.gemms if sk.above(at) == {a.last}]
-    if len(following) != 1:
-        raise NotATransformerError("attention that no product follows")
+    _refuse_if(len(following) != 1, "attention that no product follows")
     return following[0]
 
 
@@ -486,15 +485,13 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     sk = Skeleton(layer)
     _check_trained(layer)
     attentions = sk.attentions()
-    if len(attentions) not in (1, 2):
-        raise NotATransformerError("a block without attention")
+    _refuse_if(len(attentions) not in (1, 2), "a block without attention")
     own = attentions[0]
     out = _out(sk, own)
     fields, used = _projections(sk, own, out)
     first = sk.above(used[2] if "latent" in fields else used[0])  # keys' latent vector, or queries
     position, before = _position(sk, first, out)
-    if sk.ops[out].n != hidden:
-        raise NotATransformerError("attention that leaves another width than it enters")
+    _refuse_if(sk.ops[out].n != hidden, "attention that leaves another width than it enters")
     fields |= {"heads": own.heads, "norm_position": position, "out_bias": sk.biased(out)}
     taken = {*used, out}
     if len(attentions) == 2:
@@ -505,8 +502,7 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
         fields |= _mixture(sk, rest, hidden, own.length)
     else:
         downs = [at for at in rest if sk.ops[at].n == hidden and at == rest[-1]]
-        if not downs:
-            raise NotATransformerError("a block without a feed-forward layer")
+        _refuse_if(not downs, "a block without a feed-forward layer")
         ff = sk.feed_forward(downs[0])
         if {*ff.ups, ff.down} != set(rest):
             raise NotATransformerError(
@@ -549,8 +545,7 @@ def _cross(sk: Skeleton, a: Attention, fields: dict[str, Any]) -> set[int]:
 def _count_norms(sk: Skeleton, fields: dict[str, Any], cross: bool, before: Norm | None) -> bool:
     """Check that all norms are accounted for; return whether queries and keys have norms."""
     functions = {norm.function for norm in sk.norms}
-    if len(functions) != 1:
-        raise NotATransformerError("norms of several kinds in a block")
+    _refuse_if(len(functions) != 1, "norms of several kinds in a block")
     fields["norm"] = functions.pop()
     parallel = fields.get("parallel", "no")
     wanted = 4 if fields["norm_position"] == "sandwich" else 2
@@ -561,8 +556,7 @@ def _count_norms(sk: Skeleton, fields: dict[str, Any], cross: bool, before: Norm
     wanted += cross
     if "latent" in fields:
         wanted += 1 + ("query_rank" in fields["latent"])
-        if len(sk.norms) != wanted:
-            raise NotATransformerError("latent attention with other norms")
+        _refuse_if(len(sk.norms) != wanted, "latent attention with other norms")
         return False
     extra = len(sk.norms) - wanted
     if extra not in (0, 2) and extra != fields["heads"] + fields["kv_heads"]:
@@ -581,8 +575,7 @@ def _embedding(layer: GraphLayer, vocab: int, seq: int) -> dict[str, Any]:
     """Fields of the layer before the blocks."""
     sk = Skeleton(layer)
     tables = [at for at, op in enumerate(sk.ops) if op.kind == "embedding" and op.weights]
-    if not tables or sk.gemms:
-        raise NotATransformerError("an embedding that is no table of tokens")
+    _refuse_if(not tables or sk.gemms, "an embedding that is no table of tokens")
     hidden = sk.ops[tables[0]].n
     rows = [sk.ops[at].weights // sk.ops[at].n for at in tables]
     if vocab not in rows or any(sk.ops[at].n != hidden for at in tables):
@@ -605,8 +598,7 @@ def _embedding(layer: GraphLayer, vocab: int, seq: int) -> dict[str, Any]:
 def _head(layer: GraphLayer) -> dict[str, Any]:
     """Fields of the layer after the blocks."""
     sk = Skeleton(layer)
-    if not set(_LOSS) <= set(sk.names):
-        raise NotATransformerError("a head without a loss over a vocabulary")
+    _refuse_if(not set(_LOSS) <= set(sk.names), "a head without a loss over a vocabulary")
     if len(sk.gemms) not in (1, 2) or len(sk.norms) > len(sk.gemms):
         raise NotATransformerError("a head of other products than logits")
     logits = sk.gemms[-1]
@@ -654,8 +646,7 @@ def _common(blocks: list[dict[str, Any]]) -> dict[str, Any]:
         for name, value in block.items():
             if name in _OF_A_LAYER or (name == "ffn" and dense and "moe" in block):
                 continue
-            if common.setdefault(name, value) != value:
-                raise NotATransformerError(f"blocks that differ in {name}")
+            _refuse_if(common.setdefault(name, value) != value, f"blocks that differ in {name}")
     return common
 
 
@@ -675,8 +666,7 @@ def _stacks(graph: GraphModel, hidden: int) -> tuple[list[dict[str, Any]], list[
         x["cross"] == bool(encoder) for x in decoder
     ):
         raise NotATransformerError("layers between the blocks")
-    if not decoder:
-        raise NotATransformerError("no block")
+    _refuse_if(not decoder, "no block")
     return encoder, decoder
 
 
@@ -684,12 +674,10 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
     """Fields of positions, masks and windows."""
     blocks = encoder + decoder
     windows = {block["window"] for block in decoder} - {0}
-    if len(windows) > 1 or (encoder and windows):
-        raise NotATransformerError("windows of several widths")
+    _refuse_if(len(windows) > 1 or (encoder and windows), "windows of several widths")
     # A mask inside a relative-position bias is not visible; a decoder's attention is causal.
     causal = {block["causal"] or bool(encoder) for block in decoder}
-    if len(causal) > 1:
-        raise NotATransformerError("blocks of which some are causal")
+    _refuse_if(len(causal) > 1, "blocks of which some are causal")
     fields: dict[str, Any] = {"causal": causal.pop()}
     buckets = {block["buckets"] for block in blocks} - {0}
     if buckets:
@@ -708,8 +696,7 @@ def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bo
     """Return the known fields, choices of the others, and whether attention is explicit."""
     if graph.trained_parameters() < graph.parameters():
         raise NotATransformerError("frozen parameters, which have no gradients")
-    if len(graph.order) < 3:
-        raise NotATransformerError("no repeated layers")
+    _refuse_if(len(graph.order) < 3, "no repeated layers")
     head = _head(graph.layers[graph.order[-1]])
     start = _embedding(graph.layers[graph.order[0]], head["vocab"], graph.seq)
     encoder, decoder = _stacks(graph, start["hidden"])
