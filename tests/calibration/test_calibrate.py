@@ -32,6 +32,7 @@ TEXT = """# nThread 1 nGpus 1 minBytes 8388608 maxBytes 16777216 step: 2(factor)
 #  Rank  1 Group  0 Pid    314 on a device  1 [0x2a] NVIDIA H100 80GB HBM3
 #                                                out-of-place                in-place
 #       size    count  type redop root  time  algbw  busbw #wrong  time  algbw  busbw #wrong
+           0        0 float   sum   -1   5.1    0.0    0.0      0   5.0    0.0    0.0      0
      8388608  2097152 float   sum   -1  47.3  177.3  177.3      0  48.0  174.8  174.8      0
     16777216  4194304 float   sum   -1  82.2  204.1  204.1      0  82.0  204.6  204.6      0
 # Avg bus bandwidth    : 190.7

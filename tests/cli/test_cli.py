@@ -103,6 +103,7 @@ def test_check_guesses_the_kind(run, document, tmp_path):
         "fabric": "{kind: mesh, name: m, dims: [2, 2], link_bandwidth_bytes_per_s: 1 GB/s}",
         "cluster": "{devices: 64, fabric: tpuv4-pod, chip: h100}",
         "space": "{name: s, base: tpuv4, axes: {clock_hz: [1.0e9]}}",
+        "plan": "{tp: 2, dp: 4, global_batch: 8}",
     }.items():
         file = tmp_path / f"{kind}.yaml"
         file.write_text(text)
@@ -110,6 +111,18 @@ def test_check_guesses_the_kind(run, document, tmp_path):
     code, _, err = run("check", tmp_path / "chip.yaml", "--kind", "fabric")
     assert code == 2
     assert "'kind' is missing" in err
+
+
+def test_check_reads_the_answer_of_plan_and_refuses_an_edited_one(run, document, tmp_path):
+    file = tmp_path / "plan.json"
+    line = "plan gpt2 --chip h100 --devices 8 --global-batch 32 --zero 1 --micro-batch 4 --tp 1"
+    assert run(f"{line} --json -o", file)[0] == 0
+    found = document("check", file)
+    assert (found["kind"], found["record"]["zero"]) == ("plan", 1)
+    file.write_text(file.read_text().replace('"1f1b"', '"1f1bb"'))
+    code, _, err = run("check", file)
+    assert code == 2
+    assert "schedule: '1f1bb' is not accepted" in err
 
 
 def test_what_check_prints_reads_back(document, tmp_path):

@@ -2,9 +2,12 @@
 
 import pytest
 
+from phaze_fast import models
 from phaze_fast.hardware import Cluster, FlatFabric, Tier, TieredFabric
 from phaze_fast.models import MixtureOfExperts, TransformerModel
+from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.planning import PlanSpec, predict
+from phaze_fast.planning.sizes import _stand_ins
 from phaze_fast.software import DEFAULT, load_software
 
 TINY = TransformerModel(
@@ -256,6 +259,14 @@ def test_buffers_by_hand():
 def test_stand_ins_by_hand():
     """Transformer Engine keeps an empty bf16 gradient of each shape of a block's weights."""
     assert found(flat(1e9), software=DEFAULT).memory["communication"] == 2 * BLOCK
+
+
+def test_all_experts_of_a_device_share_a_stand_in():
+    """8 experts on 2 devices: those of a device share one gradient of each shape."""
+    graph = layer_graph(models.load("mixtral-8x7b"), Strategy(ep=2))
+    layer = next(layer for layer in graph.layers if layer.expert_parameters)
+    others = layer.device_parameters - layer.expert_parameters
+    assert _stand_ins(layer, graph) == 2 * (others + layer.expert_parameters / 4)
 
 
 def test_micro_batches_in_flight_by_hand():

@@ -524,7 +524,11 @@ def test_the_order_of_axes_counts():
     assert one.digest() != two.digest()
 
 
-@pytest.mark.parametrize(("axes", "words"), refused_calls("axes of a wafer space"))
+MANY = {side: list(range(1, 1002)) for side in ("columns", "rows")}
+SAID = "a grid of 1002001 points is more than 1000000"
+
+
+@pytest.mark.parametrize(("axes", "words"), [*refused_calls("axes of a wafer space"), (MANY, SAID)])
 def test_bad_axes(axes, words):
     assert words in refusal(lambda: WaferSpace(name="s", base=DRAM, axes=axes))
 
