@@ -247,7 +247,7 @@ def test_torchtitan_is_told_the_recipe_of_torchao(name, model, tmp_path):
     written = export_plan(plan, model, "torchtitan")
     assert written.plan_complete, written.unexpressed
     assert f'recipe_name = "{name.removeprefix("fp8-")}"' in written.text
-    assert ("moe_fqns_prototype" in written.text) == (model.moe is not None)
+    assert ("[quantize.grouped_mm.float8]" in written.text) == (model.moe is not None)
     file = tmp_path / "run.toml"
     file.write_text(written.text)
     again = predict(model, H100, read_plan(file, model, 16).spec)
