@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_files import GOLDEN
+from golden_files import GOLDEN, refused_calls
 from refusals import refusal
 
 from phaze_fast.calibration import (
@@ -196,14 +196,7 @@ def table(path, rows):
     return path
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ("h100,all_reduc,8,1024,0.1", "line 2: op: 'all_reduc' is unknown"),
-        ("h100,all_reduce,8,1024,-1", "line 2: latency_ms: '-1' is not accepted"),
-        ("x100,all_reduce,8,1024,0.1", "system: 'x100' is unknown"),
-    ],
-)
+@pytest.mark.parametrize(("row", "said"), refused_calls("cells of a table of collectives"))
 def test_wrong_cells_name_their_line(tmp_path, row, said):
     path = table(tmp_path / "t.csv", [row])
     assert said in refusal(validate_collectives, path, error=InvalidInputError)

@@ -65,30 +65,6 @@ def test_every_command_prints_for_people_and_takes_json_and_o(run, document, tmp
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (("width: 128", "widht: 128"), "unknown key 'widht'; did you mean 'width'?"),
-        (("width: 128", "width: -128"), "tensor_core.width: -128 is not accepted; expected a number >= 1"),
-        (("1.05 GHz", ".nan"), "clock_hz: nan is not accepted; expected a finite number"),
-        (("128 MiB", "-1"), "buffer.capacity_bytes: -1 is not accepted; expected a number >= 0"),
-        (("name: mine", "name: mine\nname: yours"), "key 'name' is given twice"),
-        (("name: mine", "name: ["), "line"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("command", ["show chip", "check"])
-def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, line):
-    file = tmp_path / "chip.yaml"
-    file.write_text(CHIP.replace(*change))
-    code, out, err = run(command, file)
-    assert (code, out) == (2, "")
-    if "widht" in change[1]:  # the missing key is a second fault
-        err = err.splitlines()[0] + "\n"
-    assert len(err.splitlines()) == 1, err
-    assert err.startswith(f"phaze-fast: {file}: ")
-    assert line in err
-
-
 @pytest.mark.parametrize(("line", "said"), refused_calls("command line"))
 def test_bad_words_are_one_line_and_exit_code_2(refused, line, said):
     assert said in refused(line)
