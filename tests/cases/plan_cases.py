@@ -15,8 +15,11 @@ from phaze_fast.planning import PlanEvaluator, PlanSpec, Training, predict
 from phaze_fast.planning.training import TrainingStep
 from phaze_fast.software import DEFAULT, load_software
 
-PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
-"""The default profile without the tensors of its own, of which `footprint` knows nothing."""
+PLAIN = load_software(DEFAULT).replace(
+    fused_activation=False, gradient_stand_ins=False, overlap_slowdown=1.0
+)
+"""The default profile without the tensors of its own, of which `footprint` knows nothing, and without
+the cores that its collectives take, as version 0.1.0 had it."""
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "gpipe", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
 
