@@ -515,14 +515,9 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
         software=entry["software"],
         precision=precision["format"],
         time_s=time_s,
-        memory_bytes=_measured_bytes(row),
+        memory_bytes=row.positive("memory_bytes", row.positive("memory_gib", math.nan) * 2**30),
         evaluated=_evaluated(row),
         status=row.text("status") or "ok",
         assumed=tuple(assumed),
         reports="last" if entry.get("reports") == "last" else "fullest",
     )
-
-
-def _measured_bytes(row: CsvRow) -> float:
-    """Read the memory of a device; NaN where the row does not say."""
-    return row.positive("memory_bytes", row.positive("memory_gib", math.nan) * 2**30)

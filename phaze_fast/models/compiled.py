@@ -172,12 +172,6 @@ def _needed(flow: Flow, calls: Sequence[int], kept: set[int]) -> list[int]:
     return needed[::-1]
 
 
-def _iterated(call: Call) -> tuple[int, ...]:
-    """Return the shape of the elements that an operator runs over."""
-    arrays = call.reads if is_reduction(call) else call.writes
-    return max(arrays, key=lambda array: array.elements).shape
-
-
 def _kind(members: list[Call]) -> str:
     """Return the kind of a generated kernel: of a forward one, what splits have to know of it."""
     names = {call.name for call in members}
@@ -244,6 +238,7 @@ class _Writer:
             reads.append(widest)
         names = dict.fromkeys(call.name.strip("_") for call in members if call.name != "_to_copy")
         largest = self._calls[kernel.stored[kernel.largest]]
+        iterated = largest.reads if is_reduction(largest) else largest.writes
         return Call(
             name="_".join([FUSED, *list(names)[:_NAMED]]),
             reads=tuple(reads),
@@ -255,7 +250,7 @@ class _Writer:
             options={
                 "kind": _kind(members),
                 "function": self._function(kernel, members),
-                "shape": _iterated(largest),
+                "shape": max(iterated, key=lambda array: array.elements).shape,
             },
             line=first.line,
         )

@@ -53,11 +53,6 @@ def _consumers(operators: tuple[GraphOperator, ...]) -> list[set[int]]:
     return consumers
 
 
-def _reduces(op: GraphOperator) -> bool:
-    last = op.name.rsplit(".", 1)[-1].split("-")[0]
-    return op.kind in ("norm", "softmax") or last in _REDUCTIONS
-
-
 def _begins(operators: tuple[GraphOperator, ...], row: int, at: int) -> bool:
     """Whether an input is the array of row offsets of a grouped product."""
     groups, source = operators[row].b, operators[at]
@@ -99,7 +94,11 @@ class _Region:
         widths = {operators[at].n for at in self.columns}
         if operators[self.row].k > sum(operators[at].n for at in self.columns):
             return False
-        return not any(_reduces(operators[at]) and operators[at].n in widths for at in self.inside)
+        for op in (operators[at] for at in self.inside):
+            name = op.name.rsplit(".", 1)[-1].split("-")[0]
+            if op.n in widths and (op.kind in ("norm", "softmax") or name in _REDUCTIONS):
+                return False
+        return True
 
 
 def _vocabulary(operators: tuple[GraphOperator, ...], consumers: list[set[int]]) -> dict[int, str]:
@@ -518,7 +517,8 @@ def _layer(
         for source in trace.small.calls[at].sources
         if source in place
     }
-    sent = sum(_per_sample(*_written(trace, at))[0] for at in later)
+    both = trace.small.calls, trace.large.calls
+    sent = sum(_per_sample(*(float(c[at].writes[0].bytes) for c in both))[0] for at in later)
     layer = GraphLayer(
         name=name,
         count=1,
@@ -530,11 +530,6 @@ def _layer(
         **memory.fields(segment, forward, names, labels),
     )
     return with_split(layer)
-
-
-def _written(trace: _Trace, at: int) -> tuple[float, float]:
-    pair = [recorder.calls[at].writes[0].bytes for recorder in (trace.small, trace.large)]
-    return float(pair[0]), float(pair[1])
 
 
 def _kind_key(layer: GraphLayer) -> Any:

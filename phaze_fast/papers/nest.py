@@ -394,16 +394,13 @@ def _reason(problem: NestProblem, bytes_needed: float, stages: int, at: int) -> 
         "bytes) over maxMemoryPerDevice; it would fit with maxMemoryPerDevice "
         f"{math.ceil(bytes_needed)}"
     )
-    if all(_last_layer(problem, width) > problem.memory_bytes for width in problem.widths):
+    last = (problem.states * w.weight_bytes[-1] + w.kept_bytes[-1] for w in problem.widths)
+    if all(size > problem.memory_bytes for size in last):
         text += (
             ". The last layer alone does not fit: here NEST turns to ZeRO, whose time comes from "
             "its simulator and is not part of this problem"
         )
     return text
-
-
-def _last_layer(problem: NestProblem, width: NestWidth) -> float:
-    return float(problem.states * width.weight_bytes[-1] + width.kept_bytes[-1])
 
 
 def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:

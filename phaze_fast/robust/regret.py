@@ -211,7 +211,8 @@ class RegretSearch:
         """Halve a part along the constant whose interval adds most to its bound."""
         widths = [self._width(i, slow[i], fast[i]) for i in range(len(slow))]
         i = int(np.argmax(widths))
-        middle = _between(slow[i], fast[i])
+        ends = slow[i], fast[i]
+        middle = math.sqrt(math.prod(ends)) if min(ends) > 0.0 else sum(ends) / 2.0
         near_slow = (*fast[:i], middle, *fast[i + 1 :])
         near_fast = (*slow[:i], middle, *slow[i + 1 :])
         swapped = i == self.swap
@@ -273,11 +274,6 @@ def _distance(slow: float, fast: float) -> float:
     if slow <= 0.0 or fast <= 0.0:
         return abs(slow - fast) * 1e6
     return abs(math.log(fast / slow))
-
-
-def _between(slow: float, fast: float) -> float:
-    """Return the middle of an interval: geometric, or arithmetic where one end is zero."""
-    return math.sqrt(slow * fast) if slow > 0.0 and fast > 0.0 else (slow + fast) / 2.0
 
 
 # ---- all chips ----

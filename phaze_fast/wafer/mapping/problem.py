@@ -142,11 +142,6 @@ def network_chip(wafer: Wafer) -> Accelerator:
     return chip.replace(buffer=chip.buffer.replace(bytes_per_cycle=cycles))
 
 
-def _shares(spec: OperatorSpec) -> bool:
-    """Whether the cores share the operands of an operator."""
-    return "gemm" in spec.kind or spec.kind.startswith("attention")
-
-
 def operator_costs(
     chip: Accelerator, network: Accelerator, specs: list[tuple[OperatorSpec, int]]
 ) -> tuple[Array, Array]:
@@ -166,7 +161,8 @@ def operator_costs(
     seconds, joules = costs.time_s(0)[0], costs.dynamic_j(0)[0]
     if network != chip:
         shared = estimate_costs(graph, network)
-        over = np.repeat([_shares(spec) for spec, _ in specs], [count for _, count in specs])
+        products = ["gemm" in s.kind or s.kind.startswith("attention") for s, _ in specs]
+        over = np.repeat(products, [count for _, count in specs])
         seconds = np.where(over, shared.time_s(0)[0], seconds)
         joules = np.where(over, shared.dynamic_j(0)[0], joules)
     return seconds, joules
