@@ -16,7 +16,7 @@ from phaze_fast import models
 from phaze_fast.calibration.run_table import network_of, standard_cells
 from phaze_fast.documents import CsvRow, package_data
 from phaze_fast.errors import InvalidInputError, PhazeError
-from phaze_fast.hardware import Cluster, Fabric, TieredFabric, presets
+from phaze_fast.hardware import Cluster, Fabric, TieredFabric, presets, sustained_rates
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.models import LatentAttention, MixtureOfExperts, TransformerModel, model_flops
 from phaze_fast.planning import Plan, PlanSpec
@@ -265,11 +265,13 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
         fabric = entry["beyond"][1]
     if row.text("network").lower() in presets.fabric_names():
         fabric = row.text("network")
-    wired = presets.fabric(fabric)
+    wired, chip = presets.fabric(fabric), presets.chip(entry["chip"])
+    if "sustained" in entry:
+        chip = sustained_rates(entry["sustained"]).applied(chip)
     if isinstance(wired, TieredFabric):
         wired = _wired(row, entry, wired, devices)
     try:
-        return Cluster(devices=devices, fabric=wired, chip=presets.chip(entry["chip"]))
+        return Cluster(devices=devices, fabric=wired, chip=chip)
     except InvalidInputError as error:
         raise UnsupportedError(str(error).splitlines()[0].removeprefix("cluster.")) from None
 
