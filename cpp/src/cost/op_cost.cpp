@@ -218,6 +218,18 @@ double energy_j(const CostRecord& cost, const EnergyTable& table, double static_
          cost.hbm_bytes * table.hbm_byte_j + static_w * cost.time_s;
 }
 
+// Events that an operator has at least. Bytes that attention moves on the chip depend on its units.
+CostRecord least_events(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
+                        double vectors) noexcept {
+  if (is_product(op)) {
+    return least_gemm_events(shape_of(op, machine.precision), machine, traffic,
+                             epilogue_of(op, machine));
+  }
+  CostRecord cost = cost_on(op, machine, traffic, vectors);
+  if (is_attention(op)) cost.port_bytes = cost.buffer_bytes = 0.0;
+  return cost;
+}
+
 // HBM traffic depends on the shape and the buffer alone, so chips with equal buffers share it.
 class TrafficTable {
  public:
@@ -363,6 +375,22 @@ void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
         out[c * ops.size() + o] = bound_on(ops[o], machine, vector_per_core(batch.chips[c], cores));
       },
       [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
+}
+
+void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
+                        std::span<const EnergyTable> energy, std::span<const double> count,
+                        std::span<double> out, int threads) {
+  const std::vector<Status> state = checked(ops);
+  const TrafficTable traffic(ops, state, batch, threads);
+  std::fill(out.begin(), out.end(), 0.0);
+  for_pairs(
+      ops, state, batch, Cores::kAll, threads,
+      [&](std::size_t c, const Machine& machine, std::size_t o) {
+        const double vectors = vector_per_core(batch.chips[c], Cores::kAll);
+        const CostRecord cost = least_events(ops[o], machine, traffic.at(c, o), vectors);
+        out[c] += count[o] * energy_j(cost, energy[c], 0.0) * kRounding;
+      },
+      [&](std::size_t c, std::size_t, Status) { out[c] = kNan; });
 }
 
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
