@@ -165,8 +165,8 @@ struct PathBatch {
 };
 
 // out[c]: sum over graphs of count times the longest path, each operator at its lower bound; NaN
-// for a bad chip or operator. The caller checks that sizes and positions agree. Memory use does not
-// depend on the number of chips.
+// for a bad chip or operator. The caller checks that sizes and positions agree. Chips with the same
+// rates are bounded once.
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                       const PathBatch& paths, std::span<double> out, int threads);
 
