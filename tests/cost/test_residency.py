@@ -110,7 +110,7 @@ def test_rooflines_bound_fused_layers_on_every_chip():
     assert (bounds_s <= counts @ costs.total_s()).all()
 
 
-@pytest.mark.parametrize("name, fusion", [("bertlarge", "full"), ("llama2-7b", "none")])
+@pytest.mark.parametrize(("name", "fusion"), [("bertlarge", "full"), ("llama2-7b", "none")])
 def test_rooflines_bound_the_joules_of_layers_on_every_chip(name, fusion):
     graph = layer_graph(models.load(name), Strategy(micro_batch=4), fusion)
     records = SPACE.chips[:: len(SPACE) // 60]
