@@ -134,3 +134,49 @@ register(
         rounds=3,
     )
 )
+
+
+# ---- fronts ----
+
+
+def _space(given: Given, every: int = 1) -> Given:
+    model, _, cluster, step = given
+    return model, ArchitectureSpace.published()[::every], cluster, step
+
+
+def _front(given: Given, objectives: tuple[str, str]) -> Outcome:
+    model, space, cluster, step = given
+    return find_chips([model], space, cluster, step, top=1, pareto=objectives)
+
+
+def _check_front(given: Given, found: Outcome, name: str) -> None:
+    """Points get slower and better in the other objective, and no chip evaluated beats one."""
+    model, space, cluster, step = given
+    assert found.status == "optimal"
+    points = np.array([[p.time_s, getattr(p, name)] for p in found.front])
+    assert found.winners[0].time_s == points[0, 0]
+    assert (np.diff(points[:, 0]) > 0).all()
+    assert (np.diff(points[:, 1]) < 0).all()
+    exact = evaluate_batch(model, space[:: max(1, len(space) // 20)], cluster, step, threads=1)
+    for time_s, value in zip(exact.time_s, getattr(exact, name), strict=True):
+        beaten = (points[:, 0] >= time_s) & (points[:, 1] >= value)
+        assert not (beaten & ((points[:, 0] > time_s) | (points[:, 1] > value))).any()
+
+
+for _name, _model, _objective, _column, _target in (
+    ("front-time-energy-bert-large", "bert-large", "energy", "energy_j", "<= 20 s"),
+    ("front-time-area-bert-large", "bert-large", "area", "area_mm2", "<= 5 s"),
+):
+    register(
+        Subject(
+            name=_name,
+            stage="search",
+            items=29_360 * 3,
+            build=lambda model=_model: _space(_given(1, model)),
+            run=lambda given, objective=_objective: _front(given, ("time", objective)),
+            check=lambda given, found, column=_column: _check_front(given, found, column),
+            target=_target,
+            smoke=lambda model=_model: _space(_given(1, model), 293),
+            rounds=1,
+        )
+    )

@@ -191,6 +191,16 @@ def path_bounds(
     graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array],
     threads: int,
 ) -> _Array: ...
+def energy_bounds(
+    ops: _Array,
+    chips: _Array,
+    tuning_of: _Array,
+    tunings: _Array,
+    precision: tuple[float, float, float, float],
+    energy_table: _Array,
+    count: _Array,
+    threads: int,
+) -> _Array: ...
 def op_costs(
     ops: _Array,
     chips: _Array,

@@ -41,6 +41,21 @@ py::array_t<CostRecord> costs(const py::object& ops, const py::object& chips,
       });
 }
 
+py::array_t<double> energy_bounds(const py::object& ops, const py::object& chips,
+                                  const py::object& tuning_of, const py::object& tunings,
+                                  const PrecisionTuple& precision, const py::object& energy_table,
+                                  const py::object& count, int threads) {
+  const auto listed = view<OperatorRecord>(ops, "ops");
+  const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
+  const auto tables =
+      view<EnergyTable>(energy_table, "energy_table", static_cast<py::ssize_t>(batch.chips.size()));
+  const auto counts = view<double>(count, "count", static_cast<py::ssize_t>(listed.size()));
+  const int workers = checked_threads(threads);
+  return computed<double>(batch.chips.size(), [&](std::span<double> filled) {
+    energy_bound_batch(listed, batch, tables, counts, filled, workers);
+  });
+}
+
 template <void (*Kernel)(std::span<const OperatorRecord>, const ChipBatch&, Cores,
                          std::span<double>, int)>
 py::array_t<double> seconds(const py::object& ops, const py::object& chips,
@@ -186,6 +201,9 @@ void bind_op_cost(py::module_& module) {
   define("op_bounds", &seconds<op_bound_batch>);
   module.def("path_bounds", &path_bounds, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
              py::arg("tunings"), py::arg("precision"), py::arg("graphs"), py::arg("threads"));
+  module.def("energy_bounds", &energy_bounds, py::arg("ops"), py::arg("chips"),
+             py::arg("tuning_of"), py::arg("tunings"), py::arg("precision"),
+             py::arg("energy_table"), py::arg("count"), py::arg("threads"));
   module.def("op_costs", &costs, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
              py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("energy_table"),
              py::arg("static_w"), py::arg("threads"));

@@ -10,6 +10,7 @@ from phaze_fast.cost.engine import Costs as Costs
 from phaze_fast.cost.engine import cost_cache_clear as cost_cache_clear
 from phaze_fast.cost.engine import cost_cache_info as cost_cache_info
 from phaze_fast.cost.engine import estimate_costs as estimate_costs
+from phaze_fast.cost.engine import roofline_work_j as roofline_work_j
 from phaze_fast.cost.engine import roofline_work_s as roofline_work_s
 from phaze_fast.cost.fusion import BufferRules as BufferRules
 from phaze_fast.cost.fusion import Cuts as Cuts

@@ -609,6 +609,27 @@ def _before(graphs: list[OpGraph]) -> tuple[Array, Array]:
     return pointers, np.array([b for w in waits for b in w], dtype=np.int32)
 
 
+class _IdealWork(NamedTuple):
+    """The distinct operators of layers with the least traffic that any of the chips needs."""
+
+    parts: list[OpGraph]
+    """Forward and backward pass of each layer."""
+    batch: Machines
+    ops: Array
+    which: Array
+    """Position in `ops` of each operator of the parts."""
+
+    @classmethod
+    def of(cls, graph: LayerGraph, records: Array, like: Accelerator) -> _IdealWork:
+        parts = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
+        batch = machines(records, like=like).sparse  # at least as fast in every operator
+        ops = np.concatenate([part.ops for part in parts])
+        if any(part.resident for part in parts):
+            ops["kept_share"] = _Kept.of(parts, batch).most()
+        shapes, which = distinct_operators(ops)
+        return cls(parts, batch, in_format(shapes, batch.precision), which)
+
+
 def roofline_work_s(
     graph: LayerGraph,
     records: Array,
@@ -647,13 +668,8 @@ def roofline_work_s(
     >>> roofline_work_s(graph, space.chips, pod, space.spec.base).shape == (len(space),)
     True
     """
-    flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
-    batch = machines(records, like=like).sparse  # at least as fast in every operator
+    flat, batch, sized, which = _IdealWork.of(graph, records, like)
     groups = rank_groups(graph)
-    ops = np.concatenate([part.ops for part in flat])
-    if any(part.resident for part in flat):
-        ops["kept_share"] = _Kept.of(flat, batch).most()
-    shapes, which = distinct_operators(ops)
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
     network_s = [collectives_s(part, cluster, groups) * shares[part.ops["group"]] for part in flat]
     paths = (
@@ -663,6 +679,46 @@ def roofline_work_s(
         *_before(flat),
         np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
     )
-    sized = in_format(shapes, batch.precision)
     bounds_s: Array = _core.path_bounds(sized, *batch.arguments, paths, thread_count(threads))
     return bounds_s
+
+
+def roofline_work_j(
+    graph: LayerGraph, records: Array, like: Accelerator, threads: int | None = None
+) -> tuple[Array, Array]:
+    """Bound the dynamic joules of all layers, forward and backward, from below on many chips.
+
+    Counted are multiplications, lane operations and the traffic that every mapping has, at the
+    prices of each chip. The GIL is released.
+
+    Parameters
+    ----------
+    graph, records, threads
+        As for `roofline_work_s`.
+    like
+        The chip whose tuning, launch latency and formats the chips share, as its software runs it.
+
+    Returns
+    -------
+    tuple
+        Joules, zero where operators have number formats of their own; and the static power of each
+        chip in watts.
+
+    Examples
+    --------
+    >>> from phaze_fast import ArchitectureSpace, layer_graph, models
+    >>> space = ArchitectureSpace.tpuv4_area()
+    >>> graph = layer_graph(models.load("bertlarge"))
+    >>> joules, static_w = roofline_work_j(graph, space.chips, space.spec.base)
+    >>> bool((joules > 0).all()), static_w.shape == (len(space),)
+    (True, True)
+    """
+    parts, batch, ops, which = _IdealWork.of(graph, records, like)
+    if any(part.ops["format"].any() for part in parts):
+        return np.zeros(len(batch)), batch.static_w
+    counts = np.repeat([float(layer.count) for layer in graph.layers], 2)
+    often = np.repeat(counts, [len(part) for part in parts])
+    count = np.bincount(which, weights=often, minlength=len(ops))
+    workers = thread_count(threads)
+    joules: Array = _core.energy_bounds(ops, *batch.arguments, batch.prices, count, workers)
+    return joules, batch.static_w

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.explore.bounds import STEPS
-from phaze_fast.explore.candidates import PLACED, SCHEDULED, Answer, CandidateTable, PlanCache
+from phaze_fast.explore.candidates import (
+    KEPT_PRICES,
+    PLACED,
+    SCHEDULED,
+    Answer,
+    CandidateTable,
+    PlanCache,
+)
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.objectives import BestGroups, Front, ScoreTable, objective_of
 from phaze_fast.explore.problem import SearchProblem
@@ -348,7 +355,8 @@ class BestFirstSearch:
         step = 1 if level == SCHEDULED else len(s) or 1
         for begin in range(0, len(s), step):
             some = slice(begin, begin + step)
-            self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
+            candidates = np.stack([np.full(len(s[some]), i), s[some], group[some]])
+            self._advance(candidates, one_step=True)
 
     def _seed_front(self) -> None:
         """Place the candidates whose lower bounds are non-dominated.
@@ -371,7 +379,7 @@ class BestFirstSearch:
                 for level in range(1, PLACED):
                     ahead = groups[table.level[s[groups], groups] == level]
                     candidates = np.stack([np.full(len(ahead), i), s[ahead], ahead])
-                    self._advance(candidates, all_at_once=True)
+                    self._advance(candidates, all_at_once=True, one_step=True)
 
     # ---- the waves ----
 
@@ -447,10 +455,30 @@ class BestFirstSearch:
             levels[own] = table.level[candidates[1, own], candidates[2, own]]
         return levels
 
-    def _advance(self, candidates: Array, all_at_once: bool = False) -> None:
-        """Advance candidates by one step: bounds, then schedules, then plans.
+    def _bound_further(
+        self, i: int, s: int, groups: Array, level: int, one_step: bool, threads: int
+    ) -> None:
+        """Bound candidates of model `i`, those that stay open up to the last step before schedules.
+
+        Operators are priced once for all these steps. With `one_step`, only `level` is done.
+        """
+        table, size = self.tables[i], len(groups) if one_step else KEPT_PRICES
+        for begin in range(0, len(groups), size):
+            some = groups[begin : begin + size]
+            table.bound(s, some, level, threads)
+            for further in range(level + 1, level if one_step else SCHEDULED):
+                below_s = self._below_s(i, s, some).max(axis=1)
+                some = some[table.least[s, some] <= below_s]
+                if len(some):
+                    table.bound(s, some, further, threads)
+
+    def _advance(
+        self, candidates: Array, all_at_once: bool = False, one_step: bool = False
+    ) -> None:
+        """Advance candidates: bounds, then schedules, then plans.
 
         Unless `all_at_once`, only a few are placed, and one candidate of each group is scheduled.
+        With `one_step`, bounds advance by one step only.
         """
         level = self._levels(candidates)
         ready = level == SCHEDULED
@@ -464,7 +492,7 @@ class BestFirstSearch:
             at = groups[(steps == step[:, None]).all(axis=0)]
             reached, i, s = step.tolist()
             if reached + 1 < SCHEDULED:
-                bounds.append(partial(self.tables[i].bound, s, at, reached + 1))
+                bounds.append(partial(self._bound_further, i, s, at, reached + 1, one_step))
             elif reached + 1 == SCHEDULED:
                 limits_s = self._below_s(i, s, at).max(axis=1)
                 schedules.append(partial(self.tables[i].schedule, s, at, limits_s))

@@ -210,8 +210,9 @@ def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
     """Lower bounds of a layer's makespan: its longest path, and the work of each type of core."""
     one_s, all_s = costs.one_core_s(at), costs.time_s(at)
     least = _longest_path(graph, np.minimum(one_s, all_s))
-    for type_, units in enumerate(_UNITS_OF_TYPE):
-        on_type = np.isin(graph.ops["unit"], units)
+    units = graph.ops["unit"]
+    for type_, (own, both) in enumerate(_UNITS_OF_TYPE):
+        on_type = (units == own) | (units == both)
         cores = costs.cores[:, type_ : type_ + 1]
         work = np.minimum(all_s[:, on_type], one_s[:, on_type] / cores).sum(axis=1)
         np.maximum(least, work, out=least)

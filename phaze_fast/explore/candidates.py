@@ -23,13 +23,14 @@ PLACED = len(STEPS)
 SCHEDULED = STEPS.index("scheduled") + 1
 _CHIPS_OF_A_TASK: dict[Callable[..., Any], int] = {
     SearchProblem.work_s: 4096,
+    SearchProblem.work_j: 4096,
     SearchProblem.bound: 2048,
     SearchProblem.rule_out: 256,
     SearchProblem.schedule: 128,
     SearchProblem.place: 64,
 }
 """Chips of one task where tasks go to other processes."""
-_KEPT_PRICES = 2048
+KEPT_PRICES = 2048
 """Most chip groups of a strategy whose priced operators stay in memory for the next step."""
 _ROOFLINES = 2**16
 """Chips bounded by rooflines at once; their arrays take as much memory as the chips do."""
@@ -216,9 +217,11 @@ class CandidateTable:
         bounds = evaluator.bounds(k, least, self.largest[groups], threads)
         self._raise(s, groups, bounds, level)
         if self.energy.size:
-            total, dynamic = self.problem.least_energy_j(s, least)
-            self.energy[s, groups] = np.maximum(self.energy[s, groups], total)
-            self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic)
+            self._raise_energy(s, groups, *self.problem.least_energy_j(s, least))
+
+    def _raise_energy(self, s: int, groups: Array, total_j: Array, dynamic_j: Array) -> None:
+        self.energy[s, groups] = np.maximum(self.energy[s, groups], total_j)
+        self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic_j)
 
     def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
         """Advance candidates to a step before `scheduled`; strategies may be bounded in parallel.
@@ -254,16 +257,19 @@ class CandidateTable:
             return
         whole = len(groups) == len(self.groups)
         records = self.groups.records if whole else self.groups.records[groups]
-        pieces = [records[k : k + _ROOFLINES] for k in range(0, len(records), _ROOFLINES)]
-        work = np.concatenate(
-            [
-                part
-                for piece in pieces
-                for part in self._evaluate(SearchProblem.work_s, s, [piece], threads=threads)
-            ]
-        )
+
+        def on_chips(method: Callable[..., Any]) -> Array:
+            pieces = [records[k : k + _ROOFLINES] for k in range(0, len(records), _ROOFLINES)]
+            parts = [self._evaluate(method, s, [piece], threads=threads) for piece in pieces]
+            return np.concatenate([part for of_piece in parts for part in of_piece])
+
         evaluator, k = self.problem.of(s)
-        self._raise(s, groups, evaluator.work_bounds(k, work, self.largest[groups]), 1)
+        work_s = on_chips(SearchProblem.work_s)
+        self._raise(s, groups, evaluator.work_bounds(k, work_s, self.largest[groups]), 1)
+        if self.energy.size:
+            joules, static_w = on_chips(SearchProblem.work_j).T
+            bounds = self.problem.step_energy_j(s, joules, static_w, work_s)
+            self._raise_energy(s, groups, *bounds)
 
     def _chips(self, s: int, groups: Array, threads: int) -> Array | PricedChips:
         """Return the chips to evaluate: priced here, or as records for other processes."""
@@ -274,7 +280,7 @@ class CandidateTable:
         if priced is None or not (known[at] == groups).all():
             known = np.sort(groups)
             priced = self.problem.price(s, self.groups.records[known], threads)
-            if len(known) <= _KEPT_PRICES:
+            if len(known) <= KEPT_PRICES:
                 self._priced[s] = (known, priced)
             else:
                 self._priced.pop(s, None)

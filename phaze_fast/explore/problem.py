@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from phaze_fast.cost.engine import roofline_work_s
+from phaze_fast.cost.engine import roofline_work_j, roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.explore.bounds import PricedChips
@@ -22,7 +22,7 @@ from phaze_fast.memory import optimizer
 from phaze_fast.models import Model
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
-from phaze_fast.software import BF16
+from phaze_fast.software import BF16, chip_as_run
 from phaze_fast.tables import Array
 
 Chips = Array | PricedChips
@@ -134,6 +134,13 @@ class SearchProblem:
         cluster, like = variant.cluster(self.cluster), variant.like(self.like)
         return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.most_hidden)
 
+    def work_j(self, s: int, records: Array, threads: int = 1) -> Array:
+        """Bound the joules of a micro-batch by rooflines; shape (chips, 2), with static watts."""
+        evaluator, k = self.of(s)
+        variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
+        like = chip_as_run(variant.like(self.like), sizes.software)
+        return np.stack(roofline_work_j(sizes.graph, records, like, threads), axis=1)
+
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""
         if isinstance(chips, PricedChips):
@@ -204,13 +211,21 @@ class SearchProblem:
     def least_energy_j(self, s: int, least: KindTimes) -> tuple[Array, Array]:
         """Bound the joules of a step from below: with static power, and of operators alone."""
         evaluator, k = self.of(s)
-        sizes = evaluator.sizes[k]
-        counts = np.array([layer.count for layer in sizes.graph.layers], dtype=float)
-        passes = sizes.inner * self.training.global_batch / sizes.strategy.micro_batch
+        layers = evaluator.sizes[k].graph.layers
+        counts = np.array([layer.count for layer in layers], dtype=float)
         joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
-        work = (least.forward_s + least.plain_s) @ counts
+        work_s = (least.forward_s + least.plain_s) @ counts
+        return self.step_energy_j(s, joules, least.static_w, work_s)
+
+    def step_energy_j(
+        self, s: int, joules: Array, static_w: Array, work_s: Array
+    ) -> tuple[Array, Array]:
+        """Bound the joules of a step from those and the seconds of a micro-batch on a device."""
+        evaluator, k = self.of(s)
+        sizes = evaluator.sizes[k]
+        passes = sizes.inner * self.training.global_batch / sizes.strategy.micro_batch
         dynamic: Array = passes * joules * (1.0 - 1e-9)
-        total: Array = passes * (joules + least.static_w * work) * (1.0 - 1e-9)
+        total: Array = passes * (joules + static_w * work_s) * (1.0 - 1e-9)
         return total, dynamic
 
 

@@ -15,6 +15,7 @@ from phaze_fast.explore import SearchProblem, Winner, geometric_mean
 from phaze_fast.hardware import Accelerator, Cluster, Tuning, presets
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanEvaluator, Training, plan, usable_bytes
+from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
 
@@ -145,7 +146,10 @@ def uniform_plans(
             reason = "; ".join(evaluator.rejected)
         elif evaluator.fits.any():
             times = evaluator.times(cluster)
-            best = evaluator.best_even(times, 0) if even else evaluator.top(times, 1).plans[:1]
+            if even:
+                best = evaluator.best_even(times, threads=thread_count(None))
+            else:
+                best = evaluator.top(times, 1).plans[:1]
             plans += [evaluator.plan(placed, times) for placed in best]
     return plans, reason
 

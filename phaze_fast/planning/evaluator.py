@@ -383,14 +383,15 @@ class PlanEvaluator:
             zip(ESTIMATE_COLUMNS, (column for part in columns for column in part), strict=True)
         )
 
-    def best_even(self, times: KindTimes, limit: int = 0) -> list[Placed]:
+    def best_even(self, times: KindTimes, limit: int = 0, threads: int = 1) -> list[Placed]:
         """Find the fastest plan that fits with even stages as in Megatron-LM; None if none fits.
 
         With several recompute variants, each stage uses the cheapest that fits.
         """
         limit_bytes = float(max(self.limits_bytes[limit], 0.0))
         at = np.arange(len(self.layouts), dtype=np.int64)
-        estimates = self.estimate_even(times, np.full(len(at), -1, dtype=np.int32), limit_bytes)
+        fastest = np.full(len(at), -1, dtype=np.int32)
+        estimates = self.estimate_even(times, fastest, limit_bytes, threads=threads)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
         chunks = self.layouts["pp"] * self.layouts["vpp"]
         uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phaze_fast import ArchitectureSpace, Cluster, Plan, Training, evaluate_batch, models, predict
-from phaze_fast.cost import estimate_costs, roofline_work_s
+from phaze_fast.cost import estimate_costs, roofline_work_j, roofline_work_s
 from phaze_fast.cost.residency import kept_shares
 from phaze_fast.explore import find_chips
 from phaze_fast.opgraph import Strategy, layer_graph
@@ -108,6 +108,19 @@ def test_rooflines_bound_fused_layers_on_every_chip():
     costs = estimate_costs(graph, records, like=SPACE.spec.base)
     counts = np.repeat([layer.count for layer in graph.layers], 2)
     assert (bounds_s <= counts @ costs.total_s()).all()
+
+
+@pytest.mark.parametrize(("name", "fusion"), [("bertlarge", "full"), ("llama2-7b", "none")])
+def test_rooflines_bound_the_joules_of_layers_on_every_chip(name, fusion):
+    graph = layer_graph(models.load(name), Strategy(micro_batch=4), fusion)
+    records = SPACE.chips[:: len(SPACE) // 60]
+    bounds_j, static_w = roofline_work_j(graph, records, SPACE.spec.base)
+    costs = estimate_costs(graph, records, like=SPACE.spec.base)
+    counts = np.repeat([layer.count for layer in graph.layers], 2)
+    spent_j = counts @ [costs.dynamic_j(g).sum(axis=1) for g in range(len(costs.graphs))]
+    assert (bounds_j <= spent_j).all()
+    assert (bounds_j > 0.5 * spent_j).all()
+    assert (static_w == costs.static_w).all()
 
 
 def test_a_batch_of_chips_equals_single_chips():

@@ -105,6 +105,11 @@ CostRecord best_gemm(const GemmShape& shape, const Machine& machine, const Traff
 double best_gemm_time(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
                       const Epilogue& epilogue) noexcept;
 
+// Events that every mapping has at least: multiplications, lane operations, bytes through ports,
+// buffer and HBM. The other fields are zero.
+CostRecord least_gemm_events(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
+                             const Epilogue& epilogue) noexcept;
+
 // Lower bound on the time of every mapping.
 double gemm_bound(const GemmShape& shape, const Machine& machine,
                   const Epilogue& epilogue) noexcept;

@@ -13,7 +13,9 @@ namespace phaze {
 enum class Dataflow : std::int32_t { kOutput = 0, kWeight = 1, kInput = 2 };
 inline constexpr int kDataflows = 3;
 
-// Returns kOk if every count, rate and share is in range.
+// Return kOk if every count, rate and share is in range.
+Status check_chip(const ChipRecord& chip) noexcept;
+Status check_tuning(const TuningRecord& tuning, const Precision& precision) noexcept;
 Status check_machine(const ChipRecord& chip, const TuningRecord& tuning,
                      const Precision& precision) noexcept;
 

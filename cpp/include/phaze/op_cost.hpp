@@ -146,6 +146,12 @@ void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
 void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
                     std::span<double> out, int threads);
 
+// out[c]: lower bound on the dynamic energy of all operators, operator o executed count[o] times,
+// in any mapping and in joules; NaN for a bad chip or operator. `energy` has one entry per chip.
+void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
+                        std::span<const EnergyTable> energy, std::span<const double> count,
+                        std::span<double> out, int threads);
+
 // Graphs whose nodes are operators, in topological order. Nodes of graph g are node_ptr[g] up to
 // node_ptr[g + 1]; predecessors of node i are before[before_ptr[i]] up to before[before_ptr[i +
 // 1]], all of them below i and of the same graph.
@@ -159,8 +165,8 @@ struct PathBatch {
 };
 
 // out[c]: sum over graphs of count times the longest path, each operator at its lower bound; NaN
-// for a bad chip or operator. The caller checks that sizes and positions agree. Memory use does not
-// depend on the number of chips.
+// for a bad chip or operator. The caller checks that sizes and positions agree. Chips with the same
+// rates are bounded once.
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                       const PathBatch& paths, std::span<double> out, int threads);
 

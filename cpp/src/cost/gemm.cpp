@@ -560,6 +560,23 @@ CostRecord best_gemm(const GemmShape& shape, const Machine& machine, const Traff
   return record;
 }
 
+CostRecord least_gemm_events(const GemmShape& g, const Machine& machine, const Traffic& traffic,
+                             const Epilogue& epilogue) noexcept {
+  const Precision& p = machine.precision;
+  const Floor floor = floor_of(g, machine, traffic.hbm_bytes, epilogue);
+  const auto m = static_cast<double>(g.m);
+  const auto k = static_cast<double>(g.k);
+  const auto n = static_cast<double>(g.n);
+  const double moved =
+      static_cast<double>(g.b) * ((m * k * g.distinct + k * n) * p.in_bytes + m * n * p.out_bytes);
+  CostRecord record{};
+  record.macs = floor.macs;
+  record.vector_ops = floor.vector_ops;
+  record.port_bytes = record.buffer_bytes = moved;
+  record.hbm_bytes = floor.hbm_bytes;
+  return record;
+}
+
 double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& epilogue) noexcept {
   const Precision& p = machine.precision;
   const auto b = static_cast<double>(g.b);

@@ -34,7 +34,7 @@ bool well_formed(std::int32_t count, const std::int64_t* m, const std::int64_t* 
 
 }  // namespace
 
-Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision& p) noexcept {
+Status check_chip(const ChipRecord& c) noexcept {
   for (const std::int64_t count : {c.tensor_cores, c.tensor_width, c.tensor_depth, c.vector_cores,
                                    c.vector_lanes, c.vector_alus_per_lane}) {
     if (count < 1 || count > kMost) return Status::kBadChip;
@@ -47,7 +47,10 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
        {c.buffer_bytes_per_cycle, c.buffer_port_bytes_per_cycle, c.hbm_bytes_per_s}) {
     if (!std::isfinite(rate) || !(rate == 0.0 || rate >= kLeast)) return Status::kBadChip;
   }
-  if (!(c.clock_hz >= kLeast) || !std::isfinite(c.clock_hz)) return Status::kBadChip;
+  return c.clock_hz >= kLeast && std::isfinite(c.clock_hz) ? Status::kOk : Status::kBadChip;
+}
+
+Status check_tuning(const TuningRecord& t, const Precision& p) noexcept {
   for (const double number :
        {t.launch_s, t.unit_overhead_s, t.reduction_s, t.sustained_macs_per_s,
         t.port_even_bytes_per_cycle, t.port_odd_bytes_per_cycle, t.unaligned_unit_overhead_s,
@@ -77,6 +80,11 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   }
   if (t.tiles == 0 && (t.even_tiles > 0 || t.odd_tiles > 0)) return Status::kBadTuning;
   return Status::kOk;
+}
+
+Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision& p) noexcept {
+  const Status status = check_chip(c);
+  return status == Status::kOk ? check_tuning(t, p) : status;
 }
 
 double tile_capacity_bytes(const ChipRecord& c) noexcept {

@@ -1,8 +1,12 @@
 #include "phaze/op_cost.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <iterator>
+#include <unordered_map>
 
 #include "base/numbers.hpp"
 #include "phaze/parallel.hpp"
@@ -218,6 +222,18 @@ double energy_j(const CostRecord& cost, const EnergyTable& table, double static_
          cost.hbm_bytes * table.hbm_byte_j + static_w * cost.time_s;
 }
 
+// Events that an operator has at least. Bytes that attention moves on the chip depend on its units.
+CostRecord least_events(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
+                        double vectors) noexcept {
+  if (is_product(op)) {
+    return least_gemm_events(shape_of(op, machine.precision), machine, traffic,
+                             epilogue_of(op, machine));
+  }
+  CostRecord cost = cost_on(op, machine, traffic, vectors);
+  if (is_attention(op)) cost.port_bytes = cost.buffer_bytes = 0.0;
+  return cost;
+}
+
 // HBM traffic depends on the shape and the buffer alone, so chips with equal buffers share it.
 class TrafficTable {
  public:
@@ -264,21 +280,36 @@ std::vector<Status> checked(std::span<const OperatorRecord> ops) {
   return good;
 }
 
-Status check_chip(const ChipBatch& batch, std::size_t c) noexcept {
-  const std::int32_t t = batch.tuning_of[c];
-  if (t < 0 || static_cast<std::size_t>(t) >= batch.tunings.size()) return Status::kBadTuning;
-  return check_machine(batch.chips[c], batch.tunings[static_cast<std::size_t>(t)], batch.precision);
-}
+// The status of each chip with its tuning; every tuning is checked once.
+class CheckedChips {
+ public:
+  explicit CheckedChips(const ChipBatch& batch) : batch_(batch), tunings_(batch.tunings.size()) {
+    std::transform(batch.tunings.begin(), batch.tunings.end(), tunings_.begin(),
+                   [&](const TuningRecord& t) { return check_tuning(t, batch.precision); });
+  }
+
+  Status operator()(std::size_t c) const noexcept {
+    const auto t = static_cast<std::size_t>(batch_.tuning_of[c]);  // negative: beyond the end
+    if (t >= tunings_.size()) return Status::kBadTuning;
+    const Status status = check_chip(batch_.chips[c]);
+    return status == Status::kOk ? tunings_[t] : status;
+  }
+
+ private:
+  const ChipBatch& batch_;
+  std::vector<Status> tunings_;
+};
 
 // Calls good(chip, machine, op) for every valid pair and bad(chip, op, status) for every invalid
 // one.
 template <typename Good, typename Bad>
 void for_pairs(std::span<const OperatorRecord> ops, std::span<const Status> state,
                const ChipBatch& batch, Cores cores, int threads, const Good& good, const Bad& bad) {
+  const CheckedChips check(batch);
   const std::size_t grain = 1 + 256 / std::max<std::size_t>(ops.size(), 1);
   parallel_for(batch.chips.size(), threads, grain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t c = begin; c < end; ++c) {
-      const Status status = check_chip(batch, c);
+      const Status status = check(c);
       if (status != Status::kOk) {
         for (std::size_t o = 0; o < ops.size(); ++o) bad(c, o, status);
         continue;
@@ -365,20 +396,84 @@ void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
       [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
 }
 
+void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
+                        std::span<const EnergyTable> energy, std::span<const double> count,
+                        std::span<double> out, int threads) {
+  const std::vector<Status> state = checked(ops);
+  const TrafficTable traffic(ops, state, batch, threads);
+  std::fill(out.begin(), out.end(), 0.0);
+  for_pairs(
+      ops, state, batch, Cores::kAll, threads,
+      [&](std::size_t c, const Machine& machine, std::size_t o) {
+        const double vectors = vector_per_core(batch.chips[c], Cores::kAll);
+        const CostRecord cost = least_events(ops[o], machine, traffic.at(c, o), vectors);
+        out[c] += count[o] * energy_j(cost, energy[c], 0.0) * kRounding;
+      },
+      [&](std::size_t c, std::size_t, Status) { out[c] = kNan; });
+}
+
+namespace {
+
+constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+// All that `bound_on` reads of a chip, in the form in which it is computed there: chips with equal
+// rates have the same bounds, to the last bit.
+struct RooflineRates {
+  std::array<double, 12> rates;
+  std::int32_t tuning;
+  bool operator==(const RooflineRates&) const = default;
+};
+
+struct RooflineHash {
+  std::size_t operator()(const RooflineRates& own) const noexcept {
+    auto h = static_cast<std::uint64_t>(own.tuning);
+    for (const double rate : own.rates) {
+      h = std::rotl(h ^ std::bit_cast<std::uint64_t>(rate), 29) * 0x9E3779B97F4A7C15ULL;
+    }
+    return static_cast<std::size_t>(h ^ (h >> 32));
+  }
+};
+
+RooflineRates rates_of(const ChipRecord& chip, const Machine& m, std::int32_t tuning) noexcept {
+  const auto cores = static_cast<double>(m.cores);
+  const TuningRecord& t = *m.tuning;
+  const bool unaligned = t.port_even_bytes_per_cycle > 0.0 || t.port_odd_bytes_per_cycle > 0.0;
+  const double lanes = m.lane_ops_per_s / m.vector_cores * vector_per_core(chip, Cores::kAll);
+  return {{m.macs_per_s, m.sustained_macs_per_s, m.hbm_bytes_per_s, m.product_hbm_bytes_per_s,
+           m.buffer_bytes_per_s, m.lane_ops_per_s, lanes * cores, cores * m.port_bytes_per_s,
+           m.vector_cores * m.port_bytes_per_s, unaligned ? cores : 0.0,
+           unaligned ? m.clock_hz : 0.0, t.resident_share > 0.0 ? m.buffer_bytes : 0.0},
+          tuning};
+}
+
+}  // namespace
+
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                       const PathBatch& paths, std::span<double> out, int threads) {
   const std::vector<Status> state = checked(ops);
-  const std::size_t nodes = paths.op.size();
+  const CheckedChips check(batch);
+  const auto machine_of = [&](std::size_t c) {
+    const auto t = static_cast<std::size_t>(batch.tuning_of[c]);
+    return Machine(batch.chips[c], batch.tunings[t], batch.precision, false);
+  };
+  std::vector<std::size_t> first;  // the first chip with each set of rates
+  std::vector<std::size_t> same(batch.chips.size(), kNone);
+  std::unordered_map<RooflineRates, std::size_t, RooflineHash> known;
+  for (std::size_t c = 0; c < same.size(); ++c) {
+    if (check(c) != Status::kOk) continue;
+    const RooflineRates rates = rates_of(batch.chips[c], machine_of(c), batch.tuning_of[c]);
+    const auto [at, fresh] = known.try_emplace(rates, first.size());
+    if (fresh) first.push_back(c);
+    same[c] = at->second;
+  }
+  std::vector<double> bounds(first.size());
   constexpr std::size_t kChips = 256;
-  parallel_for(batch.chips.size(), threads, kChips, [&](std::size_t begin, std::size_t end) {
+  parallel_for(first.size(), threads, kChips, [&](std::size_t begin, std::size_t end) {
     std::vector<double> bound_s(ops.size(), kNan);
-    std::vector<double> finish_s(nodes);
-    for (std::size_t c = begin; c < end; ++c) {
-      out[c] = kNan;
-      if (check_chip(batch, c) != Status::kOk) continue;
-      const auto t = static_cast<std::size_t>(batch.tuning_of[c]);
-      const Machine machine(batch.chips[c], batch.tunings[t], batch.precision, false);
-      const double vector = vector_per_core(batch.chips[c], Cores::kAll);
+    std::vector<double> finish_s(paths.op.size());
+    for (std::size_t d = begin; d < end; ++d) {
+      const Machine machine = machine_of(first[d]);
+      const double vector = vector_per_core(batch.chips[first[d]], Cores::kAll);
       for (std::size_t o = 0; o < ops.size(); ++o) {
         if (state[o] == Status::kOk) bound_s[o] = bound_on(ops[o], machine, vector);
       }
@@ -398,9 +493,10 @@ void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batc
         }
         sum += paths.count[g] * longest;
       }
-      out[c] = sum;
+      bounds[d] = sum;
     }
   });
+  for (std::size_t c = 0; c < same.size(); ++c) out[c] = same[c] == kNone ? kNan : bounds[same[c]];
 }
 
 }  // namespace phaze

@@ -25,16 +25,18 @@ bool no_worse(const LayerMode& a, const LayerMode& b) noexcept {
 
 }  // namespace
 
-LayerFacts::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem) {
+template <typename Bits>
+LayerFacts<Bits>::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem) {
   const int n = problem.size;
-  all_ = n == kMaxLayerOps ? ~OpBits{0} : op_bit(n) - 1;
-  OpBits ancestors[kMaxLayerOps];
+  all_ = n == kMostOps<Bits> ? ~Bits{0} : op_bit<Bits>(n) - 1;
+  Bits ancestors[kMostOps<Bits>];
   for (int i = 0; i < n; ++i) {
     after_[i] = 0;
-    ancestors[i] = problem.before[i];
-    for_ops(problem.before[i], [&](int b) {
+    before_[i] = static_cast<Bits>(problem.before[i]);
+    ancestors[i] = before_[i];
+    for_ops(before_[i], [&](int b) {
       ancestors[i] |= ancestors[b];
-      after_[b] |= op_bit(i);
+      after_[b] |= op_bit<Bits>(i);
     });
   }
   for (int i = n - 1; i >= 0; --i) {
@@ -47,16 +49,17 @@ LayerFacts::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem)
     });
   }
   for (int i = 0; i < n; ++i) {
-    if (after_[i] == 0) leaves_ |= op_bit(i);
-    may_overlap_[i] = all_ & ~(ancestors[i] | descendants_[i] | op_bit(i));
+    if (after_[i] == 0) leaves_ |= op_bit<Bits>(i);
+    may_overlap_[i] = all_ & ~(ancestors[i] | descendants_[i] | op_bit<Bits>(i));
   }
   find_alone();
   add_weightings();
   rank_by_rest();
 }
 
-void LayerFacts::rank_by_rest() noexcept {
-  std::int32_t ranked[kMaxLayerOps];
+template <typename Bits>
+void LayerFacts<Bits>::rank_by_rest() noexcept {
+  std::int32_t ranked[kMostOps<Bits>];
   for (int i = 0; i < size(); ++i) {
     int at = i;
     for (; at > 0 && rest_s_[ranked[at - 1]] < rest_s_[i]; --at) ranked[at] = ranked[at - 1];
@@ -68,12 +71,13 @@ void LayerFacts::rank_by_rest() noexcept {
   }
 }
 
-void LayerFacts::find_alone() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::find_alone() noexcept {
   for (int m = 0; m < problem_.first_mode[problem_.size]; ++m) {
     for (int r = 0; r < kResources; ++r) used_[r] = used_[r] || problem_.modes[m].use[r] > 0;
   }
-  std::fill(alone_, alone_ + kMaxModes, OpBits{0});
-  std::fill(occupants_, occupants_ + kResources, OpBits{0});
+  std::fill(alone_, alone_ + kMaxModes, Bits{0});
+  std::fill(occupants_, occupants_ + kResources, Bits{0});
   for (int i = 0; i < problem_.size; ++i) {
     overlap_s_[i] = kInfinite;
     alone_s_[i] = kInfinite;
@@ -85,19 +89,20 @@ void LayerFacts::find_alone() noexcept {
         alone = alone && (!used_[r] || mode.use[r] == problem_.capacity[r]);
       }
       if (alone) {
-        alone_[u] |= op_bit(i);
+        alone_[u] |= op_bit<Bits>(i);
         alone_s_[i] = std::min(alone_s_[i], mode.seconds);
         continue;
       }
       overlap_s_[i] = std::min(overlap_s_[i], mode.seconds);
       for (int r = 0; r < kResources; ++r) {
-        if (mode.use[r] > 0) occupants_[r] |= op_bit(i);
+        if (mode.use[r] > 0) occupants_[r] |= op_bit<Bits>(i);
       }
     }
   }
 }
 
-void LayerFacts::find_modes(int op) noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::find_modes(int op) noexcept {
   const int first = problem_.first_mode[op];
   const int last = problem_.first_mode[op + 1];
   int count = 0;
@@ -123,18 +128,19 @@ void LayerFacts::find_modes(int op) noexcept {
 
 // The largest antichain of a set: the number of operators minus the largest matching of operators
 // with later ones (Dilworth's theorem).
-int LayerFacts::width(OpBits set) const noexcept {
+template <typename Bits>
+int LayerFacts<Bits>::width(Bits set) const noexcept {
   const int size = count_ops(set);
   if (size <= 1) return size;
-  std::int8_t partner[kMaxLayerOps];  // of a later operator: the earlier one matched with it
-  std::fill(partner, partner + kMaxLayerOps, std::int8_t{-1});
+  std::int8_t partner[kMostOps<Bits>];  // of a later operator: the earlier one matched with it
+  std::fill(partner, partner + kMostOps<Bits>, std::int8_t{-1});
   int matched = 0;
-  OpBits seen = 0;
+  Bits seen = 0;
   const auto augment = [&](const auto& self, int op) -> bool {
-    OpBits choices = descendants_[op] & set & ~seen;
+    Bits choices = descendants_[op] & set & ~seen;
     while (choices != 0) {
-      const int next = first_op(choices);
-      seen |= op_bit(next);
+      const int next = first_of(choices);
+      seen |= op_bit<Bits>(next);
       if (partner[next] < 0 || self(self, partner[next])) {
         partner[next] = static_cast<std::int8_t>(op);
         return true;
@@ -150,10 +156,11 @@ int LayerFacts::width(OpBits set) const noexcept {
   return size - matched;
 }
 
-void LayerFacts::add_weightings() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::add_weightings() noexcept {
   // If at most q operators use a core type at once, each is charged a share of 1/q of it. That is
   // more than its share of the cores if a chip has many; it is valid if modes use one core or all.
-  int most[kResources][kMaxLayerOps];
+  int most[kResources][kMostOps<Bits>];
   for (int r = 0; r < kResources; ++r) {
     if (!used_[r]) continue;
     bool single = true;
@@ -198,7 +205,8 @@ void LayerFacts::add_weightings() noexcept {
   for (int weighting = 0; weighting < weightings_; ++weighting) find_shares(weighting);
 }
 
-void LayerFacts::find_shares(int weighting) noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::find_shares(int weighting) noexcept {
   for (int i = 0; i < problem_.size; ++i) {
     double least = kInfinite;
     double overlap_share = kInfinite;
@@ -213,8 +221,9 @@ void LayerFacts::find_shares(int weighting) noexcept {
   }
 }
 
-PartialSchedule LayerFacts::beginning() const noexcept {
-  PartialSchedule m;
+template <typename Bits>
+PartialSchedule<Bits> LayerFacts<Bits>::beginning() const noexcept {
+  PartialSchedule<Bits> m;
   m.now_s = 0.0;
   m.started = 0;
   m.done = 0;
@@ -223,14 +232,16 @@ PartialSchedule LayerFacts::beginning() const noexcept {
   return m;
 }
 
-void LayerFacts::start(PartialSchedule* m, int op, int mode) const noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::start(PartialSchedule<Bits>* m, int op, int mode) const noexcept {
   const LayerMode& chosen = problem_.modes[mode];
   for (int r = 0; r < kResources; ++r) m->free[r] -= chosen.use[r];
-  m->started |= op_bit(op);
+  m->started |= op_bit<Bits>(op);
   m->running[m->running_count++] = {op, mode, m->now_s + chosen.seconds};
 }
 
-void LayerFacts::advance(PartialSchedule* m) const noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::advance(PartialSchedule<Bits>* m) const noexcept {
   double next = kInfinite;
   for (int i = 0; i < m->running_count; ++i) next = std::min(next, m->running[i].finish_s);
   m->now_s = next;
@@ -242,14 +253,16 @@ void LayerFacts::advance(PartialSchedule* m) const noexcept {
       continue;
     }
     for (int k = 0; k < kResources; ++k) m->free[k] += problem_.modes[r.mode].use[k];
-    m->done |= op_bit(r.op);
+    m->done |= op_bit<Bits>(r.op);
   }
   m->running_count = count;
 }
 
-double LayerFacts::bound(const PartialSchedule& m, OpBits barred, double enough_s) const noexcept {
-  double ready_s[kMaxLayerOps];
-  double finish_s[kMaxLayerOps];  // earliest finish of unfinished operators
+template <typename Bits>
+double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
+                               double enough_s) const noexcept {
+  double ready_s[kMostOps<Bits>];
+  double finish_s[kMostOps<Bits>];  // earliest finish of unfinished operators
   double most = m.now_s;
   double last_s = m.now_s;
   for (int i = 0; i < m.running_count; ++i) {
@@ -260,17 +273,17 @@ double LayerFacts::bound(const PartialSchedule& m, OpBits barred, double enough_
   }
   for_ops(all_ & ~m.started, [&](int op) {
     double ready = m.now_s;
-    for_ops(problem_.before[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
+    for_ops(before_[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
     ready_s[op] = ready;
     // An operator can run alone only after all running operators have ended.
-    const double alone = (barred & op_bit(op)) != 0 ? kInfinite : alone_s_[op];
+    const double alone = (barred & op_bit<Bits>(op)) != 0 ? kInfinite : alone_s_[op];
     finish_s[op] = std::min(ready + overlap_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
   });
   if (most >= enough_s) return most;
   if (path_weighting_ >= 0) most = std::max(most, path_bound(m, barred));
   if (most >= enough_s) return most;
-  std::int32_t in_time[kMaxLayerOps];  // operators not started, by earliest start
+  std::int32_t in_time[kMostOps<Bits>];  // operators not started, by earliest start
   int count = 0;
   for_ops(all_ & ~m.started, [&](int op) {
     int at = count++;
@@ -297,23 +310,24 @@ double LayerFacts::bound(const PartialSchedule& m, OpBits barred, double enough_
 
 // Jackson's preemptive schedule on one machine, with the weighted shares as processing times and
 // rest_s_ as delivery times: the ready operator with the longest rest runs first.
-double LayerFacts::preemptive_bound(int weighting, const PartialSchedule& m, OpBits barred,
-                                    std::span<const std::int32_t> in_time,
-                                    const double* ready_s) const noexcept {
-  double left_s[kMaxLayerOps];  // remaining work by rank
-  OpBits open = 0;              // ranks that are ready and have work left
+template <typename Bits>
+double LayerFacts<Bits>::preemptive_bound(int weighting, const PartialSchedule<Bits>& m,
+                                          Bits barred, std::span<const std::int32_t> in_time,
+                                          const double* ready_s) const noexcept {
+  double left_s[kMostOps<Bits>];  // remaining work by rank
+  Bits open = 0;                  // ranks that are ready and have work left
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
     const double left = rate_[weighting][r.mode] * (r.finish_s - m.now_s);
     if (left <= 0.0) continue;
     left_s[rank_[r.op]] = left;
-    open |= op_bit(rank_[r.op]);
+    open |= op_bit<Bits>(rank_[r.op]);
   }
   double most = m.now_s;
   double clock = m.now_s;
   const auto work_until = [&](double until) {
     while (open != 0) {
-      const int first = first_op(open);
+      const int first = first_of(open);
       if (clock + left_s[first] > until) {
         left_s[first] -= until - clock;
         clock = until;
@@ -325,7 +339,7 @@ double LayerFacts::preemptive_bound(int weighting, const PartialSchedule& m, OpB
     }
   };
   for (const std::int32_t op : in_time) {
-    const bool only_overlapped = (barred & op_bit(op)) != 0;
+    const bool only_overlapped = (barred & op_bit<Bits>(op)) != 0;
     const double share =
         only_overlapped ? overlap_share_s_[weighting][op] : share_s_[weighting][op];
     if (share <= 0.0) continue;
@@ -334,7 +348,7 @@ double LayerFacts::preemptive_bound(int weighting, const PartialSchedule& m, OpB
       clock = std::max(clock, ready_s[op]);
     }
     left_s[rank_[op]] = share;
-    open |= op_bit(rank_[op]);
+    open |= op_bit<Bits>(rank_[op]);
   }
   work_until(kInfinite);
   return most;
@@ -375,16 +389,17 @@ Status check_layer(const LayerProblem& problem) noexcept {
 // much as isolated execution, or less if the operators that already have a rate and may overlap it
 // leave less than that of 1. Of concurrent operators, the last to get its rate respected that
 // limit, so their rates never add up to more than one.
-void LayerFacts::add_even_weighting(const std::int32_t* order) noexcept {
-  double rate[kMaxLayerOps];
-  OpBits rated = 0;
+template <typename Bits>
+void LayerFacts<Bits>::add_even_weighting(const std::int32_t* order) noexcept {
+  double rate[kMostOps<Bits>];
+  Bits rated = 0;
   for (int k = 0; k < size(); ++k) {
     const int op = order[k];
     rate[op] = 0.0;
     if (overlap_s_[op] < kInfinite) {
       const double even = alone_s_[op] < overlap_s_[op] ? alone_s_[op] / overlap_s_[op] : 1.0;
       rate[op] = std::max(0.0, std::min(even, 1.0 - most_overlapping(op, rated, rate)));
-      if (rate[op] > 0.0) rated |= op_bit(op);
+      if (rate[op] > 0.0) rated |= op_bit<Bits>(op);
     }
     for (int u = 0; u < useful_count_[op]; ++u) {
       rate_[weightings_][useful_[op][u]] = alone(op, u) ? 1.0 : rate[op];
@@ -395,12 +410,13 @@ void LayerFacts::add_even_weighting(const std::int32_t* order) noexcept {
 
 // Upper bound on the sum of the rates of operators that overlap `op`: of operators in a chain only
 // one runs at a time, and no more run than there are cores.
-double LayerFacts::most_overlapping(int op, OpBits rated, const double* rate) const noexcept {
-  const OpBits others = may_overlap_[op] & rated;
+template <typename Bits>
+double LayerFacts<Bits>::most_overlapping(int op, Bits rated, const double* rate) const noexcept {
+  const Bits others = may_overlap_[op] & rated;
   double by_type = 0.0;
-  OpBits left = others;
+  Bits left = others;
   for (int r = 0; r < kResources && left != 0; ++r) {
-    const OpBits own = left & occupants_[r];
+    const Bits own = left & occupants_[r];
     left &= ~own;
     int least = problem_.capacity[r];
     for (int u = 0; u < useful_count_[op]; ++u) {
@@ -409,21 +425,22 @@ double LayerFacts::most_overlapping(int op, OpBits rated, const double* rate) co
     by_type += most_in_chains(own, problem_.capacity[r] - least, rate);
   }
   if (left != 0) return kInfinite;
-  return std::min(by_type, most_in_chains(others, kMaxLayerOps, rate));
+  return std::min(by_type, most_in_chains(others, kMostOps<Bits>, rate));
 }
 
 // Partitions a set into chains of dependent operators, and sums the largest rates of at most
 // `count` chains.
-double LayerFacts::most_in_chains(OpBits set, int count, const double* rate) const noexcept {
-  double largest[kMaxLayerOps];
+template <typename Bits>
+double LayerFacts<Bits>::most_in_chains(Bits set, int count, const double* rate) const noexcept {
+  double largest[kMostOps<Bits>];
   int rows = 0;
   while (set != 0) {
     double most = 0.0;
-    OpBits row = set;
+    Bits row = set;
     while (row != 0) {
-      const int op = first_op(row);
+      const int op = first_of(row);
       most = std::max(most, rate[op]);
-      set &= ~op_bit(op);
+      set &= ~op_bit<Bits>(op);
       row &= descendants_[op];
     }
     int at = rows++;
@@ -437,12 +454,13 @@ double LayerFacts::most_in_chains(OpBits set, int count, const double* rate) con
 
 // Adds this weighting for two orders of operators: by length, longest first; and with operators on
 // the first core type before all others.
-void LayerFacts::add_even_weightings() noexcept {
-  std::int32_t order[kMaxLayerOps];
+template <typename Bits>
+void LayerFacts<Bits>::add_even_weightings() noexcept {
+  std::int32_t order[kMostOps<Bits>];
   for (const bool by_type : {false, true}) {
     const auto before = [&](int a, int b) {
-      const bool first_a = (occupants_[0] & op_bit(a)) != 0;
-      const bool first_b = (occupants_[0] & op_bit(b)) != 0;
+      const bool first_a = (occupants_[0] & op_bit<Bits>(a)) != 0;
+      const bool first_b = (occupants_[0] & op_bit<Bits>(b)) != 0;
       if (by_type && first_a != first_b) return first_a;
       return shortest_s_[a] > shortest_s_[b];
     };
@@ -463,7 +481,8 @@ constexpr int kNetwork = kResources - 1;
 
 }  // namespace
 
-void LayerFacts::prepare_search() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::prepare_search() noexcept {
   find_path();
   add_path_weighting();
   find_waste();
@@ -472,7 +491,8 @@ void LayerFacts::prepare_search() noexcept {
   add_even_weightings();
 }
 
-void LayerFacts::find_twins() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::find_twins() noexcept {
   const auto same = [&](int a, int b) {
     const int first_a = problem_.first_mode[a];
     const int first_b = problem_.first_mode[b];
@@ -501,8 +521,8 @@ void LayerFacts::find_twins() noexcept {
     }
     return true;
   };
-  std::fill(twins_, twins_ + size(), OpBits{0});
-  std::fill(urgent_, urgent_ + size(), OpBits{0});
+  std::fill(twins_, twins_ + size(), Bits{0});
+  std::fill(urgent_, urgent_ + size(), Bits{0});
   for (int i = 0; i < size(); ++i) {
     int at = i;
     const int own = count_ops(after_[i]);
@@ -515,27 +535,28 @@ void LayerFacts::find_twins() noexcept {
     for (int j = 0; j < i; ++j) {
       if (!same(i, j)) continue;
       if (after_[i] == after_[j]) {
-        twins_[i] |= op_bit(j);
-        twins_[j] |= op_bit(i);
+        twins_[i] |= op_bit<Bits>(j);
+        twins_[j] |= op_bit<Bits>(i);
       } else if (!in_order(i)) {
         continue;
       } else if ((after_[i] & ~after_[j]) == 0) {
-        urgent_[i] |= op_bit(j);
+        urgent_[i] |= op_bit<Bits>(j);
       } else if ((after_[j] & ~after_[i]) == 0) {
-        urgent_[j] |= op_bit(i);
+        urgent_[j] |= op_bit<Bits>(i);
       }
     }
   }
 }
 
-void LayerFacts::find_path() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::find_path() noexcept {
   int at = 0;
   for (int i = 1; i < size(); ++i) {
     if (tail_s(i) > tail_s(at)) at = i;
   }
   while (at >= 0) {
     path_[path_size_++] = at;
-    on_path_ |= op_bit(at);
+    on_path_ |= op_bit<Bits>(at);
     int next = -1;
     for_ops(after_[at], [&](int op) {
       if (next < 0 || tail_s(op) > tail_s(next)) next = op;
@@ -548,7 +569,7 @@ void LayerFacts::find_path() noexcept {
       const LayerMode& mode = problem_.modes[useful_[i][u]];
       always = always && !alone(i, u) && 2 * mode.use[kNetwork] > problem_.capacity[kNetwork];
     }
-    if (always) network_ops_ |= op_bit(i);
+    if (always) network_ops_ |= op_bit<Bits>(i);
   }
 }
 
@@ -556,11 +577,12 @@ void LayerFacts::find_path() noexcept {
 // network operator on the path counts with rate 1, others with one common network rate; other
 // operators of the path count with the rate at which overlap gains nothing, limited to 1 minus the
 // network rate. The network rate is the one with the largest sum.
-void LayerFacts::add_path_weighting() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::add_path_weighting() noexcept {
   const auto even = [&](int op) {
     return alone_s_[op] < overlap_s_[op] ? alone_s_[op] / overlap_s_[op] : 1.0;
   };
-  const OpBits plain = on_path_ & ~network_ops_;
+  const Bits plain = on_path_ & ~network_ops_;
   double most = -1.0;
   const auto consider = [&](double rate) {
     double sum = 0.0;
@@ -575,8 +597,8 @@ void LayerFacts::add_path_weighting() noexcept {
   consider(0.0);
   for_ops(plain, [&](int op) { consider(1.0 - even(op)); });
   for (int i = 0; i < size(); ++i) {
-    const bool on_path = (on_path_ & op_bit(i)) != 0;
-    const bool on_network = (network_ops_ & op_bit(i)) != 0;
+    const bool on_path = (on_path_ & op_bit<Bits>(i)) != 0;
+    const bool on_network = (network_ops_ & op_bit<Bits>(i)) != 0;
     for (int u = 0; u < useful_count_[i]; ++u) {
       double rate = 0.0;
       if (alone(i, u)) {
@@ -593,16 +615,18 @@ void LayerFacts::add_path_weighting() noexcept {
   path_weighting_ = weightings_++;
 }
 
-void LayerFacts::find_waste() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::find_waste() noexcept {
   double network_s = 0.0;  // seconds of network operators that overlap the path
   for_ops(network_ops_ & ~on_path_, [&](int op) { network_s += overlap_s_[op]; });
   for_ops(all_ & ~on_path_ & ~network_ops_, [&](int op) {
     int first = 0;
-    while (first < path_size_ && (descendants_[path_[path_size_ - 1 - first]] & op_bit(op)) == 0)
+    while (first < path_size_ &&
+           (descendants_[path_[path_size_ - 1 - first]] & op_bit<Bits>(op)) == 0)
       ++first;
     first = path_size_ - first;
     int last = first;
-    while (last < path_size_ && (descendants_[op] & op_bit(path_[last])) == 0) ++last;
+    while (last < path_size_ && (descendants_[op] & op_bit<Bits>(path_[last])) == 0) ++last;
     const double waste = least_waste(first, last, overlap_s_[op], network_s);
     int at = off_path_count_++;
     for (; at > 0 && waste_s_[at - 1] < waste; --at) {
@@ -611,7 +635,7 @@ void LayerFacts::find_waste() noexcept {
       path_overlaps_[at] = path_overlaps_[at - 1];
     }
     path_overlaps_[at] = 0;
-    for (int k = first; k < last; ++k) path_overlaps_[at] |= op_bit(path_[k]);
+    for (int k = first; k < last; ++k) path_overlaps_[at] |= op_bit<Bits>(path_[k]);
     off_path_[at] = op;
     waste_s_[at] = waste;
   });
@@ -622,11 +646,13 @@ void LayerFacts::find_waste() noexcept {
 // independent of it may overlap it, the first possibly started before. The remaining time, minus
 // overlapped network work, is wasted. Returns the least waste over all runs and all gaps of at
 // least this length.
-double LayerFacts::least_waste(int from, int to, double length_s, double network_s) const noexcept {
+template <typename Bits>
+double LayerFacts<Bits>::least_waste(int from, int to, double length_s,
+                                     double network_s) const noexcept {
   double least = std::max(0.0, length_s - network_rate_ * std::min(network_s, length_s));
   for (int first = from; first < to; ++first) {
     const int partly_run = path_[first];  // may have started before the gap
-    const bool on_network = (network_ops_ & op_bit(partly_run)) != 0;
+    const bool on_network = (network_ops_ & op_bit<Bits>(partly_run)) != 0;
     const double rate = rate_[path_weighting_][useful_[partly_run][useful_count_[partly_run] - 1]];
     double full_s = 0.0;          // seconds of the other operators of the run
     double share_sum_s = 0.0;     // their weighted shares
@@ -636,7 +662,7 @@ double LayerFacts::least_waste(int from, int to, double length_s, double network
         const int op = path_[last];
         full_s += overlap_s_[op];
         share_sum_s += share_s_[path_weighting_][op];
-        if ((network_ops_ & op_bit(op)) != 0) network_busy_s += overlap_s_[op];
+        if ((network_ops_ & op_bit<Bits>(op)) != 0) network_busy_s += overlap_s_[op];
       }
       if (full_s == kInfinite) break;
       const double gap_s = std::max(length_s, full_s);
@@ -651,7 +677,8 @@ double LayerFacts::least_waste(int from, int to, double length_s, double network
 
 // Operators of the longest path by gain per second of overlap: their rate, minus the share of the
 // tensor cores that operators off the path cannot use meanwhile.
-void LayerFacts::find_gains() noexcept {
+template <typename Bits>
+void LayerFacts<Bits>::find_gains() noexcept {
   for (int at = 0; at < path_size_; ++at) {
     const int op = path_[at];
     const LayerMode& mode = problem_.modes[useful_[op][useful_count_[op] - 1]];
@@ -675,11 +702,13 @@ void LayerFacts::find_gains() noexcept {
 }
 
 // Upper bound on the gain of the operators in `open` during `limit_s` of overlapped time.
-double LayerFacts::most_gained(OpBits open, const double* left_s, double limit_s) const noexcept {
+template <typename Bits>
+double LayerFacts<Bits>::most_gained(Bits open, const double* left_s,
+                                     double limit_s) const noexcept {
   double gained = 0.0;
   for (int i = 0; i < path_size_ && limit_s > 0.0; ++i) {
     const int op = by_gain_[i];
-    if ((open & op_bit(op)) == 0) continue;
+    if ((open & op_bit<Bits>(op)) == 0) continue;
     const double time_s = std::min(limit_s, left_s[op]);
     gained += gain_[op] * time_s;
     limit_s -= time_s;
@@ -687,9 +716,10 @@ double LayerFacts::most_gained(OpBits open, const double* left_s, double limit_s
   return gained;
 }
 
-double LayerFacts::path_bound(const PartialSchedule& m, OpBits barred) const noexcept {
+template <typename Bits>
+double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred) const noexcept {
   double sum = m.now_s;
-  double left_s[kMaxLayerOps];
+  double left_s[kMostOps<Bits>];
   // Running operators may be in a slower mode than the waste was computed for.
   double longer_s = 0.0;
   for (int i = 0; i < m.running_count; ++i) {
@@ -697,21 +727,21 @@ double LayerFacts::path_bound(const PartialSchedule& m, OpBits barred) const noe
     const double rate = rate_[path_weighting_][r.mode];
     left_s[r.op] = r.finish_s - m.now_s;
     sum += rate * left_s[r.op];
-    if (((on_path_ | network_ops_) & op_bit(r.op)) != 0) {
+    if (((on_path_ | network_ops_) & op_bit<Bits>(r.op)) != 0) {
       longer_s += rate * std::max(0.0, left_s[r.op] - overlap_s_[r.op]);
     }
   }
   double network_share_s = 0.0;
   for_ops((on_path_ | network_ops_) & ~m.started, [&](int op) {
-    const bool only_overlapped = (barred & op_bit(op)) != 0;
+    const bool only_overlapped = (barred & op_bit<Bits>(op)) != 0;
     const double share =
         only_overlapped ? overlap_share_s_[path_weighting_][op] : share_s_[path_weighting_][op];
     sum += share;
     left_s[op] = overlap_s_[op];
-    if ((on_path_ & op_bit(op)) == 0) network_share_s += share;
+    if ((on_path_ & op_bit<Bits>(op)) == 0) network_share_s += share;
   });
   for (int i = 0; i < m.running_count; ++i) {
-    const OpBits own = op_bit(m.running[i].op);
+    const Bits own = op_bit<Bits>(m.running[i].op);
     if ((network_ops_ & ~on_path_ & own) != 0) {
       network_share_s += rate_[path_weighting_][m.running[i].mode] * left_s[m.running[i].op];
     }
@@ -719,20 +749,20 @@ double LayerFacts::path_bound(const PartialSchedule& m, OpBits barred) const noe
   // The remaining operators off the path either run alone, or in gaps. Gaps cost at least the
   // largest waste of an operator in them, and at least the tensor-core time of all operators in
   // them minus the gain of the path in that time.
-  double alone_before_s[kMaxLayerOps];  // of the remaining operators before off_path_[i]
+  double alone_before_s[kMostOps<Bits>];  // of the remaining operators before off_path_[i]
   double alone_left = 0.0;
   for (int i = 0; i < off_path_count_; ++i) {
     alone_before_s[i] = alone_left;
-    if ((m.started & op_bit(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
+    if ((m.started & op_bit<Bits>(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
   }
   double least = alone_left;
   const int cores = problem_.capacity[0];
   double area = 0.0;
   double fill = 0.0;
-  OpBits open = 0;
+  Bits open = 0;
   for (int i = off_path_count_ - 1; i >= 0; --i) {
     const int op = off_path_[i];
-    if ((m.started & op_bit(op)) != 0) continue;
+    if ((m.started & op_bit<Bits>(op)) != 0) continue;
     area += area_s_[op];
     fill += std::min(area_s_[op], alone_s_[op]);
     open |= path_overlaps_[i] & ~m.done;
@@ -744,5 +774,8 @@ double LayerFacts::path_bound(const PartialSchedule& m, OpBits barred) const noe
   }
   return sum + least;
 }
+
+template class LayerFacts<std::uint64_t>;
+template class LayerFacts<OpBits>;
 
 }  // namespace phaze

@@ -15,14 +15,33 @@ inline constexpr double kSame = 1e-12;               // relative; differences be
 inline constexpr double kRoundedDown = 1.0 - 1e-13;  // keeps a bound below its rounded value
 inline constexpr int kMaxWeightings = 11;            // most weightings of the core types
 
-constexpr OpBits op_bit(int op) noexcept { return OpBits{1} << op; }
+// `Bits` is a set of operators: std::uint64_t for layers of up to 64, OpBits for all.
+template <typename Bits>
+inline constexpr int kMostOps = 8 * static_cast<int>(sizeof(Bits));
+
+template <typename Bits = OpBits>
+constexpr Bits op_bit(int op) noexcept {
+  return Bits{1} << op;
+}
 
 // Calls f(op) for every operator of a set, smallest first.
-template <typename F>
-void for_ops(OpBits set, const F& f) {
+template <typename Bits, typename F>
+void for_ops(Bits set, const F& f) {
   for (std::uint64_t low = low_bits(set); low != 0; low &= low - 1) f(std::countr_zero(low));
-  for (std::uint64_t high = high_bits(set); high != 0; high &= high - 1) {
-    f(64 + std::countr_zero(high));
+  if constexpr (kMostOps<Bits> > 64) {
+    for (std::uint64_t high = high_bits(set); high != 0; high &= high - 1) {
+      f(64 + std::countr_zero(high));
+    }
+  }
+}
+
+// The first operator of a set that is not empty.
+template <typename Bits>
+constexpr int first_of(Bits set) noexcept {
+  if constexpr (kMostOps<Bits> > 64) {
+    return first_op(set);
+  } else {
+    return std::countr_zero(set);
   }
 }
 
@@ -34,6 +53,7 @@ struct Running {
 };
 
 // State of a partial schedule. Copying it copies only the running operators.
+template <typename Bits>
 struct PartialSchedule {
   PartialSchedule() = default;
   PartialSchedule(const PartialSchedule& other) noexcept { *this = other; }
@@ -48,39 +68,41 @@ struct PartialSchedule {
   }
 
   double now_s;
-  OpBits started;
-  OpBits done;
+  Bits started;
+  Bits done;
   std::int32_t free[kResources];
   std::int32_t running_count;
-  Running running[kMaxLayerOps];
+  Running running[kMostOps<Bits>];
 };
 
+template <typename Bits>
 class LayerFacts {
  public:
   explicit LayerFacts(const LayerProblem& problem) noexcept;
 
   // Lower bound on the makespan of every completion of a partial schedule, if the operators of
   // `barred` may no longer run alone. Stops once the bound reaches `enough_s`.
-  double bound(const PartialSchedule& partial, OpBits barred, double enough_s) const noexcept;
+  double bound(const PartialSchedule<Bits>& partial, Bits barred, double enough_s) const noexcept;
 
   // Computes data that only the search needs: the bound from the longest path.
   void prepare_search() noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
   int size() const noexcept { return problem_.size; }
-  PartialSchedule beginning() const noexcept;
-  OpBits all() const noexcept { return all_; }
-  OpBits after(int op) const noexcept { return after_[op]; }
+  PartialSchedule<Bits> beginning() const noexcept;
+  Bits all() const noexcept { return all_; }
+  Bits before(int op) const noexcept { return before_[op]; }
+  Bits after(int op) const noexcept { return after_[op]; }
   // Operators with the same modes and the same successors: once two of them may start, they are
   // interchangeable.
-  OpBits twins(int op) const noexcept { return twins_[op]; }
+  Bits twins(int op) const noexcept { return twins_[op]; }
   // Operators with the same modes and a superset of the successors: once both may start, such an
   // operator can replace the other (docs/schedule.md has the proof).
-  OpBits urgent(int op) const noexcept { return urgent_[op]; }
+  Bits urgent(int op) const noexcept { return urgent_[op]; }
   // The order in which operators that start at the same time are tried: urgent ones first.
   int start_order(int turn) const noexcept { return start_order_[turn]; }
   // Operators without successors. One that runs alone can be moved to the end of the schedule.
-  OpBits leaves() const noexcept { return leaves_; }
+  Bits leaves() const noexcept { return leaves_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
   double tail_s(int op) const noexcept { return shortest_s_[op] + rest_s_[op]; }
   // Modes that are not dominated by another mode, fastest first.
@@ -88,18 +110,18 @@ class LayerFacts {
   int useful(int op, int i) const noexcept { return useful_[op][i]; }
   int most_useful() const noexcept { return most_useful_; }
   // Whether a useful mode occupies the whole chip, so that nothing can overlap it.
-  bool alone(int op, int i) const noexcept { return (alone_[i] & op_bit(op)) != 0; }
+  bool alone(int op, int i) const noexcept { return (alone_[i] & op_bit<Bits>(op)) != 0; }
 
-  bool fits(const PartialSchedule& m, int mode) const noexcept {
+  bool fits(const PartialSchedule<Bits>& m, int mode) const noexcept {
     const std::int32_t* use = problem_.modes[mode].use;
     return use[0] <= m.free[0] && use[1] <= m.free[1] && use[2] <= m.free[2];
   }
-  bool may_start(const PartialSchedule& m, int op) const noexcept {
-    return (m.started & op_bit(op)) == 0 && (problem_.before[op] & ~m.done) == 0;
+  bool may_start(const PartialSchedule<Bits>& m, int op) const noexcept {
+    return (m.started & op_bit<Bits>(op)) == 0 && (before_[op] & ~m.done) == 0;
   }
-  void start(PartialSchedule* m, int op, int mode) const noexcept;
+  void start(PartialSchedule<Bits>* m, int op, int mode) const noexcept;
   // Advances to the next finish; at least one operator must be running.
-  void advance(PartialSchedule* m) const noexcept;
+  void advance(PartialSchedule<Bits>* m) const noexcept;
 
  private:
   void find_modes(int op) noexcept;
@@ -111,67 +133,71 @@ class LayerFacts {
   void find_twins() noexcept;
   void find_gains() noexcept;
   double least_waste(int from, int to, double length_s, double network_s) const noexcept;
-  double most_gained(OpBits open, const double* left_s, double limit_s) const noexcept;
-  double path_bound(const PartialSchedule& partial, OpBits barred) const noexcept;
+  double most_gained(Bits open, const double* left_s, double limit_s) const noexcept;
+  double path_bound(const PartialSchedule<Bits>& partial, Bits barred) const noexcept;
   void add_even_weightings() noexcept;
   void add_even_weighting(const std::int32_t* order) noexcept;
-  double most_overlapping(int op, OpBits rated, const double* rate) const noexcept;
-  double most_in_chains(OpBits set, int count, const double* rate) const noexcept;
+  double most_overlapping(int op, Bits rated, const double* rate) const noexcept;
+  double most_in_chains(Bits set, int count, const double* rate) const noexcept;
   void find_shares(int weighting) noexcept;
-  int width(OpBits set) const noexcept;
-  double preemptive_bound(int weighting, const PartialSchedule& partial, OpBits barred,
+  int width(Bits set) const noexcept;
+  double preemptive_bound(int weighting, const PartialSchedule<Bits>& partial, Bits barred,
                           std::span<const std::int32_t> in_time,
                           const double* ready_s) const noexcept;
   void rank_by_rest() noexcept;
 
   const LayerProblem& problem_;
-  OpBits all_;
-  OpBits leaves_ = 0;
-  OpBits twins_[kMaxLayerOps];              // set by prepare_search
-  OpBits urgent_[kMaxLayerOps];             // set by prepare_search
-  std::int32_t start_order_[kMaxLayerOps];  // set by prepare_search
-  OpBits after_[kMaxLayerOps];
-  OpBits descendants_[kMaxLayerOps];  // all transitive successors of an operator
-  OpBits may_overlap_[kMaxLayerOps];  // operators that may overlap this one
-  OpBits occupants_[kResources];      // operators that may use a core type while others run
+  Bits all_;
+  Bits leaves_ = 0;
+  Bits twins_[kMostOps<Bits>];                // set by prepare_search
+  Bits urgent_[kMostOps<Bits>];               // set by prepare_search
+  std::int32_t start_order_[kMostOps<Bits>];  // set by prepare_search
+  Bits before_[kMostOps<Bits>];
+  Bits after_[kMostOps<Bits>];
+  Bits descendants_[kMostOps<Bits>];  // all transitive successors of an operator
+  Bits may_overlap_[kMostOps<Bits>];  // operators that may overlap this one
+  Bits occupants_[kResources];        // operators that may use a core type while others run
   bool used_[kResources] = {};
-  OpBits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
-  double shortest_s_[kMaxLayerOps];
-  double overlap_s_[kMaxLayerOps];  // shortest mode that allows overlap
-  double alone_s_[kMaxLayerOps];    // shortest mode that does not
-  double rest_s_[kMaxLayerOps];     // longest path from the end of an operator to that of the layer
-  std::int32_t useful_count_[kMaxLayerOps];
-  std::int32_t useful_[kMaxLayerOps][kMaxModes];
-  std::int32_t rank_[kMaxLayerOps];     // position of an operator by rest_s_, longest first
-  double ranked_rest_s_[kMaxLayerOps];  // rest_s_ by rank
+  Bits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
+  double shortest_s_[kMostOps<Bits>];
+  double overlap_s_[kMostOps<Bits>];  // shortest mode that allows overlap
+  double alone_s_[kMostOps<Bits>];    // shortest mode that does not
+  double rest_s_[kMostOps<Bits>];  // longest path from the end of an operator to that of the layer
+  std::int32_t useful_count_[kMostOps<Bits>];
+  std::int32_t useful_[kMostOps<Bits>][kMaxModes];
+  std::int32_t rank_[kMostOps<Bits>];     // position of an operator by rest_s_, longest first
+  double ranked_rest_s_[kMostOps<Bits>];  // rest_s_ by rank
   int most_useful_ = 0;
   int weightings_ = 0;
   mutable std::int32_t best_weighting_ = 0;   // weighting whose bound prunes most states
   mutable std::int32_t other_weighting_ = 0;  // weighting tried after it last time
   int path_weighting_ = -1;
   int path_size_ = 0;
-  std::int32_t path_[kMaxLayerOps];  // the longest path
-  OpBits on_path_ = 0;
-  OpBits network_ops_ = 0;  // operators that use the network
+  std::int32_t path_[kMostOps<Bits>];  // the longest path
+  Bits on_path_ = 0;
+  Bits network_ops_ = 0;  // operators that use the network
   double network_rate_ = 0.0;
-  std::int32_t by_gain_[kMaxLayerOps];  // the longest path, largest gain first
-  double gain_[kMaxLayerOps];
-  double area_s_[kMaxLayerOps];  // share of the tensor cores times seconds, in overlapped modes
+  std::int32_t by_gain_[kMostOps<Bits>];  // the longest path, largest gain first
+  double gain_[kMostOps<Bits>];
+  double area_s_[kMostOps<Bits>];  // share of the tensor cores times seconds, in overlapped modes
   int off_path_count_ = 0;
-  std::int32_t off_path_[kMaxLayerOps];  // operators neither on the longest path nor network
-  OpBits path_overlaps_[kMaxLayerOps];   // operators of the path that may overlap off_path_[i]
-  double waste_s_[kMaxLayerOps];         // least waste of a gap with off_path_[i]; falls with i
+  std::int32_t off_path_[kMostOps<Bits>];  // operators neither on the longest path nor network
+  Bits path_overlaps_[kMostOps<Bits>];     // operators of the path that may overlap off_path_[i]
+  double waste_s_[kMostOps<Bits>];         // least waste of a gap with off_path_[i]; falls with i
   // Least share of the chip times seconds of an operator; overlap_share_s_: if it may not run
   // alone.
-  double share_s_[kMaxWeightings][kMaxLayerOps], overlap_share_s_[kMaxWeightings][kMaxLayerOps];
-  double rate_[kMaxWeightings][kMaxLayerOps * kMaxModes];  // share of the chip that a mode occupies
+  double share_s_[kMaxWeightings][kMostOps<Bits>], overlap_share_s_[kMaxWeightings][kMostOps<Bits>];
+  double rate_[kMaxWeightings]
+              [kMostOps<Bits> * kMaxModes];  // share of the chip that a mode occupies
 };
 
 // Improves a schedule in which operators without successors overlap others, by changing the modes
 // of those others one after another.
-void improve_schedule(const LayerFacts& facts, LayerSolution* best);
+template <typename Bits>
+void improve_schedule(const LayerFacts<Bits>& facts, LayerSolution* best);
 
 // The best of several list schedules; its bound is not filled in.
-LayerSolution best_list_schedule(const LayerFacts& facts) noexcept;
+template <typename Bits>
+LayerSolution best_list_schedule(const LayerFacts<Bits>& facts) noexcept;
 
 }  // namespace phaze

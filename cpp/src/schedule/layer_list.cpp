@@ -17,8 +17,9 @@ enum class ModeChoice {
             // ready operators in turn at that speed take less than this one in its narrowest mode
 };
 
-int wanted_mode(const LayerFacts& facts, ModeChoice choice, const PartialSchedule& partial, int op,
-                int ready) noexcept {
+template <typename Bits>
+int wanted_mode(const LayerFacts<Bits>& facts, ModeChoice choice,
+                const PartialSchedule<Bits>& partial, int op, int ready) noexcept {
   const int fastest = facts.useful(op, 0);
   const int narrowest = facts.useful(op, facts.useful_count(op) - 1);
   if (choice == ModeChoice::kFastest) return fastest;
@@ -31,13 +32,14 @@ int wanted_mode(const LayerFacts& facts, ModeChoice choice, const PartialSchedul
   return fast ? fastest : narrowest;
 }
 
-LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
+template <typename Bits>
+LayerSolution list_with(const LayerFacts<Bits>& facts, ModeChoice choice) noexcept {
   LayerSolution schedule;
   schedule.nodes = 0;
   schedule.proved_by = ProvedBy::kNothing;
-  PartialSchedule partial = facts.beginning();
+  PartialSchedule<Bits> partial = facts.beginning();
   while (partial.done != facts.all()) {
-    std::int32_t ready[kMaxLayerOps];
+    std::int32_t ready[kMostOps<Bits>];
     int count = 0;
     for_ops(facts.all() & ~partial.started, [&](int op) {
       if (!facts.may_start(partial, op)) return;
@@ -62,15 +64,17 @@ LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
 }
 
 // Decisions of an OverlapSchedule about the operators with successors.
+template <typename Bits>
 struct Choices {
-  std::int8_t useful[kMaxLayerOps];    // position among its useful modes
-  std::int8_t wait_for[kMaxLayerOps];  // delayed until this operator starts; -1: not delayed
+  std::int8_t useful[kMostOps<Bits>];    // position among its useful modes
+  std::int8_t wait_for[kMostOps<Bits>];  // delayed until this operator starts; -1: not delayed
   bool operator==(const Choices&) const = default;
 };
 
+template <typename Bits>
 struct ChoicesHash {
-  std::size_t operator()(const Choices& choices) const noexcept {
-    std::uint64_t words[sizeof(Choices) / sizeof(std::uint64_t)];
+  std::size_t operator()(const Choices<Bits>& choices) const noexcept {
+    std::uint64_t words[sizeof(Choices<Bits>) / sizeof(std::uint64_t)];
     std::memcpy(words, &choices, sizeof(words));
     std::uint64_t h = 0;
     for (const std::uint64_t word : words) h = std::rotl(h ^ word, 29) * 0x9E3779B97F4A7C15ULL;
@@ -80,11 +84,12 @@ struct ChoicesHash {
 
 // A list schedule with overlap: operators with successors run in the chosen modes, operators
 // without successors (leaves) run in the gaps between them.
+template <typename Bits>
 class OverlapSchedule {
  public:
   // The schedule is abandoned once it is as long as `enough_s`.
-  OverlapSchedule(const LayerFacts& facts, const Choices& choices, const std::int32_t* by_tail,
-                  double enough_s) noexcept
+  OverlapSchedule(const LayerFacts<Bits>& facts, const Choices<Bits>& choices,
+                  const std::int32_t* by_tail, double enough_s) noexcept
       : facts_(facts),
         choices_(choices),
         by_tail_(by_tail),
@@ -95,7 +100,7 @@ class OverlapSchedule {
   }
 
   const LayerSolution& run() noexcept {
-    PartialSchedule partial = facts_.beginning();
+    PartialSchedule<Bits> partial = facts_.beginning();
     while (partial.done != facts_.all()) {
       if (least_end(partial) >= enough_s_) {
         schedule_.makespan_s = kInfinite;
@@ -104,8 +109,8 @@ class OverlapSchedule {
       start_inner(&partial, true);
       if (partial.started != facts_.all()) start_leaves(&partial);
       if (partial.running_count == 0) {  // only leaves remain, and overlapping them gains nothing
-        const OpBits left = facts_.all() & ~partial.started;
-        start(&partial, first_op(left), 0);
+        const Bits left = facts_.all() & ~partial.started;
+        start(&partial, first_of(left), 0);
       }
       facts_.advance(&partial);
     }
@@ -116,8 +121,8 @@ class OverlapSchedule {
  private:
   // Lower bound on the end: now plus the longest tail of the operators that have not started, minus
   // a margin for rounding.
-  double least_end(const PartialSchedule& m) noexcept {
-    while (next_ < facts_.size() && (m.started & op_bit(by_tail_[next_])) != 0) ++next_;
+  double least_end(const PartialSchedule<Bits>& m) noexcept {
+    while (next_ < facts_.size() && (m.started & op_bit<Bits>(by_tail_[next_])) != 0) ++next_;
     const double longest_s = next_ < facts_.size() ? facts_.tail_s(by_tail_[next_]) : 0.0;
     return (m.now_s + longest_s) * kRoundedDown;
   }
@@ -126,25 +131,25 @@ class OverlapSchedule {
     return facts_.problem().modes[facts_.useful(op, narrow(op))].seconds;
   }
 
-  void start(PartialSchedule* partial, int op, int u) noexcept {
+  void start(PartialSchedule<Bits>* partial, int op, int u) noexcept {
     const int mode = facts_.useful(op, u);
     schedule_.start_s[op] = partial->now_s;
     schedule_.mode[op] = mode - facts_.problem().first_mode[op];
     facts_.start(partial, op, mode);
   }
 
-  bool is_delayed(const PartialSchedule& m, int op) const noexcept {
+  bool is_delayed(const PartialSchedule<Bits>& m, int op) const noexcept {
     const int until = choices_.wait_for[op];
-    return until >= 0 && (m.started & op_bit(until)) == 0;
+    return until >= 0 && (m.started & op_bit<Bits>(until)) == 0;
   }
 
   // Starts the ready operators with successors that fit, longest tail first. A trial run (not
   // `record`) skips operators whose chosen mode runs alone, and does not fill `schedule_`.
-  void start_inner(PartialSchedule* partial, bool record) noexcept {
-    OpBits ready = 0;
+  void start_inner(PartialSchedule<Bits>* partial, bool record) noexcept {
+    Bits ready = 0;
     for_ops(inner_ & ~partial->started, [&](int op) {
       const bool waits = !record && facts_.alone(op, choices_.useful[op]);
-      if (!waits && facts_.may_start(*partial, op)) ready |= op_bit(op);
+      if (!waits && facts_.may_start(*partial, op)) ready |= op_bit<Bits>(op);
     });
     while (ready != 0) {
       int best = -1;
@@ -157,7 +162,7 @@ class OverlapSchedule {
       });
       if (best < 0 && waiting >= 0 && record && partial->running_count == 0) best = waiting;
       if (best < 0) return;
-      ready &= ~op_bit(best);
+      ready &= ~op_bit<Bits>(best);
       if (record) {
         start(partial, best, choices_.useful[best]);
       } else {
@@ -167,7 +172,7 @@ class OverlapSchedule {
   }
 
   // The time at which the next operator would run alone, if there were no leaves.
-  double gap_end(PartialSchedule partial) noexcept {
+  double gap_end(PartialSchedule<Bits> partial) noexcept {
     while (partial.running_count > 0) {
       facts_.advance(&partial);
       start_inner(&partial, false);
@@ -177,8 +182,8 @@ class OverlapSchedule {
 
   // Starts leaves that overlap the running operators: as many as gain more than they delay the
   // rest.
-  void start_leaves(PartialSchedule* partial) noexcept {
-    std::int32_t ready[kMaxLayerOps];
+  void start_leaves(PartialSchedule<Bits>* partial) noexcept {
+    std::int32_t ready[kMostOps<Bits>];
     int count = 0;
     for_ops(facts_.leaves() & ~partial->started, [&](int op) {
       if (!facts_.may_start(*partial, op)) return;
@@ -189,8 +194,8 @@ class OverlapSchedule {
     });
     if (count == 0) return;
     const double until_s = gap_end(*partial);
-    PartialSchedule trial = *partial;
-    int fitting[kMaxLayerOps];
+    PartialSchedule<Bits> trial = *partial;
+    int fitting[kMostOps<Bits>];
     int fit = 0;
     int chosen = 0;
     double gain = 0.0;
@@ -211,22 +216,24 @@ class OverlapSchedule {
     for (int i = 0; i < chosen; ++i) start(partial, fitting[i], narrow(fitting[i]));
   }
 
-  const LayerFacts& facts_;
-  const Choices& choices_;
+  const LayerFacts<Bits>& facts_;
+  const Choices<Bits>& choices_;
   const std::int32_t* by_tail_;  // operators, longest tail first
   int next_ = 0;                 // the first of these that has not started
   double enough_s_;
-  OpBits inner_;
+  Bits inner_;
   LayerSolution schedule_;
 };
 
 // Local search: changes choices as long as the OverlapSchedule gets shorter.
+template <typename Bits>
 class Improvement {
  public:
-  Improvement(const LayerFacts& facts, LayerSolution* best) noexcept : facts_(facts), best_(best) {
+  Improvement(const LayerFacts<Bits>& facts, LayerSolution* best) noexcept
+      : facts_(facts), best_(best) {
     inner_ = facts.all() & ~facts.leaves();
     for_ops(inner_, [&](int op) {
-      if (facts.problem().before[op] == 0) sources_ |= op_bit(op);
+      if (facts.before(op) == 0) sources_ |= op_bit<Bits>(op);
     });
     for (int op = 0; op < facts.size(); ++op) {
       int at = op;
@@ -235,15 +242,15 @@ class Improvement {
       }
       by_tail_[at] = op;
     }
-    std::fill(choices_.useful, choices_.useful + kMaxLayerOps, std::int8_t{0});
-    std::fill(choices_.wait_for, choices_.wait_for + kMaxLayerOps, std::int8_t{-1});
+    std::fill(choices_.useful, choices_.useful + kMostOps<Bits>, std::int8_t{0});
+    std::fill(choices_.wait_for, choices_.wait_for + kMostOps<Bits>, std::int8_t{-1});
   }
 
   void run() {
-    const Choices plain = choices_;
+    const Choices<Bits> plain = choices_;
     keep_if_shorter(plain);
     for_runs([&](int first, int last) {  // one gap; sources are delayed until it begins
-      Choices gap = plain;
+      Choices<Bits> gap = plain;
       narrow(first, last, true, &gap);
       delay_sources(first, &gap);
       keep_if_shorter(gap);
@@ -252,7 +259,7 @@ class Improvement {
       shorter = false;
       for_runs([&](int first, int last) {
         for (const bool narrower : {true, false}) {
-          Choices changed = choices_;
+          Choices<Bits> changed = choices_;
           narrow(first, last, narrower, &changed);
           shorter = keep_if_shorter(changed) || shorter;
           if (!narrower) continue;
@@ -262,7 +269,7 @@ class Improvement {
       });
       for_ops(sources_, [&](int op) {
         for (int until = -1; until < facts_.size(); ++until) {
-          Choices changed = choices_;
+          Choices<Bits> changed = choices_;
           changed.wait_for[op] = static_cast<std::int8_t>(until);
           if (until != op) shorter = keep_if_shorter(changed) || shorter;
         }
@@ -281,27 +288,27 @@ class Improvement {
     }
   }
 
-  void narrow(int first, int last, bool narrower, Choices* choices) const noexcept {
+  void narrow(int first, int last, bool narrower, Choices<Bits>* choices) const noexcept {
     for (int op = first; op <= last; ++op) {
-      if ((inner_ & op_bit(op)) == 0) continue;
+      if ((inner_ & op_bit<Bits>(op)) == 0) continue;
       choices->useful[op] = static_cast<std::int8_t>(narrower ? facts_.useful_count(op) - 1 : 0);
     }
   }
 
-  void delay_sources(int until, Choices* choices) const noexcept {
+  void delay_sources(int until, Choices<Bits>* choices) const noexcept {
     for_ops(sources_, [&](int op) { choices->wait_for[op] = static_cast<std::int8_t>(until); });
   }
 
   // Lower bound on every OverlapSchedule with these choices: isolated operators one after another,
   // plus, in the remaining time, the longest path of the others.
-  double least_s(const Choices& choices) const noexcept {
-    double path_s[kMaxLayerOps];
+  double least_s(const Choices<Bits>& choices) const noexcept {
+    double path_s[kMostOps<Bits>];
     double alone_s = 0.0;
     double longest_s = 0.0;
     for (int op = facts_.size() - 1; op >= 0; --op) {
       path_s[op] = 0.0;
       for_ops(facts_.after(op), [&](int next) { path_s[op] = std::max(path_s[op], path_s[next]); });
-      if ((inner_ & op_bit(op)) == 0) {
+      if ((inner_ & op_bit<Bits>(op)) == 0) {
         path_s[op] = facts_.tail_s(op);
       } else {
         const int u = choices.useful[op];
@@ -314,10 +321,10 @@ class Improvement {
   }
 
   // Choices tried before were no shorter than the current best.
-  bool keep_if_shorter(const Choices& changed) {
+  bool keep_if_shorter(const Choices<Bits>& changed) {
     if (least_s(changed) >= reached_s_) return false;
     if (!tried_.insert(changed).second) return false;
-    OverlapSchedule hiding(facts_, changed, by_tail_, reached_s_);
+    OverlapSchedule<Bits> hiding(facts_, changed, by_tail_, reached_s_);
     const LayerSolution& schedule = hiding.run();
     if (schedule.makespan_s < best_->makespan_s) {
       best_->makespan_s = schedule.makespan_s;
@@ -330,23 +337,25 @@ class Improvement {
     return true;
   }
 
-  const LayerFacts& facts_;
+  const LayerFacts<Bits>& facts_;
   LayerSolution* best_;
-  OpBits inner_;
-  OpBits sources_ = 0;
-  std::int32_t by_tail_[kMaxLayerOps];  // operators, longest tail first
-  Choices choices_;
-  std::unordered_set<Choices, ChoicesHash> tried_;
+  Bits inner_;
+  Bits sources_ = 0;
+  std::int32_t by_tail_[kMostOps<Bits>];  // operators, longest tail first
+  Choices<Bits> choices_;
+  std::unordered_set<Choices<Bits>, ChoicesHash<Bits>> tried_;
   double reached_s_ = kInfinite;
 };
 
 }  // namespace
 
-void improve_schedule(const LayerFacts& facts, LayerSolution* best) {
-  Improvement(facts, best).run();
+template <typename Bits>
+void improve_schedule(const LayerFacts<Bits>& facts, LayerSolution* best) {
+  Improvement<Bits>(facts, best).run();
 }
 
-LayerSolution best_list_schedule(const LayerFacts& facts) noexcept {
+template <typename Bits>
+LayerSolution best_list_schedule(const LayerFacts<Bits>& facts) noexcept {
   LayerSolution best = list_with(facts, ModeChoice::kFastest);
   for (const ModeChoice choice : {ModeChoice::kNarrowest, ModeChoice::kShared}) {
     const LayerSolution schedule = list_with(facts, choice);
@@ -354,5 +363,10 @@ LayerSolution best_list_schedule(const LayerFacts& facts) noexcept {
   }
   return best;
 }
+
+template void improve_schedule(const LayerFacts<std::uint64_t>&, LayerSolution*);
+template void improve_schedule(const LayerFacts<OpBits>&, LayerSolution*);
+template LayerSolution best_list_schedule(const LayerFacts<std::uint64_t>&) noexcept;
+template LayerSolution best_list_schedule(const LayerFacts<OpBits>&) noexcept;
 
 }  // namespace phaze

@@ -17,40 +17,44 @@ constexpr std::size_t kMaxRemembered = 1u << 20;
 
 // A node of the search tree: a time at which operators may start. Operators start in a fixed order,
 // so that no set is started in two orders.
+template <typename Bits>
 struct State {
-  PartialSchedule partial;
+  PartialSchedule<Bits> partial;
   std::int32_t first;  // operators before this one in start order were decided
   // Operators that could have run alone at an earlier time at which nothing ran, and did not.
   // Moving such an operator to that time changes only the order, so running it alone later need
   // not be tried.
-  OpBits barred;
+  Bits barred;
   // [i]: operators whose useful mode i could have started at the previous node and did not.
   // Starting it now would only delay it, so that is not tried.
-  OpBits passed[kMaxModes];
+  Bits passed[kMaxModes];
 };
 
 constexpr std::int32_t kWait = -1;  // wait for the next operator to finish
 constexpr std::int32_t kEnd = -2;   // run the remaining operators alone, one after another
 constexpr int kMaxSide = 12;        // most concurrent operators of a state that is stored
 
+template <typename Bits>
 struct Remembered {
   double now_s;
-  OpBits done;
-  OpBits barred;
-  OpBits passed[kMaxModes];
+  Bits done;
+  Bits barred;
+  Bits passed[kMaxModes];
   double finish_s[kMaxSide];
   std::int32_t count = 0;
 };
 
+template <typename Bits>
 struct Key {
-  OpBits done;
-  OpBits running;
-  OpBits modes;  // hash of the modes of the running operators
+  Bits done;
+  Bits running;
+  Bits modes;  // hash of the modes of the running operators
   bool operator==(const Key&) const = default;
 };
 
+template <typename Bits>
 struct KeyHash {
-  std::size_t operator()(const Key& key) const noexcept {
+  std::size_t operator()(const Key<Bits>& key) const noexcept {
     std::uint64_t h = folded(key.done) * 0x9E3779B97F4A7C15ULL;
     h ^= std::rotl(folded(key.running) * 0xC2B2AE3D27D4EB4FULL, 29);
     h ^= std::rotl(folded(key.modes) * 0x165667B19E3779F9ULL, 47);
@@ -58,14 +62,15 @@ struct KeyHash {
   }
 
  private:
-  static std::uint64_t folded(OpBits set) noexcept {
+  static std::uint64_t folded(Bits set) noexcept {
     return low_bits(set) ^ std::rotl(high_bits(set) * 0xFF51AFD7ED558CCDULL, 31);
   }
 };
 
+template <typename Bits>
 class Search {
  public:
-  Search(const LayerFacts& facts, const SearchLimits& limits, LayerSolution& best)
+  Search(const LayerFacts<Bits>& facts, const SearchLimits& limits, LayerSolution& best)
       : facts_(facts),
         limits_(limits),
         best_(best),
@@ -75,11 +80,11 @@ class Search {
   // Returns true if the whole tree was searched: nothing is shorter than the best, or than
   // `enough_s`.
   bool run() {
-    State root;
+    State<Bits> root;
     root.partial = facts_.beginning();
     root.first = 0;
     root.barred = 0;
-    std::fill(root.passed, root.passed + kMaxModes, OpBits{0});
+    std::fill(root.passed, root.passed + kMaxModes, Bits{0});
     explore(root, 0);
     best_.nodes = nodes_;
     const double seen_s = stopped_ ? open_s_ * kRoundedDown : best_.makespan_s;
@@ -100,12 +105,12 @@ class Search {
   bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
 
   // Advances to the next finish; records the operators that could have started and did not.
-  void wait(State* s) const noexcept {
-    std::fill(s->passed, s->passed + facts_.most_useful(), OpBits{0});
+  void wait(State<Bits>* s) const noexcept {
+    std::fill(s->passed, s->passed + facts_.most_useful(), Bits{0});
     for_ops(facts_.all() & ~s->partial.started, [&](int op) {
       if (!facts_.may_start(s->partial, op)) return;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
-        if (facts_.fits(s->partial, facts_.useful(op, u))) s->passed[u] |= op_bit(op);
+        if (facts_.fits(s->partial, facts_.useful(op, u))) s->passed[u] |= op_bit<Bits>(op);
       }
     });
     facts_.advance(&s->partial);
@@ -114,15 +119,15 @@ class Search {
 
   // If nothing runs, a ready operator that does not start alone now never runs alone; those that
   // start alone do so in order of their number.
-  void bar(State* s, int op, bool alone) const noexcept {
+  void bar(State<Bits>* s, int op, bool alone) const noexcept {
     if (s->partial.running_count > 0) return;
-    const OpBits below = alone ? op_bit(op) - 1 : ~OpBits{0};
+    const Bits below = alone ? op_bit<Bits>(op) - 1 : ~Bits{0};
     for_ops(facts_.all() & ~facts_.leaves() & ~s->partial.started & below, [&](int other) {
-      if (facts_.may_start(s->partial, other)) s->barred |= op_bit(other);
+      if (facts_.may_start(s->partial, other)) s->barred |= op_bit<Bits>(other);
     });
   }
 
-  void follow(const State& s, const Child& child, State* next) const noexcept {
+  void follow(const State<Bits>& s, const Child& child, State<Bits>* next) const noexcept {
     *next = s;
     if (child.op < 0) {
       wait(next);
@@ -134,11 +139,11 @@ class Search {
   }
 
   // Whether a stored state dominates this one: at least as far advanced, with no fewer choices.
-  bool seen(const State& s) {
-    const PartialSchedule& m = s.partial;
-    Key key{m.done & ~facts_.leaves(), 0, 0};
-    for (int i = 0; i < m.running_count; ++i) key.running |= op_bit(m.running[i].op);
-    Remembered entry;
+  bool seen(const State<Bits>& s) {
+    const PartialSchedule<Bits>& m = s.partial;
+    Key<Bits> key{m.done & ~facts_.leaves(), 0, 0};
+    for (int i = 0; i < m.running_count; ++i) key.running |= op_bit<Bits>(m.running[i].op);
+    Remembered<Bits> entry;
     entry.now_s = m.now_s;
     entry.done = m.done;
     entry.barred = s.barred & ~m.started;
@@ -147,14 +152,14 @@ class Search {
       for (int i = 0; i < m.running_count; ++i) {
         if (m.running[i].op != op) continue;
         const int own = m.running[i].mode - facts_.problem().first_mode[op];
-        key.modes = key.modes * kMaxModes + static_cast<OpBits>(own);
+        key.modes = key.modes * kMaxModes + static_cast<Bits>(own);
         if (entry.count < kMaxSide) entry.finish_s[entry.count] = m.running[i].finish_s;
         ++entry.count;
       }
     });
     if (entry.count > kMaxSide) return false;
-    std::vector<Remembered>& entries = remembered_[key];
-    for (const Remembered& other : entries) {
+    std::vector<Remembered<Bits>>& entries = remembered_[key];
+    for (const Remembered<Bits>& other : entries) {
       if (covers(other, entry)) return true;
     }
     if (remembered_count_ < kMaxRemembered) {
@@ -164,7 +169,7 @@ class Search {
     return false;
   }
 
-  bool covers(const Remembered& a, const Remembered& b) const noexcept {
+  bool covers(const Remembered<Bits>& a, const Remembered<Bits>& b) const noexcept {
     if (a.now_s > b.now_s || (b.done & ~a.done) != 0 || (a.barred & ~b.barred) != 0) return false;
     for (int i = 0; i < b.count; ++i) {
       if (a.finish_s[i] > b.finish_s[i]) return false;
@@ -197,7 +202,7 @@ class Search {
   }
 
   // Runs the remaining operators alone, one after another.
-  void end_alone(const State& s) noexcept {
+  void end_alone(const State<Bits>& s) noexcept {
     double end = s.partial.now_s;
     for_ops(facts_.all() & ~s.partial.started, [&](int op) {
       int u = 0;
@@ -209,7 +214,7 @@ class Search {
     finish(end);
   }
 
-  static double end_of(const PartialSchedule& m) noexcept {
+  static double end_of(const PartialSchedule<Bits>& m) noexcept {
     double end = m.now_s;
     for (int i = 0; i < m.running_count; ++i) end = std::max(end, m.running[i].finish_s);
     return end;
@@ -224,27 +229,27 @@ class Search {
   }
 
   // Children of a state that may still improve on the incumbent, most promising first.
-  std::vector<Child>& children_of(const State& s, std::size_t depth) {
+  std::vector<Child>& children_of(const State<Bits>& s, std::size_t depth) {
     if (depth >= levels_.size()) levels_.resize(depth + 1);
     std::vector<Child>& children = levels_[depth];
     children.clear();
-    State next;
+    State<Bits> next;
     const auto consider = [&](int op, int useful, int turn) {
       Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
       follow(s, child, &next);
       child.bound_s = facts_.bound(next.partial, next.barred, below_s_ * (1.0 - kSame));
       if (!too_late(child.bound_s)) children.push_back(child);
     };
-    OpBits ready = 0;
+    Bits ready = 0;
     for_ops(facts_.all() & ~s.partial.started, [&](int op) {
-      if (facts_.may_start(s.partial, op)) ready |= op_bit(op);
+      if (facts_.may_start(s.partial, op)) ready |= op_bit<Bits>(op);
     });
     for (int turn = s.first; turn < facts_.size(); ++turn) {
       const int op = facts_.start_order(turn);
-      if ((ready & op_bit(op)) == 0) continue;
-      const OpBits twins = facts_.twins(op) & ready;
-      if ((twins & (op_bit(op) - 1)) != 0) continue;  // only the first twin is tried
-      const OpBits own = op_bit(op) | twins;
+      if ((ready & op_bit<Bits>(op)) == 0) continue;
+      const Bits twins = facts_.twins(op) & ready;
+      if ((twins & (op_bit<Bits>(op) - 1)) != 0) continue;  // only the first twin is tried
+      const Bits own = op_bit<Bits>(op) | twins;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.partial, facts_.useful(op, u))) continue;
         const bool alone = facts_.alone(op, u);
@@ -254,7 +259,7 @@ class Search {
       }
     }
     if (s.partial.running_count > 0) consider(kWait, -1, 0);
-    const OpBits left = facts_.all() & ~s.partial.started;
+    const Bits left = facts_.all() & ~s.partial.started;
     if (s.partial.running_count == 0 && (left & ~facts_.leaves()) == 0) {
       double end = s.partial.now_s;
       for_ops(left, [&](int op) { end += facts_.alone_s(op); });
@@ -266,14 +271,14 @@ class Search {
     return children;
   }
 
-  void explore(const State& s, std::size_t depth) {
+  void explore(const State<Bits>& s, std::size_t depth) {
     if (s.partial.started == facts_.all()) {
       finish(end_of(s.partial));
       return;
     }
     if (out_of_budget()) return;
     const std::size_t count = children_of(s, depth).size();
-    State next;
+    State<Bits> next;
     for (std::size_t i = 0; i < count; ++i) {
       const Child child = levels_[depth][i];
       if (too_late(child.bound_s)) break;
@@ -298,14 +303,14 @@ class Search {
     }
   }
 
-  const LayerFacts& facts_;
+  const LayerFacts<Bits>& facts_;
   const SearchLimits& limits_;
   LayerSolution& best_;
   double below_s_;  // only shorter schedules are of interest
-  double start_s_[kMaxLayerOps];
-  std::int32_t mode_[kMaxLayerOps];
+  double start_s_[kMostOps<Bits>];
+  std::int32_t mode_[kMostOps<Bits>];
   std::vector<std::vector<Child>> levels_;
-  std::unordered_map<Key, std::vector<Remembered>, KeyHash> remembered_;
+  std::unordered_map<Key<Bits>, std::vector<Remembered<Bits>>, KeyHash<Bits>> remembered_;
   std::size_t remembered_count_ = 0;
   std::int64_t nodes_ = 0;
   bool stopped_ = false;
@@ -313,10 +318,9 @@ class Search {
   std::chrono::steady_clock::time_point begun_;
 };
 
-}  // namespace
-
-LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
-  LayerFacts facts(problem);
+template <typename Bits>
+LayerSolution solve(const LayerProblem& problem, const SearchLimits& limits) {
+  LayerFacts<Bits> facts(problem);
   LayerSolution best = best_list_schedule(facts);
   double bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
   const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
@@ -328,11 +332,18 @@ LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limit
   if (met()) {
     best.proved_by = ProvedBy::kListSchedule;
   } else if (limits.nodes > 0 && best.bound_s < limits.enough_s) {
-    const bool exhausted = Search(facts, limits, best).run();
+    const bool exhausted = Search<Bits>(facts, limits, best).run();
     if (exhausted && best.makespan_s <= limits.enough_s) best.proved_by = ProvedBy::kBranchAndBound;
   }
   if (best.proved_by != ProvedBy::kNothing) best.bound_s = best.makespan_s;
   return best;
+}
+
+}  // namespace
+
+LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
+  return problem.size <= kMostOps<std::uint64_t> ? solve<std::uint64_t>(problem, limits)
+                                                 : solve<OpBits>(problem, limits);
 }
 
 }  // namespace phaze
