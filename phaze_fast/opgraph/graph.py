@@ -98,7 +98,7 @@ class OpGraph(Brief):
     def __len__(self) -> int:
         return len(self.ops)
 
-    @property
+    @cached_property
     def products(self) -> Array:
         """Whether each operator is a product, a convolution or attention."""
         return np.isin(self.ops["function"], _PRODUCTS)

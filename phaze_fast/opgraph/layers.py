@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
@@ -271,7 +272,7 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
     return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _transformer_layer(
     model: TransformerModel,
     strategy: Strategy,
@@ -286,10 +287,17 @@ def _transformer_layer(
     return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
 
 
-@lru_cache(maxsize=64)
-def _without_experts(strategy: Strategy) -> Strategy:
-    """Return the strategy of layers without experts, which other strategies share."""
-    return strategy.replace(ep=1, expert_imbalance=1.0, expert_overlap=0.0, overlap_experts=False)
+@lru_cache(maxsize=4096)
+def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
+    """Return what the operators of a layer depend on, so that strategies share its graphs.
+
+    That is everything but the overlap of exchanges, and nothing about experts unless it has some.
+    """
+    changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
+    if not routed:
+        own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
+        changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+    return strategy.model_copy(update=changes)
 
 
 def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:
@@ -465,7 +473,7 @@ def layer_graph(
     layers = []
     for kind in dict.fromkeys(kinds):
         routed = kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
-        own = strategy if routed else _without_experts(strategy)
+        own = _of_operators(strategy, routed)
         layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fusion, low))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
