@@ -54,6 +54,7 @@ ESTIMATE_COLUMNS = tuple(
     for column in _core.ESTIMATE_DTYPE[name].names or (name,)
     if name != "unused"
 )  # as the kernel writes them
+_ROUNDED_DOWN = 1.0 - 1e-9  # sums in another order differ in their last digits
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
@@ -127,7 +128,8 @@ class PlanEvaluator:
     capacities
         HBM capacities of a device to be considered, bytes, rising.
     given
-        Strategies and layouts to use in place of all that `training` allows.
+        Strategies and layouts to use in place of all that `training` allows; no layouts: all of
+        these strategies.
     """
 
     def __init__(
@@ -136,18 +138,17 @@ class PlanEvaluator:
         cluster: Cluster,
         training: Training,
         capacities: Sequence[float],
-        given: tuple[Sequence[StrategySizes], Array] | None = None,
+        given: tuple[Sequence[StrategySizes], Array | None] | None = None,
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
-        self.rejected: Counter[str] = Counter()
-        """How many strategies and layouts are impossible, by reason."""
-        self.strategies_rejected = 0
+        self._illegal: Counter[str] = Counter()  # strategies, by reason
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
-        self.sizes, self.layouts = given if given is not None else self._enumerate()
+        self.sizes = list(given[0]) if given is not None else self._strategies_allowed()
+        self._given = None if given is None else given[1]
         self.optimizer = optimizer(training.optimizer_name)
-        self.last_times: tuple[tuple[Cluster, int], LazyTimes] | None = None
-        """Cluster and number of plans of the last `plan`, and the times that it ended with."""
+        self.last_answer: tuple[Any, Any] | None = None
+        """The query that `plan` answered last with this evaluator, and its answer."""
         self._record = training_record(self.optimizer, training.software, training.precision)
 
     def with_prices(self, **joules: float) -> PlanEvaluator:
@@ -159,33 +160,63 @@ class PlanEvaluator:
             other._record[name] = value
         return other
 
+    def among(self, strategies: Iterable[int]) -> PlanEvaluator:
+        """Return the evaluator of some of the strategies, with all of their layouts."""
+        other = PlanEvaluator(
+            self.model, self.cluster, self.training, (), ([self.sizes[s] for s in strategies], None)
+        )
+        other.limits_bytes, other._illegal = self.limits_bytes, self._illegal
+        return other
+
     # ---- strategies and layouts ----
 
-    def _enumerate(self) -> tuple[list[StrategySizes], Array]:
+    def _strategies_allowed(self) -> list[StrategySizes]:
         training, modes = self.training, self.training.recompute_modes
         runs = (training.software, training.precision, training.fusion)
-        sizes: list[StrategySizes] = []
-        parts: list[Array] = []
-        allowed = list(strategies(self.model, self.cluster, training, self.rejected))
-        self.strategies_rejected = sum(self.rejected.values())
-        for strategy in allowed:
-            own = strategy_sizes(self.model, strategy, modes, *runs)
+        allowed = strategies(self.model, self.cluster, training, self._illegal)
+        return [strategy_sizes(self.model, strategy, modes, *runs) for strategy in allowed]
+
+    @property
+    def has_all_layouts(self) -> bool:
+        """Whether no layouts were given."""
+        return self._given is None
+
+    @property
+    def strategies_rejected(self) -> int:
+        """How many strategies are impossible."""
+        return sum(self._illegal.values())
+
+    @cached_property
+    def _laid_out(self) -> tuple[Array, Counter[str]]:
+        """All layouts of the strategies; how many strategies and layouts are impossible, and why."""
+        rejected, parts = Counter(self._illegal), []
+        node = node_devices(self.cluster)
+        for number, own in enumerate(self.sizes):
             grid = LayoutGrid(
-                training,
-                strategy,
+                self.training,
+                own.strategy,
                 devices=self.cluster.devices,
-                node=node_devices(self.cluster),
+                node=node,
                 blocks=own.blocks,
                 layers=len(own.graph.order),
             )
-            rows = grid.layouts(self.rejected)
+            rows = grid.layouts(rejected)
             if not len(rows) and (why := grid.why_empty()):
-                self.rejected[why] += 1
-            rows["strategy"] = len(sizes)
-            sizes.append(own)
+                rejected[why] += 1
+            rows["strategy"] = number
             parts.append(rows)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
-        return sizes, layouts
+        return layouts, rejected
+
+    @property
+    def layouts(self) -> Array:
+        """The layouts of all strategies, in their order."""
+        return self._laid_out[0] if self._given is None else self._given
+
+    @cached_property
+    def rejected(self) -> Counter[str]:
+        """How many strategies and layouts are impossible, by reason."""
+        return Counter(self._illegal) if self._given is not None else self._laid_out[1]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -263,10 +294,16 @@ class PlanEvaluator:
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
     def lazy_times(
-        self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
+        self,
+        cluster: Cluster,
+        cache: ScheduleCache | None = None,
+        threads: int = 1,
+        only_fitting: bool = True,
     ) -> LazyTimes:
-        """Bound the layers of all strategies that fit some memory limit from below on a chip."""
-        fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
+        """Bound the layers of strategies from below on a chip; only of those that fit, if so."""
+        fit = range(len(self))
+        if only_fitting:
+            fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
         return LazyTimes(self.sizes, fit, cluster, self.optimizer, cache, threads)
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
@@ -280,13 +317,20 @@ class PlanEvaluator:
         """Return the positions of the strategies of some plans."""
         return {int(self.layouts[plan.layout]["strategy"]) for plan in placed}
 
-    def top(self, times: KindTimes, top: int, threads: int = 1, stop: Any = None) -> TopPlans:
+    def top(
+        self,
+        times: KindTimes,
+        top: int,
+        threads: int = 1,
+        stop: Any = None,
+        most_s: float = float("inf"),
+    ) -> TopPlans:
         """Find the fastest plans; those that differ only in rank order count once.
 
         `stop` is called after every wave of layouts; where it returns true, the search ends with
-        the plans so far.
+        the plans so far. Plans take at most `most_s`.
         """
-        records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop)
+        records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop, most_s)
         tied = self.training.tied or self.training.uncut
         rejected = Counter({_BROKEN_TIE if tied else _NO_ASSIGNMENT: empty}) if empty else Counter()
         return TopPlans(Placed.from_records(records, pool), rejected, open_s)
@@ -336,6 +380,20 @@ class PlanEvaluator:
         """Bound strategy `s` from below on each chip, under the memory limits at `limits`."""
         bounds: Array = self.space.bounds(s, least, limits, threads)
         return bounds
+
+    def work_bounds_s(self, times: KindTimes) -> Array:
+        """Bound the plans of each strategy from below by the work of a step, shape (strategies,).
+
+        Some device computes at least an equal share of all passes (docs/search.md). This needs no
+        layouts; `times` has one row per strategy.
+        """
+        order = self.sizes[0].graph.order
+        counts = np.bincount(order, minlength=times.forward_s.shape[1])
+        work_s = (times.forward_s + times.plain_s) @ counts
+        share = np.array([own.inner / own.strategy.micro_batch for own in self.sizes])
+        steps = self.training.global_batch / self.cluster.devices
+        bounds_s: Array = steps * share * work_s * _ROUNDED_DOWN
+        return bounds_s
 
     def bound(self, s: int, times: KindTimes) -> float:
         """Bound the fastest plan of strategy `s` from below by lower bounds of its times."""

@@ -60,6 +60,9 @@ class Plans(Table):
     """The training framework whose files can express the plans; none = any plan."""
     free: Plan | None = None
     """With a framework: the fastest plan of all, also with what its files cannot express."""
+    excluded: int = 0
+    """Number of strategies whose work alone takes longer than all of these plans; their layouts are
+    neither listed nor counted."""
 
     shown: ClassVar[tuple[str, ...]] = (
         *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute"),
@@ -126,6 +129,10 @@ class Plans(Table):
         workers, slowest_s = thread_count(None), _SLOWEST * self.best.time_s
         plans = []
         for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
+            if evaluator.has_all_layouts and len(evaluator) > _FEW:
+                every = evaluator.lazy_times(self.cluster, None, workers, only_fitting=False)
+                within = evaluator.work_bounds_s(every.rows) <= slowest_s
+                evaluator = evaluator.among(np.flatnonzero(within).tolist())
             times = evaluator.lazy_times(self.cluster, None, workers)
             bounds_s = (evaluator.bound(s, times.rows) for s in range(len(evaluator)))
             times.schedule([s for s, bound_s in enumerate(bounds_s) if bound_s <= slowest_s])
@@ -182,6 +189,7 @@ class Plans(Table):
             "plans": [plan.to_dict(stages) for plan in self.plans],
             "front": [plan.to_dict(stages) for plan in self.front],
             "tried": self.tried,
+            "excluded": self.excluded,
             "rejected": self.rejected,
             "shortfall": self.shortfall,
             "nearest": self.nearest,
@@ -322,21 +330,18 @@ def plan(
         training = limited
     evaluators = _evaluators(model, cluster, training, framework)
     plans: list[Plan] = []
-    rejected, open_s, tried = Counter[str](), float("inf"), 0
-    for evaluator in evaluators:
-        fastest = TopPlans([], Counter(), float("inf"))
-        if evaluator.fits.any():
-            last, plain = evaluator.last_times, cache is None and stop is None
-            if plain and last is not None and last[0] == (cluster, top):
-                times = last[1]
-            else:
-                times = evaluator.lazy_times(cluster, cache, workers)
-            fastest = _fastest(evaluator, times, top, workers, progress, stop)
-            if plain:
-                evaluator.last_times = (cluster, top), times
-            plans += evaluator.plans(fastest.plans, times.rows)
-        rejected += evaluator.rejected + fastest.rejected + _too_large(evaluator)
-        open_s, tried = min(open_s, fastest.open_s), tried + int(evaluator.fits.sum())
+    rejected, open_s, tried, excluded = Counter[str](), float("inf"), 0, 0
+    for whole in evaluators:
+        query, plain = (cluster, top), cache is None and stop is None
+        if plain and whole.last_answer is not None and whole.last_answer[0] == query:
+            found = whole.last_answer[1]
+        else:
+            found = _searched(whole, cluster, top, cache, workers, progress, stop)
+            whole.last_answer = (query, found) if plain else None
+        plans += found.plans
+        rejected += found.rejected
+        open_s, tried = min(open_s, found.open_s), tried + found.tried
+        excluded += found.excluded
     if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
         plans.sort(key=lambda plan: plan.time_s)
     answer = Plans(
@@ -350,6 +355,7 @@ def plan(
         open_s=open_s,
         framework=framework,
         free=None if free is None or not free.plans else free.best,
+        excluded=excluded,
     )
     if plans:
         return answer
@@ -366,6 +372,61 @@ def _best_of_layouts(plans: list[Plan]) -> list[Plan]:
     return list(fastest.values())
 
 
+@dataclass(frozen=True)
+class _Searched:
+    """The fastest plans of an evaluator, and what was compared; fields as in `Plans`."""
+
+    plans: list[Plan]
+    rejected: Counter[str]
+    tried: int
+    open_s: float
+    excluded: int
+
+
+_FEW = 64
+"""Strategies whose layouts are compared at first, where there are more: those with least work."""
+
+
+def _searched(
+    evaluator: PlanEvaluator,
+    cluster: Cluster,
+    top: int,
+    cache: ScheduleCache | None,
+    workers: int,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> _Searched:
+    """Find the fastest plans; strategies with too much work for one of these are not laid out."""
+    count = known = len(evaluator)
+    least_s, order = np.zeros(known), np.arange(known)
+    if known > _FEW and evaluator.has_all_layouts:
+        every = evaluator.lazy_times(cluster, cache, workers, only_fitting=False)
+        least_s = evaluator.work_bounds_s(every.rows)
+        order = np.argsort(least_s, kind="stable")
+        least_s, count = least_s[order], _FEW
+    limit_s = float("inf")
+    while True:
+        some = evaluator if count == known else evaluator.among(np.sort(order[:count]).tolist())
+        fastest, plans = TopPlans([], Counter(), float("inf")), list[Plan]()
+        if some.fits.any():
+            times = some.lazy_times(cluster, cache, workers)
+            fastest = _fastest(some, times, top, workers, progress, stop, limit_s)
+        open_s = fastest.open_s
+        if stop is not None and open_s < float("inf"):
+            open_s = min([open_s, *least_s[count:][:1].tolist()])
+            break
+        if len(fastest.plans) == top:
+            limit_s = fastest.plans[-1].time_s
+        reach = int(np.searchsorted(least_s, limit_s, side="right"))
+        if reach <= count:
+            break
+        count = min(reach, 4 * count)
+    if fastest.plans:
+        plans = some.plans(fastest.plans, times.rows)
+    rejected = some.rejected + fastest.rejected + _too_large(some)
+    return _Searched(plans, rejected, int(some.fits.sum()), open_s, known - count)
+
+
 def _fastest(
     evaluator: PlanEvaluator,
     times: LazyTimes,
@@ -373,8 +434,9 @@ def _fastest(
     workers: int,
     progress: Progress | None,
     stop: Callable[[], bool] | None,
+    most_s: float,
 ) -> TopPlans:
-    """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
+    """Find the fastest plans of at most `most_s`; layers are scheduled where bounds of their times do not suffice.
 
     The search runs with lower bounds of layers until all strategies of the plans it finds are
     scheduled: then no other plan is faster.
@@ -383,7 +445,7 @@ def _fastest(
     while True:
         if progress is not None:
             progress(int(times.exact.sum()), count)
-        fastest = evaluator.top(times.rows, top, threads=workers, stop=stop)
+        fastest = evaluator.top(times.rows, top, threads=workers, stop=stop, most_s=most_s)
         if not times.schedule(evaluator.strategies_of(fastest.plans)):
             break
         if fastest.open_s < float("inf"):  # stopped
