@@ -9,7 +9,7 @@ from typing import Any
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
-from phaze_fast.opgraph.block import block_builder, block_kinds, embedding_builder, head_builder
+from phaze_fast.opgraph.block import block_kinds, embedding_builder, head_builder, written_block
 from phaze_fast.opgraph.builder import (
     ELEMENT_BYTES,
     LayerBuilder,
@@ -245,7 +245,7 @@ class LayerGraph(Brief):
 
 def _kinds_in_order(model: TransformerModel, strategy: Strategy) -> list[str]:
     """Return the kind of every layer, in the order of execution."""
-    order = block_kinds(model, strategy.seq or model.seq)
+    order = list(block_kinds(model, strategy.seq or model.seq))
     if model.encoder_layers:
         order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
     return ["embedding", *order, "head"]
@@ -267,7 +267,7 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
             if not s.name.endswith("logits") or (s.name == "logits" and not model.tied_embeddings)
         ]
         return head_share(model, strategy).of_products(own, adapted, 0), builder
-    builder = block_builder(model, strategy, kind)
+    builder = written_block(model, strategy, kind)
     share = block_share(model, strategy, kind)
     return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder
 

@@ -188,7 +188,7 @@ class PlanEvaluator:
 
     @cached_property
     def _laid_out(self) -> tuple[Array, Counter[str]]:
-        """All layouts of the strategies; how many strategies and layouts are impossible, and why."""
+        """List all layouts; count strategies and layouts that are impossible, by reason."""
         rejected, parts = Counter(self._illegal), []
         node = node_devices(self.cluster)
         for number, own in enumerate(self.sizes):

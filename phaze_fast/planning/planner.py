@@ -436,10 +436,10 @@ def _fastest(
     stop: Callable[[], bool] | None,
     most_s: float,
 ) -> TopPlans:
-    """Find the fastest plans of at most `most_s`; layers are scheduled where bounds of their times do not suffice.
+    """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
     The search runs with lower bounds of layers until all strategies of the plans it finds are
-    scheduled: then no other plan is faster.
+    scheduled: then no other plan is faster. Plans take at most `most_s`.
     """
     count = len(evaluator)
     while True:

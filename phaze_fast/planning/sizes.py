@@ -171,11 +171,14 @@ def _distinct_variants(
 def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
     """Sum the bytes that one device sends in the collectives of a layer by ring algorithms."""
     total = 0.0
-    for op in graph.ops[graph.ops["collective"] >= 0]:
-        n = ranks.get(int(op["group"]), 1)
-        share = 1.0 if op["collective"] == _POINT_TO_POINT else (n - 1) / n
-        twice = 2.0 if op["collective"] == _ALL_REDUCE else 1.0
-        total += twice * share * float(op["payload_bytes"])
+    columns = (graph.ops[name].tolist() for name in ("collective", "group", "payload_bytes"))
+    for collective, group, payload in zip(*columns, strict=True):
+        if collective < 0:
+            continue
+        n = ranks.get(group, 1)
+        share = 1.0 if collective == _POINT_TO_POINT else (n - 1) / n
+        twice = 2.0 if collective == _ALL_REDUCE else 1.0
+        total += twice * share * payload
     return total
 
 

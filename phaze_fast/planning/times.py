@@ -58,9 +58,9 @@ def memory_of(chip: Accelerator | None) -> Hbm:
     return chip.memory
 
 
-def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
-    """Sum some columns in a fixed order, so that a row's sum does not depend on other rows."""
-    some = columns[:, np.array(wanted, dtype=bool)]
+def _summed(columns: Array, wanted: Sequence[bool] | None = None) -> Array:
+    """Sum columns in a fixed order, so that a row's sum does not depend on other rows."""
+    some = columns if wanted is None else columns[:, np.array(wanted, dtype=bool)]
     if not some.shape[1]:
         return np.zeros(len(columns))
     total: Array = np.add.accumulate(some, axis=1)[:, -1]
@@ -312,7 +312,7 @@ class LayerParts(NamedTuple):
         """Build the parts of a layer whose passes have the costs of graphs `at` and after it."""
         called, own = layer.forward.products, layer.backward.products
         seconds, spent, own_s = costs.time_s(at), costs.dynamic_j(at), costs.time_s(at + 1)
-        own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
+        own_j = _summed(costs.dynamic_j(at + 1))
         again_s, backward_j = np.zeros((2, costs.chips, len(variants)))
         host_again = []
         for v, mode in enumerate(variants):
@@ -321,10 +321,10 @@ class LayerParts(NamedTuple):
             host_again.append(host_s(software, called[again], own))
             backward_j[:, v] = own_j + _summed(spent, again)
         late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
-        total = _summed(own_s, [True] * len(layer.backward))
+        total = _summed(own_s)
         share = np.divide(late, total, where=total > 0, out=np.zeros(costs.chips))
         host = host_s(software, called), host_s(software, called[:0], own)
-        forward_j = _summed(spent, [True] * len(layer.forward))
+        forward_j = _summed(spent)
         return cls(again_s, share, forward_j, backward_j, host, host_again)
 
 
