@@ -147,6 +147,8 @@ class PlanEvaluator:
         self.sizes = list(given[0]) if given is not None else self._strategies_allowed()
         self._given = None if given is None else given[1]
         self.optimizer = optimizer(training.optimizer_name)
+        self.layouts_left_out = 0
+        """How many layouts of the strategies `within` left out."""
         self.last_answer: tuple[Any, Any] | None = None
         """The query that `plan` answered last with this evaluator, and its answer."""
         self._record = training_record(self.optimizer, training.software, training.precision)
@@ -160,11 +162,25 @@ class PlanEvaluator:
             other._record[name] = value
         return other
 
-    def among(self, strategies: Iterable[int]) -> PlanEvaluator:
-        """Return the evaluator of some of the strategies, with all of their layouts."""
-        other = PlanEvaluator(
-            self.model, self.cluster, self.training, (), ([self.sizes[s] for s in strategies], None)
-        )
+    def within(self, work_s: Array, most_s: float) -> PlanEvaluator:
+        """Return the evaluator of the layouts whose work alone does not take longer than `most_s`.
+
+        `work_s` are the seconds of all passes of a micro-batch by strategy, or less.
+        """
+        kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
+        some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
+        wanted = some.layout_work_bounds_s(work_s[kept]) <= most_s
+        if wanted.all():
+            return some
+        limited = self._with(some.sizes, some.layouts[wanted])
+        limited.rejected = Counter(some.rejected)
+        limited.layouts_left_out = int((~wanted).sum())
+        return limited
+
+    def _with(self, sizes: Sequence[StrategySizes], layouts: Array | None) -> PlanEvaluator:
+        """Return the same problem with other strategies and layouts."""
+        given = (sizes, layouts)
+        other = PlanEvaluator(self.model, self.cluster, self.training, (), given)
         other.limits_bytes, other._illegal = self.limits_bytes, self._illegal
         return other
 
@@ -293,17 +309,15 @@ class PlanEvaluator:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
+    def bounded_times(self, cluster: Cluster, threads: int = 1) -> KindTimes:
+        """Bound the layers of all strategies from below on a cluster's chip, one row each."""
+        return LazyTimes(self.sizes, range(len(self)), cluster, self.optimizer, None, threads).rows
+
     def lazy_times(
-        self,
-        cluster: Cluster,
-        cache: ScheduleCache | None = None,
-        threads: int = 1,
-        only_fitting: bool = True,
+        self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
     ) -> LazyTimes:
-        """Bound the layers of strategies from below on a chip; only of those that fit, if so."""
-        fit = range(len(self))
-        if only_fitting:
-            fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
+        """Bound the layers of all strategies that fit some memory limit from below on a chip."""
+        fit = np.flatnonzero(self.strategy_fits.any(axis=1)).tolist()
         return LazyTimes(self.sizes, fit, cluster, self.optimizer, cache, threads)
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
@@ -381,18 +395,29 @@ class PlanEvaluator:
         bounds: Array = self.space.bounds(s, least, limits, threads)
         return bounds
 
-    def work_bounds_s(self, times: KindTimes) -> Array:
-        """Bound the plans of each strategy from below by the work of a step, shape (strategies,).
+    def work_s(self, times: KindTimes) -> Array:
+        """Add up the passes of a micro-batch through all layers, nothing recomputed, by strategy.
 
-        Some device computes at least an equal share of all passes (docs/search.md). This needs no
-        layouts; `times` has one row per strategy.
+        `times` has one row per strategy.
         """
-        order = self.sizes[0].graph.order
-        counts = np.bincount(order, minlength=times.forward_s.shape[1])
-        work_s = (times.forward_s + times.plain_s) @ counts
+        counts = np.bincount(self.sizes[0].graph.order, minlength=times.forward_s.shape[1])
+        seconds: Array = (times.forward_s + times.plain_s) @ counts
+        return seconds
+
+    def work_bounds_s(self, work_s: Array) -> Array:
+        """Bound the plans of each strategy from below by the work of a step, whatever the layout.
+
+        Some device computes at least an equal share of all passes (docs/search.md).
+        """
         share = np.array([own.inner / own.strategy.micro_batch for own in self.sizes])
-        steps = self.training.global_batch / self.cluster.devices
-        bounds_s: Array = steps * share * work_s * _ROUNDED_DOWN
+        rounds = self.training.global_batch / self.cluster.devices
+        bounds_s: Array = rounds * share * work_s * _ROUNDED_DOWN
+        return bounds_s
+
+    def layout_work_bounds_s(self, work_s: Array) -> Array:
+        """Bound the plans of each layout the same way: by an equal share for each of its stages."""
+        shares = self.layouts["micro_batches"] / self.layouts["pp"]
+        bounds_s: Array = shares * work_s[self.layouts["strategy"]] * _ROUNDED_DOWN
         return bounds_s
 
     def bound(self, s: int, times: KindTimes) -> float:

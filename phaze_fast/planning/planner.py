@@ -22,7 +22,7 @@ from phaze_fast.planning.times import LazyTimes, memory_of
 from phaze_fast.planning.training import Training
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.tables import Table, flat_row, joined_columns
+from phaze_fast.tables import Array, Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time, parse_quantity
 
@@ -60,9 +60,9 @@ class Plans(Table):
     """The training framework whose files can express the plans; none = any plan."""
     free: Plan | None = None
     """With a framework: the fastest plan of all, also with what its files cannot express."""
-    excluded: int = 0
-    """Number of strategies whose work alone takes longer than all of these plans; their layouts are
-    neither listed nor counted."""
+    excluded: tuple[int, int] = (0, 0)
+    """Number of strategies, and of layouts of the other strategies, whose work alone takes longer
+    than all of these plans; they are counted neither as tried nor as rejected."""
 
     shown: ClassVar[tuple[str, ...]] = (
         *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute"),
@@ -129,10 +129,9 @@ class Plans(Table):
         workers, slowest_s = thread_count(None), _SLOWEST * self.best.time_s
         plans = []
         for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
-            if evaluator.has_all_layouts and len(evaluator) > _FEW:
-                every = evaluator.lazy_times(self.cluster, None, workers, only_fitting=False)
-                within = evaluator.work_bounds_s(every.rows) <= slowest_s
-                evaluator = evaluator.among(np.flatnonzero(within).tolist())
+            if evaluator.has_all_layouts:
+                work_s = evaluator.work_s(evaluator.bounded_times(self.cluster, workers))
+                evaluator = evaluator.within(work_s, slowest_s)
             times = evaluator.lazy_times(self.cluster, None, workers)
             bounds_s = (evaluator.bound(s, times.rows) for s in range(len(evaluator)))
             times.schedule([s for s, bound_s in enumerate(bounds_s) if bound_s <= slowest_s])
@@ -189,7 +188,7 @@ class Plans(Table):
             "plans": [plan.to_dict(stages) for plan in self.plans],
             "front": [plan.to_dict(stages) for plan in self.front],
             "tried": self.tried,
-            "excluded": self.excluded,
+            "excluded": list(self.excluded),
             "rejected": self.rejected,
             "shortfall": self.shortfall,
             "nearest": self.nearest,
@@ -330,7 +329,7 @@ def plan(
         training = limited
     evaluators = _evaluators(model, cluster, training, framework)
     plans: list[Plan] = []
-    rejected, open_s, tried, excluded = Counter[str](), float("inf"), 0, 0
+    rejected, open_s, tried, excluded = Counter[str](), float("inf"), 0, np.zeros(2, dtype=int)
     for whole in evaluators:
         query, plain = (cluster, top), cache is None and stop is None
         if plain and whole.last_answer is not None and whole.last_answer[0] == query:
@@ -341,7 +340,7 @@ def plan(
         plans += found.plans
         rejected += found.rejected
         open_s, tried = min(open_s, found.open_s), tried + found.tried
-        excluded += found.excluded
+        excluded = excluded + found.excluded
     if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
         plans.sort(key=lambda plan: plan.time_s)
     answer = Plans(
@@ -355,7 +354,7 @@ def plan(
         open_s=open_s,
         framework=framework,
         free=None if free is None or not free.plans else free.best,
-        excluded=excluded,
+        excluded=(int(excluded[0]), int(excluded[1])),
     )
     if plans:
         return answer
@@ -380,11 +379,16 @@ class _Searched:
     rejected: Counter[str]
     tried: int
     open_s: float
-    excluded: int
+    excluded: Array
 
 
-_FEW = 64
-"""Strategies whose layouts are compared at first, where there are more: those with least work."""
+_FEW_STRATEGIES, _FEW_LAYOUTS = 64, 4096
+"""How many are all compared; of more, those first that have the least work."""
+
+
+def _least(bounds_s: Array, count: int) -> float:
+    """Return a bound that about `count` do not exceed; infinite where there are no more."""
+    return float(np.partition(bounds_s, count)[count]) if len(bounds_s) > count else float("inf")
 
 
 def _searched(
@@ -396,35 +400,35 @@ def _searched(
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> _Searched:
-    """Find the fastest plans; strategies with too much work for one of these are not laid out."""
-    count = known = len(evaluator)
-    least_s, order = np.zeros(known), np.arange(known)
-    if known > _FEW and evaluator.has_all_layouts:
-        every = evaluator.lazy_times(cluster, cache, workers, only_fitting=False)
-        least_s = evaluator.work_bounds_s(every.rows)
-        order = np.argsort(least_s, kind="stable")
-        least_s, count = least_s[order], _FEW
-    limit_s = float("inf")
+    """Find the fastest plans; layouts whose work takes longer than these are not examined."""
+    some, work_s = evaluator, np.zeros(0)
+    reach_s = limit_s = float("inf")  # of the work that is compared, and of the plans wanted
+    if evaluator.has_all_layouts and len(evaluator):
+        work_s = evaluator.work_s(evaluator.bounded_times(cluster, workers))
+        reach_s = _least(evaluator.work_bounds_s(work_s), _FEW_STRATEGIES)
+        some = evaluator.within(work_s, reach_s)
+        own_s = some.work_s(some.bounded_times(cluster, workers))
+        reach_s = min(reach_s, _least(some.layout_work_bounds_s(own_s), _FEW_LAYOUTS))
+        some = evaluator.within(work_s, reach_s)
     while True:
-        some = evaluator if count == known else evaluator.among(np.sort(order[:count]).tolist())
-        fastest, plans = TopPlans([], Counter(), float("inf")), list[Plan]()
+        fastest = TopPlans([], Counter(), float("inf"))
         if some.fits.any():
             times = some.lazy_times(cluster, cache, workers)
             fastest = _fastest(some, times, top, workers, progress, stop, limit_s)
-        open_s = fastest.open_s
-        if stop is not None and open_s < float("inf"):
-            open_s = min([open_s, *least_s[count:][:1].tolist()])
-            break
         if len(fastest.plans) == top:
             limit_s = fastest.plans[-1].time_s
-        reach = int(np.searchsorted(least_s, limit_s, side="right"))
-        if reach <= count:
+        stopped = stop is not None and fastest.open_s < float("inf")
+        if stopped or limit_s <= reach_s or some is evaluator:
             break
-        count = min(reach, 4 * count)
-    if fastest.plans:
-        plans = some.plans(fastest.plans, times.rows)
-    rejected = some.rejected + fastest.rejected + _too_large(some)
-    return _Searched(plans, rejected, int(some.fits.sum()), open_s, known - count)
+        reach_s = min(limit_s, 2.0 * reach_s)
+        some = evaluator.within(work_s, reach_s)
+    return _Searched(
+        some.plans(fastest.plans, times.rows) if fastest.plans else [],
+        some.rejected + fastest.rejected + _too_large(some),
+        int(some.fits.sum()),
+        min(fastest.open_s, reach_s) if stopped else fastest.open_s,
+        np.array([len(evaluator) - len(some), some.layouts_left_out]),
+    )
 
 
 def _fastest(
