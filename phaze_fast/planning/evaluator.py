@@ -165,7 +165,7 @@ class PlanEvaluator:
     def within(self, work_s: Array, most_s: float) -> PlanEvaluator:
         """Return the evaluator of the layouts whose work alone does not take longer than `most_s`.
 
-        `work_s` are the seconds of all passes of a micro-batch by strategy, or less.
+        `work_s` is from `least_work_s`.
         """
         kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
         some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
@@ -309,10 +309,6 @@ class PlanEvaluator:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
-    def bounded_times(self, cluster: Cluster, threads: int = 1) -> KindTimes:
-        """Bound the layers of all strategies from below on a cluster's chip, one row each."""
-        return LazyTimes(self.sizes, range(len(self)), cluster, self.optimizer, None, threads).rows
-
     def lazy_times(
         self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
     ) -> LazyTimes:
@@ -394,15 +390,6 @@ class PlanEvaluator:
         """Bound strategy `s` from below on each chip, under the memory limits at `limits`."""
         bounds: Array = self.space.bounds(s, least, limits, threads)
         return bounds
-
-    def work_s(self, times: KindTimes) -> Array:
-        """Add up the passes of a micro-batch through all layers, nothing recomputed, by strategy.
-
-        `times` has one row per strategy.
-        """
-        counts = np.bincount(self.sizes[0].graph.order, minlength=times.forward_s.shape[1])
-        seconds: Array = (times.forward_s + times.plain_s) @ counts
-        return seconds
 
     def work_bounds_s(self, work_s: Array) -> Array:
         """Bound the plans of each strategy from below by the work of a step, whatever the layout.

@@ -18,7 +18,7 @@ from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
 from phaze_fast.planning.frameworks import expressible, framework_training, free_training
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.planning.plans import PARTS, Plan
-from phaze_fast.planning.times import LazyTimes, memory_of
+from phaze_fast.planning.times import LazyTimes, least_work_s, memory_of
 from phaze_fast.planning.training import Training
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
@@ -130,7 +130,7 @@ class Plans(Table):
         plans = []
         for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
             if evaluator.has_all_layouts:
-                work_s = evaluator.work_s(evaluator.bounded_times(self.cluster, workers))
+                work_s = least_work_s(tuple(evaluator.sizes), self.cluster, workers)
                 evaluator = evaluator.within(work_s, slowest_s)
             times = evaluator.lazy_times(self.cluster, None, workers)
             bounds_s = (evaluator.bound(s, times.rows) for s in range(len(evaluator)))
@@ -404,11 +404,11 @@ def _searched(
     some, work_s = evaluator, np.zeros(0)
     reach_s = limit_s = float("inf")  # of the work that is compared, and of the plans wanted
     if evaluator.has_all_layouts and len(evaluator):
-        work_s = evaluator.work_s(evaluator.bounded_times(cluster, workers))
-        reach_s = _least(evaluator.work_bounds_s(work_s), _FEW_STRATEGIES)
-        some = evaluator.within(work_s, reach_s)
-        own_s = some.work_s(some.bounded_times(cluster, workers))
-        reach_s = min(reach_s, _least(some.layout_work_bounds_s(own_s), _FEW_LAYOUTS))
+        work_s = least_work_s(tuple(evaluator.sizes), cluster, workers)
+        bounds_s = evaluator.work_bounds_s(work_s)
+        reach_s = _least(bounds_s, _FEW_STRATEGIES)
+        few, few_s = evaluator.within(work_s, reach_s), work_s[bounds_s <= reach_s]
+        reach_s = min(reach_s, _least(few.layout_work_bounds_s(few_s), _FEW_LAYOUTS))
         some = evaluator.within(work_s, reach_s)
     while True:
         fastest = TopPlans([], Counter(), float("inf"))

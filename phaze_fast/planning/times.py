@@ -669,6 +669,29 @@ def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
     return spread
 
 
+@lru_cache(maxsize=16)
+def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: int = 1) -> Array:
+    """Bound the seconds of a micro-batch through all layers, both passes, from below by strategy.
+
+    They are those of the lower bounds in `LazyTimes`, without what only plans need. The latest are
+    cached.
+    """
+    found: dict[StrategySizes, float] = {}
+    for some, costs, _ in priced(sizes, cluster, found, threads):
+        bounds_s = schedule_layers(costs, max_nodes=1, threads=threads).bound_s[:, 0].tolist()
+        places = layer_places(some)
+        for s in some:
+            found[s] = 0.0
+            for layer in s.graph.layers:
+                at, products = places[id(layer)], (layer.forward.products, layer.backward.products)
+                wait_s = expert_wait_s(s.graph, layer.kind, s.software)
+                forward_s = max(bounds_s[at], host_s(s.software, products[0])) + wait_s[0]
+                launch_s = host_s(s.software, products[0][:0], products[1])
+                backward_s = max(bounds_s[at + 1], launch_s) + wait_s[1]
+                found[s] += layer.count * (forward_s + backward_s)
+    return np.array([found[s] for s in sizes])
+
+
 class LazyTimes:
     """Times of strategies on a cluster's chip: lower bounds, and schedules where they matter.
 
