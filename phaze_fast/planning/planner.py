@@ -420,7 +420,7 @@ def _searched(
         stopped = stop is not None and fastest.open_s < float("inf")
         if stopped or limit_s <= reach_s or some is evaluator:
             break
-        reach_s = min(limit_s, 2.0 * reach_s)
+        reach_s = min(limit_s, 8.0 * reach_s) if reach_s > 0.0 else limit_s
         some = evaluator.within(work_s, reach_s)
     return _Searched(
         some.plans(fastest.plans, times.rows) if fastest.plans else [],
