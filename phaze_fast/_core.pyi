@@ -505,7 +505,6 @@ class PlanSpace:
         top: int,
         threads: int,
         stop: Callable[[], bool] | None = None,
-        most_s: float = ...,
     ) -> RankedPlans: ...
     def front(
         self, times: object, memory_limit: int, most_s: float, threads: int

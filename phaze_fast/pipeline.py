@@ -133,34 +133,21 @@ def search(
     models, space, cluster, training = _checked(model, space, cluster, training)
     intervals = _intervals(uncertainty, space, cluster, objective)
     threads = thread_count(threads)
+    wanted: dict[str, Any] = {"weights": weights, "top": top, "pareto": pareto}
+    wanted |= {"threads": threads, "objective": objective}
     outcome = find_chips(
         models,
         space,
         cluster,
         training,
-        weights=weights,
-        top=top,
-        pareto=pareto,
         budget=Budget(time_limit_s=time_limit_s, max_points=max_points, stop=stop),
-        threads=threads,
         executor=executor,
         resume=resume,
         cache=cache,
         progress=progress,
-        objective=objective,
+        **wanted,
     )
-    result = result_of(
-        models,
-        space,
-        cluster,
-        training,
-        outcome,
-        weights=weights,
-        top=top,
-        pareto=pareto,
-        threads=threads,
-        objective=objective,
-    )
+    result = result_of(models, space, cluster, training, outcome, **wanted)
     if not outcome.winners:
         return result
     remaining_s = max(time_limit_s - outcome.seconds, 0.0)

@@ -98,8 +98,22 @@ class Several(GroupedMetadata):
         yield AfterValidator(lambda v: tuple(sorted(set(v), key=self.order)))
 
 
-class NamedOr:
-    """Marks a record that a file may also give by a preset's name; for the JSON Schema only."""
+@dataclass(frozen=True)
+class NamedOr(GroupedMetadata):
+    """Marks a record that may also be given by a preset's name or as a file."""
+
+    load: Callable[[str], Any] | None = None
+    """Reads the record of a name or file; None where the record's owner does."""
+
+    def __iter__(self) -> Iterator[object]:
+        """Yield the pydantic annotations that this marker consists of."""
+        if (load := self.load) is not None:
+            yield BeforeValidator(lambda value: load(value) if isinstance(value, str) else value)
+        yield _OrName()
+
+
+class _OrName:
+    """Adds a preset's name to what the JSON Schema of a field accepts."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler

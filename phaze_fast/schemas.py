@@ -17,6 +17,7 @@ from phaze_fast.hardware import (
     fabric_from_dict,
 )
 from phaze_fast.models import GraphModel, TransformerModel
+from phaze_fast.planning import PlanSpec
 from phaze_fast.records import Record
 from phaze_fast.software import Software
 from phaze_fast.wafer import FaultMap, Wafer, WaferSpace
@@ -33,6 +34,7 @@ _TYPES: dict[str, Any] = {
     "model": TransformerModel,
     "software": Software,
     "graph": GraphModel,
+    "plan": PlanSpec,
 }
 KINDS = tuple(_TYPES)
 """Kinds of file that can be read."""
@@ -67,4 +69,6 @@ def parse_as(kind: str, data: object, source: str) -> Record:
         raise InvalidInputError(f"kind: {kind!r} is not accepted; {nearest(kind, KINDS)}")
     if kind == "fabric":
         return fabric_from_dict(data, source)
+    if kind == "plan":  # also an answer of `plan` in full
+        return PlanSpec.of(cast("Any", data))
     return cast("type[Record]", _TYPES[kind]).from_dict(data, source)

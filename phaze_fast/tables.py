@@ -23,6 +23,17 @@ def needed(module: str, extra: str, what: str) -> Any:
         raise MissingExtraError(f"{what} needs: pip install 'phaze-fast[{extra}]'") from None
 
 
+def picked(record: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of a record as plain data, by name.
+
+    Examples
+    --------
+    >>> picked(3 + 4j, "real", "imag")
+    {'real': 3.0, 'imag': 4.0}
+    """
+    return {name: getattr(record, name) for name in names}
+
+
 def flat_row(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings into columns; lists are omitted.
 

@@ -102,12 +102,16 @@ def parse_quantity(value: object, unit: str) -> float:
         return float(number)
 
 
-def _scaled(value: float, steps: list[tuple[float, str]], digits: int) -> str:
-    for scale, suffix in steps:
-        if abs(value) >= scale:
-            return f"{value / scale:.{digits}g} {suffix}"
-    scale, suffix = steps[-1]
-    return f"{value / scale:.{digits}g} {suffix}"
+def format_scaled(value: float, steps: list[tuple[float, str]]) -> str:
+    """Format a number in the first of some units, largest first, that it reaches, or the last.
+
+    Examples
+    --------
+    >>> format_scaled(1234.0, [(1e3, "kJ"), (1.0, "J")])
+    '1.234 kJ'
+    """
+    scale, suffix = next((step for step in steps if abs(value) >= step[0]), steps[-1])
+    return f"{value / scale:.4g} {suffix}"
 
 
 def format_bytes(value: float) -> str:
@@ -121,7 +125,7 @@ def format_bytes(value: float) -> str:
     if value >= 1000 * 2.0**50:
         return f"{value:.4g} B"
     steps = [(s, f"{p}B") for p, s in reversed(_BINARY.items())]
-    return _scaled(value, [*steps, (1.0, "B")], 4)
+    return format_scaled(value, [*steps, (1.0, "B")])
 
 
 def format_bandwidth(value: float) -> str:
@@ -132,7 +136,7 @@ def format_bandwidth(value: float) -> str:
     >>> format_bandwidth(1.2e12)
     '1.2 TB/s'
     """
-    return _scaled(value, [(1e15, "PB/s"), (1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s")], 4)
+    return format_scaled(value, [(1e15, "PB/s"), (1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s")])
 
 
 def format_flops(value: float) -> str:
@@ -143,7 +147,7 @@ def format_flops(value: float) -> str:
     >>> format_flops(275.25e12)
     '275.2 TFLOP/s'
     """
-    return _scaled(value, [(1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")], 4)
+    return format_scaled(value, [(1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")])
 
 
 def format_time(value: float) -> str:
@@ -156,7 +160,7 @@ def format_time(value: float) -> str:
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g} s"
-    return _scaled(value, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")], 4)
+    return format_scaled(value, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
 
 
 def format_area(value: float) -> str:

@@ -18,7 +18,7 @@ void bind_memory(py::module_& module) {
                py::arg("phaze_state_bytes") = address(&phaze_state_bytes),
                py::arg("phaze_mean_weight_bytes") = address(&phaze_mean_weight_bytes),
                py::arg("phaze_shared_parameters") = address(&phaze_shared_parameters),
-               py::arg("phaze_gathered_bytes") = address(&phaze_gathered_bytes),
+               py::arg("phaze_unsharded_bytes") = address(&phaze_unsharded_bytes),
                py::arg("phaze_peak_total") = address(&phaze_peak_total),
                py::arg("phaze_peak") = address(&phaze_peak));
 }

@@ -551,18 +551,29 @@ def next_run(cluster: OneCluster, posterior: Posterior) -> NextRun | None:
             continue
     if not rows:
         return None
-    slopes, noise = np.stack([slope for _, slope in rows]), posterior.noise**2
-    joint = slopes @ posterior.covariance @ slopes.T
+    slopes = np.stack([slope for _, slope in rows])
+    chosen, before, after = most_telling(slopes, posterior.covariance, posterior.noise)
+    return NextRun(rows[chosen][0], run.cluster.devices, before, after)
+
+
+def most_telling(slopes: Array, covariance: Array, noise: float) -> tuple[int, float, float]:
+    """Return the row whose measurement leaves the least spread, and that spread before and after.
+
+    Parameters
+    ----------
+    slopes
+        Of each row's logarithm of seconds by the constants, shape (rows, constants).
+    covariance
+        Of the constants.
+    noise
+        Spread of a measurement's logarithm.
+    """
+    joint = slopes @ covariance @ slopes.T
     before = np.diag(joint)
-    gains = (joint**2).sum(axis=0) / (before + noise)
+    gains = (joint**2).sum(axis=0) / (before + noise**2)
     chosen = int(np.argmax(gains))
-    after = before.mean() - gains[chosen] / len(rows)
-    return NextRun(
-        rows[chosen][0],
-        run.cluster.devices,
-        float(np.sqrt(before.mean())),
-        float(np.sqrt(max(after, 0.0))),
-    )
+    after = before.mean() - gains[chosen] / len(slopes)
+    return chosen, float(np.sqrt(before.mean())), float(np.sqrt(max(after, 0.0)))
 
 
 # ---- the calibration ----

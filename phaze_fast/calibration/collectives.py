@@ -16,28 +16,17 @@ import numpy as np
 
 from phaze_fast.cost import ColumnError, collective_batch
 from phaze_fast.cost.validation import column_error
-from phaze_fast.documents import CsvRow, csv_rows, read_text
+from phaze_fast.documents import CsvRow, csv_rows, package_data, read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import AnyFabric, presets
 from phaze_fast.tables import Array
 
 _COLUMNS = ("system", "op", "num_gpus", "bytes", "latency_ms")
-_OPERATIONS = {
-    "all_reduce": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-    "all_gather": "all-gather",
-    "alltoall": "all-to-all",
-    "broadcast": "broadcast",
-    "sendrecv": "point-to-point",
-}
-_FABRICS = {
-    "a100": "dgx-a100",
-    "h100": "dgx-h100",
-    "h200": "dgx-h100",
-    "b200": "dgx-b200",
-    "gb200": "nvl72-gb200",
-}
 _LARGE_BYTES = 2**20  # bandwidth dominates from this size on, latency below
+
+
+def _names(kind: str) -> dict[str, str]:
+    return dict(package_data(__package__, "runs.yaml")["collectives"][kind])
 
 
 @dataclass
@@ -66,7 +55,7 @@ class CollectiveRows:
         for name in dict.fromkeys(self.system):
             at = np.flatnonzero(np.array(self.system) == name)
             times_s[at] = collective_batch(
-                presets.fabric(_FABRICS[name]) if fabric is None else fabric,
+                presets.fabric(_names("fabrics")[name]) if fabric is None else fabric,
                 [self.op[i] for i in at],
                 np.array(self.payload_bytes)[at],
                 np.array(self.ranks)[at],
@@ -117,22 +106,23 @@ def is_collective_table(path: Path | str) -> bool:
 
 
 def _table(path: Path) -> CollectiveRows:
-    rows = CollectiveRows()
+    rows, operations = CollectiveRows(), _names("operations")
     for line, cells in csv_rows(path)[1]:
         row = CsvRow(f"{path}, line {line}", cells)
         op = row.text("op")
-        if op not in _OPERATIONS:
+        if op not in operations:
             raise InvalidInputError(
-                f"{row.where}: op: {op!r} is unknown; {nearest(op, _OPERATIONS)}"
+                f"{row.where}: op: {op!r} is unknown; {nearest(op, operations)}"
             )
         ranks, payload = row.whole("num_gpus"), row.positive("bytes")
         time_s = 1e-3 * row.positive("latency_ms")
-        rows.add(row.text("system"), _OPERATIONS[op], ranks, payload, time_s)
+        rows.add(row.text("system"), operations[op], ranks, payload, time_s)
     return rows
 
 
 def _nccl_tests(path: Path, text: str) -> CollectiveRows:
-    known = "|".join(sorted(_OPERATIONS, key=len, reverse=True))
+    operations = _names("operations")
+    known = "|".join(sorted(operations, key=len, reverse=True))
     named = re.search(rf"({known})_perf", text) or re.search(rf"({known})", path.name)
     if named is None:
         raise InvalidInputError(
@@ -155,7 +145,7 @@ def _nccl_tests(path: Path, text: str) -> CollectiveRows:
         if size > 0:
             row = CsvRow(f"{path}, line {number}", {"time": time_us})
             seconds = 1e-6 * row.positive("time")
-            rows.add("", _OPERATIONS[named.group(1)], ranks, size, seconds)
+            rows.add("", operations[named.group(1)], ranks, size, seconds)
     return rows
 
 
@@ -204,10 +194,10 @@ def validate_collectives(path: Path | str, fabric: AnyFabric | None = None) -> C
     rows = read_collectives(path)
     if fabric is None:
         for name in dict.fromkeys(rows.system):
-            if name not in _FABRICS:
+            if name not in _names("fabrics"):
                 said = f"system: {name!r} is unknown" if name else "no system is named"
                 raise InvalidInputError(
-                    f"{path}: {said}; expected --fabric, or one of {', '.join(_FABRICS)}"
+                    f"{path}: {said}; expected --fabric, or one of {', '.join(_names('fabrics'))}"
                 )
     predicted, measured = rows.predicted_s(fabric), np.array(rows.time_s)
     if not np.isfinite(predicted).all():

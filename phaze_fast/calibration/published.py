@@ -16,12 +16,13 @@ from phaze_fast import models
 from phaze_fast.calibration.run_table import network_of, standard_cells
 from phaze_fast.documents import CsvRow, package_data
 from phaze_fast.errors import InvalidInputError, PhazeError
-from phaze_fast.hardware import Cluster, TieredFabric, presets
+from phaze_fast.hardware import Cluster, Fabric, TieredFabric, presets
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.models import LatentAttention, MixtureOfExperts, TransformerModel, model_flops
 from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.software import UNKNOWN, Software, load_software
 
+UNKNOWN_SHAPE = "a model of the family whose shape is not known"
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
 _ALSO = (
     *("source", "source_url", "framework", "gpu", "table", "notes", "model"),
@@ -169,12 +170,27 @@ def _latent(row: CsvRow, given: Mapping[str, str]) -> LatentAttention | None:
     return LatentAttention(**dict(zip(fields, ranks, strict=True)))
 
 
+def _preset(row: CsvRow) -> TransformerModel | None:
+    """Find the model that is named by a row without columns of its shape, nor a known family's."""
+    family = _entry("families", row.text("model"), row) or {}
+    shaped = row.text("layers") or row.text("hidden") or "layers" in family.get("shape", {})
+    name = re.sub(r"[^a-z0-9.]+", "-", row.text("model").lower())
+    if (
+        shaped
+        or name not in models.names()
+        or family.get("unsupported", UNKNOWN_SHAPE) != UNKNOWN_SHAPE
+    ):
+        return None
+    preset = models.load(name)
+    if not isinstance(preset, TransformerModel):
+        return None
+    return preset.replace(seq=row.whole("seq", preset.seq))
+
+
 def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
-    name = row.text("model")
-    if name in models.names() and not row.text("layers") and not row.text("hidden"):
-        preset = models.load(name)
-        if isinstance(preset, TransformerModel):
-            return preset.replace(seq=row.whole("seq", preset.seq))
+    preset = _preset(row)
+    if preset is not None:
+        return preset
     family = _family(row, assumed)
     given, changed = _arguments(row)
     shape, like = dict(family.get("shape", {})), {**family["like"], **changed}
@@ -272,17 +288,22 @@ def _zero(row: CsvRow, unstated: int) -> int:
     return 0 if said else unstated
 
 
-def _shard(row: CsvRow, cluster: Cluster, dp: int, zero: int) -> int | None:
+def _shard(row: CsvRow, fabric: Fabric, widths: Mapping[str, int], zero: int) -> int | None:
     """Read how many replicas shard the weights, where several such groups have copies.
 
     On a torus, groups lie along dimensions rather than consecutive ranks, and no collective leaves
-    the links of a pod: there all replicas shard.
+    the links of a pod: there all replicas shard. A count of -1 stands for all devices of a slice
+    that other widths leave (MaxText, ici_fsdp_parallelism).
     """
-    said = re.fullmatch(r"fsdp (\d+)", row.text("zero_or_dist_opt"))
+    dp = widths["dp"]
+    if zero < 3 or not isinstance(fabric, TieredFabric):
+        return None
+    said = re.fullmatch(r"fsdp (-1|\d+)", row.text("zero_or_dist_opt"))
     size = row.whole("fsdp") if row.text("fsdp") not in ("", "0", "1") else dp
     size = int(said[1]) if said else size
-    tiered = isinstance(cluster.fabric, TieredFabric)
-    return size if tiered and zero == 3 and size < dp and dp % size == 0 else None
+    if size == -1:
+        size = (fabric.tiers[0].size or 1) // (widths["tp"] * widths["cp"])
+    return size if 0 < size < dp and dp % size == 0 else None
 
 
 def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
@@ -368,7 +389,7 @@ def _plan(
     entry: Mapping[str, Any],
     software: Software,
 ) -> PlanSpec:
-    widths = _widths(row, cluster.devices)
+    widths, batch = _widths(row, cluster.devices), row.whole("global_batch")
     zero = _zero(row, entry.get("unstated_zero", 0))
     vpp = row.whole("vp", 1) if widths["pp"] > 1 else 1
     recompute = _entry("recompute", row.text("recompute"), row)
@@ -385,14 +406,16 @@ def _plan(
         # at random (use_random_routing of MaxText).
         "expert_imbalance": entry.get("expert_imbalance", 1.0),
         "expert_overlap": entry.get("expert_overlap", 0.0),
-        "global_batch": row.whole("global_batch"),
-        "micro_batch": row.whole("micro_batch"),
+        "global_batch": batch,
+        "micro_batch": batch // widths["dp"]
+        if entry.get("whole_batch")
+        else row.whole("micro_batch"),
         "schedule": "interleaved" if vpp > 1 else "1f1b",
         "vpp": vpp,
         "recompute": recompute["mode"],
         "stages": _stages(row, model, widths["pp"], vpp),
         "zero": zero,
-        "shard": _shard(row, cluster, widths["dp"], zero),
+        "shard": _shard(row, cluster.fabric, widths, zero),
         "sequence_parallel": folded or _sequence_parallel(row),
         "seq": model.seq,
         "precision": named,

@@ -9,37 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-RUN_COLUMNS = frozenset(
-    [
-        *("source", "model", "layers", "hidden", "heads", "ffn", "seq", "precision", "gpu"),
-        *("n_gpus", "tp", "pp", "dp", "micro_batch", "global_batch", "recompute", "framework"),
-        "iter_time_s",
-    ]
-)
-"""Columns of a full table of training runs; most may be missing."""
+from phaze_fast.documents import package_data
 
 _NEEDED = frozenset(["model", "n_gpus", "iter_time_s", "global_batch"])
 """Columns without which a table is not one of training runs."""
-
-_OTHER_NAMES = {
-    "gpu": ("chip", "chips", "device", "accelerator"),
-    "n_gpus": ("devices", "gpus", "n_devices", "world_size"),
-    "vp": ("vpp",),
-    "sp": ("sequence_parallel",),
-    "zero_or_dist_opt": ("zero", "sharding"),
-    "framework": ("software",),
-    "iter_time_s": ("step_s", "step_time_s"),
-    "network": ("interconnect", "fabric"),
-    "memory_bytes": ("mem_max_allocated_bytes", "max_allocated_bytes", "peak_bytes"),
-    "tokens_per_s_per_gpu": ("tokens_per_s_per_device",),
-    "tflops_per_gpu": ("tflops_per_device",),
-    "topk": ("top_k",),
-    "moe_ffn": ("expert_ffn",),
-    "arguments": ("other_arch",),
-    "stages": ("layers_per_stage",),
-}
-_NAMES = {other: name for name, others in _OTHER_NAMES.items() for other in others}
 
 _NUMBERS = frozenset(
     [
@@ -47,6 +22,13 @@ _NUMBERS = frozenset(
         *("vp", "dp", "cp", "ep", "etp", "micro_batch", "global_batch", "experts", "topk"),
     ]
 )
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Return the columns by the other names that they are accepted under."""
+    columns = package_data(__package__, "runs.yaml")["columns"]
+    return {other: name for name, others in columns.items() for other in others}
 
 
 def is_run_table(header: Sequence[str]) -> bool:
@@ -57,7 +39,7 @@ def is_run_table(header: Sequence[str]) -> bool:
     >>> is_run_table(["model", "chip", "devices", "tp", "global_batch", "step_s"])
     True
     """
-    return frozenset(_NAMES.get(column, column) for column in header) >= _NEEDED
+    return frozenset(_names().get(column, column) for column in header) >= _NEEDED
 
 
 def _number(text: str) -> str:
@@ -67,7 +49,7 @@ def _number(text: str) -> str:
 
 
 def standard_cells(cells: Mapping[str, str]) -> dict[str, str]:
-    """Return a row under the names of `RUN_COLUMNS` and its companions, numbers without remarks.
+    """Return a row under the names that `read_run` takes, numbers without remarks.
 
     Examples
     --------
@@ -76,7 +58,7 @@ def standard_cells(cells: Mapping[str, str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for column, cell in cells.items():
-        name, text = _NAMES.get(column, column), (cell or "").strip()
+        name, text = _names().get(column, column), (cell or "").strip()
         if name in _NUMBERS:
             parts = {part.strip() for part in text.split(";")}  # one value for each stage
             text = _number(parts.pop() if len(parts) == 1 else text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from typing import Any
 
 from rich.console import RenderableType
@@ -128,13 +129,10 @@ class Budget:
         if self.tokens is not None:
             self.answer(tokens_per_step=1, step_s=1.0, devices=devices, step_j=0.0)
             return
-        for option, value in (
-            ("--usd-per-device-hour", self._price),
-            ("--usd-per-kwh", self.usd_per_kwh),
-            ("--failures-per-device-day", self.failures_per_device_day),
-        ):
-            if value:
-                raise InvalidInputError(f"{option}: means nothing without --tokens")
+        for field in fields_of(self):
+            if getattr(self, field.name) != field.default:
+                option = field.name.replace("_", "-")
+                raise InvalidInputError(f"--{option}: means nothing without --tokens")
 
     def answer(
         self,

@@ -22,7 +22,7 @@ class Checking:
     """The kind of the file, of those that --schema takes; by default guessed."""
     schema: Annotated[str | None, typer.Option(metavar="KIND")] = None
     """Print the JSON Schema of files of a kind instead: chip, fabric, cluster, space, wafer,
-    wafer-space, fault-map, energy-table, model, software, graph, or all."""
+    wafer-space, fault-map, energy-table, model, software, graph, plan, or all."""
 
 
 def check(
@@ -57,6 +57,8 @@ def _guess_kind(data: object) -> str:
     keys = set(data) if isinstance(data, dict) else set()
     if "layers" in keys:
         return "model"
+    if keys & {"tp", "pp", "dp", "plan", "plans", "global_batch"}:
+        return "plan"
     if "die" in keys:
         return "wafer"
     axes = data.get("axes") if isinstance(data, dict) else None

@@ -19,6 +19,7 @@ from phaze_fast.units import (
     format_bandwidth,
     format_bytes,
     format_flops,
+    format_scaled,
     format_time,
     parse_quantity,
 )
@@ -136,13 +137,7 @@ _COST_FIELDS = (
 )
 
 
-def _joules(joules: float) -> str:
-    for scale, unit in ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ")):
-        if joules >= scale:
-            return f"{joules / scale:.4g} {unit}"
-    return f"{joules / 1e-9:.4g} nJ"
-
-
+_JOULES = [(1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"), (1e-9, "nJ")]
 _TERMS = {name: name for name in ("compute", "port", "buffer", "hbm", "power")}
 _TERMS |= {"units": "overhead", "fill": "fill", "launch": "fixed", "dispatch": "dispatch"}
 """Terms of a product's time, and the fields of its cost that have their seconds."""
@@ -206,7 +201,8 @@ def _breakdown(
         tiles = "nothing to tile: the chip has no HBM"
     lines = [
         f"{name} on {chip.name}: {cost}",
-        f"{moved}; {_joules(cost.energy_j)}; on one core {format_time(cost.one_core_s)}",
+        f"{moved}; {format_scaled(cost.energy_j, _JOULES)}; on one core "
+        f"{format_time(cost.one_core_s)}",
         f"mapping: {block}{split}; {tiles}",
     ]
     if cost.extrapolated:

@@ -128,8 +128,7 @@ class Output:
             The error itself.
         """
         if self.wants_document:
-            status = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
-            self.write({"status": status, "reason": str(error), **more})
+            self.write(unanswered(error, **more))
         raise error
 
 
@@ -161,6 +160,12 @@ class TableOutput(ChartsOutput):
 
     parquet: ToPath = None
     """Write the rows of the result as Parquet."""
+
+
+def unanswered(error: InfeasibleError | UndecidedError, **more: Any) -> dict[str, Any]:
+    """Return the reason why there is no answer as plain data."""
+    status = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
+    return {"status": status, "reason": str(error), **more}
 
 
 def typed() -> str:

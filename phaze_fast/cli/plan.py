@@ -28,6 +28,7 @@ from phaze_fast.cli.output import (
     progress_bar,
     table,
     typed,
+    unanswered,
 )
 from phaze_fast.errors import InfeasibleError, InvalidInputError, check_one_of
 from phaze_fast.hardware import Accelerator, Cluster, presets
@@ -204,12 +205,13 @@ def _tables(
 
 def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None) -> dict[str, Any]:
     """Return all results as plain data; without the front if the search was interrupted."""
+    free = None if plans.free is None else plans.free.to_dict()  # the fastest without its limits
     return {
         "status": plans.status,
         "bound_s": plans.bound_s,
         "gap": plans.gap,
         "space": plans.space,
-        **({} if plans.framework is None else _framework(plans)),
+        **({} if plans.framework is None else {"framework": plans.framework, "free": free}),
         **problem_of(plans.model, plans.cluster),
         "calibration": _chip(plans).calibration.to_dict(),
         **({} if budget is None else {"budget": budget.to_dict()}),
@@ -220,19 +222,6 @@ def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
         "excluded": list(plans.excluded),
         "rejected": plans.rejected,
     }
-
-
-def _no_plan(plans: Plans) -> dict[str, Any]:
-    """Return the reason why there is no plan as plain data."""
-    status = "infeasible" if isinstance(plans.infeasible, InfeasibleError) else "unknown"
-    reason = str(plans.infeasible)
-    return {"status": status, "reason": reason, "plans": [], "rejected": plans.rejected}
-
-
-def _framework(plans: Plans) -> dict[str, Any]:
-    """Return the framework, and the fastest plan without its limits, as plain data."""
-    free = None if plans.free is None else plans.free.to_dict()
-    return {"framework": plans.framework, "free": free}
 
 
 # ---- several clusters side by side ----
@@ -293,8 +282,8 @@ class _Compared:
         """Return what a question of this cluster alone would answer, as plain data."""
         if self.plans.plans:
             return _document(self.plans, self.budget, None)
-        problem = problem_of(self.plans.model, self.plans.cluster)
-        return {**problem, **_no_plan(self.plans)}
+        why = unanswered(self.plans.infeasible, plans=[], rejected=self.plans.rejected)
+        return {**problem_of(self.plans.model, self.plans.cluster), **why}
 
     def columns(self) -> list[str]:
         """Name the columns of `row`."""

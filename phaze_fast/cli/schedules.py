@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import Output, table
 from phaze_fast.schedule import LayerSchedule, read_instances, schedule_instances
+from phaze_fast.tables import picked
 
 _CHARTS = 3
 
@@ -19,11 +20,7 @@ def _data(schedule: LayerSchedule) -> dict[str, Any]:
     instance = schedule.instance
     return {
         "name": instance.name,
-        "status": schedule.status,
-        "makespan": schedule.makespan,
-        "bound": schedule.bound,
-        "gap": schedule.gap,
-        "proved_by": schedule.proved_by,
+        **picked(schedule, "status", "makespan", "bound", "gap", "proved_by"),
         "starts": instance.as_given(schedule.starts),
         "cores": instance.as_given(
             [
@@ -33,8 +30,7 @@ def _data(schedule: LayerSchedule) -> dict[str, Any]:
         ),
         "utilization": schedule.utilization,
         "critical_path": list(schedule.critical_path),
-        "nodes": schedule.nodes,
-        "solve_s": schedule.solve_s,
+        **picked(schedule, "nodes", "solve_s"),
     }
 
 

@@ -38,6 +38,7 @@ from phaze_fast.planning.throughput import MFU_CONVENTION
 from phaze_fast.report import report_page
 from phaze_fast.report.result import SearchResult
 from phaze_fast.robust import Information, RobustResult
+from phaze_fast.tables import picked
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bandwidth, format_bytes, format_time, parse_quantity
 
@@ -54,10 +55,7 @@ def _progress_text(progress: Progress) -> str:
     return f"{placed}; best {format_time(progress.incumbent)}, gap {gap:.2%}"
 
 
-def _plain(progress: Progress) -> dict[str, Any]:
-    names = ("seconds", "bounded", "scheduled", "placed", "open", "incumbent", "bound")
-    values = {name: getattr(progress, name) for name in names}
-    return {k: v if math.isfinite(v) else None for k, v in values.items()}
+_FIGURES = ("seconds", "bounded", "scheduled", "placed", "open", "incumbent", "bound")
 
 
 @contextlib.contextmanager
@@ -84,8 +82,10 @@ def _shown_progress(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
         now = time.monotonic()
         if now - last[0] >= _EVERY_S or progress.open == 0:
             last[0] = now
+            values = picked(progress, *_FIGURES).items()
+            finite = {k: v if math.isfinite(v) else None for k, v in values}
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(json.dumps({"progress": _plain(progress)}) + "\n")
+                sys.stderr.write(json.dumps({"progress": finite}) + "\n")
                 sys.stderr.flush()
 
     yield write
@@ -103,20 +103,17 @@ _STEPS = {
 }
 
 
-def _hbm(design: Design) -> str:
-    hbm = design.chip.hbm
-    if hbm is None:
-        return "none"
-    return f"{format_bytes(design.hbm_bytes)}, {format_bandwidth(hbm.bandwidth_bytes_per_s)}"
-
-
 def _chip_cells(design: Design) -> list[str]:
     tensor, vector, chip = design.chip.tensor_core, design.chip.vector_core, design.chip
+    memory = "none"
+    if chip.hbm is not None:
+        rate = format_bandwidth(chip.hbm.bandwidth_bytes_per_s)
+        memory = f"{format_bytes(design.hbm_bytes)}, {rate}"
     return [
         f"{tensor.count} x {tensor.width}x{tensor.depth}",
         f"{vector.count} x {vector.lanes}",
         format_bytes(chip.buffer.capacity_bytes),
-        _hbm(design),
+        memory,
         f"{design.area_mm2:.2f}",
     ]
 
@@ -134,15 +131,12 @@ def _top(result: SearchResult) -> RenderableType:
     if is_narrow():
         shown = [0, 1, 2, 3, 6, 9]
         columns, rows = [columns[k] for k in shown], [[row[k] for k in shown] for row in rows]
-    several = "; times and rates are geometric means, joules are sums" if _several(result) else ""
+    several = "; times and rates are geometric means, joules are sums"
+    several = several if len(result.problems) > 1 else ""
     proven = (
         "" if result.complete else "only the bound below is proven, not that these are the best"
     )
     return table(f"The best chips{several}", columns, rows, proven)
-
-
-def _several(result: SearchResult) -> bool:
-    return len(result.problems) > 1
 
 
 def _certificate(result: SearchResult) -> RenderableType:
@@ -448,22 +442,14 @@ def search_chips(
             cluster,
             training,
             weights=None if goal.weights is None else numbers(goal.weights, "--weights", float),
-            top=goal.top,
             pareto=tuple(name.strip() for name in goal.pareto.split(",") if name.strip()),
-            time_limit_s=run.time_limit_s,
-            max_points=run.max_points,
             threads=threads,
-            executor=run.executor,
-            resume=run.resume,
             cache=run.cache_folder,
             progress=progress,
-            objective=goal.objective,
-            portfolio=goal.portfolio,
-            uncertainty=doubts.uncertainty,
-            tolerance=doubts.tolerance,
-            samples=doubts.samples,
-            seed=doubts.seed,
             stop=stop,
+            **picked(goal, "top", "objective", "portfolio"),
+            **picked(run, "time_limit_s", "max_points", "executor", "resume"),
+            **picked(doubts, "uncertainty", "tolerance", "samples", "seed"),
         )
     for message in result.outcome.notes:
         note(message)

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import Output, PresetName, fields, table
+from phaze_fast.tables import picked
 from phaze_fast.units import format_area, format_bandwidth, format_bytes, format_flops
 from phaze_fast.wafer import WAFER_SPACES, WAFERS, Wafer, WaferSpace, load_wafer, wafer_totals
 from phaze_fast.wafer.hardware.space import load_wafer_or_space
@@ -17,14 +18,11 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
         **wafer.model_dump(mode="json"),
         "grid": wafer.grid,
         "live_dies": wafer.dies,
-        "all_dies": wafer.all_dies,
-        "link_bytes_per_s": wafer.link_bytes_per_s,
+        **picked(wafer, "all_dies", "link_bytes_per_s"),
         "tiers": [vars(tier) for tier in wafer.tiers()],
         "memory_bytes": wafer.memory_bytes,
         "peak_flops": {kind: wafer.peak_flops(kind) for kind in wafer.chip.tensor_core.rates},
-        "area_mm2": wafer.area_mm2,
-        "die_yield": wafer.die_yield,
-        "expected_dead": wafer.expected_dead,
+        **picked(wafer, "area_mm2", "die_yield", "expected_dead"),
         **vars(wafer_totals(wafer)),
     }
 
@@ -34,20 +32,12 @@ def _each(wafer: Wafer) -> str:
     return " for each wafer" if wafer.wafer_count > 1 else ""
 
 
-def _power(wafer: Wafer) -> str:
-    totals = wafer_totals(wafer)
-    said = f"{totals.die_peak_w:,.0f} W a die, {totals.peak_w / 1e3:,.1f} kW in all{_each(wafer)}"
-    if wafer.power_cap_w is None:
-        return said
-    return f"{said}; {wafer.power_cap_w / 1e3:,.1f} kW can be supplied"
-
-
-def _sums(wafer: Wafer) -> str:
-    return "; they sum" if wafer.switch is not None and wafer.switch.sums else ""
-
-
 def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
     x, y = (format_bandwidth(rate) for rate in wafer.link_bytes_per_s)
+    totals, cap_w, each = wafer_totals(wafer), wafer.power_cap_w, _each(wafer)
+    watts = f"{totals.die_peak_w:,.0f} W a die, {totals.peak_w / 1e3:,.1f} kW in all{each}"
+    watts += "" if cap_w is None else f"; {cap_w / 1e3:,.1f} kW can be supplied"
+    sums = "; they sum" if wafer.switch is not None and wafer.switch.sums else ""
     rates = ", ".join(
         f"{kind} {format_flops(wafer.peak_flops(kind))}" for kind in wafer.chip.tensor_core.rates
     )
@@ -56,8 +46,8 @@ def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
         ("die", str(wafer.chip)),
         ("links", f"{x} along rows, {y} along columns, per direction")
         if wafer.switch is None
-        else ("switches", f"{x} from each die, per direction{_sums(wafer)}"),
-        ("peak", f"{rates}{_each(wafer)}"),
+        else ("switches", f"{x} from each die, per direction{sums}"),
+        ("peak", f"{rates}{each}"),
     ]
     pairs += [
         (
@@ -68,14 +58,10 @@ def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
         for tier in wafer.tiers()
     ]
     pairs += [
-        ("area used", f"{format_area(wafer.area_mm2)}{_each(wafer)}"),
+        ("area used", f"{format_area(wafer.area_mm2)}{each}"),
         ("yield of a die", f"{wafer.die_yield:.1%}; {wafer.expected_dead:.1f} dead expected"),
-        ("peak power", _power(wafer)),
-        (
-            "cost",
-            f"about {wafer_totals(wafer).cost_usd:,.0f} dollars of silicon, memory and assembly"
-            f"{_each(wafer)}",
-        ),
+        ("peak power", watts),
+        ("cost", f"about {totals.cost_usd:,.0f} dollars of silicon, memory and assembly{each}"),
         *(("source", source) for source in wafer.sources),
     ]
     if wafer.notes:

@@ -25,7 +25,7 @@ from phaze_fast.cli.output import ChartsOutput, JsonPath, Output, ToPath, note, 
 from phaze_fast.documents import csv_rows
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
-from phaze_fast.papers.backtest import backtest
+from phaze_fast.papers.backtest import FEATURES, backtest
 from phaze_fast.papers.reproduce import PAPERS, Reproduced, reproduce
 from phaze_fast.report.backtest_page import backtest_page
 from phaze_fast.units import format_time
@@ -226,10 +226,8 @@ def _backtest_tables(document: dict[str, Any]) -> list[RenderableType]:
         for row in document["directions"]
     ]
     if moves:
-        names = ["array", "arrays", "multipliers", "vector cores", "buffer", "HBM/FLOP", "links"]
-        parts.append(
-            table("Does the best chip change as the real one did?", ["step", *names], moves)
-        )
+        title = "Does the best chip change as the real one did?"
+        parts.append(table(title, ["step", *FEATURES.values()], moves))
     runs = [
         [
             row["name"],

@@ -136,23 +136,16 @@ def _compared(both: Sequence[RunGroup]) -> RenderableType:
     return table("Two models on the same rows", columns, rows)
 
 
-def _step_tables(validation: StepValidation) -> list[RenderableType]:
-    """Lay out errors of measured steps as tables."""
+def _column_tables(validation: Validation | StepValidation) -> list[RenderableType]:
+    """Lay out errors of operators or measured steps as tables; of operators also as scaled."""
+    columns, kind = ["column", *_ERRORS], validation.kind
     rows = [[name, *_errors(error)] for name, error in validation.columns.items()]
-    title = f"{validation.chip} against measured {validation.kind}: relative errors without sign"
-    return [table(title, ["column", *_ERRORS], rows), _worst_table(validation)]
-
-
-def _operator_tables(validation: Validation) -> list[RenderableType]:
-    """Lay out errors of operators as tables."""
-    rows = [
-        [name, *_errors(error), f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})"]
-        for name, error in validation.columns.items()
-    ]
-    title = (
-        f"{validation.chip} against measured {validation.kind} rows: relative errors without sign"
-    )
-    return [table(title, ["column", *_ERRORS, "after one scale>"], rows), _worst_table(validation)]
+    if isinstance(validation, Validation):
+        columns, kind = [*columns, "after one scale>"], f"{kind} rows"
+        for row, error in zip(rows, validation.columns.values(), strict=True):
+            row.append(f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})")
+    title = f"{validation.chip} against measured {kind}: relative errors without sign"
+    return [table(title, columns, rows), _worst_table(validation)]
 
 
 def _operator_data(validation: Validation, calibration: Calibration) -> dict[str, Any]:
@@ -255,11 +248,11 @@ def _validated(
         )
     if is_step_table(frozenset(header)):
         steps = validate_steps(file, presets.chip(how.chip or "h200"), how.configs)
-        return steps, _step_tables, steps.to_dict
+        return steps, _column_tables, steps.to_dict
     if how.chip is None:
         raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
     chip = presets.chip(how.chip)
     operators = validate(file, chip)
     if chip.calibration.note:
         note(chip.calibration.note)
-    return operators, _operator_tables, lambda: _operator_data(operators, chip.calibration)
+    return operators, _column_tables, lambda: _operator_data(operators, chip.calibration)

@@ -6,8 +6,11 @@ tensor-parallel devices first, then those of a context group, then replicas.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple, get_args
 
@@ -360,6 +363,8 @@ class RankGroups(NamedTuple):
     visits: tuple[int, ...]
     """How many ranks of each group a row visits, where it is sent once to each node; 0 where a row
     is sent as often as its payload says."""
+    limited: tuple[int, int] = (1, 1)
+    """Groups of experts, and how many of these a row's experts are from (node-limited routing)."""
 
     @property
     def devices(self) -> int:
@@ -396,7 +401,11 @@ def rank_groups(graph: OpGraph | LayerGraph) -> RankGroups | None:
         "expert": (s.ep, s.expert_width, visits),
         "expert-tensor": (s.expert_width, 1, 0),
     }
-    return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True))
+    limited = (1, 1)
+    if moe is not None and moe.groups is not None and moe.top_groups is not None:
+        limited = (moe.groups, moe.top_groups)
+    ranks, stride, visited = zip(*(laid_out[name] for name in GROUPS), strict=True)
+    return RankGroups(ranks, stride, visited, limited)
 
 
 def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> None:
@@ -411,8 +420,7 @@ def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> 
 def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> float:
     """Return the share of an expert exchange that is sent if each row goes once to each node.
 
-    Of n nodes (or n devices of one node), the k experts of a row are on n(1 - (1 - 1/n)^k)
-    different ones on average.
+    Units that a row is sent to are nodes, or devices if the group lies in one node.
     """
     k = groups.visits[group]
     wired = fabric.fabric if isinstance(fabric, Cluster) else fabric
@@ -423,7 +431,36 @@ def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> 
     if size is not None:
         nodes = len(np.unique(np.arange(units) * groups.stride[group] // size))
         units = nodes if nodes > 1 else units
-    return float(units * (1.0 - (1.0 - 1.0 / units) ** k) / k)
+    return _units_met(units, k, *groups.limited) / k
+
+
+@lru_cache(maxsize=4096)
+def _units_met(units: int, visits: int, groups: int, chosen: int) -> float:
+    """Return on how many units the experts of a row are, on average.
+
+    Units, and groups of experts, are equal runs of experts. A row chooses `chosen` of the groups,
+    all sets of these being equally likely, and then each of its experts in these alike. Without
+    groups that is n(1 - (1 - 1/n)^k) of n units for k experts.
+    """
+    if chosen >= groups:
+        return float(units * (1.0 - (1.0 - 1.0 / units) ** visits))
+    met, wide = 0.0, Fraction(groups, units)
+    for unit in range(units):
+        begin, end = unit * wide, (unit + 1) * wide
+        touched = range(math.floor(begin), math.ceil(end))
+        parts = [  # of each group in this unit
+            min(Fraction(g + 1), end) - max(Fraction(g), begin) for g in touched
+        ]
+        cut = [part for part in parts if part < 1]  # two at most
+        for own in itertools.chain.from_iterable(
+            itertools.combinations(cut, count) for count in range(len(cut) + 1)
+        ):
+            for whole in range(min(chosen - len(own), len(parts) - len(cut)) + 1):
+                ways = math.comb(len(parts) - len(cut), whole)
+                ways *= math.comb(groups - len(parts), chosen - len(own) - whole)
+                share = float(sum(own) + whole) / chosen
+                met += ways * (1.0 - (1.0 - share) ** visits)
+    return met / math.comb(groups, chosen)
 
 
 @lru_cache(maxsize=4096)

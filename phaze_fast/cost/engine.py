@@ -75,6 +75,7 @@ class Costs(Brief):
 
     _contention: float = 0.0
     _overlapped: tuple[str, ...] = ()
+    _shared_experts: bool = False
     """Groups whose collectives run while other passes of the same layer compute."""
 
     def _places_of(self, graph: int) -> list[tuple[int, Array, Array]]:
@@ -141,6 +142,32 @@ class Costs(Brief):
         """
         return replace(self, _overlapped=tuple(groups))
 
+    def with_shared_experts(self) -> Costs:
+        """Return the costs if shared experts run while rows are sent to routed ones and back.
+
+        The first products and the activation run while rows are sent, the last product while they
+        return; in a backward pass likewise (Megatron-Core, shared_experts.py).
+        """
+        return replace(self, _shared_experts=True)
+
+    def _beside_shared_s(self, graph: int, chip: int | None) -> Array:
+        """Seconds of collectives without what shared experts hide."""
+        network, names = self._network_s[graph], self.graphs[graph].names
+        shared = [k for k, name in enumerate(names) if name.removeprefix("d-").startswith("shared")]
+        exchanges = {name.removeprefix("d-"): k for k, name in enumerate(names)}
+        if not shared or "dispatch" not in exchanges:
+            return network
+        compute_s = self._look_up("time_s", graph, chip)
+        seconds = np.array(np.broadcast_to(network, (len(compute_s), network.shape[-1])))
+        last = [k for k in shared if "shared-down" in names[k]]
+        first = [k for k in shared if k not in last and names[k] != "shared-sum"]
+        for name, beside in (("dispatch", first), ("combine", last)):
+            at = exchanges[name]
+            own_s = seconds[:, at]
+            left_s = own_s - compute_s[:, beside].sum(axis=1)
+            seconds[:, at] = np.maximum(self._contention * own_s, left_s)
+        return seconds
+
     def _overlap_exposed_s(self, graph: int, chip: int | None) -> Array:
         """Seconds of collectives without what the passes of another micro-batch hide."""
         network, codes = self._network_s[graph], [GROUPS.index(name) for name in self._overlapped]
@@ -161,6 +188,8 @@ class Costs(Brief):
         network, names = self._network_s[graph], self.graphs[graph].names
         if self._overlapped:
             network = self._overlap_exposed_s(graph, chip)
+        elif self._shared_experts:
+            network = self._beside_shared_s(graph, chip)
         rings = _rings(names)
         if not rings:
             return network

@@ -212,7 +212,7 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
         "global_batch": spec.global_batch,
         "seq": spec.seq or model.seq,
         "sequence_parallel": spec.sequence_parallel and spec.tp > 1,
-        "stages_inside": spec.rank_order == "stages-inside",
+        "stages_inside": spec.rank_order == "stages-inside" and spec.zero < 2,
         **_stages(request),
         **_sharding(request),
         **recompute,
@@ -256,6 +256,7 @@ def _sharding(request: Request) -> Terms:
     if spec.zero >= 2:
         strategies = flag_names("megatron").tables["fsdp_strategies"]
         terms |= {"fsdp": True, "fsdp_strategy": strategies[spec.zero]}
+        terms["fsdp_checkpoints"] = "fsdp_dtensor"  # no other format is accepted
     return terms
 
 

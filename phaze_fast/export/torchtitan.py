@@ -10,6 +10,7 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError, not_accepted, printable
 from phaze_fast.export.request import (
     Chunk,
+    FlagNames,
     Request,
     Unexpressed,
     flag_names,
@@ -68,21 +69,28 @@ def write_torchtitan(request: Request) -> tuple[str, list[Unexpressed]]:
         settings["stages"] = [_modules(chunk) for chunk in request.chunks]
     settings["recompute"] = "none" if request.modes <= {"none"} else "full"
     if spec.precision.name in framework_precisions("torchtitan", request.model)[1:]:
-        settings |= {"converters": ["float8"], "unconverted": ["output", "router.gate"]}
+        settings["converters"] = _converters(names, request.model)
         settings["float8"] = names.tables["float8"][spec.precision.name]
+        settings["unconverted"] = ["output", "router.gate"]
         if request.model.moe is not None:
             settings["converted_experts"] = ["experts"]
     lines = request.remarks(names, missing)
     head = "".join(f"# {printable(line)}\n" for line in lines)
-    return head + _toml(names.nested(settings)), missing
+    return head + _toml({names[key]: value for key, value in settings.items()}), missing
 
 
-def _toml(data: Mapping[str, Mapping[str, Any]]) -> str:
-    sections = []
-    for section, values in data.items():
-        lines = [f"{key} = {_value(value)}" for key, value in values.items()]
-        sections.append(f"\n[{section}]\n" + "\n".join(lines) + "\n")
-    return "".join(sections)
+def _converters(names: FlagNames, model: TransformerModel) -> list[str]:
+    """Names of the converters of linear layers and of experts: the sections of their settings."""
+    keys = ["float8", "converted_experts"] if model.moe is not None else ["float8"]
+    return [names[key].rpartition(".")[0] for key in keys]
+
+
+def _toml(settings: Mapping[str, object]) -> str:
+    sections: dict[str, list[str]] = {}
+    for path, value in settings.items():
+        section, _, key = path.rpartition(".")
+        sections.setdefault(section, []).append(f"{key} = {_value(value)}\n")
+    return "".join(f"\n[{section}]\n{''.join(lines)}" for section, lines in sections.items())
 
 
 def _value(value: object) -> str:
@@ -130,7 +138,8 @@ def read_torchtitan(
                 f"a multiple of {tp} x {pp} x {cp} x {replicas}"
             )
         shards = devices // (tp * pp * cp * replicas)
-    dp, etp = replicas * shards, number("etp", tp)
+    dp, ep = replicas * shards, number("ep", 1)
+    etp = number("etp", 1) if ep > 1 else tp
     local, batch = number("micro_batch_pp1", 8), number("global_batch", -1)
     batch = batch if batch > 0 else local * dp
     schedule, vpp, sizes = _read_stages(job, pp, model)
@@ -143,7 +152,7 @@ def read_torchtitan(
         "cp": cp,
         "dp": dp,
         "cp_kind": cp_kind,
-        "ep": number("ep", 1),
+        "ep": ep,
         "etp": None if etp == tp else etp,
         "micro_batch": number("micro_batch", 1) if pp > 1 else local,
         "global_batch": batch,
@@ -176,8 +185,11 @@ def _read_precision(job: _Job, model: TransformerModel) -> str:
     converters = job.value("converters") or []
     if converters == []:
         return BF16
-    if converters != ["float8"]:
-        raise not_accepted(job.names["converters"], converters, "['float8'] or none")
+    if converters != _converters(job.names, model):
+        expected = (
+            f"{_converters(job.names, model)} or none: a plan has one format for all products"
+        )
+        raise not_accepted(job.names["converters"], converters, expected)
     recipe = job.value("float8") or "tensorwise"
     name = str(job.names.meaning("float8", "float8", recipe))
     converted = "experts" in (job.value("converted_experts") or [])

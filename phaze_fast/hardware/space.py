@@ -203,7 +203,7 @@ class SpaceSpec(Record):
     what: ClassVar[str] = "space"
     name: str = Field(min_length=1)
     """Name of the space."""
-    base: Annotated[Accelerator, NamedOr()]
+    base: Annotated[Accelerator, NamedOr(CHIPS.load)]
     """The chip that supplies every field without an axis; in a file also a preset's name."""
     axes: Annotated[OrderedFrozenDict[str, tuple[float | str, ...]], _AXES_SCHEMA]
     """Values of each field, for example ``tensor_core.width: [8, 16, 32]`` or
@@ -221,7 +221,7 @@ class SpaceSpec(Record):
     above_power: Literal["drop", "slow"] = "drop"
     """What happens to chips above it: they are excluded, or run at the highest clock that it allows
     (docs/robust.md); those above it by leakage and HBM alone are always excluded."""
-    sustained: Annotated[SustainedRates | None, NamedOr()] = None
+    sustained: Annotated[SustainedRates | None, NamedOr(SUSTAINED.load)] = None
     """Shares of their peaks that the chips reach, in a file also a preset's name (tpu); by default
     all of them, as in the PHAZE paper. Not for a base that has rates of its own."""
     package: PackageModel | None = None
@@ -230,16 +230,6 @@ class SpaceSpec(Record):
     """Keep chips with at least this much memory."""
     max_hbm_bytes: Bytes | None = None
     """Keep chips with at most this much memory."""
-
-    @field_validator("base", mode="before")
-    @classmethod
-    def _named_base(cls, value: object) -> object:
-        return CHIPS.load(value) if isinstance(value, str) else value
-
-    @field_validator("sustained", mode="before")
-    @classmethod
-    def _named_rates(cls, value: object) -> object:
-        return SUSTAINED.load(value) if isinstance(value, str) else value
 
     @field_validator("axes", mode="before")
     @classmethod

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from phaze_fast import _core
+from phaze_fast.documents import package_data
 from phaze_fast.errors import nearest
 from phaze_fast.records import (
     Fraction,
@@ -38,53 +39,13 @@ Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e24)]
 
 _VECTOR_FUNCTIONS = _core.FUNCTIONS[4:]
 
-# Lane operations per element where a chip says nothing else: additions, multiplications and
-# comparisons counted as one, a division or square root as four, an exponential as six.
-_OPERATIONS = {
-    "add": 1.0,
-    "multiply": 1.0,
-    "copy": 1.0,
-    "relu": 1.0,
-    "gelu": 14.0,
-    "silu": 12.0,
-    "softmax": 13.0,
-    "layernorm": 7.0,
-    "rmsnorm": 4.0,
-    "dropout": 10.0,
-    "rotary": 4.0,
-    "embedding": 1.0,
-    "cross-entropy": 9.0,
-    "adamw": 19.0,
-    "multiply-backward": 2.0,
-    "relu-backward": 2.0,
-    "gelu-backward": 20.0,
-    "silu-backward": 16.0,
-    "softmax-backward": 4.0,
-    "layernorm-backward": 14.0,
-    "rmsnorm-backward": 10.0,
-    "dropout-backward": 2.0,
-    "rotary-backward": 4.0,
-    "embedding-backward": 1.0,
-    "cross-entropy-backward": 9.0,
-    "strided": 1.0,
-    "transpose": 1.0,
-    "reduce": 1.0,
-    "reduce-columns": 1.0,
-    "product-fp32": 2.0,  # a multiply-add, and loads from shared memory: no tensor core
-    "batchnorm": 7.0,
-    "batchnorm-backward": 14.0,
-    "batchnorm-nchw": 7.0,
-    "batchnorm-nchw-backward": 14.0,
-    "groupnorm": 7.0,
-    "groupnorm-backward": 14.0,
-    "layernorm-plain-backward": 12.0,
-    "pool": 9.0,
-    "pool-backward": 9.0,
-    **dict.fromkeys(_core.FUNCTIONS[_core.FIRST_CONVOLUTION :], 0.0),
-    **{name: 2.0 for name in _core.FUNCTIONS if name.startswith("depthwise")},
-    "layout": 0.0,
-    "layout-weights": 0.0,
-}
+
+@cache
+def _operations() -> dict[str, float]:
+    """Return the usual lane operations per element of every vector function, from its data file."""
+    listed = package_data(__package__, "operations.yaml")
+    counts = {name: count for count, names in listed.items() for name in names.split()}
+    return {name: counts.get(name, 0.0) for name in _VECTOR_FUNCTIONS}
 
 
 class FunctionCost(Record):
@@ -113,7 +74,7 @@ class FunctionCost(Record):
 
     def with_operations(self, name: str) -> Self:
         """Return the cost with the usual operations of a function where it gives none."""
-        usual = {} if self.ops_per_element is not None else {"ops_per_element": _OPERATIONS[name]}
+        usual = {} if self.ops_per_element is not None else {"ops_per_element": _operations()[name]}
         return self.model_copy(update=usual)
 
 
@@ -284,7 +245,7 @@ class Tuning(Record):
         0.5
         """
         functions = {}
-        for name in _OPERATIONS:
+        for name in _operations():
             cost = _cost_of(self.functions, name)
             functions[name] = cost.replace(
                 ops_per_element=(cost.ops_per_element or 0.0) / factor,
@@ -370,7 +331,7 @@ def _filled_record(
         for i, (m, n) in enumerate(blocks):
             row[f"{kind}_m"][i], row[f"{kind}_n"][i] = m, n
     for code, name in enumerate(_core.FUNCTIONS):
-        if name in _OPERATIONS:
+        if name in _operations():
             cost = _cost_of(tuning.functions, name)
             row["functions"][code] = tuple(getattr(cost, n) for n in FunctionCost.model_fields)
     return record

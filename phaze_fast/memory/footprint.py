@@ -68,6 +68,7 @@ STAGE_DTYPE = np.dtype(
         ("expert_parameters", "f8"),  # the part of these in experts
         ("ep", "f8"),  # replicas that have different experts (`Strategy.expert_spread`); 0 = 1
         ("largest_layer", "f8"),  # parameters of the largest single layer on this device
+        ("largest_trained", "f8"),  # the same of those that are trained
         ("stash_bytes", "f8"),  # activations of one micro-batch, all layers of the stage
         ("live_bytes", "f8"),  # of one layer while it is recomputed
         ("head_bytes", "f8"),  # of the head, on the last stage
@@ -215,6 +216,9 @@ def stage_row(
         row["more_state_bytes"] += copied_state_bytes(graph, spec)
     row["ep"] = strategy.expert_spread
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
+    row["largest_trained"] = max(
+        layer.device_parameters - layer.frozen_parameters for layer in layers
+    )
     row["stash_bytes"] = stash
     work = {layer.kind: layer.work_bytes for layer in layers}
     row["live_bytes"] = max(

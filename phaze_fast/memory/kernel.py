@@ -40,7 +40,7 @@ _in_flight = _rule("phaze_in_flight", _f8, *[_i8] * 5)
 _shared = _rule("phaze_shared_parameters", _f8, *[_f8] * 4)
 _state_bytes = _rule("phaze_state_bytes", types.void, *[_f8] * 10, _i8, *[_f8] * 3, _out)
 _mean_weight_bytes = _rule("phaze_mean_weight_bytes", _f8, *[_f8] * 4)
-_gathered = _rule("phaze_gathered_bytes", _f8, _i8, *[_f8] * 3)
+_unsharded = _rule("phaze_unsharded_bytes", _f8, _i8, *[_f8] * 5)
 _peak_total = _rule("phaze_peak_total", _f8, *[_f8] * 11, _i8, _f8, _f8)
 _peak = _rule("phaze_peak", _i8, *[_f8] * 11, _i8, _f8, _f8, _out)
 
@@ -78,7 +78,10 @@ def fill(rows: Array, out: Array, fragmentation: float) -> None:
         weight_bytes = _mean_weight_bytes(
             row["parameters"], row["packed_parameters"], row["packed_bytes"], row["weight_bytes"]
         )
-        buffers += _gathered(zero, row["largest_layer"], weight_bytes, shards)
+        buffers += _unsharded(
+            zero, row["largest_layer"], row["largest_trained"], weight_bytes,
+            0.0 if row["late_gradients"] else row["gradient_bytes"], shards,
+        )  # fmt: skip
         instant = _peak(
             row["stash_bytes"], row["live_bytes"], row["head_bytes"], buffers, late, last, first,
             first_stash, waiting, float(row["micro_batches"]), share, 0, 0.0, 0.0, peak.ctypes,
@@ -96,12 +99,12 @@ def fill(rows: Array, out: Array, fragmentation: float) -> None:
 
 
 # Columns of the arrays that `_write_kinds` fills, one row per kind of layer, bytes.
-_STATE, _LATE, _GATHERED = 0, 1, 2
+_STATE, _LATE, _UNSHARDED = 0, 1, 2
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds: Array) -> None:
-    """Write the state, late gradients and gathered weights of one layer of each kind."""
+    """Write the state, late gradients and unsharded bytes of one layer of each kind."""
     sharing = layout["shard"] if layout["shard"] > 0 else layout["dp"]
     shards, zero = float(sharing * strategy["cp"]), layout["zero"]
     ep = float(strategy["etp"] * strategy["ep"]) / float(strategy["tp"])
@@ -118,14 +121,17 @@ def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds:
         late = state[1] if training["late_gradients"] else 0.0
         kinds[k, _STATE] = (state[0] + (state[1] - late) + state[2]) + state[3]
         kinds[k, _LATE] = late
-        kinds[k, _GATHERED] = 0.0
+        kinds[k, _UNSHARDED] = 0.0
         if sizes[k]["boundary"] == 0:
-            kinds[k, _GATHERED] = sizes[k]["shape_bytes"]
+            kinds[k, _UNSHARDED] = sizes[k]["shape_bytes"]
             weight_bytes = _mean_weight_bytes(
                 parameters, sizes[k]["packed_parameters"], sizes[k]["packed_bytes"],
                 training["weight_bytes"],
             )  # fmt: skip
-            kinds[k, _GATHERED] += _gathered(zero, parameters, weight_bytes, shards)
+            kinds[k, _UNSHARDED] += _unsharded(
+                zero, parameters, parameters - sizes[k]["frozen_parameters"], weight_bytes,
+                0.0 if training["late_gradients"] else training["gradient_bytes"], shards,
+            )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -166,7 +172,7 @@ def _longest_stage(
                 live = max(live, own)
             stash += sizes[k]["stash_bytes"][v]
             once += sizes[k]["once_bytes"]
-            gathered = max(gathered, kinds[k, _GATHERED])
+            gathered = max(gathered, kinds[k, _UNSHARDED])
             late += kinds[k, _LATE]
             if boundary and i == len(order):
                 late_last = kinds[k, _LATE]
@@ -204,7 +210,7 @@ def _fewest_blocks_fit(
     for k in range(len(counts)):
         if counts[k] > 0 and sizes[k]["boundary"] == 0:
             blocks += counts[k]
-            state, gathered = min(state, kinds[k, _STATE]), min(gathered, kinds[k, _GATHERED])
+            state, gathered = min(state, kinds[k, _STATE]), min(gathered, kinds[k, _UNSHARDED])
             late = min(late, kinds[k, _LATE])
     fewest = chunks * (blocks // (stages * chunks)) - (2 if stages <= 2 else 0)
     if fewest <= 0:

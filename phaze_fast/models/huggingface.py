@@ -25,15 +25,9 @@ from phaze_fast.tables import needed
 # ---- configurations ----
 
 _ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "quick_gelu": "gelu",
-    "relu": "relu",
-    "relu2": "relu",
-    "silu": "silu",
-    "swish": "silu",
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu"), "gelu"),
+    **dict.fromkeys(("relu", "relu2"), "relu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
 }
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
 
@@ -273,10 +267,6 @@ def _mpt(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _bigcode(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"kv_heads": 1 if f.flag("multi_query = true") else fields["heads"]}
-
-
 def _gpt_neo(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = f.take("attention_layers", None)
     if kinds is None:
@@ -350,11 +340,6 @@ def _glm4_moe(f: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**_biased(f, _fine_grained(f, fields)), "head_dim": width}
 
 
-def _roberta(_: Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
-    # The first two rows of the position table are for padding.
-    return {"seq": max(1, fields["max_positions"] - 2)}
-
-
 def _t5(f: Fields, _: Any) -> dict[str, Any]:
     kind = f.take("feed_forward_proj", "relu")
     # transformers uses gelu_new for the gated form.
@@ -381,11 +366,14 @@ _FINISH: dict[str, Finish] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
     "deepseek_v2": _deepseek,
     "deepseek_v3": lambda f, fields: _biased(f, _deepseek(f, fields)),
-    **dict.fromkeys(("roberta", "xlm-roberta"), _roberta),
+    # The first two rows of the position table are for padding.
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta"), lambda _, x: {"seq": max(1, x["max_positions"] - 2)}
+    ),
     **dict.fromkeys(("t5", "mt5"), _t5),
     "falcon": _falcon,
     "mpt": _mpt,
-    "gpt_bigcode": _bigcode,
+    "gpt_bigcode": lambda f, x: {"kv_heads": 1 if f.flag("multi_query = true") else x["heads"]},
     "gpt_neo": _gpt_neo,
     "opt": _opt,
     "gpt_oss": lambda _, fields: {"moe": {**fields["moe"], "router_bias": True}},
@@ -431,6 +419,10 @@ def _transformers() -> Any:
     return transformers
 
 
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
     """Build the module of a configuration on the meta device: a causal, masked or seq2seq LM.
 
@@ -446,9 +438,8 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
     try:
         config = transformers.AutoConfig.for_model(**fields)
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InvalidInputError(
-            f"{source}: model_type: transformers cannot read it: {reason}"
+            f"{source}: model_type: transformers cannot read it: {_reason(error)}"
         ) from None
     makers = (
         transformers.AutoModelForCausalLM,
@@ -464,9 +455,8 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
                     warnings.simplefilter("ignore")
                     return maker.from_config(config)
             except Exception as error:
-                reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise InvalidInputError(
-                    f"{source}: transformers cannot build it: {reason}"
+                    f"{source}: transformers cannot build it: {_reason(error)}"
                 ) from None
     raise InvalidInputError(
         f"{source}: model_type: {data.get('model_type')!r} is no causal, masked or "
@@ -595,8 +585,9 @@ def _download(repository: str) -> Path:
     try:
         return Path(hub.hf_hub_download(repository, "config.json"))
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidInputError(f"{repository}: config.json cannot be fetched: {reason}") from None
+        raise InvalidInputError(
+            f"{repository}: config.json cannot be fetched: {_reason(error)}"
+        ) from None
 
 
 def from_hf(config: str | Path | Mapping[str, Any]) -> TransformerModel | GraphModel:

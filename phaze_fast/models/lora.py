@@ -10,10 +10,12 @@ arXiv:2305.14314, section 3: 0.127 bits per parameter); each use first restores 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError, check_one_of, nearest, not_accepted
 from phaze_fast.records import Quantity, Record, Side
 
@@ -23,33 +25,20 @@ PACKED_BYTES = 0.5 + (8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0
 ALL_LINEAR = "all-linear"
 """Every projection of the blocks, routers and routed experts excepted, as PEFT adapts them."""
 
-_ALIASES = {
-    "q": "q_proj query wq",
-    "k": "k_proj key wk",
-    "v": "v_proj value wv",
-    "qkv": "qkv_proj c_attn query_key_value Wqkv linear_qkv",
-    "o": "o_proj out_proj wo linear_proj",
-    "up": "up_proj c_fc fc1 fc_in w3 wi wi_1 dense_h_to_4h",
-    "gate": "gate_proj w1 wi_0",
-    "gate-up": "gate_up_proj linear_fc1",
-    "down": "down_proj fc2 fc_out w2 dense_4h_to_h linear_fc2",
-    "q-down": "q_a_proj",
-    "q-up": "q_b_proj",
-    "kv-down": "kv_a_proj_with_mqa",
-    "kv-up": "kv_b_proj",
-    "experts": "",
-    ALL_LINEAR: "all_linear",
-}
-_NAME_OF = {alias: name for name, text in _ALIASES.items() for alias in (name, *text.split())}
 _BOTH = {"c_proj": ("o", "down")}  # GPT-2 has two projections of this name in a block
 
 
-def _canonical(word: str) -> tuple[str, ...]:
-    if word in _BOTH:
-        return _BOTH[word]
-    if word not in _NAME_OF:
-        raise InvalidInputError(f"targets: {word!r} is not accepted; {nearest(word, _ALIASES)}")
-    return (_NAME_OF[word],)
+def _projections() -> list[str]:
+    """Return the names of projections, in the order in which targets are listed."""
+    return list(package_data(__package__, "lora.yaml"))
+
+
+@cache
+def _named() -> dict[str, tuple[str, ...]]:
+    """Return the projections of every name that a module or a user gives them."""
+    aliases: dict[str, str] = package_data(__package__, "lora.yaml")
+    names = {word: (name,) for name, text in aliases.items() for word in (name, *text.split())}
+    return {**names, **_BOTH}
 
 
 class Lora(Record):
@@ -79,13 +68,16 @@ class Lora(Record):
     @field_validator("targets")
     @classmethod
     def _names(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        names = {name for word in words for name in _canonical(word)}
-        return tuple(name for name in _ALIASES if name in names)
+        for word in words:
+            if word not in _named():
+                hint = nearest(word, _projections())
+                raise InvalidInputError(f"targets: {word!r} is not accepted; {hint}")
+        names = {name for word in words for name in _named()[word]}
+        return tuple(name for name in _projections() if name in names)
 
     def adapts(self, module: str) -> bool:
         """Whether a linear layer has an adapter, by the name of its module."""
-        names = _BOTH.get(module) or (_NAME_OF.get(module, ""),)
-        return bool(set(names) & set(self.targets))
+        return bool(set(_named().get(module, ())) & set(self.targets))
 
     def parameters(self, shapes: Iterable[tuple[int, int]]) -> int:
         """Parameters of the adapters of matrices of some shapes.
@@ -127,7 +119,7 @@ class Lora(Record):
         for name in self.targets:
             if name in wanted and name not in names:
                 raise not_accepted("lora: targets", name, f"some of {', '.join(names)}")
-        return self.replace(targets=tuple(sorted(wanted, key=list(_ALIASES).index)))
+        return self.replace(targets=tuple(sorted(wanted, key=_projections().index)))
 
 
 _PARTS = {"qkv": {"q", "k", "v"}, "gate-up": {"gate", "up"}}

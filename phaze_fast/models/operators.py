@@ -81,8 +81,10 @@ def _run(
 # ---- views ----
 
 
-def _as(x: Tensor, shape: Shape, strides: Shape, backward: Callable[[Tensor], Tensor]) -> Tensor:
-    out = Tensor(x.tape, shape, x.dtype, strides, x.storage)
+def _as(
+    x: Tensor, shape: Shape, strides: Shape, backward: Callable[[Tensor], Tensor], dtype: str = ""
+) -> Tensor:
+    out = Tensor(x.tape, shape, dtype or x.dtype, strides, x.storage)
     _joined(x.tape.node([x]), [out], lambda gradients: [backward(gradients[0])])
     return out
 
@@ -177,7 +179,6 @@ def part(x: Tensor, dim: int, start: int, stop: int) -> Tensor:
     at, full = dim % len(x.shape), x.shape
     if (start, stop) == (0, full[at]):
         return alias(x)
-
     return _cut(x, (*full[:at], stop - start, *full[at + 1 :]), x.strides)
 
 
@@ -755,11 +756,6 @@ def _chosen(name: str, x: Tensor, shape: Shape, keepdim: bool) -> tuple[Tensor, 
     return _run(name, [x], out, backward, others=[places], keeps=[places]), places
 
 
-def values(pair: tuple[Tensor, Tensor]) -> Tensor:
-    """Values of a result that has values and places."""
-    return pair[0]
-
-
 def gather(x: Tensor, places: Tensor) -> Tensor:
     """Values of rows at some places."""
     out = Tensor(x.tape, places.shape, x.dtype)
@@ -878,17 +874,13 @@ def _written(whole: Tensor, base: Tensor | None, x: Tensor) -> Tensor:
 def complex_view(x: Tensor) -> Tensor:
     """Pairs of numbers as complex ones."""
     strides = tuple(step // 2 for step in x.strides[:-1])
-    out = Tensor(x.tape, x.shape[:-1], "complex64", strides, x.storage)
-    _joined(x.tape.node([x]), [out], lambda gradients: [real_view(gradients[0])])
-    return out
+    return _as(x, x.shape[:-1], strides, real_view, "complex64")
 
 
 def real_view(x: Tensor) -> Tensor:
     """Complex numbers as pairs."""
     strides = (*(2 * step for step in x.strides), 1)
-    out = Tensor(x.tape, (*x.shape, 2), "float32", strides, x.storage)
-    _joined(x.tape.node([x]), [out], lambda gradients: [complex_view(gradients[0])])
-    return out
+    return _as(x, (*x.shape, 2), strides, complex_view, "float32")
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:

@@ -44,6 +44,12 @@ class NotATransformerError(Exception):
     """A layer that the fields of a transformer cannot describe; the message gives the reason."""
 
 
+def _refuse_if(differs: object, why: str) -> None:
+    """Raise where a layer has something that the fields of a transformer cannot describe."""
+    if differs:
+        raise NotATransformerError(why)
+
+
 @dataclass(frozen=True)
 class Norm:
     """A norm: one operator, or a sequence of operators that compute it."""
@@ -271,17 +277,14 @@ class Skeleton:
         """Recognise the feed-forward layer that ends in a down-projection."""
         ends, passed = self._walk(self.ops[down].inputs, self.gemms)
         curves = [at for at in passed if self.ops[at].kind == "activation"]
-        if not curves or ENTERS in ends:
-            raise NotATransformerError("a product that follows no non-linearity")
-        if len(curves) != 1:
-            raise NotATransformerError("several non-linearities before a product")
+        _refuse_if(not curves or ENTERS in ends, "a product that follows no non-linearity")
+        _refuse_if(len(curves) != 1, "several non-linearities before a product")
         name = self.names[curves[0]]
         (before,) = self.ops[curves[0]].inputs[:1]
         scaled = before >= 0 and self.names[before] == "mul"
         plain = scaled and sum(self.ops[at].n for at in ends) == self.ops[down].k
         curve = {"tanh": "gelu", "sigmoid": "gelu" if plain else "silu"}.get(name, name)
-        if curve not in ("gelu", "relu", "silu"):
-            raise NotATransformerError(f"the non-linearity {name}")
+        _refuse_if(curve not in ("gelu", "relu", "silu"), f"the non-linearity {name}")
         self._explained |= set(curves)
         return FeedForward(tuple(sorted(ends)), down, curve, self.ops[curves[0]].m)
 
@@ -307,21 +310,15 @@ class Skeleton:
                 raise NotATransformerError(f"{op.name} is no part of a transformer's block")
         used = {at for at, op in enumerate(self.ops) if op.kind == "batched-gemm"}
         explicit = 2 * sum(a.explicit for a in self.attentions())
-        if len(used) != explicit:
-            raise NotATransformerError("products of activations outside of attention")
+        _refuse_if(len(used) != explicit, "products of activations outside of attention")
 
 
 # ---- blocks ----
 
 
-def _refuse(why: str) -> NotATransformerError:
-    return NotATransformerError(why)
-
-
 def _biased(sk: Skeleton, products: tuple[int, ...]) -> bool:
     biases = {sk.biased(at) for at in products}
-    if len(biases) != 1:
-        raise _refuse("projections of which some have a bias")
+    _refuse_if(len(biases) != 1, "projections of which some have a bias")
     return biases.pop()
 
 
@@ -331,8 +328,7 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
     if a.queries == a.keys == a.values and len(a.queries) == 1:
         apart = wide - a.heads * a.width
         kv_heads, rest = divmod(apart, 2 * a.width)
-        if rest or kv_heads < 1:
-            raise _refuse("queries, keys and values of other widths than heads")
+        _refuse_if(rest or kv_heads < 1, "queries, keys and values of other widths than heads")
         return {
             "kv_heads": kv_heads,
             "head_dim": a.width,
@@ -343,10 +339,12 @@ def _projections(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], 
         return _latent(sk, a, out)
     products = (*a.queries, *a.keys, *a.values)
     if len(set(products)) != 3:
-        raise _refuse("attention whose queries, keys and values are not three products")
+        raise NotATransformerError(
+            "attention whose queries, keys and values are not three products"
+        )
     widths = [sk.ops[at].n for at in products]
     if widths != [a.heads * a.width, widths[1], widths[1]] or widths[1] % a.width:
-        raise _refuse("queries, keys and values of other widths than heads")
+        raise NotATransformerError("queries, keys and values of other widths than heads")
     fields = {"kv_heads": widths[1] // a.width, "head_dim": a.width}
     return {**fields, "qkv_bias": _biased(sk, products)}, products
 
@@ -364,7 +362,7 @@ def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple
         "value_width": value,
     }
     if plain + latent["rotary_width"] != sk.ops[query].n // a.heads:
-        raise _refuse("latent attention of other widths than heads")
+        raise NotATransformerError("latent attention of other widths than heads")
     used = [query, up, down]
     before = sk.norm_at(sk.above(query))
     if before is not None and before.above != sk.above(down) and ENTERS not in before.above:
@@ -378,8 +376,7 @@ def _latent(sk: Skeleton, a: Attention, out: int) -> tuple[dict[str, Any], tuple
 
 def _out(sk: Skeleton, a: Attention) -> int:
     following = [at for at in sk.gemms if sk.above(at) == {a.last}]
-    if len(following) != 1:
-        raise _refuse("attention that no product follows")
+    _refuse_if(len(following) != 1, "attention that no product follows")
     return following[0]
 
 
@@ -388,7 +385,7 @@ def _dense(sk: Skeleton, ff: FeedForward) -> dict[str, Any]:
     inner = sk.ops[ff.down].k
     widths = [sk.ops[at].n for at in ff.ups]
     if widths not in ([inner], [2 * inner], [inner, inner]):
-        raise _refuse("a feed-forward layer of other widths")
+        raise NotATransformerError("a feed-forward layer of other widths")
     if widths == [2 * inner] and sk.names[ff.ups[0]] != "_grouped_mm":
         shape = {"gated": True, "fused_gate": True}
     else:
@@ -405,10 +402,10 @@ def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[st
     grouped = [at for at in rest if sk.names[at] == "_grouped_mm"]
     down = next((at for at in grouped if sk.ops[at].n == hidden and at == grouped[-1]), None)
     if down is None:
-        raise _refuse("experts without a product down")
+        raise NotATransformerError("experts without a product down")
     routed = sk.feed_forward(down)
     if set(routed.ups) | {down} != set(grouped):
-        raise _refuse("experts of other products than up and down")
+        raise NotATransformerError("experts of other products than up and down")
     experts = sk.ops[down].b
     fields = _dense(sk, routed)
     moe: dict[str, Any] = {
@@ -422,14 +419,14 @@ def _mixture(sk: Skeleton, rest: list[int], hidden: int, length: int) -> dict[st
     if downs:
         shared = sk.feed_forward(downs[0])
         if {"ffn_bias": False, **_dense(sk, shared)}["activation"] != fields["activation"]:
-            raise _refuse("shared experts of another non-linearity")
+            raise NotATransformerError("shared experts of another non-linearity")
         moe["shared_ffn"] = sk.ops[downs[0]].k
         others = [at for at in others if at not in (*shared.ups, shared.down)]
     gates = [at for at in others if sk.ops[at].n == 1]
     if len(gates) == 1 and downs:
         moe["shared_gate"] = True
     if len(router) != 1 or set(others) != {*router, *(gates if downs else ())}:
-        raise _refuse("experts with other products")
+        raise NotATransformerError("experts with other products")
     moe["router_bias"] = sk.biased(router[0])
     sk.explain(
         at
@@ -446,12 +443,14 @@ def _position(sk: Skeleton, first: frozenset[int], out: int) -> tuple[str, Norm 
     if before is not None:
         return "sandwich" if after else "pre", before
     if ENTERS not in first:
-        raise _refuse("a sub-layer whose input is neither a norm nor the residual stream")
+        raise NotATransformerError(
+            "a sub-layer whose input is neither a norm nor the residual stream"
+        )
     if after:
         return "output", None
     if any(norm.above == {ENTERS, out} for norm in sk.norms):
         return "post", None
-    raise _refuse("attention without a norm")
+    raise NotATransformerError("attention without a norm")
 
 
 def _check_trained(layer: GraphLayer) -> None:
@@ -461,10 +460,12 @@ def _check_trained(layer: GraphLayer) -> None:
     back = sum(op.flops for op in layer.backward if op.kind in gradients)
     forward = sum(op.flops for op in products)
     if abs(back - 2.0 * forward) > 0.05 * forward:
-        raise _refuse("a block with other gradients than those of all inputs and weights")
+        raise NotATransformerError(
+            "a block with other gradients than those of all inputs and weights"
+        )
     widest = max((op for op in products if op.b == 1), key=lambda op: op.flops, default=None)
     if widest is None or widest.write_bytes != 2.0 * widest.m * widest.n:
-        raise _refuse("products that are not in 16 bits")
+        raise NotATransformerError("products that are not in 16 bits")
 
 
 def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
@@ -484,15 +485,13 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     sk = Skeleton(layer)
     _check_trained(layer)
     attentions = sk.attentions()
-    if len(attentions) not in (1, 2):
-        raise _refuse("a block without attention")
+    _refuse_if(len(attentions) not in (1, 2), "a block without attention")
     own = attentions[0]
     out = _out(sk, own)
     fields, used = _projections(sk, own, out)
     first = sk.above(used[2] if "latent" in fields else used[0])  # keys' latent vector, or queries
     position, before = _position(sk, first, out)
-    if sk.ops[out].n != hidden:
-        raise _refuse("attention that leaves another width than it enters")
+    _refuse_if(sk.ops[out].n != hidden, "attention that leaves another width than it enters")
     fields |= {"heads": own.heads, "norm_position": position, "out_bias": sk.biased(out)}
     taken = {*used, out}
     if len(attentions) == 2:
@@ -503,11 +502,12 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
         fields |= _mixture(sk, rest, hidden, own.length)
     else:
         downs = [at for at in rest if sk.ops[at].n == hidden and at == rest[-1]]
-        if not downs:
-            raise _refuse("a block without a feed-forward layer")
+        _refuse_if(not downs, "a block without a feed-forward layer")
         ff = sk.feed_forward(downs[0])
         if {*ff.ups, ff.down} != set(rest):
-            raise _refuse("a block with other products than attention and feed-forward")
+            raise NotATransformerError(
+                "a block with other products than attention and feed-forward"
+            )
         fields |= _dense(sk, ff)
         fields["ffn"] = sk.ops[ff.down].k
         if not sk.depends(ff.down, out):
@@ -538,31 +538,29 @@ def _cross(sk: Skeleton, a: Attention, fields: dict[str, Any]) -> set[int]:
     again, used = _projections(sk, a, out)
     same = all(again[name] == fields[name] for name in ("kv_heads", "head_dim", "qkv_bias"))
     if not same or a.heads != fields["heads"] or sk.above(a.keys[0]) != {ENTERS}:
-        raise _refuse("a second attention unlike the first")
+        raise NotATransformerError("a second attention unlike the first")
     return {*used, out}
 
 
 def _count_norms(sk: Skeleton, fields: dict[str, Any], cross: bool, before: Norm | None) -> bool:
     """Check that all norms are accounted for; return whether queries and keys have norms."""
     functions = {norm.function for norm in sk.norms}
-    if len(functions) != 1:
-        raise _refuse("norms of several kinds in a block")
+    _refuse_if(len(functions) != 1, "norms of several kinds in a block")
     fields["norm"] = functions.pop()
     parallel = fields.get("parallel", "no")
     wanted = 4 if fields["norm_position"] == "sandwich" else 2
     if parallel != "no":
         if before is None or fields["norm_position"] != "pre":
-            raise _refuse("parallel sub-layers without a norm before them")
+            raise NotATransformerError("parallel sub-layers without a norm before them")
         wanted = 1 if parallel == "one-norm" else 2
     wanted += cross
     if "latent" in fields:
         wanted += 1 + ("query_rank" in fields["latent"])
-        if len(sk.norms) != wanted:
-            raise _refuse("latent attention with other norms")
+        _refuse_if(len(sk.norms) != wanted, "latent attention with other norms")
         return False
     extra = len(sk.norms) - wanted
     if extra not in (0, 2) and extra != fields["heads"] + fields["kv_heads"]:
-        raise _refuse(f"{len(sk.norms)} norms in a block; expected {wanted}")
+        raise NotATransformerError(f"{len(sk.norms)} norms in a block; expected {wanted}")
     return extra > 0
 
 
@@ -577,8 +575,7 @@ def _embedding(layer: GraphLayer, vocab: int, seq: int) -> dict[str, Any]:
     """Fields of the layer before the blocks."""
     sk = Skeleton(layer)
     tables = [at for at, op in enumerate(sk.ops) if op.kind == "embedding" and op.weights]
-    if not tables or sk.gemms:
-        raise NotATransformerError("an embedding that is no table of tokens")
+    _refuse_if(not tables or sk.gemms, "an embedding that is no table of tokens")
     hidden = sk.ops[tables[0]].n
     rows = [sk.ops[at].weights // sk.ops[at].n for at in tables]
     if vocab not in rows or any(sk.ops[at].n != hidden for at in tables):
@@ -601,8 +598,7 @@ def _embedding(layer: GraphLayer, vocab: int, seq: int) -> dict[str, Any]:
 def _head(layer: GraphLayer) -> dict[str, Any]:
     """Fields of the layer after the blocks."""
     sk = Skeleton(layer)
-    if not set(_LOSS) <= set(sk.names):
-        raise NotATransformerError("a head without a loss over a vocabulary")
+    _refuse_if(not set(_LOSS) <= set(sk.names), "a head without a loss over a vocabulary")
     if len(sk.gemms) not in (1, 2) or len(sk.norms) > len(sk.gemms):
         raise NotATransformerError("a head of other products than logits")
     logits = sk.gemms[-1]
@@ -650,8 +646,7 @@ def _common(blocks: list[dict[str, Any]]) -> dict[str, Any]:
         for name, value in block.items():
             if name in _OF_A_LAYER or (name == "ffn" and dense and "moe" in block):
                 continue
-            if common.setdefault(name, value) != value:
-                raise NotATransformerError(f"blocks that differ in {name}")
+            _refuse_if(common.setdefault(name, value) != value, f"blocks that differ in {name}")
     return common
 
 
@@ -671,8 +666,7 @@ def _stacks(graph: GraphModel, hidden: int) -> tuple[list[dict[str, Any]], list[
         x["cross"] == bool(encoder) for x in decoder
     ):
         raise NotATransformerError("layers between the blocks")
-    if not decoder:
-        raise NotATransformerError("no block")
+    _refuse_if(not decoder, "no block")
     return encoder, decoder
 
 
@@ -680,12 +674,10 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
     """Fields of positions, masks and windows."""
     blocks = encoder + decoder
     windows = {block["window"] for block in decoder} - {0}
-    if len(windows) > 1 or (encoder and windows):
-        raise NotATransformerError("windows of several widths")
+    _refuse_if(len(windows) > 1 or (encoder and windows), "windows of several widths")
     # A mask inside a relative-position bias is not visible; a decoder's attention is causal.
     causal = {block["causal"] or bool(encoder) for block in decoder}
-    if len(causal) > 1:
-        raise NotATransformerError("blocks of which some are causal")
+    _refuse_if(len(causal) > 1, "blocks of which some are causal")
     fields: dict[str, Any] = {"causal": causal.pop()}
     buckets = {block["buckets"] for block in blocks} - {0}
     if buckets:
@@ -704,8 +696,7 @@ def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bo
     """Return the known fields, choices of the others, and whether attention is explicit."""
     if graph.trained_parameters() < graph.parameters():
         raise NotATransformerError("frozen parameters, which have no gradients")
-    if len(graph.order) < 3:
-        raise NotATransformerError("no repeated layers")
+    _refuse_if(len(graph.order) < 3, "no repeated layers")
     head = _head(graph.layers[graph.order[-1]])
     start = _embedding(graph.layers[graph.order[0]], head["vocab"], graph.seq)
     encoder, decoder = _stacks(graph, start["hidden"])

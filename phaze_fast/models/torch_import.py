@@ -144,17 +144,15 @@ def with_split(layer: GraphLayer) -> GraphLayer:
     forward = tuple(
         op.replace(split=roles[at]) if at in roles else op for at, op in enumerate(operators)
     )
-    saved = tuple(_kept(tensor, roles) for tensor in layer.saved)
+    saved = tuple(
+        x.replace(split=True) if roles.get(x.producer) in ("columns", "inside") else x
+        for x in layer.saved
+    )
     peaks = tuple(
         peak.replace(tensors=tuple(_shared_at_peak(x, roles, operators) for x in peak.tensors))
         for peak in layer.peaks
     )
     return layer.replace(forward=forward, saved=saved, peaks=peaks)
-
-
-def _kept(tensor: SavedTensor, roles: dict[int, str]) -> SavedTensor:
-    shared = roles.get(tensor.producer, "no") in ("columns", "inside")
-    return tensor.replace(split=True) if shared else tensor
 
 
 def _shared_at_peak(
@@ -548,11 +546,6 @@ def _kind_key(layer: GraphLayer) -> Any:
     return forward, counts, saved, frozenset(products.items())
 
 
-def _peak_bytes(layer: GraphLayer) -> float:
-    """Bytes of a layer at its peak, with as many samples as the larger recording has."""
-    return max((peak_bytes(layer, peak, 4) for peak in layer.peaks), default=0.0)
-
-
 def _title(trace: _Trace, segment: int) -> str:
     path, last = trace.segments[segment][0], len(trace.segments) - 1
     if path or not last:
@@ -593,7 +586,12 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
             field: max(getattr(layer, field) for _, layer in members)
             for field in ("input_bytes", "output_bytes")
         }
-        peaks = max((layer for _, layer in members), key=_peak_bytes).peaks
+        peaks = max(  # with as many samples as the larger recording has
+            (layer for _, layer in members),
+            key=lambda layer: max(
+                (peak_bytes(layer, peak, 4) for peak in layer.peaks), default=0.0
+            ),
+        ).peaks
         title = members[0][1].name
         if any(layer.name == title for layer in layers):
             title = f"{title}-{at}"
@@ -619,10 +617,25 @@ def _torch() -> Any:
 
 
 @contextmanager
-def _on_meta(module: Any, dtype: Any) -> Iterator[None]:
-    """Move a module's parameters and buffers to the meta device; restore them on exit."""
+def _replaced(changes: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """Set entries of dictionaries to other values; restore them on exit."""
+    absent, before = object(), []
+    for owner, name, value in changes:
+        before.append((owner, name, owner.get(name, absent)))
+        owner[name] = value
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            if value is absent:
+                del owner[name]
+            else:
+                owner[name] = value
+
+
+def _on_meta(module: Any, dtype: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield a module's parameters and buffers with their counterparts on the meta device."""
     torch = _torch()
-    swapped: list[tuple[dict[str, Any], str, Any]] = []
     meta_tensors: dict[int, Any] = {}
 
     def shape_of(tensor: Any) -> Any:
@@ -639,42 +652,21 @@ def _on_meta(module: Any, dtype: Any) -> Iterator[None]:
                     if tensors is part._parameters:
                         shape = torch.nn.Parameter(shape, requires_grad=tensor.requires_grad)
                     meta_tensors[id(tensor)] = shape
-                swapped.append((tensors, name, tensor))
-                tensors[name] = meta_tensors[id(tensor)]
-    try:
-        yield
-    finally:
-        for tensors, name, tensor in swapped:
-            tensors[name] = tensor
+                yield tensors, name, meta_tensors[id(tensor)]
 
 
-@contextmanager
-def _without_warnings_of_padding(module: Any) -> Iterator[None]:
-    """Disable a check of transformers that reads token ids only to emit a warning."""
+def _without_checks(module: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield checks of transformers that read data, each with a function that does nothing.
+
+    One reads token ids only to warn of padding, one counts image tokens.
+    """
     name = "warn_if_padding_and_no_attention_mask"
-    parts = [part for part in module.modules() if hasattr(type(part), name)]
-    for part in parts:
-        part.__dict__[name] = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.__dict__.pop(name, None)
-
-
-@contextmanager
-def _without_checks_of_data() -> Iterator[None]:
-    """Disable checks of transformers that read data, such as the number of image tokens."""
-    name = "torch_compilable_check"
+    owners = [(vars(x), name) for x in module.modules() if hasattr(type(x), name)]
     parts = [m for key, m in list(sys.modules.items()) if key.startswith("transformers.")]
-    found = [(m, vars(m)[name]) for m in parts if name in getattr(m, "__dict__", {})]
-    for part, _ in found:
-        setattr(part, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for part, check in found:
-            setattr(part, name, check)
+    name = "torch_compilable_check"
+    owners += [(vars(m), name) for m in parts if name in getattr(m, "__dict__", {})]
+    for owner, name in owners:
+        yield owner, name, lambda *_, **__: None
 
 
 GROUPED = "experts as grouped products (transformers' experts_implementation 'grouped_mm')"
@@ -691,7 +683,7 @@ def _grouped_experts(module: Any) -> Iterator[bool]:
     for part in module.modules():
         config: Any = getattr(part, "config", None)
         loops = getattr(config, "_experts_implementation", "") in (None, "eager")
-        if loops and hasattr(part, "_apply_gate") and hasattr(config, "_experts_implementation"):
+        if loops and hasattr(part, "_apply_gate"):
             changed.append((config, config._experts_implementation))
             config._experts_implementation = "grouped_mm"
     try:
@@ -800,9 +792,8 @@ def from_torch(
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     recorded: list[Any] = []
     with (
-        _on_meta(module, kind),
-        _without_warnings_of_padding(module),
-        _without_checks_of_data(),
+        _replaced(_on_meta(module, kind)),
+        _replaced(_without_checks(module)),
         _grouped_experts(module) as regrouped,
     ):
         for count, highest in ((2, False), (4, True)):

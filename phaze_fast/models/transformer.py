@@ -538,15 +538,8 @@ class TransformerModel(Record):
     @property
     def attention_weights(self) -> int:
         """Elements of the matrices of one attention layer."""
-        latent = self.latent
-        if latent is None:
-            return self.hidden * (2 * self.query_width + 2 * self.kv_width)
-        queries, values = self.heads * latent.query_width, self.heads * latent.value_width
-        total = self.hidden * (latent.kv_rank + latent.rotary_width + values)
-        total += latent.kv_rank * (self.heads * latent.plain_width + values)
-        if latent.query_rank is None:
-            return total + self.hidden * queries
-        return total + latent.query_rank * (self.hidden + queries)
+        shapes = self.attention_shapes
+        return sum(ins * outs for name, (ins, outs) in shapes.items() if name != "qkv")
 
     @property
     def attention_parameters(self) -> int:

@@ -39,16 +39,14 @@ from phaze_fast.software import BF16, DEFAULT
 _FACTORS = (0.5, 1.0, 2.0)
 _WIDTHS = (1, 8)
 _SAME = 1e-9
-_FEATURES = (
-    "array",
-    "arrays",
-    "multipliers",
-    "vector_cores",
-    "buffer_mib",
-    "hbm_bytes_per_flop",
-    "link_bytes_per_s",
-)
-"""Features that the search chooses, whose changes between generations are compared."""
+FEATURES = {
+    **{name: name for name in ("array", "arrays", "multipliers")},
+    "vector_cores": "vector cores",
+    "buffer_mib": "buffer",
+    "hbm_bytes_per_flop": "HBM/FLOP",
+    "link_bytes_per_s": "links",
+}
+"""Features that the search chooses, whose changes between generations are compared; their names."""
 _SIGN = 0.02
 """Smaller relative changes count as none."""
 
@@ -196,7 +194,7 @@ def _directions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if before["family"] != after["family"]:
             continue
         agree = {}
-        for name in _FEATURES:
+        for name in FEATURES:
             signs = [_sign(after[w][name] / before[w][name]) for w in ("real", "best")]
             agree[name] = signs[0] == signs[1]
         directions.append({"from": before["name"], "to": after["name"], "agree": agree})

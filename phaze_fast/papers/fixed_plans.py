@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cache
 
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import SearchProblem, Winner, geometric_mean
 from phaze_fast.hardware import Accelerator, Cluster, Tuning, presets
@@ -16,28 +17,20 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanEvaluator, Training, plan, usable_bytes
 from phaze_fast.units import format_bytes
 
-_PUBLISHED = {
-    "opt": (12, 85, 1),
-    "bertlarge": (8, 128, 1),
-    "gpt2": (32, 32, 1),
-    "megatronbert": (8, 128, 1),
-    "megatrongpt2-54": (8, 32, 4),
-    "megatrongpt2-72": (8, 16, 8),
-    "megatrongpt3": (32, 8, 4),
-    "llama2": (8, 128, 1),
-}
-_SAME = {
-    "bert-large": "bertlarge",
-    "gpt2-xl": "gpt2",
-    "opt-1.3b": "opt",
-    "llama2-7b": "llama2",
-    "gpt3-175b": "megatrongpt3",
-}
-HAND_PLANS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
-    {**_PUBLISHED, **{name: _PUBLISHED[like] for name, like in _SAME.items()}}
-)
-"""Stages, replicas and tensor-parallel width by model, for 1,024 devices: the fixed plans of the
-public PHAZE code (Wang et al., ICML 2024; ``Solver/baseline_configs.py``)."""
+
+@cache
+def hand_plans() -> Mapping[str, tuple[int, int, int]]:
+    """Stages, replicas and tensor-parallel width by model: the plans of the public PHAZE code.
+
+    Examples
+    --------
+    >>> hand_plans()["gpt3-175b"]
+    (32, 8, 4)
+    """
+    data = package_data(__package__, "published.yaml")
+    plans = {name: tuple(widths) for name, widths in data["hand_plans"].items()}
+    return plans | {name: plans[like] for name, like in data["same_models"].items()}
+
 
 BUILT = "tpuv4"
 """The chip that was built, with its own memory; the paper's baseline has one ALU a vector lane."""
@@ -225,16 +218,16 @@ class FixedChip:
     def hand_plan(self, model: Model) -> Baseline:
         """Find the published hand plan of a model, with the fastest micro-batch and recomputation.
 
-        Stages, replicas and width are those of `HAND_PLANS`; cuts are the best (the public code's
+        Stages, replicas and width are those of `hand_plans`; cuts are the best (the public code's
         are not), the schedule is 1F1B, all stages recompute everything or nothing, and ZeRO is 0
         where that fits, else 1. The note lists changes of the published plan.
         """
         began, key, title = time.monotonic(), "hand_plan", "published hand plan"
         devices, training = self._cluster.devices, self._training
-        if model.name not in HAND_PLANS:
+        if model.name not in hand_plans():
             note = f"no hand plan is published for {model.name}"
             return self._baseline(began, key, title, [], note)
-        p, wanted, t = HAND_PLANS[model.name]
+        p, wanted, t = hand_plans()[model.name]
         if p * t > devices:
             note = f"{p} stages of width {t} are more than {devices} devices"
             return self._baseline(began, key, title, [], note)

@@ -333,9 +333,13 @@ def _pointer(lengths: Sequence[int]) -> Any:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
-def _concatenated(parts: Sequence[Any], dtype: str) -> Any:
-    arrays = [np.asarray(part, dtype=dtype) for part in parts]
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+_BY_LAYER = ("forward_s", "backward_s", "weight_bytes", "kept_bytes")
+
+
+def _column(records: Sequence[Any], name: str, dtype: str = "f8") -> Any:
+    return np.concatenate(
+        [np.empty(0, dtype), *(np.asarray(getattr(r, name), dtype) for r in records)]
+    )
 
 
 def _kernel(
@@ -346,22 +350,19 @@ def _kernel(
     return _core.place_nest(
         networks={
             "level_ptr": _pointer([len(p.level_sizes) for p in problems]),
-            "level_size": _concatenated([p.level_sizes for p in problems], "i8"),
-            "level_bytes_per_s": _concatenated([p.level_bytes_per_s for p in problems], "f8"),
-            "level_latency_s": _concatenated([p.level_latency_s for p in problems], "f8"),
+            "level_size": _column(problems, "level_sizes", "i8"),
+            "level_bytes_per_s": _column(problems, "level_bytes_per_s"),
+            "level_latency_s": _column(problems, "level_latency_s"),
         },
         layers={
             "layer_ptr": _pointer([len(w.ids) for w in layers]),
-            "forward_s": _concatenated([w.forward_s for w in layers], "f8"),
-            "backward_s": _concatenated([w.backward_s for w in layers], "f8"),
-            "weight_bytes": _concatenated([w.weight_bytes for w in layers], "f8"),
-            "kept_bytes": _concatenated([w.kept_bytes for w in layers], "f8"),
+            **{name: _column(layers, name) for name in _BY_LAYER},
         },
         edges={
             "edge_ptr": _pointer([len(w.edge_from) for w in layers]),
-            "edge_from": _concatenated([w.edge_from for w in layers], "i4"),
-            "edge_to": _concatenated([w.edge_to for w in layers], "i4"),
-            "edge_bytes": _concatenated([w.edge_bytes for w in layers], "f8"),
+            "edge_from": _column(layers, "edge_from", "i4"),
+            "edge_to": _column(layers, "edge_to", "i4"),
+            "edge_bytes": _column(layers, "edge_bytes"),
         },
         stage_devices=np.array(
             [min(p.stage_devices(w), _core.MAX_NEST_DEVICES + 1) for p, w in listed], dtype="i8"

@@ -16,7 +16,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
-from phaze_fast.tables import Array
+from phaze_fast.tables import Array, picked
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -312,11 +312,8 @@ def _placement(
     borders = np.searchsorted(plan.stage_of[order], np.arange(plan.stages + 1))
     return Placement(
         status="optimal",
-        time_s=plan.time_s,
-        max_load_s=plan.max_load_s,
         width=width,
-        replicas=plan.replicas,
-        devices=plan.devices,
+        **picked(plan, "time_s", "max_load_s", "replicas", "devices"),
         stages=tuple(tuple(order[a:b].tolist()) for a, b in pairwise(borders)),
         table=problem.tables[width],
         problem=problem,

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from phaze_fast.documents import package_data
 from phaze_fast.errors import check_one_of
 from phaze_fast.explore import find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster, presets
@@ -25,34 +27,7 @@ from phaze_fast.wafer import Effort, Problem, compare_mappings, load_wafer
 PAPERS = ("phaze", "nest", "tmac")
 """Papers whose figures are compared with ours."""
 
-_SOURCES = {
-    "phaze": "Wang et al., Integrated Hardware Architecture and Device Placement Search, "
-    "ICML 2024, arXiv:2407.13143, abstract",
-    "nest": "NEST, arXiv:2603.06798: throughput relative to the manual plan",
-    "tmac": "Wang et al., TMAC, Integrated Circuits and Systems 2024, abstract",
-}
-_MEASURES = {
-    "phaze": "throughput of the best chip and plan over the TPUv4-like chip with the hand plan "
-    "(honest: every area counted, over TPU v4 as built with our plan)",
-    "nest": "throughput of the best plan over the manual plan (ours: over the best even plan)",
-    "tmac": "throughput of the best mapping over another system's plan on the same wafer",
-}
-_PHAZE_MODELS = (
-    *("bertlarge", "megatronbert", "opt", "gpt2", "megatrongpt2-54"),
-    *("megatrongpt2-72", "llama2", "megatrongpt3"),
-)
-_NEST = (
-    ("Llama-3 70B, 1,024 TPUv4", "llama3-70b", 1024, "tpuv4", 9.92, 20.51),
-    ("Mixtral 8x7B, 1,024 TPUv4", "mixtral-8x7b", 1024, "tpuv4", 6.63, 13.35),
-    ("GPT-3 175B, 1,024 TPUv4", "gpt3-175b", 1024, "tpuv4", 7.60, 10.15),
-    ("Mixtral 8x7B, 1,024 H100", "mixtral-8x7b", 1024, "h100", 1.0, 1.519),
-    ("GPT-3 175B, 128 H100", "gpt3-175b", 128, "h100", 1.0, 1.334),
-)
-_TMAC = (
-    ("AccPar", "accpar", 3.1),
-    ("DeepSpeed (ZeRO-3)", "zero3", 2.9),
-    ("Megatron", "megatron", 1.6),
-)
+_PUBLISHED = partial(package_data, __package__, "published.yaml")
 
 
 @dataclass(frozen=True)
@@ -129,28 +104,24 @@ def _gain(name: str, chips: str, built: bool, threads: int | None) -> float | No
 
 
 def _phaze(models: Sequence[str], threads: int | None, say: Callable[[str], None]) -> list[Row]:
-    rows = []
-    for name in models or _PHAZE_MODELS:
+    rows, published = [], _PUBLISHED()["phaze"]
+    for name in models or [case["model"] for case in published["cases"]]:
         say(f"{name}: the published space, and the space with every area counted")
         ours = _gain(name, "published", built=False, threads=threads)
         honest = _gain(name, "full-area", built=True, threads=threads)
-        why = (
-            "the abstract says higher, without a figure; the paper's TPUv4 has one ALU a vector "
-            "lane where TPU v4 has 16, and its area no network between cores and buffer "
-            "(docs/search.md)"
-        )
-        rows.append(Row(name, None, ours, honest, why))
+        rows.append(Row(name, None, ours, honest, published["why"]))
     return rows
 
 
 def _nest(models: Sequence[str], threads: int | None, say: Callable[[str], None]) -> list[Row]:
-    rows = []
-    for case, name, devices, chip, manual, best in _NEST:
+    rows, published = [], _PUBLISHED()["nest"]
+    for case in published["cases"]:
+        name, devices = case["model"], case["devices"]
         if models and name not in models:
             continue
-        say(case)
-        fabric = presets.chip(chip).usual_fabric
-        cluster = Cluster.from_dict({"devices": devices, "fabric": fabric, "chip": chip})
+        say(case["case"])
+        chip = presets.chip(case["chip"])
+        cluster = Cluster.from_dict({"devices": devices, "fabric": chip.usual_fabric, "chip": chip})
         step = Training(global_batch=4 * devices, micro_batch=(1, 2, 4), zero=(0, 1))
         capacity = float(memory_of(cluster.chip).capacity_bytes)
         evaluator = PlanEvaluator(load(name), cluster, step, [capacity])
@@ -160,11 +131,8 @@ def _nest(models: Sequence[str], threads: int | None, say: Callable[[str], None]
             even = evaluator.best_even(times)
             free = evaluator.top(times, 1, threads=threads or 1).plans
             honest = even[0].time_s / free[0].time_s if even and free else None
-        why = (
-            "its layer tables and manual plans are not in this package; ours is measured against "
-            "the best plan with even stages, which is harder to beat (docs/nest.md)"
-        )
-        rows.append(Row(case, best / manual, None, honest, why))
+        gain = case["best"] / case["manual"]
+        rows.append(Row(case["case"], gain, None, honest, published["why"]))
     return rows
 
 
@@ -177,14 +145,13 @@ def _tmac(models: Sequence[str], threads: int | None, say: Callable[[str], None]
     plans = zip(table["plan"], table["variant"], strict=True)
     seconds = dict(zip(plans, table["time_s"], strict=True))
     best = seconds["ours", ""]
-    rows = []
-    for title, key, published in _TMAC:
-        pair = [seconds.get((key, variant)) for variant in ("default", "tuned")]
+    rows, published = [], _PUBLISHED()["tmac"]
+    for case in published["cases"]:
+        pair = [seconds.get((case["system"], variant)) for variant in ("default", "tuned")]
         ours, honest = (None if t is None or best is None else t / best for t in pair)
-        why = "the plan as published, and tuned; one model on one wafer, TMAC's are not public"
-        if pair[1] is None:
-            why = "its plan does not fit the memory of the dies; " + why
-        rows.append(Row(f"{title}, {name}", published, ours, honest, why))
+        why = "its plan does not fit the memory of the dies; " if pair[1] is None else ""
+        title = f"{case['case']}, {name}"
+        rows.append(Row(title, case["speedup"], ours, honest, why + published["why"]))
     return rows
 
 
@@ -219,9 +186,10 @@ def reproduce(
     """
     runs = {"phaze": _phaze, "nest": _nest, "tmac": _tmac}
     check_one_of("paper", paper, PAPERS)
-    known = {"phaze": _PHAZE_MODELS, "nest": tuple(dict.fromkeys(row[1] for row in _NEST))}
-    for name in models if paper in known else ():
-        check_one_of("models", name, known[paper])
+    published = _PUBLISHED()[paper]
+    known = dict.fromkeys(case["model"] for case in published["cases"] if "model" in case)
+    for name in models if known else ():
+        check_one_of("models", name, known)
     rows = runs[paper](models, threads, say or (lambda _: None))
     finite = [row for row in rows if row.honest is None or math.isfinite(row.honest)]
-    return Reproduced(paper, _SOURCES[paper], _MEASURES[paper], tuple(finite))
+    return Reproduced(paper, published["source"], published["measure"], tuple(finite))

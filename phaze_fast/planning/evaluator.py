@@ -327,20 +327,13 @@ class PlanEvaluator:
         """Return the positions of the strategies of some plans."""
         return {int(self.layouts[plan.layout]["strategy"]) for plan in placed}
 
-    def top(
-        self,
-        times: KindTimes,
-        top: int,
-        threads: int = 1,
-        stop: Any = None,
-        most_s: float = float("inf"),
-    ) -> TopPlans:
+    def top(self, times: KindTimes, top: int, threads: int = 1, stop: Any = None) -> TopPlans:
         """Find the fastest plans; those that differ only in rank order count once.
 
         `stop` is called after every wave of layouts; where it returns true, the search ends with
-        the plans so far. Plans take at most `most_s`.
+        the plans so far.
         """
-        records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop, most_s)
+        records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop)
         tied = self.training.tied or self.training.uncut
         rejected = Counter({_BROKEN_TIE if tied else _NO_ASSIGNMENT: empty}) if empty else Counter()
         return TopPlans(Placed.from_records(records, pool), rejected, open_s)

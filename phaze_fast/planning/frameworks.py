@@ -79,6 +79,7 @@ def _megatron(at: _Layouts) -> dict[str, Any]:
         "schedule": ~known,
         "chunks": ~known & (at.vpp > 1),
         "rounds": known & (at.vpp > 1) & ((at.pp == 1) | (at.micro_batches % at.pp > 0)),
+        "rank_order": at.stages_inside & (at.zero >= 2),
     }
 
 

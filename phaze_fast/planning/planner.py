@@ -414,7 +414,7 @@ def _searched(
         fastest = TopPlans([], Counter(), float("inf"))
         if some.fits.any():
             times = some.lazy_times(cluster, cache, workers)
-            fastest = _fastest(some, times, top, workers, progress, stop, limit_s)
+            fastest = _fastest(some, times, top, workers, progress, stop)
         if len(fastest.plans) == top:
             limit_s = fastest.plans[-1].time_s
         stopped = stop is not None and fastest.open_s < float("inf")
@@ -438,18 +438,17 @@ def _fastest(
     workers: int,
     progress: Progress | None,
     stop: Callable[[], bool] | None,
-    most_s: float,
 ) -> TopPlans:
     """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
     The search runs with lower bounds of layers until all strategies of the plans it finds are
-    scheduled: then no other plan is faster. Plans take at most `most_s`.
+    scheduled: then no other plan is faster.
     """
     count = len(evaluator)
     while True:
         if progress is not None:
             progress(int(times.exact.sum()), count)
-        fastest = evaluator.top(times.rows, top, threads=workers, stop=stop, most_s=most_s)
+        fastest = evaluator.top(times.rows, top, threads=workers, stop=stop)
         if not times.schedule(evaluator.strategies_of(fastest.plans)):
             break
         if fastest.open_s < float("inf"):  # stopped

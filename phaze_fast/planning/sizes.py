@@ -129,9 +129,8 @@ class StrategySizes:
     @property
     def most_hidden(self) -> Mapping[str, float]:
         """The same at most: exchanges of experts that overlap may be hidden altogether."""
-        return FrozenDict(
-            {**self.hidden, **({"expert": 1.0} if self.strategy.overlap_experts else {})}
-        )
+        overlap = self.strategy.overlap_experts or self.software.expert_beside_shared
+        return FrozenDict({**self.hidden, **({"expert": 1.0} if overlap else {})})
 
     def holders(self, layers: Sequence[int], memory: Mapping[str, float]) -> str:
         """Describe what holds the peak of a stage of a traced model; empty for other models.

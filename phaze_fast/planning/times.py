@@ -498,7 +498,9 @@ def operator_costs(
     costs = costs.with_contention(first.software.contention)
     for group, share in first.hidden.items():
         costs = costs.without((group,), share)
-    return costs.with_overlapped(("expert",)) if first.strategy.overlap_experts else costs
+    if first.strategy.overlap_experts:
+        return costs.with_overlapped(("expert",))
+    return costs.with_shared_experts() if first.software.expert_beside_shared else costs
 
 
 def priced(

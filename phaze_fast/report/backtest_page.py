@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from phaze_fast.papers.backtest import FEATURES
 from phaze_fast.report.figures import generations_figure
 from phaze_fast.report.render import render
 
@@ -17,16 +18,6 @@ _FEATURES = {
     "link_bytes_per_s": "links, bytes/s",
 }
 """Features over the generations of a family, and their titles."""
-_DIRECTIONS = {
-    "array": "Array",
-    "arrays": "Arrays",
-    "multipliers": "Multipliers",
-    "vector_cores": "Vector cores",
-    "buffer_mib": "Buffer",
-    "hbm_bytes_per_flop": "HBM/FLOP",
-    "link_bytes_per_s": "Links",
-}
-"""Features whose direction of change is compared, and their headings."""
 
 
 def backtest_page(document: Data) -> str:
@@ -51,6 +42,6 @@ def backtest_page(document: Data) -> str:
         figures,
         generations=chips,
         directions=document["directions"],
-        direction_names=_DIRECTIONS,
+        direction_names={key: name[0].upper() + name[1:] for key, name in FEATURES.items()},
         runs=document.get("runs") or [],
     )

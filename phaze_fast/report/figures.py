@@ -45,6 +45,11 @@ def _title(text: str, **more: Any) -> Data:
     return {"title": {"text": text, "standoff": 10}, **more}
 
 
+def _figure(data: list[Data], height: int, xaxis: Data, yaxis: Data, **layout: Any) -> Data:
+    axes = {"hovermode": "closest", "xaxis": xaxis, "yaxis": yaxis, "legend": _LEGEND}
+    return {"data": data, "layout": axes | layout, "height": height}
+
+
 # ---- memory of stages ----
 
 _MAX_HORIZONTAL = 6
@@ -83,29 +88,23 @@ def memory_figure(plan: Data) -> Data | None:
                 },
             }
         )
-    layout = _memory_layout(horizontal, len(stages))
-    limit = plan.get("limit_bytes")
-    if is_number(limit):
-        _add_limit(layout, float(limit), horizontal)
-    height = 175 + 44 * len(stages) if horizontal else 380
-    return {"data": data, "layout": layout, "height": height}
-
-
-def _memory_layout(horizontal: bool, stages: int) -> Data:
     amount = _title("GiB of a device", rangemode="tozero", fixedrange=True)
     place = _title("Stage", fixedrange=True, showgrid=False, zeroline=False)
-    if stages <= 2 * _MAX_HORIZONTAL:
+    if len(stages) <= 2 * _MAX_HORIZONTAL:
         place |= {"tickmode": "linear", "dtick": 1}
     if horizontal:
-        place |= {"autorange": "reversed"}
-    return {
-        "barmode": "stack",
-        "bargap": 0.35 if horizontal else 0.18,
-        "hovermode": "closest",
-        "xaxis": amount if horizontal else place,
-        "yaxis": place if horizontal else amount,
-        "legend": _LEGEND,
-    }
+        height, gap, axes = (
+            175 + 44 * len(stages),
+            0.35,
+            (amount, place | {"autorange": "reversed"}),
+        )
+    else:
+        height, gap, axes = 380, 0.18, (place, amount)
+    figure = _figure(data, height, *axes, barmode="stack", bargap=gap)
+    limit = plan.get("limit_bytes")
+    if is_number(limit):
+        _add_limit(figure["layout"], float(limit), horizontal)
+    return figure
 
 
 def _add_limit(layout: Data, limit: float, horizontal: bool) -> None:
@@ -190,13 +189,8 @@ def pareto_figure(pareto: Data, best: Data) -> Data | None:
         "hovertext": [f"the best<br>{_design_hover(best, names)}"],
         "hoverinfo": "text",
     }
-    layout = {
-        "hovermode": "closest",
-        "xaxis": _title(axes[across]["title"], type=axes[across]["type"]),
-        "yaxis": _title(axes[up]["title"], type=axes[up]["type"]),
-        "legend": _LEGEND,
-    }
-    return {"data": [front, star], "layout": layout, "height": 420, "axes": axes}
+    x, y = (_title(axes[name]["title"], type=axes[name]["type"]) for name in (across, up))
+    return _figure([front, star], 420, x, y) | {"axes": axes}
 
 
 # ---- a search over time ----
@@ -246,13 +240,8 @@ def history_figure(history: list[Data]) -> Data | None:
     floor |= {"showlegend": False, "hoverinfo": "skip"}
     best = _curve(with_design, "incumbent_s", "best found so far", {"color": "--c0"})
     best |= {"fill": "tonexty", "fillcolor": "--shade"}
-    layout = {
-        "hovermode": "closest",
-        "xaxis": _title("Seconds of search", rangemode="tozero"),
-        "yaxis": _title("Step (s)"),
-        "legend": _LEGEND | {"traceorder": "reversed"},
-    }
-    return {"data": [bound, floor, best], "layout": layout, "height": 340}
+    x, legend = _title("Seconds of search", rangemode="tozero"), {"traceorder": "reversed"}
+    return _figure([bound, floor, best], 340, x, _title("Step (s)"), legend=_LEGEND | legend)
 
 
 # ---- points in groups ----
@@ -330,7 +319,7 @@ def points_figure(
     xs, ys = [point.x for point in points], [point.y for point in points]
     x_axis = _points_axis(x_title, [*xs, *ys] if diagonal else xs, unit)
     y_axis = _points_axis(y_title, [*xs, *ys] if diagonal else ys, unit)
-    layout: Data = {"hovermode": "closest", "xaxis": x_axis, "yaxis": y_axis, "legend": _LEGEND}
+    layout: Data = {}
     if len(groups) == 1:
         layout |= {"showlegend": False, "margin": {"l": 60, "r": 12, "t": 12, "b": 48}}
     if diagonal:
@@ -338,7 +327,7 @@ def points_figure(
         line = {"color": "--soft", "width": 1, "dash": "dash"}
         ends = {"x0": low, "y0": low, "x1": high, "y1": high}
         layout["shapes"] = [{"type": "line", "layer": "below", "line": line, **ends}]
-    return {"data": data, "layout": layout, "height": 480}
+    return _figure(data, 480, x_axis, y_axis, **layout)
 
 
 # ---- chips under constants that are intervals ----
@@ -386,15 +375,9 @@ def tornado_figure(one_at_a_time: Data) -> Data | None:
                 "marker": {"color": colour},
             }
         )
-    layout = {
-        "barmode": "overlay",
-        "bargap": 0.35,
-        "hovermode": "closest",
-        "xaxis": _title("Change of the nominal winner's step", ticksuffix="%", fixedrange=True),
-        "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False},
-        "legend": _LEGEND,
-    }
-    return {"data": data, "layout": layout, "height": 130 + 26 * len(rows)}
+    x = _title("Change of the nominal winner's step", ticksuffix="%", fixedrange=True)
+    y = {"autorange": "reversed", "fixedrange": True, "showgrid": False}
+    return _figure(data, 130 + 26 * len(rows), x, y, barmode="overlay", bargap=0.35)
 
 
 def regret_figure(one_at_a_time: Data) -> Data | None:

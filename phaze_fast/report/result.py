@@ -32,7 +32,7 @@ from phaze_fast.models import Model
 from phaze_fast.planning import Training, layer_schedules, plan
 from phaze_fast.report.text import objective
 from phaze_fast.robust import Information, RobustResult
-from phaze_fast.tables import Table, flat_row, joined_columns, non_dominated
+from phaze_fast.tables import Table, flat_row, joined_columns, non_dominated, picked
 from phaze_fast.units import format_time
 
 
@@ -167,13 +167,9 @@ class SearchResult(Table):
             index=winner.chip,
             grid_index=int(self.space.index[winner.chip]),
             plans=dict(zip(names, winner.plans, strict=True)),
-            time_s=winner.time_s,
             value=winner.score,
             samples_per_s=geometric_mean(rates, self.weights),
-            area_mm2=winner.area_mm2,
-            energy_j=winner.energy_j,
-            hbm_bytes=winner.hbm_bytes,
-            cost_usd=winner.cost_usd,
+            **picked(winner, "time_s", "area_mm2", "energy_j", "hbm_bytes", "cost_usd"),
         )
 
     def amount(self, value: float) -> str:

@@ -17,6 +17,7 @@ from phaze_fast.units import (
     format_bytes,
     format_count,
     format_flops,
+    format_scaled,
     format_time,
 )
 
@@ -46,12 +47,7 @@ def _long_time(number: float) -> str:
     return f"{number / 60:.3g} min" if number >= 300 else format_time(number)
 
 
-def _joules(number: float) -> str:
-    for scale, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if abs(number) >= scale:
-            return f"{number / scale:.4g} {unit}"
-    return f"{number:.4g} J"
-
+_JOULES = [(1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J")]
 
 seconds = _formatter(_long_time)
 """Format a time; from five minutes on in minutes, from two hours on in hours."""
@@ -67,7 +63,7 @@ count = _formatter(lambda number: format_count(round(number)))
 """Format a whole number."""
 rate = _formatter(lambda number: f"{number:,.0f}" if number >= 1000 else f"{number:.4g}")
 """Format a number of items per second."""
-energy = _formatter(_joules)
+energy = _formatter(lambda joules: format_scaled(joules, _JOULES))
 """Format an energy in joules."""
 cost = _formatter(lambda usd: f"{usd:,.0f} USD" if usd >= 100 else f"{usd:g} USD")
 """Format a price."""

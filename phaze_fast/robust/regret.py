@@ -37,7 +37,7 @@ from phaze_fast.hardware import Accelerator, ArchitectureSpace
 from phaze_fast.robust.area_range import widened_space
 from phaze_fast.robust.constants import Uncertainty
 from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
-from phaze_fast.tables import Array
+from phaze_fast.tables import Array, picked
 
 TOLERANCE = 0.05
 """How far, at most, a largest regret may be from its bound."""
@@ -324,10 +324,7 @@ class RobustResult:
                 "grid_index": self.index,
                 "max_regret": self.max_regret,
                 "attained_regret": self.attained,
-                "bound": self.bound,
-                "proven": self.proven,
-                "tolerance": self.tolerance,
-                "time_s": self.time_s,
+                **picked(self, "bound", "proven", "tolerance", "time_s"),
                 "cost": self.time_s / self.nominal_s - 1.0,
                 "worst_at": self.worst_at,
                 "rival_text": str(self.rival),

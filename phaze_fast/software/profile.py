@@ -151,6 +151,9 @@ class Software(Record):
     expert_sent_once: bool = False
     """Whether a token is sent once to a node, and to a device, however many of its experts are
     there."""
+    expert_beside_shared: bool = False
+    """Whether shared experts run while rows are on their way to routed experts and back (Megatron's
+    ``--moe-shared-expert-overlap``), unless exchanges overlap another micro-batch."""
     expert_tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
     """Rows of a tile of its grouped products; a tile with rows of two experts is computed for both.
     See `tile_rows` of a mixture."""

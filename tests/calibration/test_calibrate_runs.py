@@ -1,7 +1,9 @@
 """Calibration by whole runs: known constants are found again, stragglers do not move them."""
 
 import csv
+import importlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.software import load_software
 
+module = importlib.import_module("phaze_fast.calibration.calibrate_runs")
 COLUMNS = [
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "chip", "devices"),
     *("tp", "pp", "dp", "zero", "micro_batch", "global_batch", "recompute", "precision"),
@@ -129,6 +132,10 @@ def test_no_runs_that_tell_leave_what_was_known():
     constant = RunConstant("idle", "", 2.0, 0.5, 0.1, 10.0)
     found = fit_runs(lambda _: np.zeros(3), [1.0, 1.1, 0.9], [constant])
     assert found.values()["idle"] == pytest.approx(2.0)
+    errors = -np.log([1.0, 1.1, 0.9])
+    told = (module._weights(errors) * errors**2).sum()  # beside as many usual runs as assumed
+    runs, usual = module._NOISE_RUNS, module._LEFT
+    assert found.noise**2 == pytest.approx((runs * usual**2 + told) / (runs + 3))
     assert np.sqrt(found.covariance[0, 0]) == pytest.approx(0.5)
 
 
@@ -166,6 +173,39 @@ def test_shares_of_tiers_and_reserved_memory():
     one, few = reserved_share([1.3]), reserved_share([1.3] * 8)
     assert one[0] < few[0] <= 0.3
     assert few[1] < one[1] < reserved_share([])[1]
+
+
+@pytest.mark.parametrize("runs", [1, 4])
+def test_reserved_memory_is_weighed_by_how_sure_each_side_is(runs):
+    (middle, spread), noise = module._RESERVED, 1.25 * module._MEMORY_NOISE / runs**0.5
+    sure, told = 1.0 / spread**2, 1.0 / noise**2  # a median is 1.25 times less sure than a mean
+    share, left = reserved_share([1.0 + middle + 0.1] * runs)
+    assert share == pytest.approx((sure * middle + told * (middle + 0.1)) / (sure + told))
+    assert left == pytest.approx((sure + told) ** -0.5)
+
+
+def test_reserved_memory_without_runs_is_what_was_known():
+    best = SimpleNamespace(cluster=SimpleNamespace(runs=()))
+    constant, told = module._memory(best, {})
+    middle, spread = module._RESERVED
+    assert not told
+    assert constant.high == pytest.approx(middle + 1.645 * spread, rel=1e-3)
+    assert constant.low == pytest.approx(max(middle - 1.645 * spread, 0.0), rel=1e-3)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_the_next_run_leaves_the_least_spread(seed):
+    rng = np.random.default_rng(seed)
+    slopes, root, noise = rng.normal(size=(5, 3)), rng.normal(size=(3, 3)), 0.3
+    covariance = root @ root.T + np.eye(3)
+    left = []
+    for slope in slopes:
+        known = np.linalg.inv(np.linalg.inv(covariance) + np.outer(slope, slope) / noise**2)
+        left.append(np.mean([s @ known @ s for s in slopes]) ** 0.5)
+    chosen, before, after = module.most_telling(slopes, covariance, noise)
+    assert chosen == int(np.argmin(left))
+    assert after == pytest.approx(min(left))
+    assert before == pytest.approx(np.mean([s @ covariance @ s for s in slopes]) ** 0.5)
 
 
 def test_constants_follow_the_profile():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_files import refused_calls
 
 from phaze_fast import models
 from phaze_fast.calibration import UnsupportedError, validate_runs
@@ -109,18 +110,32 @@ def test_a_preset_needs_no_columns_for_its_shape():
     run = read_run(2, {**ROW, **shape, "model": "llama3-8b"})
     assert run.model == models.load("llama3-8b").replace(seq=4096)
     assert read_run(2, {**ROW, "model": "llama3-8b", "layers": "8"}).model.layers == 8
+    assert read_run(2, {**ROW, **shape, "model": "Kimi K2"}).model.name == "kimi-k2"
+    with pytest.raises(UnsupportedError, match="low-rank adaptation"):
+        read_run(2, {**ROW, **shape, "model": "Kimi K2", "notes": "Fine-tuning (LoRA)"})
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"chip": "RTX-3090;Titan-RTX"}, "several kinds"),
-        ({"arguments": "hybrid-layer-pattern=M-M"}, "Mamba"),
-        ({"optimizer": "rmsprop"}, "rmsprop"),
-        ({"precision": "fp32"}, "fp32"),
-        ({"model": "mystery", "layers": ""}, "mystery"),
-    ],
-)
+def test_maxtext_works_on_the_whole_batch_of_a_replica_and_shards_inside_a_slice():
+    row = {**ROW, "devices": "512", "chip": "TPU v5e", "interconnect": "", "tp": "16"}
+    row |= {"micro_batch": "1", "global_batch": "512", "zero": "fsdp -1", "software": "MaxText"}
+    plan = read_run(2, row).plan
+    assert (plan.dp, plan.micro_batch, plan.shard) == (32, 16, 16)
+    assert read_run(2, {**row, "software": "Megatron-LM"}).plan.micro_batch == 1
+
+
+def test_a_dense_model_is_not_folded_over_tensor_groups():
+    row = {**ROW, "model": "Qwen3-8B", "software": "Megatron-Bridge 26.02", "sp": "no"}
+    assert not read_run(2, row).plan.sequence_parallel
+
+
+def test_deepep_sends_a_token_once():
+    row = {**ROW, "software": "NeMo AutoModel TE"}
+    assert not read_run(2, row).plan.software.expert_sent_once
+    row["software"] += " + DeepEP"
+    assert read_run(2, row).plan.software.expert_sent_once
+
+
+@pytest.mark.parametrize(("changed", "said"), refused_calls("training runs that are not modelled"))
 def test_what_cannot_be_expressed_says_why(changed, said):
     with pytest.raises(UnsupportedError, match=said):
         read_run(2, {**ROW, **changed})

@@ -65,30 +65,6 @@ def test_every_command_prints_for_people_and_takes_json_and_o(run, document, tmp
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (("width: 128", "widht: 128"), "unknown key 'widht'; did you mean 'width'?"),
-        (("width: 128", "width: -128"), "tensor_core.width: -128 is not accepted; expected a number >= 1"),
-        (("1.05 GHz", ".nan"), "clock_hz: nan is not accepted; expected a finite number"),
-        (("128 MiB", "-1"), "buffer.capacity_bytes: -1 is not accepted; expected a number >= 0"),
-        (("name: mine", "name: mine\nname: yours"), "key 'name' is given twice"),
-        (("name: mine", "name: ["), "line"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("command", ["show chip", "check"])
-def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, line):
-    file = tmp_path / "chip.yaml"
-    file.write_text(CHIP.replace(*change))
-    code, out, err = run(command, file)
-    assert (code, out) == (2, "")
-    if "widht" in change[1]:  # the missing key is a second fault
-        err = err.splitlines()[0] + "\n"
-    assert len(err.splitlines()) == 1, err
-    assert err.startswith(f"phaze-fast: {file}: ")
-    assert line in err
-
-
 @pytest.mark.parametrize(("line", "said"), refused_calls("command line"))
 def test_bad_words_are_one_line_and_exit_code_2(refused, line, said):
     assert said in refused(line)
@@ -127,6 +103,7 @@ def test_check_guesses_the_kind(run, document, tmp_path):
         "fabric": "{kind: mesh, name: m, dims: [2, 2], link_bandwidth_bytes_per_s: 1 GB/s}",
         "cluster": "{devices: 64, fabric: tpuv4-pod, chip: h100}",
         "space": "{name: s, base: tpuv4, axes: {clock_hz: [1.0e9]}}",
+        "plan": "{tp: 2, dp: 4, global_batch: 8}",
     }.items():
         file = tmp_path / f"{kind}.yaml"
         file.write_text(text)
@@ -134,6 +111,18 @@ def test_check_guesses_the_kind(run, document, tmp_path):
     code, _, err = run("check", tmp_path / "chip.yaml", "--kind", "fabric")
     assert code == 2
     assert "'kind' is missing" in err
+
+
+def test_check_reads_the_answer_of_plan_and_refuses_an_edited_one(run, document, tmp_path):
+    file = tmp_path / "plan.json"
+    line = "plan gpt2 --chip h100 --devices 8 --global-batch 32 --zero 1 --micro-batch 4 --tp 1"
+    assert run(f"{line} --json -o", file)[0] == 0
+    found = document("check", file)
+    assert (found["kind"], found["record"]["zero"]) == ("plan", 1)
+    file.write_text(file.read_text().replace('"1f1b"', '"1f1bb"'))
+    code, _, err = run("check", file)
+    assert code == 2
+    assert "schedule: '1f1bb' is not accepted" in err
 
 
 def test_what_check_prints_reads_back(document, tmp_path):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from golden_files import refused_calls
 
 PREDICT = "predict Llama2-7B --chip H100 --devices 16"
 
@@ -86,15 +87,6 @@ def test_a_profile_against_the_prediction(document, refused, plan, tmp_path):
     assert "--stage: 9 is not accepted" in said
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("plan llama2-7bb --chip h100 --devices 16", "did you mean 'llama2-7b', 'llama2-70b' or "),
-        ("export no.json --to megatron", "no.json: no such file"),
-        ("export no.json --to megatro", "--to: 'megatro' is not accepted; did you mean"),
-        ("explain a.json --against b.json --why-not tp=1", "at most one of them"),
-        ("explain a.json --report x.html", "--report: is not accepted without --against"),
-    ],
-)
+@pytest.mark.parametrize(("line", "said"), refused_calls("explain and export commands"))
 def test_what_is_refused(refused, line, said):
     assert said in refused(line)

@@ -97,9 +97,11 @@ def test_bare_objects_and_infeasible_ones_are_results(place, tmp_path):
 
 def test_a_single_problem_shows_its_stages(place, tmp_path):
     fits = {**NEST, "maxMemoryPerDevice": 4}
-    code, shown, _, _ = place(fits)
-    assert code == 0
-    assert all(word in shown for word in ("optimal", "tier in", "load", "memory"))
+    words = {"phaze": ("weights", "stash", "free"), "nest": ("tier in", "load", "memory")}
+    for form, problem in (("phaze", COMMON), ("nest", fits)):
+        code, shown, _, _ = place(problem)
+        assert code == 0
+        assert all(word in shown for word in ("optimal", *words[form]))
     assert place(fits, "-o", tmp_path / "out.json", "--json")[3]["p"] == 2
     code, _, said, _ = place({**NEST, "maxMemoryPerDevice": 1})
     assert code == 1
@@ -233,12 +235,6 @@ def test_texts_that_are_no_problem(form, before, after, words, place):
     code, _, said, _ = place(text, "--objective", form)
     assert (code, said.count("\n")) == (2, 1)
     assert words in said
-
-
-def test_bytes_that_are_no_text_and_endless_ones(refused, tmp_path):
-    (tmp_path / "in.json").write_bytes(b"\xff\xfe")
-    assert "UTF-8" in refused(f"place {tmp_path / 'in.json'}")
-    assert "too long; expected at most 256 MiB" in refused("place /dev/zero")
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -7,6 +7,7 @@ import pytest
 
 from phaze_fast import _core, models
 from phaze_fast.cost import collective, estimate_costs
+from phaze_fast.cost.collectives import _units_met
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.opgraph import GROUPS, Strategy, layer_graph
@@ -79,6 +80,41 @@ def test_layers_without_collectives_need_no_room():
 def met_on_average(units, visits):
     """Units among which all ways to visit `visits` of them, one after another, find some."""
     return np.mean([len(set(way)) for way in product(range(units), repeat=visits)])
+
+
+def nodes_met(rng, experts, nodes, visits, groups, chosen, tokens=20_000):
+    """Nodes with experts of a token, token by token: groups are chosen first, then experts."""
+    own = rng.random((tokens, groups)).argsort(axis=1)[:, :chosen]
+    group = np.take_along_axis(own, rng.integers(chosen, size=(tokens, visits)), axis=1)
+    expert = group * (experts // groups) + rng.integers(experts // groups, size=group.shape)
+    return np.mean([len(set(row)) for row in (expert * nodes // experts).tolist()])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups", "chosen"),
+    [(8, 8, 4), (4, 8, 4), (16, 8, 4), (2, 8, 3), (12, 8, 4), (8, 12, 5), (3, 2, 1), (1, 8, 4)],
+)
+def test_experts_of_few_groups_are_on_few_nodes(nodes, groups, chosen):
+    """DeepSeek-V3 has 8 groups, of which a token's experts are from 4: 3.6 nodes of 8, not 5.3."""
+    sampled = nodes_met(np.random.default_rng(38), 192, nodes, 8, groups, chosen)
+    assert _units_met(nodes, 8, groups, chosen) == pytest.approx(sampled, rel=0.01)
+    assert _units_met(nodes, 8, groups, groups) == pytest.approx(nodes * (1 - (1 - 1 / nodes) ** 8))
+
+
+def test_routing_limited_to_groups_sends_less_between_nodes():
+    """Where a token is sent once to each node; copies for single experts are as many."""
+    model = models.load("deepseek-v3")
+    where = cluster(64)
+    for once in (True, False):
+        moe = model.moe.replace(sent_once=once)
+        free = moe.replace(groups=None, top_groups=None)
+        seconds = [
+            estimate_costs(asked, CHIP, where).total_s().sum()
+            for asked in (
+                layer_graph(model.replace(moe=own), Strategy(ep=64)) for own in (moe, free)
+            )
+        ]
+        assert (seconds[0] < seconds[1]) == once
 
 
 @pytest.mark.parametrize(

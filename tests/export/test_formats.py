@@ -1,6 +1,7 @@
 """What the files say, by hand: flags, layouts, published runs, faults."""
 
 import json
+import tomllib
 
 import pytest
 from golden_files import GOLDEN, golden_rows
@@ -378,9 +379,44 @@ def test_torchtitan_is_told_the_width_of_experts(etp, tmp_path):
     )
 
 
+def test_torchtitan_splits_experts_over_one_device_unless_it_is_told(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        "[training]\nlocal_batch_size = 1\nglobal_batch_size = 8\n[parallelism]\n"
+        "data_parallel_shard_degree = 4\ntensor_parallel_degree = 2\nexpert_parallel_degree = 4\n"
+        '[activation_checkpoint]\nmode = "none"\n'
+    )
+    assert export.read_plan(path, models.load("mixtral-8x7b")).spec.etp == 1
+
+
+@pytest.mark.parametrize(("name", "experts"), [("llama2-7b", False), ("mixtral-8x7b", True)])
+def test_torchtitan_converts_linear_layers_and_experts_apart(name, experts):
+    plan = {"dp": 8, "global_batch": 8, "zero": 3, "recompute": "none", "precision": "fp8-rowwise"}
+    job = tomllib.loads(export.export_plan(plan, models.load(name), "torchtitan").text)
+    sections = ["quantize.linear.float8", "quantize.grouped_mm.float8"][: 1 + experts]
+    assert job["model"]["converters"] == sections
+    assert job["quantize"]["linear"]["float8"]["recipe_name"] == "rowwise"
+    assert ("grouped_mm" in job["quantize"]) == experts
+
+
+def test_megatron_fsdp_is_told_its_format_of_checkpoints_and_its_order_of_ranks():
+    plan = {"pp": 2, "dp": 4, "global_batch": 8, "recompute": "none", **STAGES_INSIDE}
+    one, three = (export.export_plan({**plan, "zero": z}, LLAMA, "megatron") for z in (1, 3))
+    assert "--use-tp-pp-dp-mapping" in one.text
+    assert "--ckpt-format" not in one.text
+    assert "--use-tp-pp-dp-mapping" not in three.text
+    assert "--ckpt-format fsdp_dtensor" in three.text
+    assert "--rank-order" in {item.what.split()[0] for item in three.unexpressed}
+
+
+STAGES_INSIDE = {"rank_order": "stages-inside"}
+
+
 @pytest.mark.parametrize(
     ("framework", "widths", "layout", "cases"),
     [
+        ("megatron", {}, {"dp": 4, "pp": 2, "zero": 2, **STAGES_INSIDE}, {"rank_order"}),
+        ("megatron", {}, {"dp": 4, "pp": 2, "zero": 1, **STAGES_INSIDE}, set()),
         ("maxtext", {"tp": 2, "ep": 4, "etp": 1}, {"dp": 2, "zero": 3}, {"etp", "ep"}),
         ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3}, set()),
         ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3, "shard": 4}, set()),

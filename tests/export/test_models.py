@@ -139,12 +139,24 @@ def test_the_options_of_deepseek_v3():
     assert "--num-query-groups" not in flags
 
 
+@pytest.mark.parametrize(("name", "share"), [("glm-4-9b", ["0.5"]), ("qwen3-8b", None)])
+def test_rotated_share_of_a_head_for_megatron(name, share):
+    flags = options_of(export.export_plan(PLAN, of(name), "megatron").text)
+    assert flags.get("--rotary-percent") == share
+
+
 def test_windows_and_sinks_for_megatron():
     flags = options_of(export.export_plan(PLAN, of("gpt-oss-20b"), "megatron").text)
     assert (flags["--window-size"], flags["--window-attn-skip-freq"]) == (["127,0"], ["2"])
     assert flags["--softmax-type"] == ["learnable"]
     flags = options_of(export.export_plan(PLAN, of("gpt-neo-2.7b"), "megatron").text)
     assert flags["--window-attn-skip-freq"] == ["(" + "+".join(["[0]*1", "[1]*1"] * 16) + ")"]
+    first = of("gpt-oss-20b").replace(full_attention_layers=(0, 1, 5))
+    flags = options_of(export.export_plan(PLAN, first, "megatron").text)
+    assert pattern(flags["--window-attn-skip-freq"][0]) == [0, 0, 1, 1, 1, 0] + [1] * 18
+    irregular = of("gpt-oss-20b").replace(full_attention_layers=(1, 5))
+    flags = options_of(export.export_plan(PLAN, irregular, "megatron").text)
+    assert pattern(flags["--window-attn-skip-freq"][0]) == [1, 0, 1, 1, 1, 0] + [1] * 18
     whole = options_of(export.export_plan(PLAN, of("mistral-7b-v0.1"), "megatron").text)
     assert whole["--window-size"] == ["4095,0"]
     assert "--window-attn-skip-freq" not in whole
@@ -174,6 +186,21 @@ def test_recipes_flavours_and_files_of_frameworks():
     settings = settings_of(export.export_plan(PLAN, changed, "maxtext").text)
     assert (settings["decoder_block"], settings["attention_type"]) == ("deepseek", "mla")
     assert (settings["first_num_dense_layers"], settings["routed_score_func"]) == ("3", "sigmoid")
+    assert (settings["q_lora_rank"], settings["kv_lora_rank"]) == ("1536", "512")
+    grouped = of("qwen3-30b-a3b").replace(layers=47)
+    settings = settings_of(export.export_plan(PLAN, grouped, "maxtext").text)
+    assert (settings["base_num_query_heads"], settings["base_num_kv_heads"]) == ("32", "4")
+    more = changed.replace(mtp_layers=1)
+    settings = settings_of(export.export_plan(PLAN, more, "bridge").text)
+    assert settings["model.mtp_num_layers"] == "1"
+
+
+def test_norms_without_a_bias_are_what_megatron_lacks():
+    model = models.load("gpt2-small")
+    assert export.export_plan(PLAN, model, "megatron").complete
+    assert not export.export_plan(PLAN, model.replace(norm_bias=False), "megatron").complete
+    plain = of("qwen3-8b")
+    assert export.export_plan(PLAN, plain.replace(norm_bias=False), "megatron").complete
 
 
 @pytest.mark.parametrize("format_", export.FORMATS)

@@ -12,6 +12,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.request import flag_names
 from phaze_fast.planning.frameworks import (
     FRAMEWORKS,
+    framework_precisions,
     framework_table,
     framework_training,
     recompute_modes,
@@ -122,11 +123,20 @@ def test_what_a_framework_cannot_run_is_refused_by_name():
             pf.plan("llama2-7b", cluster, pf.Training(global_batch=8, **given), framework=framework)
 
 
+def test_number_formats_of_dense_models_are_not_those_of_experts():
+    dense, experts = (
+        framework_precisions("torchtitan", pf.models.load(name))
+        for name in ("llama2-7b", "mixtral-8x7b")
+    )
+    assert set(dense) - set(experts) == {"fp8-tensorwise"}
+
+
 def test_mixed_recomputation_is_what_megatron_lacks():
     """Memory in which each stage recomputes another share: one mode for all stages is slower."""
     cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
     step = pf.Training(global_batch=32, micro_batch=2, tp=4, pp=4, dp=1, zero=0, schedule="1f1b")
     plans = pf.plan("llama2-70b", cluster, step.replace(reserved_bytes=0), framework="megatron")
     assert len({stage.recompute for stage in plans.best.stages}) == 1
+    assert plans.best.time_s == pytest.approx(plans.free.time_s * (1 + plans.lost_to_framework))
     assert plans.lost_to_framework > 0
     assert recompute_modes("bridge", plans.model) == recompute_modes("megatron", plans.model)

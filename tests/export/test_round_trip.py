@@ -16,8 +16,8 @@ FIELDS = (
     "schedule", "cp_kind",
 )  # fmt: skip
 NO_EFFECT = {
-    "megatron": {"zero", "recompute", "vpp"},
-    "bridge": {"zero", "recompute", "vpp"},
+    "megatron": {"zero", "recompute", "vpp", "rank_order"},
+    "bridge": {"zero", "recompute", "vpp", "rank_order"},
     "torchtitan": {"zero", "recompute", "rank_order", "shard"},
     "maxtext": {"zero", "recompute", "rank_order", "shard"},
     "deepspeed": {

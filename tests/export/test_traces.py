@@ -134,7 +134,7 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
     for name, members in groups.items():
         assert len(members) > 1
         assert name.endswith(f".{min(members)}")
-    sent, taken, seen = Counter(), Counter(), {}
+    sent, taken, seen, operations = Counter(), Counter(), {}, 0
     for rank in range(32):
         metadata, nodes = read_trace((tmp_path / f"plan.{rank}.et").read_bytes())
         assert metadata.version
@@ -154,6 +154,9 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
                 own.append((has["comm_type"], has["comm_size"]))
             else:
                 assert node.type == NODES["compute"]
+                operations += has.get("num_ops", 0)
+    model = pf.models.model_flops(SMALL, sequences=64)
+    assert operations == pytest.approx(model.total, rel=0.3)  # vector operators, recomputation
     assert sent
     assert sent == taken
     assert {name.partition(".")[0] for name in seen} >= {"tensor", "data"}

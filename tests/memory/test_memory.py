@@ -62,6 +62,7 @@ def random_rows(n, seed=5):
     rows["more_state_bytes"] = packed * rng.integers(0, 10**10, n)
     rows["first_experts"] = rng.integers(0, rows["first_parameters"] + 1)
     rows["late_gradients"] = rng.integers(0, 2, n)
+    rows["largest_trained"] = rng.integers(0, rows["largest_layer"] + 1)
     rows["zero"] = rng.integers(0, 4, n)
     rows["schedule"] = rng.integers(0, len(SCHEDULES), n)
     rows["stages"] = rng.integers(1, 65, n)

@@ -66,10 +66,10 @@ def hugging_face(kind):
 
 
 def recorded(module, inputs, kwargs):
-    from phaze_fast.models.torch_import import _without_warnings_of_padding
+    from phaze_fast.models.torch_import import _replaced, _without_checks
     from phaze_fast.models.torch_recorder import record_step
 
-    with _without_warnings_of_padding(module):
+    with _replaced(_without_checks(module)):
         return record_step("drawn", module.train(), inputs, kwargs)
 
 

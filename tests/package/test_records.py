@@ -78,14 +78,6 @@ def test_malformed_documents(tmp_path, name, text, line):
     assert line in message
 
 
-def test_unreadable_documents(tmp_path):
-    binary = tmp_path / "b.yaml"
-    binary.write_bytes(b"\xff\xfe\x00")
-    absent = tmp_path / "none.yaml"
-    for path, line in ((absent, "no such file"), (tmp_path, "cannot be read"), (binary, "UTF-8")):
-        assert line in refusal(read_document, path, error=InvalidInputError)
-
-
 @pytest.mark.parametrize("text", ["1.2e12", "1.2e+12", "12e11", "1_200_000_000_000.0", "1.2E12"])
 def test_yaml_reads_numbers_as_people_write_them(text):
     assert parse_text(f"x: {text}", "t") == {"x": 1.2e12}

@@ -2,9 +2,12 @@
 
 import pytest
 
+from phaze_fast import models
 from phaze_fast.hardware import Cluster, FlatFabric, Tier, TieredFabric
 from phaze_fast.models import MixtureOfExperts, TransformerModel
+from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.planning import PlanSpec, predict
+from phaze_fast.planning.sizes import _stand_ins
 from phaze_fast.software import DEFAULT, load_software
 
 TINY = TransformerModel(
@@ -118,9 +121,11 @@ def test_all_but_a_last_bucket_is_hidden():
     wide = TINY.replace(hidden=512, ffn=512, vocab=50000, seq=1024, layers=1)
     fields = {"dp": 2, "micro_batch": 8}
     quick = found(flat(1e11), wide, **fields)
-    assert quick.parts_s["data_comm"] == exactly(2 * 1 / 2 * 100e6 / 1e11)
-    slow, slower = (found(flat(rate), wide, **fields) for rate in (1e9, 0.5e9))
     parameters = 2 * 512 + 4 * 512**2 + 2 * 512**2 + 2 * 50000 * 512 + 512
+    hidden = GRADIENT * parameters - 100e6  # bytes; 16 of 132 cores move them
+    exposed = 100e6 + hidden * (1 - 1 / 1.14)
+    assert quick.parts_s["data_comm"] == exactly(2 * 1 / 2 * exposed / 1e11)
+    slow, slower = (found(flat(rate), wide, **fields) for rate in (1e9, 0.5e9))
     more = GRADIENT * parameters * (1 / 0.5e9 - 1 / 1e9)
     assert slower.parts_s["data_comm"] - slow.parts_s["data_comm"] == exactly(more)
 
@@ -249,13 +254,47 @@ def test_buffers_by_hand():
     assert piped == 2 * MESSAGE
     both = found(flat(1e9), pp=2, tp=2).memory["communication"]
     assert both == MESSAGE + 2 * MESSAGE / 2
-    zero = found(flat(1e9), dp=2, zero=3).memory["communication"]
-    assert zero == 2 * WEIGHT * BLOCK * (1 - 1 / 2)
+
+
+@pytest.mark.parametrize(("zero", "each"), [(1, 0), (2, GRADIENT), (3, WEIGHT + GRADIENT)])
+def test_two_layers_are_whole_where_replicas_shard_them(zero, each):
+    """Weights of the running block and the next one, gradients of it and the previous one."""
+    plan = found(flat(1e9), dp=2, zero=zero)
+    assert plan.memory["communication"] == 2 * each * BLOCK * (1 - 1 / 2)
+    late = PLAIN.replace(resident_gradients=False)
+    kept = found(flat(1e9), dp=2, zero=zero, software=late).memory["communication"]
+    assert kept == 2 * (WEIGHT if zero == 3 else 0) * BLOCK * (1 - 1 / 2)
+
+
+def test_layers_lose_the_cores_that_move_weights_and_gradients():
+    """16 of an H100's 132 cores gather weights (ZeRO 3) and reduce gradients (ZeRO 2 and 3).
+
+    Of every layer that computes longer than its state moves, the cores are missed while it moves.
+    """
+    wide = TINY.replace(hidden=1024, ffn=4096, vocab=50000, seq=1024, heads=16, layers=2)
+    block = 2 * 1024 + 4 * 1024**2 + 2 * 1024 * 4096
+    parameters = 2 * block + 2 * 50000 * 1024 + 1024
+    alone, beside = (
+        [found(flat(rate), wide, dp=2, zero=z, micro_batch=16).stages[0].load_s for z in range(4)]
+        for rate in (1e18, 1e14)
+    )
+    lost = [after - before for after, before in zip(beside, alone, strict=True)]
+    reduced, gathered = (1 / 2 * each * parameters * (1e-14 - 1e-18) for each in (GRADIENT, WEIGHT))
+    expected = [0.0, 0.0, reduced, reduced + 2 * gathered]
+    assert lost == pytest.approx([(1 - 1 / 1.14) * s for s in expected], rel=1e-6)
 
 
 def test_stand_ins_by_hand():
     """Transformer Engine keeps an empty bf16 gradient of each shape of a block's weights."""
     assert found(flat(1e9), software=DEFAULT).memory["communication"] == 2 * BLOCK
+
+
+def test_all_experts_of_a_device_share_a_stand_in():
+    """8 experts on 2 devices: those of a device share one gradient of each shape."""
+    graph = layer_graph(models.load("mixtral-8x7b"), Strategy(ep=2))
+    layer = next(layer for layer in graph.layers if layer.expert_parameters)
+    others = layer.device_parameters - layer.expert_parameters
+    assert _stand_ins(layer, graph) == 2 * (others + layer.expert_parameters / 4)
 
 
 def test_micro_batches_in_flight_by_hand():

@@ -266,6 +266,8 @@ def test_what_is_no_plan_is_refused():
         )
     with pytest.raises(InvalidInputError, match="plan: not what"):
         Plan.from_dict({"tp": 1})
+    with pytest.raises(InvalidInputError, match="micro_batches"):  # no plan in full, nor a field
+        PlanSpec.of({"global_batch": 64, "micro_batches": 4})
 
 
 # ---- forms of a plan ----

@@ -148,8 +148,8 @@ def test_attention_loses_what_a_profile_says_beside_a_ring():
     assert slower >= 2
     loaded = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
     given = {"cp": 4, "global_batch": 4, "seq": 65536, "recompute": "none", "cp_kind": "ring"}
-    plain = load_software("megatron-core")
-    beside = plain.replace(overlap_slowdown=1.14)
+    beside = load_software("megatron-core")
+    plain = beside.replace(overlap_slowdown=1.0)
     parts = [
         pf.predict(LLAMA, loaded, {**given, "software": used}).parts_s for used in (plain, beside)
     ]
@@ -226,6 +226,53 @@ def test_passes_of_another_micro_batch_hide_exchanges_as_far_as_they_last():
             assert left - free == pytest.approx(exchange_s - hidden_s, abs=1e-12)
             seen += exchange_s > compute_s > 0
         assert bool(seen) == (link == "1 GB/s")
+
+
+@pytest.mark.parametrize("link", ["9 TB/s", "4 GB/s"])  # hidden altogether, and not
+def test_shared_experts_hide_exchanges_as_far_as_they_last(link):
+    """By hand: the products up run beside rows on their way out, the one down beside their return,
+    and each is slower by the cores that send; what they do not hide is waited for."""
+    model = pf.models.load("deepseek-v3")
+    moe = next(k for k, own in enumerate(layer_graph(model).layers) if own.expert_parameters)
+    fabric = FlatFabric(name="slow", bandwidth_bytes_per_s=link, latency_s="1 us")
+    cluster = pf.Cluster(devices=8, fabric=fabric, chip="h100")
+    plain = estimate_costs(layer_graph(model, Strategy(ep=8)), "h100", cluster)
+    plain = plain.with_contention(0.125)
+    waits, first = 0, ("up", "gate", "activation", "multiply")
+    pairs = (("dispatch", first), ("combine", ("down",)))
+    for graph in (2 * moe, 2 * moe + 1):
+        names, seconds = plain.graphs[graph].names, plain.time_s(graph)[0].tolist()
+        took = dict(zip(names, plain.with_shared_experts().time_s(graph)[0].tolist(), strict=True))
+        rest = 0.0
+        before = dict(zip(names, seconds, strict=True))
+        for name, products in pairs:
+            own = name if name in before else f"d-{name}"
+            beside = sum(
+                s for other, s in before.items()
+                if any(f"shared-{product}" in other for product in products)
+            )  # fmt: skip
+            assert took[own] + beside == pytest.approx(
+                max(before[own], beside + 0.125 * before[own]), rel=1e-12
+            )
+            waits += took[own] > 0.126 * before[own]
+            rest += before[own] - took[own]
+        assert sum(seconds) - sum(took.values()) == pytest.approx(rest, rel=1e-9)
+    assert bool(waits) == (link == "4 GB/s")
+
+
+def test_software_says_whether_shared_experts_run_beside_exchanges():
+    """Exchanges that overlap another micro-batch are hidden once."""
+    model = pf.models.load("deepseek-v3").replace(layers=4)
+    given = {"ep": 8, "dp": 8, "global_batch": 8, "recompute": "full"}
+    alone = load_software("megatron-core")
+    beside = alone.replace(name="own", expert_beside_shared=True)
+    first, second = (
+        [pf.predict(model, NODE, {**given, "software": used, **more}).time_s
+         for used in (alone, beside)]
+        for more in ({}, {"overlap_experts": True})
+    )  # fmt: skip
+    assert first[1] < first[0]
+    assert second[1] == second[0]
 
 
 def test_dualpipe_overlaps_exchanges_by_default():

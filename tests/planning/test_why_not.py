@@ -5,7 +5,15 @@ import re
 
 import pytest
 
-from phaze_fast import Cluster, InvalidInputError, Training, models, plan, predict, why_not
+from phaze_fast import (
+    Cluster,
+    InvalidInputError,
+    Training,
+    models,
+    plan,
+    predict,
+    why_not,
+)
 from phaze_fast.cli.main import main
 from phaze_fast.planning import PARTS, read_asked
 
@@ -139,3 +147,21 @@ def test_memory_stays_the_reason_where_a_framework_has_such_plans():
     assert answer.unlimited is None
     assert "there is no such plan" in str(answer)
     assert "GiB" in answer.reason
+
+
+@pytest.mark.parametrize("ep", [1, 8])
+def test_no_replicas_says_what_they_must_divide(ep):
+    cluster = Cluster(devices=32, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=32, dp=5, ep=ep, etp=1, tp=1, pp=1, cp=1)
+    (said,) = plan("mixtral-8x7b", cluster, step, threads=1).rejected
+    experts = " or is no multiple of the 8 that experts span," if ep > 1 else ""
+    assert said == f"dp: [5] does not divide a batch of 32 evenly,{experts} or is more than 32"
+
+
+def test_schedules_with_too_many_chunks_are_counted_by_name():
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=32, schedule=("interleaved", "1f1b"), vpp=8, pp=8, tp=1)
+    rejected = plan("gpt2-small", cluster, step, threads=1).rejected
+    said = "schedule: interleaved with 8 chunks a stage has more chunks than the model's 14 layers"
+    assert rejected[said] > 0
+    assert not any("1f1b with" in why for why in rejected)

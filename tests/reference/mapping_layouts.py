@@ -80,11 +80,15 @@ def steps(before, after, sizes, limit=(64, 64, 64, 64)):
 # ---- seconds of a collective ----
 
 
-def _runs(case, slots):
-    """Neighbouring slots of one axis are one run."""
+def primes(number):
+    """Prime factors of a side, smallest first: the sizes of its slots."""
+    return next(([p, *primes(number // p)] for p in range(2, number + 1) if number % p == 0), [])
+
+
+def merged(slots):
+    """Neighbouring slots of one axis as one run: axis, size and stride of each."""
     runs = []
-    for k in slots:
-        axis, size, stride = case.slots[k]
+    for axis, size, stride in slots:
         if runs and runs[-1][0] == axis and runs[-1][1] * runs[-1][2] == stride:
             runs[-1] = (axis, runs[-1][1] * size, runs[-1][2])
         else:
@@ -129,7 +133,7 @@ def seconds(case, kind, slots, volume, algorithm=0):
         once = each * volume / case.rules["x_bytes_per_s"] + 2 * case.rules["hop_s"]
         return rounds * once
     rates = (case.rules["x_bytes_per_s"], case.rules["y_bytes_per_s"])
-    hop_s, runs = case.rules["hop_s"], _runs(case, slots)
+    hop_s, runs = case.rules["hop_s"], merged([case.slots[k] for k in slots])
     if kind == "all-to-all":
         return sum(
             hop_s * (f - 1) * stride + stride / rates[axis] * (f // 2) * (f - f // 2) / f * volume

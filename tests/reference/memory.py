@@ -84,6 +84,9 @@ def stage_terms(row, schedules, fragmentation):
     if zero == 3:
         whole = float(row["largest_layer"]) * weight
         gathered = 2 * (whole - whole / d)
+    if zero >= 2 and not row["late_gradients"]:  # of the running layer, of the one being reduced
+        whole = float(row["largest_trained"]) * float(row["gradient_bytes"])
+        gathered += 2 * (whole - whole / d)
     always = {"weights": weights, "optimizer": optimizer}
     always["communication"] = float(row["buffer_bytes"]) + gathered
     late = [0.0, 0.0, 0.0]

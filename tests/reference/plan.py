@@ -181,7 +181,7 @@ def stage_memory(model, layers, spec, chunks, stage, text):
     modes, positions = modes_of(layers, chunks, text), [i for chunk in chunks for i in chunk]
     held = sum(layers.parameters(i)[0] for i in positions)
     share = sum(layers.share(i) for i in positions)
-    live = logits = largest = stand_ins = 0.0
+    live = logits = unsharded = 0.0
     local = model.moe.experts // spec.ep if model.moe else 1
     stashes = dict.fromkeys(positions, 0.0)
     for i in positions:
@@ -199,20 +199,18 @@ def stage_memory(model, layers, spec, chunks, stage, text):
             work = layers.layer(i).work_bytes
             live = max(live, forward.stashed_bytes() - kept + work)
             whole, routed = layers.parameters(i)
-            largest = max(largest, whole * opt.weight_bytes)
+            parts = opt.weight_bytes * (zero == 3)
+            parts += opt.gradient_bytes * (zero >= 2) * spec.software.resident_gradients
+            own = 2 * parts * whole * (1 - 1 / layers.shards)  # of this layer and the next
             if spec.software.gradient_stand_ins:
-                own = 2 * (whole - routed + routed / local)
-                gathered = 2 * whole * opt.weight_bytes * (1 - 1 / layers.shards) * (zero == 3)
-                stand_ins = max(stand_ins, own + gathered)
+                own += 2 * (whole - routed + routed / local)
+            unsharded = max(unsharded, own)
     rows = spec.micro_batch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
     buffers += context_bytes(model, spec, rows)
     if spec.pp > 1:
         buffers += 2 * message_bytes(model, spec)
-    if spec.software.gradient_stand_ins:
-        buffers += stand_ins
-    elif zero == 3:
-        buffers += 2 * largest * (1 - 1 / layers.shards)
+    buffers += unsharded
     resident = (share if zero >= 2 else held) * opt.gradient_bytes
     late, first_kept = [0.0, 0.0, 0.0], 0.0
     if not spec.software.resident_gradients:

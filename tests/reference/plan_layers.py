@@ -9,7 +9,7 @@ from functools import cache
 from phaze_fast.cost import estimate_costs
 from phaze_fast.hardware import FlatFabric, TieredFabric, TorusFabric
 from phaze_fast.memory import OPTIMIZERS
-from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.opgraph import GROUPS, Strategy, layer_graph
 from phaze_fast.schedule import schedule_layers
 from phaze_fast.software import chip_as_run, model_as_run
 from reference.collectives import price_message, price_ranks
@@ -134,6 +134,22 @@ class Again(dict):
         return self[mode]
 
 
+def beside_experts(costs, k, lost):
+    """Share of a layer's expert exchanges that passes of another micro-batch hide.
+
+    A forward pass meets a backward pass; of the cores, 20 of 132 or more run the exchange.
+    """
+    exchange = compute = 0.0
+    for one in (2 * k, 2 * k + 1):
+        ops = costs.graphs[one].ops
+        for op, seconds in zip(ops, costs.time_s(one)[0], strict=True):
+            if op["group"] == GROUPS.index("expert"):
+                exchange += float(seconds)
+            elif op["collective"] < 0:
+                compute += float(seconds)
+    return min(1.0, compute / exchange) * (1 - max(lost, 20 / 132)) if exchange else 0.0
+
+
 @cache
 def layer_times(model, strategy, chip, fabric, slowdown):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
@@ -141,8 +157,11 @@ def layer_times(model, strategy, chip, fabric, slowdown):
     costs = estimate_costs(graph, chip, fabric)
     costs = costs.without(("expert",), strategy.expert_overlap).with_contention(1 - 1 / slowdown)
     makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
-    found = []
+    found, alone = [], costs
     for k, layer in enumerate(graph.layers):
+        if strategy.overlap_experts and layer.expert_parameters:
+            costs = alone.without(("expert",), beside_experts(alone, k, 1 - 1 / slowdown))
+            makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
         forward, backward = float(makespans[2 * k]), float(makespans[2 * k + 1])
         ahead, back = costs.time_s(2 * k)[0], costs.time_s(2 * k + 1)[0]
         total = sum(float(s) for s in back)
@@ -177,6 +196,9 @@ class Layers:
             etp=spec.etp if spec.etp != spec.tp else None,
             expert_imbalance=spec.expert_imbalance if spec.ep > 1 else 1.0,
             expert_overlap=spec.expert_overlap if spec.ep > 1 else 0.0,
+            overlap_experts=spec.ep > 1
+            and (spec.schedule in ("dualpipe", "dualpipe-v") or bool(spec.overlap_experts))
+            and spec.overlap_experts is not False,
             micro_batch=spec.micro_batch,
             seq=spec.seq,
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reference.mapping_layouts import overlapped
+from reference.mapping_layouts import merged, overlapped, primes
 from reference.mapping_player import Player, back, rim_routes
 from reference.mesh_simulator import Collective
 
@@ -95,30 +95,6 @@ def roles_of(mapped):
     """Role of each slot of the rectangle, along x from the inside out and then along y."""
     runs = [run for side in (mapped.x, mapped.y) for run in side]
     return [role for role, factor in runs for _ in primes(factor)]
-
-
-def primes(number):
-    found = []
-    for p in (2, 3, 5):
-        while number % p == 0:
-            found.append(p)
-            number //= p
-    return found
-
-
-def _runs(slots):
-    """Neighbouring slots of one axis as one run."""
-    found = []
-    for slot in slots:
-        if (
-            found
-            and found[-1].axis == slot.axis
-            and found[-1].stride * found[-1].size == slot.stride
-        ):
-            found[-1] = Run(slot.axis, found[-1].size * slot.size, found[-1].stride)
-        else:
-            found.append(slot)
-    return found
 
 
 def streams_of(problem, encoding):
@@ -256,7 +232,7 @@ def sends_of(problem, encoding):
     whole = [slot for slot, role in zip(slots, roles_of(last), strict=True) if role in COPIED]
     size = problem.work.boundary_bytes * layout.micro_batch
     copies = math.prod(slot.size for slot in whole)
-    runs, held = _runs(whole), size * copies / layout.dies
+    runs, held = _as_runs(merged(whole)), size * copies / layout.dies
     found = []
     for k, (byte_s, _) in enumerate(Placement(problem.wafer, layout).sends()):
         ways = (k > 0) + (k < layout.stages - 1)

@@ -87,53 +87,6 @@ def test_lines(op, axis, size):
         agree(op, [Run(axis, size)], links)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(
-    "sides",
-    [
-        (2, 2),
-        (3, 2),
-        (2, 5),
-        (3, 3),
-        (3, 5),
-        (4, 4),
-        (8, 2),
-        pytest.param((4, 6), marks=pytest.mark.slow),
-    ],
-)
-def test_tiles(op, sides):
-    for links, order in ((EQUAL, 1), (UNEQUAL[0], -1), (UNEQUAL[1], 1)):
-        runs = [Run(0, sides[0]), Run(1, sides[1])][::order]
-        agree(op, runs, links, packets=12)
-        if op != "all-to-all":
-            agree(op, runs, links, "split", packets=12)
-            if sides[0] * sides[1] % 2 == 0:
-                agree(op, runs, links, "ring", packets=12)
-
-
-STRIDED = (
-    [Run(0, 4, 2)],
-    [Run(1, 3, 3)],
-    [Run(1, 2, 4)],
-    [Run(0, 2, 2), Run(1, 3)],
-    [Run(0, 3, 2), Run(1, 2, 2)],
-    [Run(0, 2, 3), Run(1, 2, 2)],
-    [Run(0, 2), Run(1, 2, 4)],
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("runs", STRIDED, ids=str)
-def test_strided_groups_and_all_their_cosets(op, runs):
-    for links in (EQUAL, UNEQUAL[0]):
-        agree(op, runs, links, packets=32)
-        if len(runs) == 2 and op != "all-to-all":
-            agree(op, runs, links, "split", packets=32)
-            agree(op, runs, links, "ring")
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_several_runs_along_one_axis(op):
     for runs in (

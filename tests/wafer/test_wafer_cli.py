@@ -55,10 +55,6 @@ def test_compare_keeps_its_contract(run, small):
     assert found["evaluations_per_s"] > 0
     how = "operator partition x y output weights collective rectangle stages micro_batch"
     assert ours["encoding"][0].keys() == set(how.split())
-    for each in found["baselines"].values():
-        assert each["tuned"]["time_s"] is None or ours["time_s"] <= each["tuned"]["time_s"]
-    for each in found["ablations"].values():
-        assert each["time_s"] is None or ours["time_s"] <= each["time_s"]
 
 
 def test_without_compare_there_are_no_baselines(run, small):
@@ -169,22 +165,6 @@ def test_one_case_without_room_does_not_hide_the_others(run, folder):
 
 
 @pytest.mark.parametrize(
-    ("new", "text"),
-    [
-        ("columns: 9", "window: 9 columns of dies and what stands between them need 229 mm"),
-        ("colums: 3", "unknown key 'colums'; did you mean 'columns'?"),
-        ("columns: -3", "columns: -3 is not accepted"),
-    ],
-)
-def test_a_bad_wafer_names_the_file_and_the_rule(run, tmp_path, new, text):
-    file = tmp_path / "bad.yaml"
-    file.write_text(SMALL.to_yaml().replace("columns: 3", new))
-    err = refused(run("bertlarge", "--wafer", file, *QUICK))
-    assert str(file) in err
-    assert text in err
-
-
-@pytest.mark.parametrize(
     ("words", "text"),
     [*refused_calls("wafer command"), (["bertlarge", "--resume", __file__], "resume: ")],
 )  # fmt: skip
@@ -245,24 +225,6 @@ def test_a_saved_answer_takes_the_same_time(run, small, saved, tmp_path):
     code, out, _ = run("bertlarge", "--wafer", small, *words[:-1], "--describe")
     assert code == 0
     assert "sequence(s) at once" in out
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda d: d[2].update(weights="zero4"), "mine.json[2]: weights: 'zero4' is not accepted"),
-        (lambda d: d.pop(), "operators: missing ['cross-entropy']"),
-        (lambda d: [e.update(stages=99) for e in d], "stages: 99 rectangles of"),
-        (lambda d: d.clear(), "expected a list of one mapping per operator"),
-    ],
-)
-def test_a_bad_encoding_names_the_entry(run, small, saved, tmp_path, change, text):
-    data = json.loads(saved.read_text())["ours"]["encoding"]
-    change(data)
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps(data))
-    words = ["--global-batch", 64, "--encoding", file]
-    assert text in refused(run("bertlarge", "--wafer", small, *words))
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", "null", '{"ours": 5}', '{"cases": []}', ""])

@@ -314,19 +314,11 @@ def mapped(name, layout, role_of, mode="replicated", micro_batches=1):
     mapping = problem.mapping(layout)
     op_mappings = np.zeros(len(problem.work.operators), dtype=_core.OP_MAPPING_DTYPE)
     for row, op in zip(op_mappings, problem.work.operators, strict=True):
-        everywhere = (1 << len(_slots(layout))) - 1
+        everywhere = (1 << len(layouts.primes(layout.width) + layouts.primes(layout.height))) - 1
         row["slots"] = [everywhere if role == role_of(op) else 0 for role in ROLES]
         row["mode"] = WEIGHTS.index(mode)
     mapping.assign(op_mappings)
     return problem, mapping
-
-
-def _slots(layout):
-    return [p for side in (layout.width, layout.height) for p in _primes(side)]
-
-
-def _primes(number):
-    return next(([p, *_primes(number // p)] for p in range(2, number + 1) if number % p == 0), [])
 
 
 def megatron(vectors):

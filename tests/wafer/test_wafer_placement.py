@@ -666,15 +666,7 @@ def test_any_dies_that_work_make_up_a_stage():
     assert die_map(dead, Layout(9, 1, 2, 9)).split().count("X") == 2
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"switch": {"bandwidth_bytes_per_s": "90 TB/s"}}, "expected at most 28.672 TB/s"),
-        ({"dead_links": [[[0, 0], [1, 0]]]}, "dead_links are not accepted beside switches"),
-        ({"switch": {"bandwidth_bytes_per_s": "3 TB/s", "sums": "yes"}}, "sums"),
-        ({"switch": {"rate": 3}}, "switch"),
-    ],
-)
+@pytest.mark.parametrize(("given", "said"), refused_calls("switches of a wafer"))
 def test_packages_that_cannot_be_are_refused(given, said):
     with pytest.raises(InvalidInputError, match=said):
         type(BASE).from_dict(BASE.to_dict() | given, "given")

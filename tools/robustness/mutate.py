@@ -3,6 +3,7 @@
     python3 dev.py mutate --cpp 230 --python 10 --seed 1
     python3 dev.py mutate --cpp 0 --python 40 --packages planning,export    # Python alone
     python3 dev.py mutate --seed 1 --survivors      # the mutants that survived the last run
+    python3 dev.py mutate --seed 1 --survivors --slow       # judged by the slow tests of CI too
 
 A copy of the checkout contains all mutants at once and is built once; a number selects one. Only
 tests that reach the mutated line run, in child processes, the quickest first, up to a budget.
@@ -43,7 +44,7 @@ import builtins, mutants
 builtins.phaze_mutant = mutants.Switch()
 import pytest, phaze_fast
 assert phaze_fast.__file__.startswith({package!r}), phaze_fast.__file__
-options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-p", "mutate_judge", "-m", "not slow"]
+options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-p", "mutate_judge", "-m", {marks!r}]
 sys.exit(pytest.main([*options, *{tests!r}]))
 """
 
@@ -194,7 +195,9 @@ class CppTests:
         return ""
 
 
-def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, key: str):
+def judge_in_python(
+    workshop: Workshop, mutants: dict[int, Mutant], name: str, key: str, slow: bool
+):
     """Outcomes by number, from tests written in Python."""
     if not mutants:
         return {}
@@ -202,7 +205,8 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
     results.write_text("")
     settings = {
         "compiled": name == "compiled", "jit": name != "numba",
-        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 20, "budget_s": 40 if name == "compiled" else 15,
+        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 60 if slow else 20,
+        "budget_s": 90 if slow else 40 if name == "compiled" else 15,
         "near": {n: "" if m.compiled else f"tests/{m.package}/" for n, m in mutants.items()},
         "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
         "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
@@ -213,7 +217,10 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
         "compiled": TESTS, "python": tuple(dict.fromkeys([*near, *WIDER_TESTS])), "numba": NUMBA_TESTS
     }[name]  # fmt: skip
     program = RUN.format(
-        package=str(workshop.source), here=str(HERE), tests=[f"tests/{test}" for test in tests]
+        package=str(workshop.source),
+        here=str(HERE),
+        tests=[f"tests/{test}" for test in tests],
+        marks="not thorough" if slow else "not slow",
     )
     env = {"PHAZE_MUTATION_JOB": str(job), "PYTHONDONTWRITEBYTECODE": "1"}
     if name == "numba":
@@ -225,7 +232,7 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
     return {row["number"]: row for row in rows}
 
 
-def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str):
+def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str, slow: bool):
     """Outcomes by number, in parts: from C++ tests, then from those in Python."""
     compiled = {n: m for n, m in mutants.items() if m.compiled}
     found: dict[int, dict] = {}
@@ -240,12 +247,12 @@ def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str):
         say(f"not by C++ tests: {mutant}  [{mutant.text}]")
     if left:
         workshop.make_extension()
-    yield judge_in_python(workshop, left, "compiled", key)
+    yield judge_in_python(workshop, left, "compiled", key, slow)
     numba = {n: m for n, m in mutants.items() if m.path == NUMBA}
     python = {n: m for n, m in mutants.items() if not m.compiled and m.path != NUMBA}
-    yield judge_in_python(workshop, python, "python", key)
+    yield judge_in_python(workshop, python, "python", key, slow)
     workshop.instrument_python()  # what Numba compiles too: now it is switched off
-    yield judge_in_python(workshop, numba, "numba", key)
+    yield judge_in_python(workshop, numba, "numba", key, slow)
 
 
 def say(text: str) -> None:
@@ -265,6 +272,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="In files whose path contains this.")
     parser.add_argument("--survivors", action="store_true", help="The survivors of the last run.")
+    parser.add_argument("--slow", action="store_true", help="Run the slow tests too.")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "mutants")
     asked = parser.parse_args()
     packages = asked.packages.split(",")
@@ -282,9 +290,8 @@ def main() -> int:
     wanted = mutants
     if asked.survivors:
         wanted = {n: m for n, m in mutants.items() if before.get(m.key) != "caught"}
-    for rows in judged(
-        workshop, wanted, f"{asked.seed}-{asked.cpp}-{asked.python}-{'-'.join(packages)}"
-    ):
+    key = f"{asked.seed}-{asked.cpp}-{asked.python}-{'-'.join(packages)}{'-slow' * asked.slow}"
+    for rows in judged(workshop, wanted, key, asked.slow):
         outcomes |= {mutants[n].key: row["outcome"] for n, row in rows.items()}
         kept.write_text(json.dumps(outcomes, indent=1))
     return report(list(mutants.values()), outcomes)

@@ -442,12 +442,11 @@ class PlanSpace {
   void best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                              std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
-  // The fastest `top` plans over several strategies on one chip, distinct apart from rank order,
-  // that take at most `most_s`; fastest first.
+  // The fastest `top` plans over several strategies on one chip, distinct apart from rank order;
+  // fastest first.
   std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t memory_limit,
                                     std::size_t top, int threads, SettledLayouts* settled,
-                                    const AskedToStop& stop = {},
-                                    double most_s = std::numeric_limits<double>::infinity()) const;
+                                    const AskedToStop& stop = {}) const;
 
   // The plans, among the fastest of all layouts, that are non-dominated in time and memory and take
   // at most `most_s`; fastest first.

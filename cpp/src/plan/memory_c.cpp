@@ -50,9 +50,10 @@ double phaze_shared_parameters(double parameters, double experts, double shards,
   return shared_parameters(parameters, experts, shards, ep);
 }
 
-double phaze_gathered_bytes(std::int64_t zero, double largest_layer, double weight_bytes,
-                            double shards) noexcept {
-  return gathered_weights_bytes(weight_bytes, static_cast<int>(zero), largest_layer, shards);
+double phaze_unsharded_bytes(std::int64_t zero, double parameters, double trained,
+                             double weight_bytes, double gradient_bytes, double shards) noexcept {
+  return unsharded_bytes(static_cast<int>(zero), parameters, trained, weight_bytes, gradient_bytes,
+                         shards);
 }
 
 double phaze_peak_total(double stash, double live, double once, double buffers, double late,

@@ -357,8 +357,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
 
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t memory_limit, std::size_t top, int threads,
-                                  SettledLayouts* settled, const AskedToStop& stop,
-                                  double most_s) {
+                                  SettledLayouts* settled, const AskedToStop& stop) {
   Layouts layouts(space, times, memory_limit);
   Fastest fastest(top);
   const auto kind = [&](const PlacedPlan& plan) {
@@ -366,7 +365,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
   };
   std::vector<PlacedPlan> plans;
   *settled = layouts.settle(
-      threads, [&](const Candidate&, const StepTotals&) { return std::min(most_s, fastest.limit_s()); },
+      threads, [&](const Candidate&, const StepTotals&) { return fastest.limit_s(); },
       [&](PlacedPlan plan) {
         fastest.add(plan.time_s, kind(plan));
         plans.push_back(std::move(plan));

@@ -331,7 +331,7 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   return status;
 }
 
-// Bytes of a layer's state, of its weights while they are gathered, and that the optimiser moves.
+// Bytes of a layer's state, of what of it is whole for a while, and that the optimiser moves.
 void PlanSpaceImpl::add_kind_bytes(const LayoutRecord& layout, int kind, const LayerParameters& p,
                                    LayoutCosts* costs) const {
   const LayerKindRecord& size = size_of(layout.strategy, kind);
@@ -349,7 +349,8 @@ void PlanSpaceImpl::add_kind_bytes(const LayoutRecord& layout, int kind, const L
   costs->gather_bytes[k] =
       size.boundary != 0
           ? 0.0
-          : size.shape_bytes + gathered_weights_bytes(weight_bytes, zero, p.all, costs->shards);
+          : size.shape_bytes + unsharded_bytes(zero, p.all, p.trained, weight_bytes,
+                                               late ? 0.0 : training.gradient_bytes, costs->shards);
   costs->step_bytes[k] = (zero >= 1 ? p.shared_trained : p.trained) * moved +
                          2.0 * more_state_bytes(size, zero, p) +
                          copied_weights(size.cast_bytes, zero, p.all, p.shared);

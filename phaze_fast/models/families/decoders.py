@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from phaze_fast.models import operators as op
 from phaze_fast.models.families.llama import Llama
-from phaze_fast.models.operators import add, embedding, mean, mul, power, rsqrt, split, to
 from phaze_fast.models.tape import Tensor
 
 _FLOAT = "float32"
@@ -24,7 +23,7 @@ class Gemma(Llama):
     def _embedded(self) -> Tensor:
         with self.tape.module(self.table):
             self.words = self.tape.parameter(self.model.vocab, self.model.hidden)
-            return mul(embedding(self.words, self.ids), self.tape.constant())
+            return op.mul(op.embedding(self.words, self.ids), self.tape.constant())
 
 
 class Gemma2(Gemma):
@@ -75,7 +74,7 @@ class Granite(Llama):
     factor = True
 
     def _embedded(self) -> Tensor:
-        return mul(super()._embedded(), 1.0)
+        return op.mul(super()._embedded(), 1.0)
 
     def _logits(self, x: Tensor) -> Tensor:
         return op.div(super()._logits(x), 1.0)
@@ -87,7 +86,7 @@ class Olmo(Llama):
     table_format, steps = _FLOAT, ("project", "view turn")
 
     def _layer_norm(self, x: Tensor) -> Tensor:
-        return to(op.layer_norm(to(x, _FLOAT), None, None), x.dtype)
+        return op.to(op.layer_norm(op.to(x, _FLOAT), None, None), x.dtype)
 
 
 class Helium(Llama):
@@ -121,8 +120,8 @@ class Ernie(Llama):
     neighbours, table_format, table_per_layer = True, _FLOAT, True
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        first = mul(to(x, _FLOAT), cos)
-        return add(first, mul(to(self._half_turned(x), _FLOAT), sin))
+        first = op.mul(op.to(x, _FLOAT), cos)
+        return op.add(first, op.mul(op.to(self._half_turned(x), _FLOAT), sin))
 
 
 class Exaone4(Llama):
@@ -146,7 +145,7 @@ class Phi(Llama):
         rows = self._norm(self.first_norm, x)
         out = self._dropped("resid_dropout", self._self_attention(rows), "resid_pdrop")
         both = self._dropped("resid_dropout", self._feed_forward(rows), "resid_pdrop")
-        return add(add(out, both), x)
+        return op.add(op.add(out, both), x)
 
 
 class Cohere(Llama):
@@ -156,22 +155,24 @@ class Cohere(Llama):
 
     def _layer_norm(self, x: Tensor) -> Tensor:
         gain = self.tape.parameter(*x.shape[2:])  # of rows, or of each head by itself
-        wide = to(x, _FLOAT)
-        middle = mean(wide)
-        spread = mean(power(op.sub(wide, middle)))
-        wide = mul(op.sub(wide, middle), rsqrt(add(spread, 1e-6)))
-        return to(mul(to(gain, _FLOAT), wide), x.dtype)
+        wide = op.to(x, _FLOAT)
+        middle = op.mean(wide)
+        spread = op.mean(op.power(op.sub(wide, middle)))
+        wide = op.mul(op.sub(wide, middle), op.rsqrt(op.add(spread, 1e-6)))
+        return op.to(op.mul(op.to(gain, _FLOAT), wide), x.dtype)
 
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
-        return super()._positioned(to(q, _FLOAT), to(k, _FLOAT)) if self._rotates() else [q, k]
+        return (
+            super()._positioned(op.to(q, _FLOAT), op.to(k, _FLOAT)) if self._rotates() else [q, k]
+        )
 
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)
         out, both = self._self_attention(rows), self._feed_forward(rows)
-        return add(add(x, out), both)
+        return op.add(op.add(x, out), both)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return mul(super()._logits(x), 1.0)
+        return op.mul(super()._logits(x), 1.0)
 
 
 class Cohere2(Cohere):
@@ -198,7 +199,7 @@ class StableLm(Llama):
         """Normalise each head with a gain of its own."""
         with self.tape.module(name):
             normed = []
-            for at, head in enumerate(split(x, [1] * x.shape[1], 1)):
+            for at, head in enumerate(op.split(x, [1] * x.shape[1], 1)):
                 with self.tape.module(f"norms.{at}"):
                     normed.append(op.layer_norm(head, self.tape.parameter(x.shape[-1]), None))
             return op.cat(normed, 1)
@@ -209,7 +210,7 @@ class StableLm(Llama):
         rows = self._norm(self.first_norm, x)
         out = self._self_attention(rows)
         both = self._dropped("dropout", self._feed_forward(rows), "hidden_dropout")
-        return add(add(x, out), both)
+        return op.add(op.add(x, out), both)
 
 
 class Nemotron(Llama):
@@ -219,4 +220,4 @@ class Nemotron(Llama):
 
     def _layer_norm(self, x: Tensor) -> Tensor:
         gain, shift = self.tape.parameter(x.shape[-1]), self.tape.parameter(x.shape[-1])
-        return op.layer_norm(x, add(gain, 1.0), shift)
+        return op.layer_norm(x, op.add(gain, 1.0), shift)

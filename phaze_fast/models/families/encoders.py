@@ -6,7 +6,6 @@ import math
 
 from phaze_fast.models import operators as op
 from phaze_fast.models.families.llama import Llama
-from phaze_fast.models.operators import add, contiguous, embedding, linear, mul, reshape, view
 from phaze_fast.models.tape import Tensor
 
 
@@ -20,14 +19,14 @@ class Bert(Llama):
     def _attention(self, x: Tensor) -> Tensor:
         with self.tape.module("self"):
             q, k, v = self._queries_keys_values(x)
-            return contiguous(reshape(self._attend(q, k, v), self.samples, self.seq, -1))
+            return op.contiguous(op.reshape(self._attend(q, k, v), self.samples, self.seq, -1))
 
     def _added(self, rows: Tensor, x: Tensor) -> Tensor:
         """Project, drop, add the residual and take the norm."""
         with self.tape.module("output"):
             rows = self._project("dense", rows, self.model.hidden, True)
             rows = self._dropped("dropout", rows, self.drops)
-            return self._norm("LayerNorm", add(rows, x))
+            return self._norm("LayerNorm", op.add(rows, x))
 
     def _inner(self, x: Tensor) -> Tensor:
         """First half of the feed-forward layer."""
@@ -43,7 +42,7 @@ class Bert(Llama):
     def _table_rows(self, name: str, rows: int, ids: Tensor) -> Tensor:
         """Rows of one embedding."""
         with self.tape.module(name):
-            return embedding(self.tape.parameter(rows, self.model.hidden), ids)
+            return op.embedding(self.tape.parameter(rows, self.model.hidden), ids)
 
     def _segments(self) -> Tensor:
         """Ids of segments: one row of a buffer for all samples."""
@@ -59,10 +58,12 @@ class Bert(Llama):
         with self.tape.module("embeddings"):
             self.table = "word_embeddings"
             x, m = self._words(), self.model
-            x = add(x, self._table_rows("token_type_embeddings", m.token_types, self._segments()))
+            x = op.add(
+                x, self._table_rows("token_type_embeddings", m.token_types, self._segments())
+            )
             places = self._places()
             rows = self._table_rows("position_embeddings", m.max_positions or 0, places)
-            x = add(x, rows, inplace=not m.embedding_norm)
+            x = op.add(x, rows, inplace=not m.embedding_norm)
             x = self._norm("LayerNorm", x) if m.embedding_norm else x
             return self._dropped("dropout", x, self.drops)
 
@@ -81,10 +82,10 @@ class Bert(Llama):
             weight = self.words if m.tied_embeddings else self.tape.parameter(m.vocab, m.hidden)
             if not m.tied_embeddings:
                 self.tape.parameter(m.vocab)  # a second bias, which nothing reads
-            return linear(x, weight, self.tape.parameter(m.vocab))
+            return op.linear(x, weight, self.tape.parameter(m.vocab))
 
     def _loss(self, logits: Tensor) -> Tensor:
-        rows = view(logits, -1, self.model.vocab)
+        rows = op.view(logits, -1, self.model.vocab)
         return op.cross_entropy(rows, self.tape.constant(rows.shape[0], dtype="int64"))
 
 
@@ -114,8 +115,8 @@ class MegatronBert(Bert):
             scores = op.div(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
             shares = op.softmax(scores)
             shares = self._dropped("dropout", shares, self.attention_drops)
-            out = contiguous(op.permute(op.matmul(shares, v), 0, 2, 1, 3))
-            return view(out, self.samples, self.seq, -1)
+            out = op.contiguous(op.permute(op.matmul(shares, v), 0, 2, 1, 3))
+            return op.view(out, self.samples, self.seq, -1)
 
     def _segments(self) -> Tensor:
         return self.tape.constant(self.samples, self.seq, dtype="int64")
@@ -123,7 +124,7 @@ class MegatronBert(Bert):
     def _added(self, rows: Tensor, x: Tensor) -> Tensor:
         with self.tape.module("output"):
             rows = self._project("dense", rows, self.model.hidden, True)
-            return add(x, self._dropped("dropout", rows, self.drops))
+            return op.add(x, self._dropped("dropout", rows, self.drops))
 
     def _block(self, x: Tensor) -> Tensor:
         with self.tape.module("attention"):
@@ -152,15 +153,15 @@ class ViT(Llama):
                 with tape.module("projection"):
                     weight = tape.parameter(m.hidden, channels, side, side)
                     x = op.patches(images, weight, tape.parameter(m.hidden))
-                x = op.transpose(view(x, self.samples, m.hidden, -1), 1, 2)
+                x = op.transpose(op.view(x, self.samples, m.hidden, -1), 1, 2)
             x = op.cat([op.expand(token, self.samples, 1, m.hidden), x], 1)
-            return self._dropped("dropout", add(x, places), self.residual_drops)
+            return self._dropped("dropout", op.add(x, places), self.residual_drops)
 
     def _logits(self, x: Tensor) -> Tensor:
         with self.tape.module("classifier"):
             m, first = self.model, op.select(op.alias(x), 1)
             weight = self.tape.parameter(m.classes, m.hidden)
-            return linear(op.alias(first), weight, self.tape.parameter(m.classes))
+            return op.linear(op.alias(first), weight, self.tape.parameter(m.classes))
 
     def _loss(self, logits: Tensor) -> Tensor:
         return op.cross_entropy(logits, self.tape.constant(self.samples, dtype="int64"))
@@ -174,8 +175,8 @@ class T5(Llama):
     def _rms_norm(self, x: Tensor) -> Tensor:
         gain = self.tape.parameter(x.shape[-1])
         spread = op.mean(op.power(op.to(x, "float32")))
-        wide = mul(x, op.rsqrt(add(spread, 1e-6)))
-        return mul(gain, op.to(wide, x.dtype))
+        wide = op.mul(x, op.rsqrt(op.add(spread, 1e-6)))
+        return op.mul(gain, op.to(wide, x.dtype))
 
     def _attended(
         self, x: Tensor, keys: Tensor, bias: list[Tensor], causal: bool, learned: bool
@@ -189,7 +190,7 @@ class T5(Llama):
         if learned and not bias:
             with self.tape.module("relative_attention_bias"):
                 table = self.tape.parameter(m.relative_buckets or 0, m.heads)
-                rows = embedding(table, self.tape.constant(self.seq, self.seq, dtype="int64"))
+                rows = op.embedding(table, self.tape.constant(self.seq, self.seq, dtype="int64"))
             bias.append(op.unsqueeze(op.permute(rows, 2, 0, 1), 0))
         if m.attention == "eager":
             out = self._explicit_with(q, k, v, bias[0] if learned else None, causal)
@@ -201,27 +202,29 @@ class T5(Llama):
                 out = op.attention_in_parts(q, k, v, seen, drops)
             else:
                 out = op.attention(q, k, v, causal=False, dropout=drops, masked=True)
-            out = contiguous(op.transpose(out, 1, 2))
-        return self._project("o", contiguous(reshape(out, self.samples, self.seq, -1)), m.hidden)
+            out = op.contiguous(op.transpose(out, 1, 2))
+        return self._project(
+            "o", op.contiguous(op.reshape(out, self.samples, self.seq, -1)), m.hidden
+        )
 
     def _explicit_with(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool
     ) -> Tensor:
         """softmax(QK^T + bias)V operator by operator."""
-        scores = mul(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
+        scores = op.mul(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
         if bias is None:  # zeros
             scores = op.masked(scores, self.tape.constant(1, self.model.heads, self.seq, self.seq))
         else:
-            scores = add(scores, bias)
+            scores = op.add(scores, bias)
         if causal:
             scores = op.masked(scores, self._mask())
         shares = self._drop(op.to(op.softmax(scores), q.dtype), self.drops)
-        return contiguous(op.transpose(op.matmul(shares, v), 1, 2))
+        return op.contiguous(op.transpose(op.matmul(shares, v), 1, 2))
 
     def _mlp(self, x: Tensor, width: int) -> Tensor:
         if self.model.gated:
             gate = self._run("act", self.activation, self._project("wi_0", x, width))
-            x = mul(gate, self._project("wi_1", x, width))
+            x = op.mul(gate, self._project("wi_1", x, width))
         else:
             x = self._run("act", self.activation, self._project("wi", x, width))
         return self._project("wo", self._dropped("dropout", x, self.drops), self.model.hidden)
@@ -232,7 +235,7 @@ class T5(Llama):
         bias: list[Tensor] = []
         with self.tape.module(name):
             with self.tape.module("embed_tokens"):
-                x = embedding(self.words, self.ids if encoded is None else self.later)
+                x = op.embedding(self.words, self.ids if encoded is None else self.later)
             x = self._dropped("dropout", x, self.drops)
             for layer in range(layers):
                 with self.tape.module(f"block.{layer}"):
@@ -247,18 +250,18 @@ class T5(Llama):
             rows = self._norm("layer_norm", x)
             with self.tape.module("SelfAttention"):
                 rows = self._attended(rows, rows, bias, causal, True)
-            x = add(x, self._dropped("dropout", rows, self.drops))
+            x = op.add(x, self._dropped("dropout", rows, self.drops))
         if encoded is not None:
             with self.tape.module("layer.1"):
                 rows = self._norm("layer_norm", x)
                 with self.tape.module("EncDecAttention"):
                     rows = self._attended(rows, encoded, [], False, False)
-                x = add(x, self._dropped("dropout", rows, self.drops))
+                x = op.add(x, self._dropped("dropout", rows, self.drops))
         with self.tape.module("layer.1" if encoded is None else "layer.2"):
             rows = self._norm("layer_norm", x)
             with self.tape.module("DenseReluDense"):
                 rows = self._mlp(rows, self.model.ffn)
-            return add(x, self._dropped("dropout", rows, self.drops))
+            return op.add(x, self._dropped("dropout", rows, self.drops))
 
     def forward(self) -> Tensor:
         """Loss of one step."""
@@ -268,8 +271,8 @@ class T5(Llama):
         encoded = self._stack("encoder", m.encoder_layers, None)
         x = self._stack("decoder", m.layers, encoded)
         if self.style.settings.get("tie_word_embeddings", False):
-            x = mul(x, 1.0)
+            x = op.mul(x, 1.0)
         with self.tape.module("lm_head"):
-            logits = linear(x, self.words)
-        rows = view(logits, -1, m.vocab)
+            logits = op.linear(x, self.words)
+        rows = op.view(logits, -1, m.vocab)
         return op.cross_entropy(rows, self.tape.constant(rows.shape[0], dtype="int64"))

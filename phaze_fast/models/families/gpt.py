@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from phaze_fast.models import operators as op
 from phaze_fast.models.families.llama import Llama, rotate_pairs
-from phaze_fast.models.operators import (
-    add,
-    contiguous,
-    embedding,
-    mul,
-    part,
-    permute,
-    reshape,
-    split,
-    to,
-    transpose,
-    unsqueeze,
-    view,
-)  # fmt: skip
 from phaze_fast.models.tape import Tensor
 
 _FLOAT = "float32"
@@ -34,17 +20,17 @@ class GPTNeoX(Llama):
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m = self.model
         both = self._project("query_key_value", x, 3 * m.query_width, m.qkv_bias)
-        both = transpose(view(both, self.samples, self.seq, -1, 3 * m.head_width), 1, 2)
-        return split(both, [m.head_width] * 3)
+        both = op.transpose(op.view(both, self.samples, self.seq, -1, 3 * m.head_width), 1, 2)
+        return op.split(both, [m.head_width] * 3)
 
     def _block(self, x: Tensor) -> Tensor:
         out = self._self_attention(self._norm(self.first_norm, x))
         out = self._dropped("post_attention_dropout", out, "hidden_dropout")
         if self.model.parallel == "no":
-            x = add(out, x)
+            x = op.add(out, x)
         both = self._feed_forward(self._norm(self.second_norm, x))
         both = self._dropped("post_mlp_dropout", both, "hidden_dropout")
-        return add(both, x) if self.model.parallel == "no" else add(add(both, out), x)
+        return op.add(both, x) if self.model.parallel == "no" else op.add(op.add(both, out), x)
 
 
 class GPT2(Llama):
@@ -61,12 +47,12 @@ class GPT2(Llama):
         assert bias, "every such layer has one"
         with self.tape.module(name):
             weight, shift = self.tape.parameter(x.shape[-1], outs), self.tape.parameter(outs)
-            out = op.addmm(shift, view(x, -1, x.shape[-1]), weight)
-            return self._adapted(name, x, view(out, *x.shape[:-1], outs))
+            out = op.addmm(shift, op.view(x, -1, x.shape[-1]), weight)
+            return self._adapted(name, x, op.view(out, *x.shape[:-1], outs))
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         both = self._project("c_attn", x, 3 * self.model.hidden)
-        q, k, v = split(both, [self.model.hidden] * 3, 2)
+        q, k, v = op.split(both, [self.model.hidden] * 3, 2)
         k, v = self._heads(k), self._heads(v)
         return [self._heads(q), k, v]
 
@@ -74,12 +60,12 @@ class GPT2(Llama):
         words = self._words()
         with self.tape.module("wpe"):
             table = self.tape.parameter(self.model.max_positions or 0, self.model.hidden)
-            places = embedding(table, self.tape.constant(1, self.seq, dtype="int64"))
-        return self._dropped("drop", add(words, places), self.embedding_drops)
+            places = op.embedding(table, self.tape.constant(1, self.seq, dtype="int64"))
+        return self._dropped("drop", op.add(words, places), self.embedding_drops)
 
     def _trunk(self) -> Tensor:
         x = super()._trunk()
-        return view(x, *x.shape)
+        return op.view(x, *x.shape)
 
 
 class OPT(Llama):
@@ -90,26 +76,26 @@ class OPT(Llama):
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m = self.model
-        q = self._heads(mul(self._project("q_proj", x, m.hidden, m.qkv_bias), 1.0))
+        q = self._heads(op.mul(self._project("q_proj", x, m.hidden, m.qkv_bias), 1.0))
         k, v = (self._project(name, x, m.hidden, m.qkv_bias) for name in ("k_proj", "v_proj"))
         return [q, self._heads(k), self._heads(v)]
 
     def _block(self, x: Tensor) -> Tensor:
         m, shape = self.model, x.shape
         out = self._self_attention(self._norm(self.first_norm, x))
-        x = reshape(add(x, self._drop(out, "dropout")), -1, m.hidden)
+        x = op.reshape(op.add(x, self._drop(out, "dropout")), -1, m.hidden)
         out = self._project("fc1", self._norm(self.second_norm, x), m.ffn, m.ffn_bias)
         out = self._project(
             "fc2", self._run("activation_fn", self.activation, out), m.hidden, m.ffn_bias
         )
-        return view(add(x, self._drop(out, "dropout")), *shape)
+        return op.view(op.add(x, self._drop(out, "dropout")), *shape)
 
     def _embedded(self) -> Tensor:
         words = super()._embedded()
         with self.tape.module("embed_positions"):
             table = self.tape.parameter(self.model.max_positions or 0, self.model.hidden)
-            places = embedding(table, self.tape.constant(self.samples, self.seq, dtype="int64"))
-        return add(words, places)
+            places = op.embedding(table, self.tape.constant(self.samples, self.seq, dtype="int64"))
+        return op.add(words, places)
 
 
 class GPTBigCode(GPT2):
@@ -121,10 +107,10 @@ class GPTBigCode(GPT2):
         m = self.model
         both = self._project("c_attn", x, m.hidden + 2 * m.kv_width, bias=True)
         if m.kv_heads == 1:
-            q, k, v = split(unsqueeze(both, 1), [m.hidden, m.kv_width, m.kv_width], 3)
+            q, k, v = op.split(op.unsqueeze(both, 1), [m.hidden, m.kv_width, m.kv_width], 3)
             return [self._heads(q), k, v]
-        rows = view(both, self.samples, self.seq, m.heads, 3 * m.head_width)
-        return split(transpose(rows, 1, 2), [m.head_width] * 3, 3)
+        rows = op.view(both, self.samples, self.seq, m.heads, 3 * m.head_width)
+        return op.split(op.transpose(rows, 1, 2), [m.head_width] * 3, 3)
 
 
 class GPTJ(GPT2):
@@ -136,8 +122,8 @@ class GPTJ(GPT2):
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         names, shape = ("q_proj", "k_proj", "v_proj"), (*x.shape[:-1], -1, self.model.head_width)
         rows = [self._project(name, x, self.model.hidden) for name in names]
-        q, k, v = (view(one, *shape) for one in rows)
-        v = permute(v, 0, 2, 1, 3)
+        q, k, v = (op.view(one, *shape) for one in rows)
+        v = op.permute(v, 0, 2, 1, 3)
         return [*self._positioned(q, k), v]
 
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
@@ -145,15 +131,15 @@ class GPTJ(GPT2):
         both = [k, q]
         rests: list[Tensor] = []
         if width:
-            cuts = [[part(x, 3, 0, width), part(x, 3, width, full)] for x in both]
+            cuts = [[op.part(x, 3, 0, width), op.part(x, 3, width, full)] for x in both]
             both, rests = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
         turned = []
         for x in both:
             cos, sin = (self.tape.constant(1, self.seq, 1, x.shape[-1]) for _ in range(2))
-            turned.append(add(mul(x, cos), mul(rotate_pairs(x), sin)))
+            turned.append(op.add(op.mul(x, cos), op.mul(rotate_pairs(x), sin)))
         if rests:
             turned = [op.cat([x, rest], -1) for x, rest in zip(turned, rests, strict=True)]
-        k, q = (permute(x, 0, 2, 1, 3) for x in turned)
+        k, q = (op.permute(x, 0, 2, 1, 3) for x in turned)
         return [q, k]
 
     def _shares(self, scores: Tensor) -> Tensor:
@@ -162,18 +148,18 @@ class GPTJ(GPT2):
 
     def _attention(self, x: Tensor) -> Tensor:
         q, k, v = self._queries_keys_values(x)
-        q, k = to(q, _FLOAT), to(k, _FLOAT)
-        shares = to(self._shares(op.matmul(q, transpose(k, 2, 3))), v.dtype)
+        q, k = op.to(q, _FLOAT), op.to(k, _FLOAT)
+        shares = op.to(self._shares(op.matmul(q, op.transpose(k, 2, 3))), v.dtype)
         shares = self._dropped("attn_dropout", shares, self.attention_drops)
-        rows = contiguous(permute(op.matmul(shares, v), 0, 2, 1, 3))
-        out = view(rows, self.samples, self.seq, self.model.hidden)
+        rows = op.contiguous(op.permute(op.matmul(shares, v), 0, 2, 1, 3))
+        out = op.view(rows, self.samples, self.seq, self.model.hidden)
         out = self._project("out_proj", out, self.model.hidden, self.model.out_bias)
         return self._dropped(self.attention_drop, out, self.drops)
 
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)
         out = self._self_attention(rows)
-        return add(add(out, self._feed_forward(rows)), x)
+        return op.add(op.add(out, self._feed_forward(rows)), x)
 
 
 class CodeGen(GPTJ):
@@ -181,13 +167,15 @@ class CodeGen(GPTJ):
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m, lead = self.model, (self.samples, self.seq)
-        both = reshape(self._project("qkv_proj", x, 3 * m.hidden), *lead, 4, -1)
-        q, v, k = split(both, [m.hidden // 4] * 3)
+        both = op.reshape(self._project("qkv_proj", x, 3 * m.hidden), *lead, 4, -1)
+        q, v, k = op.split(both, [m.hidden // 4] * 3)
         q, k, v = (
-            reshape(reshape(one, *lead, 4, m.heads // 4, m.head_width), *lead, -1, m.head_width)
+            op.reshape(
+                op.reshape(one, *lead, 4, m.heads // 4, m.head_width), *lead, -1, m.head_width
+            )
             for one in (q, k, v)
         )
-        v = permute(v, 0, 2, 1, 3)
+        v = op.permute(v, 0, 2, 1, 3)
         return [*self._positioned(q, k), v]
 
     def _shares(self, scores: Tensor) -> Tensor:
@@ -207,7 +195,7 @@ class GPTNeo(GPTJ):
     def _shares(self, scores: Tensor) -> Tensor:
         longest = self.model.max_positions or self.seq
         mask = self.tape.constant(1, 1, longest, longest, dtype="bool")
-        mask = part(part(mask, 2, 0, self.seq), 3, 0, self.seq)
+        mask = op.part(op.part(mask, 2, 0, self.seq), 3, 0, self.seq)
         return op.softmax(op.masked(op.where(mask, scores), self._mask()))
 
     def _self_attention(self, x: Tensor) -> Tensor:
@@ -225,40 +213,40 @@ class Falcon(Llama):
         """Run a linear layer that adds its bias by itself."""
         with self.tape.module(name):
             out = op.linear(x, self.tape.parameter(outs, x.shape[-1]))
-            return add(out, self.tape.parameter(outs)) if bias else out
+            return op.add(out, self.tape.parameter(outs)) if bias else out
 
     def _cut(self, rows: Tensor) -> list[Tensor]:
         """Cut rows into queries, keys and values, with heads before their width."""
         m, lead = self.model, (self.samples, self.seq)
         if self.style.settings["new_decoder_architecture"]:
             groups = m.kv_heads or 1
-            rows = view(rows, *lead, -1, m.heads // groups + 2, m.head_width)
-            q = part(rows, 3, 0, m.heads // groups)
+            rows = op.view(rows, *lead, -1, m.heads // groups + 2, m.head_width)
+            q = op.part(rows, 3, 0, m.heads // groups)
             k, v = (op.pick(rows, 3) for _ in range(2))
             k, v = op.expand(k, *q.shape), op.expand(v, *q.shape)
-            return [reshape(x, *lead, m.heads, m.head_width) for x in (q, k, v)]
+            return [op.reshape(x, *lead, m.heads, m.head_width) for x in (q, k, v)]
         if m.kv_heads == 1:
-            rows = view(rows, *lead, m.heads + 2, m.head_width)
-            q = part(rows, 2, 0, m.heads)
+            rows = op.view(rows, *lead, m.heads + 2, m.head_width)
+            q = op.part(rows, 2, 0, m.heads)
             return [q, op.pick(rows, 2), op.pick(rows, 2)]
-        rows = view(rows, *lead, m.heads, 3, m.head_width)
+        rows = op.view(rows, *lead, m.heads, 3, m.head_width)
         return [op.select(rows, 3) for _ in range(3)]
 
     def _attention(self, x: Tensor) -> Tensor:
         m = self.model
         width = m.query_width + 2 * m.kv_width
         both = self._cut(self._project("query_key_value", x, width, m.qkv_bias))
-        heads = [transpose(one, 1, 2) for one in both]
+        heads = [op.transpose(one, 1, 2) for one in both]
         q, k, v = (view_or_copy(one) for one in heads)
         rotates = m.positions == "rotary"
         if rotates:
             q, k = self._positioned(q, k)
             out = op.attention(q, k, v, causal=True, dropout=False, window=0)
-            out = permute(view(out, *out.shape), 0, 2, 1, 3)
+            out = op.permute(op.view(out, *out.shape), 0, 2, 1, 3)
         else:
             drops = "attention_dropout" in self.style.dropouts
-            out = transpose(op.attention(q, k, v, causal=True, dropout=drops, window=0), 1, 2)
-        out = reshape(out, self.samples, self.seq, m.query_width)
+            out = op.transpose(op.attention(q, k, v, causal=True, dropout=drops, window=0), 1, 2)
+        out = op.reshape(out, self.samples, self.seq, m.query_width)
         return self._project("dense", out, m.hidden, m.out_bias)
 
     def _block(self, x: Tensor) -> Tensor:
@@ -268,11 +256,11 @@ class Falcon(Llama):
         second = self._norm("ln_mlp", x) if two else first
         out = self._self_attention(first)
         if parallel == "no":
-            x = add(x, self._drop(out, "attention_dropout"))
+            x = op.add(x, self._drop(out, "attention_dropout"))
             both = self._feed_forward(self._norm("post_attention_layernorm", x))
         else:
-            both = add(self._feed_forward(second), out, inplace=True)
-        return add(x, self._drop(both, "hidden_dropout"))
+            both = op.add(self._feed_forward(second), out, inplace=True)
+        return op.add(x, self._drop(both, "hidden_dropout"))
 
 
 class Bloom(Falcon):
@@ -286,18 +274,18 @@ class Bloom(Falcon):
     def _attention(self, x: Tensor) -> Tensor:
         m, lead = self.model, (self.samples, self.seq)
         both = self._project("query_key_value", x, 3 * m.hidden, bias=True)
-        both = view(both, *lead, m.heads, 3, m.head_width)
-        parts = [transpose(op.select(both, 3), 1, 2) for _ in range(3)]
-        q, k, v = (reshape(one, self.samples * m.heads, self.seq, m.head_width) for one in parts)
+        both = op.view(both, *lead, m.heads, 3, m.head_width)
+        parts = [op.transpose(op.select(both, 3), 1, 2) for _ in range(3)]
+        q, k, v = (op.reshape(one, self.samples * m.heads, self.seq, m.head_width) for one in parts)
         bias = self.tape.constant(self.samples * m.heads, 1, self.seq)
-        scores = op.baddbmm(bias, q, transpose(k, 1, 2))
-        scores = view(scores, self.samples, m.heads, self.seq, -1)
+        scores = op.baddbmm(bias, q, op.transpose(k, 1, 2))
+        scores = op.view(scores, self.samples, m.heads, self.seq, -1)
         scores = op.masked(scores, self._mask())
-        shares = to(op.softmax(scores, _FLOAT), q.dtype)
+        shares = op.to(op.softmax(scores, _FLOAT), q.dtype)
         shares = self._dropped("attention_dropout", shares, self.attention_drops)
-        rows = op.bmm(view(shares, -1, self.seq, self.seq), v)
-        rows = permute(view(rows, self.samples, m.heads, self.seq, -1), 0, 2, 1, 3)
-        out = self._project("dense", reshape(rows, *lead, m.hidden), m.hidden, bias=True)
+        rows = op.bmm(op.view(shares, -1, self.seq, self.seq), v)
+        rows = op.permute(op.view(rows, self.samples, m.heads, self.seq, -1), 0, 2, 1, 3)
+        out = self._project("dense", op.reshape(rows, *lead, m.hidden), m.hidden, bias=True)
         return self._drop(out, self.drops)
 
     def _mlp(self, x: Tensor, width: int) -> Tensor:
@@ -307,15 +295,15 @@ class Bloom(Falcon):
     def _block(self, x: Tensor) -> Tensor:
         rows = self._norm(self.first_norm, x)
         with self.tape.module(self.attention_name):
-            x = add(x, self._attention(rows))
+            x = op.add(x, self._attention(rows))
         rows = self._norm(self.second_norm, x)
         with self.tape.module(self.mlp_name):
-            return add(x, self._mlp(rows, self.model.ffn))
+            return op.add(x, self._mlp(rows, self.model.ffn))
 
 
 def view_or_copy(x: Tensor) -> Tensor:
     """Reshape to the same shape, which is a view."""
-    return reshape(x, *x.shape)
+    return op.reshape(x, *x.shape)
 
 
 class Mpt(Llama):
@@ -326,23 +314,23 @@ class Mpt(Llama):
 
     def _attention(self, x: Tensor) -> Tensor:
         m, lead = self.model, (self.samples, self.seq)
-        parts = split(self._project("Wqkv", x, 3 * m.hidden), [m.hidden] * 3, 2)
-        q, k, v = (transpose(reshape(y, *lead, m.heads, -1), 1, 2) for y in parts)
-        scores = mul(op.matmul(q, transpose(k, 2, 3)), 1.0)
+        parts = op.split(self._project("Wqkv", x, 3 * m.hidden), [m.hidden] * 3, 2)
+        q, k, v = (op.transpose(op.reshape(y, *lead, m.heads, -1), 1, 2) for y in parts)
+        scores = op.mul(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
         scores = op.masked(scores, self.tape.constant(m.heads, 1, self.seq, dtype=_FLOAT))
         if not self.rotary:  # one mask for all layers
             mask = self.tape.constant(self.samples, 1, self.seq, self.seq, dtype="bool")
             self.rotary = [mask]
         shares = op.softmax(op.masked_fill(scores, self.rotary[0]), _FLOAT)
-        shares = self._drop(to(shares, v.dtype), "attn_pdrop")
-        rows = contiguous(permute(op.matmul(shares, v), 0, 2, 1, 3))
-        return self._project("out_proj", view(rows, *lead, -1), m.hidden)
+        shares = self._drop(op.to(shares, v.dtype), "attn_pdrop")
+        rows = op.contiguous(op.permute(op.matmul(shares, v), 0, 2, 1, 3))
+        return self._project("out_proj", op.view(rows, *lead, -1), m.hidden)
 
     def _block(self, x: Tensor) -> Tensor:
         m = self.model
         out = self._self_attention(self._norm(self.first_norm, x))
-        x = add(self._dropped("resid_attn_dropout", out, "attn_pdrop"), x)
+        x = op.add(self._dropped("resid_attn_dropout", out, "attn_pdrop"), x)
         rows = self._norm(self.second_norm, x)
         with self.tape.module(self.mlp_name):
             rows = self._run("act", self.activation, self._project("up_proj", rows, m.ffn))
-            return add(self._drop(self._project("down_proj", rows, m.hidden), "attn_pdrop"), x)
+            return op.add(self._drop(self._project("down_proj", rows, m.hidden), "attn_pdrop"), x)

@@ -10,31 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from phaze_fast.models import operators as op
-from phaze_fast.models.operators import (
-    add,
-    attention,
-    cat,
-    contiguous,
-    div,
-    dropout,
-    embedding,
-    linear,
-    matmul,
-    mean,
-    mul,
-    neg,
-    part,
-    power,
-    reshape,
-    rsqrt,
-    silu,
-    split,
-    tanh,
-    to,
-    transpose,
-    unsqueeze,
-    view,
-)  # fmt: skip
 from phaze_fast.models.tape import Tape, Tensor
 from phaze_fast.models.transformer import TransformerModel
 
@@ -43,21 +18,21 @@ _FLOAT, _HALF = "float32", "bfloat16"
 
 def gelu_new(x: Tensor) -> Tensor:
     """GELU's tanh form as transformers writes it, operator by operator."""
-    half = mul(x, 0.5)
-    inner = mul(add(x, mul(power(x), 0.044715)), 0.8)
-    return mul(half, add(tanh(inner), 1.0))
+    half = op.mul(x, 0.5)
+    inner = op.mul(op.add(x, op.mul(op.power(x), 0.044715)), 0.8)
+    return op.mul(half, op.add(op.tanh(inner), 1.0))
 
 
 def gelu_fast(x: Tensor) -> Tensor:
     """GELU's tanh form with a polynomial, operator by operator."""
-    half = mul(x, 0.5)
-    scaled, cube = mul(x, 0.8), mul(mul(x, 0.044715), x)
-    return mul(half, add(tanh(mul(scaled, add(cube, 1.0))), 1.0))
+    half = op.mul(x, 0.5)
+    scaled, cube = op.mul(x, 0.8), op.mul(op.mul(x, 0.044715), x)
+    return op.mul(half, op.add(op.tanh(op.mul(scaled, op.add(cube, 1.0))), 1.0))
 
 
 def quick_gelu(x: Tensor) -> Tensor:
     """GELU by a logistic function."""
-    return mul(x, op.sigmoid(mul(x, 1.702)))
+    return op.mul(x, op.sigmoid(op.mul(x, 1.702)))
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -67,24 +42,24 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_fast": gelu_fast,
     "quick_gelu": quick_gelu,
     "relu": op.relu,
-    "relu2": lambda x: power(op.relu(x)),
-    "silu": silu,
-    "swish": silu,
+    "relu2": lambda x: op.power(op.relu(x)),
+    "silu": op.silu,
+    "swish": op.silu,
 }
 
 
 def rotate_half(x: Tensor) -> Tensor:
     """Swap the halves of heads and negate one."""
     width = x.shape[-1]
-    first, second = part(x, -1, 0, width // 2), part(x, -1, width // 2, width)
-    return cat([neg(second), first], -1)
+    first, second = op.part(x, -1, 0, width // 2), op.part(x, -1, width // 2, width)
+    return op.cat([op.neg(second), first], -1)
 
 
 def rotate_pairs(x: Tensor) -> Tensor:
     """Swap neighbouring elements and negate one."""
     first, second = op.every_other(x), op.every_other(x)
-    pairs = op.stack([neg(second), first])
-    return view(pairs, *x.shape)
+    pairs = op.stack([op.neg(second), first])
+    return op.view(pairs, *x.shape)
 
 
 class Llama:
@@ -144,7 +119,7 @@ class Llama:
         """Run a linear layer."""
         with self.tape.module(name):
             weight = self.tape.parameter(outs, x.shape[-1])
-            out = linear(x, weight, self.tape.parameter(outs) if bias else None)
+            out = op.linear(x, weight, self.tape.parameter(outs) if bias else None)
             return self._adapted(name, x, out)
 
     def _adapted(self, name: str, x: Tensor, out: Tensor) -> Tensor:
@@ -153,25 +128,25 @@ class Llama:
         if lora is None or not lora.adapts(name):
             return out
         with self.tape.module("lora_dropout"):
-            x = dropout(x, lora.dropout > 0.0)
+            x = op.dropout(x, lora.dropout > 0.0)
         for child, shape in (
             ("lora_A", (lora.rank, x.shape[-1])),
             ("lora_B", (out.shape[-1], lora.rank)),
         ):
             with self.tape.module(child):
-                x = linear(x, self.tape.parameter(*shape, adapter=True))
-        return add(out, mul(x, 2.0))
+                x = op.linear(x, self.tape.parameter(*shape, adapter=True))
+        return op.add(out, op.mul(x, 2.0))
 
     def _rms_norm(self, x: Tensor) -> Tensor:
         """RMS norm in fp32."""
         gain = self.tape.parameter(x.shape[-1])
-        wide = to(x, _FLOAT)
-        wide = mul(wide, rsqrt(add(mean(power(wide)), 1e-6)))
+        wide = op.to(x, _FLOAT)
+        wide = op.mul(wide, op.rsqrt(op.add(op.mean(op.power(wide)), 1e-6)))
         if self.gains == "half":
-            return mul(gain, to(wide, x.dtype))
+            return op.mul(gain, op.to(wide, x.dtype))
         if self.gains == "one plus":
-            return to(mul(wide, add(to(gain, _FLOAT), 1.0)), x.dtype)
-        return to(mul(to(gain, _FLOAT) if self.gains == "fp32" else gain, wide), x.dtype)
+            return op.to(op.mul(wide, op.add(op.to(gain, _FLOAT), 1.0)), x.dtype)
+        return op.to(op.mul(op.to(gain, _FLOAT) if self.gains == "fp32" else gain, wide), x.dtype)
 
     def _layer_norm(self, x: Tensor) -> Tensor:
         """Layer norm as one kernel."""
@@ -188,7 +163,7 @@ class Llama:
 
     def _drop(self, x: Tensor, name: str) -> Tensor:
         """Dropout, if the configuration's field of that name is not zero."""
-        return dropout(x, name in self.style.dropouts)
+        return op.dropout(x, name in self.style.dropouts)
 
     def _dropped(self, module: str, x: Tensor, name: str) -> Tensor:
         """Run a dropout module; without a name it is a function."""
@@ -201,7 +176,7 @@ class Llama:
 
     def _heads(self, x: Tensor) -> Tensor:
         """Rows of all heads as a matrix per head."""
-        return transpose(view(x, self.samples, self.seq, -1, self.model.head_width), 1, 2)
+        return op.transpose(op.view(x, self.samples, self.seq, -1, self.model.head_width), 1, 2)
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         """Project queries, keys and values."""
@@ -221,15 +196,15 @@ class Llama:
         if step == "norm":
             return x if at == 2 or m.qk_norm == "no" else self._norm(("q_norm", "k_norm")[at], x)
         if step == "view":
-            return view(x, self.samples, self.seq, -1, m.head_width)
-        return transpose(x, 1, 2)
+            return op.view(x, self.samples, self.seq, -1, m.head_width)
+        return op.transpose(x, 1, 2)
 
     def _tables(self) -> list[Tensor]:
         """Cosines and sines of the positions; the same for all layers."""
         if not self.rotary or self.table_per_layer:
             shape, form = (1, self.seq, self._table_width()), self.table_format
             self.rotary = [self.tape.constant(*shape, dtype=form) for _ in range(2)]
-        return [unsqueeze(x, 1) for x in self.rotary]
+        return [op.unsqueeze(x, 1) for x in self.rotary]
 
     def _table_width(self) -> int:
         """Width of the tables of cosines and sines."""
@@ -245,7 +220,7 @@ class Llama:
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate by the angles of the positions."""
-        return add(mul(x, cos), mul(self._half_turned(x), sin))
+        return op.add(op.mul(x, cos), op.mul(self._half_turned(x), sin))
 
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """Apply positions to queries and keys."""
@@ -255,15 +230,15 @@ class Llama:
         width, full = cos.shape[-1], q.shape[-1]
         rests: list[list[Tensor]] = [[], []]
         if self.partial:  # slices of both come first
-            cuts = [[part(x, -1, 0, width), part(x, -1, width, full)] for x in (q, k)]
+            cuts = [[op.part(x, -1, 0, width), op.part(x, -1, width, full)] for x in (q, k)]
             (q, *rests[0]), (k, *rests[1]) = cuts
         turned = []
         for x, rest in ((q, rests[0]), (k, rests[1])):
             y = self._turned(x, cos, sin)
-            turned.append(cat([y, *rest], -1) if rest and not self.joins_last else y)
+            turned.append(op.cat([y, *rest], -1) if rest and not self.joins_last else y)
         if self.joins_last:
-            turned = [cat([y, *rest], -1) for y, rest in zip(turned, rests, strict=True)]
-        return [to(y, _HALF) for y in turned]
+            turned = [op.cat([y, *rest], -1) for y, rest in zip(turned, rests, strict=True)]
+        return [op.to(y, _HALF) for y in turned]
 
     def _repeated(self, x: Tensor) -> Tensor:
         """Copy keys or values to every query head."""
@@ -271,8 +246,8 @@ class Llama:
         if groups == 1:
             return x
         count, heads, seq, width = x.shape
-        spread = op.expand(unsqueeze(x, 2), count, heads, groups, seq, width)
-        return reshape(spread, count, heads * groups, seq, width)
+        spread = op.expand(op.unsqueeze(x, 2), count, heads, groups, seq, width)
+        return op.reshape(spread, count, heads * groups, seq, width)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention with the kernel of the configuration; rows of all heads."""
@@ -288,20 +263,20 @@ class Llama:
         fits = k.shape[-1] == v.shape[-1] <= 256
         if windowed or not fits:
             k, v = self._repeated(k), self._repeated(v)
-        out = attention(q, k, v, **seen)
-        return contiguous(transpose(out, 1, 2))
+        out = op.attention(q, k, v, **seen)
+        return op.contiguous(op.transpose(out, 1, 2))
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax(QK^T)V operator by operator."""
         k, v = self._repeated(k), self._repeated(v)
-        scores = mul(matmul(q, transpose(k, 2, 3)), 1.0)
+        scores = op.mul(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
         if self.model.score_cap:
-            scores = mul(tanh(div(scores, 1.0)), 1.0)
+            scores = op.mul(op.tanh(op.div(scores, 1.0)), 1.0)
         if self.model.causal:
             scores = op.masked(scores, self._mask())
-        shares = to(op.softmax(scores, self.softmax_format), q.dtype)
+        shares = op.to(op.softmax(scores, self.softmax_format), q.dtype)
         shares = self._drop(shares, self.attention_drops)
-        return contiguous(transpose(matmul(shares, v), 1, 2))
+        return op.contiguous(op.transpose(op.matmul(shares, v), 1, 2))
 
     def _mask(self) -> Tensor:
         """Mask that is added to scores."""
@@ -311,7 +286,7 @@ class Llama:
         """Self-attention."""
         q, k, v = self._queries_keys_values(x)
         q, k = self._positioned(q, k)
-        out = contiguous(reshape(self._attend(q, k, v), self.samples, self.seq, -1))
+        out = op.contiguous(op.reshape(self._attend(q, k, v), self.samples, self.seq, -1))
         out = self._project(self.out_name, out, self.model.hidden, self.model.out_bias)
         return self._dropped(self.attention_drop, out, self.drops)
 
@@ -321,11 +296,11 @@ class Llama:
         """Feed-forward layer: plain, gated, or gated by a half of one projection."""
         m, bias, (up, act, down) = self.model, self.model.ffn_bias, self.mlp_names
         if m.fused_gate:
-            gate, rows = split(self._project("gate_up_proj", x, 2 * width), [width, width])
-            rows = mul(rows, self._run(act, self.activation, gate))
+            gate, rows = op.split(self._project("gate_up_proj", x, 2 * width), [width, width])
+            rows = op.mul(rows, self._run(act, self.activation, gate))
         elif m.gated:
             gate = self._run(act, self.activation, self._project("gate_proj", x, width, bias))
-            rows = mul(gate, self._project(up, x, width, bias))
+            rows = op.mul(gate, self._project(up, x, width, bias))
         else:
             rows = self._run(act, self.activation, self._project(up, x, width, bias))
         out = self._project(down, rows, m.hidden, bias)
@@ -352,15 +327,15 @@ class Llama:
                 out = self._norm(self.output_norms[at], out)
             if self.block_drops[at]:
                 out = self._dropped(self.block_drops[at], out, self.residual_drops)
-            out = mul(out, 1.0) if self.factor else out
-            x = add(x, out) if self.residual_first[at] else add(out, x)
+            out = op.mul(out, 1.0) if self.factor else out
+            x = op.add(x, out) if self.residual_first[at] else op.add(out, x)
         return x
 
     def _words(self) -> Tensor:
         """Rows of the token embedding."""
         with self.tape.module(self.table):
             self.words = self.tape.parameter(self.model.vocab, self.model.hidden)
-            return embedding(self.words, self.ids)
+            return op.embedding(self.words, self.ids)
 
     def _embedded(self) -> Tensor:
         """Input of the first block."""
@@ -381,12 +356,12 @@ class Llama:
         x = op.alias(x)  # an index that selects all positions
         with self.tape.module(self.head_name):
             weight = self.words if m.tied_embeddings else self.tape.parameter(m.vocab, m.hidden)
-            out = linear(x, weight, self.tape.parameter(m.vocab) if m.head_bias else None)
-        return mul(tanh(div(out, 1.0)), 1.0) if m.logit_cap else out
+            out = op.linear(x, weight, self.tape.parameter(m.vocab) if m.head_bias else None)
+        return op.mul(op.tanh(op.div(out, 1.0)), 1.0) if m.logit_cap else out
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Mean cross-entropy of logits in fp32."""
-        rows = view(to(logits, _FLOAT), -1, self.model.vocab)
+        rows = op.view(op.to(logits, _FLOAT), -1, self.model.vocab)
         return op.cross_entropy(rows, self.tape.constant(rows.shape[0], dtype="int64"))
 
     def forward(self) -> Tensor:

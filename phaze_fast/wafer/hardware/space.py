@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import (
-    BeforeValidator,
     Field,
     TypeAdapter,
     ValidationError,
@@ -49,10 +48,6 @@ _AXES_SCHEMA = WithJsonSchema(
 )
 
 
-def _named_wafer(value: object) -> object:
-    return load_wafer(value) if isinstance(value, str) else value
-
-
 class WaferSpace(Record):
     """A grid over any numbers of a wafer, of its die and of the die's chip, with ties.
 
@@ -74,7 +69,7 @@ class WaferSpace(Record):
     what: ClassVar[str] = "wafer space"
     name: str = Field(min_length=1)
     """Name of the space."""
-    base: Annotated[Wafer, NamedOr(), BeforeValidator(_named_wafer)]
+    base: Annotated[Wafer, NamedOr(load_wafer)]
     """The wafer that supplies every field without an axis; in a file also a preset's name."""
     axes: Annotated[OrderedFrozenDict[str, tuple[Any, ...]], _AXES_SCHEMA]
     """Values of each field, for example ``die.hbm_stacks: [0, 2, 4]``, sorted; the last axis

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
 from phaze_fast.documents import Presets
@@ -64,10 +64,6 @@ DieSide = Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False
 
 FewOrNone = Annotated[int, Field(strict=True, ge=0, le=4096)]
 """A whole number, zero or more."""
-
-
-def _named_chip(value: object) -> object:
-    return CHIPS.load(value) if isinstance(value, str) else value
 
 
 class WaferRules(Record):
@@ -129,7 +125,7 @@ class Die(Record):
     """Length of the top and bottom edges."""
     height_mm: DieSide
     """Length of the left and right edges."""
-    chip: Annotated[Accelerator, NamedOr(), BeforeValidator(_named_chip)]
+    chip: Annotated[Accelerator, NamedOr(CHIPS.load)]
     """Compute units of the die, without HBM; the buffer is the die's SRAM. In a file also a
     preset's name."""
     d2d_modules_x: FewOrNone

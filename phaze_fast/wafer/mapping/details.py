@@ -356,9 +356,14 @@ def link_map(wafer: Wafer, loads: Array) -> str:
     >>> print(link_map(tile, loads))
     o9o1o
     """
-    if wafer.switch is not None:
-        return _switch_map(wafer, loads)
     columns, rows = wafer.grid
+    if wafer.switch is not None:
+        shares = loads.max(axis=2) / (float(loads.max()) or 1.0)
+        cells = (
+            (_digit(shares[y, x]) if wafer.alive(x, y) else "X" for x in range(columns))
+            for y in range(rows)
+        )
+        return "\n".join(map(" ".join, cells))
     x, y = (rate or 1.0 for rate in wafer.link_bytes_per_s)
     seconds = loads / np.array([x, x, y, y])
     most = float(seconds.max()) or 1.0
@@ -368,8 +373,7 @@ def link_map(wafer: Wafer, loads: Array) -> str:
         if frozenset((here, there)) in cut:
             return "x"
         (u, v), (s, t) = here, there
-        busy = max(seconds[v, u, direction], seconds[t, s, direction + 1]) / most
-        return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))
+        return _digit(max(seconds[v, u, direction], seconds[t, s, direction + 1]) / most)
 
     lines = []
     for row in range(rows):
@@ -385,14 +389,5 @@ def link_map(wafer: Wafer, loads: Array) -> str:
     return "\n".join(lines)
 
 
-def _switch_map(wafer: Wafer, loads: Array) -> str:
-    columns, rows = wafer.grid
-    most = float(loads.max()) or 1.0
-
-    def cell(x: int, y: int) -> str:
-        if not wafer.alive(x, y):
-            return "X"
-        busy = float(loads[y, x].max()) / most
-        return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))
-
-    return "\n".join(" ".join(cell(x, y) for x in range(columns)) for y in range(rows))
+def _digit(busy: float) -> str:
+    return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))

@@ -20,6 +20,7 @@ from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import loose
+from phaze_fast.planning.layouts import divisors
 from phaze_fast.tables import Array
 from phaze_fast.wafer.hardware.wafer import Wafer, load_wafer
 from phaze_fast.wafer.mapping.layout import (
@@ -100,11 +101,6 @@ def alike(operators: Sequence[MeshOperator]) -> list[int]:
         key = (bare, op.seq_rows, op.units, op.inner_units)
         representatives.append(first.setdefault(key, i))
     return representatives
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, rising."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 @lru_cache(maxsize=512)
@@ -282,19 +278,11 @@ class Problem:
         self._graphs: dict[int, tuple[Array, Array]] = {}
         self._least: dict[tuple[int, int], LeastWork] = {}
 
-    def variant(
-        self,
-        recompute: bool = True,
-        volume: bool = False,
-        linear: bool = False,
-        capacity_bytes: float | None = None,
-        overlap: bool = True,
-    ) -> Problem:
-        """Return the same problem under other rules; prices of operators are shared."""
-        settings = (recompute, volume, linear, capacity_bytes)
-        problem = Problem(self.model, self.wafer, self.training, *settings, self._given, overlap)
+    def variant(self, **rules: Any) -> Problem:
+        """Return the same problem under other rules than the usual ones; prices are shared."""
+        problem = Problem(self.model, self.wafer, self.training, work=self._given, **rules)
         problem._times = self._times
-        if not volume and not self.volume:
+        if not problem.volume and not self.volume:
             problem._tables, problem._least = self._tables, self._least
         return problem
 

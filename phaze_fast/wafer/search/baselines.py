@@ -29,6 +29,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.opgraph.graph import SELECTIVE
+from phaze_fast.planning.layouts import divisors
 from phaze_fast.tables import Array
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
@@ -42,7 +43,7 @@ from phaze_fast.wafer.mapping.operators import (
     plain_name,
 )
 from phaze_fast.wafer.mapping.packing import is_bent, tiles
-from phaze_fast.wafer.mapping.problem import Problem, divisors
+from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.bounds import roofline
 
 AxisAssignment = tuple[str, ...]

@@ -22,7 +22,7 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError, check_one_of
 from phaze_fast.hardware import energy_table
 from phaze_fast.models import TransformerModel
-from phaze_fast.tables import Table, joined_columns, non_dominated
+from phaze_fast.tables import Table, joined_columns, non_dominated, picked
 from phaze_fast.wafer.hardware.space import WaferSpace
 from phaze_fast.wafer.hardware.wafer import Wafer, wafer_totals
 from phaze_fast.wafer.mapping.details import StepEnergy, details, step_energy
@@ -109,8 +109,7 @@ class WaferResult(Table):
             "wafer": best.problem.wafer.to_dict(),
             "ours": best.best.to_dict(),
             "base": None if self.base is None else self.base.best.to_dict(),
-            "status": self.status,
-            "reason": self.reason,
+            **picked(self, "status", "reason"),
             "bound": self.bound_s if math.isfinite(self.bound_s) else None,
             "gap": self.gap if best.best.fits else None,
             "bound_space": self.bound_space,
@@ -118,11 +117,7 @@ class WaferResult(Table):
             **best.faults(),
             "wafers": {
                 "feasible": self.wafers,
-                "rejected": self.rejected,
-                "contained": self.contained,
-                "bounded": self.bounded,
-                "searched": self.searched,
-                "unseen": self.unseen,
+                **picked(self, "rejected", "contained", "bounded", "searched", "unseen"),
                 "undecided": self.undecided,
             },
             "table": list(self.rows),
@@ -462,13 +457,7 @@ class WaferFront(Table):
         return {
             "objectives": list(self.objectives),
             "points": [point.to_row() for point in self.points],
-            "wafers": {
-                "searched": self.searched,
-                "bounded": self.bounded,
-                "misfits": self.misfits,
-                "unseen": self.unseen,
-                "undecided": self.undecided,
-            },
+            "wafers": picked(self, "searched", "bounded", "misfits", "unseen", "undecided"),
         }
 
     def to_columns(self) -> dict[str, Any]:
