@@ -139,10 +139,11 @@ def test_the_options_of_deepseek_v3():
     assert "--num-query-groups" not in flags
 
 
-@pytest.mark.parametrize(("name", "share"), [("glm-4-9b", ["0.5"]), ("qwen3-8b", None)])
+@pytest.mark.parametrize(("name", "share"), [("glm-4-9b", ["0.5"]), ("deepseek-v3", None)])
 def test_rotated_share_of_a_head_for_megatron(name, share):
     flags = options_of(export.export_plan(PLAN, of(name), "megatron").text)
     assert flags.get("--rotary-percent") == share
+    assert "--sequence-parallel" not in flags  # one tensor-parallel device has all rows
 
 
 def test_windows_and_sinks_for_megatron():

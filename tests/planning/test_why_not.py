@@ -16,6 +16,7 @@ from phaze_fast import (
 )
 from phaze_fast.cli.main import main
 from phaze_fast.planning import PARTS, read_asked
+from phaze_fast.planning.plans import plan_groups
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +166,19 @@ def test_schedules_with_too_many_chunks_are_counted_by_name():
     said = "schedule: interleaved with 8 chunks a stage has more chunks than the model's 14 layers"
     assert rejected[said] > 0
     assert not any("1f1b with" in why for why in rejected)
+
+
+def test_figures_of_a_plan_follow_from_its_seconds(found):
+    best = found.best
+    assert best.samples_per_s == pytest.approx(64 / best.time_s)
+    assert best.parts_s[best.bottleneck] == max(best.parts_s.values())
+
+
+@pytest.mark.parametrize(
+    ("widths", "said"),
+    [({"zero": 3}, "sharded"), ({"zero": 1}, "replicas"), ({"zero": 3, "tp": 2}, "tensor")],
+)
+def test_plans_are_grouped_by_what_runs_across_devices(widths, said):
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    spec = {"global_batch": 64, "dp": 8 // widths.get("tp", 1), **widths}
+    assert any(said in name for name in plan_groups(predict("gpt2-small", cluster, spec), cluster))

@@ -247,7 +247,7 @@ def test_torchtitan_is_told_the_recipe_of_torchao(name, model, tmp_path):
     written = export_plan(plan, model, "torchtitan")
     assert written.plan_complete, written.unexpressed
     assert f'recipe_name = "{name.removeprefix("fp8-")}"' in written.text
-    assert ("moe_fqns_prototype" in written.text) == (model.moe is not None)
+    assert ("[quantize.grouped_mm.float8]" in written.text) == (model.moe is not None)
     file = tmp_path / "run.toml"
     file.write_text(written.text)
     again = predict(model, H100, read_plan(file, model, 16).spec)
@@ -267,8 +267,12 @@ def test_experts_have_no_tensorwise_recipe_in_torchtitan(tmp_path):
     said = refusal(pf.plan, moe, H100, step, framework="torchtitan")
     assert "expected one of bf16, fp8-rowwise for torchtitan" in said
     file = tmp_path / "run.toml"
-    file.write_text(written.text.replace("[model]", '[model]\nconverters = ["float8"]'))
-    assert "moe_fqns_prototype" in refusal(read_plan, file, moe, 16)
+    for converters, said in (
+        ('["quantize.linear.float8"]', "model.converters"),
+        ('["quantize.linear.float8", "quantize.grouped_mm.float8"]', "grouped_mm.float8.fqns"),
+    ):
+        file.write_text(written.text.replace("[model]", f"[model]\nconverters = {converters}"))
+        assert said in refusal(read_plan, file, moe, 16)
 
 
 def test_seconds_of_a_low_product_are_those_of_the_format_alone():
