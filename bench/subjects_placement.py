@@ -217,9 +217,9 @@ def _check_plan(asked: Asked, found: Plans) -> None:
 
 
 for _name, _asked, _target in (
-    ("plan-t5-11b-32-h100", _t5, "all layouts in seconds"),
-    ("plan-gpt3-175b-1024-a100", _gpt3, "<= 0.1 s"),
-    ("plan-llama3-70b-256-h100", _llama3, "<= 0.1 s"),
+    ("plan-again-t5-11b-32-h100", _t5, "<= 10 ms"),
+    ("plan-again-gpt3-175b-1024-a100", _gpt3, "<= 10 ms"),
+    ("plan-again-llama3-70b-256-h100", _llama3, "<= 10 ms"),
 ):
     register(
         Subject(
@@ -326,25 +326,55 @@ for _name, _build in (
     )
 
 
-def _new_problems() -> Iterator[Asked]:
+def _deepseek() -> Asked:
+    cluster = Cluster(devices=512, fabric="dgx-h100", chip="h100")
+    return models.load("deepseek-v3"), cluster, Training(global_batch=4096)
+
+
+def _fewer(asked: Asked) -> Asked:
+    model, cluster, step = asked
+    return model, cluster, step.replace(micro_batch=(1,), tp=(1, 2), ep=(8, 16), cp=(1,))
+
+
+def _new_problems(asked: Asked) -> Iterator[Asked]:
     """Problems that differ in their sequence length, so that nothing is known of the next one."""
-    model, cluster, step = _warm(_llama3())
-    for more in itertools.count(1):
-        yield model.replace(seq=model.seq + 128 * more), cluster, step
+    model, cluster, step = asked
+    for less in itertools.count(1):
+        yield model.replace(seq=model.seq - 128 * less), cluster, step
 
 
-register(
-    Subject(
-        name="plan-new-llama3-70b-256-h100",
-        stage="placement",
-        items=1,
-        build=_new_problems,
-        run=lambda problems: (asked := next(problems), plan(*asked, threads=1)),
-        check=lambda _, answer: _check_plan(*answer),
-        target="<= 30 ms",
-        rounds=5,
+def _check_new(_: Any, answer: tuple[Asked, Plans]) -> None:
+    """The plan is proven, what `predict` says of it, and no slower with its widths given."""
+    (model, cluster, step), found = answer
+    best = found.best
+    assert found.status == "optimal"
+    assert best.memory_bytes <= best.limit_bytes
+    assert predict(model, cluster, best).time_s == best.time_s
+    given = {name: (getattr(best, name),) for name in ("tp", "cp", "ep", "micro_batch", "zero")}
+    limited = plan(model, cluster, step.replace(**given), top=1, threads=1).best
+    assert limited.time_s == best.time_s
+
+
+for _name, _asked, _target, _rounds in (
+    ("plan-new-gpt3-175b-1024-a100", _gpt3, "<= 60 ms", 5),
+    ("plan-new-llama3-70b-256-h100", _llama3, "<= 30 ms", 5),
+    ("plan-new-deepseek-v3-512-h100", _deepseek, "<= 2 s", 1),
+):
+    register(
+        Subject(
+            name=_name,
+            stage="placement",
+            items=1,
+            build=lambda asked=_asked: (_warm(_t5()), _new_problems(asked()))[1],
+            run=lambda problems: (asked := next(problems), plan(*asked, threads=1)),
+            check=_check_new,
+            target=_target,
+            rounds=_rounds,
+            smoke=lambda asked=_asked: _new_problems(
+                _fewer(asked()) if asked is _deepseek else asked()
+            ),
+        )
     )
-)
 
 NEST_GOLDEN = GOLDEN.with_name("nest_instances.jsonl")
 

@@ -181,6 +181,12 @@ def _tables(
         more = len(reasons) - len(rows)
         caption = f"and {more} more reasons; --json lists all" if more > 0 else ""
         parts.append(table("Rejected", ["why", "layouts>"], rows, caption))
+    if any(result.excluded):
+        widths, layouts = result.excluded
+        parts.append(
+            f"Not examined: {widths:,} strategies, and {layouts:,} layouts of the others, whose "
+            "work alone takes longer than all of these plans.\n"
+        )
     if not result.complete:
         least = format_time(result.bound_s)
         parts.append(
@@ -213,6 +219,7 @@ def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
         "plans": [plan.to_dict() for plan in plans.plans],
         "front": [plan.to_dict() for plan in (plans.front if plans.complete else ())],
         "tried": plans.tried,
+        "excluded": list(plans.excluded),
         "rejected": plans.rejected,
     }
 

@@ -463,43 +463,56 @@ def _units_met(units: int, visits: int, groups: int, chosen: int) -> float:
     return met / math.comb(groups, chosen)
 
 
+@lru_cache(maxsize=4096)
+def _group_columns(groups: RankGroups, fabric: AnyFabric | Cluster) -> tuple[Array, Array, Array]:
+    """Return the share of a payload that is sent, ranks and stride, by group of `GROUPS`."""
+    _refuse_too_few_devices(groups, fabric)
+    share = np.array([_sent_share(groups, g, fabric) for g in range(len(GROUPS))])
+    return share, np.array(groups.ranks), np.array(groups.stride)
+
+
 def collectives_s(
-    graph: OpGraph, fabric: AnyFabric | Cluster | None, groups: RankGroups | None
-) -> Array:
-    """Return the seconds of a graph's collectives, zero for other operators, shape (operators,).
+    graphs: Sequence[tuple[OpGraph, RankGroups | None]], fabric: AnyFabric | Cluster | None
+) -> list[Array]:
+    """Return the seconds of the collectives of graphs, zero for other operators, by operator.
 
     Raises
     ------
     InvalidInputError
         Where there are collectives and no interconnect, no groups, or too few devices.
     """
-    times = np.zeros(len(graph))
-    wanted = graph.ops["collective"] >= 0
-    if not wanted.any():
-        return times
-    if groups is None:
-        raise InvalidInputError(
-            f"graphs: {graph.name} has collectives, and alone it does not say over how many ranks; "
-            "expected the LayerGraph it belongs to"
-        )
-    if fabric is None:
-        raise InvalidInputError(
-            f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price them on"
-        )
-    ops = graph.ops[wanted]
-    share = np.array([_sent_share(groups, g, fabric) for g in range(len(GROUPS))])
-    priced = collective_batch(
-        fabric,
-        ops["collective"].astype(np.uint8),
-        ops["payload_bytes"] * share[ops["group"]],
-        np.array(groups.ranks)[ops["group"]],
-        np.array(groups.stride)[ops["group"]],
-    )
-    _refuse_too_few_devices(groups, fabric)
+    seconds = [np.zeros(len(graph)) for graph, _ in graphs]
+    columns, places = [], list[tuple[int, Array]]()
+    for number, (graph, groups) in enumerate(graphs):
+        at = np.flatnonzero(graph.ops["collective"] >= 0)
+        if not len(at):
+            continue
+        if groups is None:
+            raise InvalidInputError(
+                f"graphs: {graph.name} has collectives, and alone it does not say over how many "
+                "ranks; expected the LayerGraph it belongs to"
+            )
+        if fabric is None:
+            raise InvalidInputError(
+                f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price "
+                "them on"
+            )
+        share, ranks, stride = _group_columns(groups, fabric)
+        own = graph.ops["group"][at]
+        payload = graph.ops["payload_bytes"][at] * share[own]
+        columns.append((graph.ops["collective"][at], payload, ranks[own], stride[own]))
+        places.append((number, at))
+    if fabric is None or not places:
+        return seconds
+    collective, payload, ranks, stride = (np.concatenate(c) for c in zip(*columns, strict=True))
+    priced = collective_batch(fabric, collective.astype(np.uint8), payload, ranks, stride)
     if priced.status.any():
-        worst = int(np.flatnonzero(priced.status)[0])
-        raise InvalidInputError(
-            f"{graph.name}: {_core.STATUS_SENTENCES[int(priced.status[worst])]}"
-        )
-    times[wanted] = priced.time_s
-    return times
+        bad = int(np.flatnonzero(priced.status)[0])
+        number = int(np.repeat([n for n, _ in places], [len(at) for _, at in places])[bad])
+        reason = _core.STATUS_SENTENCES[int(priced.status[bad])]
+        raise InvalidInputError(f"{graphs[number][0].name}: {reason}")
+    first = 0
+    for number, at in places:
+        seconds[number][at] = priced.time_s[first : first + len(at)]
+        first += len(at)
+    return seconds

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -556,9 +556,8 @@ def estimate_costs(
     batch = machines(chips, dtype, tuning, energy, like)
     if not len(batch):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
-    network = [
-        collectives_s(graph, wired, rank_groups(one)) for one in listed for graph in _flat([one])
-    ]
+    owned = [zip(_flat([one]), repeat(rank_groups(one)), strict=False) for one in listed]
+    network = collectives_s(list(chain.from_iterable(owned)), wired)
     ops = (
         np.concatenate([graph.ops for graph in flat])
         if flat
@@ -671,7 +670,8 @@ def roofline_work_s(
     flat, batch, sized, which = _IdealWork.of(graph, records, like)
     groups = rank_groups(graph)
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
-    network_s = [collectives_s(part, cluster, groups) * shares[part.ops["group"]] for part in flat]
+    priced_s = collectives_s([(part, groups) for part in flat], cluster)
+    network_s = [s * shares[part.ops["group"]] for s, part in zip(priced_s, flat, strict=True)]
     paths = (
         np.array([0, *accumulate(len(part) for part in flat)], dtype=np.int64),
         which.astype(np.int32),

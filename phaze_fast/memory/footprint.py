@@ -282,8 +282,9 @@ def context_bytes(graph: LayerGraph) -> float:
         return largest
     times = {"all-gather": 2.0, "ring": 4.0 / s.cp, "ulysses": 1.0}
     for layer in graph.layers:
-        ops = layer.forward.ops[layer.forward.ops["group"] == GROUPS.index("context")]
-        largest = max(largest, float(ops["payload_bytes"].max(initial=0.0)))
+        ops = layer.forward.ops
+        own = ops["payload_bytes"][ops["group"] == GROUPS.index("context")]
+        largest = max(largest, float(own.max(initial=0.0)))
     return times[s.cp_kind] * largest
 
 

@@ -7,6 +7,7 @@ output projections by rows, heads over devices.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.attention import attend
@@ -21,7 +22,8 @@ from phaze_fast.opgraph.feed_forward import experts, experts_of_rows, feed_forwa
 from phaze_fast.opgraph.strategy import Strategy, shapes
 
 
-def block_kinds(model: TransformerModel, seq: int) -> list[str]:
+@lru_cache(maxsize=256)
+def block_kinds(model: TransformerModel, seq: int) -> tuple[str, ...]:
     """Kind of every block of a decoder or encoder, in order.
 
     Examples
@@ -30,10 +32,10 @@ def block_kinds(model: TransformerModel, seq: int) -> list[str]:
     >>> set(block_kinds(models.load("mixtral-8x7b"), 4096))
     {'moe-block'}
     """
-    return [
+    return tuple(
         "window-" * model.is_windowed(layer, seq) + "moe-" * model.has_experts(layer) + "block"
         for layer in range(model.layers)
-    ]
+    )
 
 
 def _sublayer(
@@ -107,6 +109,10 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
     else:
         _sublayer(block, "ffn", x, body)
     return block
+
+
+written_block = lru_cache(maxsize=16)(block_builder)
+"""The same for those who only read it; the latest are cached."""
 
 
 # ---- embedding and head ----
@@ -193,7 +199,7 @@ def _further_token(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     builder.keep("projection-input", 2 * size, both, operand="only")
     x = builder.linear("projection", both, rows, 2 * hidden, hidden, bias=False)
     kind = block_kinds(model, strategy.seq or model.seq)[-1]
-    builder.follow(block_builder(model, strategy, kind), x, "")
+    builder.follow(written_block(model, strategy, kind), x, "")
     return builder
 
 

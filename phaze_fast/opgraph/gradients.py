@@ -223,8 +223,8 @@ def _last_uses(forward: OpGraph, backward: OpGraph) -> dict[str, int]:
         fed[reader] = True
         name, use = forward.names[source], gradient_of.get(forward.names[reader], -1)
         last_uses[name] = max(last_uses.get(name, -1), use)
-    for i, name in enumerate(forward.names):
-        if KINDS[int(forward.ops["kind"][i])] in _OWN_OUTPUT:
+    for kind, name in zip(forward.ops["kind"].tolist(), forward.names, strict=True):
+        if KINDS[kind] in _OWN_OUTPUT:
             last_uses[name] = max(last_uses.get(name, -1), gradient_of.get(name, -1))
     return last_uses
 
@@ -263,9 +263,10 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
     readers = _last_readers(backward)
     gone: list[float] = [0.0] * len(backward)
     current = peak = 0.0
-    for i, op in enumerate(backward.ops):
+    sizes = (backward.ops["write_bytes"].tolist(), backward.ops["payload_bytes"].tolist())
+    for i, (written, sent) in enumerate(zip(*sizes, strict=True)):
         if not backward.names[i].endswith(("-w", SUM)):
-            size = float(op["write_bytes"]) or float(op["payload_bytes"])
+            size = written or sent
             current += size
             if i in readers:
                 gone[readers[i]] += size

@@ -24,6 +24,7 @@ _DIRECTIONS = {"gemm-input-gradient": "-input", "gemm-weight-gradient": "-weight
 _OF_KIND = {"residual": "add", "norm": "layernorm", "activation": "gelu"}
 
 
+@lru_cache(maxsize=1024)
 def function_code(kind: str, function: str = "") -> int:
     """Return the code of an operator's function, by default that of its kind.
 
@@ -45,11 +46,9 @@ def function_code(kind: str, function: str = "") -> int:
     return _CODES[name + kind.removeprefix(base)]
 
 
-_PRODUCTS = [
-    code
-    for code, name in enumerate(FUNCTIONS)
-    if name.startswith(("product", "attention", "convolution", "depthwise"))
-]
+_IS_PRODUCT = np.array(
+    [name.startswith(("product", "attention", "convolution", "depthwise")) for name in FUNCTIONS]
+)
 
 
 _COMPUTED: tuple[str, ...] = get_args(OperatorKind)
@@ -64,6 +63,9 @@ CAST = "-cast"
 """Suffix of the names of casts to a low format."""
 PASSING_CAST = f"-pass{CAST}"
 """Suffix of the names of casts that are freed after the product that reads them."""
+_CODE_OF_KIND, _CODE_OF_UNIT, _CODE_OF_GROUP, _CODE_OF_FORMAT = (
+    {name: code for code, name in enumerate(names)} for names in (KINDS, UNITS, GROUPS, FORMATS)
+)
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 
@@ -98,10 +100,11 @@ class OpGraph(Brief):
     def __len__(self) -> int:
         return len(self.ops)
 
-    @property
+    @cached_property
     def products(self) -> Array:
         """Whether each operator is a product, a convolution or attention."""
-        return np.isin(self.ops["function"], _PRODUCTS)
+        products: Array = _IS_PRODUCT[self.ops["function"]]
+        return products
 
     @property
     def flops(self) -> float:
@@ -276,8 +279,13 @@ def recompute_order(mode: str) -> tuple[int, int, tuple[int, ...]]:
     return 1, len(positions), positions
 
 
+_NO_EPILOGUES = (0,) * _core.MAX_EPILOGUES
+
+
 def _epilogue_codes(spec: OperatorSpec) -> tuple[int, ...]:
     """Return the codes of the functions fused onto a product, and zeros."""
+    if not spec.epilogue_functions:
+        return _NO_EPILOGUES
     codes = [function_code(kind, function) for kind, function in spec.epilogue_functions]
     return (*codes, *[0] * (_core.MAX_EPILOGUES - len(codes)))
 
@@ -285,8 +293,8 @@ def _epilogue_codes(spec: OperatorSpec) -> tuple[int, ...]:
 def figures(spec: OperatorSpec) -> tuple[Any, ...]:
     """Return an operator spec as the fields of ``_core.OPERATOR_DTYPE``, in their order."""
     return (
-        KINDS.index(spec.kind),
-        UNITS.index(spec.unit),
+        _CODE_OF_KIND[spec.kind],
+        _CODE_OF_UNIT[spec.unit],
         spec.b,
         spec.m,
         spec.n,
@@ -296,11 +304,11 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
         spec.write_bytes,
         spec.payload_bytes,
         _COLLECTIVE.get(spec.collective, -1),
-        GROUPS.index(spec.group),
+        _CODE_OF_GROUP[spec.group],
         spec.causal,
         spec.epilogue,
         function_code(spec.kind, spec.function),
-        FORMATS.index(spec.format),
+        _CODE_OF_FORMAT[spec.format],
         _epilogue_codes(spec),
         0.0,  # nothing is kept on chip
     )
@@ -350,8 +358,7 @@ def lay_out(
         for source in sorted(sources(i)):
             successors[place[source]].append(place[i])
     ops = np.zeros(len(real), dtype=_core.OPERATOR_DTYPE)
-    for position, i in enumerate(real):
-        ops[position] = figures(specs[i])
+    ops[:] = [figures(specs[i]) for i in real]
     indptr = np.cumsum([0, *(len(s) for s in successors)]).astype(np.int32)
     indices = np.array([j for s in successors for j in s], dtype=np.int32)
     for array in (ops, indptr, indices):

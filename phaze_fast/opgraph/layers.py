@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
-from phaze_fast.opgraph.block import block_builder, block_kinds, embedding_builder, head_builder
+from phaze_fast.opgraph.block import block_kinds, embedding_builder, head_builder, written_block
 from phaze_fast.opgraph.builder import (
     ELEMENT_BYTES,
     LayerBuilder,
@@ -244,7 +245,7 @@ class LayerGraph(Brief):
 
 def _kinds_in_order(model: TransformerModel, strategy: Strategy) -> list[str]:
     """Return the kind of every layer, in the order of execution."""
-    order = block_kinds(model, strategy.seq or model.seq)
+    order = list(block_kinds(model, strategy.seq or model.seq))
     if model.encoder_layers:
         order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
     return ["embedding", *order, "head"]
@@ -266,12 +267,12 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
             if not s.name.endswith("logits") or (s.name == "logits" and not model.tied_embeddings)
         ]
         return head_share(model, strategy).of_products(own, adapted, 0), builder
-    builder = block_builder(model, strategy, kind)
+    builder = written_block(model, strategy, kind)
     share = block_share(model, strategy, kind)
     return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _transformer_layer(
     model: TransformerModel,
     strategy: Strategy,
@@ -286,10 +287,17 @@ def _transformer_layer(
     return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
 
 
-@lru_cache(maxsize=64)
-def _without_experts(strategy: Strategy) -> Strategy:
-    """Return the strategy of layers without experts, which other strategies share."""
-    return strategy.replace(ep=1, expert_imbalance=1.0, expert_overlap=0.0, overlap_experts=False)
+@lru_cache(maxsize=4096)
+def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
+    """Return what the operators of a layer depend on, so that strategies share its graphs.
+
+    That is everything but the overlap of exchanges, and nothing about experts unless it has some.
+    """
+    changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
+    if not routed:
+        own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
+        changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+    return strategy.model_copy(update=changes)
 
 
 def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:
@@ -465,7 +473,7 @@ def layer_graph(
     layers = []
     for kind in dict.fromkeys(kinds):
         routed = kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
-        own = strategy if routed else _without_experts(strategy)
+        own = _of_operators(strategy, routed)
         layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fusion, low))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -250,8 +251,9 @@ class Shapes:
         return self.kv_heads * self.head_width
 
 
+@lru_cache(maxsize=4096)
 def shapes(model: TransformerModel, strategy: Strategy) -> Shapes:
-    """Sizes on one device.
+    """Sizes on one device; the latest are cached.
 
     Raises
     ------

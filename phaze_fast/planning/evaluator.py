@@ -54,6 +54,7 @@ ESTIMATE_COLUMNS = tuple(
     for column in _core.ESTIMATE_DTYPE[name].names or (name,)
     if name != "unused"
 )  # as the kernel writes them
+_ROUNDED_DOWN = 1.0 - 1e-9  # sums in another order differ in their last digits
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
@@ -127,7 +128,8 @@ class PlanEvaluator:
     capacities
         HBM capacities of a device to be considered, bytes, rising.
     given
-        Strategies and layouts to use in place of all that `training` allows.
+        Strategies and layouts to use in place of all that `training` allows; no layouts: all of
+        these strategies.
     """
 
     def __init__(
@@ -136,18 +138,19 @@ class PlanEvaluator:
         cluster: Cluster,
         training: Training,
         capacities: Sequence[float],
-        given: tuple[Sequence[StrategySizes], Array] | None = None,
+        given: tuple[Sequence[StrategySizes], Array | None] | None = None,
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
-        self.rejected: Counter[str] = Counter()
-        """How many strategies and layouts are impossible, by reason."""
-        self.strategies_rejected = 0
+        self._illegal: Counter[str] = Counter()  # strategies, by reason
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
-        self.sizes, self.layouts = given if given is not None else self._enumerate()
+        self.sizes = list(given[0]) if given is not None else self._strategies_allowed()
+        self._given = None if given is None else given[1]
         self.optimizer = optimizer(training.optimizer_name)
-        self.last_times: tuple[tuple[Cluster, int], LazyTimes] | None = None
-        """Cluster and number of plans of the last `plan`, and the times that it ended with."""
+        self.layouts_left_out = 0
+        """How many layouts of the strategies `within` left out."""
+        self.last_answer: tuple[Any, Any] | None = None
+        """The query that `plan` answered last with this evaluator, and its answer."""
         self._record = training_record(self.optimizer, training.software, training.precision)
 
     def with_prices(self, **joules: float) -> PlanEvaluator:
@@ -159,33 +162,77 @@ class PlanEvaluator:
             other._record[name] = value
         return other
 
+    def within(self, work_s: Array, most_s: float) -> PlanEvaluator:
+        """Return the evaluator of the layouts whose work alone does not take longer than `most_s`.
+
+        `work_s` is from `least_work_s`.
+        """
+        kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
+        some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
+        wanted = some.layout_work_bounds_s(work_s[kept]) <= most_s
+        if wanted.all():
+            return some
+        limited = self._with(some.sizes, some.layouts[wanted])
+        limited.rejected = Counter(some.rejected)
+        limited.layouts_left_out = int((~wanted).sum())
+        return limited
+
+    def _with(self, sizes: Sequence[StrategySizes], layouts: Array | None) -> PlanEvaluator:
+        """Return the same problem with other strategies and layouts."""
+        given = (sizes, layouts)
+        other = PlanEvaluator(self.model, self.cluster, self.training, (), given)
+        other.limits_bytes, other._illegal = self.limits_bytes, self._illegal
+        return other
+
     # ---- strategies and layouts ----
 
-    def _enumerate(self) -> tuple[list[StrategySizes], Array]:
+    def _strategies_allowed(self) -> list[StrategySizes]:
         training, modes = self.training, self.training.recompute_modes
         runs = (training.software, training.precision, training.fusion)
-        sizes: list[StrategySizes] = []
-        parts: list[Array] = []
-        allowed = list(strategies(self.model, self.cluster, training, self.rejected))
-        self.strategies_rejected = sum(self.rejected.values())
-        for strategy in allowed:
-            own = strategy_sizes(self.model, strategy, modes, *runs)
+        allowed = strategies(self.model, self.cluster, training, self._illegal)
+        return [strategy_sizes(self.model, strategy, modes, *runs) for strategy in allowed]
+
+    @property
+    def has_all_layouts(self) -> bool:
+        """Whether no layouts were given."""
+        return self._given is None
+
+    @property
+    def strategies_rejected(self) -> int:
+        """How many strategies are impossible."""
+        return sum(self._illegal.values())
+
+    @cached_property
+    def _laid_out(self) -> tuple[Array, Counter[str]]:
+        """List all layouts; count strategies and layouts that are impossible, by reason."""
+        rejected, parts = Counter(self._illegal), []
+        node = node_devices(self.cluster)
+        for number, own in enumerate(self.sizes):
             grid = LayoutGrid(
-                training,
-                strategy,
+                self.training,
+                own.strategy,
                 devices=self.cluster.devices,
-                node=node_devices(self.cluster),
+                node=node,
                 blocks=own.blocks,
                 layers=len(own.graph.order),
             )
-            rows = grid.layouts(self.rejected)
+            rows = grid.layouts(rejected)
             if not len(rows) and (why := grid.why_empty()):
-                self.rejected[why] += 1
-            rows["strategy"] = len(sizes)
-            sizes.append(own)
+                rejected[why] += 1
+            rows["strategy"] = number
             parts.append(rows)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
-        return sizes, layouts
+        return layouts, rejected
+
+    @property
+    def layouts(self) -> Array:
+        """The layouts of all strategies, in their order."""
+        return self._laid_out[0] if self._given is None else self._given
+
+    @cached_property
+    def rejected(self) -> Counter[str]:
+        """How many strategies and layouts are impossible, by reason."""
+        return Counter(self._illegal) if self._given is not None else self._laid_out[1]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -336,6 +383,22 @@ class PlanEvaluator:
         """Bound strategy `s` from below on each chip, under the memory limits at `limits`."""
         bounds: Array = self.space.bounds(s, least, limits, threads)
         return bounds
+
+    def work_bounds_s(self, work_s: Array) -> Array:
+        """Bound the plans of each strategy from below by the work of a step, whatever the layout.
+
+        Some device computes at least an equal share of all passes (docs/search.md).
+        """
+        share = np.array([own.inner / own.strategy.micro_batch for own in self.sizes])
+        rounds = self.training.global_batch / self.cluster.devices
+        bounds_s: Array = rounds * share * work_s * _ROUNDED_DOWN
+        return bounds_s
+
+    def layout_work_bounds_s(self, work_s: Array) -> Array:
+        """Bound the plans of each layout the same way: by an equal share for each of its stages."""
+        shares = self.layouts["micro_batches"] / self.layouts["pp"]
+        bounds_s: Array = shares * work_s[self.layouts["strategy"]] * _ROUNDED_DOWN
+        return bounds_s
 
     def bound(self, s: int, times: KindTimes) -> float:
         """Bound the fastest plan of strategy `s` from below by lower bounds of its times."""

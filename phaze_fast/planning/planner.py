@@ -18,11 +18,11 @@ from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
 from phaze_fast.planning.frameworks import expressible, framework_training, free_training
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.planning.plans import PARTS, Plan
-from phaze_fast.planning.times import LazyTimes, memory_of
+from phaze_fast.planning.times import LazyTimes, least_work_s, memory_of
 from phaze_fast.planning.training import Training
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
-from phaze_fast.tables import Table, flat_row, joined_columns
+from phaze_fast.tables import Array, Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time, parse_quantity
 
@@ -60,6 +60,9 @@ class Plans(Table):
     """The training framework whose files can express the plans; none = any plan."""
     free: Plan | None = None
     """With a framework: the fastest plan of all, also with what its files cannot express."""
+    excluded: tuple[int, int] = (0, 0)
+    """Number of strategies, and of layouts of the other strategies, whose work alone takes longer
+    than all of these plans; they are counted neither as tried nor as rejected."""
 
     shown: ClassVar[tuple[str, ...]] = (
         *("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute"),
@@ -126,6 +129,9 @@ class Plans(Table):
         workers, slowest_s = thread_count(None), _SLOWEST * self.best.time_s
         plans = []
         for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
+            if evaluator.has_all_layouts:
+                work_s = least_work_s(tuple(evaluator.sizes), self.cluster, workers)
+                evaluator = evaluator.within(work_s, slowest_s)
             times = evaluator.lazy_times(self.cluster, None, workers)
             bounds_s = (evaluator.bound(s, times.rows) for s in range(len(evaluator)))
             times.schedule([s for s, bound_s in enumerate(bounds_s) if bound_s <= slowest_s])
@@ -182,6 +188,7 @@ class Plans(Table):
             "plans": [plan.to_dict(stages) for plan in self.plans],
             "front": [plan.to_dict(stages) for plan in self.front],
             "tried": self.tried,
+            "excluded": list(self.excluded),
             "rejected": self.rejected,
             "shortfall": self.shortfall,
             "nearest": self.nearest,
@@ -322,21 +329,18 @@ def plan(
         training = limited
     evaluators = _evaluators(model, cluster, training, framework)
     plans: list[Plan] = []
-    rejected, open_s, tried = Counter[str](), float("inf"), 0
-    for evaluator in evaluators:
-        fastest = TopPlans([], Counter(), float("inf"))
-        if evaluator.fits.any():
-            last, plain = evaluator.last_times, cache is None and stop is None
-            if plain and last is not None and last[0] == (cluster, top):
-                times = last[1]
-            else:
-                times = evaluator.lazy_times(cluster, cache, workers)
-            fastest = _fastest(evaluator, times, top, workers, progress, stop)
-            if plain:
-                evaluator.last_times = (cluster, top), times
-            plans += evaluator.plans(fastest.plans, times.rows)
-        rejected += evaluator.rejected + fastest.rejected + _too_large(evaluator)
-        open_s, tried = min(open_s, fastest.open_s), tried + int(evaluator.fits.sum())
+    rejected, open_s, tried, excluded = Counter[str](), float("inf"), 0, np.zeros(2, dtype=int)
+    for whole in evaluators:
+        query, plain = (cluster, top), cache is None and stop is None
+        if plain and whole.last_answer is not None and whole.last_answer[0] == query:
+            found = whole.last_answer[1]
+        else:
+            found = _searched(whole, cluster, top, cache, workers, progress, stop)
+            whole.last_answer = (query, found) if plain else None
+        plans += found.plans
+        rejected += found.rejected
+        open_s, tried = min(open_s, found.open_s), tried + found.tried
+        excluded = excluded + found.excluded
     if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
         plans.sort(key=lambda plan: plan.time_s)
     answer = Plans(
@@ -350,6 +354,7 @@ def plan(
         open_s=open_s,
         framework=framework,
         free=None if free is None or not free.plans else free.best,
+        excluded=(int(excluded[0]), int(excluded[1])),
     )
     if plans:
         return answer
@@ -364,6 +369,66 @@ def _best_of_layouts(plans: list[Plan]) -> list[Plan]:
         fields = (name for name in _ASKABLE if name not in ("recompute", "rank_order"))
         fastest.setdefault(tuple(getattr(candidate, name) for name in fields), candidate)
     return list(fastest.values())
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """The fastest plans of an evaluator, and what was compared; fields as in `Plans`."""
+
+    plans: list[Plan]
+    rejected: Counter[str]
+    tried: int
+    open_s: float
+    excluded: Array
+
+
+_FEW_STRATEGIES, _FEW_LAYOUTS = 64, 4096
+"""How many are all compared; of more, those first that have the least work."""
+
+
+def _least(bounds_s: Array, count: int) -> float:
+    """Return a bound that about `count` do not exceed; infinite where there are no more."""
+    return float(np.partition(bounds_s, count)[count]) if len(bounds_s) > count else float("inf")
+
+
+def _searched(
+    evaluator: PlanEvaluator,
+    cluster: Cluster,
+    top: int,
+    cache: ScheduleCache | None,
+    workers: int,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> _Searched:
+    """Find the fastest plans; layouts whose work takes longer than these are not examined."""
+    some, work_s = evaluator, np.zeros(0)
+    reach_s = limit_s = float("inf")  # of the work that is compared, and of the plans wanted
+    if evaluator.has_all_layouts and len(evaluator):
+        work_s = least_work_s(tuple(evaluator.sizes), cluster, workers)
+        bounds_s = evaluator.work_bounds_s(work_s)
+        reach_s = _least(bounds_s, _FEW_STRATEGIES)
+        few, few_s = evaluator.within(work_s, reach_s), work_s[bounds_s <= reach_s]
+        reach_s = min(reach_s, _least(few.layout_work_bounds_s(few_s), _FEW_LAYOUTS))
+        some = evaluator.within(work_s, reach_s)
+    while True:
+        fastest = TopPlans([], Counter(), float("inf"))
+        if some.fits.any():
+            times = some.lazy_times(cluster, cache, workers)
+            fastest = _fastest(some, times, top, workers, progress, stop)
+        if len(fastest.plans) == top:
+            limit_s = fastest.plans[-1].time_s
+        stopped = stop is not None and fastest.open_s < float("inf")
+        if stopped or limit_s <= reach_s or some is evaluator:
+            break
+        reach_s = min(limit_s, 8.0 * reach_s) if reach_s > 0.0 else limit_s
+        some = evaluator.within(work_s, reach_s)
+    return _Searched(
+        some.plans(fastest.plans, times.rows) if fastest.plans else [],
+        some.rejected + fastest.rejected + _too_large(some),
+        int(some.fits.sum()),
+        min(fastest.open_s, reach_s) if stopped else fastest.open_s,
+        np.array([len(evaluator) - len(some), some.layouts_left_out]),
+    )
 
 
 def _fastest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -83,10 +83,16 @@ class StrategySizes:
     """Recompute variants, least first; no two compute the same operators again."""
     variant_of: Mapping[str, int]
     """Position in `variants` of each mode of recomputation."""
-    kinds: Array
-    """One record per kind of layer, dtype ``_core.LAYER_KIND_DTYPE``."""
-    record: Array
-    """One record, dtype ``_core.STRATEGY_DTYPE``."""
+
+    @cached_property
+    def kinds(self) -> Array:
+        """One record per kind of layer, dtype ``_core.LAYER_KIND_DTYPE``."""
+        return _kind_records(self.graph, self.variants, self.software)
+
+    @cached_property
+    def record(self) -> Array:
+        """One record, dtype ``_core.STRATEGY_DTYPE``."""
+        return _strategy_record(self.graph, len(self.variants), self.software)
 
     def kinds_with(self, optimizer: Optimizer) -> Array:
         """Return `kinds` with the bytes of an optimiser's state that are not per parameter."""
@@ -170,11 +176,14 @@ def _distinct_variants(
 def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
     """Sum the bytes that one device sends in the collectives of a layer by ring algorithms."""
     total = 0.0
-    for op in graph.ops[graph.ops["collective"] >= 0]:
-        n = ranks.get(int(op["group"]), 1)
-        share = 1.0 if op["collective"] == _POINT_TO_POINT else (n - 1) / n
-        twice = 2.0 if op["collective"] == _ALL_REDUCE else 1.0
-        total += twice * share * float(op["payload_bytes"])
+    columns = (graph.ops[name].tolist() for name in ("collective", "group", "payload_bytes"))
+    for collective, group, payload in zip(*columns, strict=True):
+        if collective < 0:
+            continue
+        n = ranks.get(group, 1)
+        share = 1.0 if collective == _POINT_TO_POINT else (n - 1) / n
+        twice = 2.0 if collective == _ALL_REDUCE else 1.0
+        total += twice * share * payload
     return total
 
 
@@ -226,6 +235,31 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
     return kinds
 
 
+def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Array:
+    s = graph.strategy
+    widths = {"tensor": s.tp, "context": s.cp}
+    widths |= {"expert": s.ep, "expert-tensor": s.expert_width}
+    ranks = {GROUPS.index(name): width for name, width in widths.items()}
+    message = graph.message_bytes
+    if software.scattered_messages and not s.sequence_parallel:
+        message /= s.tp
+    record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
+    record["tp"], record["cp"] = s.tp, s.cp
+    record["ep"], record["etp"], record["micro_batch"] = s.ep, s.expert_width, s.micro_batch
+    record["message_bytes"] = message
+    split = s.sequence_parallel and s.tp > 1
+    record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
+    record["group_kind"] = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
+    record["copied_parameters"] = graph.copied_parameters
+    record["copied_frozen"] = graph.copied_frozen
+    record["sent_bytes"] = sum(
+        layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))
+        for layer in graph.layers
+    )
+    record["variants"] = variants
+    return record
+
+
 _layer_graph = lru_cache(maxsize=4096)(layer_graph)
 """Graphs of strategies; those that differ in what they recompute alone share one."""
 
@@ -275,35 +309,12 @@ def strategy_sizes(
     formats = load_precision(BF16) if precision is None else precision
     graph = _layer_graph(model, strategy, fusion, formats)
     variants, variant_of = _distinct_variants(graph, recompute)
-    s = strategy
-    widths = {"tensor": s.tp, "context": s.cp}
-    widths |= {"expert": s.ep, "expert-tensor": s.expert_width}
-    ranks = {GROUPS.index(name): width for name, width in widths.items()}
-    message = graph.message_bytes
-    if used.scattered_messages and not s.sequence_parallel:
-        message /= s.tp
-    record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
-    record["tp"], record["cp"] = s.tp, s.cp
-    record["ep"], record["etp"], record["micro_batch"] = s.ep, s.expert_width, s.micro_batch
-    record["message_bytes"] = message
-    split = s.sequence_parallel and s.tp > 1
-    record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
-    record["group_kind"] = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
-    record["copied_parameters"] = graph.copied_parameters
-    record["copied_frozen"] = graph.copied_frozen
-    record["sent_bytes"] = sum(
-        layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))
-        for layer in graph.layers
-    )
-    record["variants"] = len(variants)
     return StrategySizes(
         graph=graph,
         software=used,
         precision=formats,
         variants=variants,
         variant_of=FrozenDict(variant_of),
-        kinds=_kind_records(graph, variants, used),
-        record=record,
     )
 
 

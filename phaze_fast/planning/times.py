@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,9 +58,9 @@ def memory_of(chip: Accelerator | None) -> Hbm:
     return chip.memory
 
 
-def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
-    """Sum some columns in a fixed order, so that a row's sum does not depend on other rows."""
-    some = columns[:, np.array(wanted, dtype=bool)]
+def _summed(columns: Array, wanted: Sequence[bool] | None = None) -> Array:
+    """Sum columns in a fixed order, so that a row's sum does not depend on other rows."""
+    some = columns if wanted is None else columns[:, np.array(wanted, dtype=bool)]
     if not some.shape[1]:
         return np.zeros(len(columns))
     total: Array = np.add.accumulate(some, axis=1)[:, -1]
@@ -291,24 +291,41 @@ class KindTimes:
         flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
         return [row.tobytes() for row in np.ascontiguousarray(flat)]
 
+
+class LayerParts(NamedTuple):
+    """The part of a layer's times that does not depend on its schedule, by chip."""
+
+    again_s: Array
+    """Seconds of recomputed operators, shape (chips, variants); NaN: the whole forward pass."""
+    weight_grad_share: Array
+    forward_j: Array
+    backward_j: Array
+    """Shape (chips, variants)."""
+    host_s: tuple[float, float]
+    host_again_s: list[float]
+    """Of the backward pass, by variant."""
+
     @classmethod
     def of(
-        cls,
-        sizes: StrategySizes,
-        costs: Costs,
-        makespan_s: Array,
-        proven: Array,
-        hbm_bytes_per_s: Array,
-        first: int = 0,
-        hosted: bool = True,
-    ) -> KindTimes:
-        """Build the times from makespans of shape (graphs, chips), from graph `first` on.
-
-        Unless `hosted`, no pass waits for the host.
-        """
-        own = slice(first, first + 2 * len(sizes.graph.layers))
-        parts = FixedParts.of(sizes, costs, hbm_bytes_per_s, first, hosted)
-        return parts.times(makespan_s[own], proven[own])
+        cls, layer: Layer, costs: Costs, at: int, variants: Sequence[str], software: Software | None
+    ) -> LayerParts:
+        """Build the parts of a layer whose passes have the costs of graphs `at` and after it."""
+        called, own = layer.forward.products, layer.backward.products
+        seconds, spent, own_s = costs.time_s(at), costs.dynamic_j(at), costs.time_s(at + 1)
+        own_j = _summed(costs.dynamic_j(at + 1))
+        again_s, backward_j = np.zeros((2, costs.chips, len(variants)))
+        host_again = []
+        for v, mode in enumerate(variants):
+            again = _again(layer, mode)
+            again_s[:, v] = np.nan if all(again) else _summed(seconds, again)
+            host_again.append(host_s(software, called[again], own))
+            backward_j[:, v] = own_j + _summed(spent, again)
+        late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
+        total = _summed(own_s)
+        share = np.divide(late, total, where=total > 0, out=np.zeros(costs.chips))
+        host = host_s(software, called), host_s(software, called[:0], own)
+        forward_j = _summed(spent)
+        return cls(again_s, share, forward_j, backward_j, host, host_again)
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,42 +357,52 @@ class FixedParts:
         return FixedParts(*(getattr(self, f.name)[rows] for f in fields(self)))
 
     @classmethod
-    def of(
+    def of(cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array) -> FixedParts:
+        """Build the parts of a strategy from the costs of its layers, one row per chip."""
+        return cls.of_alike([sizes], costs, hbm_bytes_per_s, layer_places([sizes]))
+
+    @classmethod
+    def of_alike(
         cls,
-        sizes: StrategySizes,
+        sizes: Sequence[StrategySizes],
         costs: Costs,
         hbm_bytes_per_s: Array,
-        first: int = 0,
+        places: Mapping[int, int],
         hosted: bool = True,
     ) -> FixedParts:
-        """Build the parts from the costs of graphs, from graph `first` on."""
-        layers, software = sizes.graph.layers, sizes.software if hosted else None
-        shape = (costs.chips, len(layers))
-        by_variant = (shape[0], len(sizes.variants), shape[1])
-        share, joules = np.zeros(shape), np.zeros(shape)
-        again_s, backward_j = np.zeros(by_variant), np.zeros(by_variant)
-        host, host_again = np.zeros((shape[0], 2, shape[1])), np.zeros(by_variant)
-        wait = np.zeros_like(host)
-        for k, layer in enumerate(layers):
-            at = first + 2 * k
-            called, own = layer.forward.products, layer.backward.products
-            host[:, :, k] = [host_s(software, called), host_s(software, called[:0], own)]
-            wait[:, :, k] = expert_wait_s(sizes.graph, layer.kind, software)
-            seconds, spent = costs.time_s(at), costs.dynamic_j(at)
-            joules[:, k] = _summed(spent, [True] * len(layer.forward))
-            own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
-            for v, mode in enumerate(sizes.variants):
-                again = _again(layer, mode)
-                again_s[:, v, k] = np.nan if all(again) else _summed(seconds, again)
-                host_again[:, v, k] = host_s(software, called[again], own)
-                backward_j[:, v, k] = own_j + _summed(spent, again)
-            own_s = costs.time_s(at + 1)
-            late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
-            total = _summed(own_s, [True] * len(layer.backward))
-            np.divide(late, total, where=total > 0, out=share[:, k])
-        power = (costs.static_w, costs.limit_w)
-        rates = (hbm_bytes_per_s, *power, np.zeros(shape), np.zeros(shape))
-        return cls(again_s, share, joules, backward_j, host, host_again, wait, *rates)
+        """Build the parts of strategies with the same variants: rows by strategy, then by chip.
+
+        `places` is from `layer_places`. Unless `hosted`, no pass waits for the host.
+        """
+        software = sizes[0].software if hosted else None
+        variants = sizes[0].variants
+        known: dict[int, LayerParts] = {}
+        for s in sizes:
+            for layer in s.graph.layers:
+                if id(layer) not in known:
+                    at = places[id(layer)]
+                    known[id(layer)] = LayerParts.of(layer, costs, at, variants, software)
+        own = [[known[id(layer)] for layer in s.graph.layers] for s in sizes]
+        waits = [[expert_wait_s(s.graph, k.kind, software) for k in s.graph.layers] for s in sizes]
+
+        def by_chip(name: str) -> Array:  # (strategies, kinds, chips, ...) to (rows, ..., kinds)
+            stacked = np.array([[getattr(parts, name) for parts in layers] for layers in own])
+            moved = np.ascontiguousarray(np.moveaxis(stacked, 1, -1))
+            return moved.reshape(-1, *moved.shape[2:])
+
+        def by_pass(values: Any) -> Array:  # (strategies, kinds, ...), the same on every chip
+            return np.repeat(np.moveaxis(np.array(values), 1, -1), costs.chips, axis=0)
+
+        names = ("again_s", "weight_grad_share", "forward_j", "backward_j")
+        host = [[parts.host_s for parts in layers] for layers in own]
+        host_again = [[parts.host_again_s for parts in layers] for layers in own]
+        powers = (hbm_bytes_per_s, costs.static_w, costs.limit_w)
+        return cls(
+            *map(by_chip, names),
+            *map(by_pass, (host, host_again, waits)),
+            *(np.tile(power, len(sizes)) for power in powers),
+            *np.zeros((2, len(sizes) * costs.chips, len(own[0]))),
+        )
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
         """Combine with makespans of shape (graphs, rows); forward and backward graphs alternate."""
@@ -421,6 +448,18 @@ def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes,
     return {}
 
 
+def layer_places(sizes: Iterable[StrategySizes]) -> dict[int, int]:
+    """Map the layers of strategies, by identity, to their forward passes among `operator_costs`.
+
+    A backward pass follows its forward pass.
+    """
+    places: dict[int, int] = {}
+    for s in sizes:
+        for layer in s.graph.layers:
+            places.setdefault(id(layer), 2 * len(places))
+    return places
+
+
 def operator_costs(
     sizes: Sequence[StrategySizes],
     chips: Accelerator | Array,
@@ -434,8 +473,8 @@ def operator_costs(
     Parameters
     ----------
     sizes
-        Strategies with one software profile and one overlap of expert exchanges; a graph that
-        several of them share is priced once.
+        Strategies with one software profile and one overlap of expert exchanges; a layer that
+        several of them share is priced once, at the place of `layer_places`.
     chips
         A chip, or records of chips.
     cluster
@@ -447,7 +486,12 @@ def operator_costs(
     energy
         What events cost; by default the table of the chip's node.
     """
-    first, graphs = sizes[0], list({id(s.graph): s.graph for s in sizes}.values())
+    first, graphs, places = sizes[0], list[LayerGraph](), set[int]()
+    for s in sizes:
+        layers = tuple(layer for layer in s.graph.layers if id(layer) not in places)
+        places.update(map(id, layers))
+        if layers:
+            graphs.append(replace(s.graph, layers=layers))
     chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, first.software)
     as_run = None if like is None else chip_as_run(like, first.software)
     costs = estimate_costs(graphs, chip, cluster, threads=threads, like=as_run, energy=energy)
@@ -523,14 +567,23 @@ def _of_layers(
     hosted: bool = True,
 ) -> list[KindTimes]:
     """Add up the times of strategies from the seconds of their layers, shape (graphs, chips)."""
-    first_of: dict[int, int] = {}
-    first = 0
-    for s in sizes:
-        if id(s.graph) not in first_of:
-            first_of[id(s.graph)], first = first, first + 2 * len(s.graph.layers)
-    return [
-        KindTimes.of(s, costs, seconds, proven, rate, first_of[id(s.graph)], hosted) for s in sizes
-    ]
+    places, found = layer_places(sizes), dict[int, KindTimes]()
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for number, s in enumerate(sizes):
+        alike.setdefault(s.variants, []).append(number)
+    for numbers in alike.values():
+        some = [sizes[number] for number in numbers]
+        parts = FixedParts.of_alike(some, costs, rate, places, hosted)
+        graphs = np.array([[places[id(layer)] for layer in s.graph.layers] for s in some])
+        passes = np.stack([graphs, graphs + 1], axis=2)  # (strategies, kinds, passes)
+        by_row = [
+            np.moveaxis(values[passes], 0, 2).reshape(2 * graphs.shape[1], -1)
+            for values in (seconds, proven)
+        ]
+        times = parts.times(*by_row)
+        for k, number in enumerate(numbers):
+            found[number] = times.at(slice(k * costs.chips, (k + 1) * costs.chips))
+    return [found[number] for number in range(len(sizes))]
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
@@ -616,6 +669,29 @@ def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
     spread: Array = np.zeros((count, *rows.shape[1:]), dtype=rows.dtype)
     spread[at] = rows
     return spread
+
+
+@lru_cache(maxsize=16)
+def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: int = 1) -> Array:
+    """Bound the seconds of a micro-batch through all layers, both passes, from below by strategy.
+
+    They are those of the lower bounds in `LazyTimes`, without what only plans need. The latest are
+    cached.
+    """
+    found: dict[StrategySizes, float] = {}
+    for some, costs, _ in priced(sizes, cluster, found, threads):
+        bounds_s = schedule_layers(costs, max_nodes=1, threads=threads).bound_s[:, 0].tolist()
+        places = layer_places(some)
+        for s in some:
+            found[s] = 0.0
+            for layer in s.graph.layers:
+                at, products = places[id(layer)], (layer.forward.products, layer.backward.products)
+                wait_s = expert_wait_s(s.graph, layer.kind, s.software)
+                forward_s = max(bounds_s[at], host_s(s.software, products[0])) + wait_s[0]
+                launch_s = host_s(s.software, products[0][:0], products[1])
+                backward_s = max(bounds_s[at + 1], launch_s) + wait_s[1]
+                found[s] += layer.count * (forward_s + backward_s)
+    return np.array([found[s] for s in sizes])
 
 
 class LazyTimes:

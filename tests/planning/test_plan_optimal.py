@@ -24,7 +24,8 @@ from search_cases import tpuv4_space
 import phaze_fast as pf
 from phaze_fast.hardware import Cluster, FlatFabric
 from phaze_fast.models import TransformerModel
-from phaze_fast.planning import Training, plan, predict
+from phaze_fast.planning import Training, plan, planner, predict
+from phaze_fast.planning.times import least_work_s
 from phaze_fast.planning.training import modes_in
 
 HUGE = 1e300
@@ -397,3 +398,42 @@ def test_bounds_that_were_once_above_the_exact_time(model, chip, fabric, step):
     cluster = Cluster(devices=step.pp[0] * step.dp[0], fabric=fabric, chip=tpuv4_space()[chip])
     on = with_memory(cluster, 32 * 2**30 if model is WIDE else 4 * 2**30)
     assert len(check_layouts(*evaluator_of(model, on, step))) == 1
+
+
+# ---- layouts that are excluded by their work ----
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_layouts_excluded_by_their_work_change_no_plan(seed, monkeypatch):
+    """The bound holds for every layout, and the list is the same however few are compared first."""
+    model, cluster, training = random_problem(random.Random(1000 + seed), 6, 16)
+    evaluator, times = evaluator_of(model, cluster, training)
+    if not len(evaluator.layouts):
+        return
+    work_s = least_work_s(tuple(evaluator.sizes), cluster)
+    bounds_s = evaluator.layout_work_bounds_s(work_s)
+    time_s = solved(evaluator, times).T[0]
+    assert (bounds_s <= time_s).all()
+    assert (
+        evaluator.work_bounds_s(work_s)[evaluator.layouts["strategy"]] <= bounds_s * 1.000001
+    ).all()
+    answers = []
+    for few in ((64, 4096), (1, 2), (2, 16)):
+        monkeypatch.setattr(planner, "_FEW_STRATEGIES", few[0])
+        monkeypatch.setattr(planner, "_FEW_LAYOUTS", few[1])
+        planner._evaluator.cache_clear()
+        answers.append(plan(model, cluster, training, top=3, threads=1))
+    planner._evaluator.cache_clear()
+    assert answers[0].plans == answers[1].plans == answers[2].plans
+    assert [answer.status for answer in answers] == [answers[0].status] * 3
+    assert sum(answers[0].excluded) == 0
+
+
+def test_more_layouts_than_few_are_excluded_and_counted():
+    model = pf.models.load("gpt2-small")
+    cluster = Cluster(devices=64, fabric="dgx-a100", chip="a100-80")
+    found = plan(model, cluster, Training(global_batch=512), top=1, threads=1)
+    evaluator = planner._evaluator(model, cluster, Training(global_batch=512))
+    assert found.status == "optimal"
+    assert found.excluded[0] == 0
+    assert 0 < found.excluded[1] <= len(evaluator.layouts) - found.tried

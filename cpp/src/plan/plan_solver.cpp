@@ -341,21 +341,36 @@ void RecomputeChooser::choose(double usable_bytes, Partition* partition) const {
   }
 }
 
-// Stages of an assignment are interchangeable if their chunks have equal layer counts and the same
-// boundary layers.
-std::int32_t RecomputeChooser::fastest_of_assigned(const Partition& partition, int stage) {
+// Stages of an assignment are interchangeable if their chunks have the same contents. If all blocks
+// are alike, these are the layer counts and the boundary layers.
+std::optional<std::int64_t> RecomputeChooser::contents_of(const Partition& partition,
+                                                          int stage) const {
+  const PlanSpaceImpl& space = *on_.space;
   const int chunks = on_.record().vpp;
-  if (!on_.space->equal_blocks || chunks > 22)
-    return fastest_of_chunks(partition, stage, usable_bytes_);
-  int least = on_.space->layers;
+  if (!space.equal_blocks) {
+    const std::int64_t lengths = space.layers + 1;
+    const std::int64_t radix = (space.kinds + space.layers) * lengths;
+    std::int64_t key = 0;
+    for (int c = 0; c < chunks; ++c) {
+      const std::size_t chunk = at(on_.chain_of(stage, c));
+      const int i = partition.cuts[chunk];
+      const int j = partition.cuts[chunk + 1];
+      const bool alike = j <= space.same_kind_until[at(i)];
+      if (key > (std::int64_t{1} << 48) / radix) return std::nullopt;
+      key = key * radix + (alike ? space.order[at(i)] : space.kinds + i) * lengths + (j - i);
+    }
+    return key * 4096 + stage;
+  }
+  if (chunks > 22) return std::nullopt;
+  int least = space.layers;
   std::int64_t ends = 0;
   for (int c = 0; c < chunks; ++c) {
     const std::size_t chunk = at(on_.chain_of(stage, c));
     const int i = partition.cuts[chunk];
     const int j = partition.cuts[chunk + 1];
     least = std::min(least, on_.sums.blocks(i, j));
-    if (i < on_.space->first_block) ends += 1;
-    if (j == on_.space->layers) ends += 2;
+    if (i < space.first_block) ends += 1;
+    if (j == space.layers) ends += 2;
   }
   std::int64_t longer = 0;  // by chunk, how many blocks more than the shortest has
   for (int c = 0; c < chunks; ++c) {
@@ -363,7 +378,13 @@ std::int32_t RecomputeChooser::fastest_of_assigned(const Partition& partition, i
     const int own = on_.sums.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]);
     longer = longer * 3 + (own - least);
   }
-  const std::int64_t key = ((longer * 4096 + least) * 4 + ends) * 4096 + stage;
+  return ((longer * 4096 + least) * 4 + ends) * 4096 + stage;
+}
+
+std::int32_t RecomputeChooser::fastest_of_assigned(const Partition& partition, int stage) {
+  const std::optional<std::int64_t> contents = contents_of(partition, stage);
+  if (!contents) return fastest_of_chunks(partition, stage, usable_bytes_);
+  const std::int64_t key = *contents;
   std::vector<std::pair<std::int64_t, std::int32_t>>& known_of_stage = assigned_[at(stage)];
   const auto known = std::find_if(known_of_stage.begin(), known_of_stage.end(),
                                   [&](const auto& entry) { return entry.first == key; });

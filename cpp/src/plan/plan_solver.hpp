@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -289,6 +290,8 @@ class RecomputeChooser {
     std::uint32_t epoch;
     std::int32_t code;
   };
+  // Identifies a stage by its position and the layers of its chunks; none if there are too many.
+  std::optional<std::int64_t> contents_of(const Partition& partition, int stage) const;
   FeasibleRecompute feasible_of_chunks(const Partition& partition, int stage,
                                        double usable_bytes) const;
   std::int32_t fastest_chunks(const FeasibleRecompute& feasible, const Partition& partition,

@@ -166,6 +166,11 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
     auto& count = i < first_block ? first_count : i < last_block ? block_count : last_count;
     ++count[at(order[at(i)])];
   }
+  same_kind_until.assign(at(layers), layers);
+  for (int i = layers - 2; i >= 0; --i) {
+    const bool alike = order[at(i)] == order[at(i) + 1];
+    same_kind_until[at(i)] = alike ? same_kind_until[at(i) + 1] : i + 1;
+  }
   equal_blocks = std::find(block_count.begin(), block_count.end(), blocks) != block_count.end();
   may_cut.assign(at(layers) + 1, 1);
   for (std::size_t t = 0; t < problem.tied_from.size(); ++t) {

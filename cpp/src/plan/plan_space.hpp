@@ -199,6 +199,7 @@ class PlanSpaceImpl {
   std::vector<std::int32_t> first_count;       // before all blocks
   std::vector<std::int32_t> last_count;        // after all blocks
   std::vector<std::uint8_t> may_cut;           // by position
+  std::vector<std::int32_t> same_kind_until;   // by position: end of the run of layers of its kind
   std::vector<std::int32_t> enters_, leaves_;  // [i][j]: messages of stage i..j; empty for chains
 
   // ---- strategies and layouts ----
