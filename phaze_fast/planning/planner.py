@@ -403,7 +403,7 @@ def _searched(
     """Find the fastest plans; layouts whose work takes longer than these are not examined."""
     some, work_s = evaluator, np.zeros(0)
     reach_s = limit_s = float("inf")  # of the work that is compared, and of the plans wanted
-    if evaluator.has_all_layouts and len(evaluator):
+    if evaluator.has_all_layouts and len(evaluator) > _FEW_STRATEGIES:
         work_s = least_work_s(tuple(evaluator.sizes), cluster, workers)
         bounds_s = evaluator.work_bounds_s(work_s)
         reach_s = _least(bounds_s, _FEW_STRATEGIES)

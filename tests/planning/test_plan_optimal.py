@@ -1,5 +1,6 @@
 """`plan` is never beaten by a plan that it could score, lists what it was asked for, and no bound of it is above."""
 
+import math
 import random
 from itertools import accumulate, islice
 
@@ -429,11 +430,26 @@ def test_layouts_excluded_by_their_work_change_no_plan(seed, monkeypatch):
     assert sum(answers[0].excluded) == 0
 
 
-def test_more_layouts_than_few_are_excluded_and_counted():
+def test_more_layouts_than_few_are_excluded_and_counted(monkeypatch):
+    monkeypatch.setattr(planner, "_FEW_STRATEGIES", 8)
     model = pf.models.load("gpt2-small")
     cluster = Cluster(devices=64, fabric="dgx-a100", chip="a100-80")
     found = plan(model, cluster, Training(global_batch=512), top=1, threads=1)
     evaluator = planner._evaluator(model, cluster, Training(global_batch=512))
     assert found.status == "optimal"
-    assert found.excluded[0] == 0
     assert 0 < found.excluded[1] <= len(evaluator.layouts) - found.tried
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_limit_just_above_a_layout_s_plan_does_not_lose_it(seed):
+    model, cluster, step = random_problem(random.Random(seed), 6, 16)
+    evaluator = planner._evaluator(model, cluster, step)
+    times = evaluator.times(cluster)
+    for layout in range(len(evaluator.layouts)):
+        free = evaluator.space.solve(times, layout, 0, math.inf)
+        (time_s,) = free.placed["time_s"] if free.placed.size else [math.inf]
+        assert free.bound_s <= time_s
+        if math.isfinite(time_s):
+            for slack in (1e-9, 0.3):
+                found = evaluator.space.solve(times, layout, 0, time_s * (1 + slack))
+                assert found.placed["time_s"] == time_s
