@@ -409,6 +409,7 @@ def rank_groups(graph: OpGraph | LayerGraph) -> RankGroups | None:
 
 
 def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> None:
+    check_type("fabric", fabric, (Cluster, *get_args(AnyFabric)), "a fabric or a cluster")
     devices = fabric.devices if isinstance(fabric, Cluster) else fabric.capacity
     if devices is not None and groups.devices > devices:
         raise InvalidInputError(
