@@ -148,6 +148,7 @@ def test_constants_of_a_chip_come_back_from_its_own_times(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_rows_that_a_fit_has_not_seen_are_predicted_as_well():
     files = [GOLDEN / f"h200_{kind}.csv" for kind in ("gemm", "vector", "ends", "attention")]
     fit = calibrate_chip(files, H200)

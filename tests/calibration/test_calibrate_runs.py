@@ -139,6 +139,7 @@ def test_no_runs_that_tell_leave_what_was_known():
     assert np.sqrt(found.covariance[0, 0]) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_what_runs_cannot_tell_is_as_probable_as_before(tmp_path):
     """Without a pipeline, nothing tells how stages are divided."""
     path = tmp_path / "runs.csv"

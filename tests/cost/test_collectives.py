@@ -449,6 +449,7 @@ def test_two_runs_are_priced_as_their_ranks(cases):
     settings(max_examples=cases)(law)()
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.data(), record=uneven_grids(), op=OPS, payload=payloads)
 def test_two_runs_on_uneven_grids(data, record, op, payload):

@@ -134,6 +134,7 @@ def test_a_batch_of_chips_equals_single_chips():
     assert (together == np.array(single)).all()
 
 
+@pytest.mark.slow
 def test_a_search_with_fusion_is_proven_and_no_slower():
     pod, some = Cluster(devices=8, fabric="tpuv4-pod"), SPACE[::2999]
     outcomes = [

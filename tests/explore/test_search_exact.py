@@ -88,6 +88,7 @@ def check_bounds(case, chips, rising=False):
     return plans
 
 
+@pytest.mark.slow
 def test_bounds_rise_from_step_to_step_towards_the_exact_time():
     """Each step is made of what the one before is made of, and more."""
     chips = (1000, 8000, 15000, 22000)

@@ -43,6 +43,7 @@ def test_lifetimes_are_those_of_the_player(step):
     assert profile == Player(recording).run()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(STEPS)
 def test_layers_add_up_to_the_step(step):

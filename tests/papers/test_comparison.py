@@ -11,6 +11,7 @@ from phaze_fast.hardware import AreaLimit
 from phaze_fast.papers.comparison import variations
 
 
+@pytest.mark.slow
 def test_baselines_and_sensitivity_of_a_search():
     cluster = pf.Cluster(devices=16, fabric="tpuv4-pod")
     step = pf.Training(global_batch=64, micro_batch=(1, 2), tp=(1, 2), schedule="1f1b")

@@ -143,6 +143,7 @@ def test_gradients_that_come_late_fit_where_one_of_all_partitions_does(cases):
     assert len(instants) >= 3
 
 
+@pytest.mark.slow
 def test_late_gradients_take_what_the_oracle_says():
     for seed in range(7200, 7210):
         model, cluster, specs = random_cases(random.Random(seed), 3)

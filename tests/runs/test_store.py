@@ -248,6 +248,7 @@ for k in range(60):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_at_once(path):
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(path), who], stderr=subprocess.PIPE)

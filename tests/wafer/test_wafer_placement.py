@@ -361,6 +361,7 @@ def test_maps_are_drawn_with_their_probabilities():
             sample_faults(DOJO, **{"count": 1, **wrong})
 
 
+@pytest.mark.slow
 def test_expected_and_worst_throughput():
     """As good as a search of each map by itself, and whole where nothing is dead."""
     wafer = DOJO.replace(columns=3, rows=2)
