@@ -78,7 +78,7 @@ void layer(Bytes bytes) {
   if (check_layer(*problem) != Status::kOk) return;
   const LayerSolution found = solve_layer(*problem, {1000, kInfinite, nullptr, nullptr});
   REQUIRE(found.bound_s <= found.makespan_s);
-  REQUIRE(found.makespan_s <= best_list_schedule(LayerFacts(*problem)).makespan_s);
+  REQUIRE(found.makespan_s <= best_list_schedule(LayerFacts<OpBits>(*problem)).makespan_s);
   require_legal(*problem, found);
 }
 

@@ -71,7 +71,7 @@ void random_layers_are_scheduled() {
   for (int i = 0; i < 400; ++i) {
     random_problem(numbers, 9, p.get());
     CHECK(check_layer(*p) == Status::kOk);
-    const LayerFacts facts(*p);
+    const LayerFacts<OpBits> facts(*p);
     LayerSolution listed = best_list_schedule(facts);
     listed.bound_s = facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
     check_schedule(*p, listed);
@@ -112,7 +112,7 @@ void schedules_are_improved() {
     } while (p->size < 16);
     const LayerSolution cut = solve_layer(*p, {260, kInfinite, nullptr, nullptr});
     check_schedule(*p, cut);
-    listed_s += best_list_schedule(LayerFacts(*p)).makespan_s;
+    listed_s += best_list_schedule(LayerFacts<OpBits>(*p)).makespan_s;
     improved_s += cut.makespan_s;
   }
   CHECK(improved_s < 0.9 * listed_s);
