@@ -246,7 +246,8 @@ def _even_stages(request: Request) -> Terms:
 
 def _sharding(request: Request) -> Terms:
     spec = request.spec
-    if spec.dp * spec.cp == 1:
+    experts = spec.tp * spec.cp * spec.dp // ((spec.etp or spec.tp) * spec.ep)  # copies of each
+    if spec.dp * spec.cp == 1 and (experts == 1 or request.model.moe is None):
         return {}
     terms: Terms = {"overlap_gradients": True}
     if spec.zero:

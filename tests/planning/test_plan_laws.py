@@ -147,7 +147,7 @@ def both_proven(*plans):
 
 
 @pytest.mark.slow
-@some_or_many(10, 40)
+@some_or_many(16, 40)
 def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_else(cases):
     seen = dict.fromkeys(PARTS, 0)
     for _, model, cluster, spec in plans(range(4300, 4300 + cases)):
