@@ -93,14 +93,14 @@ class Llama:
     end of sub-layers, of the embedding."""
     factor = False  # whether sub-layers are scaled before the residual sums
     embedding_factor, logit_factor = "", ""
-    """Factors of the embedding (a ``tensor`` or ``number``) and of the logits (``mul`` or ``div``)."""
+    """Factors of the embedding (``tensor`` or ``number``) and the logits (``mul`` or ``div``)."""
     partial = False  # whether code splits heads into a rotated part and the rest
     joins_last = False  # whether both are rotated before the parts are joined
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
     turned_format, products_format = "", ""
     """Formats that queries and keys are cast to before they are rotated, or before each product."""
     turns = "all"
-    """Layers that are rotated: ``all``, those with a ``window``, or these ``or all`` if none has."""
+    """Layers that are rotated: ``all``, those with a ``window``, or these ``or all`` if none."""
     table_format = _HALF
     table_per_layer = False
     softmax_format = _FLOAT  # of explicit attention
