@@ -179,7 +179,8 @@ class LayerBuilder:
         `targets` are the names that adapters know the projection by, and columns of each. There are
         `count` such products, each with weights of its own and `more` rows computed as padding.
         """
-        lora, inputs, packed = self.lora, (x,), 0.0
+        lora, packed = self.lora, 0.0
+        inputs: tuple[int, ...] = (x,)
         if lora is not None and lora.bits == 4 and targets:
             packed = PACKED_BYTES * count * inner * cols
             inputs = (x, self.add(restored_weights(f"{name}+dequantise", count * inner, cols)))
