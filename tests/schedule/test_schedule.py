@@ -18,7 +18,6 @@ from phaze_fast.schedule import (
     schedule_instances,
 )
 
-
 LAYERS = GOLDEN / "layer_golden.jsonl"
 
 
