@@ -15,12 +15,12 @@ from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping, Runs
 from phaze_fast.wafer.mapping.layout import slots_of
-from phaze_fast.wafer.mapping.mesh import MeshGroup, Run, collective_loads, link_loads
+from phaze_fast.wafer.mapping.mesh import Flow, MeshGroup, Run, collective_loads
 from phaze_fast.wafer.mapping.operators import PARTS, ROLES, MeshOperator
+from phaze_fast.wafer.mapping.packing import mesh_of
 from phaze_fast.wafer.mapping.placement import Dies, Placement, opposite, stream_loads
 from phaze_fast.wafer.mapping.problem import Problem
 
-Flow = tuple[int, int, float]
 Load = TypeVar("Load", float, Array)
 
 _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
@@ -428,7 +428,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     ((5, 8, 4), True, False)
     """
     wafer, placement = problem.wafer, encoding.placement(problem)
-    columns, rows = wafer.grid
+    columns = wafer.grid[0]
     if wafer.switch is not None:
         return _switch_loads(problem, encoding, placement)
     share = _boundary_bytes(problem, encoding) / encoding.layout.dies
@@ -437,8 +437,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
         for (x, y), (u, v) in zip(placement.dies[first], placement.dies[second], strict=True):
             flows.append((y * columns + x, v * columns + u, times * share))
             flows.append((v * columns + u, y * columns + x, times * share))
-    total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
-    total = total + _stream_step_loads(problem, encoding, placement.dies)
+    total = mesh_of(wafer).loads(flows) + _stream_step_loads(problem, encoding, placement.dies)
     return total / len(placement.by_wafer)
 
 

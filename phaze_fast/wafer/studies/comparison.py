@@ -14,10 +14,11 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.baselines import (
     VARIANTS,
     Baseline,
+    System,
+    Tuner,
     baselines,
     baselines_on,
-    best_candidate,
-    megatron_candidates,
+    candidates_of,
 )
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import result_of, search_task
@@ -89,8 +90,8 @@ def baseline_data(task: Task, *_means: object) -> Data:
 def megatron_partitions_data(task: Task, *_means: object) -> Data:
     """Evaluate Megatron-LM's splits in any tiling, with our weight modes and outputs."""
     problem = task.problem
-    candidates = megatron_candidates(problem, False, problem.modes, outputs=())
-    evaluation = best_candidate(problem, problem.layouts(), candidates)
+    candidates = candidates_of(problem, System("pairs", problem.modes, outputs=()))
+    evaluation = Tuner(problem).best(problem.layouts(), candidates)
     if evaluation is None:
         raise InvalidInputError(
             f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
