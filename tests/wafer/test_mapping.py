@@ -395,23 +395,26 @@ def test_a_round_of_descent_leaves_no_better_single_change():
             mapping.change(i, found[i : i + 1].copy())
 
 
-def every_mapping(case, mapping):
-    """Every assignment of roles and, where there are weights, every mode."""
+def every_mapping(case, mapping, modes_of_all=False):
+    """Every assignment of roles and, where there are weights (or of all operators), every mode."""
     modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
+    weights = case.tables["parameters"]
     options = []
     for i in range(len(case.ops)):
-        weighted = any(
-            case.tables["parameters"][at] for at in case.tables["parameters"] if at[0] == i
-        )
-        rows = []
-        for choice in mapping.choices(i):
-            for mode in modes if weighted else [int(choice["mode"])]:
-                row = choice.copy()
-                row["mode"] = mode
-                rows.append(tuple(row))
-        options.append(rows)
+        weighted = modes_of_all or any(weights[at] for at in weights if at[0] == i)
+        choices = np.repeat(mapping.choices(i), len(modes) if weighted else 1)
+        if weighted:
+            choices["mode"] = np.tile(modes, len(mapping.choices(i)))
+        options.append(choices.tolist())
     for some in itertools.product(*options):
         yield np.array(list(some), dtype=_core.OP_MAPPING_DTYPE)
+
+
+def every_score(case, mapping):
+    """Scores of all operator mappings; outputs are chosen exactly in each (test_mapping)."""
+    for each in every_mapping(case, mapping, modes_of_all=True):
+        mapping.assign(each)
+        yield mapping.score()[0].copy()
 
 
 def test_mappings_that_are_left_out_early_are_not_the_best():
@@ -596,21 +599,6 @@ def tiny_case(rng):
             case.rules["stream_bytes_per_s"] = rng.uniform(0.1, 1.0)
         if 2 <= len(case.ops) <= 4:
             return case
-
-
-def every_score(case, mapping):
-    """Scores of all operator mappings; outputs are chosen exactly in each (test_mapping)."""
-    modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
-    op_mappings = []
-    for i in range(len(case.ops)):
-        choices = np.repeat(mapping.choices(i), len(modes))
-        choices["mode"] = np.tile(modes, len(mapping.choices(i)))
-        op_mappings.append(choices)
-    mapping.assign(np.concatenate([g[:1] for g in op_mappings]))
-    for ways in itertools.product(*(range(len(g)) for g in op_mappings)):
-        for i, at in enumerate(ways):
-            mapping.change(i, op_mappings[i][at : at + 1])
-        yield mapping.score()[0].copy()
 
 
 def prices(case, time_s):
