@@ -19,7 +19,7 @@ from phaze_fast import _core
 from phaze_fast.caching import LruCache
 from phaze_fast.cost.collectives import collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
-from phaze_fast.cost.residency import kept_shares
+from phaze_fast.cost.residency import layer_traffic
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
@@ -404,7 +404,8 @@ class _Kept(NamedTuple):
     capacities: Array
     """Sizes of the buffer, rising."""
     shares: Array
-    """Distinct rows of shares, shape (rows, capacities)."""
+    """Distinct rows of shares of the bytes that are priced, then of compulsory bytes; shape
+    (rows, 2, capacities)."""
     row_of: Array
     """Row of each operator."""
 
@@ -412,19 +413,18 @@ class _Kept(NamedTuple):
     def of(cls, graphs: Sequence[OpGraph], batch: Machines) -> _Kept:
         """Find what stays on chip in graphs on chips."""
         capacities = np.unique(_tile_bytes(batch.records))
-        parts = [
-            kept_shares(graph, capacities, batch.precision)
-            if graph.resident
-            else np.zeros((len(capacities), len(graph)))
-            for graph in graphs
-        ]
-        table = np.concatenate(parts, axis=1).T
-        shares, row_of = np.unique(table, axis=0, return_inverse=True)
+        tables = [layer_traffic(graph, capacities, batch.precision) for graph in graphs]
+        kept = np.concatenate([table.kept_shares for table in tables], axis=1)
+        # A byte that takes longer to write than to read is part of no bound by compulsory bytes.
+        reads_as_writes = bool((batch.tunings["hbm_write_share"] == 1.0).all())
+        spared = np.concatenate([table.spared_shares for table in tables], axis=1)
+        both = np.stack([kept, spared if reads_as_writes else kept]).transpose(2, 0, 1)
+        shares, row_of = np.unique(both, axis=0, return_inverse=True)
         return cls(capacities, shares, row_of.reshape(-1))
 
-    def most(self) -> Array:
+    def most(self, compulsory: bool) -> Array:
         """Return the largest share of each operator over all sizes."""
-        largest: Array = self.shares.max(axis=1)[self.row_of]
+        largest: Array = self.shares[:, int(compulsory)].max(axis=1)[self.row_of]
         return largest
 
 
@@ -446,7 +446,7 @@ def _priced_by_size(
         if not len(mine):
             continue
         sized = in_format(shapes, batch.precision).copy()
-        sized["kept_share"] = kept.shares[rows, c]
+        sized["kept_share"] = kept.shares[rows, int(rough), c]
         position = np.full(len(batch), -1)
         position[mine] = np.arange(len(mine))
         some = batch.take(mine)
@@ -619,12 +619,13 @@ class _IdealWork(NamedTuple):
     """Position in `ops` of each operator of the parts."""
 
     @classmethod
-    def of(cls, graph: LayerGraph, records: Array, like: Accelerator) -> _IdealWork:
+    def of(cls, graph: LayerGraph, records: Array, like: Accelerator, seconds: bool) -> _IdealWork:
         parts = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
         batch = machines(records, like=like).sparse  # at least as fast in every operator
         ops = np.concatenate([part.ops for part in parts])
         if any(part.resident for part in parts):
-            ops["kept_share"] = _Kept.of(parts, batch).most()
+            # Joules are bounded by the traffic of each chip, seconds by compulsory traffic.
+            ops["kept_share"] = _Kept.of(parts, batch).most(compulsory=seconds)
         shapes, which = distinct_operators(ops)
         return cls(parts, batch, in_format(shapes, batch.precision), which)
 
@@ -667,7 +668,7 @@ def roofline_work_s(
     >>> roofline_work_s(graph, space.chips, pod, space.spec.base).shape == (len(space),)
     True
     """
-    flat, batch, sized, which = _IdealWork.of(graph, records, like)
+    flat, batch, sized, which = _IdealWork.of(graph, records, like, seconds=True)
     groups = rank_groups(graph)
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
     priced_s = collectives_s([(part, groups) for part in flat], cluster)
@@ -713,7 +714,7 @@ def roofline_work_j(
     >>> bool((joules > 0).all()), static_w.shape == (len(space),)
     (True, True)
     """
-    parts, batch, ops, which = _IdealWork.of(graph, records, like)
+    parts, batch, ops, which = _IdealWork.of(graph, records, like, seconds=False)
     if any(part.ops["format"].any() for part in parts):
         return np.zeros(len(batch)), batch.static_w
     counts = np.repeat([float(layer.count) for layer in graph.layers], 2)

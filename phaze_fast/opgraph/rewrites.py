@@ -19,12 +19,34 @@ from typing import Literal
 
 from phaze_fast import _core
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
-from phaze_fast.opgraph.graph import CAST, PASSING_CAST
+from phaze_fast.opgraph.graph import AGAIN, CAST, PASSING_CAST
 from phaze_fast.software import Precision
 
-Fusion = Literal["none", "epilogues", "full"]
+Fusion = Literal[
+    "none", "epilogues", "full", "full+activations", "full+projections", "full+weights"
+]
 """What is fused: nothing; element-wise operators onto the product before them; also products with
-one another, whose arrays then stay on chip as far as the buffer allows."""
+one another, whose arrays then stay on chip as far as the buffer allows. With ``+activations``, what
+element-wise operators of a feed-forward make is computed again inside the groups of the backward
+pass instead of stored; with ``+projections``, their inputs are as well. With ``+weights``, those of
+all layers of a device stay on chip from one micro-batch to the next, where the buffer holds them
+twice."""
+
+_FORMS: dict[str, tuple[Fusion, ...]] = {
+    "full": ("full", "full+activations", "full+projections", "full+weights")
+}
+
+
+def forms(fusion: Fusion) -> tuple[Fusion, ...]:
+    """List what a search chooses from: full fusion stores or recomputes what is inside groups.
+
+    Examples
+    --------
+    >>> forms("epilogues"), len(forms("full"))
+    (('epilogues',), 4)
+    """
+    return _FORMS.get(fusion, (fusion,))
+
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
 _EPILOGUES = frozenset(
@@ -112,6 +134,103 @@ def _with_epilogue(
         + stashed_bytes
         + max(result_bytes, epilogue.write_bytes),
     )
+
+
+# ---- recomputation inside fused groups ----
+
+
+def recomputed_in_groups(
+    forward: Sequence[OperatorSpec],
+    backward: Sequence[OperatorSpec],
+    tensors: tuple[Tensor, ...],
+    projections: bool,
+) -> tuple[list[OperatorSpec], tuple[Tensor, ...]] | None:
+    """Repeat operators of dense feed-forwards in the backward pass in place of storing outputs.
+
+    The gradient of the last projection's weights reads what activation and gate make: these repeat
+    it from their own inputs. The gradient of a gate repeats the activation on its tile.
+
+    Parameters
+    ----------
+    forward, backward, tensors
+        Operators of both passes before any are fused, and what is stored.
+    projections
+        Whether to repeat the first projections too, which then store nothing but their input.
+
+    Returns
+    -------
+    tuple or None
+        The backward pass and what is stored; None where nothing can be repeated in this manner.
+    """
+    at = {spec.name: i for i, spec in enumerate(forward)}
+    repeated: list[OperatorSpec] = []
+    places: dict[str, int] = {}
+    readers: dict[str, list[str]] = {}  # operators of the backward pass, and what they wait for
+    on_tile: dict[str, OperatorSpec] = {}  # products, and the activation that follows them
+
+    def repeat(name: str, *reading: str) -> None:
+        spec = forward[at[name]]
+        sources = [places.get(forward[i].name, -1) for i in spec.inputs if i >= 0]
+        inputs = tuple(source for source in sources if source >= 0) or (-1,)
+        repeated.append(replace(spec, name=name + AGAIN, inputs=inputs))
+        places[name] = len(repeated) - 1
+        for reader in reading:
+            readers.setdefault(reader, []).append(name)
+
+    dropped: set[str] = set()
+    for part in ("", "shared-"):
+        gated = f"{part}multiply" in at
+        made = f"{part}gated" if gated else f"{part}activation-output"
+        if not any(tensor.name == made and tensor.operand == "only" for tensor in tensors):
+            continue
+        if projections:
+            first = [f"{part}{name}" for name in ("up", "gate", "gate-up") if f"{part}{name}" in at]
+            if any(_is_gathered(forward, at[name]) for name in first):
+                continue
+            for name in first:
+                bent = not gated or not name.endswith("up") or name.endswith("gate-up")
+                slopes = [f"d-{part}activation"] * bent + [f"d-{part}multiply"] * gated
+                repeat(name, *slopes)
+            dropped |= {f"{part}activation-input", f"{part}up-output"}
+        repeat(f"{part}activation", *([] if gated else [f"d-{part}down-w"]))
+        if gated:
+            repeat(f"{part}multiply", f"d-{part}down-w")
+            on_tile[f"d-{part}down-x"] = forward[at[f"{part}activation"]]
+        dropped |= {made, f"{part}activation-output"}
+    if not repeated:
+        return None
+    kept = tuple(tensor for tensor in tensors if tensor.name not in dropped)
+    return _with_repeats(backward, repeated, places, readers, on_tile), kept
+
+
+def _is_gathered(specs: Sequence[OperatorSpec], i: int) -> bool:
+    """Whether an operator reads what other devices send, or weights that are not trained."""
+    spec = specs[i]
+    return spec.frozen or any(j >= 0 and specs[j].regather for j in spec.inputs)
+
+
+def _with_repeats(
+    backward: Sequence[OperatorSpec],
+    repeated: list[OperatorSpec],
+    places: dict[str, int],
+    readers: dict[str, list[str]],
+    on_tile: dict[str, OperatorSpec],
+) -> list[OperatorSpec]:
+    """Place repeated operators first in a backward pass, and each activation after its product."""
+    new = list(repeated)
+    moved = {-1: -1}
+    for i, spec in enumerate(backward):
+        inputs = [moved[source] for source in spec.inputs]
+        inputs += [places[name] for name in readers.get(spec.name, ())]
+        new.append(replace(spec, inputs=tuple(inputs)))
+        moved[i] = len(new) - 1
+        if spec.name in on_tile:
+            active, tile = on_tile[spec.name], spec.write_bytes
+            name = f"{active.name}{AGAIN}-x"
+            source = (moved[i],)
+            new.append(replace(active, name=name, inputs=source, read_bytes=tile, write_bytes=tile))
+            moved[i] = len(new) - 1
+    return new
 
 
 # ---- products in low precision ----
@@ -247,7 +366,7 @@ class _Pass:
 
 def _is_again(spec: OperatorSpec) -> bool:
     """Whether an operator repeats a gather of the forward pass."""
-    return spec.name.endswith("-again")
+    return spec.name.endswith(AGAIN)
 
 
 def _small_gathers(specs: Sequence[OperatorSpec], precision: Precision) -> set[int]:
