@@ -209,6 +209,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.schedule import instance_from_dict
 from phaze_fast.schedule.layers import pack
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 rng = np.random.default_rng(0)
 ops = [
     {"id": i, "type": "TC", "lat_single": int(s), "lat_all": int(s) // 3}
