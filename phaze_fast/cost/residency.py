@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.caching import LruCache
 from phaze_fast.cost.fusion import BufferRules, FusedGroup, best_cuts, group_traffic
 from phaze_fast.cost.machines import Streams
 from phaze_fast.opgraph import KINDS, OpGraph
@@ -313,6 +314,16 @@ def layer_traffic(graph: OpGraph, capacities: Array, precision: Streams) -> Laye
     >>> bool(moved[1].sum() < moved[0].sum())
     True
     """
+    arrays = (graph.ops, graph.indptr, graph.indices, capacities)
+    key = (*(array.tobytes() for array in arrays), graph.names, graph.tensors)
+    key = (*key, graph.resident, graph.weight_bytes, precision)
+    return _known.get(key) or _known.put(key, _traffic(graph, capacities, precision))
+
+
+_known: LruCache[tuple[object, ...], LayerTraffic] = LruCache(1024)
+
+
+def _traffic(graph: OpGraph, capacities: Array, precision: Streams) -> LayerTraffic:
     shape = (len(capacities), len(graph))
     priced: Array = _core.op_hbm_bytes(graph.ops, capacities, precision, False).reshape(shape)
     compulsory = _core.op_hbm_bytes(graph.ops, np.array([np.inf]), precision, False)

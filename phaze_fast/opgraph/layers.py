@@ -20,7 +20,9 @@ from phaze_fast.opgraph.builder import (
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import (
+    ANY_FORM,
     Fusion,
+    forms,
     fuse,
     quantised,
     quantised_tensors,
@@ -288,9 +290,17 @@ def _transformer_layer(
     precision: Precision | None,
 ) -> Layer:
     """Build a kind of layer of a transformer; the latest are cached."""
-    share, builder = _builder(model, strategy, kind)
-    passes = _passes(builder, model, share)
+    share, passes = _unfused(model, strategy, kind)
     return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
+
+
+@lru_cache(maxsize=64)
+def _unfused(
+    model: TransformerModel, strategy: Strategy, kind: str
+) -> tuple[Share, tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]]:
+    """Build the parameters and operators of a kind of layer; the forms of fusion share them."""
+    share, builder = _builder(model, strategy, kind)
+    return share, _passes(builder, model, share)
 
 
 @lru_cache(maxsize=4096)
@@ -498,6 +508,11 @@ def layer_graph(
         return _traced_graph(model, strategy, low)
     if low is not None and model.lora is not None and model.lora.bits == 4:
         raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
+    if fusion == ANY_FORM:
+        raise InvalidInputError(
+            f"fusion: {fusion} is not accepted for one plan; expected one of "
+            f"{', '.join(forms(fusion))}"
+        )
     stays, built = fusion == "full+weights", fusion
     if stays:
         built = "full"

@@ -20,32 +20,39 @@ from typing import Literal
 from phaze_fast import _core
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
 from phaze_fast.opgraph.graph import AGAIN, CAST, PASSING_CAST
+from phaze_fast.records import changed
 from phaze_fast.software import Precision
 
 Fusion = Literal[
-    "none", "epilogues", "full", "full+activations", "full+projections", "full+weights"
+    "none",
+    "epilogues",
+    "full",
+    "full+activations",
+    "full+projections",
+    "full+weights",
+    "full+any",
 ]
 """What is fused: nothing; element-wise operators onto the product before them; also products with
 one another, whose arrays then stay on chip as far as the buffer allows. With ``+activations``, what
 element-wise operators of a feed-forward make is computed again inside the groups of the backward
 pass instead of stored; with ``+projections``, their inputs are as well. With ``+weights``, those of
 all layers of a device stay on chip from one micro-batch to the next, where the buffer holds them
-twice."""
+twice. ``full+any`` chooses the fastest of the four for each strategy."""
 
-_FORMS: dict[str, tuple[Fusion, ...]] = {
-    "full": ("full", "full+activations", "full+projections", "full+weights")
-}
+ANY_FORM = "full+any"
 
 
 def forms(fusion: Fusion) -> tuple[Fusion, ...]:
-    """List what a search chooses from: full fusion stores or recomputes what is inside groups.
+    """List the forms of fusion that a search chooses from.
 
     Examples
     --------
-    >>> forms("epilogues"), len(forms("full"))
+    >>> forms("epilogues"), len(forms("full+any"))
     (('epilogues',), 4)
     """
-    return _FORMS.get(fusion, (fusion,))
+    if fusion == ANY_FORM:
+        return "full", "full+activations", "full+projections", "full+weights"
+    return (fusion,)
 
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
@@ -83,7 +90,7 @@ def fuse(
     renamed: dict[str, str] = {}
     for i, spec in enumerate(specs):
         inputs = tuple(fused_into.get(source, source) for source in spec.inputs)
-        fused[i] = replace(spec, inputs=inputs)
+        fused[i] = changed(spec, inputs=inputs)
         host = inputs[0]
         original = spec.inputs[0]
         if host < 0 or spec.virtual or spec.kind not in _EPILOGUES:
@@ -100,10 +107,10 @@ def fuse(
         # An epilogue on some columns, such as a rotary embedding, leaves the others as they are.
         result_bytes[host] = max(result_bytes[host], spec.write_bytes)
         last_stage[host] = spec.name
-        fused[i] = replace(fused[i], virtual=True, inputs=(host,))
+        fused[i] = changed(fused[i], virtual=True, inputs=(host,))
         fused_into[i] = host
         renamed[spec.name] = fused[host].name
-    kept_tensors = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
+    kept_tensors = tuple(changed(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
     return fused, kept_tensors
 
 
@@ -119,7 +126,7 @@ def _with_epilogue(
     Of that result (`result_bytes`), only what the backward pass reads is written.
     """
     extra = max(epilogue.read_bytes - result_bytes, 0.0)
-    return replace(
+    return changed(
         product,
         unit="TC+VC",
         epilogue=product.epilogue + 1,
@@ -172,7 +179,7 @@ def recomputed_in_groups(
         spec = forward[at[name]]
         sources = [places.get(forward[i].name, -1) for i in spec.inputs if i >= 0]
         inputs = tuple(source for source in sources if source >= 0) or (-1,)
-        repeated.append(replace(spec, name=name + AGAIN, inputs=inputs))
+        repeated.append(changed(spec, name=name + AGAIN, inputs=inputs))
         places[name] = len(repeated) - 1
         for reader in reading:
             readers.setdefault(reader, []).append(name)
@@ -222,13 +229,13 @@ def _with_repeats(
     for i, spec in enumerate(backward):
         inputs = [moved[source] for source in spec.inputs]
         inputs += [places[name] for name in readers.get(spec.name, ())]
-        new.append(replace(spec, inputs=tuple(inputs)))
+        new.append(changed(spec, inputs=tuple(inputs)))
         moved[i] = len(new) - 1
         if spec.name in on_tile:
             active, tile = on_tile[spec.name], spec.write_bytes
             name = f"{active.name}{AGAIN}-x"
             source = (moved[i],)
-            new.append(replace(active, name=name, inputs=source, read_bytes=tile, write_bytes=tile))
+            new.append(changed(active, name=name, inputs=source, read_bytes=tile, write_bytes=tile))
             moved[i] = len(new) - 1
     return new
 

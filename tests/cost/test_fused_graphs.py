@@ -141,7 +141,7 @@ def _case(seed, fusion="full"):
 
 
 @some_or_many(30, 200)
-@pytest.mark.parametrize("fusion", forms("full"))
+@pytest.mark.parametrize("fusion", forms("full+any"))
 def test_random_layers_against_enumeration(fusion, cases):
     saved = 0
     for seed in range(cases):
@@ -167,7 +167,7 @@ def test_random_layers_against_enumeration(fusion, cases):
 SIZES = np.array([300.0, 900.0, 2500.0, 7000.0, 20000.0, 1e6])
 
 
-@pytest.mark.parametrize("fusion", forms("full"))
+@pytest.mark.parametrize("fusion", forms("full+any"))
 def test_more_buffer_never_moves_more_bytes_of_a_layer(fusion):
     for seed in range(30):
         layers = [_case(seed, form)[1] for form in ("full", fusion)]
@@ -185,7 +185,7 @@ def test_a_search_over_forms_never_moves_more_than_its_least_and_repeats_move_le
     better = 0
     for seed in range(30):
         whole = {}
-        for fusion in forms("full"):
+        for fusion in forms("full+any"):
             _, layer, _ = _case(seed, fusion)
             parts = [
                 layer_traffic(g, SIZES, BF16).moved.sum(axis=1)
