@@ -139,3 +139,17 @@ def sampled_bounds(bounds, exact):
         for (name, own), (layout, seconds) in itertools.product(bounds.items(), exact.items())
         if own[layout] > seconds
     ]
+
+
+def listed_plans(found, seconds):
+    """The list of a plan against the seconds of the best plan of every kind of layout."""
+    wanted = sorted(seconds)[: found.top]
+    said = [plan.time_s for plan in found.plans]
+    wrong = []
+    if len(said) != len(wanted) or not all(close(*pair) for pair in zip(said, wanted, strict=True)):
+        wrong.append(f"the list is {said}, and {wanted} is there")
+    if bool(wanted) == (found.status == "infeasible"):
+        wrong.append(f"{found.status} is said, and {len(wanted)} plans are there")
+    if wanted and found.bound_s > wanted[0] * (1 + CLOSE):
+        wrong.append(f"bound {found.bound_s} is above {wanted[0]}")
+    return wrong
