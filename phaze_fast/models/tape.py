@@ -357,14 +357,17 @@ class Tape(Recording):
         return counts
 
     def _valid(self, node: Node, gradients: Gradients) -> list[Tensor | None]:
-        """Run a node; its results get the shapes and number formats of its inputs."""
+        """Run a node; results that are wanted get the shapes and formats of its inputs."""
         if all(gradient is None for gradient in gradients):
             return [None] * len(node.edges)
-        results = []
-        for gradient, like in zip(node.backward(gradients), node.like, strict=True):
-            if gradient is not None and like is not None:
-                gradient = self.fitted(gradient, *like)
-            results.append(gradient)
+        results: list[Tensor | None] = []
+        for gradient, like, edge in zip(
+            node.backward(gradients), node.like, node.edges, strict=True
+        ):
+            if gradient is None or like is None or edge is None:
+                results.append(None)
+            else:
+                results.append(self.fitted(gradient, *like))
         return results
 
     def summed(self, one: Tensor, other: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
     [
         ("llama", ALL),
         ("llama", ("q_proj", "v_proj")),
+        ("qwen2", ALL),  # frozen biases
         ("qwen3", ALL),
         ("gemma3_text", ALL),
         ("olmo2", ("o_proj",)),
