@@ -328,6 +328,10 @@ def inter_layer(before: str, after: str, size: float, parts: int = 2) -> float:
     return size * table.get((before, after), 0.0)
 
 
+_Choice = tuple[float, tuple[str, ...]]
+"""Cost and types of the first layers of a chain."""
+
+
 def types_of(
     layers: Sequence[LayerSize], parts: int, kinds: Sequence[str] = TYPES
 ) -> tuple[str, ...]:
@@ -342,9 +346,9 @@ def types_of(
     >>> types_of([LayerSize("a", 8.0, 8.0, 4096.0), LayerSize("b", 8.0, 8.0, 4096.0)], 2)
     ('columns', 'inner')
     """
-    best = {kind: (intra_layer(kind, layers[0]), (kind,)) for kind in kinds}
+    best: dict[str, _Choice] = {kind: (intra_layer(kind, layers[0]), (kind,)) for kind in kinds}
     for previous, layer in pairwise(layers):
-        following = {}
+        following: dict[str, _Choice] = {}
         for kind in kinds:
             cost, at = min(
                 (best[before][0] + inter_layer(before, kind, previous.outputs, parts), at)
@@ -736,10 +740,10 @@ def baselines(problem: Problem, names: Iterable[str] | None = None) -> dict[str,
                 f"baselines: {name!r} is not accepted; accepted on {problem.wafer.name}: "
                 f"{', '.join(baselines_on(problem))}"
             )
-        before = tuner.evaluations
+        before, system = tuner.evaluations, SYSTEMS[name]
         default = _default(problem, tuner, name)
         tuned, tiled = (
-            tuner.best(*(of(problem, SYSTEMS[name], linear) for of in (layouts_of, candidates_of)))
+            tuner.best(layouts_of(problem, system, linear), candidates_of(problem, system, linear))
             for linear in (True, False)
         )
         stands_in = default is None
