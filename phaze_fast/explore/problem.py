@@ -131,7 +131,8 @@ class SearchProblem:
         """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
-        cluster, like = variant.cluster(self.cluster), variant.like(self.like)
+        cluster = variant.cluster(self.cluster)
+        like = chip_as_run(variant.like(self.like), sizes.software)
         return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.most_hidden)
 
     def work_j(self, s: int, records: Array, threads: int = 1) -> Array:
@@ -213,7 +214,7 @@ class SearchProblem:
         evaluator, k = self.of(s)
         layers = evaluator.sizes[k].graph.layers
         counts = np.array([layer.count for layer in layers], dtype=float)
-        joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
+        joules = (least.forward_j + least.backward_j.min(axis=1)) @ counts
         work_s = (least.forward_s + least.plain_s) @ counts
         return self.step_energy_j(s, joules, least.static_w, work_s)
 

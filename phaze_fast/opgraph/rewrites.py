@@ -27,19 +27,8 @@ Fusion = Literal["none", "epilogues", "full"]
 one another, whose arrays then stay on chip as far as the buffer allows."""
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
-_EPILOGUES = frozenset(
-    {
-        "activation",
-        "dropout",
-        "multiply",
-        "residual",
-        "rotary",
-        "activation-backward",
-        "dropout-backward",
-        "multiply-backward",
-        "rotary-backward",
-    }
-)
+_BOTH_WAYS = ("activation", "dropout", "multiply", "rotary")
+_EPILOGUES = {"residual", *_BOTH_WAYS, *(f"{kind}-backward" for kind in _BOTH_WAYS)}
 
 
 def fuse(
