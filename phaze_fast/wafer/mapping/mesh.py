@@ -165,8 +165,9 @@ class Mesh:
             and frozenset((die, (u, v))) not in self.cut
         ]
 
-    def regions(self) -> list[Mesh]:
-        """Return the connected parts, each with all other dies dead; the largest first."""
+    @cached_property
+    def regions(self) -> tuple[Mesh, ...]:
+        """The connected parts, each with all other dies dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
         left, parts = every - self.dead, []
         while left:
@@ -179,7 +180,7 @@ class Mesh:
                         open_ones.append(die)
             left -= part
             parts.append(Mesh(self.columns, self.rows, frozenset(every - part), self.cut))
-        return sorted(parts, key=lambda mesh: len(mesh.dead))
+        return tuple(sorted(parts, key=lambda mesh: len(mesh.dead)))
 
     @cached_property
     def _masks(self) -> tuple[Array, Array]:
