@@ -361,16 +361,13 @@ def place_nest(
     all_replicas: bool,
     threads: int,
 ) -> list[NestAnswer]: ...
-def mesh_collectives(
-    op: _Array,
-    algorithm: _Array,
-    payload_bytes: _Array,
-    ptr: _Array,
-    axis: _Array,
-    size: _Array,
-    stride: _Array,
+def mesh_collective(
+    op: int,
+    algorithm: int,
+    payload_bytes: float,
+    runs: Sequence[Sequence[int]],
     links: tuple[float, float, float, int],
-) -> tuple[_Array, _Array, _Array]: ...
+) -> tuple[float, int]: ...
 def mesh_loads(
     columns: int,
     rows: int,
