@@ -9,7 +9,7 @@ import itertools
 import math
 
 from reference import mapping_oracle, nest
-from reference.layer import best_makespan, best_makespan_by_moments
+from reference.layer import best_makespan
 from reference.layer import faults as schedule_faults
 from reference.placement import best_published
 from reference.placement import faults as placement_faults
@@ -22,11 +22,10 @@ def close(a, b, rel=CLOSE):
     return math.isclose(a, b, rel_tol=rel, abs_tol=1e-300)
 
 
-def layer(found, whole_numbers):
+def layer(found):
     """A layer's schedule: legal, as long as it says, its bound below every schedule there is."""
     wrong = schedule_faults(found.instance, found.starts, found.mode, found.makespan, found.overlap)
-    search = best_makespan_by_moments if whole_numbers else best_makespan
-    least = search(found.instance, found.overlap)
+    least = best_makespan(found.instance, found.overlap)
     if found.bound > least * (1 + CLOSE):
         wrong.append(f"bound {found.bound} is above a schedule of {least}")
     if found.makespan < least * (1 - CLOSE):
