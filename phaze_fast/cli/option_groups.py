@@ -34,8 +34,8 @@ _PANELS = {
         *("software", "fusion", "reserved_bytes"),
     ),
     "Parallel widths and sharding": (
-        *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "expert_imbalance", "expert_overlap"),
-        *("overlap_experts", "sequence_parallel", "zero", "shard", "rank_order", "idle"),
+        *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "dispatcher"),
+        *("expert_imbalance", "expert_overlap", "overlap_experts", "sequence_parallel", "zero", "shard", "rank_order", "idle"),
     ),
     "Pipeline and recomputation": ("schedule", "vpp", "stages", "recompute", "recompute_some"),
 }

@@ -20,6 +20,7 @@ from phaze_fast.export.request import (
     stage_sizes,
 )
 from phaze_fast.models import MixtureOfExperts, TransformerModel
+from phaze_fast.opgraph import DISPATCHERS
 from phaze_fast.software import BF16
 
 _PROGRAM = ("python3", "-m", "MaxText.train", "MaxText/configs/base.yml")
@@ -87,6 +88,8 @@ def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
         "dataset": "synthetic",
         "steps": 10,
     }
+    if spec.strategy.dispatcher == "all-gather" and ep > 1:
+        values["gathered"] = True
     values |= _pipeline(request)
     if spec.precision.name in names.tables["precision"]:
         values["quantization"] = names.tables["precision"][spec.precision.name]
@@ -248,6 +251,7 @@ def read_maxtext(
         "vpp": repeats,
         "stages": stages,
         "recompute": _read_recompute(names, settings),
+        "dispatcher": DISPATCHERS[settings.get(names["gathered"], "").lower() == "true"],
         "sequence_parallel": tp == 1 or names["tp_sequence"] in settings,
         "optimizer": "adam-fp32" if settings.get(names["dtype"]) == "float32" else "adam",
         "precision": _read_precision(names, settings.get(names["quantization"], "")),

@@ -35,6 +35,7 @@ from phaze_fast.export.request import (
     whole_number,
 )
 from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph import context_widths
 from phaze_fast.planning.frameworks import framework_table
 
 _WHOLE = frozenset(
@@ -45,6 +46,9 @@ _WHOLE = frozenset(
     ]
 )
 """Terms that are whole numbers."""
+_LISTS = ("recompute_modules", "cp_sizes")
+"""Terms that are lists of words."""
+_MIXED = "ulysses:N/ring"
 
 
 # ---- pipelines as a layout string ----
@@ -204,9 +208,12 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     recompute, recomputable = _recompute(request)
     terms: Terms = {"tp": spec.tp, "pp": spec.pp, "cp": spec.cp}
     if spec.cp > 1:
-        terms["cp_kind"] = tables["cp_kinds"][spec.cp_kind]
+        sizes = context_widths(spec.cp_kind, spec.cp)
+        terms["cp_kind"] = tables["cp_kinds"][spec.cp_kind if 1 in sizes else _MIXED]
+        terms |= {"cp_sizes": list(sizes)} if 1 not in sizes else {}
     if model.moe is not None:
         terms |= {"ep": spec.ep, "expert_tp": spec.etp or spec.tp}
+        terms["dispatcher"] = tables["dispatchers"][spec.strategy.dispatcher]
     terms |= {
         "micro_batch": spec.micro_batch,
         "global_batch": spec.global_batch,
@@ -310,7 +317,7 @@ def read_megatron(
     for key, name in names.names.items():
         if name in options:
             words: list[Any] = options[name] or ["" if key in _WHOLE else True]
-            terms[key] = _term(key, name, words if key == "recompute_modules" else words[0])
+            terms[key] = _term(key, name, words if key in _LISTS else words[0])
     unused = [name for name in options if name not in names.names.values()]
     return _fields(terms, model, devices, names), not_used(unused)
 
@@ -349,7 +356,7 @@ def _term(key: str, name: str, value: Any) -> Any:
         return whole_number(name, value)
     if str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
-    if key == "recompute_modules" and isinstance(value, str):
+    if key in _LISTS and isinstance(value, str):
         return [word.strip(" '\"") for word in value.strip("[]").split(",")]
     return value
 
@@ -388,9 +395,10 @@ def _fields(
         "pp": pp,
         "cp": cp,
         "dp": dp,
-        "cp_kind": _read_cp_kind(terms, model, cp),
+        "cp_kind": _read_cp_kind(terms, model, cp, names),
         "ep": terms.get("ep", 1),
         "etp": None if expert_tp == tp else expert_tp,
+        "dispatcher": _read_dispatcher(terms, names),
         "micro_batch": micro_batch,
         "global_batch": terms.get("global_batch", dp * micro_batch),
         "seq": terms.get("seq"),
@@ -453,12 +461,31 @@ def _uneven_ends(terms: Terms, blocks: int, pp: int, vpp: int, names: FlagNames)
     return stage_sizes([per_stage[k % pp] // vpp for k in range(pp * vpp)])
 
 
-def _read_cp_kind(terms: Terms, model: TransformerModel, cp: int) -> str:
+def _read_cp_kind(terms: Terms, model: TransformerModel, cp: int, names: FlagNames) -> str:
     """Return how context-parallel devices exchange keys and values; a ring by default."""
     if cp == 1:
         return "all-gather"
     word = str(terms.get("cp_kind", "p2p" if model.attention == "flash" else "allgather"))
-    return str(flag_names("megatron").meaning("cp_kinds", "cp_kind", word))
+    kind = str(flag_names("megatron").meaning("cp_kinds", "cp_kind", word))
+    if kind != _MIXED:
+        return kind
+    sizes = [whole_number(names["cp_sizes"], size) for size in terms.get("cp_sizes") or []]
+    if len(sizes) != 2 or sizes[0] * sizes[1] != cp:
+        raise InvalidInputError(
+            f"{names['cp_sizes']}: {sizes} is not accepted with {names['cp_kind']} {word}; expected "
+            f"two numbers whose product is {names['cp']}, {cp}"
+        )
+    mixed = kind.replace("N", str(sizes[0]))
+    return mixed if 1 not in sizes else "ring" if sizes[0] == 1 else "ulysses"
+
+
+def _read_dispatcher(terms: Terms, names: FlagNames) -> str:
+    """Return how rows reach experts; recipes of Bridge send them, Megatron-LM gathers by default."""
+    default = "alltoall" if names.format == "bridge" else "allgather"
+    word = str(terms.get("dispatcher", default))
+    if terms.get("ep", 1) == 1 or word == "flex":
+        return "all-to-all"
+    return str(flag_names("megatron").meaning("dispatchers", "dispatcher", word))
 
 
 def _read_sharding(terms: Terms, dp: int, names: FlagNames) -> dict[str, int | None]:

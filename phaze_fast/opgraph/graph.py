@@ -56,7 +56,15 @@ _BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")
 KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
 """Kinds of operators: forward kinds, collectives, backward kinds."""
 UNITS = ("TC", "VC", "TC+VC", "NET")
-GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
+GROUPS = (
+    *("none", "tensor", "context", "expert", "expert-tensor"),
+    *("context-heads", "context-ring", "expert-mesh"),
+)
+"""Groups of devices that communicate: those of `Strategy`; of a context group, the neighbours that
+exchange rows for heads and those that pass keys and values round a ring; all devices that together
+have one copy of the experts."""
+EXCHANGES = ("expert", "expert-mesh")
+"""Of these, the groups in which rows are sent to experts and back."""
 FORMATS = ("", "fp8", "fp4", "int8")
 """Number formats of a product's operands; the first, empty one is that of activations."""
 CAST = "-cast"

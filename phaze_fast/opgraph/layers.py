@@ -297,6 +297,7 @@ def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
     if not routed:
         own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
         changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+        changes["dispatcher"] = "all-to-all"
     return strategy.model_copy(update=changes)
 
 

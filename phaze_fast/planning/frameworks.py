@@ -91,6 +91,7 @@ def _torchtitan(at: _Layouts) -> dict[str, Any]:
         "zero_0_cp": (at.zero == 0) & (at.dp == 1) & (cp > 1),
         "cp_kind": cp > 1 and at.strategy.cp_kind not in framework_table("torchtitan")["cp_kinds"],
         "etp": at.strategy.etp not in ((None, 1, tp) if at.strategy.ep > 1 else (None, tp)),
+        "dispatcher": at.strategy.dispatcher != "all-to-all",
         "schedule": ~np.isin(at.schedule, _codes("torchtitan")) & (at.pp > 1),
         "vpp": at.chunks_alone,
         "sequence_parallel": tp > 1 and not at.strategy.sequence_parallel,

@@ -30,8 +30,8 @@ Progress = Callable[[int, int], None]
 _SLOWEST = 2.0
 """Most time of a plan on the front of time and memory, as a multiple of the fastest plan's."""
 _ASKABLE = (
-    *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "zero", "shard", "micro_batch"),
-    *("schedule", "vpp", "recompute", "rank_order"),
+    *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "dispatcher", "zero", "shard"),
+    *("micro_batch", "schedule", "vpp", "recompute", "rank_order"),
 )
 """Fields of a plan that `why_not` can fix."""
 
@@ -683,7 +683,7 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     plans
         The result of `plan`.
     asked
-        Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, zero, shard,
+        Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, dispatcher, zero, shard,
         micro_batch, schedule, vpp, recompute, rank_order. The other fields are searched as before.
     threads
         Most threads to use, by default all cores; the answer does not depend on it.

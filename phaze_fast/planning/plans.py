@@ -46,6 +46,7 @@ they are separated."""
 _FIELDS_SINCE_0_1_0 = {
     "cp_kind": "all-gather",
     "etp": None,
+    "dispatcher": "all-to-all",
     "expert_imbalance": 1.0,
     "expert_overlap": 0.0,
     "fusion": "none",
@@ -122,11 +123,13 @@ class Plan:
     cp: int
     """Context-parallel width."""
     cp_kind: str
-    """How its devices attend to the whole sequence: all-gather, ring or ulysses."""
+    """How its devices attend to the whole sequence: all-gather, ring, ulysses or ulysses:N/ring."""
     ep: int
     """Expert-parallel width; a part of the replicas."""
     etp: int | None
     """Devices that share the matrices of each expert; None: `tp` of them."""
+    dispatcher: str
+    """How rows reach experts: all-to-all or all-gather."""
     expert_imbalance: float
     """Tokens of the busiest device of an expert group over their mean."""
     expert_overlap: float

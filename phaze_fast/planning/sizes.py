@@ -12,13 +12,13 @@ from phaze_fast import _core
 from phaze_fast.hardware import energy_table_of
 from phaze_fast.memory import (
     Optimizer,
-    context_bytes,
+    exchange_bytes,
     copied_state_bytes,
     layer_state_bytes,
 )
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import (
-    CONTEXT_KINDS,
+    EXCHANGES,
     GROUPS,
     KINDS,
     Fusion,
@@ -26,6 +26,7 @@ from phaze_fast.opgraph import (
     LayerGraph,
     OpGraph,
     Strategy,
+    context_code,
     layer_graph,
     reasons,
 )
@@ -123,14 +124,15 @@ class StrategySizes:
     @property
     def hidden(self) -> Mapping[str, float]:
         """Overlapped share of the seconds of collectives, by group of devices."""
-        shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
+        shares = dict.fromkeys(EXCHANGES, self.strategy.expert_overlap)
+        shares["tensor"] = self.software.hidden_tensor
         return FrozenDict({group: share for group, share in shares.items() if share})
 
     @property
     def most_hidden(self) -> Mapping[str, float]:
         """The same at most: exchanges of experts that overlap may be hidden altogether."""
         overlap = self.strategy.overlap_experts or self.software.expert_beside_shared
-        return FrozenDict({**self.hidden, **({"expert": 1.0} if overlap else {})})
+        return FrozenDict({**self.hidden, **(dict.fromkeys(EXCHANGES, 1.0) if overlap else {})})
 
     def holders(self, layers: Sequence[int], memory: Mapping[str, float]) -> str:
         """Describe what holds the peak of a stage of a traced model; empty for other models.
@@ -237,9 +239,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
 
 def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Array:
     s = graph.strategy
-    widths = {"tensor": s.tp, "context": s.cp}
-    widths |= {"expert": s.ep, "expert-tensor": s.expert_width}
-    ranks = {GROUPS.index(name): width for name, width in widths.items()}
+    ranks = {GROUPS.index(name): width for name, (width, _) in s.groups.items()}
     message = graph.message_bytes
     if software.scattered_messages and not s.sequence_parallel:
         message /= s.tp
@@ -248,8 +248,8 @@ def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Ar
     record["ep"], record["etp"], record["micro_batch"] = s.ep, s.expert_width, s.micro_batch
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tp > 1
-    record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
-    record["group_kind"] = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
+    record["gathered_bytes"] = message * s.tp * split + exchange_bytes(graph)
+    record["group_kind"] = context_code(s.cp_kind) if s.cp > 1 else 0
     record["copied_parameters"] = graph.copied_parameters
     record["copied_frozen"] = graph.copied_frozen
     record["sent_bytes"] = sum(

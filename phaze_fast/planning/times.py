@@ -24,7 +24,7 @@ from phaze_fast.hardware import (
     memory_of_records,
 )
 from phaze_fast.memory import OTHER_KERNELS, Optimizer
-from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
+from phaze_fast.opgraph import EXCHANGES, GROUPS, Layer, LayerGraph
 from phaze_fast.opgraph.builder import LayerBuilder
 from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
@@ -36,11 +36,11 @@ MAX_NODES = 20_000
 """Nodes of the search for one layer's schedule."""
 
 FREE_LEVELS = (
-    ("expert",),
-    ("expert", "context"),
-    ("expert", "context", "expert-tensor", "tensor"),
+    EXCHANGES,
+    ("context", "context-heads", "context-ring"),
+    ("expert-tensor", "tensor"),
 )
-"""Groups of devices whose collectives cost nothing at each level, to split a step into parts."""
+"""Groups of devices whose collectives cost nothing from each level on, to split a step into parts."""
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
@@ -499,7 +499,7 @@ def operator_costs(
     for group, share in first.hidden.items():
         costs = costs.without((group,), share)
     if first.strategy.overlap_experts:
-        return costs.with_overlapped(("expert",))
+        return costs.with_overlapped(EXCHANGES)
     return costs.with_shared_experts() if first.software.expert_beside_shared else costs
 
 
@@ -624,8 +624,10 @@ def free_times(
         times = _scheduled(sizes, costs.without(free), rate, None, threads, hosted)
         levels.append([_no_longer(*pair) for pair in zip(times, levels[-1], strict=True)])
 
-    for free in FREE_LEVELS:
-        if GROUPS.index(free[-1]) in groups:
+    free: list[str] = []
+    for more in FREE_LEVELS:
+        free += more
+        if any(GROUPS.index(name) in groups for name in more):
             add(hosted=True)
         else:
             levels.append(levels[-1])

@@ -16,10 +16,12 @@ from phaze_fast import _core
 from phaze_fast.errors import not_accepted
 from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName
 from phaze_fast.opgraph import (
-    CONTEXT_KINDS,
+    DISPATCHERS,
+    ContextKind,
     Fusion,
     Strategy,
     canonical_recompute,
+    context_code,
     recompute_order,
 )
 from phaze_fast.records import Bytes, Count, Record, Several
@@ -207,12 +209,13 @@ class TrainingStep(Record):
         etp: int | None,
         micro_batch: int,
         overlapping: bool = False,
+        dispatcher: Any = "all-to-all",
     ) -> Strategy:
         """Build the strategy of these widths, with every field that has no effect at its default.
 
         Parameters
         ----------
-        tp, cp, cp_kind, ep, etp, micro_batch
+        tp, cp, cp_kind, ep, etp, micro_batch, dispatcher
             The widths; see `phaze_fast.opgraph.Strategy`.
         overlapping
             Whether the schedule is one of `OVERLAPPING`, and there are several stages.
@@ -225,6 +228,7 @@ class TrainingStep(Record):
             cp_kind=cp_kind if cp > 1 else "all-gather",
             ep=ep,
             etp=None if etp == tp else etp,
+            dispatcher=dispatcher if ep > 1 else "all-to-all",
             expert_imbalance=self.expert_imbalance if ep > 1 else 1.0,
             expert_overlap=self.expert_overlap if ep > 1 else 0.0,
             overlap_experts=overlap and ep > 1,
@@ -258,11 +262,13 @@ class Training(TrainingStep):
     """Context-parallel widths to try; by default 1, and for long sequences powers of two that
     leave a device 8,192 tokens or more (1,024 in mixtures of experts)."""
     cp_kind: Annotated[
-        tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
-        Several(("auto", *CONTEXT_KINDS).index),
+        tuple[Literal["auto"] | ContextKind, ...],
+        Several(lambda kind: -1 if kind == "auto" else context_code(kind)),
     ] = ("auto",)
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
-    a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
+    a ``ring``, rows exchanged for heads (``ulysses``), or these between N neighbours and a ring
+    between the groups of N (``ulysses:N/ring``); auto: all that the model allows, mixed ones where a
+    context group spans nodes and N of its devices do not."""
     ep: Counts | None = None
     """Expert-parallel widths to try; by default 1, and for mixtures of experts every divisor of
     them."""
@@ -270,6 +276,13 @@ class Training(TrainingStep):
     """Widths over the matrices of each expert to try, where ``etp * ep`` divides ``tp * cp * dp``;
     by default powers of two up to the tensor-parallel width and that width, and where `ep` is fixed
     to 1 that width alone."""
+    dispatcher: Annotated[
+        tuple[Literal["auto", "all-to-all", "all-gather"], ...],
+        Several(("auto", *DISPATCHERS).index),
+    ] = ("all-to-all",)
+    """How rows reach experts: each is sent to the devices of its experts (``all-to-all``), or these
+    gather all rows (``all-gather``); auto: both, the second while fewer other devices share the
+    experts than a row has."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1, 2, 3)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[

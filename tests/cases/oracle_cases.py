@@ -134,12 +134,16 @@ def random_widths(rng, model):
         etp = etp if model.moe else None
         if t * cp * d % (ep * (etp or t)):
             continue
+        kind = "ulysses:2/ring" if cp == 4 and own.random() < 0.5 else kind
+        gathered = ep > 1 and own.random() < 0.4 and (t == 1 or sp)
+        dispatcher = "all-gather" if gathered else "all-to-all"
         strategy = Strategy(
             tp=t, sequence_parallel=sp and t > 1, cp=cp,
-            cp_kind=kind, ep=ep, etp=etp, micro_batch=b,
+            cp_kind=kind, ep=ep, etp=etp, micro_batch=b, dispatcher=dispatcher,
         )  # fmt: skip
         if t * cp * d * p <= 192 and not reasons(model, strategy):
-            facts = {"expert_imbalance": 1.0 + own.random(), "expert_overlap": own.random()}
+            facts = {"expert_imbalance": 1.0 + own.random(), "expert_overlap": own.random(),
+                     "dispatcher": dispatcher}  # fmt: skip
             return {"tp": t, "cp": cp, "cp_kind": kind, "ep": ep, "dp": d, "pp": p, "micro_batch": b,
                     "etp": etp, "sequence_parallel": sp, **(facts if ep > 1 else {})}  # fmt: skip
 

@@ -45,7 +45,8 @@ def assert_batch_agrees(model, cluster, specs):
             orders = orders[:1] * 6
         shards = [spec.shard if zero else None for zero in zeros]
         rows = predict_batch(
-            model, cluster, training, **widths, etp=spec.etp or 0, zero=zeros, recompute=modes, rank_order=orders,
+            model, cluster, training, **widths, etp=spec.etp or 0,
+                dispatcher=spec.dispatcher, zero=zeros, recompute=modes, rank_order=orders,
             shard=[shard or 0 for shard in shards],
         )  # fmt: skip
         for i, (zero, mode, order) in enumerate(zip(zeros, modes, orders, strict=True)):

@@ -154,7 +154,8 @@ def context_bytes(model, spec, rows):
         return 2 * own * spec.cp  # of all devices, and their gradients
     if spec.cp_kind == "ring":
         return 4 * own  # the part in use and the one arriving, each with its gradient
-    return 2 * rows * queries + own  # sent in exchange for heads
+    sent = 2 * rows * queries + own  # in exchange for heads
+    return sent if spec.cp_kind == "ulysses" else sent + 4 * own
 
 
 def first_layers(layers, chunks):
@@ -208,6 +209,10 @@ def stage_memory(model, layers, spec, chunks, stage, text):
     rows = spec.micro_batch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
     buffers += context_bytes(model, spec, rows)
+    if spec.ep > 1 and spec.dispatcher == "all-gather":  # all rows that experts choose from
+        devices = (spec.etp or spec.tp) * spec.ep
+        of_row = 2 * model.hidden + 3 * model.moe.experts
+        buffers += rows / spec.tp * devices * of_row
     if spec.pp > 1:
         buffers += 2 * message_bytes(model, spec)
     buffers += unsharded

@@ -143,7 +143,7 @@ def beside_experts(costs, k, lost):
     for one in (2 * k, 2 * k + 1):
         ops = costs.graphs[one].ops
         for op, seconds in zip(ops, costs.time_s(one)[0], strict=True):
-            if op["group"] == GROUPS.index("expert"):
+            if op["group"] in (GROUPS.index("expert"), GROUPS.index("expert-mesh")):
                 exchange += float(seconds)
             elif op["collective"] < 0:
                 compute += float(seconds)
@@ -155,12 +155,12 @@ def layer_times(model, strategy, chip, fabric, slowdown):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
     graph = graph_of(model, strategy)
     costs = estimate_costs(graph, chip, fabric)
-    costs = costs.without(("expert",), strategy.expert_overlap).with_contention(1 - 1 / slowdown)
+    costs = costs.without(("expert", "expert-mesh"), strategy.expert_overlap).with_contention(1 - 1 / slowdown)
     makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
     found, alone = [], costs
     for k, layer in enumerate(graph.layers):
         if strategy.overlap_experts and layer.expert_parameters:
-            costs = alone.without(("expert",), beside_experts(alone, k, 1 - 1 / slowdown))
+            costs = alone.without(("expert", "expert-mesh"), beside_experts(alone, k, 1 - 1 / slowdown))
             makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
         forward, backward = float(makespans[2 * k]), float(makespans[2 * k + 1])
         ahead, back = costs.time_s(2 * k)[0], costs.time_s(2 * k + 1)[0]
@@ -194,6 +194,7 @@ class Layers:
             cp_kind=spec.cp_kind if spec.cp > 1 else "all-gather",
             ep=spec.ep,
             etp=spec.etp if spec.etp != spec.tp else None,
+            dispatcher=spec.dispatcher if spec.ep > 1 else "all-to-all",
             expert_imbalance=spec.expert_imbalance if spec.ep > 1 else 1.0,
             expert_overlap=spec.expert_overlap if spec.ep > 1 else 0.0,
             overlap_experts=spec.ep > 1
