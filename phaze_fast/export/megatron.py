@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.export.megatron_model import (
     Terms,
     check_sizes,
@@ -42,7 +42,7 @@ _WHOLE = frozenset(
     [
         *("nodes", "node_devices", "tp", "pp", "cp", "ep", "expert_tp", "vpp", "virtual_layers"),
         *("first_stage", "last_stage", "layers", "micro_batch", "global_batch", "seq"),
-        *("recompute_layers", "instances"),
+        *("recompute_layers", "offload_layers", "instances"),
     ]
 )
 """Terms that are whole numbers."""
@@ -136,6 +136,7 @@ def write_megatron(request: Request) -> tuple[str, list[Unexpressed]]:
     if "layout" in terms:
         terms.pop("vpp", None)  # Megatron-LM derives it from the layout
     arguments: list[list[object]] = []
+    terms.pop("offload_on", None)  # the number of layers says it
     for key, value in terms.items():
         if value is True:
             arguments.append([names[key]])
@@ -251,12 +252,23 @@ def _even_stages(request: Request) -> Terms:
     return {"layout": "E" + "|".join(f"t*{count}" if count else "" for count in counts) + "L"}
 
 
+_OFFLOADED: Mapping[str, Any] = {
+    "offload": True,
+    "offload_share": 1.0,
+    "offload_overlap": True,
+    "offload_precise": True,  # required by the two before
+}
+"""Terms of an optimiser whose state the host has and updates."""
+
+
 def _sharding(request: Request) -> Terms:
     spec = request.spec
     experts = spec.tp * spec.cp * spec.dp // ((spec.etp or spec.tp) * spec.ep)  # copies of each
     if spec.dp * spec.cp == 1 and (experts == 1 or request.model.moe is None):
-        return {}
+        return {"zero_1": True, **_OFFLOADED} if spec.offload_optimizer else {}
     terms: Terms = {"overlap_gradients": True}
+    if spec.offload_optimizer and spec.zero == 1:
+        terms |= _OFFLOADED
     if spec.zero:
         terms |= {"zero_1": True, "overlap_weights": True}
     if request.hybrid:
@@ -276,6 +288,8 @@ def _recompute(request: Request) -> tuple[Terms, bool]:
         return {}, True
     if modes == {"full"}:
         return full, True
+    if (count := request.offloaded_blocks) is not None:
+        return {"offload_layers": count, "offload_on": True}, True
     if request.full_blocks is not None:
         return {**full, "recompute_method": "block", "recompute_layers": request.full_blocks}, True
     modules = _modules(request.model, next(iter(modes))) if len(modes) == 1 else None
@@ -399,6 +413,7 @@ def _fields(
         "ep": terms.get("ep", 1),
         "etp": None if expert_tp == tp else expert_tp,
         "dispatcher": _read_dispatcher(terms, names),
+        "offload_optimizer": _read_offload(terms, names),
         "micro_batch": micro_batch,
         "global_batch": terms.get("global_batch", dp * micro_batch),
         "seq": terms.get("seq"),
@@ -472,15 +487,23 @@ def _read_cp_kind(terms: Terms, model: TransformerModel, cp: int, names: FlagNam
     sizes = [whole_number(names["cp_sizes"], size) for size in terms.get("cp_sizes") or []]
     if len(sizes) != 2 or sizes[0] * sizes[1] != cp:
         raise InvalidInputError(
-            f"{names['cp_sizes']}: {sizes} is not accepted with {names['cp_kind']} {word}; expected "
-            f"two numbers whose product is {names['cp']}, {cp}"
+            f"{names['cp_sizes']}: {sizes} is not accepted with {names['cp_kind']} {word}; "
+            f"expected two numbers whose product is {names['cp']}, {cp}"
         )
     mixed = kind.replace("N", str(sizes[0]))
     return mixed if 1 not in sizes else "ring" if sizes[0] == 1 else "ulysses"
 
 
+def _read_offload(terms: Terms, names: FlagNames) -> bool:
+    """Return whether the host has the optimiser's state, all or nothing of it."""
+    share = str(terms.get("offload_share", 1.0))
+    if terms.get("offload") and share not in ("1.0", "1"):
+        raise not_accepted(names["offload_share"], share, "1.0: all state is in the host's memory")
+    return bool(terms.get("offload"))
+
+
 def _read_dispatcher(terms: Terms, names: FlagNames) -> str:
-    """Return how rows reach experts; recipes of Bridge send them, Megatron-LM gathers by default."""
+    """Return how rows reach experts; by default they are sent in Bridge, else gathered."""
     default = "alltoall" if names.format == "bridge" else "allgather"
     word = str(terms.get("dispatcher", default))
     if terms.get("ep", 1) == 1 or word == "flex":
@@ -503,6 +526,8 @@ def _read_sharding(terms: Terms, dp: int, names: FlagNames) -> dict[str, int | N
 
 
 def _read_recompute(terms: Terms, model: TransformerModel, names: FlagNames) -> str:
+    if terms.get("offload_layers"):
+        return f"offload:{terms['offload_layers']}"
     kind = terms.get("recompute") or ("selective" if terms.get("recompute_selective") else None)
     if kind is None:
         return "none"

@@ -70,8 +70,9 @@ class Ranks:
         kind
             ``tensor``, ``expert-tensor`` (ranks that split an expert), ``context``,
             ``context-heads`` and ``context-ring`` (its parts where kinds are mixed), ``expert``,
-            ``expert-mesh`` (ranks that have one copy of the experts), ``data`` (ranks with the same weights that shard their state), ``expert-data`` (the same
-            for experts) or ``copies`` (ranks with the same shard of state).
+            ``expert-mesh`` (ranks that have one copy of the experts), ``data`` (ranks with the
+            same weights that shard their state), ``expert-data`` (the same for experts) or
+            ``copies`` (ranks with the same shard of state).
         """
         plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
         if kind == "tensor":

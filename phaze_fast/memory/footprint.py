@@ -272,7 +272,7 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
 
 
 def exchange_bytes(graph: LayerGraph) -> float:
-    """Return the bytes of a layer's buffers for context parallelism and for gathered rows of experts.
+    """Return the bytes of a layer's buffers for context parallelism, and for rows of experts.
 
     With all-gather they contain keys, values and their gradients; with a ring the blocks in use and
     those being received; with ulysses the send buffer; with the last two mixed both.
@@ -282,7 +282,12 @@ def exchange_bytes(graph: LayerGraph) -> float:
         return 0.0
     groups = context_widths(s.cp_kind, s.cp)[1]
     whole = {"all-gather": 2.0, "ring": 4.0 / groups}.get(s.cp_kind, 1.0)
-    times = {"context": whole, "context-heads": 1.0, "context-ring": 4.0 / groups, "expert-mesh": 1.0}
+    times = {
+        "context": whole,
+        "context-heads": 1.0,
+        "context-ring": 4.0 / groups,
+        "expert-mesh": 1.0,
+    }
     forward, total = [layer.forward.ops for layer in graph.layers], 0.0
     for name, factor in times.items():
         sent = [ops["payload_bytes"][ops["group"] == GROUPS.index(name)] for ops in forward]

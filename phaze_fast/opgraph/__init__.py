@@ -7,6 +7,7 @@ from phaze_fast.opgraph.graph import EXCHANGES as EXCHANGES
 from phaze_fast.opgraph.graph import FORMATS as FORMATS
 from phaze_fast.opgraph.graph import GROUPS as GROUPS
 from phaze_fast.opgraph.graph import KINDS as KINDS
+from phaze_fast.opgraph.graph import OFFLOAD as OFFLOAD
 from phaze_fast.opgraph.graph import RECOMPUTE_SETS as RECOMPUTE_SETS
 from phaze_fast.opgraph.graph import UNITS as UNITS
 from phaze_fast.opgraph.graph import OpGraph as OpGraph

@@ -6,7 +6,7 @@ from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
 _ROUTED_BYTES = 3
-"""Bytes of one row and one expert that are gathered with rows: whether it was chosen, its weight."""
+"""Bytes that are gathered for one row and one expert: whether it was chosen, and its weight."""
 _TILE_ROWS = 128
 """Rows of a tile of grouped products: the usual one of CUTLASS and cuBLAS on NVIDIA's chips."""
 
@@ -93,8 +93,8 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
 
     As Megatron-Core's MoEAlltoAllTokenDispatcher does it: an all-to-all among the devices with
     different experts, then an all-gather among those that share each expert if they sent different
-    rows; back by a reduce-scatter and an all-to-all. Its MoEAllGatherTokenDispatcher gathers all rows
-    of all these devices, and adds up the weighted outputs by a reduce-scatter.
+    rows; back by a reduce-scatter and an all-to-all. Its MoEAllGatherTokenDispatcher gathers all
+    rows of all these devices, and adds up the weighted outputs by a reduce-scatter.
     """
     m, ep = block.model, block.strategy.ep
     sharing = block.strategy.expert_width if block.strategy.own_rows else 1

@@ -72,7 +72,9 @@ def context_kind(code: int) -> str:
 ContextKind = Annotated[
     str,
     AfterValidator(check_context_kind),
-    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(CONTEXT_KINDS)}|{_MIXED.pattern})$"}),
+    WithJsonSchema(
+        {"type": "string", "pattern": f"^({'|'.join(CONTEXT_KINDS)}|{_MIXED.pattern})$"}
+    ),
 ]
 """A kind of context parallelism, as text."""
 
@@ -113,6 +115,8 @@ class Strategy(Record):
     overlap_experts: bool = False
     """Whether they run while passes of another micro-batch compute, which hide them as far as they
     last."""
+    offload_optimizer: bool = False
+    """Whether the host has the optimiser's state and updates it."""
     micro_batch: Count = 1
     """Sequences a device works on at once."""
     seq: Count | None = None

@@ -110,16 +110,16 @@ class WidthChoices:
 
     def combinations(self, training: Training) -> Iterator[Strategy]:
         """Combine the widths; a sequence on one device has one kind of context parallelism."""
-        for tp, (cp, kind), ep, etp, micro_batch in (
-            (tp, *rest)
-            for tp in self.tp
-            for rest in itertools.product(self._contexts(tp), self.ep, self.etp, self.micro_batch)
-        ):
-            if etp is None or etp <= tp or training.etp is not None:
-                widths = (tp, cp, kind, ep, etp, micro_batch)
-                for more in itertools.product(_overlaps(training, ep), self._dispatchers(ep)):
-                    yield training.strategy_of(*widths, *more)
-
+        offloads = [False, True][: 1 + ("optimizer" in training.offload)]
+        for t in self.tp:
+            for (cp, kind), ep, etp, micro_batch in itertools.product(
+                self._contexts(t), self.ep, self.etp, self.micro_batch
+            ):
+                if etp is not None and etp > t and training.etp is None:
+                    continue
+                choices = (_overlaps(training, ep), self._dispatchers(ep), offloads)
+                for more in itertools.product(*choices):
+                    yield training.strategy_of(t, cp, kind, ep, etp, micro_batch, *more)
 
     @property
     def dispatchers_tried(self) -> list[str]:
@@ -423,6 +423,7 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         f"schedules {_listed(names)}",
         f"recomputation by stage of {_listed(training.recompute_modes)}{some}",
         f"rank order {training.rank_order}",
+        *["optimiser's state in HBM or in the host's memory"] * ("optimizer" in training.offload),
         "every partition into contiguous stages (1f1b, zb-h1)",
     ]
     if any(name not in ("1f1b", "zb-h1") for name in training.schedule):

@@ -47,6 +47,7 @@ _FIELDS_SINCE_0_1_0 = {
     "cp_kind": "all-gather",
     "etp": None,
     "dispatcher": "all-to-all",
+    "offload_optimizer": False,
     "expert_imbalance": 1.0,
     "expert_overlap": 0.0,
     "fusion": "none",
@@ -136,6 +137,8 @@ class Plan:
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     overlap_experts: bool
     """Whether they run while passes of another micro-batch compute."""
+    offload_optimizer: bool
+    """Whether the host has the optimiser's state and updates it."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
     shard: int

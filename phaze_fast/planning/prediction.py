@@ -229,6 +229,7 @@ def predict_batch(
     cp_kind: Any = "all-gather",
     etp: Any = 0,
     dispatcher: Any = "all-to-all",
+    offload_optimizer: Any = False,
     threads: int | None = None,
 ) -> Predictions:
     """Predict many plans in one call, with stages as `predict` divides; the GIL is released.
@@ -258,6 +259,8 @@ def predict_batch(
         Kinds as in `PlanSpec`, or an array of these.
     dispatcher
         ``all-to-all`` or ``all-gather``, or an array of these.
+    offload_optimizer
+        Whether the host has the optimiser's state and updates it: a bool, or an array of bools.
     threads
         Most threads to use, by default all cores; the answer does not depend on it.
 
@@ -297,6 +300,7 @@ def predict_batch(
         "cp_kind": _context_codes(cp_kind),
         "etp": _whole("etp", etp, 0),
         "dispatcher": _coded("dispatcher", dispatcher, {n: k for k, n in enumerate(DISPATCHERS)}),
+        "offload_optimizer": np.asarray(offload_optimizer).astype(np.int64),
         "recompute": text_of,
         "schedule": _coded("schedule", schedule, SCHEDULE_CODES),
         "rank_order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
@@ -367,6 +371,7 @@ def _strategies(
         etp,
         (overlapping & (rows["pp"] > 1) & (rows["ep"] > 1)).astype(np.int64),
         np.where(rows["ep"] > 1, rows["dispatcher"], 0),
+        rows["offload_optimizer"],
         rows["recompute"],
     )
     kinds, which = _distinct([column[at] for column in columns])
@@ -408,6 +413,7 @@ def _sized(
     etp: int,
     overlapping: int,
     dispatcher: int,
+    offload_optimizer: int,
     recompute: str,
 ) -> tuple[StrategySizes, int] | None:
     """Size a strategy, with the code of what it recomputes; None where the model does not allow it.
@@ -415,7 +421,8 @@ def _sized(
     The code is -1 for the fastest that fits.
     """
     widths = (tp, cp, context_kind(kind), ep, etp or None, micro_batch)
-    strategy = training.strategy_of(*widths, bool(overlapping), DISPATCHERS[dispatcher])
+    choices = (bool(overlapping), DISPATCHERS[dispatcher], bool(offload_optimizer))
+    strategy = training.strategy_of(*widths, *choices)
     if strategy_faults(model, strategy, training.software):
         return None
     auto = recompute == "auto"

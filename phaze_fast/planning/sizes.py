@@ -12,15 +12,17 @@ from phaze_fast import _core
 from phaze_fast.hardware import energy_table_of
 from phaze_fast.memory import (
     Optimizer,
-    exchange_bytes,
     copied_state_bytes,
+    exchange_bytes,
     layer_state_bytes,
 )
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import (
+    DISPATCHERS,
     EXCHANGES,
     GROUPS,
     KINDS,
+    OFFLOAD,
     Fusion,
     Layer,
     LayerGraph,
@@ -98,6 +100,9 @@ class StrategySizes:
     def kinds_with(self, optimizer: Optimizer) -> Array:
         """Return `kinds` with the bytes of an optimiser's state that are not per parameter."""
         kinds = self.kinds.copy()
+        if self.strategy.offload_optimizer:
+            kinds["host_state"] = 1.0
+            kinds["cast_bytes"] = 0.0  # of weights as they arrive
         for record, layer in zip(kinds, self.graph.layers, strict=True):
             record["more_state_bytes"] = layer_state_bytes(layer, optimizer)
             if optimizer.newton_schulz_steps is not None and layer.kind not in BOUNDARY_KINDS:
@@ -110,6 +115,15 @@ class StrategySizes:
         record = self.record.copy()
         record["copied_state_bytes"] = copied_state_bytes(self.graph, optimizer)
         return record
+
+    @cached_property
+    def offloaded_bytes(self) -> Array:
+        """Bytes of a micro-batch copied to the host by variant and kind of layer."""
+        bytes_ = np.zeros((len(self.variants), len(self.graph.layers)))
+        for k, layer in enumerate(self.graph.layers):
+            if layer.kind not in BOUNDARY_KINDS:
+                bytes_[:, k] = [layer.forward.offloaded_bytes(mode) for mode in self.variants]
+        return bytes_
 
     @property
     def strategy(self) -> Strategy:
@@ -165,10 +179,12 @@ def _distinct_variants(
     graph: LayerGraph, recompute: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Merge modes that recompute the same operators into variants; map each mode to its variant."""
-    first: dict[tuple[frozenset[str], ...], str] = {}
+    first: dict[tuple[bool, tuple[frozenset[str], ...]], str] = {}
     blocks = [layer.forward for layer in graph.layers if layer.kind not in BOUNDARY_KINDS]
     same = {
-        mode: first.setdefault(tuple(block.recomputed(mode) for block in blocks), mode)
+        mode: first.setdefault(
+            (OFFLOAD in mode.split("+"), tuple(block.recomputed(mode) for block in blocks)), mode
+        )
         for mode in recompute
     }
     variants = tuple(first.values())
@@ -249,7 +265,8 @@ def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Ar
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tp > 1
     record["gathered_bytes"] = message * s.tp * split + exchange_bytes(graph)
-    record["group_kind"] = context_code(s.cp_kind) if s.cp > 1 else 0
+    kind = context_code(s.cp_kind) if s.cp > 1 else 0
+    record["group_kind"] = (kind << 2) + 2 * DISPATCHERS.index(s.dispatcher) + s.offload_optimizer
     record["copied_parameters"] = graph.copied_parameters
     record["copied_frozen"] = graph.copied_frozen
     record["sent_bytes"] = sum(

@@ -20,6 +20,7 @@ from phaze_fast.hardware import (
     Cluster,
     EnergyTable,
     Hbm,
+    Host,
     chip_records,
     memory_of_records,
 )
@@ -40,7 +41,7 @@ FREE_LEVELS = (
     ("context", "context-heads", "context-ring"),
     ("expert-tensor", "tensor"),
 )
-"""Groups of devices whose collectives cost nothing from each level on, to split a step into parts."""
+"""Groups of devices whose collectives are free from each level on, to split a step into parts."""
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
@@ -529,15 +530,67 @@ def priced(
         yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 
 
-def _streaming(
-    sizes: Sequence[StrategySizes], times: KindTimes, cluster: Cluster, optimizer: Optimizer
+def _host(chip: Accelerator) -> Host:
+    """Return a chip's share of its host."""
+    if chip.host is None:
+        raise InvalidInputError(
+            f"cluster.chip: {chip.name} has no link to a host; expected the field `host`, or plans "
+            "that offload nothing"
+        )
+    return chip.host
+
+
+def _host_bytes_per_s(host: Host, optimizer: Optimizer) -> float:
+    """Return the rate at which an optimiser's state streams where the host updates it.
+
+    Gradients arrive and weights return over the link while the host reads and writes its memory, as
+    ZeRO-Offload does it (Ren et al. 2021, arXiv:2101.06840) and Megatron-Core where it overlaps
+    copies with the optimiser. The slowest of the three binds.
+    """
+    moved = 2.0 * optimizer.state_bytes + optimizer.gradient_bytes + optimizer.weight_bytes
+    link_s = max(optimizer.gradient_bytes, optimizer.weight_bytes) / host.link_bytes_per_s
+    return moved / max(link_s, moved / host.memory_bytes_per_s)
+
+
+def _offloaded(
+    sizes: Sequence[StrategySizes], times: KindTimes, chip: Accelerator, bounds: bool
 ) -> KindTimes:
-    """Set the rate at which an optimiser's state streams through the chip, and its products."""
+    """Add the time of copies to the host and back by variant, one row per strategy.
+
+    What a forward pass stores is copied out while it runs and back while the backward pass runs.
+    The seconds that either pass waits for a copy count in the backward pass, by variant; where the
+    times are lower `bounds`, without those of the forward pass, which a longer one hides.
+    """
+    copied = [s.offloaded_bytes for s in sizes]
+    if not any(bytes_.any() for bytes_ in copied):
+        return times
+    backward_s, proven = times.backward_s.copy(), times.proven.copy()
+    for row, bytes_ in enumerate(copied):
+        copy_s = bytes_ / _host(chip).link_bytes_per_s
+        own = backward_s[row, : len(bytes_)]
+        waits_s = 0.0 if bounds else np.maximum(copy_s - times.forward_s[row], 0.0)
+        own[:] = np.maximum(own, copy_s) + waits_s
+        proven[row] &= not (bounds and bytes_.any())
+    return replace(times, backward_s=backward_s, proven=proven)
+
+
+def _streaming(
+    sizes: Sequence[StrategySizes],
+    times: KindTimes,
+    cluster: Cluster,
+    optimizer: Optimizer,
+    bounds: bool = False,
+) -> KindTimes:
+    """Set the rate at which an optimiser's state streams, its products, and copies to the host."""
     chip = cluster.chip
     if chip is None:
         return times
-    rate = optimizer_bytes_per_s(chip_records([chip]), chip, optimizer)
-    streamed = replace(times, hbm_bytes_per_s=np.repeat(rate, len(times.proven)))
+    times = _offloaded(sizes, times, chip, bounds)
+    rates = np.repeat(optimizer_bytes_per_s(chip_records([chip]), chip, optimizer), len(sizes))
+    at_host = [s.strategy.offload_optimizer for s in sizes]
+    if any(at_host):
+        rates[at_host] = _host_bytes_per_s(_host(chip), optimizer)
+    streamed = replace(times, hbm_bytes_per_s=rates)
     if optimizer.newton_schulz_steps is None:
         return streamed
     rows = [_products_on_chip(step_matrices(s), chip, s.software, optimizer) for s in sizes]
@@ -727,7 +780,7 @@ class LazyTimes:
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
             known.update(zip(some, rows, strict=True))
         bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
-        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer)
+        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer, bounds=True)
         self.rows = KindTimes(
             *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
         )

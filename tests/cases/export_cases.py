@@ -98,6 +98,12 @@ def random_plan(rng):
         given["precision"] = own.choice(["bf16", "bf16", "bf16", "fp8", "fp8-current", "fp16"])
         if own.random() < 0.2:
             given["software"] = own.choice(software_names())
+        if own.random() < 0.08:
+            given["offload_optimizer"] = True
+        if own.random() < 0.06:
+            given["recompute"] = own.choice(
+                ["offload", "offload:3", "norms+activations+gated-product+offload"]
+            )
         if given["optimizer"] == "sgd-bf16":  # which no file says; nor do they say newer ones
             given["optimizer"] = own.choice([n for n in OPTIMIZERS if n not in FIRST_OPTIMIZERS])
         try:

@@ -384,7 +384,9 @@ def test_the_loops_count_the_same_without_numbas_compiler(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tensors"), [("all-gather", 4.0), ("ring", 4.0), ("ulysses", 1.5), ("ulysses:2/ring", 2.75)], ids=str
+    ("kind", "tensors"),
+    [("all-gather", 4.0), ("ring", 4.0), ("ulysses", 1.5), ("ulysses:2/ring", 2.75)],
+    ids=str,
 )
 def test_context_parallelism_holds_tensors_for_a_moment(kind, tensors):
     """Keys, values and their gradients; in a ring two halves of each; queries, keys and values."""

@@ -172,7 +172,13 @@ def test_plan_mixes_ways_to_attend_where_a_sequence_spans_nodes():
     assert "ulysses:N/ring" in found.space
     alone = [pf.plan(model, wide, step.replace(cp_kind=kind)).best for kind in CONTEXT_KINDS]
     assert found.best.time_s < 0.99 * min(plan.time_s for plan in alone)
-    given = {"cp": 16, "cp_kind": "ulysses:4/ring", "global_batch": 2, "seq": 16384, "zero": found.best.zero}
+    given = {
+        "cp": 16,
+        "cp_kind": "ulysses:4/ring",
+        "global_batch": 2,
+        "seq": 16384,
+        "zero": found.best.zero,
+    }
     assert pf.predict(model, wide, {**given, "recompute": "none"}).time_s == found.best.time_s
     rows = predict_batch(
         model, wide, step, cp=16, cp_kind=["ulysses:4/ring", "ulysses:2/ring"],
