@@ -152,7 +152,7 @@ def optimizer_products_s(
     for k in kinds:
         builder = LayerBuilder(f"step-{k}")
         for number, (b, m, inner, n) in enumerate(products[k]):
-            builder.grouped_linear(f"product-{number}", number - 1, b, m, inner, n)
+            builder.linear(f"product-{number}", number - 1, m, inner, n, count=b)
         graphs.append(lay_out(builder.name, builder.specs, (), in_order=True))
     chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, software)
     as_run = None if like is None else chip_as_run(like, software)
@@ -552,14 +552,30 @@ def _host_bytes_per_s(host: Host, optimizer: Optimizer) -> float:
     return moved / max(link_s, moved / host.memory_bytes_per_s)
 
 
+def backward_with_copies_s(forward_s: Array, backward_s: Array, copy_s: Array) -> Array:
+    """Return the seconds of backward passes that wait for copies, and of forward passes that did.
+
+    What a forward pass stores is copied out while it runs, and back while the backward pass runs.
+    The first and the last copy of a pass, which nothing hides, are left out.
+
+    Examples
+    --------
+    Passes of 1 s and 2 s with copies of 3 s last 3 s each:
+
+    >>> float(backward_with_copies_s(np.array(1.0), np.array(2.0), np.array(3.0)))
+    5.0
+    """
+    waited: Array = np.maximum(backward_s, copy_s) + np.maximum(copy_s - forward_s, 0.0)
+    return waited
+
+
 def _offloaded(
     sizes: Sequence[StrategySizes], times: KindTimes, chip: Accelerator, bounds: bool
 ) -> KindTimes:
     """Add the time of copies to the host and back by variant, one row per strategy.
 
-    What a forward pass stores is copied out while it runs and back while the backward pass runs.
-    The seconds that either pass waits for a copy count in the backward pass, by variant; where the
-    times are lower `bounds`, without those of the forward pass, which a longer one hides.
+    The seconds that either pass waits for a copy count in the backward pass; where the times are
+    lower `bounds`, without those of the forward pass, which a longer one hides.
     """
     copied = [s.offloaded_bytes for s in sizes]
     if not any(bytes_.any() for bytes_ in copied):
@@ -568,8 +584,8 @@ def _offloaded(
     for row, bytes_ in enumerate(copied):
         copy_s = bytes_ / _host(chip).link_bytes_per_s
         own = backward_s[row, : len(bytes_)]
-        waits_s = 0.0 if bounds else np.maximum(copy_s - times.forward_s[row], 0.0)
-        own[:] = np.maximum(own, copy_s) + waits_s
+        forward_s = np.full(len(copy_s[0]), np.inf) if bounds else times.forward_s[row]
+        own[:] = backward_with_copies_s(forward_s, own, copy_s)
         proven[row] &= not (bounds and bytes_.any())
     return replace(times, backward_s=backward_s, proven=proven)
 
