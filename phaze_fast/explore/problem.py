@@ -135,7 +135,8 @@ class SearchProblem:
         evaluator, k = self.of(s)
         variant, strategy = self._each_variant[self.strategies[s][0]], evaluator.sizes[k].strategy
         first, *others = (own for own in evaluator.sizes if own.strategy == strategy)
-        cluster, like = variant.cluster(self.cluster), variant.like(self.like)
+        cluster = variant.cluster(self.cluster)
+        like = chip_as_run(variant.like(self.like), first.software)
         hidden, forms = first.most_hidden, [own.graph for own in others]
         return roofline_work_s(first.graph, records, cluster, like, threads, hidden, forms)
 
@@ -224,7 +225,7 @@ class SearchProblem:
         evaluator, k = self.of(s)
         layers = evaluator.sizes[k].graph.layers
         counts = np.array([layer.count for layer in layers], dtype=float)
-        joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
+        joules = (least.forward_j + least.backward_j.min(axis=1)) @ counts
         work_s = (least.forward_s + least.plain_s) @ counts
         return self.step_energy_j(s, joules, least.static_w, work_s)
 

@@ -56,19 +56,8 @@ def forms(fusion: Fusion) -> tuple[Fusion, ...]:
 
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
-_EPILOGUES = frozenset(
-    {
-        "activation",
-        "dropout",
-        "multiply",
-        "residual",
-        "rotary",
-        "activation-backward",
-        "dropout-backward",
-        "multiply-backward",
-        "rotary-backward",
-    }
-)
+_BOTH_WAYS = ("activation", "dropout", "multiply", "rotary")
+_EPILOGUES = {"residual", *_BOTH_WAYS, *(f"{kind}-backward" for kind in _BOTH_WAYS)}
 
 
 def fuse(

@@ -227,6 +227,9 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
         if software.gradient_stand_ins and not end:
             record["shape_bytes"] = _stand_ins(layer, graph)
+        if software.slice_host_s:
+            matrices = sum(count for count, _, _ in layer.matrices)
+            record["slice_s"] = software.slice_host_s * matrices
         if software.stage_division == "work":
             record["stage_work"] = layer.forward.flops
         for v, mode in enumerate(variants):
