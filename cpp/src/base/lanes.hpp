@@ -7,64 +7,63 @@
 
 namespace phaze {
 
-template <std::size_t W>
-class Lanes {
- public:
+// `width` numbers, a power of two.
+template <std::size_t width>
+struct Lanes {
+  Lanes<width / 2> low, high;
+
   static Lanes load(const double* from) noexcept {
-    Lanes lanes;
-    std::memcpy(&lanes.values_, from, sizeof(lanes.values_));
-    return lanes;
+    return {Lanes<width / 2>::load(from), Lanes<width / 2>::load(from + width / 2)};
   }
   static Lanes all(double value) noexcept {
-    Lanes lanes;
-    for (Pair& own : lanes.values_) own = Pair{value, value};
-    return lanes;
+    return {Lanes<width / 2>::all(value), Lanes<width / 2>::all(value)};
   }
-  void store(double* to) const noexcept { std::memcpy(to, &values_, sizeof(values_)); }
-
-  friend Lanes operator+(const Lanes& a, const Lanes& b) noexcept {
-    return by_pair(a, b, [](Pair x, Pair y) { return x + y; });
+  void store(double* to) const noexcept {
+    low.store(to);
+    high.store(to + width / 2);
   }
-  friend Lanes operator-(const Lanes& a, const Lanes& b) noexcept {
-    return by_pair(a, b, [](Pair x, Pair y) { return x - y; });
+  friend Lanes operator+(Lanes a, Lanes b) noexcept { return {a.low + b.low, a.high + b.high}; }
+  friend Lanes operator-(Lanes a, Lanes b) noexcept { return {a.low - b.low, a.high - b.high}; }
+  friend Lanes operator*(Lanes a, Lanes b) noexcept { return {a.low * b.low, a.high * b.high}; }
+  friend Lanes larger(Lanes a, Lanes b) noexcept {  // as std::max(a, b)
+    return {larger(a.low, b.low), larger(a.high, b.high)};
   }
-  friend Lanes operator*(const Lanes& a, const Lanes& b) noexcept {
-    return by_pair(a, b, [](Pair x, Pair y) { return x * y; });
+  friend Lanes smaller(Lanes a, Lanes b) noexcept {  // as std::min(a, b)
+    return {smaller(a.low, b.low), smaller(a.high, b.high)};
   }
-  friend Lanes larger(const Lanes& a, const Lanes& b) noexcept {  // as std::max(a, b)
-    return by_pair(a, b, [](Pair x, Pair y) { return x < y ? y : x; });
-  }
-
- private:
-  static_assert(W % 2 == 0);
-  using Pair = double __attribute__((vector_size(16)));
-  template <typename F>
-  static Lanes by_pair(const Lanes& a, const Lanes& b, const F& f) noexcept {
-    Lanes result;
-    for (std::size_t k = 0; k < W / 2; ++k) result.values_[k] = f(a.values_[k], b.values_[k]);
-    return result;
-  }
-  Pair values_[W / 2];
 };
 
 template <>
-class Lanes<1> {
- public:
-  static Lanes load(const double* from) noexcept { return all(*from); }
-  static Lanes all(double value) noexcept {
+struct Lanes<2> {
+  using Pair = double __attribute__((vector_size(16)));
+  Pair own;
+
+  static Lanes load(const double* from) noexcept {
     Lanes lanes;
-    lanes.value_ = value;
+    std::memcpy(&lanes.own, from, sizeof(lanes.own));
     return lanes;
   }
-  void store(double* to) const noexcept { *to = value_; }
+  static Lanes all(double value) noexcept { return {Pair{value, value}}; }
+  void store(double* to) const noexcept { std::memcpy(to, &own, sizeof(own)); }
+  friend Lanes operator+(Lanes a, Lanes b) noexcept { return {a.own + b.own}; }
+  friend Lanes operator-(Lanes a, Lanes b) noexcept { return {a.own - b.own}; }
+  friend Lanes operator*(Lanes a, Lanes b) noexcept { return {a.own * b.own}; }
+  friend Lanes larger(Lanes a, Lanes b) noexcept { return {a.own < b.own ? b.own : a.own}; }
+  friend Lanes smaller(Lanes a, Lanes b) noexcept { return {b.own < a.own ? b.own : a.own}; }
+};
 
-  friend Lanes operator+(Lanes a, Lanes b) noexcept { return all(a.value_ + b.value_); }
-  friend Lanes operator-(Lanes a, Lanes b) noexcept { return all(a.value_ - b.value_); }
-  friend Lanes operator*(Lanes a, Lanes b) noexcept { return all(a.value_ * b.value_); }
-  friend Lanes larger(Lanes a, Lanes b) noexcept { return a.value_ < b.value_ ? b : a; }
+template <>
+struct Lanes<1> {
+  double own;
 
- private:
-  double value_;
+  static Lanes load(const double* from) noexcept { return {*from}; }
+  static Lanes all(double value) noexcept { return {value}; }
+  void store(double* to) const noexcept { *to = own; }
+  friend Lanes operator+(Lanes a, Lanes b) noexcept { return {a.own + b.own}; }
+  friend Lanes operator-(Lanes a, Lanes b) noexcept { return {a.own - b.own}; }
+  friend Lanes operator*(Lanes a, Lanes b) noexcept { return {a.own * b.own}; }
+  friend Lanes larger(Lanes a, Lanes b) noexcept { return a.own < b.own ? b : a; }
+  friend Lanes smaller(Lanes a, Lanes b) noexcept { return b.own < a.own ? b : a; }
 };
 
 }  // namespace phaze

@@ -523,31 +523,40 @@ std::array<bool, W> PipelinePlayer::Game::load(const PipelineLoads& loads, std::
   }
   seconds_.resize((kPassKinds * slots_ + 1) * W);
   std::fill(seconds_.end() - W, seconds_.end(), 0.0);
+  using Clocks = Lanes<W>;
+  Clocks wrong = Clocks::all(0.0);  // NaN if a number is not finite
+  Clocks least = Clocks::all(0.0);
   const auto take = [&](Pass kind, std::span<const double> all) {
     double* const own = seconds_of(kind, W);
-    for (std::size_t s = 0; s < slots_; ++s) std::copy_n(&all[s * steps + first], W, own + s * W);
+    for (std::size_t s = 0; s < slots_; ++s) {
+      const Clocks given_s = Clocks::load(&all[s * steps + first]);
+      wrong = wrong + given_s * Clocks::all(0.0);
+      least = smaller(least, given_s);
+      given_s.store(own + s * W);
+    }
     return own;
   };
   const double* const forward_s = take(Pass::kForward, loads.forward_s);
   const double* const backward_s = take(Pass::kBackward, loads.backward_s);
-  good.fill(true);
-  const auto check = [&](std::size_t i, bool fine) { good[i % W] = good[i % W] && fine; };
-  for (std::size_t i = 0; i < slots_ * W; ++i) {
-    check(i, forward_s[i] >= 0.0 && backward_s[i] >= 0.0 && std::isfinite(forward_s[i]) &&
-                 std::isfinite(backward_s[i]));
+  if (split) {
+    const double* const weight_s = take(Pass::kWeightGrad, loads.weight_grad_s);
+    double* const input_s = seconds_of(Pass::kInputGrad, W);
+    for (std::size_t i = 0; i < slots_ * W; i += W) {
+      const Clocks rest_s = Clocks::load(backward_s + i) - Clocks::load(weight_s + i);
+      least = smaller(least, rest_s);
+      rest_s.store(input_s + i);
+    }
   }
-  if (!split) return good;
-  const double* const weight_s = take(Pass::kWeightGrad, loads.weight_grad_s);
-  for (std::size_t i = 0; i < slots_ * W; ++i) {
-    check(i, weight_s[i] >= 0.0 && weight_s[i] <= backward_s[i]);
-    seconds_of(Pass::kInputGrad, W)[i] = backward_s[i] - weight_s[i];
-  }
+  double sums[2 * W];
+  wrong.store(sums);
+  least.store(sums + W);
+  for (std::size_t l = 0; l < W; ++l) good[l] = sums[l] == 0.0 && sums[W + l] >= 0.0;
   if (!pairs_passes(shape_.schedule)) return good;
   for (std::size_t i = 0; i < slots_ * W; ++i) {
     const std::size_t other = ((i / W) ^ 1U) * W + i % W;
     seconds_of(Pass::kPair, W)[i] = loads.overlap * (forward_s[i] + backward_s[other]);
-    check(i, loads.overlap >= 0.0 && std::isfinite(loads.overlap));
   }
+  if (!(loads.overlap >= 0.0 && std::isfinite(loads.overlap))) good.fill(false);
   return good;
 }
 

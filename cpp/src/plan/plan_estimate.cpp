@@ -18,12 +18,6 @@ double without_rounding(double part_s, double whole_s) noexcept {
   return part_s < 0.0 && part_s > -1e-12 * whole_s ? 0.0 : part_s;
 }
 
-void add(const StateBytes& own, StateBytes* state) noexcept {
-  state->weights += own.weights;
-  state->gradients += own.gradients;
-  state->optimizer += own.optimizer;
-}
-
 bool same_times(const KindTimes& a, const KindTimes& b, std::size_t kinds, std::size_t variants) {
   const auto same = [](const double* x, const double* y, std::size_t n) {
     return x == y || std::equal(x, x + n, y);
@@ -49,6 +43,7 @@ std::span<const PlanEstimate> PlanEstimator::estimate(const Group& group, Pipeli
   find_before();
   sum_bytes();
   find_stage_bytes();
+  sum_states();
   find_totals();
   find_moved();
   if (stages != nullptr) stages->clear();
@@ -208,8 +203,12 @@ void PlanEstimator::fill_passes(const Passes& passes, const KindTimes& times, co
 
 void PlanEstimator::fill_columns() {
   const auto kinds = at(space_->kinds);
+  const std::size_t used = columns_;
   columns_ = (columns_ + kBlock - 1) / kBlock * kBlock;
-  by_kind_.assign((kinds + 1) * columns_, 0.0);
+  by_kind_.resize((kinds + 1) * columns_);
+  for (std::size_t k = 0; k <= kinds; ++k) {
+    std::fill_n(&by_kind_[k * columns_ + used], columns_ - used, 0.0);
+  }
   fill_passes(plain_, times_, nullptr);
   for (const Level& level : levels_) {
     const Step& step = steps_[level.step];
@@ -277,9 +276,8 @@ void PlanEstimator::add_stages() {
 
 double PlanEstimator::backward_s(std::size_t column, int stage, int chunk) const noexcept {
   const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
-  const std::vector<double>& by_chunk = chunks_ == 1 ? of_stage_ : of_chunk_;
   const std::size_t rest = column + variant_at_[at(r.rest)];
-  if (r.count == 0) return by_chunk[(at(stage) * at(chunks_) + at(chunk)) * columns_ + rest];
+  if (r.count == 0) return chunk_sums(stage, chunk)[rest];
   const std::size_t place = place_of(stage, chunk);
   const int i = partition_->cuts[place];
   const int j = partition_->cuts[place + 1];
@@ -295,46 +293,45 @@ double PlanEstimator::backward_s(std::size_t column, int stage, int chunk) const
 
 // The passes of all steps, and the longest load of each.
 void PlanEstimator::find_loads() {
-  const std::size_t count = at(stages_) * at(chunks_);
   const std::size_t steps = steps_.size();
   width_ = steps == 1 ? 1 : (steps + kSteps - 1) / kSteps * kSteps;
-  forward_s_.resize(count * width_);
-  backward_s_.resize(count * width_);
-  weight_grad_s_.resize(split_ ? count * width_ : 0);
-  loads_s_.assign(at(stages_) * steps, 0.0);
-  max_load_s_.assign(steps, 0.0);
-  const std::vector<double>& by_chunk = chunks_ == 1 ? of_stage_ : of_chunk_;
-  const double share = rounds_of(shape()) / static_cast<double>(shape().micro_batches);
+  const std::size_t cells = at(stages_) * at(chunks_) * width_;
+  forward_s_.resize(cells);
+  backward_s_.resize(cells);
+  weight_grad_s_.resize(split_ ? cells : 0);
+  loads_s_.resize(at(stages_) * width_);
+  max_load_s_.assign(width_, 0.0);
   for (int k = 0; k < stages_; ++k) {
-    for_chunks(k, [&](int c, int i, int j) {
-      const std::size_t own = at(k) * at(chunks_) + at(c);
-      const double enters = space_->enters(i, j);
-      const double leaves = space_->leaves(i, j);
-      for (std::size_t s = 0; s < width_; ++s) {
-        const Step& step = steps_[s < steps ? s : 0];
-        const double forward_s = by_chunk[own * columns_ + step.passes.forward];
-        const double back_s = backward_s(step.passes.backward, k, c);
-        double enter_s = 0.0;
-        double leave_s = 0.0;
-        if (step.layout != nullptr) {
-          enter_s = enters * on_->enter_s(*step.layout, own);
-          leave_s = leaves * on_->leave_s(*step.layout, own);
-        }
-        const std::size_t cell = own * width_ + s;
-        forward_s_[cell] = forward_s + enter_s;
-        backward_s_[cell] = back_s + leave_s;
-        if (split_) {
-          weight_grad_s_[cell] = std::min(
-              backward_s_[cell], by_chunk[own * columns_ + step.passes.weight_grad]);
-        }
-        if (s < steps) {
-          loads_s_[at(k) * steps + s] += share * (enter_s + leave_s + forward_s + back_s);
-        }
-      }
-    });
-    for (std::size_t s = 0; s < steps; ++s) {
-      max_load_s_[s] = std::max(max_load_s_[s], loads_s_[at(k) * steps + s]);
-    }
+    double* const load_s = &loads_s_[at(k) * width_];
+    std::fill_n(load_s, width_, 0.0);
+    for_chunks(k, [&](int c, int i, int j) { find_passes(k, c, i, j, load_s); });
+    for (std::size_t s = 0; s < width_; ++s) max_load_s_[s] = std::max(max_load_s_[s], load_s[s]);
+  }
+}
+
+// The passes of layers i..j, a chunk of a stage, in all steps, and what they add to its load. The
+// last steps, which only fill up the number, are the first again.
+void PlanEstimator::find_passes(int stage, int chunk, int i, int j, double* load_s) {
+  const std::size_t own = at(stage) * at(chunks_) + at(chunk);
+  const double* const sums = chunk_sums(stage, chunk);
+  const double enters = space_->enters(i, j);
+  const double leaves = space_->leaves(i, j);
+  const double share = rounds_of(shape()) / static_cast<double>(shape().micro_batches);
+  const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
+  const std::size_t rest = variant_at_[at(r.rest)];
+  for (std::size_t s = 0; s < width_; ++s) {
+    const Step& step = steps_[s < steps_.size() ? s : 0];
+    const double forward_s = sums[step.passes.forward];
+    const double back_s = r.count == 0 ? sums[step.passes.backward + rest]
+                                       : backward_s(step.passes.backward, stage, chunk);
+    const bool sends = step.layout != nullptr;
+    const double enter_s = sends ? enters * on_->enter_s(*step.layout, own) : 0.0;
+    const double leave_s = sends ? leaves * on_->leave_s(*step.layout, own) : 0.0;
+    const std::size_t cell = own * width_ + s;
+    forward_s_[cell] = forward_s + enter_s;
+    backward_s_[cell] = back_s + leave_s;
+    if (split_) weight_grad_s_[cell] = std::min(backward_s_[cell], sums[step.passes.weight_grad]);
+    load_s[s] += share * (enter_s + leave_s + forward_s + back_s);
   }
 }
 
@@ -363,13 +360,14 @@ double PlanEstimator::longest_tail_s(const Row& row) const {
   const bool one_way = !bidirectional(shape());
   const double contention = space_->training.contention;
   const std::size_t plain = steps_[row.step].passes.plain;
+  const auto of_one = [&](double all_s) { return chunks_ == 1 ? all_s : all_s / chunks_; };
   double longest_s = 0.0;
   double before_s = 0.0;
   for (int k = 0; k < stages_; ++k) {
     const double* const own = &of_stage_[at(k) * columns_];
     longest_s = std::max(
-        longest_s, tail_after(own[row.sync], own[plain] / chunks_, row.costs->bucket_s,
-                              own[row.after], before_s / chunks_, contention));
+        longest_s, tail_after(own[row.sync], of_one(own[plain]), row.costs->bucket_s,
+                              own[row.after], of_one(before_s), contention));
     if (one_way) before_s += own[plain];
   }
   return longest_s;
@@ -379,12 +377,13 @@ double PlanEstimator::longest_tail_s(const Row& row) const {
 // are those with messages; then follow the levels.
 void PlanEstimator::find_before() {
   const bool one_way = !bidirectional(shape());
-  before_s_.clear();
-  for (std::size_t n = 0; n <= levels_.size(); ++n) {
+  const std::size_t count = levels_.size() + 1;
+  before_s_.resize(at(stages_) * count);
+  for (std::size_t n = 0; n < count; ++n) {
     const std::size_t plain = n == 0 ? plain_.plain : steps_[levels_[n - 1].step].passes.plain;
     double before_s = 0.0;
     for (int k = 0; k < stages_; ++k) {
-      before_s_.push_back(before_s / chunks_);
+      before_s_[at(k) * count + n] = chunks_ == 1 ? before_s : before_s / chunks_;
       if (one_way) before_s += of_stage_[at(k) * columns_ + plain];
     }
   }
@@ -395,11 +394,12 @@ void PlanEstimator::find_tails() {
   const std::size_t count = levels_.size() + 1;
   tails_s_.assign(sizes_.size() * count, 0.0);
   for (std::size_t s = 0; s < sizes_.size(); ++s) {
-    for (std::size_t n = 0; n < count; ++n) {
-      double& tail_s = tails_s_[s * count + n];
-      for (std::size_t k = 0; k < at(stages_); ++k) {
-        const double own_s = of_stage_[k * columns_ + sizes_[s].own_step];
-        tail_s = std::max(tail_s, own_s - before_s_[n * at(stages_) + k]);
+    double* const tails_s = &tails_s_[s * count];
+    for (std::size_t k = 0; k < at(stages_); ++k) {
+      const double own_s = of_stage_[k * columns_ + sizes_[s].own_step];
+      const double* const before_s = &before_s_[k * count];
+      for (std::size_t n = 0; n < count; ++n) {
+        tails_s[n] = std::max(tails_s[n], own_s - before_s[n]);
       }
     }
   }
@@ -408,12 +408,11 @@ void PlanEstimator::find_tails() {
 // The work of the stages in the last level.
 void PlanEstimator::find_work() {
   const Passes& passes = levels_.empty() ? plain_ : steps_[levels_.back().step].passes;
-  const std::vector<double>& by_chunk = chunks_ == 1 ? of_stage_ : of_chunk_;
   mean_s_ = again_s_ = most_s_ = 0.0;
   for (int k = 0; k < stages_; ++k) {
     double load_s = 0.0;
     for (int c = 0; c < chunks_; ++c) {
-      const double* const own = &by_chunk[(at(k) * at(chunks_) + at(c)) * columns_];
+      const double* const own = chunk_sums(k, c);
       const double back_s = backward_s(passes.backward, k, c);
       load_s += own[passes.forward] + back_s;
       again_s_ += std::max(0.0, back_s - own[passes.plain]) / stages_;
@@ -487,7 +486,7 @@ void PlanEstimator::find_stage_bytes() {
 PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
   const LayoutRecord& l = shape();
   const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
-  StageBytes own{r, 0.0, 0.0, 0.0, 0.0, 0.0, 0, kinds_in_.size(), 0};
+  StageBytes own{r, 0.0, 0.0, 0.0, 0.0, 0.0, 0, kinds_in_.size(), 0, 0};
   own.in_flight = micro_batches_in_flight(schedule_of(l), l.pp, stage, l.micro_batches, l.vpp);
   const auto stash = [&](int v, int i, int j) {
     const double* const sums = &stash_[at(v) * once_.size()];
@@ -505,7 +504,7 @@ PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
       const bool last = n == space_->layers - 1;
       const int kind = space_->kind_at(n, l.pp);
       until = last ? j : std::min({j, space_->same_kind_until[at(n)], space_->layers - 1});
-      kinds_in_.push_back(kind);
+      if (kinds_in_.size() == own.kinds_at || kinds_in_.back() != kind) kinds_in_.push_back(kind);
       const double* const live = space_->size_of(l.strategy, kind).live_bytes;
       if (n < border) own.live = std::max(own.live, live[r.more]);
       if (until > border) own.live = std::max(own.live, live[r.rest]);
@@ -524,24 +523,43 @@ PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
   return own;
 }
 
-// Weights, gradients and optimiser state of a stage: the sum over its layers in order. Most
-// stages have equal blocks alone, whose sums are computed once for all counts.
-StateBytes PlanEstimator::stage_state(int stage, const LayoutCosts& costs) const {
-  const int blocks = stage_bytes_[at(stage)].blocks;
-  if (blocks >= 0) {
-    const StateBytes& block = costs.states[at(space_->order[at(space_->first_block)])];
-    while (block_states_.size() <= at(blocks)) {
-      StateBytes next = block_states_.back();
-      add(block, &next);
-      block_states_.push_back(next);
+// Weights, gradients and optimiser state of every stage: the sums over its layers in order, of all
+// `sizes_` together. Most stages have equal blocks alone, whose sums are computed once.
+void PlanEstimator::sum_states() {
+  const auto kinds = at(space_->kinds);
+  state_width_ = (3 * sizes_.size() + kSteps - 1) / kSteps * kSteps;
+  state_by_kind_.resize((kinds + 1) * state_width_);
+  for (std::size_t k = 0; k <= kinds; ++k) {
+    double* own = &state_by_kind_[k * state_width_];
+    for (const Sizes& sizes : sizes_) {
+      const StateBytes& state = space_->layout_costs[at(sizes.layout->costs)].states[k];
+      for (const double bytes : {state.weights, state.gradients, state.optimizer}) *own++ = bytes;
     }
-    return block_states_[at(blocks)];
+    std::fill(own, &state_by_kind_[k * state_width_] + state_width_, 0.0);
   }
-  StateBytes state{0.0, 0.0, 0.0};
+  states_.resize(at(stages_) * state_width_);
+  const StageBytes* last = nullptr;
+  for (int k = 0; k < stages_; ++k) {
+    StageBytes& own = stage_bytes_[at(k)];
+    own.state_at = at(k) * state_width_;
+    if (last != nullptr && last->blocks >= 0 && last->blocks == own.blocks) {
+      own.state_at = last->state_at;
+    } else {
+      for (std::size_t first = 0; first < state_width_; first += kSteps) sum_state(k, first);
+    }
+    last = &own;
+  }
+}
+
+void PlanEstimator::sum_state(int stage, std::size_t first) {
+  Lanes<kSteps> sum = Lanes<kSteps>::all(0.0);
   for_chunks(stage, [&](int, int i, int j) {
-    for (int n = i; n < j; ++n) add(costs.states[at(space_->kind_at(n, stages_))], &state);
+    for (int n = i; n < j; ++n) {
+      const std::size_t kind = at(space_->kind_at(n, stages_));
+      sum = sum + Lanes<kSteps>::load(&state_by_kind_[kind * state_width_ + first]);
+    }
   });
-  return state;
+  sum.store(&states_[at(stage) * state_width_ + first]);
 }
 
 // Of several chunks, the first chunk of the model is the last to run backward.
@@ -566,7 +584,8 @@ void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages)
   const LayoutCosts& costs = space_->layout_costs[at(layout.costs)];
   const TrainingRecord& t = space_->training;
   const auto m = static_cast<double>(shape().micro_batches);
-  block_states_.assign(1, {0.0, 0.0, 0.0});
+  const double buffer_bytes = space_->buffer_bytes(layout);
+  const bool layer_peaks = space_->size_of(shape().strategy, 0).layer_peaks != 0;
   late_.clear();
   if (t.late_gradients != 0) {
     late_.push_back(0.0);
@@ -580,8 +599,8 @@ void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages)
     for (std::size_t q = 0; q < own.kinds; ++q) {
       gather = std::max(gather, costs.gather_bytes[at(kinds_in_[own.kinds_at + q])]);
     }
-    MovingBytes moving{own.stash, own.live, own.once, space_->buffer_bytes(layout) + gather};
-    if (chunks_ == 1) {
+    MovingBytes moving{own.stash, own.live, own.once, buffer_bytes + gather};
+    if (chunks_ == 1 && layer_peaks) {
       const int i = partition_->cuts[at(k)];
       const int j = partition_->cuts[at(k) + 1];
       const bool late = !(m > own.in_flight);
@@ -590,11 +609,12 @@ void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages)
     }
     const PeakBytes peak =
         peak_bytes(moving, late_gradients(k), own.in_flight, m, (1.0 + t.fragmentation) - 1.0);
-    const StateBytes state = stage_state(k, costs);
-    const MemoryTerms memory{state.weights,   state.gradients + peak.gradients,
-                             state.optimizer, peak.activations,
-                             peak.live,       peak.once,
-                             moving.buffers,  peak.lost};
+    const double* const state =
+        &states_[own.state_at + 3 * static_cast<std::size_t>(sizes - sizes_.data())];
+    const MemoryTerms memory{state[0],  state[1] + peak.gradients,
+                             state[2],  peak.activations,
+                             peak.live, peak.once,
+                             moving.buffers, peak.lost};
     const auto instant = static_cast<std::int32_t>(peak.instant);
     const double bytes = total(memory);
     if (bytes > sizes->fullest.memory_bytes) {
@@ -604,7 +624,7 @@ void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages)
       sizes->fullest.instant = instant;
     }
     if (stages == nullptr) continue;
-    stages->push_back({loads_s_[at(k) * steps_.size() + rows_[0].step], memory, instant, 0});
+    stages->push_back({loads_s_[at(k) * width_ + rows_[0].step], memory, instant, 0});
   }
 }
 

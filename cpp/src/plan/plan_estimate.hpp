@@ -80,6 +80,7 @@ class PlanEstimator {
     double in_flight, live, once, stash, first_stash;
     int blocks;                   // if they are alike and the stage has nothing else, else -1
     std::size_t kinds_at, kinds;  // of its layers, in `kinds_in_`
+    std::size_t state_at;         // in `states_`
   };
 
   const LayoutRecord& shape() const noexcept { return space_->layouts[layouts_[0]].record; }
@@ -108,9 +109,13 @@ class PlanEstimator {
   void fill_columns();
   void sum_columns();
   void add_stages();
+  const double* chunk_sums(int stage, int chunk) const noexcept {
+    return &(chunks_ == 1 ? of_stage_ : of_chunk_)[(at(stage) * at(chunks_) + at(chunk)) * columns_];
+  }
   double backward_s(std::size_t column, int stage, int chunk) const noexcept;
   // ---- steps ----
   void find_loads();
+  void find_passes(int stage, int chunk, int i, int j, double* load_s);
   void simulate(PipelinePlayer* player);
   double longest_tail_s(const Row& row) const;
   void find_before();
@@ -122,7 +127,8 @@ class PlanEstimator {
   void find_stage_bytes();
   StageBytes stage_bytes(int stage);
   void find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages);
-  StateBytes stage_state(int stage, const LayoutCosts& costs) const;
+  void sum_states();
+  void sum_state(int stage, std::size_t first);
   LateGradients late_gradients(int stage) const;
   void find_totals();
   void find_moved();
@@ -159,7 +165,7 @@ class PlanEstimator {
   // Steps: by pass and step, and by step.
   std::size_t width_ = 0;  // steps, filled up
   std::vector<double> forward_s_, backward_s_, weight_grad_s_, loads_s_, max_load_s_, step_s_;
-  std::vector<double> before_s_;  // [level][stage]: backward passes of the stages before it
+  std::vector<double> before_s_;  // [stage][level]: backward passes of the stages before it
   std::vector<double> tails_s_;   // [sizes][level]
   double mean_s_ = 0.0;           // of the stages' work on a micro-batch
   double again_s_ = 0.0;          // mean of their recomputation
@@ -174,7 +180,9 @@ class PlanEstimator {
   std::vector<std::int32_t> kinds_in_;
   std::vector<std::int32_t> layer_kinds_;  // of all layers, stage by stage
   std::vector<double> moved_;              // scratch
-  mutable std::vector<StateBytes> block_states_;  // of the first blocks, by their number
+  // Weights, gradients and optimiser state of all `sizes_`, by kind and by stage.
+  std::size_t state_width_ = 0;
+  std::vector<double> state_by_kind_, states_;
   Totals totals_;
 };
 

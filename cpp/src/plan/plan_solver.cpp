@@ -789,12 +789,15 @@ std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages)
 bool AssignmentSearch::cut_by_work(Partition* partition) {
   const LayoutRecord& l = on_.record();
   if (l.pp == 1 || l.vpp > 1) return false;
+  bool divides = false;
+  for (int kind = 0; kind < on_.space->kinds; ++kind) {
+    divides = divides || on_.space->size_of(l.strategy, kind).stage_work > 0.0;
+  }
+  if (!divides) return false;
   work_of_.clear();
   for (const std::int32_t kind : on_.space->order) {
     work_of_.push_back(on_.space->size_of(l.strategy, kind).stage_work);
   }
-  const auto positive = [](double work) { return work > 0.0; };
-  if (std::none_of(work_of_.begin(), work_of_.end(), positive)) return false;
   partition->cuts = cuts_by_work(work_of_, l.pp);
   return true;
 }
