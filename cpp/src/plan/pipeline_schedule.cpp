@@ -1038,9 +1038,10 @@ void PipelinePlayer::Game::advance(const Phase& phase) {
   }
 }
 
-// Plays rounds by `play`, which reads the clocks in `before_` and leaves those after it in `state_`.
-// Where rounds only shift the clocks, they are skipped: `comparable` is the number of equal rounds.
-// Of steps that are simulated together each skips its own rounds; it waits for the others meanwhile.
+// Plays rounds by `play`, which reads the clocks in `before_` and leaves those after it in
+// `state_`. Where rounds only shift the clocks, they are skipped: `comparable` is the number of
+// equal rounds. Of steps that are simulated together each skips its own rounds; it waits for the
+// others meanwhile.
 template <std::size_t W, typename Play>
 void PipelinePlayer::Game::play_rounds(std::int64_t rounds, std::int64_t comparable, bool skip,
                                        const Play& play) {
@@ -1227,8 +1228,8 @@ std::array<double, W> PipelinePlayer::Game::one_forward_one_backward() {
     }
     std::copy_n(sent_before, first * W, sent_s);
     for (std::size_t k = first; k-- > 0;) {
-      gradient_s = larger(Clocks::load(clock_before + k * W), gradient_s) +
-                   Clocks::load(backward_s + k * W);
+      gradient_s =
+          larger(Clocks::load(clock_before + k * W), gradient_s) + Clocks::load(backward_s + k * W);
       gradient_s.store(clock_s + k * W);
     }
   };

@@ -93,9 +93,8 @@ void PlanSpace::estimate_even(std::size_t first, std::span<const std::int32_t> v
   const auto estimate_group = [&] {
     if (group.empty()) return;
     solver.lay(*impl_, group.front());
-    const auto found =
-        estimator.estimate({solver.on(), group, partition, own, freed, usable_bytes},
-                           solver.step().player());
+    const auto found = estimator.estimate({solver.on(), group, partition, own, freed, usable_bytes},
+                                          solver.step().player());
     for (std::size_t k = 0; k < group.size(); ++k) put(group[k], found[k]);
     group.clear();
   };
@@ -115,8 +114,7 @@ void PlanSpace::estimate_even(std::size_t first, std::span<const std::int32_t> v
       own = times(at(strategy));
       for (std::size_t n = 0; n < free.size(); ++n) freed[n] = free[n](at(strategy));
     }
-    const PlanStatus status =
-        solver.even(*impl_, first + k, own, variants[k], usable_bytes, &next);
+    const PlanStatus status = solver.even(*impl_, first + k, own, variants[k], usable_bytes, &next);
     if (status != PlanStatus::kOk) {
       PlanEstimate found{};
       found.time_s = kNan;

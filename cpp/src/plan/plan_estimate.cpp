@@ -27,6 +27,11 @@ bool same_times(const KindTimes& a, const KindTimes& b, std::size_t kinds, std::
          same(a.backward_s, b.backward_s, kinds * variants);
 }
 
+// Room for so many numbers; those that were there before have any value.
+void reserve(std::vector<double>* numbers, std::size_t count) {
+  if (numbers->size() < count) numbers->resize(count);
+}
+
 }  // namespace
 
 std::span<const PlanEstimate> PlanEstimator::estimate(const Group& group, PipelinePlayer* player,
@@ -61,8 +66,7 @@ std::span<const PlanEstimate> PlanEstimator::estimate(const Group& group, Pipeli
     found.time_s = step_s_[row.step] + longest_tail_s(row) + row.layout->exchange_s;
     found.energy_j = energy_j(row, found.time_s);
     const bool over = found.memory_bytes > group.usable_bytes * kFits;
-    found.status =
-        static_cast<std::int32_t>(over ? PlanStatus::kOverMemory : PlanStatus::kOk);
+    found.status = static_cast<std::int32_t>(over ? PlanStatus::kOverMemory : PlanStatus::kOk);
     if (!group.free.empty()) found.parts = parts(row, found.time_s);
   }
   return found_;
@@ -133,8 +137,8 @@ void PlanEstimator::list_rows() {
     columns_ += 2;
     const LayoutRecord& l = layout.record;
     const std::array<std::int64_t, 3> of{l.dp, sharing_replicas(l), l.zero};
-    const auto same = std::find_if(sizes_.begin(), sizes_.end(),
-                                   [&](const Sizes& own) { return own.of == of; });
+    const auto same =
+        std::find_if(sizes_.begin(), sizes_.end(), [&](const Sizes& own) { return own.of == of; });
     row.sizes = static_cast<std::size_t>(same - sizes_.begin());
     if (same == sizes_.end()) sizes_.push_back({of, &layout, columns_++, {}, 0.0});
     const auto same_messages = [&](const Row& other) {
@@ -167,7 +171,8 @@ void PlanEstimator::list_levels(std::span<const KindTimes> free) {
     const KindTimes& own = free[n];
     if (own.forward_s == last->forward_s) continue;
     // Where these costs are zero already, the step is the one before.
-    if (!same_times(own, *last, at(space_->kinds), variants)) step = add_step(add_passes(), nullptr);
+    if (!same_times(own, *last, at(space_->kinds), variants))
+      step = add_step(add_passes(), nullptr);
     last = &own;
     levels_.push_back({n + 1, last, step});
   }
@@ -181,8 +186,7 @@ void PlanEstimator::fill_passes(const Passes& passes, const KindTimes& times, co
   const int zero = row == nullptr ? 0 : row->layout->record.zero;
   for (std::size_t k = 0; k <= kinds; ++k) {
     const std::size_t timed = k < kinds ? k : at(space_->order.back());
-    const std::size_t kind =
-        k < kinds ? k : at(space_->kind_at(space_->layers - 1, stages_));
+    const std::size_t kind = k < kinds ? k : at(space_->kind_at(space_->layers - 1, stages_));
     double* const own = &by_kind_[k * columns_];
     own[passes.forward] = times.forward_s[timed];
     own[passes.plain] = times.plain_s[timed];
@@ -205,7 +209,7 @@ void PlanEstimator::fill_columns() {
   const auto kinds = at(space_->kinds);
   const std::size_t used = columns_;
   columns_ = (columns_ + kBlock - 1) / kBlock * kBlock;
-  by_kind_.resize((kinds + 1) * columns_);
+  reserve(&by_kind_, (kinds + 1) * columns_);
   for (std::size_t k = 0; k <= kinds; ++k) {
     std::fill_n(&by_kind_[k * columns_ + used], columns_ - used, 0.0);
   }
@@ -223,8 +227,7 @@ void PlanEstimator::fill_columns() {
     if (row.step != row.plain_step) fill_passes(steps_[row.step].passes, times_, &row);
     for (std::size_t k = 0; k <= kinds; ++k) {
       const std::size_t timed = k < kinds ? k : at(space_->order.back());
-      const std::size_t kind =
-          k < kinds ? k : at(space_->kind_at(space_->layers - 1, stages_));
+      const std::size_t kind = k < kinds ? k : at(space_->kind_at(space_->layers - 1, stages_));
       double* const own = &by_kind_[k * columns_];
       const double own_s = optimizer_s(*row.costs, timed, kind);
       own[row.sync] = row.costs->sync_s[kind];
@@ -238,7 +241,7 @@ void PlanEstimator::fill_columns() {
 void PlanEstimator::sum_columns() {
   using Block = Lanes<kBlock>;
   const int last = space_->layers - 1;
-  sums_.resize(positions_.size() * columns_);
+  reserve(&sums_, positions_.size() * columns_);
   for (std::size_t first = 0; first < columns_; first += kBlock) {
     Block sum = Block::all(0.0);
     int n = 0;
@@ -258,7 +261,7 @@ void PlanEstimator::sum_columns() {
 
 // The sums of each chunk, and of each stage.
 void PlanEstimator::add_stages() {
-  of_chunk_.resize(at(stages_) * at(chunks_) * columns_);
+  reserve(&of_chunk_, at(stages_) * at(chunks_) * columns_);
   if (chunks_ > 1) of_stage_.assign(at(stages_) * columns_, 0.0);
   for (int k = 0; k < stages_; ++k) {
     for_chunks(k, [&](int c, int i, int j) {
@@ -299,7 +302,7 @@ void PlanEstimator::find_loads() {
   forward_s_.resize(cells);
   backward_s_.resize(cells);
   weight_grad_s_.resize(split_ ? cells : 0);
-  loads_s_.resize(at(stages_) * width_);
+  reserve(&loads_s_, at(stages_) * width_);
   max_load_s_.assign(width_, 0.0);
   for (int k = 0; k < stages_; ++k) {
     double* const load_s = &loads_s_[at(k) * width_];
@@ -338,10 +341,10 @@ void PlanEstimator::find_passes(int stage, int chunk, int i, int j, double* load
 void PlanEstimator::simulate(PipelinePlayer* player) {
   step_s_.assign(width_, 0.0);
   if (stages_ > 1) {
-    player->steps_s(schedule_of(shape()),
-                    {stages_, chunks_, shape().micro_batches, forward_s_, backward_s_,
-                     weight_grad_s_, 1.0},
-                    step_s_);
+    player->steps_s(
+        schedule_of(shape()),
+        {stages_, chunks_, shape().micro_batches, forward_s_, backward_s_, weight_grad_s_, 1.0},
+        step_s_);
     return;
   }
   for (std::size_t s = 0; s < width_; ++s) {
@@ -365,9 +368,9 @@ double PlanEstimator::longest_tail_s(const Row& row) const {
   double before_s = 0.0;
   for (int k = 0; k < stages_; ++k) {
     const double* const own = &of_stage_[at(k) * columns_];
-    longest_s = std::max(
-        longest_s, tail_after(own[row.sync], of_one(own[plain]), row.costs->bucket_s,
-                              own[row.after], of_one(before_s), contention));
+    longest_s =
+        std::max(longest_s, tail_after(own[row.sync], of_one(own[plain]), row.costs->bucket_s,
+                                       own[row.after], of_one(before_s), contention));
     if (one_way) before_s += own[plain];
   }
   return longest_s;
@@ -378,7 +381,7 @@ double PlanEstimator::longest_tail_s(const Row& row) const {
 void PlanEstimator::find_before() {
   const bool one_way = !bidirectional(shape());
   const std::size_t count = levels_.size() + 1;
-  before_s_.resize(at(stages_) * count);
+  reserve(&before_s_, at(stages_) * count);
   for (std::size_t n = 0; n < count; ++n) {
     const std::size_t plain = n == 0 ? plain_.plain : steps_[levels_[n - 1].step].passes.plain;
     double before_s = 0.0;
@@ -528,7 +531,7 @@ PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
 void PlanEstimator::sum_states() {
   const auto kinds = at(space_->kinds);
   state_width_ = (3 * sizes_.size() + kSteps - 1) / kSteps * kSteps;
-  state_by_kind_.resize((kinds + 1) * state_width_);
+  reserve(&state_by_kind_, (kinds + 1) * state_width_);
   for (std::size_t k = 0; k <= kinds; ++k) {
     double* own = &state_by_kind_[k * state_width_];
     for (const Sizes& sizes : sizes_) {
@@ -537,7 +540,7 @@ void PlanEstimator::sum_states() {
     }
     std::fill(own, &state_by_kind_[k * state_width_] + state_width_, 0.0);
   }
-  states_.resize(at(stages_) * state_width_);
+  reserve(&states_, at(stages_) * state_width_);
   const StageBytes* last = nullptr;
   for (int k = 0; k < stages_; ++k) {
     StageBytes& own = stage_bytes_[at(k)];
@@ -611,9 +614,9 @@ void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages)
         peak_bytes(moving, late_gradients(k), own.in_flight, m, (1.0 + t.fragmentation) - 1.0);
     const double* const state =
         &states_[own.state_at + 3 * static_cast<std::size_t>(sizes - sizes_.data())];
-    const MemoryTerms memory{state[0],  state[1] + peak.gradients,
-                             state[2],  peak.activations,
-                             peak.live, peak.once,
+    const MemoryTerms memory{state[0],       state[1] + peak.gradients,
+                             state[2],       peak.activations,
+                             peak.live,      peak.once,
                              moving.buffers, peak.lost};
     const auto instant = static_cast<std::int32_t>(peak.instant);
     const double bytes = total(memory);
@@ -670,7 +673,8 @@ void PlanEstimator::find_moved() {
   moved_.assign((at(space_->kinds) + 1) * width, 0.0);
   for (std::size_t s = 0; s < sizes_.size(); ++s) {
     const LayoutCosts& costs = space_->layout_costs[at(sizes_[s].layout->costs)];
-    for (std::size_t k = 0; k <= at(space_->kinds); ++k) moved_[k * width + s] = costs.step_bytes[k];
+    for (std::size_t k = 0; k <= at(space_->kinds); ++k)
+      moved_[k * width + s] = costs.step_bytes[k];
   }
   for (std::size_t first = 0; first < width; first += kSteps) {
     Lanes<kSteps> sum = Lanes<kSteps>::all(0.0);

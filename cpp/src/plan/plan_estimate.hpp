@@ -110,7 +110,8 @@ class PlanEstimator {
   void sum_columns();
   void add_stages();
   const double* chunk_sums(int stage, int chunk) const noexcept {
-    return &(chunks_ == 1 ? of_stage_ : of_chunk_)[(at(stage) * at(chunks_) + at(chunk)) * columns_];
+    return &(chunks_ == 1 ? of_stage_
+                          : of_chunk_)[(at(stage) * at(chunks_) + at(chunk)) * columns_];
   }
   double backward_s(std::size_t column, int stage, int chunk) const noexcept;
   // ---- steps ----
@@ -142,8 +143,8 @@ class PlanEstimator {
   KindTimes times_{};
   int stages_ = 0;
   int chunks_ = 0;
-  bool split_ = false;  // whether weight gradients are passes of their own
-  std::vector<std::int32_t> variants_;       // that stages use
+  bool split_ = false;                  // whether weight gradients are passes of their own
+  std::vector<std::int32_t> variants_;  // that stages use
   std::array<std::size_t, kMaxVariants> variant_at_{};
   std::vector<Row> rows_;
   std::vector<Sizes> sizes_;

@@ -110,8 +110,8 @@ double LayoutOnChip::stash_bytes(std::span<const double> by_chunk, int stage,
   }
   if (chunks == 1 || least == most || stages == 1) return sum;
   if (held_[at(stage)] == nullptr) {
-    held_[at(stage)] = &space->peaks_in_flight.of(schedule(), stages, record().vpp, micro_batches,
-                                                  stage, player_);
+    held_[at(stage)] =
+        &space->peaks_in_flight.of(schedule(), stages, record().vpp, micro_batches, stage, player_);
   }
   const std::vector<double>& held = *held_[at(stage)];
   double peak = 0.0;

@@ -223,7 +223,7 @@ class LayoutOnChip {
   std::vector<double> enter_each_, leave_each_;    // the same: seconds of one message
   PipelinePlayer* player_ = nullptr;
   mutable std::vector<const std::vector<double>*> held_;  // in flight, by stage, if needed before
-  mutable std::vector<double> own_bytes_;             // scratch: by chunk of a stage
+  mutable std::vector<double> own_bytes_;                 // scratch: by chunk of a stage
 };
 
 // Simulates the step of partitions of a started layout. The passes are those of the last simulated

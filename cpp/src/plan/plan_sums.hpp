@@ -13,8 +13,8 @@
 namespace phaze {
 
 // Finds the layer of a stage of one chunk with the largest peak, if peaks are found by layer.
-// `border` is the end of the layers that are recomputed by variant `more`; `late`: whether gradients
-// are allocated as they are computed.
+// `border` is the end of the layers that are recomputed by variant `more`; `late`: whether
+// gradients are allocated as they are computed.
 void find_layer_peak(const PlanSpaceImpl& space, const LayoutRecord& layout,
                      const LayoutCosts& costs, StageRecompute r, std::array<int, 3> i_border_j,
                      bool late, MovingBytes* moving) noexcept;
