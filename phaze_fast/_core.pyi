@@ -160,7 +160,7 @@ def op_times(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, float, float, float, float, float],
     one_core: bool,
     threads: int,
 ) -> _Array: ...
@@ -169,7 +169,7 @@ def op_bounds(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, float, float, float, float, float],
     one_core: bool,
     threads: int,
 ) -> _Array: ...
@@ -180,14 +180,17 @@ def product_bytes(
     m: int, k: int, n: int, capacities: _Array, rules: tuple[float, float, float]
 ) -> _Array: ...
 def op_hbm_bytes(
-    ops: _Array, capacities: _Array, precision: tuple[float, float, float, float]
+    ops: _Array,
+    capacities: _Array,
+    precision: tuple[float, float, float, float, float, float],
+    exact: bool,
 ) -> _Array: ...
 def path_bounds(
     ops: _Array,
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, float, float, float, float, float],
     graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array],
     threads: int,
 ) -> _Array: ...
@@ -196,7 +199,7 @@ def energy_bounds(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, float, float, float, float, float],
     energy_table: _Array,
     count: _Array,
     threads: int,
@@ -206,7 +209,7 @@ def op_costs(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, float, float, float, float, float],
     one_core: bool,
     energy_table: _Array,
     static_w: _Array,

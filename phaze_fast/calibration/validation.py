@@ -393,10 +393,11 @@ def validate_runs(
                 run = replace(run, cluster=run.cluster.replace(fabric=fabric))
             group = GROUPINGS[by](run)
             predicted.setdefault(group, []).append(PredictedRun(run, _predicted(run)))
-        except RowRefusedError as error:
-            refused.append(str(error))
         except UnsupportedError as error:
             unsupported.setdefault(group, Counter())[str(error)] += 1
+        except PhazeError as error:
+            text = str(error).splitlines()[0]
+            refused.append(text if isinstance(error, RowRefusedError) else f"row {line}: {text}")
         if progress is not None:
             progress(done + 1, len(rows))
     groups = (

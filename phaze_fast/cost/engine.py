@@ -19,7 +19,7 @@ from phaze_fast import _core
 from phaze_fast.caching import LruCache
 from phaze_fast.cost.collectives import collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
-from phaze_fast.cost.residency import kept_shares
+from phaze_fast.cost.residency import layer_traffic
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
@@ -404,7 +404,8 @@ class _Kept(NamedTuple):
     capacities: Array
     """Sizes of the buffer, rising."""
     shares: Array
-    """Distinct rows of shares, shape (rows, capacities)."""
+    """Distinct rows of shares of the bytes that are priced, then of compulsory bytes; shape
+    (rows, 2, capacities)."""
     row_of: Array
     """Row of each operator."""
 
@@ -412,20 +413,45 @@ class _Kept(NamedTuple):
     def of(cls, graphs: Sequence[OpGraph], batch: Machines) -> _Kept:
         """Find what stays on chip in graphs on chips."""
         capacities = np.unique(_tile_bytes(batch.records))
-        parts = [
-            kept_shares(graph, capacities, batch.precision)
-            if graph.resident
-            else np.zeros((len(capacities), len(graph)))
-            for graph in graphs
-        ]
-        table = np.concatenate(parts, axis=1).T
-        shares, row_of = np.unique(table, axis=0, return_inverse=True)
+        tables = [layer_traffic(graph, capacities, batch.precision) for graph in graphs]
+        kept = np.concatenate([table.kept_shares for table in tables], axis=1)
+        # A byte that takes longer to write than to read is part of no bound by compulsory bytes.
+        reads_as_writes = bool((batch.tunings["hbm_write_share"] == 1.0).all())
+        spared = np.concatenate([table.spared_shares for table in tables], axis=1)
+        both = np.stack([kept, spared if reads_as_writes else kept]).transpose(2, 0, 1)
+        shares, row_of = np.unique(both, axis=0, return_inverse=True)
         return cls(capacities, shares, row_of.reshape(-1))
 
     def most(self) -> Array:
         """Return the largest share of each operator over all sizes."""
-        largest: Array = self.shares.max(axis=1)[self.row_of]
+        largest: Array = self.shares[:, 0].max(axis=1)[self.row_of]
         return largest
+
+
+def _most_spared(forms: Sequence[Sequence[OpGraph]], batch: Machines) -> Array:
+    """Return the largest share of compulsory bytes that any form of each operator spares.
+
+    The operators are those of the first form; the others have them too, and more.
+    """
+    capacities = np.unique(_tile_bytes(batch.records))
+    slow_writes = bool((batch.tunings["hbm_write_share"] < 1.0).any())
+    spared = []
+    for parts in zip(*forms, strict=True):
+        first = layer_traffic(parts[0], capacities, batch.precision)
+        least = dict.fromkeys(parts[0].names, np.inf)
+        most = dict.fromkeys(parts[0].names, 0.0)
+        for part in parts:
+            traffic = layer_traffic(part, capacities, batch.precision)
+            columns = zip(traffic.moved.min(axis=0), traffic.kept_shares.max(axis=0), strict=True)
+            for name, (moved, kept) in zip(part.names, columns, strict=True):
+                if name in least:
+                    least[name] = min(least[name], float(moved))
+                    most[name] = max(most[name], float(kept))
+        moved = np.array([least[name] for name in parts[0].names])
+        shares = first._replace(moved=moved[None]).spared_shares[0]
+        # A byte that takes longer to write than to read is bounded by the share of those written.
+        spared.append(np.maximum(shares, list(most.values())) if slow_writes else shares)
+    return np.concatenate(spared)
 
 
 def _tile_bytes(records: Array) -> Array:
@@ -446,7 +472,7 @@ def _priced_by_size(
         if not len(mine):
             continue
         sized = in_format(shapes, batch.precision).copy()
-        sized["kept_share"] = kept.shares[rows, c]
+        sized["kept_share"] = kept.shares[rows, int(rough), c]
         position = np.full(len(batch), -1)
         position[mine] = np.arange(len(mine))
         some = batch.take(mine)
@@ -619,14 +645,27 @@ class _IdealWork(NamedTuple):
     """Position in `ops` of each operator of the parts."""
 
     @classmethod
-    def of(cls, graph: LayerGraph, records: Array, like: Accelerator) -> _IdealWork:
-        parts = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
+    def of(
+        cls,
+        graph: LayerGraph,
+        records: Array,
+        like: Accelerator,
+        forms: Sequence[LayerGraph] | None = None,
+    ) -> _IdealWork:
+        """Take the operators of a graph, with the least HBM bytes of any of its forms.
+
+        Without forms, with the largest share that it keeps on chip for any size of the buffer.
+        """
+        parts = _flat([graph])
         batch = machines(records, like=like).sparse  # at least as fast in every operator
         ops = np.concatenate([part.ops for part in parts])
         if any(part.resident for part in parts):
-            ops["kept_share"] = _Kept.of(parts, batch).most()
+            if forms is None:
+                ops["kept_share"] = _Kept.of(parts, batch).most()
+            else:
+                ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
         shapes, which = distinct_operators(ops)
-        return cls(parts, batch, in_format(shapes, batch.precision), which)
+        return cls(list(parts), batch, in_format(shapes, batch.precision), which)
 
 
 def roofline_work_s(
@@ -636,6 +675,7 @@ def roofline_work_s(
     like: Accelerator,
     threads: int | None = None,
     hidden: Mapping[str, float] | None = None,
+    forms: Sequence[LayerGraph] = (),
 ) -> Array:
     """Bound the seconds of all layers, forward and backward, from below on each of many chips.
 
@@ -657,6 +697,8 @@ def roofline_work_s(
         At most this many, by default all cores; the result does not depend on it.
     hidden
         Share of the seconds of collectives that overlap other work, by group of devices.
+    forms
+        The same layers under other forms of fusion: the bound holds for all of them.
 
     Examples
     --------
@@ -667,7 +709,7 @@ def roofline_work_s(
     >>> roofline_work_s(graph, space.chips, pod, space.spec.base).shape == (len(space),)
     True
     """
-    flat, batch, sized, which = _IdealWork.of(graph, records, like)
+    flat, batch, sized, which = _IdealWork.of(graph, records, like, forms)
     groups = rank_groups(graph)
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
     priced_s = collectives_s([(part, groups) for part in flat], cluster)

@@ -86,6 +86,9 @@ class TensorCore(Record):
     """Local buffer of one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
     rates: FrozenDict[Dtype, Rate] = FrozenDict({"bf16": 1.0, "fp16": 1.0})
     """Multiply-accumulates per cycle in each format, relative to bf16."""
+    sum_bytes: Literal[2, 4] = 4
+    """Bytes of a partial sum: 4 in fp32, which training needs (sums of thousands of products in
+    bf16 lose the small ones: Wang et al., NeurIPS 2018, arXiv:1812.08011)."""
     sparsity: StructuredSparsity | None = None
     """Zeros among the weights that the cores skip; absent: they multiply all of them."""
 
@@ -122,6 +125,12 @@ class Buffer(Record):
     """Capacity; 0 if a chip has only local buffers."""
     bytes_per_cycle: Quantity
     """Bandwidth of all ports together, bytes per clock cycle."""
+    strip_depth: Count = 64
+    """Elements of a row that stream from HBM through the buffer at a time: 128 bytes in bf16, two
+    bursts of an HBM channel (JESD235D: 64 bytes)."""
+    copies: Annotated[int, Field(ge=2, le=8)] = 2
+    """Strips and tiles of each kind in the buffer at once; with 2, one arrives while the other is
+    read. Fewer is not accepted: times assume that HBM and cores work at the same time."""
     port_bytes_per_cycle: Quantity = 0.0
     """Width of one core's port; 0, the default, is as wide as the edges of its array: one bf16
     value per row and column."""
@@ -275,6 +284,25 @@ class Accelerator(Record):
             return self.hbm
         size, rate = memory_of_records(chip_records([self]))
         return Hbm(capacity_bytes=int(size[0]), bandwidth_bytes_per_s=float(rate[0]))
+
+    @property
+    def load_clock_share(self) -> float:
+        """Share of its clock at which the chip stays below its power limit under long products.
+
+        The rate that measurements show then (`tuning.sustained_flops`), over that of its cores at
+        the full clock: a limit slows products by lowering the clock, and the voltage with it.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> round(presets.chip("h100").load_clock_share, 2), presets.chip("tpuv4").load_clock_share
+        (0.93, 1.0)
+        """
+        tuning = self.tuning
+        if tuning.sustained_flops is None or "bf16" not in self.tensor_core.rates:
+            return 1.0
+        full = self.peak_flops() * tuning.clock_factor * tuning.efficiency
+        return min(1.0, tuning.sustained_flops / full)
 
     @property
     def calibration(self) -> Calibration:

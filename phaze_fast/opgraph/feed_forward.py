@@ -123,12 +123,15 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     block.keep("dispatched", size, dispatched, operand="only", by=("experts",))
     # A tile with rows of two experts is computed twice; with a capacity there are no such tiles.
     more = moe.tile_rows if moe.capacity_factor is None and local > 1 else 0
-    up = block.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width, more)
-    gate = -1
-    if m.gated:
-        gate = block.grouped_linear("expert-gate", dispatched, local, rows, m.hidden, width, more)
+
+    def grouped(name: str, x: int, inner: int, cols: int) -> int:
+        parts = {"experts": cols}
+        return block.linear(name, x, rows, inner, cols, targets=parts, count=local, more=more)
+
+    up = grouped("expert-up", dispatched, m.hidden, width)
+    gate = grouped("expert-gate", dispatched, m.hidden, width) if m.gated else -1
     inner = _activate(block, "expert-", up, gate, held, width)
-    down = block.grouped_linear("expert-down", inner, local, rows, width, m.hidden, more)
+    down = grouped("expert-down", inner, width, m.hidden)
     if sorts:
         down = _moved(block, "unsort", (down,), held, held)
     if sharing > 1:

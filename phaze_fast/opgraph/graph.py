@@ -59,6 +59,8 @@ UNITS = ("TC", "VC", "TC+VC", "NET")
 GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
 FORMATS = ("", "fp8", "fp4", "int8")
 """Number formats of a product's operands; the first, empty one is that of activations."""
+AGAIN = "-again"
+"""Suffix of the names of operators that the backward pass repeats."""
 CAST = "-cast"
 """Suffix of the names of casts to a low format."""
 PASSING_CAST = f"-pass{CAST}"
@@ -96,6 +98,8 @@ class OpGraph(Brief):
     program; else a schedule is searched."""
     resident: bool = False
     """Whether arrays between products may stay on chip, as far as a chip's buffer allows."""
+    weight_bytes: float = 0.0
+    """Weights of all layers of the device where they stay on chip as well; 0: they do not."""
 
     def __len__(self) -> int:
         return len(self.ops)

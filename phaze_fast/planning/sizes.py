@@ -26,6 +26,7 @@ from phaze_fast.opgraph import (
     LayerGraph,
     OpGraph,
     Strategy,
+    forms,
     layer_graph,
     reasons,
 )
@@ -79,6 +80,8 @@ class StrategySizes:
     """Profile of the software that runs them."""
     precision: Precision
     """Number format of their products."""
+    fusion: Fusion
+    """What is fused, and repeated inside groups."""
     variants: tuple[str, ...]
     """Recompute variants, least first; no two compute the same operators again."""
     variant_of: Mapping[str, int]
@@ -224,6 +227,9 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
         if software.gradient_stand_ins and not end:
             record["shape_bytes"] = _stand_ins(layer, graph)
+        if software.slice_host_s:
+            matrices = sum(count for count, _, _ in layer.matrices)
+            record["slice_s"] = software.slice_host_s * matrices
         if software.stage_division == "work":
             record["stage_work"] = layer.forward.flops
         for v, mode in enumerate(variants):
@@ -313,9 +319,32 @@ def strategy_sizes(
         graph=graph,
         software=used,
         precision=formats,
+        fusion=fusion,
         variants=variants,
         variant_of=FrozenDict(variant_of),
     )
+
+
+def fused_sizes(
+    model: Model,
+    strategy: Strategy,
+    recompute: tuple[str, ...],
+    software: Software,
+    precision: Precision,
+    fusion: Fusion,
+) -> list[StrategySizes]:
+    """Size a model's layers under a strategy with each form of fusion that a search chooses from.
+
+    Forms under which the layers have the same operators count once. Parameters are those of
+    `strategy_sizes`.
+    """
+    distinct: dict[tuple[float, ...], StrategySizes] = {}
+    for form in forms(fusion):
+        own = strategy_sizes(model, strategy, recompute, software, precision, form)
+        passes = [layer.backward for layer in own.graph.layers]
+        key = (*(len(one) for one in passes), *(one.weight_bytes for one in passes))
+        distinct.setdefault(key, own)
+    return list(distinct.values())
 
 
 @lru_cache(maxsize=64)

@@ -151,7 +151,7 @@ def optimizer_products_s(
     for k in kinds:
         builder = LayerBuilder(f"step-{k}")
         for number, (b, m, inner, n) in enumerate(products[k]):
-            builder.grouped_linear(f"product-{number}", number - 1, b, m, inner, n)
+            builder.linear(f"product-{number}", number - 1, m, inner, n, count=b)
         graphs.append(lay_out(builder.name, builder.specs, (), in_order=True))
     chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, software)
     as_run = None if like is None else chip_as_run(like, software)

@@ -17,15 +17,8 @@ from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, 
 from phaze_fast.tables import Array
 
 AREA_TERMS = (
-    "tensor",
-    "tensor_local",
-    "vector",
-    "vector_local",
-    "buffer",
-    "network",
-    "hbm",
-    "control",
-    "links",
+    *("tensor", "tensor_local", "vector", "vector_local"),
+    *("buffer", "network", "hbm", "control", "links"),
 )
 """Terms of a chip's area: multipliers, lanes, their local SRAM, and what the cores share."""
 

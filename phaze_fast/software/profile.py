@@ -128,6 +128,9 @@ class Software(Record):
     reserved_share: Fraction = 0.0
     """Memory that its allocator reserves beyond the bytes in use, as a share of these, where
     reported figures include it. It is released where memory is short, so plans may use it."""
+    slice_host_s: Seconds = 0.0
+    """Seconds of the host for each matrix and each replica to copy a replica's slice of updated
+    weights to its place (ZeRO 1 and 2); 0 where they are gathered in place."""
     hidden_tensor: Fraction = 0.0
     """Share of the seconds of tensor-parallel collectives that overlaps with products."""
     scattered_messages: bool = False

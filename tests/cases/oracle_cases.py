@@ -24,7 +24,9 @@ from phaze_fast.software import DEFAULT, load_software
 
 CHIPS = ("h100", "a100-80", "tpuv4")
 MODES = ("none", "selective", "full")
-CONTENDED = load_software(DEFAULT).replace(name="contended", overlap_slowdown=1.3)
+CONTENDED = load_software(DEFAULT).replace(
+    name="contended", overlap_slowdown=1.3, slice_host_s=2e-4
+)
 OPTIMIZERS = ("adam", "adam-bf16", "sgd-bf16", "adam-fp32")
 KINDS = ("dense", "dense", "grouped", "experts", "experts", "encoder-decoder")
 

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from phaze_fast import ArchitectureSpace, Cluster, Plan, Training, evaluate_batch, models, predict
 from phaze_fast.cost import estimate_costs, roofline_work_j, roofline_work_s
-from phaze_fast.cost.residency import kept_shares
+from phaze_fast.cost.machines import Streams
+from phaze_fast.cost.residency import layer_traffic
 from phaze_fast.explore import find_chips
 from phaze_fast.opgraph import Strategy, layer_graph
 
 MIB = 2.0**20
-BF16 = (2.0, 2.0, 4.0, 1.0)
+BF16 = Streams(2.0, 2.0, 4.0, 1.0)
 NAMES = ("bertlarge", "llama2-7b", "llama3-8b", "t5-small", "deepseek-v3", "mixtral-8x7b")
 SPACE = ArchitectureSpace.tpuv4_area()
 
@@ -27,7 +28,9 @@ def of(graph, shares):
 
 def test_what_a_large_buffer_saves_of_bert_by_hand():
     layer = block("bertlarge")
-    forward = of(layer.forward, kept_shares(layer.forward, np.array([2.0**40]), BF16)[0])
+    forward = of(
+        layer.forward, layer_traffic(layer.forward, np.array([2.0**40]), BF16).kept_shares[0]
+    )
     x, hidden, weights, mask = 1.0, 4.0, 8.0, 0.5  # MiB of 512 rows
     up, down = x + weights + 2 * hidden, hidden + weights + x + x + mask
     assert forward["up"] == forward["down"] == pytest.approx(hidden / (up + down))
@@ -39,7 +42,9 @@ def test_what_a_large_buffer_saves_of_bert_by_hand():
     fused = x + 6.0 + 3 * q + q + 2.0 + x + x + mask
     assert forward["attention"] == pytest.approx(1.0 - fused / alone, rel=1e-2)
     assert statistics < 0.04
-    backward = of(layer.backward, kept_shares(layer.backward, np.array([2.0**40]), BF16)[0])
+    backward = of(
+        layer.backward, layer_traffic(layer.backward, np.array([2.0**40]), BF16).kept_shares[0]
+    )
     alone = (x + weights + hidden + hidden) + (hidden + weights + x)
     assert backward["d-up-x"] == backward["d-down-x"] == pytest.approx(hidden / alone)
     assert backward["d-up-w"] == backward["d-ffn-norm"] == 0.0
@@ -51,7 +56,7 @@ def test_shares_are_shares_and_collectives_cut_chains(name):
     for width in (1, 2):
         layer = block(name, tp=width)
         for graph in (layer.forward, layer.backward):
-            shares = kept_shares(graph, sizes, BF16)
+            shares = layer_traffic(graph, sizes, BF16).kept_shares
             assert shares.min() >= 0.0
             assert shares.max() < 1.0
             assert not shares[:, graph.ops["collective"] >= 0].any()
@@ -59,7 +64,9 @@ def test_shares_are_shares_and_collectives_cut_chains(name):
 
 def test_low_precision_and_unfused_graphs_keep_nothing():
     layer = block("bertlarge")
-    assert not kept_shares(layer.forward, np.array([MIB]), (1.0, 2.0, 4.0, 2.0)).any()
+    assert not layer_traffic(
+        layer.forward, np.array([MIB]), BF16._replace(in_bytes=1.0, rate=2.0)
+    ).kept_shares.any()
     plain, fused = (
         estimate_costs(block("bertlarge", fusion).forward, "tpuv4")
         for fusion in ("none", "epilogues")

@@ -174,6 +174,7 @@ def layer_times(model, strategy, chip, fabric, slowdown):
             {
                 "forward": forward,
                 "backward": backward,
+                "matrices": sum(count for count, _, _ in layer.matrices),
                 "again": Again(layer, 0.0 if layer.kind in ENDS else forward, ahead),
                 "weight_grad": backward * weights / total if total > 0 else 0.0,
             }
@@ -294,4 +295,8 @@ class Layers:
         seconds = kept * (each + self.optimizer.weight_bytes) / self.hbm_rate
         if self.spec.zero in (1, 2):
             seconds += self.over_replicas("all-gather", i, min(2.0, self.optimizer.weight_bytes))
+            slices = len(self.network.replicas(False, self.spec.shard))
+            if slices > 1:
+                matrices = self.kinds[self.order[i]]["matrices"]
+                seconds += self.spec.software.slice_host_s * matrices * slices
         return seconds

@@ -52,6 +52,7 @@ struct LayerKindRecord {
   double packed_bytes;       // and their bytes
   double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
   double step_gather_bytes;  // that the optimiser needs whole if ZeRO 3 shards them
+  double slice_s;            // of the host for each replica, where ZeRO 1 or 2 gathers slices
   double stage_work;         // by which stages are divided; 0 for all kinds: by number of blocks
 };
 

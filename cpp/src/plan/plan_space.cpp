@@ -21,7 +21,7 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
               is_size(kind.frozen_parameters) && is_size(kind.frozen_experts) &&
               is_size(kind.packed_parameters) && is_size(kind.packed_bytes) &&
               is_size(kind.more_state_bytes) && is_size(kind.step_gather_bytes) &&
-              is_size(kind.stage_work) && kind.frozen_parameters <= kind.parameters &&
+              is_size(kind.slice_s) && is_size(kind.stage_work) && kind.frozen_parameters <= kind.parameters &&
               kind.frozen_experts <= kind.expert_parameters &&
               kind.packed_parameters <= kind.frozen_parameters;
   for (int v = 0; v < variants; ++v) {
@@ -76,7 +76,7 @@ bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
          a.packed_parameters == b.packed_parameters && a.packed_bytes == b.packed_bytes &&
          a.more_state_bytes == b.more_state_bytes && a.step_gather_bytes == b.step_gather_bytes &&
          a.copy_bytes == b.copy_bytes && a.cast_bytes == b.cast_bytes &&
-         a.shape_bytes == b.shape_bytes && a.boundary == b.boundary;
+         a.shape_bytes == b.shape_bytes && a.slice_s == b.slice_s && a.boundary == b.boundary;
 }
 
 bool known_schedule(std::int32_t code) noexcept {
@@ -421,7 +421,11 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
       reduced_s + across(dense, sharing * s.cp) + across(experts, holders) + paired_s;
   costs->each_s[at(kind)] = zero >= 2 ? reduced_s : 0.0;
   costs->fetch_s[at(kind)] = zero >= 3 ? weights_s : 0.0;
-  double step_s = zero == 1 || zero == 2 ? weights_s : 0.0;
+  double step_s = 0.0;
+  if (zero == 1 || zero == 2) {
+    const std::int64_t slices = sharing * s.cp;
+    step_s = weights_s + (slices > 1 ? size.slice_s * static_cast<double>(slices) : 0.0);
+  }
   if (zero >= 3 && size.step_gather_bytes > 0.0) {
     step_s =
         seconds(CollectiveOp::kAllGather, size.step_gather_bytes / p.trained, p.trained, experts);
