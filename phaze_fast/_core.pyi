@@ -429,9 +429,15 @@ TRAINING_DTYPE: np.dtype[np.void]
 ESTIMATE_DTYPE: np.dtype[np.void]
 PLAN_STATUS_SENTENCES: tuple[str, ...]
 MEMORY_RULE: dict[str, int]
-WIDTHS_DTYPE: np.dtype[np.void]
+WIDTHS: tuple[str, ...]
 
-def check_widths(widths: _Array, devices: int, global_batch: int) -> _Array: ...
+def check_widths(widths: Sequence[_Array], devices: int, global_batch: int) -> _Array: ...
+
+class LaidOut(NamedTuple):
+    layouts: _Array
+    rows: _Array
+
+def laid_out(widths: Sequence[_Array], strategy: _Array, global_batch: int) -> LaidOut: ...
 
 class EstimatedPlan(NamedTuple):
     estimate: _Array
