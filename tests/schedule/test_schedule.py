@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 from case_counts import slow_or_thorough, some_or_many
@@ -42,6 +43,34 @@ def against_enumeration(rng, most_ops, rule, most_modes=2):
     check(found)
     assert found.status == "optimal"
     assert found.makespan == pytest.approx(best_makespan(layer, rule == "overlap"), rel=1e-9)
+
+
+def with_tail(data, count, seconds=3.0):
+    """The layer followed by operators on all cores, one after another, that wait for all of it."""
+    ids = [op["id"] for op in data["ops"]]
+    tail = [max(ids) + 1 + k for k in range(count)]
+    on_all = {"type": "TCandVC", "lat_single": seconds, "lat_all": seconds}
+    edges = [[before, tail[0]] for before in ids] + [list(pair) for pair in pairwise(tail)]
+    more = [{"id": at, **on_all} for at in tail]
+    return {**data, "ops": data["ops"] + more, "edges": data["edges"] + edges}
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+@pytest.mark.parametrize(("count", "tail"), [(6, 57), (6, 58), (6, 59), (9, 60), (59, 4), (62, 3)])
+def test_a_tail_adds_its_length_also_where_sets_of_operators_get_wider(rule, count, tail):
+    """Layers of up to 64 operators have sets of one word, larger ones of two."""
+    rng = random.Random(1000 * count + tail)
+    proven = 0
+    for _ in range(4):
+        data = backward_like(rng, count)
+        layers = [instance_from_dict(each) for each in (data, with_tail(data, tail))]
+        alone, longer = schedule_instances(layers, rule, max_nodes=500, highs=False)
+        check(alone)
+        check(longer)
+        assert alone.bound + 3.0 * tail <= longer.makespan * (1 + 1e-12)
+        assert longer.bound <= (alone.makespan + 3.0 * tail) * (1 + 1e-12)
+        proven += alone.status == longer.status == "optimal"
+    assert proven > 0 or count > 60
 
 
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
