@@ -115,15 +115,11 @@ def _compared(both: Sequence[RunGroup]) -> RenderableType:
     rows = []
     for group in both:
         shares = [fit / n for n, fit in (group.fits.get(s, (0, 0)) for s in statuses) if n]
-        rows.append(
-            [
-                group.name,
-                *(["0", *["-"] * 5] if group.time is None else _errors(group.time)),
-                _share(None if group.regret is None else float(group.regret["mean"])),
-                _share(None if group.memory is None else group.memory.mean_abs_err),
-                *([_share(share) for share in shares] or ["-"] * len(statuses)),
-            ]
-        )
+        errors = ["0", *["-"] * 5] if group.time is None else _errors(group.time)
+        regret = None if group.regret is None else float(group.regret["mean"])
+        memory = None if group.memory is None else group.memory.mean_abs_err
+        fits = [*map(_share, shares)] or ["-"] * len(statuses)
+        rows.append([group.name, *errors, _share(regret), _share(memory), *fits])
     return table("Two models on the same rows", columns, rows)
 
 

@@ -92,16 +92,11 @@ class _Quantity:
     def worst_rows(self) -> list[list[str]]:
         """List the rows with the largest errors, largest first."""
         worst = sorted(self.rows, key=lambda row: -abs(row.error))[:_MAX_WORST]
-        return [
-            [
-                row.label,
-                row.group,
-                self.format(row.measured),
-                self.format(row.predicted),
-                percent(row.error, signed=True),
-            ]
-            for row in worst
-        ]
+        rows = []
+        for row in worst:
+            values = [self.format(value) for value in (row.measured, row.predicted)]
+            rows.append([row.label, row.group, *values, percent(row.error, signed=True)])
+        return rows
 
 
 def _error_row(name: str, errors: ErrorSummary) -> list[str]:
