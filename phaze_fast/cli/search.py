@@ -204,12 +204,9 @@ def _front(result: SearchResult) -> RenderableType:
     front, shown = result.pareto(), []
     for row in front.rows[:12]:
         chip = row["chip_text"].split(": ", 1)[-1].split(", HBM")[0]
-        sizes = [
-            f"{row['area_mm2']:.2f}",
-            f"{row['energy_j']:,.0f}",
-            format_bytes(row["hbm_bytes"]),
-        ]
-        shown.append([format_time(row["time_s"]), *sizes, f"{row['cost_usd']:,.0f}", chip])
+        figures = [f"{row['area_mm2']:.2f}", f"{row['energy_j']:,.0f}"]
+        figures += [format_bytes(row["hbm_bytes"]), f"{row['cost_usd']:,.0f}"]
+        shown.append([format_time(row["time_s"]), *figures, chip])
     sure = "" if front.proven else ", not proven"
     title = f"The front of {', '.join(front.objectives)}: {len(front)} points{sure}"
     caption = "" if len(front) <= 12 else f"{len(front) - 12} more with --json or --parquet"
