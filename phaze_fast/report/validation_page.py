@@ -65,17 +65,15 @@ class _Quantity:
     def figure(self) -> dict[str, Any] | None:
         """Draw predicted over measured values, a mark for each group."""
         scale = GIB if self.is_bytes else 1.0
-        points = [
-            Point(
-                row.group,
-                row.measured / scale,
-                row.predicted / scale,
-                f"{row.label}: measured {self.format(row.measured)}, "
-                f"predicted {self.format(row.predicted)}, {row.error:+.1%}",
-            )
-            for row in self.rows
-            if is_number(row.measured) and is_number(row.predicted)
-        ]
+        points = []
+        for row in self.rows:
+            if is_number(row.measured) and is_number(row.predicted):
+                both = (
+                    f"measured {self.format(row.measured)}, predicted {self.format(row.predicted)}"
+                )
+                text = f"{row.label}: {both}, {row.error:+.1%}"
+                place = (row.measured / scale, row.predicted / scale)
+                points.append(Point(row.group, *place, text))
         if len(points) < _MIN_POINTS:
             return None
         return points_figure(
@@ -136,15 +134,10 @@ def _of_columns(validation: StepValidation | Validation) -> list[_Quantity]:
         is_bytes = column.endswith("bytes")
         unit = 1.0 if is_bytes else 1e-3 if column.endswith("ms") else 1e-6
         values = zip(validation.labels, measured, validation.predicted[column], strict=True)
-        rows = [
-            _Row(
-                label.split()[0] if steps else validation.kind,
-                label,
-                unit * float(value),
-                unit * float(predicted),
-            )
-            for label, value, predicted in values
-        ]
+        rows = []
+        for label, *pair in values:
+            group = label.split()[0] if steps else validation.kind
+            rows.append(_Row(group, label, *(unit * float(value) for value in pair)))
         quantities.append(_Quantity(column, "model" if steps else "kind", is_bytes, rows))
     return quantities
 
