@@ -19,7 +19,15 @@ from phaze_fast.opgraph.builder import (
 )
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.rewrites import Fusion, fuse, quantised, quantised_tensors
+from phaze_fast.opgraph.rewrites import (
+    ANY_FORM,
+    Fusion,
+    forms,
+    fuse,
+    quantised,
+    quantised_tensors,
+    recomputed_in_groups,
+)
 from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
 from phaze_fast.opgraph.traced import (
     DevicePeak,
@@ -185,13 +193,17 @@ class Layer(Share):
         return max(self.peaks, key=lambda one: one.bytes)
 
     def live_bytes(self, recompute: str, resident_gradients: bool) -> float:
-        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation."""
+        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation.
+
+        If it is offloaded, what returns for the next layer is counted too.
+        """
         stored = self.forward.stashed_bytes(recompute)
+        arriving = self.forward.offloaded_bytes(recompute)
         if not self.peaks:
-            return self.forward.stashed_bytes() - stored + self.work_bytes
+            return self.forward.stashed_bytes() - stored + self.work_bytes + arriving
         again = self.forward.recomputed(recompute)
         unsaved = sum(x.bytes for x in self.forward.tensors if x.instead_of in again)
-        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0)
+        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0) + arriving
 
 
 @dataclass(frozen=True)
@@ -268,21 +280,32 @@ def _transformer_layer(
     precision: Precision | None,
 ) -> Layer:
     """Build a kind of layer of a transformer; the latest are cached."""
-    share, builder = _builder(model, strategy, kind)
-    passes = _passes(builder, model, share)
+    share, passes = _unfused(model, strategy, kind)
     return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
+
+
+@lru_cache(maxsize=64)
+def _unfused(
+    model: TransformerModel, strategy: Strategy, kind: str
+) -> tuple[Share, tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]]:
+    """Build the parameters and operators of a kind of layer; the forms of fusion share them."""
+    share, builder = _builder(model, strategy, kind)
+    return share, _passes(builder, model, share)
 
 
 @lru_cache(maxsize=4096)
 def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
     """Return what the operators of a layer depend on, so that strategies share its graphs.
 
-    That is everything but the overlap of exchanges, and nothing about experts unless it has some.
+    That is everything but the overlap of exchanges and the optimiser, and nothing about experts
+    unless it has some.
     """
     changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
+    changes["offload_optimizer"] = False
     if not routed:
         own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
         changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+        changes["dispatcher"] = "all-to-all"
     return strategy.model_copy(update=changes)
 
 
@@ -365,16 +388,19 @@ def _layer(
         tensors = quantised_tensors(tensors, precision)
         device = share.device_parameters
         copies = device * precision.weight_copies, device * precision.weight_casts
+    elif fusion.startswith("full+"):
+        again = recomputed_in_groups(forward, backward, tensors, fusion == "full+projections")
+        backward, tensors = again or (backward, tensors)
     if fusion != "none":
         forward, tensors = fuse(forward, tensors)
         backward, _ = fuse(backward, ())
+    resident = fusion.startswith("full")
     name, in_order = f"{model.name}/{kind}", isinstance(model, GraphModel)
-    full = fusion == "full"
     return Layer(
         kind=kind,
         count=count,
-        forward=lay_out(f"{name}/forward", forward, tensors, in_order, full),
-        backward=lay_out(f"{name}/backward", backward, (), in_order, full),
+        forward=lay_out(f"{name}/forward", forward, tensors, in_order, resident),
+        backward=lay_out(f"{name}/backward", backward, (), in_order, resident),
         copy_bytes=copies[0],
         cast_bytes=copies[1],
         **vars(share),
@@ -406,6 +432,25 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
     return LayerGraph(model, strategy, tuple(layers), model.order, model.edges, message_bytes)
 
 
+_MOST_WEIGHT_BYTES = 2.0**29
+"""Weights above this are not tried on chip: no chip with HBM has twice as much memory."""
+
+
+def _with_weights_on_chip(layers: list[Layer]) -> list[Layer]:
+    """Return the layers of a device with its weights, in bf16, on chip."""
+    size = float(ELEMENT_BYTES * sum(layer.count * layer.device_parameters for layer in layers))
+    if size > _MOST_WEIGHT_BYTES:
+        return layers
+    return [
+        replace(
+            layer,
+            forward=replace(layer.forward, weight_bytes=size),
+            backward=replace(layer.backward, weight_bytes=size),
+        )
+        for layer in layers
+    ]
+
+
 def layer_graph(
     model: Model,
     strategy: Strategy | None = None,
@@ -422,7 +467,8 @@ def layer_graph(
         How a layer is split over devices; by default not at all.
     fusion
         What is fused: ``none``, ``epilogues`` (element-wise operators onto the products they
-        follow) or ``full`` (also products with one another, whose arrays then stay on chip).
+        follow) or ``full`` (also products with one another, whose arrays then stay on chip);
+        ``full+activations`` and ``full+projections`` repeat operators inside backward groups.
     precision
         Number format of the blocks' products; by default bf16.
 
@@ -450,13 +496,23 @@ def layer_graph(
         return _traced_graph(model, strategy, low)
     if low is not None and model.lora is not None and model.lora.bits == 4:
         raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
+    if fusion == ANY_FORM:
+        raise InvalidInputError(
+            f"fusion: {fusion} is not accepted for one plan; expected one of "
+            f"{', '.join(forms(fusion))}"
+        )
+    stays, built = fusion == "full+weights", fusion
+    if stays:
+        built = "full"
     strategy = strategy.with_load(model)
     kinds = _kinds_in_order(model, strategy)
     layers = []
     for kind in dict.fromkeys(kinds):
         routed = kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
         own = _of_operators(strategy, routed)
-        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fusion, low))
+        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), built, low))
+    if stays:
+        layers = _with_weights_on_chip(layers)
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]

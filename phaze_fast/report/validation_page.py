@@ -68,10 +68,8 @@ class _Quantity:
         points = []
         for row in self.rows:
             if is_number(row.measured) and is_number(row.predicted):
-                both = (
-                    f"measured {self.format(row.measured)}, predicted {self.format(row.predicted)}"
-                )
-                text = f"{row.label}: {both}, {row.error:+.1%}"
+                measured, predicted = map(self.format, (row.measured, row.predicted))
+                text = f"{row.label}: measured {measured}, predicted {predicted}, {row.error:+.1%}"
                 place = (row.measured / scale, row.predicted / scale)
                 points.append(Point(row.group, *place, text))
         if len(points) < _MIN_POINTS:
