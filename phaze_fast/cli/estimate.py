@@ -215,15 +215,11 @@ def _breakdown(
 
 def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableType:
     core = chip.tensor_core
-    laid_out = [
-        [
-            "x".join(str(row[name]) for name in "bmkn"),
-            row["dataflow"],
-            f"{row['compute_cycles']:,}",
-            f"{row['utilization']:.1%}",
-        ]
-        for row in rows
-    ]
+    laid_out = []
+    for row in rows:
+        shape = "x".join(str(row[name]) for name in "bmkn")
+        used = f"{row['utilization']:.1%}"
+        laid_out.append([shape, row["dataflow"], f"{row['compute_cycles']:,}", used])
     title = (
         f"one array of {core.depth} rows and {core.width} columns, compute alone, folds in a row, "
         "cycles numbered from zero"

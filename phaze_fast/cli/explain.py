@@ -81,16 +81,12 @@ def _compared(comparison: dict[str, Any]) -> list[RenderableType]:
 
 
 def _profiled(comparison: Comparison) -> list[RenderableType]:
-    rows = [
-        [
-            family.family,
-            format_time(family.measured_s),
-            format_time(family.predicted_s),
-            ("-" if family.difference_s < 0 else "+") + format_time(abs(family.difference_s)),
-            f"{family.kernels:,}",
-        ]
-        for family in comparison.families
-    ]
+    rows = []
+    for family in comparison.families:
+        seconds = [format_time(s) for s in (family.measured_s, family.predicted_s)]
+        sign = "-" if family.difference_s < 0 else "+"
+        seconds.append(sign + format_time(abs(family.difference_s)))
+        rows.append([family.family, *seconds, f"{family.kernels:,}"])
     off = comparison.predicted_step_s / comparison.measured_step_s - 1
     whole = [
         ("measured step", format_time(comparison.measured_step_s)),

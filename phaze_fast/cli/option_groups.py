@@ -89,13 +89,11 @@ class _FieldOption:
         else:  # the help text must not show the default of the record
             self._help = self._help.partition("; by default")[0]
         types = _alternatives(field.annotation)
-        inside = [
-            one for tuple_type in types if get_origin(tuple_type) is tuple
-            for one in _alternatives(get_args(tuple_type)[0])
-        ]  # fmt: skip
+        tuples = [one for one in types if get_origin(one) is tuple]
+        inside = [one for members in tuples for one in _alternatives(get_args(members)[0])]
         self._is_flag = types == [bool]
         self._takes_many = several or bool(inside)
-        self._takes_one = not several and any(get_origin(one) is not tuple for one in types)
+        self._takes_one = not several and len(tuples) < len(types)
         words = inside or types
         self._is_text = all(one is str for one in words)
         self._may_be_file = any(isinstance(one, type) and issubclass(one, Record) for one in words)
@@ -194,11 +192,8 @@ class RecordOptions:
     def parameters(self) -> list[inspect.Parameter]:
         """Declare the options for the parser, grouped by panel."""
         order = list(_PANELS)
-        options = sorted(
-            self._options.values(),
-            key=lambda option: order.index(_PANEL.get(option.name, order[-1])),
-        )
-        return [option.parameter() for option in options]
+        panels = {name: order.index(_PANEL.get(name, order[-1])) for name in self._options}
+        return [self._options[name].parameter() for name in sorted(panels, key=lambda n: panels[n])]
 
     def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the typed options to values by field."""

@@ -104,15 +104,10 @@ def _row(form: _Form, answer: Answer) -> list[str]:
     milliseconds = f"{1e3 * answer['solve_s']:.2f}"
     if answer["status"] != "optimal":
         return [answer["name"], answer["status"], *("-" * 5), milliseconds]
-    return [
-        answer["name"],
-        answer["status"],
-        f"{answer['finalTimePerBatch']:.8g}",
-        str(len(answer["stages"])),
-        *(str(answer[field]) for field in form.degrees),
-        format_bytes(form.fullest(answer)),
-        milliseconds,
-    ]
+    widths = (str(answer[field]) for field in form.degrees)
+    first = [answer["name"], answer["status"], f"{answer['finalTimePerBatch']:.8g}"]
+    fullest = format_bytes(form.fullest(answer))
+    return [*first, str(len(answer["stages"])), *widths, fullest, milliseconds]
 
 
 def _named(nodes: list[Any]) -> str:
@@ -124,16 +119,10 @@ def _phaze_stages(answer: Answer) -> RenderableType:
     terms = answer["memory"]["stage_terms"]
     for k, (stage, bytes_by_term) in enumerate(zip(answer["stages"], terms, strict=True)):
         nodes, total = stage["nodes"], sum(bytes_by_term.values())
-        rows.append(
-            [
-                str(k),
-                _named(nodes),
-                str(len(nodes)),
-                str(stage["devicesForStage"]),
-                *(format_bytes(bytes_by_term[t]) for t in ("weights", "activations", "stash")),
-                format_bytes(answer["memory"]["limit_bytes"] - total),
-            ]
-        )
+        sizes = [bytes_by_term[term] for term in ("weights", "activations", "stash")]
+        sizes.append(answer["memory"]["limit_bytes"] - total)
+        placed = [str(k), _named(nodes), str(len(nodes)), str(stage["devicesForStage"])]
+        rows.append([*placed, *map(format_bytes, sizes)])
     columns = ["stage>", "layers", "count>", "devices>", "weights>", "activations>", "stash>"]
     return table("", [*columns, "free>"], rows)
 
@@ -143,17 +132,9 @@ def _nest_stages(answer: Answer) -> RenderableType:
     for k, stage in enumerate(answer["stages"]):
         first, count = stage["firstDevice"], stage["devicesForStage"]
         tiers = ["-" if stage[end] is None else str(stage[end]) for end in ("tierIn", "tierOut")]
-        rows.append(
-            [
-                str(k),
-                _named(stage["nodes"]),
-                str(len(stage["nodes"])),
-                f"{first} to {first + count - 1}" if count > 1 else str(first),
-                *tiers,
-                f"{stage['load']:.6g}",
-                format_bytes(stage["memoryBytes"]),
-            ]
-        )
+        devices = f"{first} to {first + count - 1}" if count > 1 else str(first)
+        placed = [str(k), _named(stage["nodes"]), str(len(stage["nodes"])), devices, *tiers]
+        rows.append([*placed, f"{stage['load']:.6g}", format_bytes(stage["memoryBytes"])])
     columns = ["stage>", "layers", "count>", "devices", "tier in>", "tier out>", "load>", "memory>"]
     return table("", columns, rows)
 
@@ -164,13 +145,8 @@ def _tables(form: _Form, answers: list[Answer], many: bool) -> list[RenderableTy
     if len(answers) == 1 and answers[0]["status"] == "optimal":
         stages = _nest_stages if form.name == "nest" else _phaze_stages
         parts.append(stages(answers[0]))
-    if many:
-        parts += [
-            f"{answer['name']}: {answer['reason']}"
-            for answer in answers
-            if answer["status"] == "infeasible"
-        ]
-    return parts
+    unsolved = [answer for answer in answers if many and answer["status"] == "infeasible"]
+    return [*parts, *(f"{answer['name']}: {answer['reason']}" for answer in unsolved)]
 
 
 @dataclass(frozen=True)

@@ -57,20 +57,13 @@ def _zero(plan: Plan) -> str:
 
 
 def _row(plan: Plan, cluster_devices: int, images: bool) -> list[str]:
+    context = f"{plan.cp} {plan.cp_kind}" if plan.cp > 1 else "1"
+    experts = str(plan.ep) if plan.etp is None else f"{plan.ep} etp {plan.etp}"
+    widths = [*map(str, (plan.tp, plan.pp, plan.dp)), context, experts, _zero(plan)]
+    rate = f"{plan.samples_per_s if images else plan.tokens_per_s:,.0f}"
     return [
-        str(plan.tp),
-        str(plan.pp),
-        str(plan.dp),
-        f"{plan.cp} {plan.cp_kind}" if plan.cp > 1 else "1",
-        str(plan.ep) if plan.etp is None else f"{plan.ep} etp {plan.etp}",
-        _zero(plan),
-        str(plan.micro_batch),
-        _schedule(plan),
-        plan.recompute,
-        format_time(plan.time_s),
-        format_bytes(plan.memory_bytes),
-        f"{plan.samples_per_s if images else plan.tokens_per_s:,.0f}",
-        f"{plan.mfu:.1%}",
+        *(*widths, str(plan.micro_batch), _schedule(plan), plan.recompute),
+        *(format_time(plan.time_s), format_bytes(plan.memory_bytes), rate, f"{plan.mfu:.1%}"),
         str(cluster_devices - plan.devices),
     ]
 
@@ -81,12 +74,8 @@ def _short_row(plan: Plan) -> list[str]:
     widths |= {name: width for name, width in (("cp", plan.cp), ("ep", plan.ep)) if width > 1}
     shown = " ".join(f"{name}{width}" for name, width in widths.items())
     order = f"{_schedule(plan)}, recompute {plan.recompute}"
-    return [
-        f"{shown} zero{_zero(plan)} micro{plan.micro_batch}, {order}",
-        format_time(plan.time_s),
-        format_bytes(plan.memory_bytes),
-        f"{plan.mfu:.1%}",
-    ]
+    text = f"{shown} zero{_zero(plan)} micro{plan.micro_batch}, {order}"
+    return [text, format_time(plan.time_s), format_bytes(plan.memory_bytes), f"{plan.mfu:.1%}"]
 
 
 _COLUMNS = ["tp>", "pp>", "dp>", "cp>", "ep>", "zero>", "micro>", "schedule", "recompute", "step>"]
@@ -138,16 +127,10 @@ def stage_table(title: str, plan: Plan) -> Group:
             activations = stage.memory["activations"]
             memory = [state, activations, stage.memory_bytes - state - activations]
         free = plan.limit_bytes - stage.memory_bytes
-        rows.append(
-            [
-                str(k),
-                ", ".join(f"{n} {kind}" for kind, n in stage.kinds.items()),
-                stage.recompute,
-                format_time(stage.load_s),
-                *map(format_bytes, memory),
-                format_bytes(free) if free >= 0 else f"-{format_bytes(-free)}",
-            ]
-        )
+        left = format_bytes(free) if free >= 0 else f"-{format_bytes(-free)}"
+        layers = ", ".join(f"{n} {kind}" for kind, n in stage.kinds.items())
+        first = [str(k), layers, stage.recompute, format_time(stage.load_s)]
+        rows.append([*first, *map(format_bytes, memory), left])
     return table(title, columns, rows)
 
 

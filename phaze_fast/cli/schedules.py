@@ -18,16 +18,13 @@ _CHARTS = 3
 
 def _data(schedule: LayerSchedule) -> dict[str, Any]:
     instance = schedule.instance
+    chosen = zip(instance.modes, schedule.mode, strict=True)
+    cores = [modes[mode][0] or "all" for modes, mode in chosen]
     return {
         "name": instance.name,
         **picked(schedule, "status", "makespan", "bound", "gap", "proved_by"),
         "starts": instance.as_given(schedule.starts),
-        "cores": instance.as_given(
-            [
-                modes[mode][0] or "all"
-                for modes, mode in zip(instance.modes, schedule.mode, strict=True)
-            ]
-        ),
+        "cores": instance.as_given(cores),
         "utilization": schedule.utilization,
         "critical_path": list(schedule.critical_path),
         **picked(schedule, "nodes", "solve_s"),
@@ -66,23 +63,14 @@ def show_schedules(
     schedules = schedule_instances(instances, how.rule, how.time_limit_s, highs=how.highs)
 
     def tables() -> list[RenderableType]:
-        rows = [
-            [
-                s.instance.name,
-                str(len(s.instance)),
-                f"{s.makespan:.8g}",
-                s.status,
-                "-" if s.status == "optimal" else f"{s.gap:.2%}",
-                s.proved_by,
-                ", ".join(f"{name} {share:.0%}" for name, share in s.utilization.items()),
-                f"{1e3 * s.solve_s:.2f}",
-            ]
-            for s in schedules
-        ]
+        rows = []
+        for s in schedules:
+            gap = "-" if s.status == "optimal" else f"{s.gap:.2%}"
+            busy = ", ".join(f"{name} {share:.0%}" for name, share in s.utilization.items())
+            first = [s.instance.name, str(len(s.instance)), f"{s.makespan:.8g}", s.status, gap]
+            rows.append([*first, s.proved_by, busy, f"{1e3 * s.solve_s:.2f}"])
         headings = ["layer", "ops>", "makespan>", "status", "gap>", "proved by", "busy", "ms>"]
-        parts: list[RenderableType] = [table("", headings, rows)]
-        if len(schedules) <= _CHARTS:
-            parts += [str(s) for s in schedules]
-        return parts
+        charts = map(str, schedules if len(schedules) <= _CHARTS else ())
+        return [table("", headings, rows), *charts]
 
     output.emit(lambda: [_data(s) for s in schedules], tables)

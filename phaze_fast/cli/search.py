@@ -109,13 +109,8 @@ def _chip_cells(design: Design) -> list[str]:
     if chip.hbm is not None:
         rate = format_bandwidth(chip.hbm.bandwidth_bytes_per_s)
         memory = f"{format_bytes(design.hbm_bytes)}, {rate}"
-    return [
-        f"{tensor.count} x {tensor.width}x{tensor.depth}",
-        f"{vector.count} x {vector.lanes}",
-        format_bytes(chip.buffer.capacity_bytes),
-        memory,
-        f"{design.area_mm2:.2f}",
-    ]
+    cores = [f"{tensor.count} x {tensor.width}x{tensor.depth}", f"{vector.count} x {vector.lanes}"]
+    return [*cores, format_bytes(chip.buffer.capacity_bytes), memory, f"{design.area_mm2:.2f}"]
 
 
 def _top(result: SearchResult) -> RenderableType:
@@ -206,18 +201,12 @@ def _tables(result: SearchResult) -> list[RenderableType]:
 
 
 def _front(result: SearchResult) -> RenderableType:
-    front = result.pareto()
-    shown = [
-        [
-            format_time(row["time_s"]),
-            f"{row['area_mm2']:.2f}",
-            f"{row['energy_j']:,.0f}",
-            format_bytes(row["hbm_bytes"]),
-            f"{row['cost_usd']:,.0f}",
-            row["chip_text"].split(": ", 1)[-1].split(", HBM")[0],
-        ]
-        for row in front.rows[:12]
-    ]
+    front, shown = result.pareto(), []
+    for row in front.rows[:12]:
+        chip = row["chip_text"].split(": ", 1)[-1].split(", HBM")[0]
+        figures = [f"{row['area_mm2']:.2f}", f"{row['energy_j']:,.0f}"]
+        figures += [format_bytes(row["hbm_bytes"]), f"{row['cost_usd']:,.0f}"]
+        shown.append([format_time(row["time_s"]), *figures, chip])
     sure = "" if front.proven else ", not proven"
     title = f"The front of {', '.join(front.objectives)}: {len(front)} points{sure}"
     caption = "" if len(front) <= 12 else f"{len(front) - 12} more with --json or --parquet"
@@ -226,15 +215,12 @@ def _front(result: SearchResult) -> RenderableType:
 
 
 def _sensitivity(result: SearchResult) -> RenderableType:
-    rows = [
-        [
-            f"{item['what']} x {item['factor']:g}",
-            format_time(item["time_s"]) if item["time_s"] is not None else "none",
-            f"{item['change']:+.1%}" if item["change"] is not None else "-",
-            "same" if item["same_chip"] else item["chip_text"].split(": ", 1)[-1],
-        ]
-        for item in result.sensitivity
-    ]
+    rows = []
+    for item in result.sensitivity:
+        step = format_time(item["time_s"]) if item["time_s"] is not None else "none"
+        change = f"{item['change']:+.1%}" if item["change"] is not None else "-"
+        chip = "same" if item["same_chip"] else item["chip_text"].split(": ", 1)[-1]
+        rows.append([f"{item['what']} x {item['factor']:g}", step, change, chip])
     area = result.space.spec.area
     caption = "Where an area is scaled, the limit stays."
     if area is not None and area.follows_base:

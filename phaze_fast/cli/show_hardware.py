@@ -28,18 +28,14 @@ from phaze_fast.units import (
 
 
 def _chip_row(chip: Accelerator) -> list[str]:
-    hbm = chip.hbm
-    return [
-        chip.name,
-        format_flops(chip.peak_flops()),
-        format_bytes(hbm.capacity_bytes) if hbm else "-",
-        format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm else "-",
-        chip.calibration.state,
-        f"{chip.tensor_core.count:,} x {chip.tensor_core.width}x{chip.tensor_core.depth}",
-        f"{chip.vector_core.count:,} x {chip.vector_core.lanes}",
-        format_bytes(chip.buffer.capacity_bytes) if chip.buffer.capacity_bytes else "-",
-        f"{chip.clock_hz / 1e9:g} GHz",
-    ]
+    hbm, tensor, buffer = chip.hbm, chip.tensor_core, chip.buffer.capacity_bytes
+    memory = ["-", "-"]
+    if hbm:
+        memory = [format_bytes(hbm.capacity_bytes), format_bandwidth(hbm.bandwidth_bytes_per_s)]
+    cores = [f"{tensor.count:,} x {tensor.width}x{tensor.depth}"]
+    cores.append(f"{chip.vector_core.count:,} x {chip.vector_core.lanes}")
+    first = [chip.name, format_flops(chip.peak_flops()), *memory, chip.calibration.state]
+    return [*first, *cores, format_bytes(buffer) if buffer else "-", f"{chip.clock_hz / 1e9:g} GHz"]
 
 
 _CHIP_COLUMNS = ["chip", "bf16>", "HBM>", "bandwidth>", "times"]
@@ -65,6 +61,10 @@ def _chip_fields(chip: Accelerator) -> list[RenderableType]:
         f"{kind} {format_flops(chip.peak_flops(kind))}" for kind in chip.tensor_core.rates
     )
     published = estimate.tensor_mm2 + estimate.vector_mm2 + estimate.buffer_mm2
+    parts = ", ".join(
+        f"{name} {getattr(estimate, f'{name}_mm2'):.2f}" for name in ("tensor", "vector", "buffer")
+    )
+    others = f"network {estimate.network_mm2:.2f}, HBM {estimate.hbm_mm2:.2f}"
     tensor, vector, hbm = chip.tensor_core, chip.vector_core, chip.hbm
     memory = ""
     if hbm:
@@ -78,16 +78,8 @@ def _chip_fields(chip: Accelerator) -> list[RenderableType]:
         ("buffer", format_bytes(chip.buffer.capacity_bytes)),
         ("buffer bandwidth", f"{chip.buffer.bytes_per_cycle:g} B/cycle"),
         ("HBM", memory),
-        (
-            "template area",
-            f"{format_area(published)} (tensor {estimate.tensor_mm2:.2f}, vector "
-            f"{estimate.vector_mm2:.2f}, buffer {estimate.buffer_mm2:.2f})",
-        ),
-        (
-            "with network and HBM PHYs",
-            f"{format_area(estimate.total_mm2)} (+ network "
-            f"{estimate.network_mm2:.2f}, HBM {estimate.hbm_mm2:.2f})",
-        ),
+        ("template area", f"{format_area(published)} ({parts})"),
+        ("with network and HBM PHYs", f"{format_area(estimate.total_mm2)} (+ {others})"),
         ("template peak power", f"{power_batch([chip], terms=FULL_AREA)[0]:.0f} W"),
         ("published die area", format_area(chip.die_area_mm2) if chip.die_area_mm2 else ""),
         ("published power", f"{chip.power_w:g} W" if chip.power_w else ""),

@@ -40,19 +40,12 @@ _SIZES = ["model", "parameters>", "layers>", "hidden>", "heads>", "kv>", "ffn>",
 
 
 def _row(model: TransformerModel) -> list[str]:
-    encoder = f"{model.encoder_layers}+" if model.encoder_layers else ""
-    experts = f" x {model.moe.experts}" if model.moe else ""
-    return [
-        model.name,
-        format_count(model.parameters()),
-        f"{encoder}{model.layers}",
-        format_count(model.hidden),
-        str(model.heads),
-        str(model.kv_heads or model.heads),
-        f"{model.ffn:,}{experts}",
-        format_count(model.vocab) if model.vocab else "-",
-        format_count(model.seq),
-    ]
+    layers = f"{model.encoder_layers}+{model.layers}" if model.encoder_layers else str(model.layers)
+    heads = [format_count(model.hidden), str(model.heads), str(model.kv_heads or model.heads)]
+    ffn = f"{model.ffn:,} x {model.moe.experts}" if model.moe else f"{model.ffn:,}"
+    vocab = format_count(model.vocab) if model.vocab else "-"
+    first = [model.name, format_count(model.parameters()), layers]
+    return [*first, *heads, ffn, vocab, format_count(model.seq)]
 
 
 def _data(model: Model) -> dict[str, Any]:
@@ -93,18 +86,12 @@ def _planned_as(model: GraphModel) -> str:
 
 def graph_tables(model: GraphModel) -> list[RenderableType]:
     """Tabulate the layers of a graph."""
-    rows = [
-        [
-            layer.name,
-            str(layer.count),
-            format_count(layer.parameters),
-            f"{layer.flops:.3g}",
-            f"{len(layer.forward)} + {len(layer.backward)}",
-            format_bytes(sum(t.bytes + t.fixed_bytes for t in layer.saved)),
-            layer.unsplit or "yes",
-        ]
-        for layer in model.layers
-    ]
+    rows = []
+    for layer in model.layers:
+        stored = format_bytes(sum(t.bytes + t.fixed_bytes for t in layer.saved))
+        first = [layer.name, str(layer.count), format_count(layer.parameters), f"{layer.flops:.3g}"]
+        operators = f"{len(layer.forward)} + {len(layer.backward)}"
+        rows.append([*first, operators, stored, layer.unsplit or "yes"])
     pairs = [
         ("parameters", format_count(model.parameters())),
         ("trained parameters", format_count(model.trained_parameters())),

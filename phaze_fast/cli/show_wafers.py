@@ -27,14 +27,10 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
     }
 
 
-def _each(wafer: Wafer) -> str:
-    """Say that a figure is of one of several wafers; empty if there is one."""
-    return " for each wafer" if wafer.wafer_count > 1 else ""
-
-
 def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
     x, y = (format_bandwidth(rate) for rate in wafer.link_bytes_per_s)
-    totals, cap_w, each = wafer_totals(wafer), wafer.power_cap_w, _each(wafer)
+    totals, cap_w = wafer_totals(wafer), wafer.power_cap_w
+    each = " for each wafer" if wafer.wafer_count > 1 else ""
     watts = f"{totals.die_peak_w:,.0f} W a die, {totals.peak_w / 1e3:,.1f} kW in all{each}"
     watts += "" if cap_w is None else f"; {cap_w / 1e3:,.1f} kW can be supplied"
     sums = "; they sum" if wafer.switch is not None and wafer.switch.sums else ""
@@ -49,23 +45,17 @@ def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
         else ("switches", f"{x} from each die, per direction{sums}"),
         ("peak", f"{rates}{each}"),
     ]
-    pairs += [
-        (
-            f"{tier.name} of a die",
-            f"{format_bytes(tier.capacity_bytes)} at "
-            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}",
-        )
-        for tier in wafer.tiers()
-    ]
+    for tier in wafer.tiers():
+        rate = format_bandwidth(tier.bandwidth_bytes_per_s)
+        pairs.append((f"{tier.name} of a die", f"{format_bytes(tier.capacity_bytes)} at {rate}"))
     pairs += [
         ("area used", f"{format_area(wafer.area_mm2)}{each}"),
         ("yield of a die", f"{wafer.die_yield:.1%}; {wafer.expected_dead:.1f} dead expected"),
         ("peak power", watts),
         ("cost", f"about {totals.cost_usd:,.0f} dollars of silicon, memory and assembly{each}"),
         *(("source", source) for source in wafer.sources),
+        ("note", wafer.notes),
     ]
-    if wafer.notes:
-        pairs.append(("note", wafer.notes))
     return [fields(wafer.name, pairs), wafer.die_map()]
 
 

@@ -200,19 +200,12 @@ def _percent(value: float | None) -> str:
 
 
 def _backtest_tables(document: dict[str, Any]) -> list[RenderableType]:
-    rows = [
-        [
-            row["name"],
-            str(row["year"]),
-            row["model"],
-            f"{row['rank']} of {row['chips']}",
-            f"{row['regret']:.3f}",
-            format_time(row["time_s"]),
-            _shape(row["real"]),
-            _shape(row["best"]),
-        ]
-        for row in document["generations"]
-    ]
+    rows = []
+    for row in document["generations"]:
+        place = [f"{row['rank']} of {row['chips']}", f"{row['regret']:.3f}"]
+        shapes = [_shape(row[which]) for which in ("real", "best")]
+        named = [row["name"], str(row["year"]), row["model"]]
+        rows.append([*named, *place, format_time(row["time_s"]), *shapes])
     columns = ["chip", "year>", "model", "rank>", "regret>", "step>", "built", "best around it"]
     parts: list[RenderableType] = []
     title = "Real chips among those around them, within their own area and power"
@@ -224,18 +217,11 @@ def _backtest_tables(document: dict[str, Any]) -> list[RenderableType]:
     if moves:
         title = "Does the best chip change as the real one did?"
         parts.append(table(title, ["step", *FEATURES.values()], moves))
-    runs = [
-        [
-            row["name"],
-            row["chip"],
-            str(row["devices"]),
-            _percent(row["mfu"]),
-            _percent(row["published_mfu"]),
-            "-" if row["points"] is None else f"{row['points']:+.1f}",
-            row["note"],
-        ]
-        for row in document.get("runs", [])
-    ]
+    runs = []
+    for row in document.get("runs", []):
+        points = "-" if row["points"] is None else f"{row['points']:+.1f}"
+        shares = [_percent(row["mfu"]), _percent(row["published_mfu"]), points]
+        runs.append([row["name"], row["chip"], str(row["devices"]), *shares, row["note"]])
     if runs:
         names = ["run", "chip", "devices>", "MFU>", "published>", "points>", "note"]
         parts.append(table("Published runs", names, runs))

@@ -114,16 +114,12 @@ def _compared(both: Sequence[RunGroup]) -> RenderableType:
     columns += [f"{status}: said to fit>" for status in statuses]
     rows = []
     for group in both:
-        fits = [group.fits.get(status, (0, 0)) for status in statuses]
-        rows.append(
-            [
-                group.name,
-                *(["0", *["-"] * 5] if group.time is None else _errors(group.time)),
-                _share(None if group.regret is None else float(group.regret["mean"])),
-                _share(None if group.memory is None else group.memory.mean_abs_err),
-                *[_share(fit / n if n else None) for n, fit in fits],
-            ]
-        )
+        pairs = [group.fits.get(status, (0, 0)) for status in statuses]
+        fits = [_share(fit / n if n else None) for n, fit in pairs]
+        errors = ["0", *["-"] * 5] if group.time is None else _errors(group.time)
+        regret = None if group.regret is None else float(group.regret["mean"])
+        memory = None if group.memory is None else group.memory.mean_abs_err
+        rows.append([group.name, *errors, _share(regret), _share(memory), *fits])
     return table("Two models on the same rows", columns, rows)
 
 

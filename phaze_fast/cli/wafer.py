@@ -240,13 +240,9 @@ _CAUSES = {
 def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
     """Lay out the throughput of a wafer over fault maps."""
     data = study.to_dict()
-    rows = [
-        (
-            f"over {data['maps']} fault maps",
-            f"{data['expected_per_s']:,.1f} sequences/s expected, {data['worst_per_s']:,.1f} at "
-            f"worst; {data['whole_per_s']:,.1f} where nothing is dead",
-        )
-    ]
+    expected = f"{data['expected_per_s']:,.1f} sequences/s expected, {data['worst_per_s']:,.1f} at "
+    expected += f"worst; {data['whole_per_s']:,.1f} where nothing is dead"
+    rows = [(f"over {data['maps']} fault maps", expected)]
     for row in data["by_spares"]:
         said = f"{row['share']:.0%} of wafers, each at least {row['least_per_s']:,.1f} sequences/s"
         rows.append((f"with {row['spares']} spare dies", said))
@@ -258,16 +254,10 @@ def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     times = causes(problem, found)
     whole = sum(times.values())
     rows = [[_CAUSES[key], format_time(s), f"{s / whole:.1%}"] for key, s in times.items()]
-    slow = [
-        [
-            row["operator"],
-            row["part"],
-            format_time(row["forward_s"]),
-            format_time(row["backward_s"]),
-            f"{row['of_peak']:.0%}",
-        ]
-        for row in operator_times(problem, found)
-    ]
+    slow = []
+    for row in operator_times(problem, found):
+        passes = [format_time(row[f"{way}_s"]) for way in ("forward", "backward")]
+        slow.append([row["operator"], row["part"], *passes, f"{row['of_peak']:.0%}"])
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
         Text(die_map(problem.wafer, found.encoding.layout)),
@@ -301,19 +291,11 @@ def _front_table(front: WaferFront) -> RenderableType:
     rows = []
     for point in front.points:
         wafer, best = point.result.problem.wafer, point.result.best
-        rows.append(
-            [
-                wafer.name,
-                f"{wafer.all_dies}",
-                format_time(point.time_s),
-                f"{point.area_mm2:,.0f}",
-                f"{point.power_w / 1e3:,.2f}",
-                f"{point.cost_usd:,.0f}",
-                f"{point.expected_per_s:,.4g}",
-                f"{point.result.gap:.1%}",
-                f"{_shapes(best)}, {best.encoding.layout.micro_batch}",
-            ]
-        )
+        figures = [f"{point.area_mm2:,.0f}", f"{point.power_w / 1e3:,.2f}"]
+        figures += [f"{point.cost_usd:,.0f}", f"{point.expected_per_s:,.4g}"]
+        stages = f"{_shapes(best)}, {best.encoding.layout.micro_batch}"
+        first = [wafer.name, f"{wafer.all_dies}", format_time(point.time_s)]
+        rows.append([*first, *figures, f"{point.result.gap:.1%}", stages])
     headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]
     caption = (
         f"No other wafer is better in all of {', '.join(front.objectives)}. "

@@ -99,10 +99,8 @@ def plan_page(
         explanation=explain_plan(model, cluster, best),
         runners_up=[
             (plan_text(plan.to_dict()), plan, *_largest_loss(best, plan))
-            for plan in plans[:_MAX_RUNNERS_UP]
-        ]
-        if several
-        else [],
+            for plan in plans[: _MAX_RUNNERS_UP if several else 0]
+        ],
         hardware=f"{cluster.devices:,} x {chip} on {cluster.fabric.name}",
         command=command,
     )
@@ -126,12 +124,8 @@ def compare_page(one: Timeline, other: Timeline, names: Sequence[str], command: 
         "comparison",
         names=list(names),
         steps=[
-            {
-                "name": name,
-                "plan": step.plan,
-                "text": plan_text(step.plan.to_dict()),
-                "lanes": timeline_lanes(step),
-            }
+            {"name": name, "plan": step.plan, "lanes": timeline_lanes(step)}
+            | {"text": plan_text(step.plan.to_dict())}
             for name, step in zip(names, (one, other), strict=True)
         ],
         difference=difference(one.plan, other.plan),

@@ -247,26 +247,16 @@ class SearchResult(Table):
             slower = [k for k, design in enumerate(self.top) if design.time_s > best_s]
             document["layers"] = [self._layers(k) for k in (0, *slower[:1])]
         if outcome.objectives:
-            front = self.pareto()
-            document["pareto"] = {
-                "objectives": list(front.objectives),
-                "status": "optimal" if front.proven else "feasible",
-                "designs": front.rows,
-            }
-        if self.robust is not None:
-            document |= self.robust.to_dict()
-        if self.portfolio is not None:
-            document["portfolio"] = self.portfolio.to_dict()
-        if self.information is not None:
-            document["information"] = self.information.to_dict()
+            front, status = self.pareto(), "optimal" if self.complete else "feasible"
+            document["pareto"] = {"objectives": list(front.objectives), "status": status}
+            document["pareto"]["designs"] = front.rows
+        document |= {} if self.robust is None else self.robust.to_dict()
+        for name, part in picked(self, "portfolio", "information").items():
+            document |= {} if part is None else {name: part.to_dict()}
         document |= picked(self, "baselines", "gain", "sensitivity")
         document["history"] = [
-            {
-                "seconds": progress.seconds,
-                "placed": progress.placed,
-                "incumbent_s": _finite(progress.incumbent),
-                "bound_s": _finite(progress.bound),
-            }
+            picked(progress, "seconds", "placed")
+            | {"incumbent_s": _finite(progress.incumbent), "bound_s": _finite(progress.bound)}
             for progress in outcome.history
         ]
         document["manifest"] = self.manifest

@@ -77,18 +77,12 @@ def _table(planned: list[Row], varying: list[str]) -> Row:
     names = [n for n in _NAMES if n in varying]
     numbers = {n: _NUMBERS[n] for n in _NUMBERS if n in varying}
     columns = [_NAMES[n] for n in names] + [f"{heading}>" for heading, _ in numbers.values()]
-    cells = [
-        [
-            *(str(row.get(n)) for n in names),
-            *(formatter(row.get(n)) for n, (_, formatter) in numbers.items()),
-            seconds(row["time_s"]),
-            count(row["tokens_per_s"]),
-            percent(row.get("mfu")),
-            size(row.get("memory_bytes")),
-            _plan_text(row),
-        ]
-        for row in fastest_first
-    ]
+    cells = []
+    for row in fastest_first:
+        varied = [str(row.get(n)) for n in names]
+        varied += [formatter(row.get(n)) for n, (_, formatter) in numbers.items()]
+        rates = [seconds(row["time_s"]), count(row["tokens_per_s"]), percent(row.get("mfu"))]
+        cells.append([*varied, *rates, size(row.get("memory_bytes")), _plan_text(row)])
     columns += ["Step>", "Tokens / s>", "MFU>", "Memory>", "Plan<"]
     return {"columns": columns, "rows": cells, "total": len(planned)}
 

@@ -65,17 +65,13 @@ class _Quantity:
     def figure(self) -> dict[str, Any] | None:
         """Draw predicted over measured values, a mark for each group."""
         scale = GIB if self.is_bytes else 1.0
-        points = [
-            Point(
-                row.group,
-                row.measured / scale,
-                row.predicted / scale,
-                f"{row.label}: measured {self.format(row.measured)}, "
-                f"predicted {self.format(row.predicted)}, {row.error:+.1%}",
-            )
-            for row in self.rows
-            if is_number(row.measured) and is_number(row.predicted)
-        ]
+        points = []
+        for row in self.rows:
+            if is_number(row.measured) and is_number(row.predicted):
+                measured, predicted = map(self.format, (row.measured, row.predicted))
+                text = f"{row.label}: measured {measured}, predicted {predicted}, {row.error:+.1%}"
+                place = (row.measured / scale, row.predicted / scale)
+                points.append(Point(row.group, *place, text))
         if len(points) < _MIN_POINTS:
             return None
         return points_figure(
@@ -92,16 +88,11 @@ class _Quantity:
     def worst_rows(self) -> list[list[str]]:
         """List the rows with the largest errors, largest first."""
         worst = sorted(self.rows, key=lambda row: -abs(row.error))[:_MAX_WORST]
-        return [
-            [
-                row.label,
-                row.group,
-                self.format(row.measured),
-                self.format(row.predicted),
-                percent(row.error, signed=True),
-            ]
-            for row in worst
-        ]
+        rows = []
+        for row in worst:
+            values = [self.format(value) for value in (row.measured, row.predicted)]
+            rows.append([row.label, row.group, *values, percent(row.error, signed=True)])
+        return rows
 
 
 def _error_row(name: str, errors: ErrorSummary) -> list[str]:
@@ -141,15 +132,10 @@ def _of_columns(validation: StepValidation | Validation) -> list[_Quantity]:
         is_bytes = column.endswith("bytes")
         unit = 1.0 if is_bytes else 1e-3 if column.endswith("ms") else 1e-6
         values = zip(validation.labels, measured, validation.predicted[column], strict=True)
-        rows = [
-            _Row(
-                label.split()[0] if steps else validation.kind,
-                label,
-                unit * float(value),
-                unit * float(predicted),
-            )
-            for label, value, predicted in values
-        ]
+        rows = []
+        for label, *pair in values:
+            group = label.split()[0] if steps else validation.kind
+            rows.append(_Row(group, label, *(unit * float(value) for value in pair)))
         quantities.append(_Quantity(column, "model" if steps else "kind", is_bytes, rows))
     return quantities
 

@@ -72,20 +72,12 @@ def test_each_rule_alone_gives_both_figures(changes, message):
 @pytest.mark.parametrize(
     ("wafer", "die", "message"),
     [
-        (
-            SRAM,
-            {"d2d_modules_x": 46},
-            "shoreline: 46 D2D modules need 25.3 mm of the left and right edges; expected at most height_mm, 25 mm",
-        ),
-        (
-            DRAM,
-            {"d2d_modules_y": 15, "hbm_stacks": 3},
-            "shoreline: 15 D2D modules and 2 HBM stacks need 25.25 mm of the top edge; expected at most width_mm, 25 mm",
-        ),
+        (SRAM, {"d2d_modules_x": 46}, "46 D2D modules need 25.3 mm of the left and right edges; expected at most height_mm, 25 mm"),
+        (DRAM, {"d2d_modules_y": 15, "hbm_stacks": 3}, "15 D2D modules and 2 HBM stacks need 25.25 mm of the top edge; expected at most width_mm, 25 mm"),
     ],
-)
+)  # fmt: skip
 def test_modules_and_stacks_fit_the_edges_of_a_die(wafer, die, message):
-    assert refusal(lambda: with_die(wafer, chip=SMALL, **die)) == message
+    assert refusal(lambda: with_die(wafer, chip=SMALL, **die)) == f"shoreline: {message}"
 
 
 def test_all_faults_are_listed():

@@ -98,13 +98,8 @@ def test_the_work_is_the_same_however_experts_lie():
     """As many FLOPs; shared out, fewer weights pass a die's HBM, which saves time and energy."""
     shared, whole = evaluate(PROBLEM, plan(True)), evaluate(PROBLEM, plan(False))
     flops = [
-        sum(
-            float(spec.flops.sum())
-            for some in local_specs(PROBLEM, each.encoding)
-            for spec in some
-            if spec.k
-        )
-        for each in (shared, whole)
+        sum(float(spec.flops.sum()) for some in specs for spec in some if spec.k)
+        for specs in (local_specs(PROBLEM, each.encoding) for each in (shared, whole))
     ]
     assert flops[0] == flops[1]
     joules = [step_energy(PROBLEM, each).operators_j for each in (shared, whole)]
@@ -234,9 +229,8 @@ def play(before, after, sizes):
     for kind, slots, _ in layouts.steps(before, after, sizes):
         new, most = {}, 0
         for die, held in have.items():
-            group = [
-                o for o in have if all(o[k] == die[k] for k in range(len(o)) if k not in slots)
-            ]
+            kept = [k for k in range(len(die)) if k not in slots]
+            group = [o for o in have if all(o[k] == die[k] for k in kept)]
             merged = {}
             for other in group:
                 for position, terms in have[other].items():
@@ -246,9 +240,7 @@ def play(before, after, sizes):
             others = [o for o in group if o != die]
             if kind == "all-gather":
                 sent = len(held) * len(others)
-            elif (
-                kind == "all-reduce"
-            ):  # its part of the sum to each, the sum of its own part to each
+            elif kind == "all-reduce":  # its part of each sum to others, its own sum to each
                 sent = 2 * len(held) * len(others) / len(group)
             else:
                 sent = sum(layouts.meets(p, o, after, slots) for o in others for p in held)
@@ -262,9 +254,8 @@ def play(before, after, sizes):
 def converts(before, after, sizes):
     """Play a conversion: everyone ends with its part, and sends as much as the formulas say."""
     have, done = play(before, after, sizes)
-    terms = {
-        t for held in layouts.holdings(before, sizes).values() for p in held.values() for t in p
-    }
+    every = layouts.holdings(before, sizes).values()
+    terms = {t for held in every for p in held.values() for t in p}
     for die, wanted in layouts.holdings(after, sizes).items():
         assert have[die] == dict.fromkeys(wanted, terms), (before, after, die)
     positions = math.prod(sizes) ** len(layouts.SPLITS)

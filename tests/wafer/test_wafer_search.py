@@ -85,9 +85,8 @@ def test_the_bound_and_the_counts_add_up(quick_search):
 def test_a_start_is_never_made_worse(dojo):
     plan = megatron(dojo, Layout(4, 1, 5, 2), tp=4, weights="zero1")
     score = evaluate(dojo, plan)
-    found = search_mapping(
-        dojo, QUICK, starts=[(plan.layout, plan.arrays(dojo)[0])], wanted=[plan.layout]
-    )
+    starts = [(plan.layout, plan.arrays(dojo)[0])]
+    found = search_mapping(dojo, QUICK, starts=starts, wanted=[plan.layout])
     assert found.best.time_s <= score.time_s
 
 
@@ -210,12 +209,9 @@ def test_a_wafer_without_links_works_die_by_die():
 def test_idle_dies_take_no_share_of_what_is_off_the_wafer():
     dojo = load_wafer("dojo-tile-like")
     alone = dojo.replace(columns=1, rows=1)
-    times = [
-        search_mapping(
-            Problem(BERT, wafer, WaferTraining(64)), QUICK, wanted=[Layout(1, 1, 1, 1)]
-        ).best.time_s
-        for wafer in (dojo, alone)
-    ]
+    problems = (Problem(BERT, wafer, WaferTraining(64)) for wafer in (dojo, alone))
+    one = [Layout(1, 1, 1, 1)]
+    times = [search_mapping(problem, QUICK, wanted=one).best.time_s for problem in problems]
     # All 25 dies' shares would take 25 times as long; the way from the rim over the mesh adds little.
     assert times[1] < times[0] < 1.01 * times[1]
 
@@ -411,12 +407,9 @@ def test_a_front_is_what_none_beats(every, names):
     for mine, other in itertools.product(front, every):
         a, b = mine.figures(names), other.figures(names)
         assert not (all(y <= x for x, y in zip(a, b, strict=True)) and a != b)
-    for point in every:
-        if point not in front:
-            assert any(
-                all(x <= y for x, y in zip(best.figures(names), point.figures(names), strict=True))
-                for best in front
-            )
+    for point in (point for point in every if point not in front):
+        pairs = [zip(best.figures(names), point.figures(names), strict=True) for best in front]
+        assert any(all(x <= y for x, y in pair) for pair in pairs)
 
 
 def test_a_search_finds_the_front_of_all(every):
@@ -501,9 +494,7 @@ def test_ours_is_no_worse_than_any_ablation(compared):
 def test_ablations_take_away_what_they_say(compared):
     problem = compared.ours.problem
     kept = compared.ablations["no_recompute"].encoding
-    assert all(
-        set(op_mapping.output) <= {"stash", "offload"} for op_mapping in kept.operator_mappings
-    )
+    assert all(set(mapped.output) <= {"stash", "offload"} for mapped in kept.operator_mappings)
     straight = compared.ablations["no_placement"].encoding
     assert is_linear(problem, straight.layout)
     assert all(in_rank_order(op_mapping) for op_mapping in straight.operator_mappings)
@@ -568,9 +559,8 @@ def test_explicit_attention_is_mapped_too():
 @pytest.mark.parametrize("model", ["bertlarge", "llama2-70b", "gpt2"])
 @pytest.mark.parametrize("wafer", ["dram-wafer", "dojo-tile-like", "wse2-like"])
 def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roofline(model, wafer):
-    slow = load_wafer(wafer).die.replace(
-        chip=load_wafer(wafer).die.chip.replace(launch_latency_s=1e-4)
-    )
+    die = load_wafer(wafer).die
+    slow = die.replace(chip=die.chip.replace(launch_latency_s=1e-4))
     given = load_wafer(wafer).replace(die=slow)
     problem = Problem(models.load(model), given, WaferTraining(64))
     over = roofline(problem)
@@ -578,9 +568,8 @@ def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roofline(model,
         layout = Layout(dies, 1, 1, micro_batch)
         least = problem.least_work(layout)
         share = micro_batch / dies
-        assert over.work.block_s * share <= least.block_s
-        assert over.work.before_s * share <= least.before_s
-        assert over.work.behind_s * share <= least.behind_s
+        for part in ("before_s", "block_s", "behind_s"):
+            assert getattr(over.work, part) * share <= getattr(least, part)
         every = problem.work.blocks * least.block_s + least.before_s + least.behind_s
         assert work_bound(problem, layout) == pytest.approx(64 / micro_batch * every)
 
@@ -601,9 +590,8 @@ def test_parts_of_operators_are_priced_as_the_operators_they_are():
     rows = 8 * -(-seq // 3)
     up, width = at["up"], model.ffn // 2
     assert forward[up, split] == seconds(product_ops([(1, rows, hidden, width)]))
-    assert backward[up, split] == seconds(
-        product_ops([(1, rows, width, hidden), (1, hidden, rows, width)])
-    )
+    both = [(1, rows, width, hidden), (1, hidden, rows, width)]
+    assert backward[up, split] == seconds(product_ops(both))
     assert of_weights[up, split] == seconds(product_ops([(1, hidden, rows, width)]))
     assert parameters[up, split] == hidden * width
     # Columns in 4, inner in 3: the rows of all 16 sequences.
@@ -620,9 +608,8 @@ def test_parts_of_operators_are_priced_as_the_operators_they_are():
     attention = at["attention"]
     split = combination(12, (4, 1, 3, 1))
     pairs = 4 * 3 * (model.heads // model.kv_heads)
-    alone = operator_costs(
-        wafer.chip, attention_ops([pairs], [seq], [hidden // model.heads], [True])
-    )[0]
+    heads = attention_ops([pairs], [seq], [hidden // model.heads], [True])
+    alone = operator_costs(wafer.chip, heads)[0]
     assert forward[attention, split] == pytest.approx(alone.time_s, rel=0.05)  # keys are shared
     assert kept[attention, split] > 0
 
