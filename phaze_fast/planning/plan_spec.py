@@ -161,12 +161,13 @@ class PlanSpec(TrainingStep):
 
     def _check_widths(self) -> None:
         """Raise a ValueError for the first rule that the widths break."""
-        widths: Array = np.ones(1, dtype=_core.WIDTHS_DTYPE)
-        for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch", "vpp"):
-            widths[name] = getattr(self, name)
-        widths["etp"], widths["rank_order"] = self.etp or 0, RANK_ORDERS.index(self.rank_order)
-        widths["zero"], widths["shard"] = self.zero, self.shard or 0
-        widths["schedule"] = SCHEDULES.index(self.schedule)
+        own = {
+            "etp": self.etp or 0,
+            "shard": self.shard or 0,
+            "schedule": SCHEDULES.index(self.schedule),
+            "rank_order": RANK_ORDERS.index(self.rank_order),
+        }
+        widths = [np.array([own.get(n, getattr(self, n))], np.int64) for n in _core.WIDTHS]
         # The number of devices is checked later, with the cluster.
         status = int(_core.check_widths(widths, self.devices, self.global_batch)[0])
         if status == _core.PlanStatus.BAD_BATCH:

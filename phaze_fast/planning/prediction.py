@@ -312,13 +312,11 @@ def predict_batch(
     rows = {name: np.atleast_1d(array) for name, array in rows.items()}
     if rows["tp"].ndim != 1:
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
-    widths: Array = np.zeros(len(rows["tp"]), dtype=_core.WIDTHS_DTYPE)
-    for name in widths.dtype.names or ():
-        widths[name] = rows[name]
+    widths = [rows[name] for name in _core.WIDTHS]
     status = _core.check_widths(widths, cluster.devices, training.global_batch)
     sizes, variants, strategy = _strategies(known, training, texts, rows, status)
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
-    at = np.flatnonzero(status == 0)
+    layouts, at = _core.laid_out(widths, strategy, training.global_batch)
     if not len(at):
         nothing = (
             np.full(len(status), np.nan),
@@ -326,16 +324,10 @@ def predict_batch(
         )
         estimates = dict(zip(ESTIMATE_COLUMNS, nothing, strict=True)) | {"status": status}
         return _predictions(estimates, limit_bytes)
-    at = at[np.argsort(strategy[at], kind="stable")]
-    layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-    for name in ("schedule", "pp", "vpp", "zero", "rank_order", "dp", "shard"):
-        layouts[name] = rows[name][at]
-    layouts["strategy"] = strategy[at]
-    layouts["micro_batches"] = training.global_batch // (layouts["dp"] * rows["micro_batch"][at])
     evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
     estimates = evaluator.estimate_even(
         evaluator.times(cluster, threads=workers),
-        variants[strategy[at]],
+        variants[layouts["strategy"]],
         max(limit_bytes, 0.0),
         free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
         (at, status),

@@ -248,7 +248,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         if software.slice_host_s:
             matrices = sum(count for count, _, _ in layer.matrices)
             record["slice_s"] = software.slice_host_s * matrices
-        if software.stage_division == "work":
+        if software.stage_division == "work" or (software.stage_division == "blocks" and not end):
             record["stage_work"] = layer.forward.flops
         for v, mode in enumerate(variants):
             stash_bytes = whole if end else layer.forward.stashed_bytes(mode)

@@ -325,10 +325,19 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   costs.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
                                 s.cp, s.tp, layout.dp, apart, &status);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &costs, &status);
-  costs.message_s.assign(at(most_stages), 0.0);
-  for (int k = 1; k < most_stages; ++k) {
-    costs.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
+  // Layouts that differ in what replicas share have the same messages.
+  const MessageShape shape{
+      s.message_bytes, inner, layout.dp, layout.rank_order, layout.rank_order != 0 ? layout.pp : 0,
+      most_stages};
+  LastMessages& last = last_messages_[at(layout.rank_order)];
+  if (last.shape != shape) {
+    last.shape = shape;
+    last.message_s.assign(at(most_stages), 0.0);
+    for (int k = 1; k < most_stages; ++k) {
+      last.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
+    }
   }
+  costs.message_s = last.message_s;
   layout_costs.push_back(std::move(costs));
   return status;
 }
