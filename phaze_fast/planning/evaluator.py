@@ -56,6 +56,10 @@ ESTIMATE_COLUMNS = tuple(
     if name != "unused"
 )  # as the kernel writes them
 _ROUNDED_DOWN = 1.0 - 1e-9  # sums in another order differ in their last digits
+_OF_STRATEGY = (
+    *("tp", "cp", "cp_kind", "ep", "etp", "dispatcher", "expert_overlap", "overlap_experts"),
+    *("micro_batch", "offload_optimizer"),
+)  # fields of a plan that its strategy has
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
@@ -576,21 +580,12 @@ class PlanEvaluator:
             recomputed_flops=recomputed * sizes.inner * replicas * rounds,
         )
         return Plan(
-            tp=strategy.tp,
+            **{name: getattr(strategy, name) for name in _OF_STRATEGY},
             pp=int(layout["pp"]),
             dp=replicas,
-            cp=strategy.cp,
-            cp_kind=strategy.cp_kind,
-            ep=strategy.ep,
-            etp=strategy.etp,
-            dispatcher=strategy.dispatcher,
-            offload_optimizer=strategy.offload_optimizer,
             expert_imbalance=strategy.with_load(model).expert_imbalance or 1.0,
-            expert_overlap=strategy.expert_overlap,
-            overlap_experts=strategy.overlap_experts,
             zero=int(layout["zero"]),
             shard=int(layout["shard"]) or replicas,
-            micro_batch=strategy.micro_batch,
             micro_batches=rounds,
             schedule=schedule,
             vpp=int(layout["vpp"]),

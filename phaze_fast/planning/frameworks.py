@@ -228,12 +228,17 @@ def framework_training(name: str, model: Model, training: Training) -> Training:
     ):
         if word not in accepted:
             raise not_accepted(field, word, f"one of {', '.join(accepted)} for {name}")
-    modes = recompute_modes(name, model)
+    modes, offloading = recompute_modes(name, model), table["recompute"].get("offload", ())
+    if "activations" in training.offload:
+        if not offloading:
+            why = f"optimizer: {name} offloads no blocks of all stages alike"
+            raise not_accepted("offload", "activations", why)
+        modes = (*modes, *offloading)
+    known = {**table, "recompute": modes}
     if training.recompute != ("auto",):
         modes = tuple(mode for mode in training.recompute if mode in modes)
     zero = table["zero"] if "zero" not in given else set(training.zero) & set(table["zero"])
     schedules = [word for word in training.schedule if word in table["schedules"]]
-    known = {**table, "recompute": recompute_modes(name, model)}
     for field, values in (("recompute", modes), ("zero", zero), ("schedule", schedules)):
         if not values:
             given_text = ", ".join(map(str, getattr(training, field)))

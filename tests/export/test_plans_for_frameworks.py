@@ -24,16 +24,19 @@ MORE = (5, 40)  # of the full one, for each framework
 
 def problems(seed, count):
     """Random problems whose optimiser all frameworks have."""
-    rng = random.Random(seed)
+    rng, own = random.Random(seed), random.Random(seed)
     for _ in range(count):
         model, cluster, training = random_problem(rng)
-        yield model, cluster, training.replace(optimizer="adam")
+        offload = own.choice([(), (), ("optimizer",), ("activations", "optimizer")])
+        yield model, cluster, training.replace(optimizer="adam", offload=offload)
 
 
 def solved(format_, seed, count, **fixed):
     """Problems of which a framework can run some plan, with its plans."""
     for model, cluster, random_step in problems(seed, count):
         training = random_step.replace(**fixed)
+        if format_ != "maxtext":  # it alone offloads activations of all blocks
+            training = training.replace(offload=tuple({*training.offload} - {"activations"}))
         try:
             plans = pf.plan(model, cluster, training, framework=format_)
         except InvalidInputError:  # it can express none of the values to try

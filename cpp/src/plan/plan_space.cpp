@@ -396,11 +396,10 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
                         status);
   };
   const int zero = layout.zero;
-  const std::int64_t copies = layout.dp / sharing;
   const auto across = [&](double parameters, std::int64_t sharing_devices) {
     const double share = parameters / static_cast<double>(sharing_devices);
     return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
-                        copies, apart * sharing, 1, 0, status);
+                        layout.dp / sharing, apart * sharing, 1, 0, status);
   };
   double weights_s = 0.0;  // ZeRO 3 gathers all weights, others those that the step has changed
   if (zero >= 3) {
