@@ -361,16 +361,13 @@ def place_nest(
     all_replicas: bool,
     threads: int,
 ) -> list[NestAnswer]: ...
-def mesh_collectives(
-    op: _Array,
-    algorithm: _Array,
-    payload_bytes: _Array,
-    ptr: _Array,
-    axis: _Array,
-    size: _Array,
-    stride: _Array,
+def mesh_collective(
+    op: int,
+    algorithm: int,
+    payload_bytes: float,
+    runs: Sequence[Sequence[int]],
     links: tuple[float, float, float, int],
-) -> tuple[_Array, _Array, _Array]: ...
+) -> tuple[float, int]: ...
 def mesh_loads(
     columns: int,
     rows: int,
@@ -432,9 +429,15 @@ TRAINING_DTYPE: np.dtype[np.void]
 ESTIMATE_DTYPE: np.dtype[np.void]
 PLAN_STATUS_SENTENCES: tuple[str, ...]
 MEMORY_RULE: dict[str, int]
-WIDTHS_DTYPE: np.dtype[np.void]
+WIDTHS: tuple[str, ...]
 
-def check_widths(widths: _Array, devices: int, global_batch: int) -> _Array: ...
+def check_widths(widths: Sequence[_Array], devices: int, global_batch: int) -> _Array: ...
+
+class LaidOut(NamedTuple):
+    layouts: _Array
+    rows: _Array
+
+def laid_out(widths: Sequence[_Array], strategy: _Array, global_batch: int) -> LaidOut: ...
 
 class EstimatedPlan(NamedTuple):
     estimate: _Array

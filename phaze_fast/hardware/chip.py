@@ -189,6 +189,16 @@ class DieToDie(Record):
     IEEE TCPMT 2022)."""
 
 
+class Host(Record):
+    """The share of one chip in the host that it is plugged into."""
+
+    what: ClassVar[str] = "host"
+    link_bytes_per_s: Bandwidth
+    """Bandwidth of its link to the host in one direction; both directions may be used at once."""
+    memory_bytes_per_s: Bandwidth
+    """Its share of the bandwidth of the host's memory."""
+
+
 FIELD_COLUMNS = {
     "tensor_core.count": "tensor_cores",
     "tensor_core.width": "tensor_width",
@@ -244,6 +254,8 @@ class Accelerator(Record):
     """Number of dies into which the logic is divided."""
     die_to_die: DieToDie | None = None
     """Links between the dies; absent: they do not limit the shared buffer, and cost no energy."""
+    host: Host | None = None
+    """Its share of the host; absent: a plan keeps nothing in the host's memory."""
     launch_latency_s: Seconds = 0.0
     """Fixed cost of starting one operator."""
     tuning: Tuning = Tuning()
