@@ -1,6 +1,5 @@
 """Fields of a chip that say how its buffer and memory take tiles and sums."""
 
-
 import numpy as np
 import pytest
 
