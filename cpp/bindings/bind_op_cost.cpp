@@ -13,15 +13,15 @@ namespace {
 
 using PrecisionTuple = std::array<double, 7>;  // the fields of Precision
 
-Precision precision_of(const PrecisionTuple& p) { return {p[0], p[1], p[2], p[3], p[4], p[5], p[6]}; }
+Precision precision_of(const PrecisionTuple& p) {
+  return {p[0], p[1], p[2], p[3], p[4], p[5], p[6]};
+}
 
 ChipBatch batch_of(const py::object& chips, const py::object& tuning_of, const py::object& tunings,
                    const PrecisionTuple& precision) {
   const auto rows = view<ChipRecord>(chips, "chips");
-  return {rows,
-          view<std::int32_t>(tuning_of, "tuning_of", static_cast<py::ssize_t>(rows.size())),
-          view<TuningRecord>(tunings, "tunings"),
-          precision_of(precision)};
+  return {rows, view<std::int32_t>(tuning_of, "tuning_of", static_cast<py::ssize_t>(rows.size())),
+          view<TuningRecord>(tunings, "tunings"), precision_of(precision)};
 }
 
 Cores cores_of(bool one_core) { return one_core ? Cores::kOne : Cores::kAll; }

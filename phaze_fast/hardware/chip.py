@@ -354,7 +354,7 @@ class Accelerator(Record):
         --------
         >>> from phaze_fast.hardware import presets
         >>> round(presets.chip("h100").load_clock_share, 2), presets.chip("tpuv4").load_clock_share
-        (0.93, 1.0)
+        (0.86, 1.0)
         """
         tuning = self.tuning
         if tuning.sustained_flops is None or "bf16" not in self.tensor_core.rates:

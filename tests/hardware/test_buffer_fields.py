@@ -1,7 +1,5 @@
 """Fields of a chip that say how its buffer and memory take tiles and sums."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 

@@ -144,7 +144,8 @@ bool is_valid(const FusedGroup& g, const BufferRules& p) noexcept {
   for (const std::int64_t size : {g.inner, g.outer}) {
     if (size < 0 || size > kMost) return false;
   }
-  for (const double factor : {g.first, g.second, g.held, g.inputs, p.element_bytes, p.sum_bytes, p.spills}) {
+  for (const double factor :
+       {g.first, g.second, g.held, g.inputs, p.element_bytes, p.sum_bytes, p.spills}) {
     if (!(factor > 0.0) || !is_size(factor)) return false;
   }
   return is_size(g.moved) && is_size(p.strip) && (g.inner > 0 || g.outer > 0);
