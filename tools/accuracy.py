@@ -345,7 +345,7 @@ on the other runs, in the median over 16 draws (`python tools/few_runs.py TABLE.
 | cluster | runs | mean | median | in interval | pick-regret |
 |---|--:|--:|--:|--:|--:|
 | nanotron, H100s on EFA | 3 | 12.3% | 8.6% | 80% | 3.2% |
-| nanotron, H100s on EFA | 5 | 12.5% | 8.6% | 74% | 5.7% |
+| nanotron, H100s on EFA | 5 | 12.1% | 8.5% | 74% | 4.5% |
 | vTrain's cluster of A100s | 3 | 11.1% | 10.2% | 88% | 3.4% |
 | vTrain's cluster of A100s | 5 | 11.0% | 9.7% | 80% | 3.4% |
 | BLOOM, one day | 3 | 8.3% | 4.9% | 100% | 4.1% |
