@@ -16,7 +16,7 @@ from typing import Any
 
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Cluster
+from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import TERMS
 from phaze_fast.planning.layouts import node_devices
 from phaze_fast.records import FrozenDict
@@ -412,6 +412,23 @@ def _table() -> Mapping[str, Any]:
     return table
 
 
+def chip_constants(chip: Accelerator | None) -> str:
+    """Say whose constants price a chip, where they are not its own: empty for a measured one.
+
+    A rate of bf16 products in running jobs (`step_flops`) is a constant of the chip's own.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> [chip_constants(presets.chip(name)) for name in ("h100", "gb300", "trainium1-core")]
+    ['', 'chip carried over', 'chip not fitted']
+    """
+    if chip is None or "bf16" in chip.tuning.step_flops:
+        return ""
+    state = chip.calibration.state
+    return f"chip {state}" if state in ("carried over", "not fitted") else ""
+
+
 def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Yield the groups that a plan on a cluster belongs to, the most similar first."""
     kind = plan_kind(plan.tp, plan.pp, plan.cp, plan.zero, plan.devices)
@@ -422,7 +439,11 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
         software = f"{software} in {precision.format}"
     if plan.ep > 1:
         software = f"{software}, {EXPERTS}"
+    known = chip_constants(cluster.chip)
     for group in groups_of(chip, software, plan.devices > node_devices(cluster), kind):
+        if group == software and known:  # wider than that of any software on chips that are known
+            yield f"{software}, {known}"
+            yield known
         if group == "all" and plan.ep > 1:
             yield EXPERTS
         elif group == "all" and precision.low:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import phaze_fast as pf
+from phaze_fast.calibration.published import read_run
 from phaze_fast.planning import predict
 from phaze_fast.planning.plans import groups_of, plan_groups, plan_kind
 
@@ -62,6 +63,58 @@ def test_groups_from_the_most_alike_to_all():
         assert groups[4:] == [*last, "all"]
 
 
+@pytest.mark.parametrize(
+    ("chip", "fabric", "known"),
+    [
+        ("gb300", "nvl72-gb300", "chip carried over"),
+        ("trainium1-core", "trn1-32xlarge", "chip not fitted"),
+        ("h100", "dgx-h100", ""),
+        ("tpuv5p", "tpuv5p-pod", ""),  # a rate of its own in running jobs
+    ],
+)
+@pytest.mark.parametrize("software", ["generic", "deepspeed"])
+def test_intervals_are_wider_where_a_chip_was_not_measured(chip, fabric, known, software):
+    cluster = pf.Cluster(devices=16, fabric=fabric, chip=chip)
+    spec = {"tp": 2, "dp": 8, "zero": 1, "global_batch": 16, "software": software}
+    plan = predict("gpt3-13b", cluster, spec)
+    group = next(name for name in plan_groups(plan, cluster) if name in RATIOS)
+    as_named = f"generic, {known}" if software == "generic" else known
+    assert group == (as_named if known else "generic" if software == "generic" else "all")
+    for part in group.split(", "):  # where less is known, no interval is narrower
+        assert RATIOS[group][0] <= RATIOS[part][0] < RATIOS[part][1] <= RATIOS[group][1]
+
+
+def test_bounds_of_what_is_left_out_cover_it():
+    """Five groups with medians of their own: each is covered by bounds learnt with it, or widened."""
+    draw = random.Random(2)
+    by_group = {
+        str(k): [middle * draw.lognormvariate(0.0, 0.05) for _ in range(30)]
+        for k, middle in enumerate((0.8, 0.95, 1.0, 1.1, 1.4))
+    }
+    low, high = accuracy.unseen_bounds(by_group)
+    inner = accuracy.group_quantiles(by_group)
+    assert low <= inner[0] < 1.0 < inner[1] <= high
+    assert accuracy.unseen_coverage(by_group, 1.0) < 0.8
+    shifted = {name: [5.0 * ratio for ratio in some] for name, some in by_group.items()}
+    assert accuracy.unseen_bounds(shifted)[0] == 1.0
+
+
+def test_a_chip_carried_over_keeps_its_own_peak():
+    row = {
+        **dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), ""),
+        "model": "llama3-8b", "devices": "8", "chip": "A100", "tp": "8", "micro_batch": "1",
+        "global_batch": "8", "recompute": "none", "precision": "bf16", "step_s": "1",
+    }  # fmt: skip
+    run = read_run(2, row)
+    other = accuracy.carried_over(run).cluster.chip
+    own, h100 = run.cluster.chip, pf.presets.chip("h100")
+    assert other.peak_flops("bf16") == own.peak_flops("bf16")
+    share = other.tuning.step_flops["bf16"] / other.peak_flops("bf16")
+    assert share == pytest.approx(h100.tuning.step_flops["bf16"] / h100.peak_flops("bf16"))
+    assert accuracy.not_fitted(run).cluster.chip.tuning == pf.hardware.Tuning()
+    assert accuracy.not_fitted(read_run(2, {**row, "chip": "MI355X"})) is None
+
+
 def test_coverage_is_that_of_runs_that_were_left_out():
     """A run far from all others widens its own interval, and lies outside that of the others."""
     cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
@@ -78,6 +131,6 @@ def test_coverage_is_that_of_runs_that_were_left_out():
         )
         for r in ratios
     ]
-    covered = accuracy.held_out_coverage(rows)
+    covered = accuracy.held_out_coverage(rows, {})
     assert covered["far"] == 0.0
     assert 0.7 <= covered["near"] <= 0.9
