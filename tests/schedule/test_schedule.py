@@ -3,11 +3,10 @@
 import json
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from case_counts import slow_or_thorough, some_or_many
-from golden_files import refused_calls
+from golden_files import GOLDEN, golden_lines, refused_calls
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.layer import best_makespan
@@ -20,15 +19,10 @@ from phaze_fast.schedule import (
     schedule_instances,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "layer_golden.jsonl"
+LAYERS = GOLDEN / "layer_golden.jsonl"
 
 
-def golden():
-    with GOLDEN.open() as lines:
-        return [json.loads(line) for line in lines]
-
-
-@pytest.mark.parametrize("record", golden(), ids=lambda r: r["name"])
+@pytest.mark.parametrize("record", golden_lines("layer_golden.jsonl"), ids=lambda r: r["name"])
 def test_golden_layers_are_solved_to_their_optimum(record):
     (found,) = schedule_instances([instance_from_dict(record)], highs=False)
     check(found)
@@ -38,7 +32,7 @@ def test_golden_layers_are_solved_to_their_optimum(record):
 
 def test_bounds_keep_the_trees_small():
     # Weaker bounds or dominance give the same answers later: this is where that shows.
-    found = schedule_instances(list(read_instances(GOLDEN)), highs=False)
+    found = schedule_instances(list(read_instances(LAYERS)), highs=False)
     assert sum(made.nodes for made in found) <= 5500
     assert sum(made.proved_by == "list-schedule" for made in found) >= 6
 
@@ -211,7 +205,7 @@ def test_more_cores_or_less_work_is_never_slower(seed):
 
 
 def test_limits_leave_a_feasible_schedule_with_its_gap():
-    hard = next(i for i in read_instances(GOLDEN) if i.name == "gptbwd_4x1_w64")
+    hard = next(i for i in read_instances(LAYERS) if i.name == "gptbwd_4x1_w64")
     (rough,) = schedule_instances([hard], max_nodes=50, highs=False)
     check(rough)
     assert rough.status == "feasible"
@@ -227,7 +221,7 @@ def test_without_highs_the_error_is_clear(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "highspy", None)
-    hard = next(i for i in read_instances(GOLDEN) if i.name == "gptbwd_4x1_w64")
+    hard = next(i for i in read_instances(LAYERS) if i.name == "gptbwd_4x1_w64")
     with pytest.raises(InvalidInputError, match="highspy is not installed"):
         schedule_instances([hard], max_nodes=10, time_limit_s=1.0)
 
@@ -271,7 +265,7 @@ def test_an_interrupt_ends_a_search_without_end(threads):
 
 
 def test_schedules_explain_themselves():
-    first = next(read_instances(GOLDEN))
+    first = next(read_instances(LAYERS))
     (found,) = schedule_instances([first])
     text = str(found)
     assert "optimal" in text

@@ -18,7 +18,6 @@
 #include "plan/pass_chains.hpp"
 #include "plan/plan_sums.hpp"
 #include "plan/schedule_cache.hpp"
-#include "plan/shared_steps.hpp"
 
 namespace phaze {
 
@@ -144,8 +143,10 @@ class RecomputeCache {
 // them. Points into the space, which must outlive it.
 class LayoutOnChip {
  public:
-  // start() computes the sums of a layout on a chip; started() is whether they are those of this
-  // layout and these times.
+  // lay() computes what does not depend on times: chunks, messages, activations in flight.
+  // start() also computes the sums of a layout on a chip; started() is whether they are those of
+  // this layout and these times.
+  void lay(const PlanSpaceImpl& of, std::size_t number, PipelinePlayer* player);
   void start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
              PipelinePlayer* player);
   bool started(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times) const noexcept {
@@ -179,11 +180,21 @@ class LayoutOnChip {
     return space->leaves(i, j) * leave_each_[at(stage) * at(record().vpp) + at(chunk)];
   }
 
+  // Seconds of one message into and out of a chunk of a stage, for a layout of the same shape.
+  double enter_s(const PricedLayout& of, std::size_t chunk_of_stage) const noexcept {
+    return message_s(of, enter_at_[chunk_of_stage]);
+  }
+  double leave_s(const PricedLayout& of, std::size_t chunk_of_stage) const noexcept {
+    return message_s(of, leave_at_[chunk_of_stage]);
+  }
+
   // Peak bytes of a stage.
   double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
   // Peak activations of a stage, in units of one micro-batch of all its chunks: the number in
   // flight; more if chunks differ and the peak has more of the larger ones.
   double stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
+  // The same, given those of each chunk and the micro-batches in flight.
+  double stash_bytes(std::span<const double> by_chunk, int stage, double in_flight) const;
   LateGradients late_gradients(const Partition& partition, int stage,
                                StageRecompute recompute) const;
 
@@ -200,14 +211,19 @@ class LayoutOnChip {
   using Shape = std::array<std::int32_t, 3>;  // schedule, stages, chunks
   void find_places();
   void find_messages();
+  double message_s(const PricedLayout& of, std::int32_t at_stage) const noexcept {
+    const LayoutCosts& own = space->layout_costs[at(of.costs)];
+    return at_stage == kWrap ? of.wrap_s : own.message_s[at(at_stage)];  // entry 0 is zero
+  }
 
   const double* times_ = nullptr;
   Shape shape_{-1, 0, 0};                          // of the next three
   std::vector<std::int32_t> places_;               // by stage and chunk, see chain_of
   std::vector<std::int32_t> enter_at_, leave_at_;  // the same: later stage of a message, or kWrap
   std::vector<double> enter_each_, leave_each_;    // the same: seconds of one message
-  const InFlightCache::Stages* in_flight_ = nullptr;  // of the layout, where it has several chunks
-  mutable std::vector<double> own_bytes_;             // scratch: by chunk of a stage
+  PipelinePlayer* player_ = nullptr;
+  mutable std::vector<const std::vector<double>*> held_;  // in flight, by stage, if needed before
+  mutable std::vector<double> own_bytes_;                 // scratch: by chunk of a stage
 };
 
 // Simulates the step of partitions of a started layout. The passes are those of the last simulated
@@ -476,11 +492,21 @@ class AssignmentSearch {
   void run(double below_s, std::int64_t work, PlacedPlan* best);
 
  private:
+  // Passes of a stage, once: of its first chunk, and of all; infinite if the stage does not fit.
+  struct StageLoad {
+    double first_s;
+    double load_s;
+  };
   // Lower bound on the schedule, stage by stage from the first: a stage's work, and, if chunks are
   // interleaved, the passes through the first chunks of the stages before it, in both directions.
   struct Bound {
     double before_s = 0.0;
     double least_s = 0.0;
+  };
+  // The load of a stage with certain longer chunks, in the class of assignments of this number.
+  struct KnownLoad {
+    std::uint32_t of_class = 0;
+    StageLoad load{};
   };
 
   PlanStatus check() const;
@@ -489,8 +515,11 @@ class AssignmentSearch {
   void spread_evenly(int total);
   void spread_by_load(int base, int extras, bool count_first, bool count_last);
   // `recompute`: of the stage, or -1 for the fastest variant of every layer.
-  double add_stage(const Partition& partition, int stage, std::int32_t recompute,
-                   Bound* bound) const;
+  StageLoad load_of(const Partition& partition, int stage, std::int32_t recompute) const;
+  double add_stage(const StageLoad& stage, Bound* bound) const;
+  KnownLoad* known_load(int stage);
+  bool known_too_long(double limit_s);
+  double limit_s(double below_s, const PlacedPlan& best) const noexcept;
   bool choose_recompute(double limit_s, Partition* partition);
   bool offer(double below_s, PlacedPlan* best);  // whether a step was simulated
   void try_all(bool count_first, bool count_last, double below_s, PlacedPlan* best);
@@ -503,6 +532,9 @@ class AssignmentSearch {
   std::vector<double> loads_s_;      // scratch: by stage
   std::vector<double> work_of_;      // scratch: by layer
   Partition partition_;              // that is offered
+  std::vector<KnownLoad> known_;     // by stage and longer chunks
+  std::uint32_t class_ = 0;          // number of the class of assignments
+  int last_too_long_ = 0;            // the stage that ruled out the last assignment
   PassChains chains_;
   AssignmentTree tree_{on_, recompute_};
   PassChains tree_chains_;  // of one search: its work does not depend on earlier ones
@@ -527,6 +559,9 @@ class PlanSolver {
   void forget() noexcept {
     on_.forget();
     step_.forget();
+  }
+  void lay(const PlanSpaceImpl& space, std::size_t layout) {
+    on_.lay(space, layout, step_.player());
   }
   void start(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times) {
     on_.start(space, layout, times, step_.player());
@@ -567,14 +602,6 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                    std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled);
-
-// Estimate of a plan; `solver` and `shared` are scratch. `shared` saves time if the next plan has
-// the same strategy and times.
-PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
-                           const Partition& partition, const KindTimes& times,
-                           std::span<const KindTimes> free, double usable_bytes,
-                           std::vector<StageEstimate>* stages, PlanSolver* solver,
-                           SharedSteps* shared);
 
 // Safe to use from several threads: a solver is lent to one thread at a time. Data that a solver
 // caches saves time and changes no answer.
