@@ -143,3 +143,13 @@ def test_mixed_recomputation_is_what_megatron_lacks():
     assert plans.best.time_s == pytest.approx(plans.free.time_s * (1 + plans.lost_to_framework))
     assert plans.lost_to_framework > 0
     assert recompute_modes("bridge", plans.model) == recompute_modes("megatron", plans.model)
+
+
+def test_only_models_of_gated_experts_in_every_layer_recompute_their_activations():
+    """Megatron-Core's moe_act recomputes what experts compute, and nothing of dense layers."""
+    mixture = pf.models.load("mixtral-8x7b")
+    first_dense = mixture.replace(moe=mixture.moe.replace(dense_layers=1))
+    plain = mixture.replace(activation="gelu", gated=False)
+    assert "activations+gated-product" in recompute_modes("megatron", mixture)
+    for model in (first_dense, plain, pf.models.load("llama2-7b")):
+        assert "activations+gated-product" not in recompute_modes("megatron", model)

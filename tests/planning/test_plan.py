@@ -318,3 +318,33 @@ def test_stages_are_no_more_than_blocks_and_the_space_says_so():
     assert max(found.pp for found in plans.plans) == 2
     with pytest.raises(pf.InfeasibleError, match="the model's 2 blocks"):
         _ = plan(model, h100(4), Training(global_batch=8, schedule="gpipe", pp=4)).best
+
+
+def test_the_front_of_a_framework_is_that_of_all_its_layouts():
+    """Each recompute mode has a front of its own, of which those that others dominate go."""
+    modes = ("none", "norms", "full")
+    step = Training(global_batch=32, micro_batch=(1, 2), tp=1, zero=1, pp=(1, 2), recompute=modes)
+    steps = [step.replace(recompute=mode) for mode in modes]
+    model = pf.models.load("gpt2-small")
+    front = plan(model, h100(8, 12), step, framework="megatron").front
+    fronts = [plan(model, h100(8, 12), mode, framework="megatron").front for mode in steps]
+    points = {(each.time_s, each.memory_bytes) for own in fronts for each in own}
+    slowest_s = 2.0 * front[0].time_s
+    wanted = [
+        (s, b)
+        for s, b in sorted(points)
+        if s <= slowest_s and not any(t <= s and m <= b and (t, m) != (s, b) for t, m in points)
+    ]
+    assert [(each.time_s, each.memory_bytes) for each in front] == wanted
+    assert len(wanted) > 2
+
+
+@pytest.mark.parametrize(("model", "ep"), [("gpt2-small", 1), ("mixtral-8x7b", 2)])
+def test_shards_that_are_not_even_name_experts_where_there_are(model, ep):
+    plans = found(
+        model, 4, 640, micro_batch=1, tp=1, pp=1, dp=4, ep=ep, zero=2, shard=(3, "all")
+    )  # fmt: skip
+    (why,) = [reason for reason in plans.rejected if reason.startswith("shard")]
+    assert why == "shard: 3 replicas do not share out the replicas evenly" + (
+        f", or are no multiple of the {ep} that experts span" * (ep > 1)
+    )
