@@ -155,7 +155,6 @@ void PlanEstimator::list_rows() {
     }
     rows_.push_back(row);
   }
-  row_steps_ = steps_.size();
 }
 
 void PlanEstimator::list_levels(std::span<const KindTimes> free) {
